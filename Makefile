@@ -1,0 +1,84 @@
+# Every target is idempotent. `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV := .tools/bin/uv
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  %-14s %s\n", $$1, $$2}'
+
+.PHONY: demo
+demo: cluster-up images ## cluster, images, helm install, kubectl apply, one streamed chat answer
+	$(BIN)/python -m demo
+
+.PHONY: test
+test: lint unit e2e ## lint, types, unit tests, then e2e on the local cluster
+
+.PHONY: unit
+unit: venv ## unit tests: no cluster, no Docker
+	$(BIN)/pytest tests
+
+.PHONY: e2e
+e2e: cluster-up images ## end-to-end tests on the local cluster
+	$(BIN)/pytest e2e --kubeconfig .tools/kubeconfig --images .tools/images.json
+
+.PHONY: lint
+lint: venv ## ruff, mypy --strict, import contracts, shellcheck
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/shellcheck .ci/run
+
+.PHONY: format
+format: venv ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: bench
+bench: venv ## benchmarks on this machine: ratios against a peer, one run each
+	$(BIN)/python -m benchmarks
+
+.PHONY: images
+images: venv cluster-up ## build and push the operator and runtime images whose inputs changed
+	$(BIN)/python images/build.py
+
+.PHONY: cluster-up
+cluster-up: venv ## a real kind cluster, reused when healthy
+	$(PYTHON) -m cluster up
+
+.PHONY: cluster-down
+cluster-down: ## delete the cluster; caches stay
+	$(PYTHON) -m cluster down
+
+.PHONY: crds
+crds: venv ## regenerate crds/ and the chart's copy from the API types
+	$(BIN)/python -m millstream_operator.api.crd
+
+.PHONY: venv
+venv: $(VENV)/.installed ## the development environment, from the hash-pinned lock
+
+$(UV): requirements/bootstrap.txt
+	@mkdir -p .tools/bin
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade --require-hashes --target .tools/bootstrap -r requirements/bootstrap.txt
+	ln -sf ../bootstrap/bin/uv $@
+	@touch -h $@ && touch .tools/bootstrap/bin/uv
+
+$(VENV)/.installed: requirements/dev.txt pyproject.toml | $(UV)
+	$(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV)
+	VIRTUAL_ENV=$(VENV) $(UV) pip sync --quiet --require-hashes requirements/dev.txt
+	VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.PHONY: lock
+lock: $(UV) ## recompile requirements/*.txt (hashes, no addresses); LOCK_ARGS=--upgrade to move versions
+	$(UV) pip compile requirements/bootstrap.in -o requirements/bootstrap.txt $(LOCK_FLAGS)
+	@for extra in operator runtime dev; do \
+	  echo "lock: requirements/$$extra.txt"; \
+	  $(UV) pip compile pyproject.toml --extra $$extra -o requirements/$$extra.txt $(LOCK_FLAGS); \
+	done
+LOCK_FLAGS = --quiet --generate-hashes --universal --python-version 3.11 --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(LOCK_ARGS)

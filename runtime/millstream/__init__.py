@@ -1,0 +1,3 @@
+"""The command `millstream`."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,178 @@
+"""RuntimeConfig: the contract between the operator and the runtime, and nothing else.
+
+    LLMDeployment -> Plan -> RuntimeConfig -> to_args() -> pod args -> from_args() -> RuntimeConfig -> engine
+
+Both ends import this file, so it imports neither torch nor anything that does. A config is immutable, checked
+when it is made, and hashed: `/ready` carries the hash, so that the operator can tell that an answer through the
+Service came from the configuration it rendered and not from an older pod.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any, NoReturn
+
+from millstream_runtime.errors import InvalidConfigError
+
+MAX_MODEL_LEN_LIMIT_TOKENS = 1 << 20
+MAX_NUM_SEQS_LIMIT = 4096
+
+
+class Device(StrEnum):
+    """Where the model runs. `AUTO` takes CUDA when torch sees a device, else the CPU."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class DType(StrEnum):
+    """Arithmetic of weights and KV cache. `AUTO`: the checkpoint's own on CUDA, float32 on a CPU."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeConfig:
+    """Everything a runtime process is told. `None` means that the runtime chooses, from the model and the memory.
+
+    Raises:
+        InvalidConfigError: a value out of its range; the message names the flag, the value and the range.
+    """
+
+    model: str  # folder with config.json, *.safetensors and tokenizer.json
+    served_model_name: str
+    device: Device = Device.AUTO
+    dtype: DType = DType.AUTO
+    max_model_len: int | None = None  # tokens, prompt and answer together
+    max_num_batched_tokens: int = 2048  # tokens one step may compute
+    max_num_seqs: int = 64  # requests one step may hold
+    block_size_tokens: int = 16
+    gpu_memory_utilization_percent: int = 90
+    kv_cache_memory_bytes: int | None = None  # on a CPU: None takes a share of the container's memory
+    heartbeat_interval_seconds: int = 30  # 0 switches heartbeats off
+    drain_timeout_seconds: int = 600
+    host: str = "0.0.0.0"  # noqa: S104 - a pod is reached through its Service
+    port: int = 8000
+
+    def __post_init__(self) -> None:
+        _require(bool(self.model), "--model", self.model, "a folder with config.json and safetensors weights")
+        _require(
+            0 < len(self.served_model_name) <= 253,
+            "--served-model-name",
+            self.served_model_name,
+            "1 to 253 characters",
+        )
+        if self.max_model_len is not None:
+            _in_range("--max-model-len", self.max_model_len, 1, MAX_MODEL_LEN_LIMIT_TOKENS)
+        _in_range("--max-num-batched-tokens", self.max_num_batched_tokens, 16, MAX_MODEL_LEN_LIMIT_TOKENS)
+        _in_range("--max-num-seqs", self.max_num_seqs, 1, MAX_NUM_SEQS_LIMIT)
+        _require(
+            self.max_num_batched_tokens >= self.max_num_seqs,
+            "--max-num-batched-tokens",
+            self.max_num_batched_tokens,
+            f"at least --max-num-seqs ({self.max_num_seqs}), or a full batch could not decode one token each",
+        )
+        _require(
+            self.block_size_tokens in (8, 16, 32, 64, 128),
+            "--block-size-tokens",
+            self.block_size_tokens,
+            "8, 16, 32, 64 or 128",
+        )
+        _in_range("--gpu-memory-utilization-percent", self.gpu_memory_utilization_percent, 1, 99)
+        if self.kv_cache_memory_bytes is not None:
+            _in_range("--kv-cache-memory-bytes", self.kv_cache_memory_bytes, 1 << 20, 1 << 50)
+        _in_range("--heartbeat-interval-seconds", self.heartbeat_interval_seconds, 0, 86_400)
+        _in_range("--drain-timeout-seconds", self.drain_timeout_seconds, 0, 86_400)
+        _in_range("--port", self.port, 0, 65_535)
+
+    def to_args(self) -> list[str]:
+        """Flags that `from_args` reads back to an equal config. Chosen-by-the-runtime values are left out."""
+        return [
+            f"--{field.name.replace('_', '-')}={value}"
+            for field in fields(self)
+            if (value := getattr(self, field.name)) is not None
+        ]
+
+    @staticmethod
+    def from_args(argv: Sequence[str]) -> RuntimeConfig:
+        """Parse flags as `to_args` writes them (`--flag=value` or `--flag value`).
+
+        Raises:
+            InvalidConfigError: unknown flag, missing required flag, or a value that cannot work.
+        """
+        return from_namespace(argument_parser().parse_args(list(argv)))
+
+    def config_hash(self) -> str:
+        """Sixteen hex digits of SHA-256 over all fields: equal configs have equal hashes on every machine."""
+        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Field names to plain JSON values."""
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+
+
+def from_namespace(namespace: argparse.Namespace) -> RuntimeConfig:
+    """A config from parsed flags; a flag that was not given keeps its default."""
+    given = {
+        field.name: getattr(namespace, field.name)
+        for field in fields(RuntimeConfig)
+        if getattr(namespace, field.name, None) is not None
+    }
+    if "model" not in given:
+        raise InvalidConfigError("--model is required: a folder with config.json and safetensors weights.")
+    given.setdefault("served_model_name", given["model"].rstrip("/").rsplit("/", 1)[-1] or "model")
+    return RuntimeConfig(**given)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse that raises one clear sentence instead of printing usage and leaving the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidConfigError(f"{message} (see `millstream serve --help`).")
+
+
+def argument_parser(parser: argparse.ArgumentParser | None = None) -> argparse.ArgumentParser:
+    """Add every RuntimeConfig flag to `parser` (a fresh one when None). No defaults are set: absent stays None."""
+    parser = parser if parser is not None else _Parser(prog="millstream serve", allow_abbrev=False)
+    flag = parser.add_argument
+
+    def integer(name: str, help_text: str) -> None:
+        flag(name, type=int, metavar="N", help=help_text)
+
+    flag("--model", metavar="DIR", help="model folder: config.json, *.safetensors, tokenizer.json")
+    flag("--served-model-name", metavar="NAME", help="name in /v1/models and in requests (default: the folder's name)")
+    flag("--device", choices=[*Device], type=Device, help="auto takes CUDA where there is one (default: auto)")
+    flag("--dtype", choices=[*DType], type=DType, help="auto: the checkpoint's own on CUDA, float32 on a CPU")
+    integer("--max-model-len", "tokens of prompt and answer together (default: what the model allows)")
+    integer("--max-num-batched-tokens", "tokens one step may compute (default: 2048)")
+    integer("--max-num-seqs", "requests one step may hold (default: 64)")
+    integer("--block-size-tokens", "tokens in one KV block (default: 16)")
+    integer("--gpu-memory-utilization-percent", "share of GPU memory to use (default: 90)")
+    integer("--kv-cache-memory-bytes", "size of the KV pool on a CPU (default: a share of the container's memory)")
+    integer("--heartbeat-interval-seconds", "idle time between warm-up heartbeats, 0 = off (default: 30)")
+    integer("--drain-timeout-seconds", "how long SIGTERM waits for running requests (default: 600)")
+    flag("--host", help="address to listen on (default: 0.0.0.0)")
+    integer("--port", "port to listen on (default: 8000)")
+    return parser
+
+
+def _plain(value: object) -> object:
+    return value.value if isinstance(value, StrEnum) else value
+
+
+def _in_range(flag: str, value: int, low: int, high: int) -> None:
+    _require(low <= value <= high, flag, value, f"between {low} and {high}")
+
+
+def _require(holds: bool, flag: str, value: object, allowed: str) -> None:
+    if not holds:
+        raise InvalidConfigError(f"{flag} is {value!r}; it must be {allowed}.")

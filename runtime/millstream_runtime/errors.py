@@ -1,0 +1,50 @@
+"""Failures that a person must act on, with a stable reason and one sentence.
+
+The operator shows `reason` and `message` as a condition of the LLMDeployment, and `millstream serve` prints
+the message: so the message names the thing that is wrong and what to do about it, and no traceback follows it.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+
+TERMINATION_MESSAGE_LIMIT_BYTES = 4096  # the kubelet cuts a termination message here
+
+
+class Reason(StrEnum):
+    """Stable CamelCase reasons; the operator copies them to `status.conditions[].reason`."""
+
+    CHECKPOINT_INVALID = "CheckpointInvalid"
+    INVALID_CONFIG = "InvalidConfig"
+    OUT_OF_MEMORY = "OutOfMemory"
+    PORT_IN_USE = "PortInUse"
+    RUNTIME_CRASHED = "RuntimeCrashed"
+    UNSUPPORTED_BY_RUNTIME = "UnsupportedByRuntime"
+    WARMUP_STALLED = "WarmupStalled"
+
+
+class RuntimeFailure(Exception):
+    """The runtime cannot go on. `str()` is one sentence for a person; `reason` is for machines."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+    def termination_message(self) -> str:
+        """JSON for the pod's termination log, at most `TERMINATION_MESSAGE_LIMIT_BYTES` of UTF-8."""
+        message = self.message
+        while True:
+            text = json.dumps({"reason": self.reason.value, "message": message}, ensure_ascii=False)
+            excess_bytes = len(text.encode()) - TERMINATION_MESSAGE_LIMIT_BYTES
+            if excess_bytes <= 0:
+                return text
+            message = message[: -max(1, excess_bytes // 4)]
+
+
+class InvalidConfigError(RuntimeFailure):
+    """A flag or a field has a value that cannot work."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason.INVALID_CONFIG, message)

@@ -1,0 +1,1 @@
+"""Model families: one file each; shared layers carry the rest."""

@@ -1,0 +1,1 @@
+"""HTTP: the OpenAI API, probes, metrics, warm-up and drain around one engine."""

@@ -1,0 +1,62 @@
+"""The contract between operator and runtime survives the trip through a pod's args."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream_runtime.config import Device, DType, RuntimeConfig
+from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+
+configs = st.builds(
+    RuntimeConfig,
+    model=st.from_regex(r"/models/[a-z][a-z0-9-]{0,20}", fullmatch=True),
+    served_model_name=st.from_regex(r"[a-z][a-z0-9./-]{0,40}", fullmatch=True),
+    device=st.sampled_from(Device),
+    dtype=st.sampled_from(DType),
+    max_model_len=st.none() | st.integers(1, 1 << 20),
+    max_num_batched_tokens=st.integers(4096, 65536),
+    max_num_seqs=st.integers(1, 4096),
+    kv_cache_memory_bytes=st.none() | st.integers(1 << 20, 1 << 40),
+    heartbeat_interval_seconds=st.integers(0, 86_400),
+    port=st.integers(0, 65_535),
+)
+
+
+@given(configs)
+def test_args_round_trip_to_an_equal_config_with_an_equal_hash(config: RuntimeConfig) -> None:
+    parsed = RuntimeConfig.from_args(config.to_args())
+    assert parsed == config
+    assert parsed.config_hash() == config.config_hash()
+
+
+@given(configs, configs)
+def test_different_configs_have_different_hashes(one: RuntimeConfig, other: RuntimeConfig) -> None:
+    assert (one == other) == (one.config_hash() == other.config_hash())
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ([], "--model"),
+        (["--model=/m", "--max-num-seqs=-3"], "--max-num-seqs is -3"),
+        (
+            ["--model=/m", "--max-num-seqs=64", "--max-num-batched-tokens=32"],
+            "--max-num-batched-tokens is 32",
+        ),
+        (["--model=/m", "--port=70000"], "--port is 70000"),
+        (["--model=/m", "--dtype=int3"], "--dtype"),
+        (["--model=/m", "--max-num-sequences=3"], "--max-num-sequences"),
+    ],
+)
+def test_bad_flags_give_one_sentence_that_names_the_flag(args: list[str], named: str) -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        RuntimeConfig.from_args(args)
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_termination_message_never_exceeds_what_the_kubelet_keeps() -> None:
+    failure = RuntimeFailure(Reason.CHECKPOINT_INVALID, "Ä" * 10_000)
+    assert len(failure.termination_message().encode()) <= 4096
