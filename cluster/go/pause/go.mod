@@ -1,0 +1,3 @@
+module millstream.dev/tools/pause
+
+go 1.24.0

@@ -1,0 +1,76 @@
+"""Running other programs: captured output, one-sentence errors, a log file for what is long."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cluster import paths
+from cluster.errors import ClusterError
+
+
+def last_words(output: str) -> str:
+    """The last line that says something, for an error message; at most 300 characters."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return lines[-1][-300:] if lines else "it said nothing"
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+    timeout_seconds: float | None = None,
+    log: str | None = None,
+) -> str:
+    """Run `command` and return its stdout.
+
+    `env` is added to ours. With `log`, stdout and stderr go together into `cache/logs/<log>.log` (returned text is
+    empty) and an error names that file. Raises ClusterError when the program is missing, fails or takes too long.
+    """
+    words = [str(word) for word in command]
+    shown = " ".join(words[:4])
+    log_file = paths.subfolder("logs") / f"{log}.log" if log else None
+    try:
+        result = _spawn(words, log_file, cwd=cwd, env={**os.environ, **(env or {})}, stdin=stdin, limit=timeout_seconds)
+    except FileNotFoundError as error:
+        raise ClusterError(f"`{words[0]}` is not installed (needed for `{shown} …`).") from error
+    except subprocess.TimeoutExpired as error:
+        raise ClusterError(f"`{shown} …` did not finish within {timeout_seconds:g} s.") from error
+    if result.returncode != 0:
+        said = log_file.read_text(errors="replace") if log_file else result.stderr or result.stdout
+        where = f" (all of it: {log_file})" if log_file else ""
+        raise ClusterError(f"`{shown} …` failed with exit code {result.returncode}: {last_words(said)}{where}")
+    return result.stdout or ""
+
+
+def _spawn(
+    words: list[str],
+    log_file: Path | None,
+    *,
+    cwd: Path | None,
+    env: dict[str, str],
+    stdin: str | None,
+    limit: float | None,
+) -> subprocess.CompletedProcess[str]:
+    if log_file is None:
+        return subprocess.run(
+            words, cwd=cwd, env=env, input=stdin, capture_output=True, text=True, timeout=limit, check=False
+        )
+    with log_file.open("w") as sink:
+        return subprocess.run(
+            words, cwd=cwd, env=env, input=stdin, stdout=sink, stderr=subprocess.STDOUT, text=True,
+            timeout=limit, check=False,
+        )  # fmt: skip
+
+
+def succeeds(command: Sequence[str | Path], *, timeout_seconds: float = 30, env: Mapping[str, str] | None = None) -> bool:
+    """True when `command` is there and exits 0 in time. For questions, not for work."""
+    try:
+        run(command, timeout_seconds=timeout_seconds, env=env)
+    except ClusterError:
+        return False
+    return True
