@@ -56,6 +56,7 @@ class ScratchImage:
         return {
             "architecture": self.architecture,
             "os": "linux",
+            "created": "1970-01-01T00:00:00Z",
             "config": {"Entrypoint": list(self.entrypoint), "Env": list(self.environment), "Labels": dict(self.labels)},
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_digest}"]},
         }

@@ -61,6 +61,7 @@ def ensure(steps: Steps) -> str:
         return reference
     packages = ensure_packages(steps)
     kind_files = _kind_module(steps) / "images" / "base" / "files"
+    importer = reference.replace("millstream-node:", "millstream-node-importer:")  # named, so that it can be removed
     workspace = Path(tempfile.mkdtemp(prefix="node-", dir=paths.subfolder("tmp")))
     try:
         with steps.step("Node image: component images"):
@@ -68,8 +69,10 @@ def ensure(steps: Steps) -> str:
             _component_images(names, packages, workspace)
         with steps.step("Node image: assemble"):
             _lay_out(workspace, kind_files, pause=names["pause"])
+            _docker_build(workspace, "Dockerfile", importer, {"PACKAGES": packages}, "--target=images", log="node-images")
             _docker_build(workspace, "Dockerfile", reference, {"PACKAGES": packages}, log="node-image")
     finally:
+        shell.succeeds(["docker", "rmi", importer])
         shutil.rmtree(workspace, ignore_errors=True)
     return reference
 
@@ -146,8 +149,8 @@ def _lay_out(workspace: Path, kind_files: Path, *, pause: str) -> None:
     (rootfs / "kind/version").write_text(KUBERNETES_VERSION + "\n")
 
 
-def _docker_build(context: Path, dockerfile: str, reference: str, arguments: dict[str, str], *, log: str) -> None:
+def _docker_build(context: Path, dockerfile: str, reference: str, arguments: dict[str, str], *more: str, log: str) -> None:
     words = [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
     # The host's network: a build may run where the engine's bridge reaches nothing (behind a VPN, in a sandbox).
-    command = ["docker", "build", "--network=host", "--tag", reference, "--file", context / dockerfile, *words, context]
+    command = ["docker", "build", "--network=host", "--tag", reference, "--file", context / dockerfile, *more, *words, context]
     shell.run(command, env={"DOCKER_BUILDKIT": os.environ.get("DOCKER_BUILDKIT", "0")}, log=log)

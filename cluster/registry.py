@@ -27,6 +27,9 @@ VOLUME = "millstream-registry"
 INNER_PORT = 5000
 NETWORK = "kind"
 
+# A proxy in the environment is for the outside world, not for our own loopback.
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
 # delete: so that a registry can be pruned; no access log: it would be the largest file in the container.
 CONFIG = f"""version: 0.1
 log: {{accesslog: {{disabled: true}}, level: warn}}
@@ -74,8 +77,9 @@ def ensure(steps: Steps) -> None:
 def answers() -> bool:
     """Whether the API answers with its own body and header (any proxy may accept a connection)."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/v2/", timeout=3) as response:
-            return response.headers.get("Docker-Distribution-Api-Version") == "registry/2.0" and response.read(64).strip() == b"{}"
+        with _direct.open(f"http://127.0.0.1:{PORT}/v2/", timeout=3) as response:
+            ours = response.headers.get("Docker-Distribution-Api-Version") == "registry/2.0"
+            return ours and response.read(64).strip() == b"{}"
     except (OSError, urllib.error.URLError):
         return False
 
@@ -85,7 +89,7 @@ def has(repository: str, tag: str) -> bool:
     accept = "application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.manifest.v1+json"
     request = urllib.request.Request(f"http://127.0.0.1:{PORT}/v2/{repository}/manifests/{tag}", headers={"Accept": accept})
     try:
-        with urllib.request.urlopen(request, timeout=5) as response:
+        with _direct.open(request, timeout=5) as response:
             return "layers" in json.load(response)
     except (OSError, urllib.error.URLError, json.JSONDecodeError):
         return False

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from cluster import paths
 from cluster.errors import ClusterError
+
+
+_running: set[subprocess.Popen[str]] = set()
 
 
 def last_words(output: str) -> str:
@@ -48,23 +52,35 @@ def run(
 
 
 def _spawn(
-    words: list[str],
-    log_file: Path | None,
-    *,
-    cwd: Path | None,
-    env: dict[str, str],
-    stdin: str | None,
-    limit: float | None,
+    words: list[str], log_file: Path | None, *, cwd: Path | None, env: dict[str, str], stdin: str | None, limit: float | None
 ) -> subprocess.CompletedProcess[str]:
-    if log_file is None:
-        return subprocess.run(
-            words, cwd=cwd, env=env, input=stdin, capture_output=True, text=True, timeout=limit, check=False
+    with log_file.open("w") if log_file else nullcontext() as sink:
+        process = subprocess.Popen(
+            words,
+            cwd=cwd,
+            env=env,
+            text=True,
+            errors="replace",
+            stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+            stdout=sink or subprocess.PIPE,
+            stderr=subprocess.STDOUT if sink else subprocess.PIPE,
         )
-    with log_file.open("w") as sink:
-        return subprocess.run(
-            words, cwd=cwd, env=env, input=stdin, stdout=sink, stderr=subprocess.STDOUT, text=True,
-            timeout=limit, check=False,
-        )  # fmt: skip
+        _running.add(process)
+        try:
+            out, err = process.communicate(stdin, timeout=limit)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            _running.discard(process)
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+def terminate_all() -> None:
+    """Stop the programs that other threads still run: when one part has failed, nobody wants to wait for a compile."""
+    for process in list(_running):
+        process.terminate()
 
 
 def succeeds(command: Sequence[str | Path], *, timeout_seconds: float = 30, env: Mapping[str, str] | None = None) -> bool:
