@@ -8,7 +8,7 @@ import signal
 import sys
 from types import FrameType
 
-from cluster import base_image, docker_engine, go_tools, kind_cluster, kind_config, paths, registry, shell, uv_tool
+from cluster import docker_engine, go_tools, kind_cluster, kind_config, paths, registry, shell, uv_tool
 from cluster import up as up_module
 from cluster.errors import ClusterError
 from cluster.lock import only_one
@@ -44,10 +44,14 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     commands.add_parser("up", help="engine, registry, cluster: reused when healthy, repaired or made anew when not")
     down = commands.add_parser("down", help="delete the cluster; images and caches stay")
-    down.add_argument("--all", action="store_true", help="also delete the registry's images, our Docker images, the tools")
+    down.add_argument(
+        "--all", action="store_true", help="also delete the registry's images, our Docker images, the tools"
+    )
     commands.add_parser("status", help="what runs; exit status 0 when the cluster is healthy")
     tools = commands.add_parser("tools", help="have tools in .tools/bin")
-    tools.add_argument("names", nargs="+", choices=["uv", *go_tools.USER_TOOLS], metavar="name", help="uv, kind, kubectl, helm, kwok")
+    tools.add_argument(
+        "names", nargs="+", choices=["uv", *go_tools.USER_TOOLS], metavar="name", help="uv, kind, kubectl, helm, kwok"
+    )
     commands.add_parser("base-image", help="print the image that our images are built from, making it if need be")
     return parser
 
@@ -55,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
 def _up(_: argparse.Namespace, steps: Steps) -> None:
     up_module.up(steps)
     print("\nWhere the time went:\n" + steps.table())
-    print(f"\nThe cluster is up: context {kind_config.CONTEXT}, registry {registry.ADDRESS}, tools in .tools/bin, credentials in .tools/kubeconfig")
+    print(f"\nThe cluster is up: context {kind_config.CONTEXT} (also .tools/kubeconfig), registry {registry.ADDRESS}.")
 
 
 def _down(options: argparse.Namespace, steps: Steps) -> None:
@@ -79,7 +83,11 @@ def _forget_everything() -> None:
 def _status(steps: Steps) -> int:
     engine = docker_engine.answers()
     state = docker_engine.container_state(kind_config.NODE) if engine else ""
-    left = kind_cluster.problems() if state == "running" and go_tools.KUBECTL.is_built() and paths.KUBECONFIG.is_file() else []
+    left = (
+        kind_cluster.problems()
+        if state == "running" and go_tools.KUBECTL.is_built() and paths.KUBECONFIG.is_file()
+        else []
+    )
     healthy = state == "running" and not left and registry.answers()
     steps.say(f"Docker engine: {'answers' if engine else 'does not answer'}")
     steps.say(f"registry {registry.ADDRESS}: {'answers' if registry.answers() else 'does not answer'}")

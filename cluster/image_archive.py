@@ -1,4 +1,4 @@
-"""Container images written directly: one layer from a list of files, as the archive that `docker load` and `ctr import` read.
+"""Container images written directly: one layer from a list of files, in the archive that `docker load` reads.
 
 A static binary needs no Dockerfile and no build daemon. The bytes depend only on the inputs (fixed times and owners,
 sorted names), so the same binary is the same image, digest for digest.
@@ -26,12 +26,16 @@ class Symlink:
     target: str
 
 
+Files = dict[str, Path | bytes | Symlink]  # absolute path in the image -> host file, literal bytes or a link
+EMPTY_TMP: Files = {"/tmp/.keep": b""}  # noqa: S108  # a program may expect the folder; this one is in an image
+
+
 @dataclass(frozen=True)
 class ScratchImage:
-    """An image of chosen files. `files` maps an absolute path in the image to a host file, literal bytes or a link."""
+    """An image of chosen files, named `reference`."""
 
     reference: str
-    files: Mapping[str, Path | bytes | Symlink]
+    files: Files
     entrypoint: Sequence[str] = ()
     environment: Sequence[str] = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",)
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -62,7 +66,7 @@ class ScratchImage:
         }
 
 
-def _layer(files: Mapping[str, Path | bytes | Symlink]) -> bytes:
+def _layer(files: Files) -> bytes:
     buffer = io.BytesIO()
     folders: set[str] = set()
     with tarfile.open(fileobj=buffer, mode="w") as layer:

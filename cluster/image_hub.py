@@ -1,4 +1,4 @@
-"""Is a public image registry in reach? Asked of the engine's own default registry, and believed only with its own header.
+"""Is a public image registry in reach? Asked of the engine's default registry, believed only with its own header.
 
 A machine behind a filtering proxy may resolve any name and accept any connection, so neither proves anything.
 """

@@ -1,8 +1,8 @@
 """The cluster itself: create, look at, repair, delete.
 
-    absent ──> create ──> healthy <── start the container, wait ── stopped (the engine was restarted)
-                 ^                                                     │ still not healthy
-                 └──────────────── delete <───────────────────────────┘
+absent ──> create ──> healthy <── start the container, wait ── stopped (the engine was restarted)
+             ^                                                     │ still not healthy
+             └──────────────── delete <───────────────────────────┘
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from pathlib import Path
 
 from cluster import docker_engine, go_tools, kind_config, paths, registry, runc_wrapper, shell
 from cluster.errors import ClusterError
@@ -41,6 +42,7 @@ def ensure(steps: Steps, image: str) -> bool:
         delete(steps)
     if exists() and docker_engine.container_state(NODE) == "running":
         _write_kubeconfig()
+        registry.join_cluster_network()
         if not problems():
             return False
     if exists() and _repaired(steps):
@@ -65,7 +67,15 @@ def _repaired(steps: Steps) -> bool:
 
 
 def _create(steps: Steps, image: str) -> None:
-    command = [go_tools.KIND.binary(), "create", "cluster", "--config=-", "--wait=120s", "--retain", "--verbosity=1"]
+    command: list[str | Path] = [
+        go_tools.KIND.binary(),
+        "create",
+        "cluster",
+        "--config=-",
+        "--wait=120s",
+        "--retain",
+        "--verbosity=1",
+    ]
     if image:
         command.append(f"--image={image}")
     try:
@@ -97,7 +107,7 @@ def delete(steps: Steps) -> None:
 
 def kubectl(*arguments: str, stdin: str | None = None, timeout_seconds: float = 60) -> str:
     """Run our kubectl against this cluster and return its output."""
-    command = [go_tools.KUBECTL.binary(), f"--kubeconfig={paths.KUBECONFIG}", *arguments]
+    command: list[str | Path] = [go_tools.KUBECTL.binary(), f"--kubeconfig={paths.KUBECONFIG}", *arguments]
     return shell.run(command, stdin=stdin, timeout_seconds=timeout_seconds)
 
 
@@ -107,7 +117,9 @@ def problems() -> list[str]:
         if kubectl("get", "--raw=/readyz", "--request-timeout=5s", timeout_seconds=15).strip() != "ok":
             return ["the API server is not ready"]
         nodes = json.loads(kubectl("get", "nodes", "--output=json", "--request-timeout=5s"))["items"]
-        pods = json.loads(kubectl("get", "pods", "--namespace=kube-system", "--output=json", "--request-timeout=5s"))["items"]
+        pods = json.loads(kubectl("get", "pods", "--namespace=kube-system", "--output=json", "--request-timeout=5s"))[
+            "items"
+        ]
     except ClusterError as error:
         return [str(error)]
     return not_ready("node", nodes) + not_ready("pod", pods)
@@ -150,11 +162,12 @@ def _write_kubeconfig() -> None:
 def _tell_node_about_registry() -> None:
     registry.join_cluster_network()
     shell.run(["docker", "exec", NODE, "mkdir", "-p", CERTS_FOLDER])
-    shell.run(["docker", "exec", "--interactive", NODE, "cp", "/dev/stdin", f"{CERTS_FOLDER}/hosts.toml"], stdin=registry.hosts_toml())
+    shell.run(
+        ["docker", "exec", "--interactive", NODE, "cp", "/dev/stdin", f"{CERTS_FOLDER}/hosts.toml"],
+        stdin=registry.hosts_toml(),
+    )
     kubectl("apply", "--filename=-", stdin=json.dumps(registry.hosting_config_map()))
 
 
 def _image_of_node() -> str:
     return shell.run(["docker", "container", "inspect", "--format", "{{.Config.Image}}", NODE]).strip()
-
-

@@ -18,15 +18,16 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from cluster import base_image, content, docker_engine, go_toolchain, go_tools, paths, shell
+from cluster import base_image, content, docker_engine, go_toolchain, paths, shell
 from cluster.errors import ClusterError
 from cluster.go_tools import CONTROL_PLANE, COREDNS, ETCD, KIND, KUBECTL, KUBERNETES_VERSION, NODE_TOOLS, PAUSE
-from cluster.image_archive import ScratchImage, Symlink
+from cluster.image_archive import EMPTY_TMP, Files, ScratchImage, Symlink
 from cluster.steps import Steps
 
 FOLDER = paths.SOURCES / "node"
 IPTABLES_NAMES = [f"{family}{suffix}" for family in ("iptables", "ip6tables") for suffix in ("", "-save", "-restore")]
 # Not ours to use: kind's snapshotter for rootless Docker, its runtime-spec hook, its test handler.
+LAYOUT = "1"  # raise it when the code below lays the context out differently
 LEFT_OUT = ("containerd-fuse-overlayfs.service", "clean-install", "mount-product-files.sh")
 
 
@@ -41,6 +42,7 @@ def name() -> str:
     inputs: dict[str, bytes | str] = {f"node/{key}": value for key, value in content.files_under(FOLDER).items()}
     inputs |= {f"tool/{tool.name}": tool.address() for tool in (*NODE_TOOLS, KIND)}
     inputs["base"] = base_image.address()
+    inputs["layout"] = LAYOUT
     return f"millstream-node:{content.address_of(inputs)}"
 
 
@@ -69,7 +71,9 @@ def ensure(steps: Steps) -> str:
             _component_images(names, packages, workspace)
         with steps.step("Node image: assemble"):
             _lay_out(workspace, kind_files, pause=names["pause"])
-            _docker_build(workspace, "Dockerfile", importer, {"PACKAGES": packages}, "--target=images", log="node-images")
+            _docker_build(
+                workspace, "Dockerfile", importer, {"PACKAGES": packages}, "--target=images", log="node-images"
+            )
             _docker_build(workspace, "Dockerfile", reference, {"PACKAGES": packages}, log="node-image")
     finally:
         shell.succeeds(["docker", "rmi", importer])
@@ -80,13 +84,17 @@ def ensure(steps: Steps) -> str:
 def _kind_module(steps: Steps) -> Path:
     """kind's source, from the module cache (the go command checks it against go.sum)."""
     go = go_toolchain.find(steps)
-    told = shell.run([go, "mod", "download", "-json", "sigs.k8s.io/kind"], cwd=KIND.folder, env={"GOFLAGS": "", "GOWORK": "off"})
+    told = shell.run(
+        [go, "mod", "download", "-json", "sigs.k8s.io/kind"], cwd=KIND.folder, env={"GOFLAGS": "", "GOWORK": "off"}
+    )
     return Path(json.loads(told)["Dir"])
 
 
 def _image_names() -> dict[str, str]:
     """The names under which kubeadm will look for its images, by component, as kubeadm itself lists them."""
-    listed = shell.run([CONTROL_PLANE.binary("kubeadm"), "config", "images", "list", "--kubernetes-version", KUBERNETES_VERSION])
+    listed = shell.run(
+        [CONTROL_PLANE.binary("kubeadm"), "config", "images", "list", "--kubernetes-version", KUBERNETES_VERSION]
+    )
     return {line.rsplit("/", 1)[1].split(":")[0]: line for line in listed.split()}
 
 
@@ -95,7 +103,7 @@ def _component_images(names: dict[str, str], packages: str, workspace: Path) -> 
     folder.mkdir()
     architecture = docker_engine.architecture()
     proxy_files = _kube_proxy_files(packages, workspace / "kube-proxy")
-    images = {
+    images: dict[str, Files] = {
         **{command: {f"/usr/local/bin/{command}": CONTROL_PLANE.binary(command)} for command in _STATIC_PODS},
         "kube-proxy": {"/usr/local/bin/kube-proxy": CONTROL_PLANE.binary("kube-proxy"), **proxy_files},
         "etcd": {"/usr/local/bin/etcd": ETCD.binary()},
@@ -104,14 +112,14 @@ def _component_images(names: dict[str, str], packages: str, workspace: Path) -> 
     }
     for component, files in images.items():
         entrypoint = [f"/{component}"] if component in ("coredns", "pause") else []
-        image = ScratchImage(names[component], {**files, "/tmp/.keep": b""}, entrypoint, architecture=architecture)
+        image = ScratchImage(names[component], {**files, **EMPTY_TMP}, entrypoint, architecture=architecture)
         image.write(folder / f"{component}.tar")
 
 
 _STATIC_PODS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 
 
-def _kube_proxy_files(packages: str, folder: Path) -> dict[str, Path | bytes | Symlink]:
+def _kube_proxy_files(packages: str, folder: Path) -> Files:
     """iptables with its extensions and libraries, copied out of the packages image."""
     script = (FOLDER / "collect-kube-proxy-files.sh").read_text()
     folder.mkdir()
@@ -122,9 +130,7 @@ def _kube_proxy_files(packages: str, folder: Path) -> dict[str, Path | bytes | S
     archive = folder.with_suffix(".tar")
     archive.write_bytes(collected.stdout)
     shell.run(["tar", "--extract", "--file", archive, "--directory", folder, "--no-same-owner"])
-    files: dict[str, Path | bytes | Symlink] = {
-        f"/{path.relative_to(folder)}": path for path in folder.rglob("*") if path.is_file()
-    }
+    files: Files = {f"/{path.relative_to(folder)}": path for path in folder.rglob("*") if path.is_file()}
     return files | {f"/usr/sbin/{command}": Symlink("xtables-nft-multi") for command in IPTABLES_NAMES}
 
 
@@ -149,8 +155,21 @@ def _lay_out(workspace: Path, kind_files: Path, *, pause: str) -> None:
     (rootfs / "kind/version").write_text(KUBERNETES_VERSION + "\n")
 
 
-def _docker_build(context: Path, dockerfile: str, reference: str, arguments: dict[str, str], *more: str, log: str) -> None:
+def _docker_build(
+    context: Path, dockerfile: str, reference: str, arguments: dict[str, str], *more: str, log: str
+) -> None:
     words = [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
     # The host's network: a build may run where the engine's bridge reaches nothing (behind a VPN, in a sandbox).
-    command = ["docker", "build", "--network=host", "--tag", reference, "--file", context / dockerfile, *more, *words, context]
+    command: list[str | Path] = [
+        "docker",
+        "build",
+        "--network=host",
+        "--tag",
+        reference,
+        "--file",
+        context / dockerfile,
+        *more,
+        *words,
+        context,
+    ]
     shell.run(command, env={"DOCKER_BUILDKIT": os.environ.get("DOCKER_BUILDKIT", "0")}, log=log)

@@ -1,9 +1,9 @@
 """Where things live: the checkout's `.tools/` (links), and the user's cache shared by all clones (the heavy things).
 
-    .tools/bin/kind                     -> cache/tools/kind-3f9c.../kind
-    .tools/kubeconfig                   credentials of the cluster, for this checkout
-    cache/tools/<name>-<content hash>/  binaries, addressed by the hash of what they are built from
-    cache/logs/<step>.log               the whole output of the last long step of that name
+.tools/bin/kind                     -> cache/tools/kind-3f9c.../kind
+.tools/kubeconfig                   credentials of the cluster, for this checkout
+cache/tools/<name>-<content hash>/  binaries, addressed by the hash of what they are built from
+cache/logs/<step>.log               the whole output of the last long step of that name
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ import time
 import urllib.error
 import urllib.request
 
-from cluster import docker_engine, go_tools, paths, shell
+from cluster import content, docker_engine, go_tools, paths, shell
 from cluster.errors import ClusterError
-from cluster.image_archive import ScratchImage
+from cluster.image_archive import EMPTY_TMP, Files, ScratchImage
 from cluster.steps import Steps
 
 PORT = 5001
@@ -59,7 +59,7 @@ def hosting_config_map() -> dict[str, object]:
 def ensure(steps: Steps) -> None:
     """Have the registry answer on the host. Starts a stopped container, replaces one of an older build."""
     go_tools.ensure([go_tools.REGISTRY], steps)
-    image = f"{CONTAINER}:{go_tools.REGISTRY.address()}"
+    image = _image_name()
     if not docker_engine.has_image(image):
         _make_image(image)
     if _image_of_container() == image and docker_engine.container_state(CONTAINER) == "running" and answers():
@@ -78,8 +78,8 @@ def answers() -> bool:
     """Whether the API answers with its own body and header (any proxy may accept a connection)."""
     try:
         with _direct.open(f"http://127.0.0.1:{PORT}/v2/", timeout=3) as response:
-            ours = response.headers.get("Docker-Distribution-Api-Version") == "registry/2.0"
-            return ours and response.read(64).strip() == b"{}"
+            speaks = response.headers.get("Docker-Distribution-Api-Version")
+            return bool(speaks == "registry/2.0" and response.read(64).strip() == b"{}")
     except (OSError, urllib.error.URLError):
         return False
 
@@ -87,7 +87,9 @@ def answers() -> bool:
 def has(repository: str, tag: str) -> bool:
     """Whether the registry holds `repository:tag`."""
     accept = "application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.manifest.v1+json"
-    request = urllib.request.Request(f"http://127.0.0.1:{PORT}/v2/{repository}/manifests/{tag}", headers={"Accept": accept})
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{PORT}/v2/{repository}/manifests/{tag}", headers={"Accept": accept}
+    )
     try:
         with _direct.open(request, timeout=5) as response:
             return "layers" in json.load(response)
@@ -121,11 +123,15 @@ def remove(*, with_images: bool) -> None:
         shell.run(["docker", "volume", "rm", VOLUME])
 
 
+def _image_name() -> str:
+    return f"{CONTAINER}:{content.address_of({'binary': go_tools.REGISTRY.address(), 'config': CONFIG})}"
+
+
 def _make_image(reference: str) -> None:
-    files = {
+    files: Files = {
         "/usr/local/bin/registry": go_tools.REGISTRY.binary(),
         "/etc/distribution/config.yml": CONFIG.encode(),
-        "/tmp/.keep": b"",
+        **EMPTY_TMP,
     }
     entrypoint = ["/usr/local/bin/registry", "serve", "/etc/distribution/config.yml"]
     image = ScratchImage(reference, files, entrypoint, architecture=docker_engine.architecture())
@@ -150,7 +156,9 @@ def _refuse_busy_port() -> None:
         try:
             probe.bind(("127.0.0.1", PORT))
         except OSError as error:
-            raise ClusterError(f"Port {PORT} on 127.0.0.1 is taken by another program: stop it, then run this again.") from error
+            raise ClusterError(
+                f"Port {PORT} on 127.0.0.1 is taken by another program: stop it, then run this again."
+            ) from error
 
 
 def _wait() -> None:

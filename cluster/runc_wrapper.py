@@ -1,9 +1,9 @@
-"""A runc that drops the capabilities this machine may not give: one file, installed beside the engine, run per container.
+"""A runc that leaves out the capabilities this machine may not give: one file, run for each container.
 
 Some sandboxes and CI machines run without, say, CAP_SYS_RESOURCE in their bounding set. `docker run --privileged`
 asks for all capabilities, so runc stops there with "unable to apply caps: operation not permitted", and a kind node
-cannot start. The cure is small: before runc reads a container's `config.json` (or the process file of an exec), take out
-the names that the kernel would refuse. Everything else goes to the real runc unchanged.
+cannot start. The cure is small: before runc reads a container's `config.json` (or the process file of an exec), take
+out the names that the kernel would refuse. Everything else goes to the real runc unchanged.
 
 On a machine with a full bounding set nothing is missing and this file is never registered (see `docker_engine.py`).
 This module imports nothing of ours: it is copied into the cache and started by containerd's shim with `python -I -S`.
@@ -19,11 +19,48 @@ from typing import Any
 
 # Linux capability numbers, include/uapi/linux/capability.h; the index is the bit in /proc/<pid>/status.
 CAPABILITIES = (
-    "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE "
-    "NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN "
-    "SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE "
-    "MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE"
-).split()
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "DAC_READ_SEARCH",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "SETGID",
+    "SETUID",
+    "SETPCAP",
+    "LINUX_IMMUTABLE",
+    "NET_BIND_SERVICE",
+    "NET_BROADCAST",
+    "NET_ADMIN",
+    "NET_RAW",
+    "IPC_LOCK",
+    "IPC_OWNER",
+    "SYS_MODULE",
+    "SYS_RAWIO",
+    "SYS_CHROOT",
+    "SYS_PTRACE",
+    "SYS_PACCT",
+    "SYS_ADMIN",
+    "SYS_BOOT",
+    "SYS_NICE",
+    "SYS_RESOURCE",
+    "SYS_TIME",
+    "SYS_TTY_CONFIG",
+    "MKNOD",
+    "LEASE",
+    "AUDIT_WRITE",
+    "AUDIT_CONTROL",
+    "SETFCAP",
+    "MAC_OVERRIDE",
+    "MAC_ADMIN",
+    "SYSLOG",
+    "WAKE_ALARM",
+    "BLOCK_SUSPEND",
+    "AUDIT_READ",
+    "PERFMON",
+    "BPF",
+    "CHECKPOINT_RESTORE",
+)
 
 REAL_RUNC_PATHS = ("/usr/sbin/runc", "/usr/bin/runc", "/usr/local/sbin/runc", "/usr/local/bin/runc")
 
@@ -61,7 +98,7 @@ def without(process: dict[str, Any], names: list[str]) -> bool:
     return changed
 
 
-def file_to_rewrite(arguments: list[str], working_folder: str) -> tuple[Path, bool] | None:
+def file_to_rewrite(arguments: list[str], working_folder: Path) -> tuple[Path, bool] | None:
     """Which file of this runc call carries capabilities: (path, True for a whole bundle config), or None.
 
     `create`, `run` and `restore` read `<bundle>/config.json` (bundle defaults to the working folder); `exec` may be
@@ -99,7 +136,7 @@ def rewrite(path: Path, is_bundle: bool, names: list[str]) -> None:
 
 def main() -> None:
     """Rewrite what this call needs, then become the real runc."""
-    target = file_to_rewrite(sys.argv[1:], os.getcwd())
+    target = file_to_rewrite(sys.argv[1:], Path.cwd())
     names = missing_here()
     if target is not None and names and target[0].is_file():
         rewrite(*target, names)

@@ -11,7 +11,6 @@ from pathlib import Path
 from cluster import paths
 from cluster.errors import ClusterError
 
-
 _running: set[subprocess.Popen[str]] = set()
 
 
@@ -52,7 +51,13 @@ def run(
 
 
 def _spawn(
-    words: list[str], log_file: Path | None, *, cwd: Path | None, env: dict[str, str], stdin: str | None, limit: float | None
+    words: list[str],
+    log_file: Path | None,
+    *,
+    cwd: Path | None,
+    env: dict[str, str],
+    stdin: str | None,
+    limit: float | None,
 ) -> subprocess.CompletedProcess[str]:
     with log_file.open("w") if log_file else nullcontext() as sink:
         process = subprocess.Popen(
@@ -83,7 +88,9 @@ def terminate_all() -> None:
         process.terminate()
 
 
-def succeeds(command: Sequence[str | Path], *, timeout_seconds: float = 30, env: Mapping[str, str] | None = None) -> bool:
+def succeeds(
+    command: Sequence[str | Path], *, timeout_seconds: float = 30, env: Mapping[str, str] | None = None
+) -> bool:
     """True when `command` is there and exits 0 in time. For questions, not for work."""
     try:
         run(command, timeout_seconds=timeout_seconds, env=env)

@@ -1,8 +1,8 @@
 """One real question to a fresh cluster: does a Service with several endpoints answer, by name, from a pod?
 
-It exercises what a Ready node does not prove: pulling from the local registry, pod addresses, DNS, kube-proxy's balancing
-(with a missing iptables library, one endpoint works and several fail silently). Bodies are compared, never just a
-connection: a machine's way out may accept any TCP connection.
+It exercises what a Ready node does not prove: pulling from the local registry, pod addresses, DNS, kube-proxy's
+balancing (with a missing iptables library, one endpoint works and several fail silently). Bodies are compared, never
+just a connection: a machine's way out may accept any TCP connection.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import http.server, os
 class Name(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         body = ("smoke " + os.environ["HOSTNAME"]).encode()
-        self.send_response(200); self.send_header("Content-Length", str(len(body))); self.end_headers(); self.wfile.write(body)
+        self.send_response(200); self.send_header("Content-Length", str(len(body))); self.end_headers()
+        self.wfile.write(body)
     def log_message(self, *_): pass
 http.server.ThreadingHTTPServer(("", 8080), Name).serve_forever()
 """
@@ -40,7 +41,7 @@ while len(seen) < {REPLICAS} and time.monotonic() < deadline:
         else: problem = "a wrong body: " + repr(body)
     except OSError as error:
         problem = str(error); time.sleep(0.5)
-text = "all endpoints answered" if len(seen) == {REPLICAS} else f"{{len(seen)}} of {REPLICAS} endpoints answered; " + problem
+text = f"{{len(seen)}} of {REPLICAS} endpoints answered, then: {{problem}}"
 pathlib.Path("/dev/termination-log").write_text(text)
 raise SystemExit(0 if len(seen) == {REPLICAS} else 1)
 """
@@ -57,7 +58,12 @@ def objects(image: str) -> list[dict[str, Any]]:
     client = {"containers": [_container("client", image, _CLIENT)], "restartPolicy": "Never"}
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
-        _object("apps/v1", "Deployment", "web", {"replicas": REPLICAS, "selector": {"matchLabels": labels}, "template": template}),
+        _object(
+            "apps/v1",
+            "Deployment",
+            "web",
+            {"replicas": REPLICAS, "selector": {"matchLabels": labels}, "template": template},
+        ),
         _object("v1", "Service", "web", {"selector": labels, "ports": [{"port": 80, "targetPort": 8080}]}),
         _object("v1", "Pod", "client", client),
     ]
@@ -90,7 +96,9 @@ def _clean(*, wait: bool) -> None:
 def _wait_for_answer() -> None:
     deadline = time.monotonic() + ANSWER_SECONDS
     while time.monotonic() < deadline:
-        status = json.loads(kind_cluster.kubectl("get", "pod", "client", f"--namespace={NAMESPACE}", "--output=json"))["status"]
+        status = json.loads(kind_cluster.kubectl("get", "pod", "client", f"--namespace={NAMESPACE}", "--output=json"))[
+            "status"
+        ]
         if status["phase"] == "Succeeded":
             return
         if status["phase"] == "Failed":
@@ -104,7 +112,7 @@ def _pods() -> str:
     """Why its pods do not run, in the cluster's own words."""
     pods = json.loads(kind_cluster.kubectl("get", "pods", f"--namespace={NAMESPACE}", "--output=json"))["items"]
     states = [
-        f"{pod['metadata']['name']}: {container.get('state', {}).get('waiting', {}).get('reason', pod['status']['phase'])}"
+        f"{pod['metadata']['name']}: {container.get('state', {}).get('waiting', {}).get('reason', 'no reason given')}"
         for pod in pods
         for container in pod["status"].get("containerStatuses", [{}])
     ]

@@ -1,7 +1,7 @@
 """`up` in order: what is compiled, built and started, and what may overlap.
 
-    compile:  registry, kind ......... control plane, kubectl, etcd, CoreDNS, helm ...... ┐
-    engine:   Docker engine, base image, Debian packages, registry, push of the base ..... ┴─ node image ─ cluster ─ check
+    compile:  registry, kind ......... control plane, kubectl, etcd, CoreDNS, helm ..... ┐
+    engine:   Docker engine, base image, Debian packages, registry, push of the base ... ┴─ node image, cluster, check
 
 Compiling keeps the cores busy while the other line waits for the network, so both run at once. Every step first looks
 whether its result is there: an interrupted `up` goes on where it stopped, a finished one takes seconds.
