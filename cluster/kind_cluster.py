@@ -35,22 +35,26 @@ def exists() -> bool:
     return bool(docker_engine.container_state(NODE))
 
 
-def ensure(steps: Steps, image: str) -> bool:
-    """Have a healthy cluster of `image` (kind's own default when empty). True if it was created or restarted now."""
-    if exists() and image and _image_of_node() != image:
+def started_at() -> str:
+    """When the node's container last started, as the engine says it."""
+    return shell.run(["docker", "container", "inspect", "--format", "{{.State.StartedAt}}", NODE]).strip()
+
+
+def ensure(steps: Steps, image: str) -> None:
+    """Have a healthy cluster whose node runs `image`."""
+    if exists() and _image_of_node() != image:
         steps.say("the node image has changed: the cluster is made anew")
         delete(steps)
     if exists() and docker_engine.container_state(NODE) == "running":
         _write_kubeconfig()
         registry.join_cluster_network()
         if not problems():
-            return False
+            return
     if exists() and _repaired(steps):
-        return True
+        return
     if exists():
         delete(steps)
     _create(steps, image)
-    return True
 
 
 def _repaired(steps: Steps) -> bool:
@@ -67,20 +71,11 @@ def _repaired(steps: Steps) -> bool:
 
 
 def _create(steps: Steps, image: str) -> None:
-    command: list[str | Path] = [
-        go_tools.KIND.binary(),
-        "create",
-        "cluster",
-        "--config=-",
-        "--wait=120s",
-        "--retain",
-        "--verbosity=1",
-    ]
-    if image:
-        command.append(f"--image={image}")
+    options = ["--config=-", f"--image={image}", "--wait=120s", "--retain", "--verbosity=1"]
+    config = kind_config.render(machine())
     try:
         with steps.step("Cluster: kind create"):
-            shell.run(command, stdin=kind_config.render(machine()), log="kind-create")
+            shell.run([go_tools.KIND.binary(), "create", "cluster", *options], stdin=config, log="kind-create")
         with steps.step("Cluster: system pods Ready"):
             _write_kubeconfig()
             _tell_node_about_registry()

@@ -160,16 +160,7 @@ def _docker_build(
 ) -> None:
     words = [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
     # The host's network: a build may run where the engine's bridge reaches nothing (behind a VPN, in a sandbox).
-    command: list[str | Path] = [
-        "docker",
-        "build",
-        "--network=host",
-        "--tag",
-        reference,
-        "--file",
-        context / dockerfile,
-        *more,
-        *words,
-        context,
-    ]
-    shell.run(command, env={"DOCKER_BUILDKIT": os.environ.get("DOCKER_BUILDKIT", "0")}, log=log)
+    options = ["--network=host", f"--tag={reference}", f"--file={context / dockerfile}", *more, *words]
+    shell.run(
+        ["docker", "build", *options, context], env={"DOCKER_BUILDKIT": os.environ.get("DOCKER_BUILDKIT", "0")}, log=log
+    )

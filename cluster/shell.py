@@ -35,7 +35,7 @@ def run(
     empty) and an error names that file. Raises ClusterError when the program is missing, fails or takes too long.
     """
     words = [str(word) for word in command]
-    shown = " ".join(words[:4])
+    shown = " ".join([Path(words[0]).name, *words[1:4]])
     log_file = paths.subfolder("logs") / f"{log}.log" if log else None
     try:
         result = _spawn(words, log_file, cwd=cwd, env={**os.environ, **(env or {})}, stdin=stdin, limit=timeout_seconds)

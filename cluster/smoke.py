@@ -13,9 +13,11 @@ from typing import Any
 
 from cluster import kind_cluster
 from cluster.errors import ClusterError
+from cluster.kind_config import NODE
 from cluster.steps import Steps
 
 NAMESPACE = "millstream-smoke"
+ANNOTATION = "millstream.dev/network-answered-since"
 REPLICAS = 2
 ANSWER_SECONDS = 90.0
 
@@ -48,24 +50,23 @@ raise SystemExit(0 if len(seen) == {REPLICAS} else 1)
 
 
 def objects(image: str) -> list[dict[str, Any]]:
-    """The namespace, two servers behind one Service, and the pod that asks them."""
+    """The namespace, two servers behind one Service, and the job that asks them.
+
+    A job, not a bare pod: the namespace's service account appears a moment after the namespace, and a job tries again.
+    """
     labels = {"app": "web"}
     server = _container("web", image, _SERVER) | {
         "ports": [{"containerPort": 8080}],
         "readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1},
     }
-    template = {"metadata": {"labels": labels}, "spec": {"containers": [server], "terminationGracePeriodSeconds": 0}}
-    client = {"containers": [_container("client", image, _CLIENT)], "restartPolicy": "Never"}
+    pod = {"metadata": {"labels": labels}, "spec": {"containers": [server], "terminationGracePeriodSeconds": 0}}
+    client = {"spec": {"containers": [_container("client", image, _CLIENT)], "restartPolicy": "Never"}}
+    servers = {"replicas": REPLICAS, "selector": {"matchLabels": labels}, "template": pod}
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
-        _object(
-            "apps/v1",
-            "Deployment",
-            "web",
-            {"replicas": REPLICAS, "selector": {"matchLabels": labels}, "template": template},
-        ),
+        _object("apps/v1", "Deployment", "web", servers),
         _object("v1", "Service", "web", {"selector": labels, "ports": [{"port": 80, "targetPort": 8080}]}),
-        _object("v1", "Pod", "client", client),
+        _object("batch/v1", "Job", "client", {"backoffLimit": 0, "template": client}),
     ]
 
 
@@ -77,6 +78,12 @@ def _container(name: str, image: str, program: str) -> dict[str, Any]:
     return {"name": name, "image": image, "command": ["python3", "-c", program]}
 
 
+def is_answered() -> bool:
+    """Whether the question was answered since the node's container last started (the node object remembers)."""
+    found = json.loads(kind_cluster.kubectl("get", "node", NODE, "--output=json"))["metadata"].get("annotations", {})
+    return bool(found.get(ANNOTATION) == kind_cluster.started_at())
+
+
 def check(image: str, steps: Steps) -> None:
     """Run the question once and clean up. Raises ClusterError with what the asking pod saw."""
     with steps.step("Cluster: ask a Service with two endpoints"):
@@ -85,6 +92,7 @@ def check(image: str, steps: Steps) -> None:
             manifest = {"apiVersion": "v1", "kind": "List", "items": objects(image)}
             kind_cluster.kubectl("create", "--filename=-", stdin=json.dumps(manifest))
             _wait_for_answer()
+            kind_cluster.kubectl("annotate", "--overwrite", "node", NODE, f"{ANNOTATION}={kind_cluster.started_at()}")
         finally:
             _clean(wait=False)
 
@@ -96,24 +104,27 @@ def _clean(*, wait: bool) -> None:
 def _wait_for_answer() -> None:
     deadline = time.monotonic() + ANSWER_SECONDS
     while time.monotonic() < deadline:
-        status = json.loads(kind_cluster.kubectl("get", "pod", "client", f"--namespace={NAMESPACE}", "--output=json"))[
-            "status"
-        ]
-        if status["phase"] == "Succeeded":
-            return
-        if status["phase"] == "Failed":
-            said = status["containerStatuses"][0]["state"].get("terminated", {}).get("message", "nothing")
-            raise ClusterError(f"The cluster's network is broken: {said}.")
+        for client in _pods("--selector=job-name=client"):
+            status = client["status"]
+            if status["phase"] == "Succeeded":
+                return
+            if status["phase"] == "Failed":
+                said = status["containerStatuses"][0]["state"].get("terminated", {}).get("message", "nothing")
+                raise ClusterError(f"The cluster's network is broken: {said}.")
         time.sleep(0.5)
-    raise ClusterError(f"The cluster's network check did not finish within {ANSWER_SECONDS:g} s: {_pods()}.")
+    waits = ", ".join(waiting_reasons(_pods())) or "no pod was made"
+    raise ClusterError(f"The cluster's network check did not finish within {ANSWER_SECONDS:g} s: {waits}.")
 
 
-def _pods() -> str:
-    """Why its pods do not run, in the cluster's own words."""
-    pods = json.loads(kind_cluster.kubectl("get", "pods", f"--namespace={NAMESPACE}", "--output=json"))["items"]
-    states = [
+def _pods(*query: str) -> list[dict[str, Any]]:
+    found = kind_cluster.kubectl("get", "pods", f"--namespace={NAMESPACE}", "--output=json", *query)
+    return list(json.loads(found)["items"])
+
+
+def waiting_reasons(pods: list[dict[str, Any]]) -> list[str]:
+    """`web-1: ImagePullBackOff` for each container, in the cluster's own words."""
+    return [
         f"{pod['metadata']['name']}: {container.get('state', {}).get('waiting', {}).get('reason', 'no reason given')}"
         for pod in pods
         for container in pod["status"].get("containerStatuses", [{}])
     ]
-    return ", ".join(states) or "no pod was made"

@@ -60,7 +60,8 @@ def up(steps: Steps) -> None:
             raise
     for tool in (go_tools.KIND, go_tools.KUBECTL, go_tools.HELM):
         go_tools.link(tool)
-    if kind_cluster.ensure(steps, image or node_image.ensure(steps)):
+    kind_cluster.ensure(steps, image or node_image.ensure(steps))
+    if not smoke.is_answered():
         smoke.check(base, steps)
 
 
