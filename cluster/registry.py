@@ -67,7 +67,7 @@ def ensure(steps: Steps) -> None:
     with steps.step(f"Registry: start at {ADDRESS}"):
         if docker_engine.container_state(CONTAINER):
             shell.run(["docker", "rm", "--force", CONTAINER])
-        _refuse_busy_port()
+        refuse_busy_port()
         publish = f"127.0.0.1:{PORT}:{INNER_PORT}"
         options = ["--detach", "--restart=always", "--publish", publish, "--volume", f"{VOLUME}:/var/lib/registry"]
         shell.run(["docker", "run", *options, "--name", CONTAINER, image])
@@ -150,7 +150,8 @@ def _image_of_container() -> str:
         return ""
 
 
-def _refuse_busy_port() -> None:
+def refuse_busy_port() -> None:
+    """Raise ClusterError when another program listens on our port; Docker's own message names neither."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

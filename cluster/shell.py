@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -85,7 +86,7 @@ def _spawn(
 def terminate_all() -> None:
     """Stop the programs that other threads still run: when one part has failed, nobody wants to wait for a compile."""
     for process in list(_running):
-        process.terminate()
+        process.send_signal(signal.SIGINT)  # as Ctrl-C would: go and debootstrap clean up on it
 
 
 def succeeds(

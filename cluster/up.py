@@ -45,10 +45,10 @@ def up(steps: Steps) -> None:
             docker_engine.ensure(steps)
             image = _ready_node_image()
             if not image:
-                _refuse_full_disk()
+                refuse_full_disk()
                 image = _pulled_node_image(steps)
-            node_tools = () if image else go_tools.NODE_TOOLS
-            rest = compiler.submit(go_tools.ensure, [*node_tools, go_tools.KUBECTL, go_tools.HELM], steps)
+            tools = [go_tools.KUBECTL, go_tools.HELM]
+            rest = compiler.submit(go_tools.ensure, tools if image else [*go_tools.NODE_TOOLS, go_tools.HELM], steps)
             if not image:
                 node_image.ensure_packages(steps)
             first.result()
@@ -56,6 +56,7 @@ def up(steps: Steps) -> None:
             base = base_reference(steps)
             rest.result()
         except BaseException:
+            compiler.shutdown(wait=False, cancel_futures=True)
             shell.terminate_all()
             raise
     for tool in (go_tools.KIND, go_tools.KUBECTL, go_tools.HELM):
@@ -94,7 +95,8 @@ def _pulled_node_image(steps: Steps) -> str:
     return KIND_NODE_IMAGE
 
 
-def _refuse_full_disk() -> None:
+def refuse_full_disk() -> None:
+    """Raise ClusterError when the cache or Docker's store is too small for a first build."""
     docker_root = shell.run(["docker", "info", "--format", "{{.DockerRootDir}}"]).strip()
     for folder in (paths.cache_folder(), Path(docker_root)):
         if folder.is_dir() and (free := shutil.disk_usage(folder).free) < COLD_BUILD_BYTES:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import sys
 from email.message import Message
 from pathlib import Path
 
 import pytest
 
-from cluster import apt, docker_engine, registry, shell, smoke
+from cluster import apt, docker_engine, registry, shell, smoke, up
 from cluster.__main__ import main
 from cluster.docker_engine import daemon_config
 from cluster.errors import ClusterError
@@ -110,6 +111,20 @@ def test_only_a_registry_is_believed_to_be_one() -> None:
     assert is_registry(401, headers(Docker_Distribution_Api_Version="registry/2.0"))
     assert not is_registry(200, headers(Content_Type="text/html"))
     assert not is_registry(403, headers(Docker_Distribution_Api_Version="registry/2.0"))
+
+
+def test_a_busy_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr(registry, "PORT", taken.getsockname()[1])
+        with pytest.raises(ClusterError, match=f"Port {taken.getsockname()[1]} on 127.0.0.1 is taken"):
+            registry.refuse_busy_port()
+
+
+def test_a_full_disk_stops_a_cold_build_before_it_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(shell, "run", lambda *_, **__: f"{tmp_path}\n")
+    monkeypatch.setattr(up, "COLD_BUILD_BYTES", 2**60)
+    with pytest.raises(ClusterError, match="GiB free and the first build needs"):
+        up.refuse_full_disk()
 
 
 def test_the_node_is_sent_to_the_registry_by_its_containers_name() -> None:
