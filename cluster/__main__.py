@@ -77,7 +77,7 @@ def _forget_everything() -> None:
     ours = [image for image in listed if image.removeprefix(f"{registry.ADDRESS}/").startswith("millstream-")]
     if ours:
         shell.run(["docker", "rmi", "--force", *ours])
-    shutil.rmtree(paths.subfolder("tools"))  # docker/ stays: the engine's configuration may point at the wrapper there
+    shutil.rmtree(paths.subfolder("tools"))
 
 
 def _status(steps: Steps) -> int:

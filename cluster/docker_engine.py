@@ -24,6 +24,7 @@ from cluster.errors import ClusterError
 from cluster.steps import Steps
 
 DAEMON_CONFIG = Path("/etc/docker/daemon.json")
+WRAPPERS = Path("/usr/local/lib/millstream")
 RUNTIME = "millstream-runc"
 START_SECONDS = 60.0
 PID_FILES = (Path("/var/run/docker.pid"), Path("/var/run/docker/containerd/containerd.pid"))
@@ -123,11 +124,15 @@ def _forget_dead(pid_file: Path) -> None:
 
 
 def _wrapper() -> Path:
-    """The wrapper as an executable in the cache, started by the interpreter that runs now (not by a virtual env)."""
+    """Install the wrapper, started by the interpreter that runs now (not by a virtual environment).
+
+    Not in a user's cache: the engine, which is the machine's, starts it for every container as long as that lives.
+    """
     source = Path(runc_wrapper.__file__).read_text()
     script = f"#!{Path(sys.executable).resolve()} -IS\n{source}"
-    target = paths.subfolder("docker") / f"runc-{content.address_of({'script': script})}"
+    target = WRAPPERS / f"runc-{content.address_of({'script': script})}"
     if not target.is_file():
+        WRAPPERS.mkdir(parents=True, exist_ok=True)
         fresh = target.with_suffix(f".{os.getpid()}")
         fresh.write_text(script)
         fresh.chmod(fresh.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)

@@ -45,22 +45,26 @@ def ensure(steps: Steps, image: str) -> None:
     if exists() and _image_of_node() != image:
         steps.say("the node image has changed: the cluster is made anew")
         delete(steps)
-    if exists() and docker_engine.container_state(NODE) == "running":
-        _write_kubeconfig()
-        registry.join_cluster_network()
-        if not problems():
-            return
-    if exists() and _repaired(steps):
-        return
     if exists():
+        if _is_healthy() or _repaired(steps):
+            return
         delete(steps)
     _create(steps, image)
+
+
+def _is_healthy() -> bool:
+    try:
+        _write_kubeconfig()
+        registry.join_cluster_network()
+    except ClusterError:  # a container that is stopped, or that the engine cannot reach into
+        return False
+    return not problems()
 
 
 def _repaired(steps: Steps) -> bool:
     try:
         with steps.step("Cluster: start it again"):
-            shell.run(["docker", "start", NODE])
+            shell.run(["docker", "start", NODE])  # does nothing where it runs and is only not healthy yet
             _write_kubeconfig()
             registry.join_cluster_network()
             _wait_until_healthy()
