@@ -19,7 +19,6 @@ class ApiModel(BaseModel):
         frozen=True,
         populate_by_name=True,
         strict=True,
-        use_attribute_docstrings=False,
     )
 
 

@@ -148,7 +148,7 @@ class _Constructor:
     def _scalar(self, node: yaml.Node) -> Any:
         if node.tag == "tag:yaml.org,2002:timestamp":  # JSON has none, and neither has the API
             return node.value
-        return self.scalars.construct_object(node)  # type: ignore[no-untyped-call]
+        return self.scalars.construct_object(node)
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:
@@ -223,7 +223,12 @@ def _describe(error: ErrorDetails, location: Location) -> str:
         return f"{name} is empty; give it a value or leave it out."
     if field in QUANTITIES and isinstance(given, float):
         return f"{name} is {shown}; it must be {HINTS[field]}."
-    wanted = error["msg"].removeprefix("Input should be ").replace("valid ", "")
+    wanted = (
+        error["msg"]
+        .removeprefix("Input should be ")
+        .replace("a valid integer", "a whole number")
+        .replace("a valid ", "a ")
+    )
     return f"{name} is {shown}; it must be {wanted}."
 
 

@@ -108,7 +108,7 @@ class ResourceList(ApiModel):
 
 
 class ResourceRequirements(ApiModel):
-    """Requests and limits of the runtime container. A resource named in either replaces the planner's default of both."""
+    """Resources of the runtime container. One that is named here replaces the planner's request and limit of it."""
 
     requests: ResourceList | None = Field(None, description="What the scheduler sets aside for each pod.")
     limits: ResourceList | None = Field(None, description="What each pod may use at most.")

@@ -12,12 +12,17 @@ import json
 from millstream_operator.api.llmdeployment import LLMDeployment
 
 HASH_LENGTH = 16
-BESIDE_THE_PODS = {"replicas": True, "service": True, "rollout": {"progress_deadline": True}}
+BESIDE_THE_PODS: dict[str, bool | dict[str, bool]] = {
+    "replicas": True,
+    "service": True,
+    "rollout": {"progress_deadline": True},
+}
 
 
 def input_hash(deployment: LLMDeployment) -> str:
     """Sixteen hex digits: equal for equal plans' inputs, on every machine."""
     spec = deployment.spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=BESIDE_THE_PODS)
-    spec.get("rollout") or spec.pop("rollout", None)  # `rollout: {}` says nothing
+    if not spec.get("rollout"):  # nothing of it is left
+        spec.pop("rollout", None)
     text = json.dumps({"name": deployment.name, "spec": spec}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
