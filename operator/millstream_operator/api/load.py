@@ -1,0 +1,269 @@
+"""Read an LLMDeployment from a YAML file, as strictly as the API server does with kubectl's strict validation.
+
+    text -> YAML nodes (with their lines) -> plain values -> typed LLMDeployment -> rules across fields
+
+A file may hold other documents too (a Namespace, a Secret); exactly one LLMDeployment must be among them. Every
+error is one sentence that names the file, the line, the field, what stands there and what may stand there.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from millstream_operator.api import API_VERSION, GROUP, KIND
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.rules import violations
+
+Location = tuple[int | str, ...]
+MAX_MANIFEST_BYTES = 3 << 20  # what the API server reads at most
+MAX_NODES = 100_000
+HINTS = {  # what a pattern means, by the field's name
+    "timeout": "a duration such as 30s, 20m or 1h30m",
+    "heartbeatInterval": "a duration such as 30s or 5m, or 0s for off",
+    "progressDeadline": "a duration such as 30m or 1h",
+    "drainTimeout": "a duration such as 30s or 10m",
+    "path": "a folder below the model root or an absolute one, without '..' or segments that start with a dot",
+    "servedName": "letters, digits and . _ - : / with a letter or digit at both ends",
+    "image": "an image reference such as registry.example.com/runtime:1.0",
+    "cpu": "a quantity such as 2 or 500m (a fraction in quotes)",
+    "memory": "a quantity such as 512Mi or 4Gi",
+    "ephemeral-storage": "a quantity such as 2Gi",
+}
+QUANTITIES = ("cpu", "memory", "ephemeral-storage")
+
+
+class ManifestError(ValueError):
+    """The manifest cannot be used. `str()` is one sentence for the person who wrote it."""
+
+
+def load_manifest(path: str | Path) -> LLMDeployment:
+    """The one LLMDeployment of a YAML or JSON file.
+
+    Raises:
+        ManifestError: no such file, malformed YAML, no or several LLMDeployments, or one that is not valid.
+    """
+    path = Path(path)
+    try:
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise ManifestError(f"{path}: larger than 3 MiB, so it is no LLMDeployment manifest.")
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{path}: not a text file in UTF-8 ({error.reason} at byte {error.start}).") from None
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot be read: {error.strerror}.") from None
+    return loads_manifest(text, source=str(path))
+
+
+def loads_manifest(text: str, source: str = "manifest") -> LLMDeployment:
+    """As `load_manifest`, from a string; `source` is what errors call it."""
+    try:
+        documents = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
+        values = [_Constructor(source).construct(node) for node in documents]
+    except yaml.YAMLError as error:
+        raise ManifestError(f"{source}: {_yaml_problem(error)}") from None
+    except RecursionError:
+        raise ManifestError(f"{source}: nested too deep to be an LLMDeployment.") from None
+    index = _find_ours(values, source)
+    lines = _Lines(source, documents[index])
+    return _validate(values[index], lines)
+
+
+def parse(manifest: dict[str, Any]) -> LLMDeployment:
+    """An LLMDeployment as the API server stores it, checked as a manifest is.
+
+    Raises:
+        ManifestError: the stored object is not valid for this version of the operator.
+    """
+    return _validate(manifest, None)
+
+
+class _Lines:
+    """Finds the line of a field, for messages."""
+
+    def __init__(self, source: str, root: yaml.Node) -> None:
+        self.source, self.root = source, root
+
+    def prefix(self, location: Sequence[int | str]) -> str:
+        node = self.root
+        for step in location:
+            child = self._child(node, step)
+            if child is None:
+                break
+            node = child
+        return f"{self.source}:{node.start_mark.line + 1}: "
+
+    @staticmethod
+    def _child(node: yaml.Node, step: int | str) -> yaml.Node | None:
+        if isinstance(node, yaml.MappingNode):
+            return next((value for key, value in node.value if key.value == step), None)
+        if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+            found: yaml.Node = node.value[step]
+            return found
+        return None
+
+
+class _Constructor:
+    """YAML nodes to JSON values: no duplicate keys, no timestamps, no tags of other languages."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.scalars = yaml.constructor.SafeConstructor()
+        self.under_construction: list[yaml.Node] = []
+        self.nodes = 0
+
+    def construct(self, node: yaml.Node) -> Any:
+        self.nodes += 1
+        if self.nodes > MAX_NODES:  # aliases of aliases: a small file can unfold to gigabytes
+            raise ManifestError(f"{self.source}: unfolds to more than {MAX_NODES} values.")
+        if any(node is parent for parent in self.under_construction):
+            raise ManifestError(f"{self.source}:{node.start_mark.line + 1}: an alias that contains itself.")
+        self.under_construction.append(node)
+        try:
+            if isinstance(node, yaml.MappingNode):
+                return self._mapping(node)
+            if isinstance(node, yaml.SequenceNode):
+                return [self.construct(item) for item in node.value]
+            return self._scalar(node)
+        finally:
+            self.under_construction.pop()
+
+    def _mapping(self, node: yaml.MappingNode) -> dict[Hashable, Any]:
+        mapping: dict[Hashable, Any] = {}
+        for key_node, value_node in node.value:
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+            if key is None or key in mapping:
+                problem = "a key that is no string" if key is None else f"the key {key!r} stands here a second time"
+                raise ManifestError(f"{self.source}:{key_node.start_mark.line + 1}: {problem}.")
+            mapping[key] = self.construct(value_node)
+        return mapping
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        if node.tag == "tag:yaml.org,2002:timestamp":  # JSON has none, and neither has the API
+            return node.value
+        return self.scalars.construct_object(node)
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return f"malformed YAML on line {mark.line + 1}: {problem}." if mark else f"malformed YAML: {problem}."
+
+
+def _find_ours(values: Sequence[Any], source: str) -> int:
+    """Index of the one document that is, or is meant to be, an LLMDeployment."""
+    if not values:
+        raise ManifestError(f"{source}: empty; expected an {KIND} ({API_VERSION}).")
+    ours = [
+        index
+        for index, value in enumerate(values)
+        if isinstance(value, dict)
+        and (value.get("kind") == KIND or str(value.get("apiVersion", "")).startswith(f"{GROUP}/"))
+    ]
+    if len(ours) > 1:
+        raise ManifestError(f"{source}: holds {len(ours)} {KIND}s; give one file to each.")
+    if ours:
+        return ours[0]
+    kinds = sorted({str(value.get("kind")) if isinstance(value, dict) else "no object" for value in values})
+    raise ManifestError(f"{source}: expected kind {KIND} ({API_VERSION}), found {', '.join(kinds)}.")
+
+
+def _validate(manifest: dict[str, Any], lines: _Lines | None) -> LLMDeployment:
+    def fail(location: Sequence[int | str], message: str) -> ManifestError:
+        return ManifestError((lines.prefix(location) if lines else "") + message)
+
+    try:
+        # Strict JSON mode takes an enum's name, which strict Python mode would not.
+        deployment = LLMDeployment.model_validate_json(json.dumps(manifest))
+    except ValidationError as error:
+        first = min(error.errors(include_url=False), key=_severity)
+        location = _schema_location(first["loc"])
+        raise fail(location, _describe(first, location)) from None
+    for violation in violations(deployment):
+        steps = violation.path.replace("[", ".").replace("]", "").split(".") if violation.path else []
+        raise fail([int(step) if step.isdigit() else step for step in steps], str(violation))
+    return deployment
+
+
+def _severity(error: ErrorDetails) -> int:
+    """Unknown fields first: a misspelled required field is both unknown and missing, and the spelling is the cause."""
+    return 0 if error["type"] == "extra_forbidden" else 1
+
+
+def _schema_location(location: Location) -> Location:
+    """Pydantic adds steps of its own for unions and map keys; drop them."""
+    return tuple(step for step in location if step not in ("number", "text", "[key]"))
+
+
+def _describe(error: ErrorDetails, location: Location) -> str:
+    name = _dotted(location) or "the object"
+    kind, given, context = error["type"], error["input"], error.get("ctx", {})
+    shown = json.dumps(given, ensure_ascii=False)
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    field = str(location[-1]) if location else ""
+    if kind == "extra_forbidden":
+        return f"{name}: unknown field{_did_you_mean(location)}."
+    if kind == "missing":
+        return f"{name}: missing; it is required."
+    if kind in ("enum", "literal_error"):
+        allowed = str(context.get("expected", "")).replace("'", "")
+        return f"{name} is {shown}; it must be {allowed}."
+    if kind == "string_pattern_mismatch" and error["loc"][-1] == "[key]":
+        return f"{_dotted(location[:-1])}: the key {shown} must be a name such as team or example.com/team."
+    if kind == "string_pattern_mismatch":
+        return f"{name} is {shown}; it must be {HINTS.get(field, 'of the form ' + str(context.get('pattern')))}."
+    if given is None:
+        return f"{name} is empty; give it a value or leave it out."
+    if field in QUANTITIES and isinstance(given, float):
+        return f"{name} is {shown}; it must be {HINTS[field]}."
+    wanted = (
+        error["msg"]
+        .removeprefix("Input should be ")
+        .replace("a valid integer", "a whole number")
+        .replace("a valid ", "a ")
+    )
+    return f"{name} is {shown}; it must be {wanted}."
+
+
+def _did_you_mean(location: Location) -> str:
+    known = _fields_at(location[:-1])
+    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]}"
+    return f" (known here: {', '.join(known)})" if known else ""
+
+
+def _fields_at(location: Location) -> list[str]:
+    """YAML names of the fields of the model that stands at a location."""
+    model: Any = LLMDeployment
+    for step in location:
+        if isinstance(step, int):
+            continue
+        fields = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
+        model = next(iter(_models_in(fields.get(str(step)))), None)
+        if model is None:
+            return []
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    found: list[type[BaseModel]] = []
+    for argument in getattr(annotation, "__args__", ()):
+        found += _models_in(argument)
+    return found
+
+
+def _dotted(location: Location) -> str:
+    text = ""
+    for step in location:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}"
+    return text.removeprefix(".")

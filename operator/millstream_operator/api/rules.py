@@ -1,0 +1,216 @@
+"""Rules across fields, each written twice: in CEL for the API server, in Python for a laptop and the operator.
+
+A rule stands at a path of the schema; `self` in CEL and the argument of `holds` are the value there, and the rule
+is skipped where that value is absent, as the API server does. The message is the same on both sides.
+`tests/unit/operator/api/test_rules.py` evaluates both on the same cases and demands that they agree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from millstream_operator.api import duration
+from millstream_operator.api.base import QUALIFIED_NAME_PATTERN
+from millstream_operator.api.llmdeployment import LLMDeployment
+
+NAME_MAX_LENGTH = 52  # a ControllerRevision's and a pod's name add up to eleven characters, and 63 is the limit
+NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+DEFAULT_WARMUP_TIMEOUT = "20m"
+RESERVED_SOURCES = {"huggingFace": "hugging_face", "image": "image", "persistentVolumeClaim": "persistent_volume_claim"}
+OPERATOR_LABEL_PREFIXES = ("millstream.dev/", "app.kubernetes.io/", "llm-d.ai/")
+OPERATOR_ANNOTATION_PREFIXES = ("millstream.dev/", "prometheus.io/")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`path`: schema path of `self`, `[]` for the items of a list; empty for the whole object."""
+
+    path: str
+    cel: str
+    holds: Callable[[Any], bool]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A rule that does not hold. `path` has indices in place of `[]`, as in `spec.x[0].y`."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+def violations(deployment: LLMDeployment) -> Iterator[Violation]:
+    """The rules that `deployment` breaks, in the order of `RULES`."""
+    for rule in RULES:
+        for path, value in _values(deployment, rule.path.split(".") if rule.path else []):
+            if not rule.holds(value):
+                yield Violation(path, rule.message)
+
+
+def _values(value: Any, steps: Sequence[str], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every present value at a schema path, with its own path."""
+    if value is None:
+        return
+    if not steps:
+        yield path, value
+        return
+    name = steps[0].removesuffix("[]")
+    child = getattr(value, _attribute(value, name))
+    here = f"{path}.{name}" if path else name
+    if not steps[0].endswith("[]"):
+        yield from _values(child, steps[1:], here)
+        return
+    for index, item in enumerate(child or []):
+        yield from _values(item, steps[1:], f"{here}[{index}]")
+
+
+def _attribute(model: BaseModel, alias: str) -> str:
+    return next(name for name, field in type(model).model_fields.items() if alias in (name, field.alias))
+
+
+def _within(low: str, high: str) -> tuple[str, Callable[[str], bool]]:
+    """CEL and Python for "a duration from `low` to `high`"."""
+    cel = f"duration(self) >= duration('{low}') && duration(self) <= duration('{high}')"
+    return cel, lambda value: duration.seconds(low) <= duration.seconds(value) <= duration.seconds(high)
+
+
+def _duration(path: str, low: str, high: str) -> Rule:
+    cel, holds = _within(low, high)
+    return Rule(path, cel, holds, f"must be a duration from {low} to {high}.")
+
+
+def _reserved(source: str, attribute: str) -> Rule:
+    return Rule(
+        "spec.model.source",
+        f"!has(self.{source})",
+        lambda value: getattr(value, attribute) is None,
+        f"{source} is reserved for a later version; use local.",
+    )
+
+
+def _no_prefix(path: str, prefixes: Sequence[str]) -> Rule:
+    tests = " || ".join(f"key.startsWith('{prefix}')" for prefix in prefixes)
+    return Rule(
+        path,
+        f"!self.exists(key, {tests})",
+        lambda value: not any(key.startswith(tuple(prefixes)) for key in value),
+        f"keys that start with {' or '.join(prefixes)} are the operator's own.",
+    )
+
+
+def _qualified_keys(path: str) -> Rule:
+    return Rule(
+        path,
+        f"self.all(key, size(key) <= 317 && key.matches('{QUALIFIED_NAME_PATTERN}'))",
+        lambda value: all(len(key) <= 317 and re.search(QUALIFIED_NAME_PATTERN, key) for key in value),
+        "each key must be a name such as team or example.com/team.",
+    )
+
+
+def _count(*values: object) -> int:
+    return sum(value is not None for value in values)
+
+
+def _deadline_covers_warmup(spec: Any) -> bool:
+    if spec.rollout is None or spec.rollout.progress_deadline is None:
+        return True
+    timeout = (spec.warmup and spec.warmup.timeout) or DEFAULT_WARMUP_TIMEOUT
+    return duration.seconds(spec.rollout.progress_deadline) > duration.seconds(timeout)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "",
+        f"self.metadata.name.size() <= {NAME_MAX_LENGTH} && self.metadata.name.matches('{NAME_PATTERN}')",
+        lambda value: len(value.name) <= NAME_MAX_LENGTH and re.search(NAME_PATTERN, value.name) is not None,
+        "metadata.name must be a DNS label that starts with a letter, of at most 52 characters (a-z, 0-9 and -): "
+        "the Service and the pods are named after it.",
+    ),
+    *(_reserved(source, attribute) for source, attribute in RESERVED_SOURCES.items()),
+    Rule(
+        "spec.model.source",
+        "[has(self.local), has(self.huggingFace), has(self.image), has(self.persistentVolumeClaim)]"
+        ".filter(present, present).size() == 1",
+        lambda value: _count(value.local, value.hugging_face, value.image, value.persistent_volume_claim) == 1,
+        "give exactly one source: local.",
+    ),
+    Rule(
+        "spec.engine",
+        "!has(self.maxNumBatchedTokens) || !has(self.maxNumSeqs) || self.maxNumBatchedTokens >= self.maxNumSeqs",
+        lambda value: (
+            value.max_num_batched_tokens is None
+            or value.max_num_seqs is None
+            or value.max_num_batched_tokens >= value.max_num_seqs
+        ),
+        "maxNumBatchedTokens must be at least maxNumSeqs, or a full batch could not compute one token a request.",
+    ),
+    Rule(
+        "spec",
+        "!(has(self.engine) && has(self.engine.gpuMemoryUtilizationPercent) && has(self.accelerator) "
+        "&& has(self.accelerator.type) && self.accelerator.type == 'CPU')",
+        lambda value: (
+            not (
+                value.engine
+                and value.engine.gpu_memory_utilization_percent is not None
+                and value.accelerator
+                and value.accelerator.type == "CPU"
+            )
+        ),
+        "engine.gpuMemoryUtilizationPercent needs accelerator.type GPU; leave it out on a CPU.",
+    ),
+    _duration("spec.warmup.heartbeatInterval", "0s", "24h"),
+    _duration("spec.warmup.timeout", "1s", "24h"),
+    _duration("spec.rollout.progressDeadline", "1s", "48h"),
+    _duration("spec.rollout.drainTimeout", "1s", "24h"),
+    Rule(
+        "spec",
+        "!has(self.rollout) || !has(self.rollout.progressDeadline) || duration(self.rollout.progressDeadline) > "
+        f"duration(has(self.warmup) && has(self.warmup.timeout) ? self.warmup.timeout : '{DEFAULT_WARMUP_TIMEOUT}')",
+        _deadline_covers_warmup,
+        f"rollout.progressDeadline must be longer than warmup.timeout ({DEFAULT_WARMUP_TIMEOUT} where absent), "
+        "or a rollout would be called failed while a pod still has time to get ready.",
+    ),
+    _qualified_keys("spec.podTemplate.metadata.labels"),
+    _no_prefix("spec.podTemplate.metadata.labels", OPERATOR_LABEL_PREFIXES),
+    _qualified_keys("spec.podTemplate.metadata.annotations"),
+    _no_prefix("spec.podTemplate.metadata.annotations", OPERATOR_ANNOTATION_PREFIXES),
+    _qualified_keys("spec.podTemplate.spec.nodeSelector"),
+    Rule(
+        "spec.podTemplate.spec.tolerations[]",
+        "has(self.operator) && self.operator == 'Exists' ? !has(self.value) : has(self.key)",
+        lambda value: value.value is None if value.operator == "Exists" else value.key is not None,
+        "operator Exists takes no value; operator Equal needs a key.",
+    ),
+    Rule(
+        "spec.podTemplate.spec.tolerations[]",
+        "!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+        lambda value: value.toleration_seconds is None or value.effect == "NoExecute",
+        "tolerationSeconds needs effect NoExecute.",
+    ),
+    Rule(
+        "spec.podTemplate.spec.containers[].env[]",
+        "!self.name.startsWith('MILLSTREAM_')",
+        lambda value: not value.name.startswith("MILLSTREAM_"),
+        "names that start with MILLSTREAM_ are the operator's own.",
+    ),
+    Rule(
+        "spec.podTemplate.spec.containers[].env[]",
+        "has(self.value) != has(self.valueFrom)",
+        lambda value: (value.value is None) != (value.value_from is None),
+        "give exactly one of value and valueFrom.",
+    ),
+    Rule(
+        "spec.podTemplate.spec.containers[].env[].valueFrom",
+        "has(self.secretKeyRef) != has(self.configMapKeyRef)",
+        lambda value: (value.secret_key_ref is None) != (value.config_map_key_ref is None),
+        "give exactly one of secretKeyRef and configMapKeyRef.",
+    ),
+)

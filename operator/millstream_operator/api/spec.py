@@ -1,0 +1,182 @@
+"""`spec` of an LLMDeployment: what is wanted. An absent field means that the planner chooses, and says why.
+
+Bounds are the runtime's own (`millstream_runtime.config`), so that what the API server admits the runtime accepts.
+A default that the planner applies is written in the description, not in the schema: then a later, better choice
+needs no change of stored objects. `replicas` alone is defaulted by the server, because autoscalers read it there.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field, StringConstraints
+
+from millstream_operator.api.base import ApiModel, Duration
+from millstream_operator.api.pod_template import PodTemplate
+from millstream_runtime.config import MAX_MODEL_LEN_LIMIT_TOKENS, MAX_NUM_SEQS_LIMIT
+
+# Segments never start with a dot, so neither `..` nor a hidden folder can be named.
+_SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
+MODEL_PATH_PATTERN = rf"^/?{_SEGMENT}(/{_SEGMENT})*/?$"
+IMAGE_PATTERN = (
+    r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
+    r"(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?(@sha256:[0-9a-f]{64})?$"
+)
+
+
+class LocalSource(ApiModel):
+    """A model folder that is already inside the runtime image. Never a folder of the node."""
+
+    path: Annotated[str, StringConstraints(pattern=MODEL_PATH_PATTERN, min_length=1, max_length=512)] = Field(
+        description=(
+            "Folder with config.json, *.safetensors and tokenizer.json. Relative to the image's model root (/models), "
+            "or absolute; no segment starts with a dot."
+        )
+    )
+
+
+Reserved = dict[str, Any]
+
+
+class ModelSource(ApiModel):
+    """Where the weights come from: exactly one source."""
+
+    local: LocalSource | None = Field(None, description="A folder inside the runtime image.")
+    hugging_face: Reserved | None = Field(
+        None,
+        description="Reserved: refused until this version can download from a hub.",
+        json_schema_extra={"x-millstream-reserved": True},
+    )
+    image: Reserved | None = Field(
+        None,
+        description="Reserved: refused until this version can pull a model image.",
+        json_schema_extra={"x-millstream-reserved": True},
+    )
+    persistent_volume_claim: Reserved | None = Field(
+        None,
+        description="Reserved: refused until this version can mount a volume.",
+        json_schema_extra={"x-millstream-reserved": True},
+    )
+
+
+class Model(ApiModel):
+    """The model to serve."""
+
+    served_name: (
+        Annotated[
+            str,
+            StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$", min_length=1, max_length=253),
+        ]
+        | None
+    ) = Field(None, description="Name of the model in requests and in /v1/models. Default: metadata.name.")
+    source: ModelSource = Field(description="Where the weights come from: exactly one source.")
+
+
+class AcceleratorType(StrEnum):
+    GPU = "GPU"
+    CPU = "CPU"
+
+
+class Accelerator(ApiModel):
+    """What the model runs on."""
+
+    type: AcceleratorType | None = Field(
+        None, description="GPU (one NVIDIA GPU a replica) or CPU (small models, trials). Default: GPU."
+    )
+
+
+class Engine(ApiModel):
+    """Limits of the inference engine. Each one is a trade of memory against throughput."""
+
+    max_model_len: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_MODEL_LEN_LIMIT_TOKENS,
+        description="Tokens of prompt and answer together, at most. Default: what the model allows.",
+    )
+    max_num_batched_tokens: int | None = Field(
+        None,
+        ge=16,
+        le=MAX_MODEL_LEN_LIMIT_TOKENS,
+        description="Tokens that one step may compute. Default: 2048, or maxNumSeqs where that is more.",
+    )
+    max_num_seqs: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_NUM_SEQS_LIMIT,
+        description="Requests that one step may hold. Default: 64, or maxNumBatchedTokens where that is less.",
+    )
+    gpu_memory_utilization_percent: int | None = Field(
+        None,
+        ge=1,
+        le=99,
+        description="Share of the GPU's memory for weights and KV cache, in percent. Only with a GPU. Default: 90.",
+    )
+
+
+class Warmup(ApiModel):
+    """How a replica gets ready, and stays fast while idle."""
+
+    heartbeat_interval: Duration | None = Field(
+        None,
+        description="Idle time after which a replica runs one small step to stay warm, for example 30s. "
+        "0s switches heartbeats off. Default: 30s.",
+    )
+    timeout: Duration | None = Field(
+        None,
+        description="Time a pod has to load and warm up before it is restarted, for example 20m. Default: 20m.",
+    )
+
+
+class Rollout(ApiModel):
+    """How a change reaches the pods: one more pod comes up first, none that serves is taken away before."""
+
+    progress_deadline: Duration | None = Field(
+        None,
+        description="Time without progress after which a rollout is reported as failed, for example 30m. Longer than "
+        "warmup.timeout. Default: warmup.timeout and 10m.",
+    )
+    drain_timeout: Duration | None = Field(
+        None,
+        description="Time a leaving pod has to finish running requests, for example 10m. Default: 10m.",
+    )
+
+
+class Runtime(ApiModel):
+    """The runtime container."""
+
+    image: Annotated[str, StringConstraints(pattern=IMAGE_PATTERN, min_length=1, max_length=512)] | None = Field(
+        None, description="Image of the runtime. Default: the operator's own, kept until the spec next changes."
+    )
+
+
+class ServiceType(StrEnum):
+    CLUSTER_IP = "ClusterIP"
+    NODE_PORT = "NodePort"
+    LOAD_BALANCER = "LoadBalancer"
+
+
+class Service(ApiModel):
+    """The Service in front of the replicas, named after the LLMDeployment."""
+
+    type: ServiceType | None = Field(None, description="ClusterIP, NodePort or LoadBalancer. Default: ClusterIP.")
+    port: int | None = Field(None, ge=1, le=65535, description="Port of the Service. Default: 80.")
+
+
+class LLMDeploymentSpec(ApiModel):
+    """What is wanted. An absent field means that the operator chooses and explains it in status.plan."""
+
+    model: Model = Field(description="The model to serve.")
+    accelerator: Accelerator | None = Field(None, description="What the model runs on. Default: one GPU a replica.")
+    engine: Engine | None = Field(None, description="Limits of the inference engine.")
+    warmup: Warmup | None = Field(None, description="How a replica gets ready, and stays fast while idle.")
+    rollout: Rollout | None = Field(None, description="How a change reaches the pods.")
+    replicas: int = Field(
+        1, ge=0, le=1000, description="Identical replicas behind the Service. 0 stops serving. Default: 1."
+    )
+    runtime: Runtime | None = Field(None, description="The runtime container.")
+    service: Service | None = Field(None, description="The Service in front of the replicas.")
+    pod_template: PodTemplate | None = Field(
+        None, description="Changes to the pods: labels, scheduling, environment, resources."
+    )

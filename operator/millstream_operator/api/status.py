@@ -1,0 +1,129 @@
+"""`status` of an LLMDeployment: what is, written by the operator alone and only when something changed.
+
+No timestamps besides a condition's own transition, no counters and no latencies: a varying status would wake the
+operator that wrote it, for ever.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from millstream_operator.api.base import ApiModel
+from millstream_operator.api.spec import AcceleratorType
+
+
+class ConditionStatus(StrEnum):
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(ApiModel):
+    """One observation, in the shape of metav1.Condition."""
+
+    type: Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Za-z]*$", min_length=1, max_length=64)] = Field(
+        description="What is observed: Ready is the summary."
+    )
+    status: ConditionStatus = Field(description="True, False or Unknown.")
+    reason: Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Za-z0-9]*$", min_length=1, max_length=128)] = Field(
+        description="A stable CamelCase word for machines; docs/reasons.md lists each with its cause and fix."
+    )
+    message: Annotated[str, StringConstraints(max_length=4096)] = Field(
+        description="One sentence for people: what is wrong and what to do about it."
+    )
+    observed_generation: int = Field(ge=0, description="The metadata.generation that this was observed for.")
+    last_transition_time: Annotated[str, Field(json_schema_extra={"format": "date-time"}, max_length=64)] = Field(
+        description="When the status last changed, in UTC."
+    )
+
+
+Text = Annotated[str, StringConstraints(max_length=1024)]
+
+
+class PlanReason(ApiModel):
+    field: Annotated[str, StringConstraints(max_length=128)] = Field(
+        description="The plan's field, for example engine.maxNumSeqs."
+    )
+    reason: Text = Field(description="Why it has its value.")
+
+
+class EngineStatus(ApiModel):
+    max_model_len: int | None = Field(
+        None, ge=1, description="Tokens of prompt and answer together. Absent: what the model allows."
+    )
+    max_num_batched_tokens: int = Field(ge=1, description="Tokens that one step may compute.")
+    max_num_seqs: int = Field(ge=1, description="Requests that one step may hold.")
+    gpu_memory_utilization_percent: int | None = Field(
+        None, ge=1, le=99, description="Share of the GPU's memory in use. Absent on a CPU."
+    )
+
+
+class PlanStatus(ApiModel):
+    """What the operator chose, and why. Kept until the spec changes."""
+
+    summary: Annotated[str, StringConstraints(max_length=256)] = Field(
+        description="The plan in a few words, for example 1×GPU TP1 None."
+    )
+    accelerator: AcceleratorType = Field(description="GPU or CPU.")
+    gpus_per_replica: int = Field(ge=0, description="GPUs that one replica takes.")
+    tensor_parallel_size: int = Field(ge=1, description="GPUs that share each layer of the model.")
+    quantization: Annotated[str, StringConstraints(max_length=32)] = Field(
+        description="Method of the weights. None: as they are in the checkpoint."
+    )
+    engine: EngineStatus = Field(description="Limits of the inference engine, resolved.")
+    reasons: Annotated[list[PlanReason], Field(max_length=64)] = Field(
+        description="Why each choice was made.", json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    input_hash: Annotated[str, StringConstraints(max_length=64)] = Field(
+        description="Hash of the part of the spec that decides about the pods: the same hash, the same plan."
+    )
+
+
+class ModelStatus(ApiModel):
+    served_name: Annotated[str, StringConstraints(max_length=253)] = Field(description="Name of the model in requests.")
+
+
+class RuntimeStatus(ApiModel):
+    image: Annotated[str, StringConstraints(max_length=512)] = Field(description="Image that the plan is pinned to.")
+
+
+class RolloutStatus(ApiModel):
+    """Revisions are ControllerRevisions: `kubectl get controllerrevisions -l millstream.dev/deployment=NAME`."""
+
+    current_revision: Annotated[str, StringConstraints(max_length=63)] | None = Field(
+        None, description="The last revision that answered through the Service."
+    )
+    update_revision: Annotated[str, StringConstraints(max_length=63)] | None = Field(
+        None, description="The revision that the spec asks for."
+    )
+
+
+class LLMDeploymentStatus(ApiModel):
+    """What is. Written by the operator."""
+
+    observed_generation: int | None = Field(
+        None, ge=-1, description="The metadata.generation that this status was made for. -1: none yet."
+    )
+    conditions: Annotated[list[Condition], Field(max_length=32)] | None = Field(
+        None,
+        description="Ready is the summary; Planned, Available and ModelReady are its parts; Reconciling and Stalled "
+        "are there only while true.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
+    replicas: int | None = Field(None, ge=0, description="Pods that exist.")
+    ready_replicas: int | None = Field(None, ge=0, description="Pods that are ready, of any revision.")
+    updated_replicas: int | None = Field(None, ge=0, description="Pods of the update revision.")
+    available_replicas: int | None = Field(None, ge=0, description="Pods that are available, of any revision.")
+    selector: Annotated[str, StringConstraints(max_length=512)] | None = Field(
+        None, description="Label selector of the pods, for autoscalers."
+    )
+    url: Annotated[str, StringConstraints(max_length=512)] | None = Field(
+        None, description="Where the model answers, inside the cluster."
+    )
+    model: ModelStatus | None = Field(None, description="The model as it is served.")
+    plan: PlanStatus | None = Field(None, description="What the operator chose, and why.")
+    runtime: RuntimeStatus | None = Field(None, description="The runtime that is pinned.")
+    rollout: RolloutStatus | None = Field(None, description="Which revision serves, and which is wanted.")

@@ -1,0 +1,1 @@
+"""Rendering: a Plan to Kubernetes objects, one builder a kind. Pure."""

@@ -1,0 +1,66 @@
+"""Names, labels and owner references that every child shares.
+
+Selectors use `millstream.dev/deployment` and `millstream.dev/role` alone, because a selector can never change; all
+other labels are for people and tools.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millstream_operator.api import API_VERSION, KIND
+from millstream_operator.api.llmdeployment import LLMDeployment
+
+DEPLOYMENT_LABEL = "millstream.dev/deployment"
+ROLE_LABEL = "millstream.dev/role"
+REVISION_LABEL = "millstream.dev/revision"
+LEADER = "leader"  # the pod of a replica that answers requests; today a replica is one pod
+MANAGER = "millstream-operator"
+RUNTIME_CONTAINER = "runtime"
+HTTP_PORT_NAME = "http"
+
+
+def common_labels(name: str) -> dict[str, str]:
+    """Labels of every child of the LLMDeployment `name`, its pods included."""
+    return {
+        "app.kubernetes.io/name": "millstream-runtime",
+        "app.kubernetes.io/instance": name,
+        "app.kubernetes.io/managed-by": MANAGER,
+        DEPLOYMENT_LABEL: name,
+    }
+
+
+def selector_labels(name: str) -> dict[str, str]:
+    """What selects the pods that answer requests."""
+    return {DEPLOYMENT_LABEL: name, ROLE_LABEL: LEADER}
+
+
+def selector_string(name: str) -> str:
+    """`status.selector`, for autoscalers."""
+    return ",".join(f"{key}={value}" for key, value in selector_labels(name).items())
+
+
+def owner_reference(owner: LLMDeployment) -> dict[str, Any]:
+    """Kubernetes deletes a child with its owner by this, whether the operator runs or not: so no finalizer."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": owner.name,
+        "uid": owner.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def child(owner: LLMDeployment, api_version: str, kind: str, name: str | None = None) -> dict[str, Any]:
+    """A child object with everything but its own content."""
+    return {
+        "apiVersion": api_version,
+        "kind": kind,
+        "metadata": {
+            "name": name or owner.name,
+            "namespace": owner.metadata.namespace,
+            "labels": common_labels(owner.name),
+            "ownerReferences": [owner_reference(owner)],
+        },
+    }

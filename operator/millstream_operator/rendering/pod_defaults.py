@@ -1,0 +1,42 @@
+"""Pod defaults that an administrator sets for every LLMDeployment, in the chart's values.
+
+They lie under what a spec says: a spec's own keys win. Like the default image they reach a pod when its spec next
+changes, never before.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, ValidationError
+
+from millstream_operator.api.base import ApiModel, DNSSubdomain, LabelValue, QualifiedName
+from millstream_operator.api.pod_template import Toleration
+
+
+class PodDefaults(ApiModel):
+    labels: dict[QualifiedName, LabelValue] = Field(default_factory=dict)
+    annotations: dict[QualifiedName, Annotated[str, StringConstraints(max_length=4096)]] = Field(default_factory=dict)
+    node_selector: dict[QualifiedName, LabelValue] = Field(default_factory=dict)
+    tolerations: list[Toleration] = Field(default_factory=list)
+    priority_class_name: DNSSubdomain | Literal[""] = ""
+
+
+def load_pod_defaults(path: str | Path | None) -> PodDefaults:
+    """Read the JSON file that the chart mounts; without a path, no defaults.
+
+    Raises:
+        ValueError: one sentence that names the file and what is wrong in it.
+    """
+    if not path:
+        return PodDefaults()
+    try:
+        return PodDefaults.model_validate_json(Path(path).read_text(encoding="utf-8") or json.dumps({}))
+    except OSError as error:
+        raise ValueError(f"MILLSTREAM_POD_DEFAULTS: {path} cannot be read: {error.strerror}.") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(step) for step in first["loc"])
+        raise ValueError(f"MILLSTREAM_POD_DEFAULTS: {path}: {where}: {first['msg']}.") from None

@@ -1,0 +1,17 @@
+"""A drained node takes one replica at a time. With a single replica a budget would only block the drain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.rendering.names import child, selector_labels
+
+
+def pod_disruption_budget(owner: LLMDeployment) -> dict[str, Any] | None:
+    """None unless there is more than one replica."""
+    if owner.spec.replicas < 2:
+        return None
+    return child(owner, "policy/v1", "PodDisruptionBudget") | {
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector_labels(owner.name)}}
+    }

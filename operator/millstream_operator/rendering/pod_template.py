@@ -1,0 +1,153 @@
+"""The pod of a replica: everything that a change of would restart it.
+
+    image's own  <  planner's  <  chart's pod defaults  <  spec.podTemplate
+
+A pod meets the restricted Pod Security profile. It listens before its weights are loaded, so `/ready` is asked once
+a second from the start: a pod that is ready is used within a second. On SIGTERM the runtime itself goes on serving
+for a moment, then drains, so no preStop hook is needed; the grace period covers the longest drain.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.pod_template import Container, PodMetadata, PodSpec, PodTemplate, ResourceList
+from millstream_operator.api.spec import AcceleratorType
+from millstream_operator.planning.plan import GPU_RESOURCE, Plan, ResourcePlan
+from millstream_operator.rendering.names import (
+    HTTP_PORT_NAME,
+    LEADER,
+    ROLE_LABEL,
+    RUNTIME_CONTAINER,
+    common_labels,
+    selector_labels,
+)
+from millstream_operator.rendering.pod_defaults import PodDefaults
+from millstream_operator.rendering.quantity import canonical
+from millstream_operator.rendering.runtime_config import RUNTIME_PORT, runtime_config
+
+NON_ROOT_ID = 65532
+DRAIN_MARGIN_SECONDS = 30  # after the drain: closing connections, leaving the process
+
+
+def pod_template(deployment: LLMDeployment, plan: Plan, defaults: PodDefaults) -> dict[str, Any]:
+    """A PodTemplateSpec without empty fields, as the API server would store it."""
+    overlay = deployment.spec.pod_template or PodTemplate()
+    metadata, spec = overlay.metadata or PodMetadata(), overlay.spec or PodSpec()
+    labels = {
+        **defaults.labels,
+        **(metadata.labels or {}),
+        **common_labels(deployment.name),
+        ROLE_LABEL: LEADER,
+        # What the inference gateway reads: our metrics speak that dialect.
+        "llm-d.ai/engine-type": "vllm",
+        "llm-d.ai/role": "both",
+    }
+    annotations = {**defaults.annotations, **(metadata.annotations or {}), **_prometheus()}
+    return {
+        "metadata": {"labels": labels, "annotations": annotations},
+        "spec": _pod_spec(deployment.name, plan, defaults, spec),
+    }
+
+
+def _pod_spec(name: str, plan: Plan, defaults: PodDefaults, overlay: PodSpec) -> dict[str, Any]:
+    container = next(iter(overlay.containers or []), None)
+    optional = {
+        "nodeSelector": {**defaults.node_selector, **(overlay.node_selector or {})},
+        "tolerations": _tolerations(plan, defaults, overlay),
+        "priorityClassName": overlay.priority_class_name or defaults.priority_class_name,
+        "imagePullSecrets": [{"name": secret.name} for secret in overlay.image_pull_secrets or []],
+    }
+    return {
+        "serviceAccountName": name,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": plan.drain_timeout_seconds + DRAIN_MARGIN_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": NON_ROOT_ID,
+            "runAsGroup": NON_ROOT_ID,
+            "fsGroup": NON_ROOT_ID,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": selector_labels(name)},
+                "matchLabelKeys": ["pod-template-hash"],
+            }
+        ],
+        "containers": [_container(plan, container)],
+        "volumes": [{"name": "tmp", "emptyDir": {}}],
+        **{key: value for key, value in optional.items() if value},
+    }
+
+
+def _container(plan: Plan, overlay: Container | None) -> dict[str, Any]:
+    return {
+        "name": RUNTIME_CONTAINER,
+        "image": plan.runtime_image,
+        "imagePullPolicy": "IfNotPresent",
+        "args": ["serve", *runtime_config(plan).to_args()],
+        "env": [{"name": "HOME", "value": "/tmp"}, *_env(overlay)],  # noqa: S108 - the only writable folder
+        "ports": [{"name": HTTP_PORT_NAME, "containerPort": RUNTIME_PORT, "protocol": "TCP"}],
+        "resources": _resources(plan.resources, overlay),
+        "startupProbe": {**_get("/ready"), "periodSeconds": 1, "timeoutSeconds": 3} | _budget(plan),
+        "readinessProbe": {**_get("/ready"), "periodSeconds": 2, "timeoutSeconds": 3, "failureThreshold": 2},
+        "livenessProbe": {**_get("/health"), "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 6},
+        "terminationMessagePolicy": "File",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
+    }
+
+
+def _get(path: str) -> dict[str, Any]:
+    return {"httpGet": {"path": path, "port": HTTP_PORT_NAME, "scheme": "HTTP"}}
+
+
+def _budget(plan: Plan) -> dict[str, int]:
+    """One try a second for as long as the warm-up may take."""
+    return {"failureThreshold": plan.warmup_timeout_seconds}
+
+
+def _prometheus() -> dict[str, str]:
+    return {"prometheus.io/scrape": "true", "prometheus.io/path": "/metrics", "prometheus.io/port": str(RUNTIME_PORT)}
+
+
+def _tolerations(plan: Plan, defaults: PodDefaults, overlay: PodSpec) -> list[dict[str, Any]]:
+    """GPU nodes are usually tainted with the resource's own name, so a GPU pod tolerates that."""
+    given = [*defaults.tolerations, *(overlay.tolerations or [])]
+    rendered = [toleration.model_dump(mode="json", by_alias=True, exclude_none=True) for toleration in given]
+    if plan.accelerator is AcceleratorType.GPU:
+        rendered.append({"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"})
+    return rendered
+
+
+def _env(overlay: Container | None) -> list[dict[str, Any]]:
+    given = overlay.env if overlay is not None and overlay.env is not None else []
+    return [variable.model_dump(mode="json", by_alias=True, exclude_none=True) for variable in given]
+
+
+def _resources(planned: ResourcePlan, overlay: Container | None) -> dict[str, Any]:
+    """A resource that the overlay names, in requests or limits, replaces the planner's request and limit of it."""
+    wanted = overlay.resources if overlay is not None else None
+    requests = _amounts(wanted.requests if wanted else None)
+    limits = _amounts(wanted.limits if wanted else None)
+    named = {*requests, *limits}
+    merged = {
+        "requests": {key: value for key, value in planned.requests.items() if key not in named} | requests,
+        "limits": {key: value for key, value in planned.limits.items() if key not in named} | limits,
+    }
+    return {key: value for key, value in merged.items() if value}
+
+
+def _amounts(resources: ResourceList | None) -> dict[str, str]:
+    given = resources.model_dump(by_alias=True, exclude_none=True) if resources is not None else {}
+    return {name: canonical(amount) for name, amount in given.items()}

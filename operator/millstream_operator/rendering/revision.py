@@ -1,0 +1,89 @@
+"""A revision: what was rendered for the pods from one spec, kept so that nothing but the spec can change it.
+
+    Plan, pod template -> Revision -> apps/v1 ControllerRevision -> Revision
+
+An upgrade of the operator brings another default image, other pod defaults or another renderer. Without a record
+every pod of every LLMDeployment would restart with it. So the first rendering for a spec is stored, as StatefulSets
+and DaemonSets store theirs, and stands until the spec's input hash changes. The newest number is the current one.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.planning.plan import Plan
+from millstream_operator.rendering.names import REVISION_LABEL, child
+from millstream_operator.rendering.pod_defaults import PodDefaults
+from millstream_operator.rendering.pod_template import pod_template
+from millstream_operator.rendering.runtime_config import runtime_config
+
+HASH_LENGTH = 10
+FORMAT = 1  # of `data`; raise it when its keys change their meaning
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A pinned rendering. `name` is the ControllerRevision's, `digest` labels its pods."""
+
+    name: str
+    digest: str
+    input_hash: str
+    config_hash: str
+    image: str
+    plan: dict[str, Any]  # status.plan
+    template: dict[str, Any]  # PodTemplateSpec
+
+    def data(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "inputHash": self.input_hash,
+            "configHash": self.config_hash,
+            "image": self.image,
+            "plan": self.plan,
+            "template": self.template,
+        }
+
+
+def render_revision(owner: LLMDeployment, plan: Plan, defaults: PodDefaults) -> Revision:
+    """Render the pods of a plan and name the result after its content."""
+    template = pod_template(owner, plan, defaults)
+    text = json.dumps({"inputHash": plan.input_hash, "template": template}, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
+    template["metadata"]["labels"][REVISION_LABEL] = digest
+    return Revision(
+        name=f"{owner.name}-{digest}",
+        digest=digest,
+        input_hash=plan.input_hash,
+        config_hash=runtime_config(plan).config_hash(),
+        image=plan.runtime_image,
+        plan=plan.status_plan(),
+        template=template,
+    )
+
+
+def controller_revision(owner: LLMDeployment, revision: Revision, number: int) -> dict[str, Any]:
+    """The object that keeps a revision. `number` grows with every change of the spec."""
+    rendered = child(owner, "apps/v1", "ControllerRevision", name=revision.name)
+    rendered["metadata"]["labels"][REVISION_LABEL] = revision.digest
+    return rendered | {"revision": number, "data": revision.data()}
+
+
+def read_revision(stored: dict[str, Any]) -> Revision | None:
+    """A revision from its object; None when it was written by a version whose format is not known here."""
+    data = copy.deepcopy(stored.get("data") or {})
+    if data.get("format") != FORMAT:
+        return None
+    return Revision(
+        name=stored["metadata"]["name"],
+        digest=stored["metadata"]["labels"][REVISION_LABEL],
+        input_hash=data["inputHash"],
+        config_hash=data["configHash"],
+        image=data["image"],
+        plan=data["plan"],
+        template=data["template"],
+    )
