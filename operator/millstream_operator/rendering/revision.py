@@ -50,13 +50,16 @@ class Revision:
 
 
 def render_revision(owner: LLMDeployment, plan: Plan, defaults: PodDefaults) -> Revision:
-    """Render the pods of a plan and name the result after its content."""
+    """Render the pods of a plan, and name the result after its content.
+
+    The pods are labelled by the digest of the template alone: a spec that says the same in other words (`60s` for
+    `1m`) makes a new record and restarts nothing.
+    """
     template = pod_template(owner, plan, defaults)
-    text = json.dumps({"inputHash": plan.input_hash, "template": template}, sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
+    digest = _digest(template)
     template["metadata"]["labels"][REVISION_LABEL] = digest
     return Revision(
-        name=f"{owner.name}-{digest}",
+        name=f"{owner.name}-{_digest([plan.input_hash, template])}",
         digest=digest,
         input_hash=plan.input_hash,
         config_hash=runtime_config(plan).config_hash(),
@@ -64,6 +67,10 @@ def render_revision(owner: LLMDeployment, plan: Plan, defaults: PodDefaults) -> 
         plan=plan.status_plan(),
         template=template,
     )
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:HASH_LENGTH]
 
 
 def controller_revision(owner: LLMDeployment, revision: Revision, number: int) -> dict[str, Any]:

@@ -1,0 +1,87 @@
+"""Does a live object still say what we want? If so, no write.
+
+Server-side apply alone would be right without this file, but a no-op apply still costs the API server, and has been
+seen to bump resourceVersions. Two questions are asked of the live object:
+
+1. Was it last applied from the same manifest? A digest in an annotation says so; a field that we no longer want
+   can be told by nothing else, and only an apply takes it away.
+2. Does it still hold every value of the manifest? Someone may have edited it since.
+
+The server may store a value in other words than ours. What it made of our last apply is then remembered, and counts
+as equal: a normalised value must not cause a write for ever.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from typing import Any
+
+APPLIED_ANNOTATION = "millstream.dev/applied"
+DIGEST_LENGTH = 16
+
+
+def stamped(manifest: dict[str, Any]) -> dict[str, Any]:
+    """A manifest that carries its own digest."""
+    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:DIGEST_LENGTH]
+    stamped_manifest = copy.deepcopy(manifest)
+    stamped_manifest["metadata"].setdefault("annotations", {})[APPLIED_ANNOTATION] = digest
+    return stamped_manifest
+
+
+def projected(live: Any, wanted: Any) -> Any:
+    """The part of `live` that `wanted` speaks about. Lists are compared whole: their items have no other identity."""
+    if isinstance(wanted, dict):
+        if not isinstance(live, dict):
+            return live
+        return {key: projected(live.get(key), value) for key, value in wanted.items()}
+    if isinstance(wanted, list) and isinstance(live, list) and len(live) == len(wanted):
+        return [projected(one, other) for one, other in zip(live, wanted, strict=True)]
+    return live
+
+
+def holds(live: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """Does the live object hold every value of the manifest? Absent and empty are the same to the server."""
+    return _equal(projected(live, wanted), wanted)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(_equal(left, right) for left, right in zip(one, other, strict=True))
+    if one in (None, "", {}, []) and other in (None, "", {}, []):
+        return True
+    return bool(one == other)
+
+
+class Settled:
+    """What the server made of our last apply of each object, where that is not literally what we sent."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, str] = {}
+
+    def needs_apply(self, live: dict[str, Any] | None, wanted: dict[str, Any]) -> bool:
+        """`wanted` is a stamped manifest."""
+        if live is None:
+            return True
+        if holds(live, wanted):
+            return False
+        return self._made.get(live["metadata"]["uid"]) != _digest(live, wanted)
+
+    def applied(self, answer: dict[str, Any], wanted: dict[str, Any]) -> None:
+        """Remember the answer to an apply."""
+        uid = answer["metadata"]["uid"]
+        if holds(answer, wanted):
+            self._made.pop(uid, None)
+        else:
+            self._made[uid] = _digest(answer, wanted)
+
+    def forget(self, uid: str) -> None:
+        self._made.pop(uid, None)
+
+
+def _digest(live: dict[str, Any], wanted: dict[str, Any]) -> str:
+    text = json.dumps([projected(live, wanted), wanted], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

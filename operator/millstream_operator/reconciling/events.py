@@ -1,0 +1,55 @@
+"""Kubernetes Events on the LLMDeployment: one for each change of the reason why it is, or is not, Ready. Pure.
+
+`kubectl describe llmd` shows them under the conditions, so a person sees the story and not only its last page.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millstream_operator.api import API_VERSION, KIND
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.reconciling.conditions import READY, find
+from millstream_operator.reconciling.reasons import NEEDS_A_PERSON, Reason
+from millstream_operator.rendering.names import MANAGER
+
+MESSAGE_LIMIT_CHARACTERS = 1000  # the API's limit is 1024
+# Steps on the way, not news: the conditions show them while they last.
+QUIET = frozenset({Reason.ASKING_MODEL, Reason.NO_REPLICA_AVAILABLE})
+
+
+def event_for(owner: LLMDeployment, before: dict[str, Any], after: dict[str, Any], now: str) -> dict[str, Any] | None:
+    """The Event that a change from one status to another deserves; None when Ready's reason did not change."""
+    was, ready = find(before.get("conditions", ()), READY), find(after.get("conditions", ()), READY)
+    if not ready or (was.get("status"), was.get("reason")) == (ready["status"], ready["reason"]):
+        return None
+    if ready["reason"] in QUIET:
+        return None
+    metadata = owner.metadata
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{owner.name}.", "namespace": metadata.namespace},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": owner.name,
+            "namespace": metadata.namespace,
+            "uid": metadata.uid,
+            "resourceVersion": metadata.resource_version,
+        },
+        "type": "Warning" if _is_bad_news(was, ready) else "Normal",
+        "reason": ready["reason"],
+        "message": ready["message"][:MESSAGE_LIMIT_CHARACTERS],
+        "source": {"component": MANAGER},
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }
+
+
+def _is_bad_news(was: dict[str, Any], ready: dict[str, Any]) -> bool:
+    if ready["status"] == "True":
+        return False
+    on_its_way = {Reason.STARTING, Reason.ROLLING_OUT, Reason.SCALED_TO_ZERO}
+    return was.get("status") == "True" or ready["reason"] in NEEDS_A_PERSON or ready["reason"] not in on_its_way

@@ -1,0 +1,75 @@
+"""Every reason that a condition can carry. Stable: machines and runbooks depend on them (docs/reasons.md)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    # It works.
+    READY = "Ready"
+    PLANNED = "Planned"
+    ANSWERING = "Answering"
+    AVAILABLE = "Available"
+
+    # It is on its way.
+    STARTING = "Starting"
+    ROLLING_OUT = "RollingOut"
+    ASKING_MODEL = "AskingModel"
+    NO_REPLICA_AVAILABLE = "NoReplicaAvailable"
+    SCALED_TO_ZERO = "ScaledToZero"
+
+    # The spec, or the cluster's answer to it.
+    INVALID_SPEC = "InvalidSpec"
+    NAME_CONFLICT = "NameConflict"
+    APPLY_REFUSED = "ApplyRefused"
+    ADMISSION_DENIED = "AdmissionDenied"
+    QUOTA_EXCEEDED = "QuotaExceeded"
+
+    # The pods.
+    UNSCHEDULABLE = "Unschedulable"
+    INSUFFICIENT_GPU = "InsufficientGPU"
+    IMAGE_PULL_FAILED = "ImagePullFailed"
+    CONTAINER_CONFIG_INVALID = "ContainerConfigInvalid"
+    CHECKPOINT_INVALID = "CheckpointInvalid"
+    INVALID_CONFIG = "InvalidConfig"
+    OUT_OF_MEMORY = "OutOfMemory"
+    PORT_IN_USE = "PortInUse"
+    UNSUPPORTED_BY_RUNTIME = "UnsupportedByRuntime"
+    WARMUP_STALLED = "WarmupStalled"
+    RUNTIME_CRASHED = "RuntimeCrashed"
+    EVICTED = "Evicted"
+    PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
+
+    # The Service.
+    SERVICE_UNREACHABLE = "ServiceUnreachable"
+    WRONG_ANSWER = "WrongAnswer"
+
+
+# No retry mends these: somebody has to change the spec, the model or the cluster.
+NEEDS_A_PERSON = frozenset(
+    {
+        Reason.INVALID_SPEC,
+        Reason.NAME_CONFLICT,
+        Reason.APPLY_REFUSED,
+        Reason.ADMISSION_DENIED,
+        Reason.CONTAINER_CONFIG_INVALID,
+        Reason.CHECKPOINT_INVALID,
+        Reason.INVALID_CONFIG,
+        Reason.UNSUPPORTED_BY_RUNTIME,
+        Reason.PROGRESS_DEADLINE_EXCEEDED,
+    }
+)
+
+# Their messages come from Kubernetes and hold counts of nodes, ports and back-offs that change by themselves.
+MESSAGE_HAS_VARYING_NUMBERS = frozenset(
+    {
+        Reason.UNSCHEDULABLE,
+        Reason.INSUFFICIENT_GPU,
+        Reason.IMAGE_PULL_FAILED,
+        Reason.ADMISSION_DENIED,
+        Reason.QUOTA_EXCEEDED,
+        Reason.APPLY_REFUSED,
+        Reason.SERVICE_UNREACHABLE,
+    }
+)

@@ -1,0 +1,276 @@
+"""`reconcile(key)`: make the cluster hold what one LLMDeployment says, and write down what is.
+
+    index -> parse -> pinned revision -> apply what differs -> prune -> ask the model -> status, if it changed
+
+Level-triggered: it looks at everything each time and remembers nothing that it could not find out again, so it may
+be killed before or after any of its writes. Reads come from the index; a live GET comes before anything destructive.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.load import ManifestError, parse
+from millstream_operator.planning.plan import PlanDefaults
+from millstream_operator.reconciling import conditions
+from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable, ClusterClient
+from millstream_operator.reconciling.conditions import find
+from millstream_operator.reconciling.diagnosis import Diagnosis
+from millstream_operator.reconciling.diff import Settled, stamped
+from millstream_operator.reconciling.events import event_for
+from millstream_operator.reconciling.index import Index, OwnerKey
+from millstream_operator.reconciling.kinds import (
+    CONTROLLER_REVISION,
+    DEPLOYMENT,
+    LLM_DEPLOYMENT,
+    OWNED,
+    POD,
+    kind_of,
+)
+from millstream_operator.reconciling.reasons import Reason
+from millstream_operator.reconciling.revisions import Pin, choose, superfluous
+from millstream_operator.reconciling.service_probe import ServiceAccess, ask
+from millstream_operator.reconciling.status import Answer, Seen, rolled_out, status_of, status_of_invalid
+from millstream_operator.reconciling.work_queue import RetryLater
+from millstream_operator.rendering.names import LEADER, ROLE_LABEL
+from millstream_operator.rendering.objects import objects
+from millstream_operator.rendering.pod_defaults import PodDefaults
+from millstream_operator.rendering.revision import controller_revision
+
+log = logging.getLogger(__name__)
+Manifest = dict[str, Any]
+# What the API server refuses for good; anything else may pass, and is tried again.
+REFUSED = (400, 403, 422)
+RECHECK_OBSTACLE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What the operator's own configuration gives to new plans and renderings."""
+
+    plan: PlanDefaults = field(default_factory=PlanDefaults)
+    pods: PodDefaults = field(default_factory=PodDefaults)
+
+
+def _utc_now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Reconciler:
+    """Works on one key at a time; different keys may be worked on concurrently in one event loop."""
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        index: Index,
+        access: ServiceAccess,
+        defaults: Defaults,
+        now: Callable[[], str] = _utc_now,
+    ) -> None:
+        self._client, self._index, self._access, self._defaults, self._now = client, index, access, defaults, now
+        self._settled = Settled()
+        # By owner's uid: which revision and pods were asked, and what came of it.
+        self._answers: dict[str, tuple[object, Answer]] = {}
+
+    async def reconcile(self, key: OwnerKey) -> None:
+        """Raises RetryLater when the work is not finished; the queue comes back with backoff."""
+        manifest = self._index.get(LLM_DEPLOYMENT, key.namespace, key.name)
+        if manifest is None or manifest["metadata"].get("deletionTimestamp"):
+            return  # its children go by their owner references
+        try:
+            await self._reconcile(key, manifest)
+        except ApiUnreachable as error:
+            raise RetryLater(str(error)) from error
+        except ApiError as error:
+            if _namespace_is_going(error):
+                return
+            raise RetryLater(f"{error.status} {error.message}", error.retry_after_seconds) from error
+
+    async def _reconcile(self, key: OwnerKey, manifest: Manifest) -> None:
+        try:
+            owner = parse({k: v for k, v in manifest.items() if k != "status"})
+        except ManifestError as error:
+            await self._write_invalid(manifest, Diagnosis(Reason.INVALID_SPEC, str(error)))
+            return
+        records = self._own_children(owner, key, CONTROLLER_REVISION)
+        pin = choose(owner, self._defaults.plan, self._defaults.pods, records)
+        problem = await self._bring_about(owner, pin)
+        if problem is None:
+            await self._prune(owner, key, pin)
+        workload = self._own(owner, DEPLOYMENT, key)
+        pods = self._index.children(key, POD)
+        answer = await self._answer(owner, pin, workload, pods) if problem is None else None
+        previous = manifest.get("status") or {}
+        seen = Seen(owner, pin.revision, workload, pods, answer, problem, previous)
+        await self._write_status(owner, previous, status_of(seen, self._now()))
+        if problem is not None:
+            raise RetryLater(problem.message, RECHECK_OBSTACLE_SECONDS)
+        if answer is not None and answer.failure is not None:
+            raise RetryLater(answer.failure.message)
+
+    # Children
+
+    async def _bring_about(self, owner: LLMDeployment, pin: Pin) -> Diagnosis | None:
+        """Apply what differs, the record first: a pod never runs a revision that is not written down."""
+        record = controller_revision(owner, pin.revision, pin.number)
+        for wanted in map(stamped, [record, *objects(owner, pin.revision)]):
+            try:
+                problem = await self._apply(owner, wanted)
+            except ApiError as error:
+                problem = _refusal(error, wanted)
+                if problem is None or _namespace_is_going(error):
+                    raise
+            if problem is not None:
+                return problem
+        return None
+
+    async def _apply(self, owner: LLMDeployment, wanted: Manifest) -> Diagnosis | None:
+        kind, metadata = kind_of(wanted), wanted["metadata"]
+        live = self._index.get(kind, metadata["namespace"], metadata["name"])
+        if live is not None and _controlled_by(live, owner) and not self._settled.needs_apply(live, wanted):
+            return None
+        # The index holds labelled objects only and may be behind: before a forced apply, whose object is it really?
+        live = await self._client.get(kind, metadata["namespace"], metadata["name"])
+        if live is not None and not _controlled_by(live, owner):
+            if _belonged_to_namesake(live, owner) or live["metadata"].get("deletionTimestamp"):
+                raise RetryLater(f"waiting for the old {kind.kind} {metadata['name']} to be deleted", 1.0)
+            return _name_conflict(kind.kind, live)
+        if live is not None and not self._settled.needs_apply(live, wanted):
+            self._index.put(kind, live)
+            return None
+        answer = await self._client.apply(wanted)
+        self._settled.applied(answer, wanted)
+        self._index.put(kind, answer)
+        return None
+
+    async def _prune(self, owner: LLMDeployment, key: OwnerKey, pin: Pin) -> None:
+        """Delete what is ours and no longer wanted, after a live look."""
+        wanted = {(o["kind"], o["metadata"]["name"]) for o in objects(owner, pin.revision)}
+        for kind in OWNED:
+            mine = self._own_children(owner, key, kind)
+            if kind is CONTROLLER_REVISION:
+                doomed: Iterable[Manifest] = superfluous(mine, pin.revision)
+            else:
+                doomed = [child for child in mine if (kind.kind, child["metadata"]["name"]) not in wanted]
+            for child in doomed:
+                live = await self._client.get(kind, owner.metadata.namespace or "", child["metadata"]["name"])
+                if live is not None and _controlled_by(live, owner):
+                    await self._client.delete(kind, live)
+                self._index.remove(kind, child)
+                self._settled.forget(child["metadata"]["uid"])
+
+    def _own_children(self, owner: LLMDeployment, key: OwnerKey, kind: Any) -> list[Manifest]:
+        return [child for child in self._index.children(key, kind) if _controlled_by(child, owner)]
+
+    def _own(self, owner: LLMDeployment, kind: Any, key: OwnerKey) -> Manifest | None:
+        live = self._index.get(kind, key.namespace, key.name)
+        return live if live is not None and _controlled_by(live, owner) else None
+
+    # The model
+
+    async def _answer(
+        self, owner: LLMDeployment, pin: Pin, workload: Manifest | None, pods: Sequence[Manifest]
+    ) -> Answer | None:
+        """Ask once for each revision and set of pods; a failure is asked again at the next try."""
+        uid = owner.metadata.uid or ""
+        if owner.spec.replicas == 0 or not rolled_out(owner, pin.revision, workload):
+            self._answers.pop(uid, None)
+            return None
+        asked = (pin.revision.name, owner.spec.service, _serving(pods))
+        known = self._answers.get(uid)
+        if known is not None and known[0] == asked and known[1].failure is None:
+            return known[1]
+        answer = await ask(self._access, owner, pin.revision)
+        self._answers[uid] = (asked, answer)
+        return answer
+
+    # Status
+
+    async def _write_status(self, owner: LLMDeployment, before: Manifest, after: Manifest) -> None:
+        """One patch, and only if something changed: our own write wakes us again."""
+        after = {name: value for name, value in after.items() if value is not None}
+        if {name: before.get(name) for name in after} == after and before.keys() <= after.keys():
+            return
+        metadata = {"name": owner.name, "namespace": owner.metadata.namespace}
+        manifest = {"apiVersion": owner.api_version, "kind": owner.kind, "metadata": metadata, "status": after}
+        answer = await self._client.apply(manifest, subresource="status")
+        self._index.put(LLM_DEPLOYMENT, answer)
+        if (event := event_for(owner, before, after, self._now())) is not None:
+            try:
+                await self._client.create(event)
+            except (ApiError, ApiUnreachable) as error:  # news, not state: the conditions say the same
+                log.info("%s/%s: no Event written: %s", owner.metadata.namespace, owner.name, error)
+
+    async def _write_invalid(self, manifest: Manifest, problem: Diagnosis) -> None:
+        metadata, previous = manifest["metadata"], manifest.get("status") or {}
+        after = status_of_invalid(previous, metadata.get("generation", 0), problem, self._now())
+        if after == previous:
+            return
+        body = {
+            "apiVersion": manifest["apiVersion"],
+            "kind": manifest["kind"],
+            "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
+            "status": after,
+        }
+        self._index.put(LLM_DEPLOYMENT, await self._client.apply(body, subresource="status"))
+
+    def forget(self, uid: str) -> None:
+        """An LLMDeployment is gone."""
+        self._answers.pop(uid, None)
+
+
+def _controller(manifest: Manifest) -> Manifest:
+    references = manifest["metadata"].get("ownerReferences") or ()
+    return next((reference for reference in references if reference.get("controller")), {})
+
+
+def _controlled_by(manifest: Manifest, owner: LLMDeployment) -> bool:
+    return bool(_controller(manifest).get("uid") == owner.metadata.uid)
+
+
+def _belonged_to_namesake(manifest: Manifest, owner: LLMDeployment) -> bool:
+    """A child of a deleted LLMDeployment of the same name, which the garbage collector has not reached yet."""
+    controller = _controller(manifest)
+    return controller.get("kind") == owner.kind and controller.get("name") == owner.name
+
+
+def _serving(pods: Sequence[Manifest]) -> frozenset[str]:
+    """The leader pods that are ready: other pods, another question."""
+    return frozenset(
+        pod["metadata"]["uid"]
+        for pod in pods
+        if pod["metadata"].get("labels", {}).get(ROLE_LABEL) == LEADER
+        and find(pod.get("status", {}).get("conditions") or [], conditions.READY).get("status") == "True"
+    )
+
+
+def _name_conflict(kind: str, live: Manifest) -> Diagnosis:
+    name = live["metadata"]["name"]
+    controller = _controller(live)
+    whose = f"it belongs to {controller['kind']} {controller['name']}" if controller else "somebody else made it"
+    return Diagnosis(
+        Reason.NAME_CONFLICT,
+        f"A {kind} named {name} already exists and {whose}; it is left alone. Delete it, or choose another "
+        "metadata.name for the LLMDeployment.",
+    )
+
+
+def _refusal(error: ApiError, wanted: Manifest) -> Diagnosis | None:
+    """A child that the API server will not take as it is; None for what may pass by itself."""
+    if error.status not in REFUSED:
+        return None
+    what = f"{wanted['kind']} {wanted['metadata']['name']}"
+    if "exceeded quota" in error.message:
+        return Diagnosis(Reason.QUOTA_EXCEEDED, f"The {what} exceeds the namespace's quota: {error.message}")
+    if error.status == 403 or "admission webhook" in error.message:
+        return Diagnosis(Reason.ADMISSION_DENIED, f"The cluster does not admit the {what}: {error.message}")
+    return Diagnosis(Reason.APPLY_REFUSED, f"The API server refuses the {what}: {error.message}")
+
+
+def _namespace_is_going(error: ApiError) -> bool:
+    return error.status == 403 and "being terminated" in error.message

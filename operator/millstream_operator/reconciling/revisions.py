@@ -1,0 +1,55 @@
+"""Which revision an LLMDeployment runs: the pinned one while its spec says the same, else a new one. Pure.
+
+    stored ControllerRevisions, spec -> the revision to run, its number, and the records that may go
+
+The newest record (highest `revision`) is the current one. Its input hash is compared with that of today's spec, so an
+operator with another default image, other pod defaults or another renderer finds its spec unchanged and keeps what
+runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.planning.input_hash import input_hash
+from millstream_operator.planning.plan import PlanDefaults
+from millstream_operator.planning.planner import plan
+from millstream_operator.rendering.pod_defaults import PodDefaults
+from millstream_operator.rendering.revision import Revision, read_revision, render_revision
+
+Manifest = dict[str, Any]
+HISTORY_LIMIT = 4  # records kept, the current one included
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """The revision to run and the number of its record."""
+
+    revision: Revision
+    number: int
+
+
+def choose(
+    owner: LLMDeployment, plan_defaults: PlanDefaults, pod_defaults: PodDefaults, stored: Iterable[Manifest]
+) -> Pin:
+    """The pinned revision if the spec still asks for it; otherwise one that is planned and rendered now."""
+    records = newest_first(stored)
+    if records:
+        pinned = read_revision(records[0])
+        if pinned is not None and pinned.input_hash == input_hash(owner):
+            return Pin(pinned, records[0]["revision"])
+    fresh = render_revision(owner, plan(owner, plan_defaults), pod_defaults)
+    return Pin(fresh, (records[0]["revision"] if records else 0) + 1)
+
+
+def superfluous(stored: Iterable[Manifest], current: Revision) -> list[Manifest]:
+    """Records beyond the history limit, oldest last; never the current one."""
+    others = [record for record in newest_first(stored) if record["metadata"]["name"] != current.name]
+    return others[HISTORY_LIMIT - 1 :]
+
+
+def newest_first(stored: Iterable[Manifest]) -> list[Manifest]:
+    return sorted(stored, key=lambda record: int(record["revision"]), reverse=True)

@@ -1,0 +1,77 @@
+"""The operator's own configuration, from its environment (the chart writes it)."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from millstream_operator.planning.plan import PlanDefaults
+from millstream_operator.reconciling.reconciler import Defaults
+from millstream_operator.rendering.pod_defaults import load_pod_defaults
+
+LOG_LEVELS = {name: logging.getLevelNamesMapping()[name] for name in ("DEBUG", "INFO", "WARNING", "ERROR")}
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+class SettingsError(ValueError):
+    """An environment variable has a value that cannot work. `str()` is one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    defaults: Defaults
+    watch_namespaces: tuple[str, ...]  # empty: all of the cluster
+    log_level: int
+    health_port: int
+    service_access_by_proxy: bool  # development: the operator runs outside the cluster
+
+
+def read_settings(environment: Mapping[str, str]) -> Settings:
+    """
+    MILLSTREAM_RUNTIME_IMAGE    image of new plans whose spec names none (required)
+    MILLSTREAM_POD_DEFAULTS     JSON file with defaults of the pods
+    MILLSTREAM_WATCH_NAMESPACES comma-separated; empty: all namespaces
+    MILLSTREAM_LOG_LEVEL        DEBUG, INFO, WARNING or ERROR
+    MILLSTREAM_HEALTH_PORT      where /healthz answers
+    MILLSTREAM_SERVICE_ACCESS   Direct (by DNS), or Proxy (through the API server) for an operator outside the cluster
+
+    Raises:
+        SettingsError: one sentence that names the variable, its value and what it may be.
+    """
+    image = environment.get("MILLSTREAM_RUNTIME_IMAGE", "").strip()
+    if not image:
+        raise SettingsError("MILLSTREAM_RUNTIME_IMAGE is empty; it must name the runtime's image.")
+    namespaces = tuple(
+        name for part in environment.get("MILLSTREAM_WATCH_NAMESPACES", "").split(",") if (name := part.strip())
+    )
+    for name in namespaces:
+        if not _NAMESPACE.fullmatch(name):
+            raise SettingsError(f"MILLSTREAM_WATCH_NAMESPACES holds {name!r}, which cannot be a namespace's name.")
+    try:
+        pods = load_pod_defaults(environment.get("MILLSTREAM_POD_DEFAULTS"))
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    return Settings(
+        defaults=Defaults(PlanDefaults(runtime_image=image), pods),
+        watch_namespaces=namespaces,
+        log_level=_choice(environment, "MILLSTREAM_LOG_LEVEL", LOG_LEVELS, "INFO"),
+        health_port=_port(environment.get("MILLSTREAM_HEALTH_PORT", "8080")),
+        service_access_by_proxy=bool(
+            _choice(environment, "MILLSTREAM_SERVICE_ACCESS", {"Direct": 0, "Proxy": 1}, "Direct")
+        ),
+    )
+
+
+def _choice(environment: Mapping[str, str], variable: str, choices: Mapping[str, int], default: str) -> int:
+    value = environment.get(variable, "") or default
+    if value not in choices:
+        raise SettingsError(f"{variable} is {value!r}; it must be one of {', '.join(choices)}.")
+    return choices[value]
+
+
+def _port(value: str) -> int:
+    if not value.isascii() or not value.isdigit() or not 0 < int(value) < 65536:
+        raise SettingsError(f"MILLSTREAM_HEALTH_PORT is {value!r}; it must be a port from 1 to 65535.")
+    return int(value)
