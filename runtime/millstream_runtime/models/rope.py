@@ -1,4 +1,4 @@
-"""Angles of the rotary embedding, one table for all positions."""
+"""Rotary embedding: one table of angles for all positions, and the rotation by it in place."""
 
 from __future__ import annotations
 
@@ -27,7 +27,21 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def rotary_table(rope: RopeConfig, head_dim: int, max_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each `[max_positions, head_dim / 2]`, float32: angles lose meaning in 16 bits."""
+    """Cosines and signed sines for `rotate_`, each `[max_positions, head_dim]`.
+
+    Computed in float32 whatever the model's type: the angle of a late position loses its meaning in 16 bits.
+    """
     positions = torch.arange(max_positions, dtype=torch.float32)
     angles = torch.outer(positions, inverse_frequencies(rope, head_dim))
-    return angles.cos().to(device), angles.sin().to(device)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), dim=-1).to(device), torch.cat((-sin, sin), dim=-1).to(device)
+
+
+def rotate_(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
+    """`millstream_kernels.reference.rotary_embedding` in place, in three operations instead of nine.
+
+    `heads`: `[T, heads, D]`; `cos`, `signed_sin`: `[T, 1, D]` of `rotary_table`. Rolling by half a head puts each
+    element's partner in its place, and the minus of the first half is already in the sines.
+    """
+    partners = heads.roll(heads.shape[-1] // 2, dims=-1)
+    heads.mul_(cos).addcmul_(partners, signed_sin)

@@ -12,6 +12,7 @@ from millstream_kernels.reference import paged_attention, rms_norm, rotary_embed
 from millstream_runtime.engine.attention import AttentionChunk, TorchAttention
 from millstream_runtime.engine.kv_cache import KVCache
 from millstream_runtime.models.config import ModelConfig, RopeConfig
+from millstream_runtime.models.rope import rotary_table, rotate_
 
 BLOCK = 16
 
@@ -93,6 +94,19 @@ def test_every_plan_equals_the_reference(name: str, num_heads: int, num_kv_heads
 def test_rms_norm_is_torch_s() -> None:
     x, weight = torch.randn(5, 48), torch.randn(48)
     torch.testing.assert_close(rms_norm(x, weight, 1e-5), F.rms_norm(x, (48,), weight, 1e-5))
+
+
+@pytest.mark.parametrize("head_dim", [8, 80])
+def test_rotating_in_place_is_the_reference(head_dim: int) -> None:
+    heads = torch.randn(3, 6, head_dim)
+    cos, signed_sin = rotary_table(RopeConfig(theta=10000.0), head_dim, 100, torch.device("cpu"))
+    positions = torch.tensor([0, 7, 99])
+    half = head_dim // 2
+    expected = rotary_embedding(heads[:, :4], cos[positions, :half], signed_sin[positions, half:])
+    untouched = heads[:, 4:].clone()
+    rotate_(heads[:, :4], cos[positions].unsqueeze(1), signed_sin[positions].unsqueeze(1))
+    torch.testing.assert_close(heads[:, :4], expected)
+    torch.testing.assert_close(heads[:, 4:], untouched)
 
 
 def test_rotary_embedding_turns_and_keeps_lengths() -> None:
