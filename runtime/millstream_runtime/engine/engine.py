@@ -5,6 +5,7 @@ add_request -> Scheduler.schedule -> ModelRunner.execute -> finish or go on -> T
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
@@ -47,7 +48,7 @@ class Engine:
         model_config = _with_max_model_len(load_model_config(Path(config.model)), config)
         self._device = _device(config)
         self._dtype = _dtype(config, model_config, self._device)
-        if self._device.type == "cpu":
+        if self._device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(usable_cpus())
         model = _load_model(config, model_config, self._dtype, self._device)
 
