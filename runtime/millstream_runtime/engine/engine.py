@@ -1,0 +1,266 @@
+"""The engine: load once, then `add_request`, `step`, `step`, ... One thread calls it; nothing here waits or sleeps.
+
+add_request -> Scheduler.schedule -> ModelRunner.execute -> finish or go on -> TokenOutput
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from millstream_runtime.config import Device, DType, RuntimeConfig
+from millstream_runtime.engine import memory
+from millstream_runtime.engine.block_manager import BlockManager
+from millstream_runtime.engine.host import memory_limit_bytes, resident_bytes, usable_cpus
+from millstream_runtime.engine.kv_cache import KVCache
+from millstream_runtime.engine.model_runner import ModelRunner
+from millstream_runtime.engine.request import EngineStats, FinishReason, Request, SamplingParams, TokenOutput
+from millstream_runtime.engine.scheduler import Chunk, Scheduler
+from millstream_runtime.engine.sequence import Sequence
+from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.models.checkpoint import Checkpoint
+from millstream_runtime.models.config import ModelConfig, load_model_config
+from millstream_runtime.models.llama import Llama, expected_tensors
+
+_TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class Engine:
+    """A model with its KV pool, serving many requests at once.
+
+    Attributes:
+        model_config: the model's shape; `max_model_len` and `eos_token_ids` as this engine applies them.
+    """
+
+    def __init__(self, config: RuntimeConfig, on_phase: Callable[[str, str], None]) -> None:
+        """Load the model and size the pool. `on_phase(phase, message)` tells where it is; `warm_up` comes after.
+
+        Raises:
+            RuntimeFailure: CheckpointInvalid, UnsupportedByRuntime, OutOfMemory or InvalidConfig, in one sentence.
+        """
+        self._on_phase = on_phase
+        on_phase("LoadingWeights", f"Reading {config.model}.")
+        model_config = _with_max_model_len(load_model_config(Path(config.model)), config)
+        self._device = _device(config)
+        self._dtype = _dtype(config, model_config, self._device)
+        if self._device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(usable_cpus())
+        model = _load_model(config, model_config, self._dtype, self._device)
+
+        on_phase("SizingKVCache", f"{memory.gibibytes(model.weight_bytes)} of weights are loaded.")
+        pool = self._size_pool(config, model)
+        self.model_config: ModelConfig = replace(model_config, max_model_len=pool.max_model_len)
+        cache = KVCache(model_config, pool.num_blocks, config.block_size_tokens, self._dtype, self._device)
+        self._blocks = BlockManager(pool.num_blocks, config.block_size_tokens, config.max_num_seqs)
+        self._scheduler = Scheduler(self._blocks, config.max_num_batched_tokens, config.max_num_seqs)
+        self._runner = ModelRunner(model, cache, self._device, model_config.eos_token_ids)
+        self._sequences: dict[str, Sequence] = {}
+        self._arrivals = 0
+        self._steps_total = 0
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request; its first token comes from a later `step`.
+
+        Raises:
+            ValueError: an id in use, an empty or too long prompt, a token outside the vocabulary, no token asked for.
+        """
+        self._check_request(request)
+        prompt = list(request.prompt_token_ids)
+        seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(64)
+        sequence = Sequence(request, self._arrivals, seed, prompt, len(prompt))
+        self._arrivals += 1
+        self._sequences[request.request_id] = sequence
+        self._scheduler.add(sequence)
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request and free its KV blocks now; no output follows. Unknown or finished ids are no error."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is not None:
+            self._scheduler.remove(sequence)
+
+    def has_work(self) -> bool:
+        """Whether `step` has anything to compute."""
+        return self._scheduler.has_work
+
+    def step(self) -> list[TokenOutput]:
+        """Compute one step for all requests that fit in it; at most one new token a request."""
+        plan = self._scheduler.schedule()
+        if not plan.chunks:
+            return []
+        tokens = self._runner.execute(plan.chunks)
+        self._steps_total += 1
+        return [self._advance(chunk, tokens[chunk.sequence]) for chunk in _advanced(plan.chunks)]
+
+    def stats(self) -> EngineStats:
+        """A snapshot; call it between steps."""
+        return EngineStats(
+            num_requests_running=len(self._scheduler.running),
+            num_requests_waiting=self._scheduler.num_waiting,
+            kv_blocks_total=self._blocks.num_blocks,
+            kv_blocks_used=self._blocks.num_blocks - self._blocks.num_free_blocks,
+            block_size_tokens=self._blocks.block_size_tokens,
+            num_preemptions_total=self._scheduler.num_preemptions_total,
+            steps_total=self._steps_total,
+        )
+
+    def warm_up(self) -> None:
+        """Run prompts and decodes of the shapes to come once, so that no request pays for first-time work."""
+        self._on_phase("WarmingUp", "Running the first steps.")
+        sampling = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
+        longest = min(64, self.model_config.max_model_len - sampling.max_tokens)
+        for length in {1, max(1, longest)}:
+            self.add_request(Request(f"warm-up-{length}", [0] * length, sampling, is_heartbeat=True))
+        while self.has_work():
+            if any(output.token_id is None for output in self.step()):
+                raise RuntimeFailure(
+                    Reason.CHECKPOINT_INVALID,
+                    "The model's first answer is not a number (NaN): its weights are damaged.",
+                )
+        self.check_integrity()
+
+    def check_integrity(self) -> None:
+        """Every KV block is free or held by exactly one running request.
+
+        Raises:
+            RuntimeError: naming what leaked.
+        """
+        self._blocks.check_integrity(self._scheduler.running)
+        unscheduled = len(self._sequences) - len(self._scheduler.running) - self._scheduler.num_waiting
+        if unscheduled:
+            raise RuntimeError(f"{unscheduled} requests are known to the engine but not to its scheduler.")
+
+    def _advance(self, chunk: Chunk, token_id: int | None) -> TokenOutput:
+        """Append a sampled token to its sequence and finish it where it ends."""
+        sequence = chunk.sequence
+        request_id = sequence.request.request_id
+        if token_id is None:
+            self._runner.scrub(sequence)
+            self.abort(request_id)
+            return TokenOutput(request_id, None, FinishReason.ABORT)
+        sequence.token_ids.append(token_id)
+        reason = self._finish_reason(sequence, token_id)
+        if reason is not None:
+            self.abort(request_id)
+        return TokenOutput(request_id, token_id, reason)
+
+    def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
+        params = sequence.request.sampling
+        if token_id in params.stop_token_ids:  # before min_tokens, the sampler keeps these and EOS from coming up
+            return FinishReason.STOP
+        if token_id in self.model_config.eos_token_ids and not params.ignore_eos:
+            return FinishReason.STOP
+        if sequence.num_generated_tokens >= params.max_tokens:
+            return FinishReason.LENGTH
+        if len(sequence.token_ids) >= self.model_config.max_model_len:
+            return FinishReason.LENGTH
+        return None
+
+    def _check_request(self, request: Request) -> None:
+        prompt, limit = request.prompt_token_ids, self.model_config.max_model_len
+        if request.request_id in self._sequences:
+            raise ValueError(f"request id {request.request_id!r} is already running")
+        if not 0 < len(prompt) < limit:
+            raise ValueError(
+                f"the prompt has {len(prompt)} tokens; it must have 1 to {limit - 1} (max_model_len {limit})"
+            )
+        if not 0 <= min(prompt) <= max(prompt) < self.model_config.vocab_size:
+            raise ValueError(f"a prompt token is outside the vocabulary of {self.model_config.vocab_size}")
+        if request.sampling.max_tokens < 1:
+            raise ValueError(f"max_tokens is {request.sampling.max_tokens}; it must be at least 1")
+
+    def _size_pool(self, config: RuntimeConfig, model: Llama) -> memory.PoolSize:
+        block_bytes = model.config.kv_bytes_per_token(self._dtype.itemsize) * config.block_size_tokens
+        if self._device.type == "cpu":
+            ledger = memory.cpu_ledger(memory_limit_bytes(), resident_bytes())
+        else:
+            ledger = self._cuda_ledger(config, model)
+        return memory.size_pool(
+            ledger,
+            asked_bytes=config.kv_cache_memory_bytes,
+            block_bytes=block_bytes,
+            block_size_tokens=config.block_size_tokens,
+            max_model_len=model.config.max_model_len,
+            max_model_len_is_explicit=config.max_model_len is not None,
+            max_num_seqs=config.max_num_seqs,
+        )
+
+    def _cuda_ledger(self, config: RuntimeConfig, model: Llama) -> memory.MemoryLedger:
+        """Measure the activations of the largest step on a small throw-away pool, then count what is left."""
+        num_tokens = min(config.max_num_batched_tokens, model.config.max_model_len)
+        num_blocks = -(-num_tokens // config.block_size_tokens)
+        cache = KVCache(model.config, num_blocks, config.block_size_tokens, self._dtype, self._device)
+        request = Request("profile", [0] * num_tokens, SamplingParams(max_tokens=1, temperature=0.0))
+        sequence = Sequence(request, 0, 0, list(request.prompt_token_ids), num_tokens)
+        sequence.block_table = list(range(num_blocks))
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before_bytes = torch.cuda.memory_allocated(self._device)
+        ModelRunner(model, cache, self._device, frozenset()).execute([Chunk(sequence, num_tokens)])
+        activation_bytes = torch.cuda.max_memory_allocated(self._device) - before_bytes
+        del cache
+        torch.cuda.empty_cache()
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
+        limit_bytes = total_bytes * config.gpu_memory_utilization_percent // 100
+        used_bytes = total_bytes - free_bytes
+        return memory.MemoryLedger(
+            limit_bytes=limit_bytes,
+            used_bytes=used_bytes,
+            reserve_bytes=activation_bytes,
+            available_bytes=max(0, limit_bytes - used_bytes - activation_bytes),
+        )
+
+
+def _advanced(chunks: list[Chunk]) -> list[Chunk]:
+    """Count the chunks' tokens as computed; returns the chunks that sampled a token."""
+    sampling = [chunk for chunk in chunks if chunk.samples]
+    for chunk in chunks:
+        chunk.sequence.num_computed_tokens += chunk.num_tokens
+    return sampling
+
+
+def _with_max_model_len(model_config: ModelConfig, config: RuntimeConfig) -> ModelConfig:
+    asked, limit = config.max_model_len, model_config.max_position_embeddings
+    if asked is None:
+        return model_config
+    if asked > limit:
+        raise InvalidConfigError(
+            f"--max-model-len is {asked}; the model's max_position_embeddings allows at most {limit}."
+        )
+    return replace(model_config, max_model_len=asked)
+
+
+def _device(config: RuntimeConfig) -> torch.device:
+    if config.device is Device.CUDA and not torch.cuda.is_available():
+        raise InvalidConfigError("--device is 'cuda', but torch sees no CUDA device; use 'cpu' or 'auto'.")
+    use_cuda = config.device is not Device.CPU and torch.cuda.is_available()
+    return torch.device("cuda", torch.cuda.current_device()) if use_cuda else torch.device("cpu")
+
+
+def _dtype(config: RuntimeConfig, model_config: ModelConfig, device: torch.device) -> torch.dtype:
+    if config.dtype is not DType.AUTO:
+        return _TORCH_DTYPES[config.dtype.value]
+    if device.type == "cpu":
+        return torch.float32
+    return _TORCH_DTYPES.get(model_config.checkpoint_dtype, torch.bfloat16)
+
+
+def _load_model(config: RuntimeConfig, model_config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Llama:
+    """Weights onto the device, refused in a sentence where they cannot fit."""
+    weight_bytes = sum(torch.Size(shape).numel() for _, shape in expected_tensors(model_config)) * dtype.itemsize
+    limit_bytes = memory_limit_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    too_large = RuntimeFailure(
+        Reason.OUT_OF_MEMORY,
+        f"The weights of {config.model} need {memory.gibibytes(weight_bytes)} as {str(dtype).removeprefix('torch.')}, "
+        f"but {memory.gibibytes(limit_bytes)} of memory is usable; give more memory or a smaller dtype.",
+    )
+    if weight_bytes > limit_bytes:
+        raise too_large
+    try:
+        with Checkpoint(Path(config.model)) as checkpoint:
+            return Llama(model_config, checkpoint, dtype, device)
+    except torch.OutOfMemoryError:
+        raise too_large from None

@@ -1,0 +1,54 @@
+"""What this process may use: memory and CPUs, as the container's limits say, not as the machine's size says."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def memory_limit_bytes(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int:
+    """The container's memory limit (cgroup v2, then v1), or the machine's memory where that is less."""
+    machine_bytes = next(
+        int(line.split()[1]) << 10 for line in meminfo.read_text().splitlines() if line.startswith("MemTotal:")
+    )
+    limits = [_integer(cgroup / "memory.max"), _integer(cgroup / "memory" / "memory.limit_in_bytes")]
+    return min([machine_bytes, *(limit for limit in limits if limit is not None)])
+
+
+def resident_bytes(status: Path = Path("/proc/self/statm")) -> int:
+    """Memory that this process occupies now."""
+    return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def usable_cpus(cgroup: Path = _CGROUP) -> int:
+    """CPUs this process may use: its affinity, cut to the container's quota (cgroup v2, then v1), at least one.
+
+    torch counts the machine's cores; with more threads than quota, each parallel step waits for a throttled one.
+    """
+    cpus = float(len(os.sched_getaffinity(0)))
+    quota = _quota_v2(cgroup / "cpu.max") or _quota_v1(cgroup / "cpu")
+    return max(1, math.ceil(min(cpus, quota)) if quota else int(cpus))
+
+
+def _quota_v2(path: Path) -> float | None:
+    try:
+        quota, period = path.read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def _quota_v1(folder: Path) -> float | None:
+    quota, period = _integer(folder / "cpu.cfs_quota_us"), _integer(folder / "cpu.cfs_period_us")
+    return quota / period if quota and period and quota > 0 else None
+
+
+def _integer(path: Path) -> int | None:
+    """The number in a cgroup file; None where the file is absent or says `max`."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,85 @@
+"""How large the KV pool is: bytes in, blocks out. Pure; the measuring is the engine's.
+
+Weights and activations are counted first and the pool takes what is left: the ledger of every refusal adds up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millstream_runtime.errors import Reason, RuntimeFailure
+
+CPU_POOL_SHARE_PERCENT = 30  # of the container's memory: torch, the tokenizer and activations need theirs
+CPU_RESERVE_BYTES = 256 << 20  # activations of a step, HTTP, and what malloc keeps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLedger:
+    """What the memory of one device is used for, in bytes. `available_bytes` is what the pool may take."""
+
+    limit_bytes: int
+    used_bytes: int  # weights and everything else that is there before the pool
+    reserve_bytes: int  # activations and whatever must stay free
+    available_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"{gibibytes(self.limit_bytes)} usable - {gibibytes(self.used_bytes)} weights and process "
+            f"- {gibibytes(self.reserve_bytes)} activations and reserve leaves {gibibytes(self.available_bytes)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """The result: blocks of the pool and the longest request it can hold."""
+
+    num_blocks: int
+    max_model_len: int
+
+
+def cpu_ledger(limit_bytes: int, used_bytes: int) -> MemoryLedger:
+    """The pool's share of the container's memory, and never more than the rest of it."""
+    rest_bytes = max(0, limit_bytes - used_bytes - CPU_RESERVE_BYTES)
+    return MemoryLedger(
+        limit_bytes=limit_bytes,
+        used_bytes=used_bytes,
+        reserve_bytes=CPU_RESERVE_BYTES,
+        available_bytes=min(rest_bytes, limit_bytes * CPU_POOL_SHARE_PERCENT // 100),
+    )
+
+
+def size_pool(
+    ledger: MemoryLedger,
+    *,
+    asked_bytes: int | None,
+    block_bytes: int,
+    block_size_tokens: int,
+    max_model_len: int,
+    max_model_len_is_explicit: bool,
+    max_num_seqs: int,
+) -> PoolSize:
+    """Blocks of the pool: `asked_bytes` or what the ledger leaves, at most what a full batch of full length needs.
+
+    Raises:
+        RuntimeFailure: OutOfMemory, when one request of `max_model_len` does not fit and the length was asked for,
+            or when not even one block fits.
+    """
+    pool_bytes = ledger.available_bytes if asked_bytes is None else asked_bytes
+    blocks_per_request = -(-max_model_len // block_size_tokens)
+    num_blocks = min(pool_bytes // block_bytes, blocks_per_request * max_num_seqs)
+    if num_blocks >= blocks_per_request:
+        return PoolSize(num_blocks, max_model_len)
+    if num_blocks >= 1 and not max_model_len_is_explicit:
+        return PoolSize(num_blocks, num_blocks * block_size_tokens)
+    source = f"--kv-cache-memory-bytes is {asked_bytes}" if asked_bytes is not None else str(ledger)
+    fits_tokens = num_blocks * block_size_tokens
+    raise RuntimeFailure(
+        Reason.OUT_OF_MEMORY,
+        f"The KV cache for one request of {max_model_len} tokens needs {gibibytes(blocks_per_request * block_bytes)}, "
+        f"but {source}: that holds {fits_tokens} tokens; lower --max-model-len or give more memory.",
+    )
+
+
+def gibibytes(num_bytes: int) -> str:
+    """`1.50 GiB`, or MiB below a tenth of one."""
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 // 10 else f"{num_bytes / 2**20:.1f} MiB"

@@ -1,0 +1,89 @@
+"""Logits -> the next token of each row, all rows at once.
+
+Randomness is counter-based: the uniform number behind a token is a hash of the request's seed and the token's
+position, nothing else. So a seeded request gives the same tokens alone or in any batch, chunked or after a
+preemption, without a generator to carry along. The number picks a token by inverting the cumulative distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from millstream_runtime.engine.request import SamplingParams
+
+_MASK64 = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """What one row of logits is to become."""
+
+    params: SamplingParams
+    seed: int
+    position: int  # of the token about to be sampled, counted from the start of the prompt
+    suppressed_ids: frozenset[int] = frozenset()  # may not come up yet: end-of-sequence before min_tokens
+
+
+def sample(logits: Tensor, rows: Seq[SamplingRow]) -> Tensor:
+    """`logits` `[R, vocab]` to token ids `[R]` int64 on the same device; -1 where a row's logits are not finite.
+
+    `logits` may be changed.
+    """
+    for index, row in enumerate(rows):
+        if row.suppressed_ids:
+            logits[index, sorted(row.suppressed_ids)] = float("-inf")
+    highest, tokens = logits.max(dim=-1)
+    random = [index for index, row in enumerate(rows) if row.params.temperature > 0]
+    plain = [i for i in random if rows[i].params.top_k == 0 and rows[i].params.top_p >= 1]
+    filtered = [i for i in random if not (rows[i].params.top_k == 0 and rows[i].params.top_p >= 1)]
+    if plain:
+        tokens[plain] = _invert(_probabilities(logits, highest, rows, plain), rows, plain)
+    if filtered:
+        tokens[filtered] = _sample_filtered(_probabilities(logits, highest, rows, filtered), rows, filtered)
+    return tokens.masked_fill_(~highest.isfinite(), -1)
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) from (seed, position): two rounds of SplitMix64 (Steele, Lea and Flood 2014)."""
+    return (_mix(_mix(seed & _MASK64) ^ position) >> 11) * 2.0**-53
+
+
+def _mix(state: int) -> int:
+    state = (state + 0x9E3779B97F4A7C15) & _MASK64
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return state ^ (state >> 31)
+
+
+def _probabilities(logits: Tensor, highest: Tensor, rows: Seq[SamplingRow], chosen: list[int]) -> Tensor:
+    """Softmax at each row's temperature, `[len(chosen), vocab]` float32. The maximum goes first: no overflow."""
+    temperature = torch.tensor([rows[i].params.temperature for i in chosen], device=logits.device)[:, None]
+    return ((logits[chosen] - highest[chosen, None]).float() / temperature).softmax(dim=-1)
+
+
+def _sample_filtered(probabilities: Tensor, rows: Seq[SamplingRow], chosen: list[int]) -> Tensor:
+    """Top-k, then top-p of what is left, in the order of falling probability (stable: ties by token id)."""
+    ranked, order = probabilities.sort(dim=-1, descending=True, stable=True)
+    vocab_size = ranked.shape[-1]
+    top_k = torch.tensor([rows[i].params.top_k or vocab_size for i in chosen], device=ranked.device)[:, None]
+    top_p = torch.tensor([rows[i].params.top_p for i in chosen], device=ranked.device)[:, None]
+    ranked.masked_fill_(torch.arange(vocab_size, device=ranked.device)[None, :] >= top_k, 0.0)
+    ranked /= ranked.sum(dim=-1, keepdim=True)
+    # A token stays while those before it hold less than top_p; the first always stays.
+    before = ranked.cumsum(dim=-1) - ranked
+    beyond = before >= top_p
+    beyond[:, 0] = False
+    ranked.masked_fill_(beyond, 0.0)
+    return order.gather(1, _invert(ranked, rows, chosen)[:, None]).squeeze(1)
+
+
+def _invert(weights: Tensor, rows: Seq[SamplingRow], chosen: list[int]) -> Tensor:
+    """The first index whose cumulative weight exceeds the row's uniform share of the total: never one of weight 0."""
+    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
+    shares = [uniform(rows[i].seed, rows[i].position) for i in chosen]
+    target = torch.tensor(shares, dtype=torch.float64, device=weights.device)[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_(max=weights.shape[-1] - 1)

@@ -1,0 +1,129 @@
+"""Safetensors folder -> tensors, each checked before a byte of it is used.
+
+The header of every file is read first: what is missing, misshapen, of the wrong type or cut off is named with its
+file before any weight is loaded. Files are memory-mapped: a tensor costs memory only where it is copied to.
+Safetensors only: a pickle can run code, so `*.bin` and `*.pt` are refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from millstream_runtime.errors import Reason, RuntimeFailure
+
+INDEX_NAME = "model.safetensors.index.json"
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")  # safetensors' names
+
+
+class Checkpoint:
+    """The tensors of a model folder by name. Use as a context manager: files stay mapped until it ends.
+
+    Raises:
+        RuntimeFailure: CheckpointInvalid, from the constructor (no or unreadable files) and from `read`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files = {path: _open(path) for path in _safetensors_files(folder)}
+        self._file_of: dict[str, Path] = {
+            name: path
+            for path, file in self._files.items()
+            for name in file.keys()  # noqa: SIM118 - not a mapping
+        }
+        self.bytes_read = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in self._files.values():
+            file.__exit__(kind, error, trace)
+        self._files.clear()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def check(self, expected: Iterable[tuple[str, tuple[int, ...]]]) -> None:
+        """Refuse the checkpoint unless every expected tensor exists with this shape and a float type."""
+        for name, shape in expected:
+            path = self._file_of.get(name)
+            if path is None:
+                raise _invalid(f"{self._folder}: tensor {name} {list(shape)} is missing from the checkpoint.")
+            view = self._files[path].get_slice(name)
+            if tuple(view.get_shape()) != shape:
+                raise _invalid(
+                    f"{path}: tensor {name} has shape {list(view.get_shape())}; config.json asks for {list(shape)}."
+                )
+            if view.get_dtype() not in FLOAT_DTYPES:
+                raise _invalid(
+                    f"{path}: tensor {name} is {view.get_dtype()}; it must be one of {', '.join(FLOAT_DTYPES)}."
+                )
+
+    def read(self, name: str) -> Tensor:
+        """One tensor on the CPU, in the file's own dtype; the data is the mapped file, so copy before changing it."""
+        path = self._file_of[name]
+        try:
+            tensor: Tensor = self._files[path].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise _invalid(f"{path}: tensor {name} cannot be read: {error}.") from error
+        self.bytes_read += tensor.numel() * tensor.element_size()
+        return tensor
+
+
+def check_finite(name: str, tensor: Tensor) -> None:
+    """Refuse weights with NaN or infinity: every answer would be noise."""
+    if not torch.isfinite(tensor.sum(dtype=torch.float32)):
+        raise _invalid(f"Tensor {name} holds NaN or infinite values; the checkpoint is damaged.")
+
+
+def _safetensors_files(folder: Path) -> list[Path]:
+    index = folder / INDEX_NAME
+    if index.is_file():
+        return _indexed_files(index)
+    files = sorted(folder.glob("*.safetensors"))
+    if files:
+        return files
+    pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+    if pickles:
+        raise _invalid(
+            f"{folder} has only pickled weights ({pickles[0]}), which can run code; convert them to safetensors."
+        )
+    raise _invalid(f"{folder} has no *.safetensors file.")
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    """The shard files that the index names; each must lie directly in the model folder."""
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _invalid(f"{index} is not a readable safetensors index: {error!r}.") from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise _invalid(f"{index} names {name!r}; a shard must be a *.safetensors file beside the index.")
+        if not (index.parent / name).is_file():
+            raise _invalid(f"{index.parent / name} is named by {INDEX_NAME} but does not exist; fetch the shard again.")
+    return sorted(index.parent / name for name in names)
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(str(path), framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        size_bytes = path.stat().st_size if path.exists() else 0
+        raise _invalid(
+            f"{path} ({size_bytes} bytes) is truncated or corrupt: {error}; fetch or build the file again."
+        ) from error
+
+
+def _invalid(message: str) -> RuntimeFailure:
+    return RuntimeFailure(Reason.CHECKPOINT_INVALID, message)

@@ -1,0 +1,72 @@
+"""Container limits from cgroup files of both versions, and the KV pool's size from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millstream_runtime.engine import memory
+from millstream_runtime.engine.host import memory_limit_bytes, usable_cpus
+from millstream_runtime.errors import RuntimeFailure
+
+GIB = 1 << 30
+
+
+def test_memory_limit_of_cgroup_v2_v1_and_none(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:        8388608 kB\nMemFree: 1 kB\n")
+    assert memory_limit_bytes(tmp_path, meminfo) == 8 * GIB
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")  # v1's "no limit"
+    assert memory_limit_bytes(tmp_path, meminfo) == 8 * GIB
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text(f"{3 * GIB}\n")
+    assert memory_limit_bytes(tmp_path, meminfo) == 3 * GIB
+    (tmp_path / "memory.max").write_text(f"{2 * GIB}\n")
+    assert memory_limit_bytes(tmp_path, meminfo) == 2 * GIB
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory_limit_bytes(tmp_path, meminfo) == 3 * GIB
+
+
+def test_cpu_quota_rounds_up_and_never_below_one(tmp_path: Path) -> None:
+    everything = usable_cpus(tmp_path)
+    assert everything >= 1
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert usable_cpus(tmp_path) == 1
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert usable_cpus(tmp_path) == everything
+
+
+def size(available_bytes: int, **overrides: object) -> memory.PoolSize:
+    ledger = memory.MemoryLedger(limit_bytes=GIB, used_bytes=0, reserve_bytes=0, available_bytes=available_bytes)
+    arguments = {
+        "asked_bytes": None,
+        "block_bytes": 1 << 10,
+        "block_size_tokens": 16,
+        "max_model_len": 1000,
+        "max_model_len_is_explicit": True,
+        "max_num_seqs": 2,
+    } | overrides
+    return memory.size_pool(ledger, **arguments)  # type: ignore[arg-type]
+
+
+def test_the_pool_takes_what_it_may_and_never_more_than_a_full_batch_needs() -> None:
+    assert size(1 << 20) == memory.PoolSize(126, 1000)  # 63 blocks a request, two requests
+    assert size(100 << 10) == memory.PoolSize(100, 1000)
+    assert size(0, asked_bytes=70 << 10) == memory.PoolSize(70, 1000)
+    assert size(10 << 10, max_model_len_is_explicit=False) == memory.PoolSize(10, 160)
+
+
+def test_refusals_show_the_ledger() -> None:
+    with pytest.raises(RuntimeFailure, match=r"1000 tokens needs .* usable - .* leaves .* holds 160 tokens"):
+        size(10 << 10)
+    with pytest.raises(RuntimeFailure, match="holds 0 tokens"):
+        size(0, max_model_len_is_explicit=False)
+
+
+def test_the_cpu_share_leaves_room_for_the_process() -> None:
+    roomy = memory.cpu_ledger(10 * GIB, used_bytes=GIB)
+    assert roomy.available_bytes == 3 * GIB
+    tight = memory.cpu_ledger(GIB, used_bytes=GIB - (300 << 20))
+    assert tight.available_bytes == 44 << 20
+    assert memory.cpu_ledger(GIB, used_bytes=2 * GIB).available_bytes == 0
