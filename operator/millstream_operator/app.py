@@ -141,7 +141,7 @@ class Operator:
 
         return on_event
 
-    def _probe(self, **_: Any) -> float:
+    async def _probe(self, **_: Any) -> float:
         """Bad when a worker hangs: only a restart helps then. An API server that is away is no reason to restart."""
         seconds = self.queue.longest_running_seconds()
         if seconds > HUNG_WORKER_SECONDS:
