@@ -45,7 +45,7 @@ bench: venv ## benchmarks on this machine: ratios against a peer, one run each
 
 .PHONY: images
 images: venv cluster-up ## build and push the operator and runtime images whose inputs changed
-	$(BIN)/python images/build.py
+	$(BIN)/python -m images
 
 .PHONY: cluster-up
 cluster-up: venv ## a real kind cluster, reused when healthy
