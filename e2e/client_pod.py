@@ -1,0 +1,89 @@
+"""Light traffic from inside the cluster, through the Service as any client sees it.
+
+A forwarded port leads to one pod and dies with it, so it cannot tell whether a rollout loses requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from e2e.cluster import Cluster, Object, eventually
+from e2e.deployments import MODEL
+
+# Runs in the operator's image: Python, and nothing of ours. One line a request: "ok", or what went wrong.
+SCRIPT = """
+import json, os, sys, time, urllib.request
+body = json.dumps({"model": os.environ["MODEL"], "messages": [{"role": "user", "content": "What is a pod?"}],
+                   "max_tokens": 24, "temperature": 0}).encode()
+request = urllib.request.Request(os.environ["URL"], body, {"Content-Type": "application/json"})
+while True:
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            content = json.load(answer)["choices"][0]["message"]["content"]
+        print("ok" if content else "empty answer", flush=True)
+    except Exception as error:
+        print(f"{time.strftime('%H:%M:%S')} {type(error).__name__}: {error}", flush=True)
+    time.sleep(0.2)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Requests that a pod keeps sending."""
+
+    cluster: Cluster
+    namespace: str
+
+    def lines(self) -> list[str]:
+        """One a request so far."""
+        return self.cluster.kubectl("logs", "client", "-n", self.namespace).splitlines()
+
+    def wait_for(self, more: int) -> None:
+        """Wait until so many more requests have been answered or lost."""
+        seen = len(self.lines())
+        eventually(self.lines, lambda now: len(now) >= seen + more, what=f"{more} more requests")
+
+
+@contextmanager
+def traffic(cluster: Cluster, namespace: str, service: str, image: str) -> Iterator[Traffic]:
+    """Send requests to the Service for the length of the block."""
+    url = f"http://{service}.{namespace}.svc/v1/chat/completions"
+    cluster.apply(namespace, _pod(image, url))
+    source = Traffic(cluster, namespace)
+    cluster.kubectl("wait", "pod/client", "-n", namespace, "--for=condition=Ready", "--timeout=60s")
+    source.wait_for(3)
+    yield source
+
+
+def _pod(image: str, url: str) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "client"},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": 0,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 65532,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [
+                {
+                    "name": "client",
+                    "image": image,
+                    "command": ["python3", "-c", SCRIPT],
+                    "env": [{"name": "MODEL", "value": MODEL}, {"name": "URL", "value": url}],
+                    "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
+                    "securityContext": {
+                        "allowPrivilegeEscalation": False,
+                        "readOnlyRootFilesystem": True,
+                        "capabilities": {"drop": ["ALL"]},
+                    },
+                }
+            ],
+        },
+    }

@@ -1,0 +1,110 @@
+"""kubectl and helm against one cluster, and waiting for what should become true."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+Object = dict[str, Any]
+T = TypeVar("T")
+
+POLL_SECONDS = 0.25
+_COMMAND_TIMEOUT_SECONDS = 200.0
+
+
+class Cluster:
+    """One cluster by its kubeconfig. `tools` comes first in PATH, so the pinned kubectl and helm are used."""
+
+    def __init__(self, kubeconfig: Path, tools: Path) -> None:
+        self._env = os.environ | {"KUBECONFIG": str(kubeconfig), "PATH": f"{tools}:{os.environ.get('PATH', '')}"}
+        missing = [tool for tool in ("kubectl", "helm") if shutil.which(tool, path=self._env["PATH"]) is None]
+        if missing:
+            raise FileNotFoundError(f"{' and '.join(missing)} not found: `make cluster-up` puts them in .tools/bin")
+
+    def run(self, *command: str, stdin: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a command; with `check`, a failure raises AssertionError with what it said."""
+        done = subprocess.run(
+            command,
+            env=self._env,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_COMMAND_TIMEOUT_SECONDS,
+        )
+        if check:
+            assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+        return done
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        """stdout of a kubectl command that must work."""
+        return self.run("kubectl", *arguments, stdin=stdin).stdout
+
+    def refused(self, *arguments: str, stdin: str | None = None) -> str:
+        """stderr of a kubectl command that must be refused."""
+        done = self.run("kubectl", *arguments, stdin=stdin, check=False)
+        assert done.returncode != 0, f"kubectl {' '.join(arguments)} was not refused: {done.stdout}"
+        return done.stderr
+
+    def get(self, *arguments: str) -> Object:
+        """`kubectl get … -o json`, parsed."""
+        found: Object = json.loads(self.kubectl("get", *arguments, "-o", "json"))
+        return found
+
+    def items(self, *arguments: str) -> list[Object]:
+        """The items of a list."""
+        items: list[Object] = self.get(*arguments)["items"]
+        return items
+
+    def find(self, *arguments: str) -> Object | None:
+        """An object, or None when there is none of that name."""
+        text = self.kubectl("get", *arguments, "--ignore-not-found", "-o", "json")
+        return json.loads(text) if text.strip() else None
+
+    def apply(self, namespace: str, *objects: Object) -> None:
+        """`kubectl apply`, with kubectl's own strict validation."""
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
+        self.kubectl("apply", "-n", namespace, "-f", "-", stdin=text)
+
+    @contextmanager
+    def port_forward(self, namespace: str, target: str, port: int) -> Iterator[int]:
+        """A local port that leads to `target`, such as `service/demo`, for the length of the block."""
+        process = subprocess.Popen(
+            ["kubectl", "port-forward", "-n", namespace, "--address", "127.0.0.1", target, f":{port}"],
+            env=self._env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout
+        assert process.stderr
+        try:
+            line = process.stdout.readline()
+            assert "Forwarding from" in line, process.stderr.read()
+            yield int(line.split("->")[0].strip().rpartition(":")[2])
+        finally:
+            process.terminate()
+            process.communicate(timeout=20)
+
+
+def eventually(look: Callable[[], T], holds: Callable[[T], bool], *, what: str, timeout_seconds: float = 60.0) -> T:
+    """Look again until it holds; AssertionError with the last thing seen when it does not in time."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        seen = look()
+        if holds(seen):
+            return seen
+        assert time.monotonic() < deadline, f"not {what} after {timeout_seconds:.0f} s; last seen: {_short(seen)}"
+        time.sleep(POLL_SECONDS)
+
+
+def _short(seen: object) -> str:
+    text = json.dumps(seen, default=str) if isinstance(seen, dict | list) else str(seen)
+    return text if len(text) < 3000 else f"{text[:3000]}…"

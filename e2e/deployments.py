@@ -1,0 +1,81 @@
+"""LLMDeployments for tests, and how to read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from e2e.cluster import Cluster, Object, eventually
+
+MODEL = "demo-chat"
+READY_TIMEOUT_SECONDS = 180.0  # the first one may pull five gigabytes
+CHILD_KINDS = "deployment,service,serviceaccount,networkpolicy,controllerrevision"
+
+
+def llmd(name: str, **spec: Any) -> Object:
+    """The demo model on a CPU, small enough that several fit on a two-core node; `spec` replaces whole fields."""
+    base = {
+        "model": {"servedName": MODEL, "source": {"local": {"path": MODEL}}},
+        "accelerator": {"type": "CPU"},
+        "engine": {"maxModelLen": 2048, "maxNumSeqs": 8},
+        "podTemplate": {
+            "spec": {
+                "containers": [
+                    {
+                        "name": "runtime",
+                        "resources": {
+                            "requests": {"cpu": "50m", "memory": "512Mi"},
+                            "limits": {"memory": "2Gi"},
+                        },
+                    }
+                ]
+            }
+        },
+    }
+    return {
+        "apiVersion": "millstream.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": name},
+        "spec": base | spec,
+    }
+
+
+def read(cluster: Cluster, namespace: str, name: str) -> Object:
+    """The object as the API server has it."""
+    return cluster.get("llmd", name, "-n", namespace)
+
+
+def condition(deployment: Object, kind: str) -> Object:
+    """A condition, or an empty one."""
+    conditions = (deployment.get("status") or {}).get("conditions") or []
+    return next((item for item in conditions if item["type"] == kind), {})
+
+
+def is_ready(deployment: Object) -> bool:
+    """Ready, and for the generation that is there now."""
+    ready = condition(deployment, "Ready")
+    generation = deployment["metadata"]["generation"]
+    return ready.get("status") == "True" and ready.get("observedGeneration") == generation
+
+
+def wait_ready(
+    cluster: Cluster, namespace: str, name: str, *, timeout_seconds: float = READY_TIMEOUT_SECONDS
+) -> Object:
+    """Wait until the current generation is Ready."""
+    return eventually(
+        lambda: read(cluster, namespace, name), is_ready, what=f"{name} Ready", timeout_seconds=timeout_seconds
+    )
+
+
+def pods(cluster: Cluster, namespace: str, name: str) -> list[Object]:
+    """The pods of a deployment that are not on their way out."""
+    found = cluster.items("pods", "-n", namespace, "-l", f"millstream.dev/deployment={name}")
+    return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+
+def children(cluster: Cluster, namespace: str, name: str) -> set[tuple[str, str]]:
+    """(kind, name) of everything that the LLMDeployment owns."""
+    return {
+        (item["kind"], item["metadata"]["name"])
+        for item in cluster.items(CHILD_KINDS, "-n", namespace)
+        if any(o["kind"] == "LLMDeployment" and o["name"] == name for o in item["metadata"].get("ownerReferences", []))
+    }

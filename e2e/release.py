@@ -1,0 +1,53 @@
+"""The operator under test: installed from this checkout's chart, and stopped, killed and upgraded by tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.cluster import Cluster, Object, eventually
+
+CHART = Path(__file__).resolve().parent.parent / "charts" / "millstream"
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One helm release of the chart."""
+
+    cluster: Cluster
+    operator_image: str
+    runtime_image: str
+    name: str = "millstream"
+    namespace: str = "millstream-system"
+
+    def install(self, *values: str) -> None:
+        """Install, or upgrade to exactly these values, and wait until the operator runs."""
+        images = (f"operator.image={self.operator_image}", f"runtime.image={self.runtime_image}")
+        sets = [word for value in (*images, *values) for word in ("--set", value)]
+        place = ["--namespace", self.namespace, "--create-namespace"]
+        wait = ["--wait", "--timeout", "180s"]
+        self.cluster.run("helm", "upgrade", "--install", self.name, str(CHART), *place, *wait, *sets)
+
+    def pods(self) -> list[Object]:
+        """The operator's pods."""
+        selector = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component=operator"
+        return self.cluster.items("pods", "-n", self.namespace, "-l", selector)
+
+    def kill(self) -> None:
+        """End the operator without a chance to say goodbye."""
+        names = [pod["metadata"]["name"] for pod in self.pods()]
+        self.cluster.kubectl("delete", "pod", "-n", self.namespace, *names, "--force", "--grace-period=0")
+
+    def scale(self, replicas: int) -> None:
+        """Run so many operators, and wait until that is so."""
+        self.cluster.kubectl("scale", f"deployment/{self.name}", "-n", self.namespace, f"--replicas={replicas}")
+        eventually(
+            self.pods,
+            lambda found: len(found) == replicas and all(_is_ready(pod) for pod in found),
+            what=f"{replicas} operators",
+        )
+
+
+def _is_ready(pod: Object) -> bool:
+    statuses = pod.get("status", {}).get("containerStatuses") or [{}]
+    return all(item.get("ready") for item in statuses)

@@ -1,0 +1,109 @@
+"""What the API server serves: columns, descriptions, examples, and refusals that name the field."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.cluster import Cluster, Object
+from e2e.conftest import Served
+from e2e.deployments import MODEL, llmd, read
+from e2e.release import Release
+
+EXAMPLES = sorted((Path(__file__).resolve().parent.parent / "examples").glob("*.yaml"))
+
+
+def test_get_shows_the_columns(cluster: Cluster, served: Served) -> None:
+    header, row = cluster.kubectl("get", "llmd", served.name, "-n", served.namespace).splitlines()
+    names = header.split()
+    assert [names[0], *names[-1:]] == ["NAME", "AGE"]
+    assert {"READY", "MODEL", "TP", "QUANT", "REPLICAS"} <= set(names)
+    shown = dict(zip(names, row.split(), strict=True))
+    assert (shown["READY"], shown["MODEL"], shown["REPLICAS"]) == ("True", MODEL, "1")
+
+
+def test_every_field_is_explained(cluster: Cluster, release: Release) -> None:
+    crd = cluster.get("crd", "llmdeployments.millstream.dev")
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    silent = [path for part in ("spec", "status") for path in undescribed(schema[part], part)]
+    assert not silent
+    shown = cluster.kubectl("explain", "llmd.spec", "--recursive")
+    assert all(field in shown for field in ("servedName", "maxNumBatchedTokens", "heartbeatInterval", "podTemplate"))
+
+
+def undescribed(schema: Object, path: str) -> Iterator[str]:
+    if not schema.get("description"):
+        yield path
+    for name, child in schema.get("properties", {}).items():
+        yield from undescribed(child, f"{path}.{name}")
+    items = schema.get("items", {})
+    for name, child in items.get("properties", {}).items():
+        yield from undescribed(child, f"{path}[].{name}")
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_examples_are_accepted(cluster: Cluster, release: Release, namespace: str, example: Path) -> None:
+    said = cluster.kubectl("apply", "-n", namespace, "--dry-run=server", "-f", str(example))
+    assert "(server dry run)" in said
+
+
+def with_spec(path: str, value: Any) -> Object:
+    """A good LLMDeployment with one field changed; `path` is dotted."""
+    deployment = copy.deepcopy(llmd("wrong"))
+    *parents, last = path.split(".")
+    place = deployment["spec"]
+    for parent in parents:
+        place = place.setdefault(parent, {})
+    place[last] = value
+    return deployment
+
+
+REFUSED = {
+    "unknown field": (with_spec("engine.maxModelLength", 1024), "maxModelLength"),
+    "wrong enum": (with_spec("accelerator.type", "TPU"), "spec.accelerator.type"),
+    "negative": (with_spec("replicas", -1), "spec.replicas"),
+    "wrong type": (with_spec("engine.maxNumSeqs", "many"), "spec.engine.maxNumSeqs"),
+    "not a duration": (with_spec("warmup.timeout", "soon"), "spec.warmup.timeout"),
+    "no source": (with_spec("model.source", {}), "spec.model.source"),
+    "path that climbs": (with_spec("model.source.local.path", "../etc"), "spec.model.source.local.path"),
+    "name that no Service could have": (llmd("1-wrong"), "metadata.name"),
+    "name too long": (llmd("w" * 53), "metadata.name"),
+    "model missing": (
+        {**llmd("wrong"), "spec": {"accelerator": {"type": "CPU"}}},
+        "spec.model",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_wrong_spec_is_refused_by_the_name_of_its_field(
+    cluster: Cluster, release: Release, namespace: str, kind: str
+) -> None:
+    deployment, field = REFUSED[kind]
+    said = cluster.refused("apply", "-n", namespace, "-f", "-", stdin=json.dumps(deployment))
+    assert field in said or field.removeprefix("metadata.") in said, said
+    assert not cluster.items("llmd", "-n", namespace)
+
+
+def test_two_sources_are_refused(cluster: Cluster, release: Release, namespace: str) -> None:
+    two = with_spec("model.source", {"local": {"path": MODEL}, "huggingFace": {"repository": "org/name"}})
+    said = cluster.refused("apply", "-n", namespace, "-f", "-", stdin=json.dumps(two))
+    assert "spec.model.source" in said
+
+
+def test_the_status_names_what_runs(cluster: Cluster, release: Release, served: Served) -> None:
+    status = read(cluster, served.namespace, served.name)["status"]
+    assert status["url"] == f"http://{served.name}.{served.namespace}.svc"
+    assert status["runtime"]["image"] == release.runtime_image
+    assert status["plan"]["tensorParallelSize"] == 1
+    assert (status["replicas"], status["readyReplicas"]) == (1, 1)
+
+
+def test_helm_test_passes(cluster: Cluster, release: Release) -> None:
+    done = cluster.run("helm", "test", release.name, "-n", release.namespace, "--timeout", "120s")
+    assert "Succeeded" in done.stdout
