@@ -6,13 +6,12 @@ import json
 import re
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from e2e.cluster import Cluster
-from e2e.deployments import MODEL, llmd, wait_ready
+from e2e.deployments import MODEL, Served, llmd, wait_ready
 from e2e.durations import Durations
 from e2e.release import Release
 
@@ -89,15 +88,6 @@ def _namespace(request: pytest.FixtureRequest, cluster: Cluster, wish: str) -> I
     yield name
     if not request.config.getoption("--keep-namespaces"):
         cluster.kubectl("delete", "namespace", name, "--wait=false")
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A model that serves, for tests that leave it as it is."""
-
-    namespace: str
-    name: str
-    url: str  # a forwarded port of its Service
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from e2e.cluster import Cluster, Object, eventually
@@ -9,6 +10,15 @@ from e2e.cluster import Cluster, Object, eventually
 MODEL = "demo-chat"
 READY_TIMEOUT_SECONDS = 180.0  # the first one may pull five gigabytes
 CHILD_KINDS = "deployment,service,serviceaccount,networkpolicy,controllerrevision"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model that serves, for tests that leave it as it is."""
+
+    namespace: str
+    name: str
+    url: str  # a forwarded port of its Service
 
 
 def llmd(name: str, **spec: Any) -> Object:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from e2e.cluster import Cluster, Object
-from e2e.conftest import Served
-from e2e.deployments import MODEL, llmd, read
+from e2e.deployments import MODEL, Served, llmd, read
 from e2e.release import Release
 
 EXAMPLES = sorted((Path(__file__).resolve().parent.parent / "examples").glob("*.yaml"))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from e2e.client_pod import traffic
 from e2e.cluster import Cluster, Object, eventually
-from e2e.conftest import Served
-from e2e.deployments import condition, is_ready, llmd, pods, read, wait_ready
+from e2e.deployments import Served, condition, is_ready, llmd, pods, read, wait_ready
 from e2e.durations import Durations
 from e2e.release import Release
 

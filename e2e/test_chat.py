@@ -11,8 +11,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from e2e.conftest import Served
-from e2e.deployments import MODEL
+from e2e.deployments import MODEL, Served
 
 FOLDER = Path(__file__).resolve().parent.parent / "models" / MODEL
 QUESTIONS = ("What is a KV cache?", "What is a Kubernetes pod?", "Why are requests batched?")

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from e2e.cluster import Cluster, eventually
-from e2e.conftest import Served
-from e2e.deployments import CHILD_KINDS, MODEL, children, llmd, read, wait_ready
+from e2e.deployments import CHILD_KINDS, MODEL, Served, children, llmd, read, wait_ready
 from e2e.durations import Durations
 from e2e.release import Release
 
