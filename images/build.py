@@ -93,6 +93,7 @@ def build(image: str, *, checkout: Path, registry: Registry, base: str, say: Say
     """Make sure that the registry holds the image of this checkout; `base` is a reference into the same registry."""
     below = read_base(registry, base)
     recipe = read_recipe(image, checkout, base)
+    require_python(below, recipe.arguments["PYTHON_VERSION"])
     context = context_of(image, recipe, checkout)
     tag = tag_of(recipe, context, below.digest)
     name = repository(image)
@@ -136,6 +137,17 @@ def read_base(registry: Registry, reference: str) -> Base:
         raise ImageError(f"{registry.address} has no base image {name}:{tag}: run `make cluster-up`, which pushes it.")
     config = json.loads(registry.blob(name, manifest.content["config"]["digest"]))
     return Base(name, reference, manifest.digest, config, tuple(map(_inherited, manifest.content["layers"])))
+
+
+def require_python(base: Base, version: str) -> None:
+    """Refuse a base whose Python is known to be another one: its packages would not be found to import.
+
+    The official Python images say their version in PYTHON_VERSION; a base that says nothing is believed.
+    """
+    env = dict(pair.split("=", 1) for pair in (base.config.get("config") or {}).get("Env") or [])
+    found = env.get("PYTHON_VERSION", version)
+    if found != version and not found.startswith(f"{version}."):
+        raise ImageError(f"The base image {base.reference} has Python {found}; the locks are resolved for {version}.")
 
 
 def image_config(recipe: Recipe, base: Base, layers: list[Descriptor]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from images.build import Base, build, image_config, read_base
+from images.build import Base, build, image_config, read_base, require_python
 from images.dockerfile import parse
 from images.errors import ImageError
 from images.registry import OCI_CONFIG, OCI_LAYER, OCI_MANIFEST, Descriptor, Registry
@@ -213,6 +213,16 @@ def test_a_registry_that_wants_a_login_is_left_to_docker(server: SmallRegistry, 
 def test_a_closed_port_is_one_sentence() -> None:
     with pytest.raises(ImageError, match=r"127\.0\.0\.1:9 does not answer"):
         Registry("127.0.0.1:9").manifest("x", "y")
+
+
+def test_a_base_with_another_python_is_refused() -> None:
+    def base(*env: str) -> Base:
+        return Base("base", "registry/base:1", "sha256:2", {"config": {"Env": list(env)}}, ())
+
+    for fits in (base("PYTHON_VERSION=3.11.9"), base("PATH=/bin")):
+        require_python(fits, "3.11")
+    with pytest.raises(ImageError, match=r"has Python 3\.12\.1; the locks are resolved for 3\.11"):
+        require_python(base("PYTHON_VERSION=3.12.1"), "3.11")
 
 
 def test_labels_name_the_base() -> None:
