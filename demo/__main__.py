@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import yaml
-
 from demo.chat import Timing, stream_answer
 from demo.progress import progress
 from demo.tools import Cluster, DemoError
 from demo.view import View
+from millstream_operator.api.load import ManifestError, load_manifest
+from millstream_operator.rendering.service import service_port
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 TOOLS = CHECKOUT / ".tools"
@@ -28,17 +28,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; 0 when the model answered, 1 with one sentence on stderr when not."""
     options = _parser().parse_args(argv)
     steps = Steps()
+    failure, status = "", 0
     try:
         _run(options, steps)
     except DemoError as error:
-        print(f"\ndemo: {error}", file=sys.stderr)
-        return 1
+        failure, status = str(error), 1
     except KeyboardInterrupt:
-        print("\ndemo: interrupted; run it again, it goes on from what is there.", file=sys.stderr)
-        return 130
-    finally:
-        steps.print_times()
-    return 0
+        failure, status = "interrupted; run it again, it goes on from what is there.", 130
+    steps.print_times()
+    if failure:
+        print(f"\ndemo: {failure}", file=sys.stderr)
+    return status
 
 
 class Steps:
@@ -62,7 +62,7 @@ class Steps:
         if self._seconds:
             print("\nWhere the time went:")
             for title, seconds in self._seconds:
-                print(f"  {seconds:6.1f} s  {title}")
+                print(f"  {seconds:6.1f} s  {title}", flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -166,10 +166,11 @@ Try next (put .tools/bin in your PATH for kubectl):
 
 def _identity(manifest: Path) -> tuple[str, str, int]:
     """Name of the object, name of its model in requests, port of its Service."""
-    document = yaml.safe_load(manifest.read_text())
-    name = document["metadata"]["name"]
-    spec = document["spec"]
-    return name, spec["model"].get("servedName", name), spec.get("service", {}).get("port", 80)
+    try:
+        deployment = load_manifest(manifest)
+    except ManifestError as error:
+        raise DemoError(str(error)) from None
+    return deployment.name, deployment.served_name, service_port(deployment)
 
 
 def _images(path: Path) -> dict[str, str]:
