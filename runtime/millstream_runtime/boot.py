@@ -1,0 +1,101 @@
+"""Boot: which phase the runtime is in, and what each phase cost.
+
+    Starting -> LoadingWeights -> SizingKVCache -> WarmingUp -> Ready -> Draining
+         \\____________\\______________\\____________\\_________\\-> Failed
+
+`Starting` begins when the kernel created the process, not when this module was imported: the interpreter's start
+and the imports are part of what a user waits for. The ledger is written by the engine thread and read by the event
+loop, so every access takes a lock. It imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+
+class Phase(StrEnum):
+    """The phases that `/ready` reports; the operator reads these words."""
+
+    STARTING = "Starting"
+    LOADING_WEIGHTS = "LoadingWeights"
+    SIZING_KV_CACHE = "SizingKVCache"
+    WARMING_UP = "WarmingUp"
+    READY = "Ready"
+    DRAINING = "Draining"
+    FAILED = "Failed"
+
+
+BOOT_PHASES = (Phase.STARTING, Phase.LOADING_WEIGHTS, Phase.SIZING_KV_CACHE, Phase.WARMING_UP)
+
+
+@dataclass(frozen=True, slots=True)
+class BootSnapshot:
+    """One consistent look at the ledger. `seconds` has boot phases only; the running one counts up to now."""
+
+    phase: Phase
+    message: str
+    seconds: Mapping[Phase, float]
+
+    @property
+    def total_seconds(self) -> float:
+        """Process start to Ready (to now, while booting)."""
+        return sum(self.seconds.values())
+
+
+class BootLedger:
+    """Seconds by phase. Entering a phase closes the one before; re-entering a phase adds to it."""
+
+    def __init__(self, process_age_seconds: float | None = None) -> None:
+        age = process_age_seconds if process_age_seconds is not None else measure_process_age_seconds()
+        self._lock = threading.Lock()
+        self._entered_at = time.monotonic() - age
+        self._phase = Phase.STARTING
+        self._message = ""
+        self._seconds: dict[Phase, float] = {}
+        self._observers: list[Callable[[BootSnapshot], None]] = []
+
+    def subscribe(self, observer: Callable[[BootSnapshot], None]) -> None:
+        """Call `observer` after every change, in the thread that made it; it must be quick and must not raise."""
+        self._observers.append(observer)
+
+    def enter(self, phase: str, message: str = "") -> None:
+        """Move to `phase`. Failed is final, and a process that drains does not become Ready again."""
+        with self._lock:
+            if self._phase is Phase.FAILED or (self._phase is Phase.DRAINING and phase != Phase.FAILED):
+                return
+            now = time.monotonic()
+            if self._phase in BOOT_PHASES:
+                self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._entered_at
+            self._phase, self._message, self._entered_at = Phase(phase), message, now
+        snapshot = self.snapshot()
+        for observer in self._observers:
+            observer(snapshot)
+
+    def snapshot(self) -> BootSnapshot:
+        with self._lock:
+            seconds = dict(self._seconds)
+            if self._phase in BOOT_PHASES:
+                running = time.monotonic() - self._entered_at
+                seconds[self._phase] = seconds.get(self._phase, 0.0) + running
+            return BootSnapshot(self._phase, self._message, seconds)
+
+
+def measure_process_age_seconds() -> float:
+    """Seconds since the kernel started this process; 0.0 where `/proc` does not say.
+
+    Field 22 of /proc/self/stat is the start time in clock ticks since boot (man 5 proc); the fields are counted
+    after the last ")" because the command name in field 2 may hold spaces.
+    """
+    try:
+        fields_from_third = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started_seconds = int(fields_from_third[19]) / os.sysconf("SC_CLK_TCK")
+        uptime_seconds = float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return max(0.0, uptime_seconds - started_seconds)

@@ -1,0 +1,136 @@
+"""The model folder's tokenizer: text and chats to token ids, and back through `server.detokenizer`.
+
+Read from `tokenizer.json` by the `tokenizers` library (Rust, 50 ms to import) and not by `transformers`, which would
+cost a second of every boot; tests prove that both give the same ids.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as FastTokenizer
+
+from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.server.chat_template import ChatTemplate
+from millstream_runtime.server.detokenizer import (
+    ByteLevelDetokenizer,
+    ByteLevelVocabulary,
+    Detokenizer,
+    WindowDetokenizer,
+    is_byte_level,
+)
+
+SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """Thread-safe: `encode` and `encode_chat` keep no state and release the interpreter lock in Rust."""
+
+    def __init__(self, fast: FastTokenizer, chat_template: ChatTemplate | None) -> None:
+        self._fast = fast
+        self._fast.no_truncation()  # the server answers an overlong prompt with an error, never with a cut one
+        self._fast.no_padding()
+        self._chat_template = chat_template
+        self._byte_level = ByteLevelVocabulary(fast) if is_byte_level(fast) else None
+
+    @staticmethod
+    def from_folder(folder: Path) -> Tokenizer:
+        """Read tokenizer.json, tokenizer_config.json and, where there is one, chat_template.jinja.
+
+        Raises:
+            RuntimeFailure: a file is missing or broken; the message names it.
+        """
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise RuntimeFailure(
+                Reason.CHECKPOINT_INVALID,
+                f"{path} is missing; save the tokenizer with `tokenizer.save_pretrained(...)` of its fast version.",
+            )
+        try:
+            fast = FastTokenizer.from_file(str(path))
+        except Exception as error:  # tokenizers raises bare Exception for every parse error
+            raise RuntimeFailure(
+                Reason.CHECKPOINT_INVALID, f"{path} is not a tokenizer: {_first_line(error)}."
+            ) from error
+        settings = read_json(folder / "tokenizer_config.json")
+        source = _template_source(folder, settings)
+        template = ChatTemplate(source, _special_tokens(settings)) if source is not None else None
+        return Tokenizer(fast, template)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a plain prompt, with the special tokens that the tokenizer puts around one (often a BOS)."""
+        return list(self._fast.encode(text, add_special_tokens=True).ids)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Ids of a conversation, ready for the assistant's next turn. The template writes its own special tokens.
+
+        Raises:
+            ChatTemplateError: the template refused the messages.
+            ValueError: the model has no chat template.
+        """
+        if self._chat_template is None:
+            raise ValueError("The model has no chat template.")
+        return list(self._fast.encode(self._chat_template.render(messages), add_special_tokens=False).ids)
+
+    def detokenizer(self) -> Detokenizer:
+        """Fresh state for one generation."""
+        return ByteLevelDetokenizer(self._byte_level) if self._byte_level else WindowDetokenizer(self._fast)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of the model folder; {} when the file is absent.
+
+    Raises:
+        RuntimeFailure: the file is not a JSON object.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RuntimeFailure(
+            Reason.CHECKPOINT_INVALID, f"{path} is not readable JSON: {_first_line(error)}."
+        ) from error
+    if not isinstance(content, dict):
+        raise RuntimeFailure(Reason.CHECKPOINT_INVALID, f"{path} must hold a JSON object.")
+    return content
+
+
+def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """`chat_template.jinja` wins over tokenizer_config.json, as in transformers."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise RuntimeFailure(
+                Reason.CHECKPOINT_INVALID, f"{path} is not readable text: {_first_line(error)}."
+            ) from error
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # older folders hold several by name
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token` and friends: a string, or an object with the string in `content`."""
+    found = {}
+    for name in SPECIAL_TOKEN_NAMES:
+        value = settings.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            found[name] = value
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")[:300]
