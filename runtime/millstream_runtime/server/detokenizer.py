@@ -91,6 +91,8 @@ class WindowDetokenizer:
         before = self._decode(self._window[: self._emitted])
         after = self._decode(self._window)
         held_back = len(self._window) - self._emitted
+        if after == before and held_back > MAX_TOKENS_HELD_BACK:
+            self._window.pop()  # a run of special tokens has no text: the window must not grow with it
         if len(after) <= len(before) or (after.endswith(REPLACEMENT) and held_back < MAX_TOKENS_HELD_BACK):
             return ""
         self._window = self._window[self._emitted :]

@@ -1,0 +1,159 @@
+"""The routes. Each reads like its contract; the work is in `service`, `generation` and `responses`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import ExitStack
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from millstream_runtime import __version__
+from millstream_runtime.boot import Phase
+from millstream_runtime.server.api_errors import install_error_handlers
+from millstream_runtime.server.edge import EdgeMiddleware
+from millstream_runtime.server.generation import Generation
+from millstream_runtime.server.metrics import CONTENT_TYPE
+from millstream_runtime.server.requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from millstream_runtime.server.responses import ChatDialect, CompletionDialect, Dialect, sse_answer, whole_answer
+from millstream_runtime.server.service import Service
+
+CLIENT_CLOSED_REQUEST = 499  # nginx's code; nobody is left to read it
+
+
+def build_app(service: Service) -> FastAPI:
+    """All routes over one service. No CORS, no interactive docs (they would load scripts from elsewhere)."""
+    app = FastAPI(title="Millstream", version=__version__, docs_url=None, redoc_url=None)
+    install_error_handlers(app)
+    app.add_middleware(EdgeMiddleware, ledger=service.ledger)
+    _add_probes(app, service)
+    _add_models(app, service)
+    _add_generation(app, service)
+    return app
+
+
+def _add_probes(app: FastAPI, service: Service) -> None:
+    @app.get("/health", tags=["probes"])
+    async def health() -> Response:
+        """200 while the process and its engine thread live, loading included."""
+        alive = service.engine_loop.alive
+        return JSONResponse({"status": "ok" if alive else "failed"}, 200 if alive else 503)
+
+    @app.get("/ready", tags=["probes"])
+    async def ready() -> Response:
+        """200 only when Ready; the body always tells the phase and what the boot cost."""
+        boot = service.ledger.snapshot()
+        is_ready = boot.phase is Phase.READY
+        body = {
+            "ready": is_ready,
+            "phase": boot.phase.value,
+            "model": service.config.served_model_name,
+            "config_hash": service.config.config_hash(),
+            "message": boot.message,
+            "boot_seconds": {phase.value: round(seconds, 3) for phase, seconds in boot.seconds.items()},
+        }
+        return JSONResponse(body, 200 if is_ready else 503)
+
+    @app.get("/metrics", tags=["probes"])
+    async def metrics() -> Response:
+        """Prometheus text format."""
+        return Response(service.metrics.exposition(), media_type=CONTENT_TYPE)
+
+    @app.get("/version", tags=["probes"])
+    async def version() -> dict[str, str]:
+        """The runtime's version."""
+        return {"version": __version__}
+
+
+def _add_models(app: FastAPI, service: Service) -> None:
+    def card() -> dict[str, Any]:
+        return {
+            "id": service.config.served_model_name,
+            "object": "model",
+            "created": service.created_at,
+            "owned_by": "millstream",
+            "max_model_len": service.engine_loop.max_model_len,
+        }
+
+    @app.get("/v1/models", tags=["models"])
+    async def list_models() -> dict[str, Any]:
+        """The one model of this server. `max_model_len` is null until it is loaded."""
+        return {"object": "list", "data": [card()]}
+
+    @app.get("/v1/models/{model:path}", tags=["models"])
+    async def retrieve_model(model: str) -> dict[str, Any]:
+        """404 for any other name."""
+        service.require_model(model)
+        return card()
+
+
+def _add_generation(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/chat/completions", tags=["generation"])
+    async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
+        """A conversation's next turn."""
+        arrived = time.monotonic()
+        dialect = ChatDialect(service.config.served_model_name)
+        return await _answer(service, request, body, dialect, 1, lambda: service.chat(body, arrived))
+
+    @app.post("/v1/completions", tags=["generation"])
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """The continuation of each prompt."""
+        arrived = time.monotonic()
+        dialect = CompletionDialect(service.config.served_model_name)
+        count = len(body.prompt)
+        return await _answer(service, request, body, dialect, count, lambda: service.completion(body, arrived))
+
+
+async def _answer(
+    service: Service,
+    request: Request,
+    body: GenerationRequest,
+    dialect: Dialect,
+    choices: int,
+    prepare: Callable[[], Coroutine[Any, Any, Generation]],
+) -> Response:
+    """Admit, prepare, then stream or wait. Whatever happens, the places are given back and the engine is told."""
+    service.require_ready(body.model)
+    with ExitStack() as stack:
+        stack.enter_context(service.admission.places(choices))
+        generation = await prepare()
+        stack.callback(generation.close)
+        if body.stream:
+            return _SseResponse(sse_answer(generation, dialect, body.include_usage), stack.pop_all())
+        answer = await _unless_disconnected(request, whole_answer(generation, dialect, choices))
+    return JSONResponse(answer) if answer is not None else Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+class _SseResponse(StreamingResponse):
+    """A stream that cleans up even if it never starts: starlette may drop the iterator before its first step."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], cleanup: ExitStack) -> None:
+        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self._cleanup = cleanup
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._cleanup:
+            await super().__call__(scope, receive, send)
+
+
+async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any] | None:
+    """The result of `work`, or None when the client left first; `work` is cancelled then."""
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return await task if task.done() else None
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)

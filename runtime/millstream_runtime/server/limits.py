@@ -1,0 +1,27 @@
+"""Caps on everything a client can send: no request may cost more than its share of memory or time."""
+
+from __future__ import annotations
+
+MAX_BODY_BYTES = 8 << 20  # a context of a million tokens, with room for JSON
+MAX_TOKENS_LIMIT = 1 << 20
+MAX_MESSAGES = 4096
+MAX_CONTENT_PARTS = 1024
+MAX_PROMPTS = 64  # prompts in one /v1/completions request
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARACTERS = 256
+MAX_STOP_TOKEN_IDS = 64
+MAX_MODEL_NAME_CHARACTERS = 512
+MAX_REQUEST_ID_CHARACTERS = 128
+
+TOKENIZE_TIMEOUT_SECONDS = 30.0
+RETRY_AFTER_SECONDS = 1
+
+# After SIGTERM the endpoints of a Service still name this pod for a moment: requests that come in that moment are
+# served, not refused. Kubernetes documents no bound; 3 s covers kube-proxy's sync on a busy node.
+DRAIN_GRACE_SECONDS = 3.0
+FLUSH_TIMEOUT_SECONDS = 10  # for the last bytes of finished answers to leave the sockets
+
+
+def max_waiting_requests(max_num_seqs: int) -> int:
+    """Requests that may queue behind a full batch: four more batches, at least 64."""
+    return max(64, 4 * max_num_seqs)

@@ -1,0 +1,74 @@
+"""Structured logs: one line an event, `key=value` or JSON, and never a prompt or an answer.
+
+    2026-01-31T12:00:00.123Z INFO boot_phase phase=LoadingWeights seconds=0.41
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from typing import Any
+
+LEVEL_VARIABLE = "MILLSTREAM_LOG_LEVEL"
+FORMAT_VARIABLE = "MILLSTREAM_LOG_FORMAT"
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class EventLogger:
+    """`log.info("event_name", key=value, …)` on top of the standard library's logging."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+
+    def debug(self, event: str, **fields: object) -> None:
+        self._logger.debug(event, extra={"fields": fields})
+
+    def info(self, event: str, **fields: object) -> None:
+        self._logger.info(event, extra={"fields": fields})
+
+    def warning(self, event: str, **fields: object) -> None:
+        self._logger.warning(event, extra={"fields": fields})
+
+    def error(self, event: str, **fields: object) -> None:
+        self._logger.error(event, extra={"fields": fields})
+
+
+log = EventLogger("millstream")
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, as_json: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+        fields: dict[str, Any] = dict(getattr(record, "fields", {}))
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        if self._as_json:
+            line = {"time": moment, "level": record.levelname, "event": record.getMessage(), **fields}
+            return json.dumps(line, ensure_ascii=False, default=str)
+        shown = "".join(f" {key}={_quoted(value)}" for key, value in fields.items())
+        return f"{moment} {record.levelname} {record.getMessage()}{shown}"
+
+
+def configure_logging(default_level: str = "info") -> None:
+    """Send the log to stderr. MILLSTREAM_LOG_LEVEL: debug, info, warning, error; MILLSTREAM_LOG_FORMAT: json."""
+    level = os.environ.get(LEVEL_VARIABLE, default_level).lower()
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter(os.environ.get(FORMAT_VARIABLE, "").lower() == "json"))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)  # libraries speak up only when something is wrong
+    logging.getLogger("millstream").setLevel(_LEVELS.get(level, logging.INFO))
+
+
+def _quoted(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    text = str(value)
+    return text if text and not any(character in text for character in ' "=\n') else json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,161 @@
+"""One process, one model: socket, engine thread, HTTP, signals, drain, exit.
+
+    bind ── start engine thread (import torch, load, warm up) ─────────────► Ready ─┐
+      └──── import FastAPI, listen: /ready tells the phase from the first moment ───┴─► serve
+    SIGTERM: /ready 503 at once ─► grace: still serve ─► door closed: 503 ─► last answer sent ─► exit 0
+
+The socket is bound before anything heavy is imported, so a busy port is told in milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+
+import uvicorn
+
+from millstream_runtime.boot import BootLedger, BootSnapshot, Phase
+from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.server import limits
+from millstream_runtime.server.api_errors import unavailable
+from millstream_runtime.server.app import build_app
+from millstream_runtime.server.logs import log
+from millstream_runtime.server.service import MakeEngine, Service, load_engine
+
+LISTEN_BACKLOG = 2048
+KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that they close first and never meet a reset
+ENGINE_STOP_TIMEOUT_SECONDS = 5.0
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        RuntimeFailure: the port is taken; InvalidConfigError: the address cannot be used at all.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            message = f"Port {port} on {host} is in use by another process; stop it or choose another with --port."
+            raise RuntimeFailure(Reason.PORT_IN_USE, message) from error
+        if error.errno == errno.EACCES:
+            raise InvalidConfigError(f"--port {port} needs root; choose one above 1023.") from error
+        raise InvalidConfigError(
+            f"--host {host} is not an address of this machine; try 127.0.0.1 or 0.0.0.0."
+        ) from error
+
+
+class ModelServer:
+    """Made on the event loop's thread; `run()` ends when the server has drained or failed."""
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        listener: socket.socket,
+        ledger: BootLedger,
+        *,
+        make_engine: MakeEngine = load_engine,
+        drain_grace_seconds: float = limits.DRAIN_GRACE_SECONDS,
+    ) -> None:
+        self._config = config
+        self._listener = listener
+        self._ledger = ledger
+        self._drain_grace_seconds = drain_grace_seconds
+        self._draining: asyncio.Task[None] | None = None
+        self._failure: RuntimeFailure | None = None
+        ledger.subscribe(_log_phase)
+        self.service = Service(config, ledger, self._on_failure, make_engine)
+
+    async def run(self) -> None:
+        """Serve until drained.
+
+        Raises:
+            RuntimeFailure: the engine could not load, or stopped.
+        """
+        loop = asyncio.get_running_loop()
+        self.service.engine_loop.start(loop)
+        self._http = _Http(
+            uvicorn.Config(
+                build_app(self.service),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=limits.FLUSH_TIMEOUT_SECONDS,
+            )
+        )
+        with self._signals(loop):
+            await self._http.serve([self._listener])
+        self.service.close()
+        ended = self.service.engine_loop.stop(ENGINE_STOP_TIMEOUT_SECONDS)
+        if self._failure is not None:
+            raise self._failure
+        log.info("stopped", engine_thread_ended=ended)
+
+    def begin_drain(self, grace_seconds: float | None = None) -> None:
+        """Finish what is running, then end `run()`. A second call changes nothing."""
+        if self._draining is None:
+            grace = self._drain_grace_seconds if grace_seconds is None else grace_seconds
+            self._draining = asyncio.get_running_loop().create_task(self._drain(grace))
+
+    async def _drain(self, grace_seconds: float) -> None:
+        if self._ledger.snapshot().phase is Phase.READY:
+            self._ledger.enter(Phase.DRAINING)
+            admission = self.service.admission
+            grace_seconds = min(grace_seconds, self._config.drain_timeout_seconds)
+            await asyncio.sleep(grace_seconds)
+            admission.close()
+            if not await admission.wait_idle(self._config.drain_timeout_seconds - grace_seconds):
+                log.warning("drain_timeout", cut_requests=admission.live)
+                cut = unavailable("The server shut down before this answer was complete; try again.", "draining")
+                self.service.engine_loop.abort_all(cut)
+        self._http.should_exit = True
+
+    def _on_failure(self, failure: RuntimeFailure) -> None:
+        self._failure = failure
+        self._http.should_exit = True
+
+    @contextlib.contextmanager
+    def _signals(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield  # signals belong to the main thread; an embedding program has its own
+            return
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        log.info("signal", name=number.name)
+        if self._draining is not None:
+            os._exit(128 + number)  # asked twice: nothing may hold us back
+        # Ctrl-C on a terminal: no Service routes to this process, so there is nobody to wait for.
+        self.begin_drain(0.0 if number == signal.SIGINT else None)
+
+
+class _Http(uvicorn.Server):
+    """uvicorn without its own signal handlers: a signal means drain here, not stop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _log_phase(boot: BootSnapshot) -> None:
+    fields: dict[str, object] = {"phase": boot.phase.value, "boot_seconds": boot.total_seconds}
+    if boot.message:
+        fields["message"] = boot.message
+    log.info("phase", **fields)

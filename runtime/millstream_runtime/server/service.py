@@ -1,0 +1,180 @@
+"""The state that all routes share, and the way of a request from its JSON to a running Generation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from millstream_runtime.boot import BootLedger, Phase
+from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.server import limits
+from millstream_runtime.server.admission import Admission
+from millstream_runtime.server.api_errors import ApiError, engine_failed, unavailable
+from millstream_runtime.server.chat_template import ChatTemplateError
+from millstream_runtime.server.engine_loop import EngineLike, EngineLoop, OnPhase
+from millstream_runtime.server.generation import Generation
+from millstream_runtime.server.metrics import ServerMetrics
+from millstream_runtime.server.requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from millstream_runtime.server.sampling import SamplingDefaults, sampling_params
+from millstream_runtime.tokenizer import Tokenizer, read_json
+
+Result = TypeVar("Result")
+MakeEngine = Callable[[RuntimeConfig, OnPhase], EngineLike]
+
+
+def load_engine(config: RuntimeConfig, on_phase: OnPhase) -> EngineLike:
+    """Import torch and build the engine; seconds, so only the engine thread calls this."""
+    from millstream_runtime.engine.engine import Engine
+
+    return Engine(config, on_phase)
+
+
+class Service:
+    """Made before anything is loaded: the tokenizer and the engine arrive in the engine thread, while HTTP listens."""
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        ledger: BootLedger,
+        on_failure: Callable[[RuntimeFailure], None],
+        make_engine: MakeEngine = load_engine,
+    ) -> None:
+        self.config = config
+        self.ledger = ledger
+        self.created_at = int(time.time())
+        self.engine_loop = EngineLoop(
+            self._load,
+            ledger,
+            heartbeat_interval_seconds=config.heartbeat_interval_seconds,
+            on_failure=on_failure,
+        )
+        self.metrics = ServerMetrics(config.served_model_name, ledger, self.engine_loop)
+        self.admission = Admission(config.max_num_seqs + limits.max_waiting_requests(config.max_num_seqs))
+        self._make_engine = make_engine
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
+        self._tokenizer: Tokenizer | None = None
+        self._defaults = SamplingDefaults()
+        self._vocabulary_size = 0
+
+    def _load(self, on_phase: OnPhase) -> EngineLike:
+        folder = Path(self.config.model)
+        if not folder.is_dir():
+            raise RuntimeFailure(Reason.CHECKPOINT_INVALID, missing_folder_message(folder))
+        self._tokenizer = Tokenizer.from_folder(folder)
+        self._defaults = SamplingDefaults.from_folder(folder)
+        self._vocabulary_size = int(read_json(folder / "config.json").get("vocab_size", 0))
+        return self._make_engine(self.config, on_phase)
+
+    def require_ready(self, model: str) -> None:
+        """Raises ApiError: 503 before Ready and after a failure, 404 for another model."""
+        boot = self.ledger.snapshot()
+        if boot.phase is Phase.FAILED:
+            raise engine_failed()
+        if boot.phase not in (Phase.READY, Phase.DRAINING):
+            raise unavailable(f"The model is not ready yet ({boot.phase.value}); try again.", "model_loading")
+        self.require_model(model)
+
+    def require_model(self, model: str) -> None:
+        if model != self.config.served_model_name:
+            raise ApiError(
+                404,
+                f"The model '{model[:200]}' does not exist; this server serves '{self.config.served_model_name}'.",
+                param="model",
+                code="model_not_found",
+            )
+
+    async def chat(self, request: ChatCompletionRequest, arrived_at_seconds: float) -> Generation:
+        """Render and tokenise a conversation.
+
+        Raises:
+            ApiError: no chat template, messages the template refuses, or a context overflow.
+        """
+        tokenizer = self._loaded_tokenizer()
+        if not tokenizer.has_chat_template:
+            raise ApiError(400, "This model has no chat template; use /v1/completions.", code="no_chat_template")
+        messages = [message.for_template() for message in request.messages]
+        try:
+            prompt = await self._off_the_loop(lambda: tokenizer.encode_chat(messages))
+        except ChatTemplateError as error:
+            raise ApiError(400, str(error), param="messages", code="invalid_messages") from error
+        return self._generation(request, request.token_limit, [prompt], arrived_at_seconds)
+
+    async def completion(self, request: CompletionRequest, arrived_at_seconds: float) -> Generation:
+        """Tokenise plain prompts, or check token ids.
+
+        Raises:
+            ApiError: an empty prompt, an id outside the vocabulary, or a context overflow.
+        """
+        tokenizer = self._loaded_tokenizer()
+        given = request.prompt
+        prompts = await self._off_the_loop(
+            lambda: [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
+        )
+        if not all(prompts):
+            raise ApiError(400, "'prompt' is empty: it has no tokens.", param="prompt", code="invalid_value")
+        if max(max(prompt) for prompt in prompts) >= self._vocabulary_size:
+            raise ApiError(
+                400,
+                f"'prompt' has a token id outside the vocabulary of {self._vocabulary_size} tokens.",
+                param="prompt",
+                code="invalid_value",
+            )
+        return self._generation(request, request.token_limit, prompts, arrived_at_seconds)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _generation(
+        self,
+        request: GenerationRequest,
+        token_limit: int | None,
+        prompts: Sequence[Sequence[int]],
+        arrived_at_seconds: float,
+    ) -> Generation:
+        assert self.engine_loop.max_model_len is not None  # noqa: S101 - Ready means sized
+        sampling = [
+            sampling_params(
+                request,
+                self._defaults,
+                token_limit=token_limit,
+                prompt_tokens=len(prompt),
+                max_model_len=self.engine_loop.max_model_len,
+            )
+            for prompt in prompts
+        ]
+        return Generation(
+            self.engine_loop,
+            self._loaded_tokenizer(),
+            self.metrics,
+            prompts,
+            sampling,
+            request.stop,
+            arrived_at_seconds,
+        )
+
+    def _loaded_tokenizer(self) -> Tokenizer:
+        assert self._tokenizer is not None  # noqa: S101 - Ready means loaded
+        return self._tokenizer
+
+    async def _off_the_loop(self, work: Callable[[], Result]) -> Result:
+        """In a thread and with a time limit: one huge or hostile input never stalls the other streams."""
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            return await asyncio.wait_for(running, limits.TOKENIZE_TIMEOUT_SECONDS)
+        except TimeoutError as error:
+            raise ApiError(400, "The prompt took too long to tokenise.", code="prompt_too_complex") from error
+
+
+def missing_folder_message(folder: Path) -> str:
+    """One sentence with the fix: the models that do exist beside the missing one."""
+    try:
+        beside = sorted(path.name for path in folder.parent.iterdir() if (path / "config.json").is_file())
+    except OSError:
+        beside = []
+    hint = f"{folder.parent} has: {', '.join(beside)}" if beside else "give a folder with config.json and safetensors"
+    return f"The model folder {folder} does not exist; {hint}."
