@@ -71,12 +71,13 @@ def _add_probes(app: FastAPI, service: Service) -> None:
 
 def _add_models(app: FastAPI, service: Service) -> None:
     def card() -> dict[str, Any]:
+        limits = service.engine_loop.model_limits
         return {
             "id": service.config.served_model_name,
             "object": "model",
             "created": service.created_at,
             "owned_by": "millstream",
-            "max_model_len": service.engine_loop.max_model_len,
+            "max_model_len": limits.max_model_len if limits is not None else None,
         }
 
     @app.get("/v1/models", tags=["models"])

@@ -29,11 +29,20 @@ from millstream_runtime.server.logs import log
 HEARTBEAT_PROMPT = (0,)
 
 
+class ModelLimits(Protocol):
+    """What the server must know of the loaded model."""
+
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+
+
 class EngineLike(Protocol):
     """What the loop needs of `millstream_runtime.engine`."""
 
     @property
-    def max_model_len(self) -> int: ...
+    def model_config(self) -> ModelLimits: ...
     def add_request(self, request: Request) -> None: ...
     def abort(self, request_id: str) -> None: ...
     def step(self) -> Sequence[TokenOutput]: ...
@@ -113,7 +122,7 @@ class EngineLoop:
         # Read by /metrics and by requests; each is replaced whole, so no lock is needed.
         self.heartbeat_latency_seconds: float | None = None
         self.stats: EngineStats | None = None
-        self.max_model_len: int | None = None  # tokens; known once the engine has sized its KV cache
+        self.model_limits: ModelLimits | None = None  # known once the engine has sized its KV cache
 
     # On the event loop -------------------------------------------------------------------------------------------
 
@@ -201,8 +210,7 @@ class EngineLoop:
 
     def _boot(self) -> EngineLike:
         engine = self._make_engine(self._ledger.enter)
-        self.max_model_len = engine.max_model_len
-        self._ledger.enter(Phase.WARMING_UP)
+        self.model_limits = engine.model_config
         began = time.monotonic()
         engine.warm_up()
         self._last_step_at_seconds = time.monotonic()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from millstream_runtime.engine.request import FinishReason, Request, SamplingParams, TokenOutput
@@ -48,14 +48,9 @@ class ChoiceText:
             self.tokens += 1
             if output.finish_reason is not FinishReason.STOP:  # a stop token itself is not part of the answer
                 text = self._safe(self._detokenizer.push(output.token_id))
-        if self._stops.found:
-            return text, FinishReason.STOP
         if output.finish_reason is not None:
-            text += self._safe(self._detokenizer.finish())
-            if self._stops.found:
-                return text, FinishReason.STOP
-            text += self._stops.finish()
-        return text, output.finish_reason
+            text += self._safe(self._detokenizer.finish()) + self._stops.finish()
+        return text, FinishReason.STOP if self._stops.found else output.finish_reason
 
     def _safe(self, text: str) -> str:
         # Before min_tokens a stop string is plain text, as a stop token is for the engine.
@@ -91,7 +86,7 @@ class Generation:
         completion = sum(choice.tokens for choice in self._choices)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
-    async def deltas(self) -> AsyncIterator[list[Delta]]:
+    async def deltas(self) -> AsyncGenerator[list[Delta], None]:
         """Batches of news, one for each wake-up, until every choice has ended.
 
         Raises:

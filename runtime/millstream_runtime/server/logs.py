@@ -1,6 +1,6 @@
 """Structured logs: one line an event, `key=value` or JSON, and never a prompt or an answer.
 
-    2026-01-31T12:00:00.123Z INFO boot_phase phase=LoadingWeights seconds=0.41
+2026-01-31T12:00:00.123Z INFO boot_phase phase=LoadingWeights seconds=0.41
 """
 
 from __future__ import annotations
@@ -71,4 +71,6 @@ def _quoted(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"
     text = str(value)
-    return text if text and not any(character in text for character in ' "=\n') else json.dumps(text, ensure_ascii=False)
+    return (
+        text if text and not any(character in text for character in ' "=\n') else json.dumps(text, ensure_ascii=False)
+    )

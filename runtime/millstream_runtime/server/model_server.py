@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import signal
 import socket
@@ -22,36 +21,15 @@ import uvicorn
 
 from millstream_runtime.boot import BootLedger, BootSnapshot, Phase
 from millstream_runtime.config import RuntimeConfig
-from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.server import limits
 from millstream_runtime.server.api_errors import unavailable
 from millstream_runtime.server.app import build_app
 from millstream_runtime.server.logs import log
 from millstream_runtime.server.service import MakeEngine, Service, load_engine
 
-LISTEN_BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that they close first and never meet a reset
 ENGINE_STOP_TIMEOUT_SECONDS = 5.0
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket.
-
-    Raises:
-        RuntimeFailure: the port is taken; InvalidConfigError: the address cannot be used at all.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            message = f"Port {port} on {host} is in use by another process; stop it or choose another with --port."
-            raise RuntimeFailure(Reason.PORT_IN_USE, message) from error
-        if error.errno == errno.EACCES:
-            raise InvalidConfigError(f"--port {port} needs root; choose one above 1023.") from error
-        raise InvalidConfigError(
-            f"--host {host} is not an address of this machine; try 127.0.0.1 or 0.0.0.0."
-        ) from error
 
 
 class ModelServer:

@@ -76,9 +76,7 @@ def _text_of_parts(content: Any) -> Any:
     if not isinstance(content, list):
         return content
     if not 1 <= len(content) <= limits.MAX_CONTENT_PARTS:
-        raise PydanticCustomError(
-            "invalid_value", "it must have 1 to {most} parts", {"most": limits.MAX_CONTENT_PARTS}
-        )
+        raise PydanticCustomError("invalid_value", "it must have 1 to {most} parts", {"most": limits.MAX_CONTENT_PARTS})
     for part in content:
         if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
             raise PydanticCustomError(
@@ -221,4 +219,4 @@ class CompletionRequest(GenerationRequest):
 
 
 def conflict(param: str, message: str) -> PydanticCustomError:
-    return PydanticCustomError("conflicting_parameters", message, {"param": param})  # type: ignore[arg-type]
+    return PydanticCustomError("conflicting_parameters", message, {"param": param})

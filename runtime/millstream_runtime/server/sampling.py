@@ -1,4 +1,4 @@
-"""Sampling parameters of one request, by precedence: request > the model's generation_config.json > the API's defaults."""
+"""Sampling parameters of one request: what it says, else the model's generation_config.json, else the API's defaults."""
 
 from __future__ import annotations
 
@@ -90,5 +90,6 @@ def sampling_params(
 
 def _number(settings: Mapping[str, Any], name: str, low: float, high: float, default: float) -> float:
     value = settings.get(name)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and low <= value <= high else default
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        return default
+    return value

@@ -16,12 +16,12 @@ from millstream_runtime.server import limits
 from millstream_runtime.server.admission import Admission
 from millstream_runtime.server.api_errors import ApiError, engine_failed, unavailable
 from millstream_runtime.server.chat_template import ChatTemplateError
-from millstream_runtime.server.engine_loop import EngineLike, EngineLoop, OnPhase
+from millstream_runtime.server.engine_loop import EngineLike, EngineLoop, ModelLimits, OnPhase
 from millstream_runtime.server.generation import Generation
 from millstream_runtime.server.metrics import ServerMetrics
 from millstream_runtime.server.requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from millstream_runtime.server.sampling import SamplingDefaults, sampling_params
-from millstream_runtime.tokenizer import Tokenizer, read_json
+from millstream_runtime.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
 MakeEngine = Callable[[RuntimeConfig, OnPhase], EngineLike]
@@ -59,7 +59,6 @@ class Service:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
         self._tokenizer: Tokenizer | None = None
         self._defaults = SamplingDefaults()
-        self._vocabulary_size = 0
 
     def _load(self, on_phase: OnPhase) -> EngineLike:
         folder = Path(self.config.model)
@@ -67,7 +66,6 @@ class Service:
             raise RuntimeFailure(Reason.CHECKPOINT_INVALID, missing_folder_message(folder))
         self._tokenizer = Tokenizer.from_folder(folder)
         self._defaults = SamplingDefaults.from_folder(folder)
-        self._vocabulary_size = int(read_json(folder / "config.json").get("vocab_size", 0))
         return self._make_engine(self.config, on_phase)
 
     def require_ready(self, model: str) -> None:
@@ -117,10 +115,11 @@ class Service:
         )
         if not all(prompts):
             raise ApiError(400, "'prompt' is empty: it has no tokens.", param="prompt", code="invalid_value")
-        if max(max(prompt) for prompt in prompts) >= self._vocabulary_size:
+        vocabulary_size = self._limits().vocab_size
+        if max(max(prompt) for prompt in prompts) >= vocabulary_size:
             raise ApiError(
                 400,
-                f"'prompt' has a token id outside the vocabulary of {self._vocabulary_size} tokens.",
+                f"'prompt' has a token id outside the vocabulary of {vocabulary_size} tokens.",
                 param="prompt",
                 code="invalid_value",
             )
@@ -136,14 +135,13 @@ class Service:
         prompts: Sequence[Sequence[int]],
         arrived_at_seconds: float,
     ) -> Generation:
-        assert self.engine_loop.max_model_len is not None  # noqa: S101 - Ready means sized
         sampling = [
             sampling_params(
                 request,
                 self._defaults,
                 token_limit=token_limit,
                 prompt_tokens=len(prompt),
-                max_model_len=self.engine_loop.max_model_len,
+                max_model_len=self._limits().max_model_len,
             )
             for prompt in prompts
         ]
@@ -156,6 +154,10 @@ class Service:
             request.stop,
             arrived_at_seconds,
         )
+
+    def _limits(self) -> ModelLimits:
+        assert self.engine_loop.model_limits is not None  # noqa: S101 - Ready means sized
+        return self.engine_loop.model_limits
 
     def _loaded_tokenizer(self) -> Tokenizer:
         assert self._tokenizer is not None  # noqa: S101 - Ready means loaded

@@ -1,0 +1,63 @@
+"""LLMDeployment files on a laptop: the operator's own loader, planner and renderer, so a laptop and a pod agree.
+
+The operator package is imported here and only when a manifest is really given: the runtime image does not carry it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+
+MODEL_ROOT_VARIABLE = "MILLSTREAM_MODELS_DIR"
+IMAGE_MODEL_ROOT = "/models"
+
+
+def manifest_reader() -> Callable[[Path], Any]:
+    """A function that reads one LLMDeployment and raises RuntimeFailure (InvalidConfig) with one clear sentence.
+
+    Raises:
+        InvalidConfigError: this installation has no operator package.
+    """
+    try:
+        from millstream_operator.api.load import ManifestError, load_manifest
+    except ModuleNotFoundError as error:
+        raise InvalidConfigError(
+            "Reading an LLMDeployment file needs the operator package, which this installation (a runtime image?) "
+            "does not have; give a model folder instead."
+        ) from error
+
+    def read(path: Path) -> Any:
+        try:
+            return load_manifest(path)
+        except ManifestError as error:
+            raise RuntimeFailure(Reason.INVALID_CONFIG, str(error)) from error
+
+    return read
+
+
+def config_from_manifest(path: Path, host: str) -> RuntimeConfig:
+    """The configuration that the operator would give a pod of this deployment, with a local model root and address.
+
+    Raises:
+        RuntimeFailure: the file is missing, malformed or invalid, or cannot be planned.
+    """
+    deployment = manifest_reader()(path)
+    from millstream_operator.planning.plan import PlanDefaults
+    from millstream_operator.planning.planner import plan
+    from millstream_operator.rendering.runtime_config import runtime_config
+
+    return runtime_config(plan(deployment, PlanDefaults()), model_root=str(model_root()), host=host)
+
+
+def model_root() -> Path:
+    """Where a relative `spec.model.source.local.path` starts: $MILLSTREAM_MODELS_DIR, else ./models, else /models."""
+    configured = os.environ.get(MODEL_ROOT_VARIABLE)
+    if configured:
+        return Path(configured)
+    beside = Path("models")
+    return beside if beside.is_dir() else Path(IMAGE_MODEL_ROOT)

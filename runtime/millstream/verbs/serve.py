@@ -1,0 +1,121 @@
+"""`millstream serve MODEL_FOLDER | DEPLOYMENT.yaml [flags]`: the same runtime as in a pod, on this machine.
+
+    millstream serve models/demo-chat               a model folder
+    millstream serve examples/demo.yaml --port 9000 an LLMDeployment; flags win over the file
+    millstream serve --model=/models/demo-chat …    flags alone, as the operator renders them into a pod
+
+With a folder or a file the server listens on 127.0.0.1 unless --host says otherwise; with flags alone it is a pod
+and listens on every address.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from millstream.arguments import CommandLineParser
+from millstream.boot_view import BootView
+from millstream.manifest import config_from_manifest, model_root
+from millstream_runtime.boot import BootLedger
+from millstream_runtime.config import RuntimeConfig, argument_parser, from_namespace
+from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+
+LOCAL_HOST = "127.0.0.1"
+MANIFEST_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Serve until drained; 0 then.
+
+    Raises:
+        RuntimeFailure: bad flags, a bad file, a busy port, or a failure of the engine.
+    """
+    ledger = BootLedger()
+    config = config_from_command_line(argv)
+    from millstream_runtime.server.sockets import bind
+
+    listener = bind(config.host, config.port)
+    # torch is the longest import of all; let it overlap with FastAPI's.
+    threading.Thread(target=_import_torch, name="import-torch", daemon=True).start()
+    from millstream_runtime.server.logs import configure_logging
+    from millstream_runtime.server.model_server import ModelServer
+
+    on_terminal = sys.stderr.isatty()
+    configure_logging(default_level="warning" if on_terminal else "info")
+    view = BootView(ledger, config, listener.getsockname()[1], sys.stderr, live=on_terminal)
+    try:
+        asyncio.run(ModelServer(config, listener, ledger).run())
+    finally:
+        view.close()
+    _leave_if_stuck()
+    return 0
+
+
+def config_from_command_line(argv: Sequence[str]) -> RuntimeConfig:
+    """Flags, or a target with flags over it.
+
+    Raises:
+        RuntimeFailure: a flag, the file or the folder cannot be used; the message names it.
+    """
+    parser = CommandLineParser(
+        prog="millstream serve",
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("target", nargs="?", metavar="MODEL_FOLDER|DEPLOYMENT.yaml", help="what to serve")
+    argument_parser(parser)
+    given = parser.parse_args(list(argv))
+    if given.target is None:
+        if given.model is None:
+            raise InvalidConfigError("Nothing to serve: give a model folder, an LLMDeployment file or --model.")
+        return from_namespace(given)
+    if given.model is not None:
+        raise InvalidConfigError(f"Give either {given.target} or --model={given.model}, not both.")
+    if Path(given.target).suffix.lower() in MANIFEST_SUFFIXES:
+        config = config_from_manifest(Path(given.target), LOCAL_HOST)
+        return replace(config, **_given_fields(given))
+    given.model = str(find_model_folder(given.target))
+    given.host = given.host or LOCAL_HOST
+    return from_namespace(given)
+
+
+def find_model_folder(target: str) -> Path:
+    """The folder itself, or one of that name below the model root.
+
+    Raises:
+        RuntimeFailure: neither exists.
+    """
+    for folder in (Path(target), model_root() / target):
+        if folder.is_dir():
+            return folder
+    if Path(target).is_file():
+        raise InvalidConfigError(f"{target} is a file; give a model folder, or an LLMDeployment as .yaml or .json.")
+    raise RuntimeFailure(
+        Reason.CHECKPOINT_INVALID,
+        f"There is no model folder {target} here or in {model_root()} (set MILLSTREAM_MODELS_DIR to look elsewhere).",
+    )
+
+
+def _given_fields(given: argparse.Namespace) -> dict[str, Any]:
+    names = [field.name for field in fields(RuntimeConfig)]
+    return {name: value for name in names if (value := getattr(given, name, None)) is not None}
+
+
+def _import_torch() -> None:
+    import torch  # noqa: F401
+
+
+def _leave_if_stuck() -> None:
+    """A daemon thread inside torch can crash the interpreter's shutdown; everything is flushed, so leave directly."""
+    if any(thread.name in ("engine", "import-torch") and thread.is_alive() for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)

@@ -1,0 +1,30 @@
+"""The listening socket, bound before anything heavy is imported so that a busy port is told in milliseconds."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+
+LISTEN_BACKLOG = 2048
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        RuntimeFailure: the port is taken; InvalidConfigError: the address cannot be used at all.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            message = f"Port {port} on {host} is in use by another process; stop it or choose another with --port."
+            raise RuntimeFailure(Reason.PORT_IN_USE, message) from error
+        if error.errno == errno.EACCES:
+            raise InvalidConfigError(f"--port {port} needs root; choose one above 1023.") from error
+        raise InvalidConfigError(
+            f"--host {host} is not an address of this machine; try 127.0.0.1 or 0.0.0.0."
+        ) from error
