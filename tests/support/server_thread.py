@@ -1,0 +1,123 @@
+"""A real server on a loopback port, in a thread of the test process: real sockets, a real engine, no second torch."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from millstream_runtime.boot import BootLedger, Phase
+from millstream_runtime.config import Device, RuntimeConfig
+from millstream_runtime.server.model_server import ModelServer
+from millstream_runtime.server.service import MakeEngine, load_engine
+from millstream_runtime.server.sockets import bind
+
+PATIENCE_SECONDS = 60.0
+
+
+class ServerThread:
+    """One ModelServer; `url` ends without a slash."""
+
+    def __init__(self, config: RuntimeConfig, make_engine: MakeEngine, drain_grace_seconds: float) -> None:
+        self.config = config
+        self.ledger = BootLedger(process_age_seconds=0.0)
+        listener = bind(config.host, config.port)
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self.failure: BaseException | None = None
+        self._listener = listener
+        self._make_engine = make_engine
+        self._drain_grace_seconds = drain_grace_seconds
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="server", daemon=True)
+
+    def start(self) -> ServerThread:
+        self._thread.start()
+        assert self._started.wait(PATIENCE_SECONDS)
+        return self
+
+    def _main(self) -> None:
+        async def run() -> None:
+            self._loop = asyncio.get_running_loop()
+            self.server = ModelServer(
+                self.config,
+                self._listener,
+                self.ledger,
+                make_engine=self._make_engine,
+                drain_grace_seconds=self._drain_grace_seconds,
+            )
+            self._started.set()
+            await self.server.run()
+
+        try:
+            asyncio.run(run())
+        except BaseException as error:
+            self.failure = error
+
+    def wait_ready(self) -> ServerThread:
+        wait_for(lambda: self.ledger.snapshot().phase in (Phase.READY, Phase.FAILED), "Ready")
+        assert self.ledger.snapshot().phase is Phase.READY, self.ledger.snapshot().message
+        return self
+
+    def begin_drain(self, grace_seconds: float | None = None) -> None:
+        """What SIGTERM does."""
+        self._loop.call_soon_threadsafe(self.server.begin_drain, grace_seconds)
+
+    def join(self) -> None:
+        """Wait for the end of `run()`."""
+        self._thread.join(PATIENCE_SECONDS)
+        assert not self._thread.is_alive(), "the server did not stop"
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=PATIENCE_SECONDS)
+
+    def post(self, path: str, body: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=PATIENCE_SECONDS)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """One sample of /metrics; 0.0 when it is absent."""
+        for line in self.get("/metrics").text.splitlines():
+            if line.startswith(name + "{") and all(f'{key}="{value}"' in line for key, value in labels.items()):
+                return float(line.rsplit(" ", 1)[1])
+        return 0.0
+
+
+@contextmanager
+def serving(
+    folder: Path, *, make_engine: MakeEngine = load_engine, drain_grace_seconds: float = 0.0, **overrides: Any
+) -> Iterator[ServerThread]:
+    """Serve `folder` on a free port, and drain at the end. `overrides` are RuntimeConfig fields."""
+    settings: dict[str, Any] = {
+        "model": str(folder),
+        "served_model_name": "tiny",
+        "device": Device.CPU,
+        "host": "127.0.0.1",
+        "port": 0,
+        "kv_cache_memory_bytes": 8 << 20,
+        "heartbeat_interval_seconds": 0,
+        "drain_timeout_seconds": 60,
+    }
+    server = ServerThread(RuntimeConfig(**{**settings, **overrides}), make_engine, drain_grace_seconds).start()
+    try:
+        yield server
+    finally:
+        if server.running:
+            server.begin_drain(0.0)
+            server.join()
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Poll until `condition` holds; the limit only guards against a hang."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS:.0f} s for: {what}"
+        time.sleep(0.01)
