@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from millstream_runtime.server import limits
@@ -103,6 +103,16 @@ def _list_of_prompts(prompt: Any) -> Any:
     return [prompt] if one else prompt
 
 
+def _encodable(text: str) -> str:
+    """JSON can spell half of a UTF-16 pair, which is no character and has no tokens."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("invalid_value", "it has a lone surrogate, which is not a character") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=limits.MAX_TOKENS_LIMIT)]
 TokenCount = Annotated[int, Field(ge=1, le=limits.MAX_TOKENS_LIMIT)]
@@ -120,8 +130,8 @@ class Message(BaseModel):
 
     model_config = _STRICT
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_text_of_parts, json_schema_input_type=str | list[TextPart])]
-    name: Annotated[str, Field(max_length=256)] | None = None
+    content: Annotated[Text, BeforeValidator(_text_of_parts, json_schema_input_type=str | list[TextPart])]
+    name: Annotated[Text, Field(max_length=256)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -151,14 +161,14 @@ class GenerationRequest(BaseModel):
     """What chats and completions share. Absent sampling fields take the model's generation_config.json, then 1.0."""
 
     model_config = _STRICT
-    model: Annotated[str, Field(min_length=1, max_length=limits.MAX_MODEL_NAME_CHARACTERS)]
+    model: Annotated[Text, Field(min_length=1, max_length=limits.MAX_MODEL_NAME_CHARACTERS)]
     max_tokens: TokenCount | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=limits.MAX_TOKENS_LIMIT, description="-1 and 0 switch it off")] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: Annotated[
-        list[str],
+        list[Text],
         BeforeValidator(_list_of_stops, json_schema_input_type=str | list[str]),
         Field(max_length=limits.MAX_STOP_STRINGS),
     ] = []
@@ -207,7 +217,7 @@ class CompletionRequest(GenerationRequest):
     """POST /v1/completions: a plain prompt, several of them, or token ids. Each prompt becomes one choice."""
 
     prompt: Annotated[
-        list[str] | list[TokenIds],
+        list[Text] | list[TokenIds],
         BeforeValidator(_list_of_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
         Field(min_length=1, max_length=limits.MAX_PROMPTS),
     ]

@@ -57,11 +57,12 @@ def sampling_params(
     room = max_model_len - prompt_tokens
     if room < 1 or (token_limit is not None and token_limit > room):
         wanted = f" and {token_limit} for the answer" if token_limit is not None else ""
+        param = "messages" if "messages" in type(request).model_fields else "prompt"
         raise ApiError(
             400,
             f"This model's maximum context length is {max_model_len} tokens, prompt and answer together; "
-            f"the request has {prompt_tokens} in the prompt{wanted}. Shorten the prompt or lower the token limit.",
-            param="messages" if "messages" in type(request).model_fields else "prompt",
+            f"the request has {prompt_tokens} in '{param}'{wanted}. Shorten the prompt or lower the token limit.",
+            param=param,
             code="context_length_exceeded",
         )
     max_tokens = token_limit if token_limit is not None else room
