@@ -39,6 +39,7 @@ def run(argv: Sequence[str]) -> int:
     """
     ledger = BootLedger()
     config = config_from_command_line(argv)
+    require_model_folder(Path(config.model))
     from millstream_runtime.server.sockets import bind
 
     listener = bind(config.host, config.port)
@@ -102,6 +103,18 @@ def find_model_folder(target: str) -> Path:
         Reason.CHECKPOINT_INVALID,
         f"There is no model folder {target} here or in {model_root()} (set MILLSTREAM_MODELS_DIR to look elsewhere).",
     )
+
+
+def require_model_folder(folder: Path) -> None:
+    """Raises RuntimeFailure: there is none; the message names the models that lie beside it."""
+    if folder.is_dir():
+        return
+    try:
+        beside = sorted(path.name for path in folder.parent.iterdir() if (path / "config.json").is_file())
+    except OSError:
+        beside = []
+    hint = f"{folder.parent} has: {', '.join(beside)}" if beside else "give a folder with config.json and safetensors"
+    raise RuntimeFailure(Reason.CHECKPOINT_INVALID, f"The model folder {folder} does not exist; {hint}.")
 
 
 def _given_fields(given: argparse.Namespace) -> dict[str, Any]:

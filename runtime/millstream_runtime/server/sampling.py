@@ -1,4 +1,4 @@
-"""Sampling parameters of one request: what it says, else the model's generation_config.json, else the API's defaults."""
+"""Sampling parameters: what the request says, else the model's generation_config.json, else the API's defaults."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from millstream_runtime.boot import BootLedger, Phase
 from millstream_runtime.config import RuntimeConfig
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.server import limits
 from millstream_runtime.server.admission import Admission
 from millstream_runtime.server.api_errors import ApiError, engine_failed, unavailable
@@ -62,8 +62,6 @@ class Service:
 
     def _load(self, on_phase: OnPhase) -> EngineLike:
         folder = Path(self.config.model)
-        if not folder.is_dir():
-            raise RuntimeFailure(Reason.CHECKPOINT_INVALID, missing_folder_message(folder))
         self._tokenizer = Tokenizer.from_folder(folder)
         self._defaults = SamplingDefaults.from_folder(folder)
         return self._make_engine(self.config, on_phase)
@@ -170,13 +168,3 @@ class Service:
             return await asyncio.wait_for(running, limits.TOKENIZE_TIMEOUT_SECONDS)
         except TimeoutError as error:
             raise ApiError(400, "The prompt took too long to tokenise.", code="prompt_too_complex") from error
-
-
-def missing_folder_message(folder: Path) -> str:
-    """One sentence with the fix: the models that do exist beside the missing one."""
-    try:
-        beside = sorted(path.name for path in folder.parent.iterdir() if (path / "config.json").is_file())
-    except OSError:
-        beside = []
-    hint = f"{folder.parent} has: {', '.join(beside)}" if beside else "give a folder with config.json and safetensors"
-    return f"The model folder {folder} does not exist; {hint}."

@@ -1,0 +1,77 @@
+"""The boot ledger tells where the time went, and the view tells it to a person."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+from millstream.boot_view import BootView
+from millstream_runtime.boot import BootLedger, BootSnapshot, Phase, measure_process_age_seconds
+from millstream_runtime.config import RuntimeConfig
+
+CONFIG = RuntimeConfig(model="/m", served_model_name="tiny", host="0.0.0.0")  # noqa: S104
+
+
+def test_seconds_of_closed_phases_stand_still_and_the_running_one_counts() -> None:
+    ledger = BootLedger(process_age_seconds=5.0)
+    assert ledger.snapshot().seconds[Phase.STARTING] >= 5.0
+    ledger.enter("LoadingWeights", "Reading.")
+    first = ledger.snapshot()
+    assert (first.phase, first.message) == (Phase.LOADING_WEIGHTS, "Reading.")
+    assert ledger.snapshot().seconds[Phase.STARTING] == first.seconds[Phase.STARTING]
+    assert ledger.snapshot().seconds[Phase.LOADING_WEIGHTS] >= first.seconds[Phase.LOADING_WEIGHTS]
+    ledger.enter(Phase.READY)
+    total = ledger.snapshot().total_seconds
+    assert ledger.snapshot().total_seconds == total  # serving is not booting
+    assert list(ledger.snapshot().seconds) == [Phase.STARTING, Phase.LOADING_WEIGHTS]
+
+
+def test_a_failed_process_stays_failed_and_a_draining_one_never_becomes_ready() -> None:
+    ledger = BootLedger(0.0)
+    ledger.enter(Phase.DRAINING)
+    ledger.enter(Phase.READY)
+    assert ledger.snapshot().phase is Phase.DRAINING
+    ledger.enter(Phase.FAILED, "why")
+    ledger.enter(Phase.READY)
+    assert (ledger.snapshot().phase, ledger.snapshot().message) == (Phase.FAILED, "why")
+
+
+def test_observers_hear_every_change() -> None:
+    heard: list[BootSnapshot] = []
+    ledger = BootLedger(0.0)
+    ledger.subscribe(heard.append)
+    for phase in (Phase.LOADING_WEIGHTS, Phase.READY):
+        ledger.enter(phase)
+    assert [snapshot.phase for snapshot in heard] == [Phase.LOADING_WEIGHTS, Phase.READY]
+
+
+def test_the_age_of_a_process_includes_the_start_of_the_interpreter() -> None:
+    program = (
+        "import time; time.sleep(0.3); from millstream_runtime.boot import *; print(measure_process_age_seconds())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert float(done.stdout) > 0.25
+    assert measure_process_age_seconds() > 0.0
+
+
+def test_the_view_ends_with_an_address_and_a_request_to_paste() -> None:
+    for live in (False, True):
+        ledger, out = BootLedger(0.0), io.StringIO()
+        view = BootView(ledger, CONFIG, 8123, out, live=live)
+        for phase in (Phase.LOADING_WEIGHTS, Phase.WARMING_UP, Phase.READY):
+            ledger.enter(phase)
+        view.close()
+        text = out.getvalue()
+        assert "curl -N http://127.0.0.1:8123/v1/chat/completions" in text
+        assert '"model": "tiny"' in text
+        assert ("✓ LoadingWeights" in text) is live
+        assert ("\x1b" in text) is live
+
+
+def test_the_view_of_a_failed_boot_promises_nothing() -> None:
+    ledger, out = BootLedger(0.0), io.StringIO()
+    view = BootView(ledger, CONFIG, 8123, out, live=False)
+    ledger.enter(Phase.FAILED, "broken")
+    view.close()
+    assert out.getvalue() == ""

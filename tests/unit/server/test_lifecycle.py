@@ -1,0 +1,328 @@
+"""Boot, drain, disconnects, a full queue and a dying engine: what happens around the requests."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from millstream_runtime.boot import Phase
+from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.engine.request import TokenOutput
+from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.server.engine_loop import EngineLike, OnPhase
+from millstream_runtime.server.service import load_engine
+from tests.support.server_thread import ServerThread, serving, wait_for
+
+CHAT = "/v1/chat/completions"
+
+
+def chat_body(**overrides: Any) -> dict[str, Any]:
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 400,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    return {**body, **overrides}
+
+
+class SlowSteps:
+    """A real engine whose steps wait for a gate, so that a test decides when work goes on."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.fail_with: BaseException | None = None
+
+    def make(self, config: RuntimeConfig, on_phase: OnPhase) -> EngineLike:
+        self.engine = load_engine(config, on_phase)
+        step = self.engine.step
+
+        def gated() -> Sequence[TokenOutput]:
+            self.gate.wait(60)
+            if self.fail_with is not None:
+                raise self.fail_with
+            return step()
+
+        self.engine.step = gated  # type: ignore[method-assign]
+        return self.engine
+
+
+@contextmanager
+def events_of(server: ServerThread, body: dict[str, Any]) -> Iterator[Iterator[str]]:
+    """An open stream, event by event."""
+    with httpx.stream("POST", server.url + CHAT, json={**body, "stream": True}, timeout=60) as answer:
+        assert answer.status_code == 200
+        yield (line.removeprefix("data: ") for line in answer.iter_lines() if line)
+
+
+def in_background(work: Callable[[], Any]) -> Any:
+    return ThreadPoolExecutor(1).submit(work)
+
+
+def test_before_ready_the_server_answers_with_its_phase(tiny_model: Path) -> None:
+    load = threading.Event()
+
+    def wait_then_load(config: RuntimeConfig, on_phase: OnPhase) -> EngineLike:
+        on_phase("LoadingWeights", "Reading.")
+        load.wait(60)
+        return load_engine(config, on_phase)
+
+    with serving(tiny_model, make_engine=wait_then_load) as server:
+        wait_for(lambda: server.ledger.snapshot().phase is Phase.LOADING_WEIGHTS, "the load to begin")
+        ready = server.get("/ready")
+        assert (ready.status_code, ready.json()["phase"], ready.json()["ready"]) == (503, "LoadingWeights", False)
+        assert server.get("/health").status_code == 200
+        assert server.get("/v1/models").json()["data"][0]["max_model_len"] is None
+        assert server.metric("millstream_ready", model_name="tiny") == 0.0
+        early = server.post(CHAT, chat_body())
+        assert early.status_code == 503
+        assert early.headers["retry-after"] == "1"
+        assert early.json()["error"]["code"] == "model_loading"
+        load.set()
+        server.wait_ready()
+        assert server.get("/ready").status_code == 200
+        assert server.metric("millstream_ready", model_name="tiny") == 1.0
+        assert server.metric("millstream_boot_phase_seconds", phase="WarmingUp") > 0.0
+
+
+def test_drain_under_load_cuts_no_stream(tiny_model: Path) -> None:
+    """Twelve streams with room for four in the batch: those that still queue at SIGTERM are finished too."""
+    with serving(tiny_model, max_num_seqs=4) as server:
+        server.wait_ready()
+
+        def stream() -> list[str]:
+            with events_of(server, chat_body(max_tokens=120)) as events:
+                return list(events)
+
+        with ThreadPoolExecutor(12) as pool:
+            running = [pool.submit(stream) for _ in range(12)]
+            wait_for(lambda: server.server.service.admission.live == 12, "all streams accepted")
+            server.begin_drain()
+            answers = [future.result() for future in running]
+        server.join()
+    assert server.failure is None
+    for received in answers:
+        assert received[-1] == "[DONE]"
+        assert json.loads(received[-2])["choices"][0]["finish_reason"] == "length"
+
+
+def test_drain_serves_the_grace_then_refuses_then_ends(tiny_model: Path) -> None:
+    slow = SlowSteps()
+    with serving(tiny_model, make_engine=slow.make, drain_grace_seconds=1.0) as server:
+        server.wait_ready()
+        slow.gate.clear()
+        running = in_background(lambda: server.post(CHAT, chat_body(max_tokens=3)))
+        wait_for(lambda: server.server.service.admission.live == 1, "the request")
+        server.begin_drain()
+        wait_for(lambda: server.get("/ready").status_code == 503, "not ready at once")
+        assert server.get("/ready").json()["phase"] == "Draining"
+        late = in_background(lambda: server.post(CHAT, chat_body(max_tokens=3)))  # within the grace
+        wait_for(lambda: server.server.service.admission.live == 2, "the late request")
+
+        def refused() -> bool:
+            answer = server.post("/v1/completions", {"model": "other", "prompt": "x"})
+            return answer.status_code == 404 and bool(server.server.service.admission._closed)
+
+        wait_for(refused, "the door to close")
+        answer = server.post(CHAT, chat_body())
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "draining"
+        assert answer.headers["retry-after"] == "1"
+        assert answer.headers["connection"] == "close"
+        slow.gate.set()
+        for future in (running, late):
+            assert future.result().json()["choices"][0]["finish_reason"] == "length"
+        server.join()
+    assert server.failure is None
+    with pytest.raises(httpx.ConnectError):
+        server.get("/health")
+
+
+def test_a_drain_that_takes_too_long_ends_streams_with_an_error_not_in_silence(tiny_model: Path) -> None:
+    slow = SlowSteps()
+    with serving(tiny_model, make_engine=slow.make, drain_timeout_seconds=1) as server:
+        server.wait_ready()
+        with events_of(server, chat_body(max_tokens=1000)) as events:
+            next(events)
+            slow.gate.clear()
+            server.begin_drain()
+            received = list(events)
+        slow.gate.set()
+        server.join()
+    assert received[-1] != "[DONE]"
+    assert json.loads(received[-1])["error"]["code"] == "draining"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_client_that_leaves_frees_its_place_and_its_kv_blocks(tiny_model: Path, streamed: bool) -> None:
+    slow = SlowSteps()
+    with serving(tiny_model, make_engine=slow.make) as server:
+        server.wait_ready()
+        slow.gate.clear()
+        payload = json.dumps(chat_body(max_tokens=1500, stream=streamed)).encode()
+        raw = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+        raw.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%s" % (len(payload), payload)
+        )
+        wait_for(lambda: server.server.service.admission.live == 1, "the request")
+        raw.close()
+        wait_for(lambda: server.server.service.admission.live == 0, "its place to be free")
+        slow.gate.set()
+        wait_for(lambda: slow.engine.stats().kv_blocks_used == 0, "its KV blocks to be free")
+        assert slow.engine.stats().num_requests_running == 0
+        assert server.metric("vllm:request_success_total", finished_reason="abort") == 1.0
+        assert server.post(CHAT, chat_body(max_tokens=2)).status_code == 200
+
+
+def test_a_stop_string_frees_the_kv_blocks_too(tiny_model: Path) -> None:
+    slow = SlowSteps()
+    with serving(tiny_model, make_engine=slow.make) as server:
+        server.wait_ready()
+        whole = server.post(CHAT, chat_body(max_tokens=40)).json()["choices"][0]["message"]["content"]
+        stopped = server.post(CHAT, chat_body(max_tokens=1500, stop=whole[10])).json()["choices"][0]
+        assert stopped["finish_reason"] == "stop"
+        wait_for(lambda: slow.engine.stats().kv_blocks_used == 0, "its KV blocks to be free")
+
+
+def test_a_full_queue_is_a_429_and_empties_again(tiny_model: Path) -> None:
+    slow = SlowSteps()
+    with serving(tiny_model, make_engine=slow.make, max_num_seqs=2) as server:
+        server.wait_ready()
+        slow.gate.clear()
+        with ThreadPoolExecutor(1) as pool:
+            # One request of 64 prompts and two more fill 2 places in the batch and 64 in the queue.
+            many = {"model": "tiny", "prompt": ["x"] * 64, "max_tokens": 1}
+            first = pool.submit(server.post, "/v1/completions", many)
+            wait_for(lambda: server.server.service.admission.live == 64, "the queue to fill")
+            refused = server.post("/v1/completions", {**many, "prompt": ["x"] * 3})
+            assert refused.status_code == 429
+            assert refused.headers["retry-after"] == "1"
+            assert refused.json()["error"]["type"] == "rate_limit_error"
+            slow.gate.set()
+            assert len(first.result().json()["choices"]) == 64
+        assert server.post("/v1/completions", {**many, "prompt": ["x"] * 3}).status_code == 200
+
+
+def test_a_dying_engine_tells_every_client_at_once_and_ends_the_process(tiny_model: Path) -> None:
+    slow = SlowSteps()
+    with serving(tiny_model, make_engine=slow.make) as server:
+        server.wait_ready()
+        with events_of(server, chat_body(max_tokens=1500)) as events:
+            next(events)
+            slow.gate.clear()
+            plain = in_background(lambda: server.post(CHAT, chat_body()))
+            wait_for(lambda: server.server.service.admission.live == 2, "both requests")
+            slow.fail_with = ZeroDivisionError("secret detail")
+            slow.gate.set()
+            last = json.loads(list(events)[-1])
+        assert last["error"]["code"] == "engine_failed"
+        answer = plain.result()
+        assert answer.status_code == 503
+        assert "secret" not in answer.text + str(last)
+        server.join()
+    assert isinstance(server.failure, RuntimeFailure)
+    assert server.failure.reason is Reason.RUNTIME_CRASHED
+    assert "ZeroDivisionError" in server.failure.message
+    assert "secret" not in server.failure.message
+    assert server.ledger.snapshot().phase is Phase.FAILED
+
+
+def test_running_out_of_memory_has_a_reason_of_its_own(tiny_model: Path) -> None:
+    slow = SlowSteps()
+    slow.fail_with = MemoryError()
+    with serving(tiny_model, make_engine=slow.make) as server:
+        server.join()
+    assert isinstance(server.failure, RuntimeFailure)
+    assert server.failure.reason is Reason.OUT_OF_MEMORY
+
+
+def test_a_request_the_engine_refuses_fails_alone(tiny_model: Path) -> None:
+    slow = SlowSteps()
+    with serving(tiny_model, make_engine=slow.make) as server:
+        server.wait_ready()
+        add = slow.engine.add_request
+
+        def refuse_once(_: Any) -> None:
+            slow.engine.add_request = add  # type: ignore[method-assign]
+            raise ValueError("no")
+
+        slow.engine.add_request = refuse_once  # type: ignore[method-assign, assignment]
+        assert server.post(CHAT, chat_body(max_tokens=2)).status_code >= 500
+        assert server.post(CHAT, chat_body(max_tokens=2)).status_code == 200
+
+
+def test_heartbeats_keep_an_idle_engine_warm_and_count_as_nobodys_traffic(tiny_model: Path) -> None:
+    slow = SlowSteps()
+    with serving(tiny_model, make_engine=slow.make, heartbeat_interval_seconds=1) as server:
+        server.wait_ready()
+        warm_up_latency = server.metric("millstream_heartbeat_latency_seconds", model_name="tiny")
+        steps_of_warm_up = slow.engine.stats().steps_total
+        wait_for(lambda: slow.engine.stats().steps_total >= steps_of_warm_up + 2, "two heartbeats")
+        assert server.metric("millstream_heartbeat_latency_seconds", model_name="tiny") != warm_up_latency
+        assert server.metric("millstream_heartbeat_age_seconds", model_name="tiny") < 30.0
+        for name in (
+            "vllm:prompt_tokens_total",
+            "vllm:generation_tokens_total",
+            "vllm:e2e_request_latency_seconds_count",
+        ):
+            assert server.metric(name, model_name="tiny") == 0.0
+        assert server.metric("vllm:num_requests_running", model_name="tiny") == 0.0
+        assert server.metric("vllm:kv_cache_usage_perc", model_name="tiny") == 0.0
+
+
+def test_metrics_count_what_users_did(tiny_model: Path) -> None:
+    with serving(tiny_model) as server:
+        server.wait_ready()
+        usage = server.post(CHAT, chat_body(max_tokens=7)).json()["usage"]
+        assert usage["completion_tokens"] == 7
+        expected = {
+            "vllm:prompt_tokens_total": usage["prompt_tokens"],
+            "vllm:generation_tokens_total": 7,
+            "vllm:time_to_first_token_seconds_count": 1,
+            "vllm:inter_token_latency_seconds_count": 6,
+            "vllm:e2e_request_latency_seconds_count": 1,
+            "vllm:num_requests_running": 0,
+            "vllm:num_requests_waiting": 0,
+            "vllm:num_preemptions_total": 0,
+        }
+        for name, value in expected.items():
+            assert server.metric(name, model_name="tiny", engine="0") == value, name
+            assert name in server.get("/metrics").text
+        assert server.metric("vllm:request_success_total", finished_reason="length") == 1.0
+
+
+def test_many_clients_that_come_and_go_leave_the_engine_clean(tiny_model: Path) -> None:
+    slow = SlowSteps()
+    with serving(tiny_model, make_engine=slow.make, max_num_seqs=8) as server:
+        server.wait_ready()
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0, timeout=60) as client:
+
+            def visit(number: int) -> None:
+                with client.chat.completions.create(
+                    model="tiny",
+                    messages=[{"role": "user", "content": "x" * number}],
+                    max_tokens=5 + 3 * number,
+                    stream=True,
+                ) as stream:
+                    for received, _ in enumerate(stream):
+                        if number % 3 and received > number:
+                            return  # two of three leave early
+
+            with ThreadPoolExecutor(16) as pool:
+                list(pool.map(visit, range(48)))
+        wait_for(lambda: server.server.service.admission.live == 0, "every place to be free")
+        wait_for(lambda: slow.engine.stats().kv_blocks_used == 0, "every KV block to be free")
+        slow.engine.check_integrity()  # type: ignore[attr-defined]
