@@ -1,7 +1,7 @@
 """What a person sees while the model boots: each phase with its seconds, then the address and a request to paste.
 
 On a terminal the running phase counts up in place; elsewhere the server's structured log tells the phases, and this
-view adds only the last lines where a person started the server (a folder or a file, not a pod).
+view adds only the last lines, and those not in a pod.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ CLEAR_LINE = "\r\x1b[2K"
 
 
 class BootView:
-    """Watches the ledger until Ready or until closed."""
+    """Watches the ledger. `live`: the output is a terminal; `inviting`: a person will want to try a request."""
 
-    def __init__(self, ledger: BootLedger, config: RuntimeConfig, port: int, out: TextIO, *, live: bool) -> None:
+    def __init__(
+        self, ledger: BootLedger, config: RuntimeConfig, port: int, out: TextIO, *, live: bool, inviting: bool = True
+    ) -> None:
         self._ledger = ledger
         self._config = config
         self._port = port
         self._out = out
         self._live = live
+        self._inviting = inviting
         self._shown: set[Phase] = set()
         self._ended = threading.Event()
         self._lock = threading.Lock()
@@ -43,11 +46,14 @@ class BootView:
 
     def _on_change(self, boot: BootSnapshot) -> None:
         with self._lock:
+            if boot.phase is Phase.DRAINING and self._live:
+                self._out.write("Finishing the requests that run; press Ctrl-C to quit at once.\n")
+                self._out.flush()
             if self._ended.is_set():
                 return
             if self._live:
                 self._finish_lines(boot)
-            if boot.phase is Phase.READY:
+            if boot.phase is Phase.READY and self._inviting:
                 self._out.write(self._invitation(boot))
                 self._out.flush()
             if boot.phase not in BOOT_PHASES:

@@ -35,6 +35,7 @@ class Tokenizer:
         self._fast.no_padding()
         self._chat_template = chat_template
         self._byte_level = ByteLevelVocabulary(fast) if is_byte_level(fast) else None
+        self._longest_token_characters = max((len(token) for token in fast.get_vocab()), default=1)
 
     @staticmethod
     def from_folder(folder: Path) -> Tokenizer:
@@ -63,6 +64,15 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
+
+    def least_tokens(self, characters: int) -> int:
+        """A lower bound on the tokens of a text this long, for free: no token spells more than the longest one.
+
+        Tokenising megabytes takes seconds and hundreds of bytes of memory a character, so a prompt that cannot fit
+        the context is refused by this bound before it is tokenised. (A normaliser that shortens text could break the
+        bound; those that served models use do not.)
+        """
+        return characters // self._longest_token_characters
 
     def encode(self, text: str) -> list[int]:
         """Ids of a plain prompt, with the special tokens that the tokenizer puts around one (often a BOS)."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import os
 import sys
 import threading
@@ -28,6 +29,8 @@ from millstream_runtime.config import RuntimeConfig, argument_parser, from_names
 from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
 
 LOCAL_HOST = "127.0.0.1"
+RUNTIME_PACKAGES = ("torch", "fastapi", "uvicorn", "tokenizers", "jinja2", "prometheus_client")
+BUSY_THREADS = ("engine", "import-torch", "tokenizer")
 MANIFEST_SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -40,6 +43,7 @@ def run(argv: Sequence[str]) -> int:
     ledger = BootLedger()
     config = config_from_command_line(argv)
     require_model_folder(Path(config.model))
+    require_runtime_packages()
     from millstream_runtime.server.sockets import bind
 
     listener = bind(config.host, config.port)
@@ -50,7 +54,8 @@ def run(argv: Sequence[str]) -> int:
 
     on_terminal = sys.stderr.isatty()
     configure_logging(default_level="warning" if on_terminal else "info")
-    view = BootView(ledger, config, listener.getsockname()[1], sys.stderr, live=on_terminal)
+    by_a_person = on_terminal or config.host == LOCAL_HOST
+    view = BootView(ledger, config, listener.getsockname()[1], sys.stderr, live=on_terminal, inviting=by_a_person)
     try:
         asyncio.run(ModelServer(config, listener, ledger).run())
     finally:
@@ -122,13 +127,22 @@ def _given_fields(given: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(given, name, None)) is not None}
 
 
+def require_runtime_packages() -> None:
+    """Raises InvalidConfigError: this is an installation for `validate` or for the operator."""
+    missing = [name for name in RUNTIME_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InvalidConfigError(
+            f"Serving needs packages that are not installed ({', '.join(missing)}): pip install 'millstream[runtime]'."
+        )
+
+
 def _import_torch() -> None:
     import torch  # noqa: F401
 
 
 def _leave_if_stuck() -> None:
-    """A daemon thread inside torch can crash the interpreter's shutdown; everything is flushed, so leave directly."""
-    if any(thread.name in ("engine", "import-torch") and thread.is_alive() for thread in threading.enumerate()):
+    """A thread inside torch or the tokenizer can hold up or crash the interpreter's shutdown: leave without it."""
+    if any(thread.name.startswith(BUSY_THREADS) for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

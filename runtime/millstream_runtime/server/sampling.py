@@ -56,15 +56,8 @@ def sampling_params(
     """
     room = max_model_len - prompt_tokens
     if room < 1 or (token_limit is not None and token_limit > room):
-        wanted = f" and {token_limit} for the answer" if token_limit is not None else ""
         param = "messages" if "messages" in type(request).model_fields else "prompt"
-        raise ApiError(
-            400,
-            f"This model's maximum context length is {max_model_len} tokens, prompt and answer together; "
-            f"the request has {prompt_tokens} in '{param}'{wanted}. Shorten the prompt or lower the token limit.",
-            param=param,
-            code="context_length_exceeded",
-        )
+        raise context_length_exceeded(param, str(prompt_tokens), token_limit, max_model_len)
     max_tokens = token_limit if token_limit is not None else room
     if request.min_tokens > max_tokens:
         raise ApiError(
@@ -87,6 +80,16 @@ def sampling_params(
         ignore_eos=request.ignore_eos,
         min_tokens=request.min_tokens,
     )
+
+
+def context_length_exceeded(param: str, prompt_tokens: str, token_limit: int | None, max_model_len: int) -> ApiError:
+    """OpenAI's code for a prompt that is too long; `prompt_tokens` is a count, or "at least" one."""
+    wanted = f" and {token_limit} for the answer" if token_limit is not None else ""
+    message = (
+        f"This model's maximum context length is {max_model_len} tokens, prompt and answer together; the request has "
+        f"{prompt_tokens} in '{param}'{wanted}. Shorten the prompt or lower the token limit."
+    )
+    return ApiError(400, message, param=param, code="context_length_exceeded")
 
 
 def _number(settings: Mapping[str, Any], name: str, low: float, high: float, default: float) -> float:

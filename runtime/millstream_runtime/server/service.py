@@ -20,7 +20,7 @@ from millstream_runtime.server.engine_loop import EngineLike, EngineLoop, ModelL
 from millstream_runtime.server.generation import Generation
 from millstream_runtime.server.metrics import ServerMetrics
 from millstream_runtime.server.requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
-from millstream_runtime.server.sampling import SamplingDefaults, sampling_params
+from millstream_runtime.server.sampling import SamplingDefaults, context_length_exceeded, sampling_params
 from millstream_runtime.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
@@ -94,6 +94,7 @@ class Service:
         if not tokenizer.has_chat_template:
             raise ApiError(400, "This model has no chat template; use /v1/completions.", code="no_chat_template")
         messages = [message.for_template() for message in request.messages]
+        self._refuse_hopeless("messages", sum(len(message["content"]) for message in messages))
         try:
             prompt = await self._off_the_loop(lambda: tokenizer.encode_chat(messages))
         except ChatTemplateError as error:
@@ -108,6 +109,7 @@ class Service:
         """
         tokenizer = self._loaded_tokenizer()
         given = request.prompt
+        self._refuse_hopeless("prompt", max((len(prompt) for prompt in given if isinstance(prompt, str)), default=0))
         prompts = await self._off_the_loop(
             lambda: [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
         )
@@ -152,6 +154,12 @@ class Service:
             request.stop,
             arrived_at_seconds,
         )
+
+    def _refuse_hopeless(self, param: str, characters: int) -> None:
+        """Refuse what is too long for the context by its characters alone, before the cost of tokenising it."""
+        least_tokens = self._loaded_tokenizer().least_tokens(characters)
+        if least_tokens >= self._limits().max_model_len:
+            raise context_length_exceeded(param, f"at least {least_tokens}", None, self._limits().max_model_len)
 
     def _limits(self) -> ModelLimits:
         assert self.engine_loop.model_limits is not None  # noqa: S101 - Ready means sized

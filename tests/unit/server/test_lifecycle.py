@@ -97,6 +97,20 @@ def test_before_ready_the_server_answers_with_its_phase(tiny_model: Path) -> Non
         assert server.metric("millstream_boot_phase_seconds", phase="WarmingUp") > 0.0
 
 
+def test_a_server_told_to_stop_while_it_loads_just_stops(tiny_model: Path) -> None:
+    load = threading.Event()
+
+    def wait_then_load(config: RuntimeConfig, on_phase: OnPhase) -> EngineLike:
+        load.wait(60)
+        return load_engine(config, on_phase)
+
+    with serving(tiny_model, make_engine=wait_then_load) as server:
+        server.begin_drain()
+        load.set()
+        server.join()
+    assert server.failure is None
+
+
 def test_drain_under_load_cuts_no_stream(tiny_model: Path) -> None:
     """Twelve streams with room for four in the batch: those that still queue at SIGTERM are finished too."""
     with serving(tiny_model, max_num_seqs=4) as server:
