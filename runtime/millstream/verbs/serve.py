@@ -137,7 +137,8 @@ def require_runtime_packages() -> None:
 
 
 def _import_torch() -> None:
-    import torch  # noqa: F401
+    importlib.import_module("millstream_runtime.engine")  # sets OpenMP's environment, which torch reads as it loads
+    importlib.import_module("torch")
 
 
 def _leave_if_stuck() -> None:

@@ -17,7 +17,7 @@ TOKENIZE_TIMEOUT_SECONDS = 30.0
 RETRY_AFTER_SECONDS = 1
 
 # After SIGTERM the endpoints of a Service still name this pod for a moment: requests that come in that moment are
-# served, not refused. Kubernetes documents no bound; 3 s covers kube-proxy's sync on a busy node.
+# served, not refused. Kubernetes promises no bound; a few seconds is what people put into preStop sleeps.
 DRAIN_GRACE_SECONDS = 3.0
 FLUSH_TIMEOUT_SECONDS = 10  # for the last bytes of finished answers to leave the sockets
 
