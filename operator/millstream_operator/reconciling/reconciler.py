@@ -47,6 +47,8 @@ Manifest = dict[str, Any]
 # What the API server refuses for good; anything else may pass, and is tried again.
 REFUSED = (400, 403, 422)
 RECHECK_OBSTACLE_SECONDS = 30.0
+# The node's proxy learns of a new pod a moment after we do: that many unanswered questions are no news.
+PATIENCE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class Reconciler:
         self._settled = Settled()
         # By owner's uid: which revision and pods were asked, and what came of it.
         self._answers: dict[str, tuple[object, Answer]] = {}
+        self._unanswered: dict[str, int] = {}  # failures in a row
 
     async def reconcile(self, key: OwnerKey) -> None:
         """Raises RetryLater when the work is not finished; the queue comes back with backoff."""
@@ -112,6 +115,8 @@ class Reconciler:
             raise RetryLater(problem.message, RECHECK_OBSTACLE_SECONDS)
         if answer is not None and answer.failure is not None:
             raise RetryLater(answer.failure.message)
+        if answer is None and self._unanswered.get(owner.metadata.uid or ""):
+            raise RetryLater("the model does not answer through its Service yet")
 
     # Children
 
@@ -179,7 +184,7 @@ class Reconciler:
         """Ask once for each revision and set of pods; a failure is asked again at the next try."""
         uid = owner.metadata.uid or ""
         if owner.spec.replicas == 0 or not rolled_out(owner, pin.revision, workload):
-            self._answers.pop(uid, None)
+            self.forget(uid)
             return None
         asked = (pin.revision.name, owner.spec.service, _serving(pods))
         known = self._answers.get(uid)
@@ -187,7 +192,11 @@ class Reconciler:
             return known[1]
         answer = await ask(self._access, owner, pin.revision)
         self._answers[uid] = (asked, answer)
-        return answer
+        if answer.failure is None:
+            self._unanswered.pop(uid, None)
+            return answer
+        self._unanswered[uid] = self._unanswered.get(uid, 0) + 1
+        return answer if self._unanswered[uid] > PATIENCE else None
 
     # Status
 
@@ -220,8 +229,9 @@ class Reconciler:
         self._index.put(LLM_DEPLOYMENT, await self._client.apply(body, subresource="status"))
 
     def forget(self, uid: str) -> None:
-        """An LLMDeployment is gone."""
+        """Nothing is known any more about an LLMDeployment that is gone, or whose pods are."""
         self._answers.pop(uid, None)
+        self._unanswered.pop(uid, None)
 
 
 def _controller(manifest: Manifest) -> Manifest:
