@@ -16,7 +16,14 @@ demo: cluster-up images ## cluster, images, helm install, kubectl apply, one str
 	$(BIN)/python -m demo
 
 .PHONY: test
-test: lint unit e2e ## lint, types, unit tests, then e2e on the local cluster
+test: ## lint, types, unit tests, then e2e on the local cluster; says where the time went
+	@times=""; \
+	for stage in venv lint unit cluster-up images e2e; do \
+	  began=$$SECONDS; echo; echo "== make $$stage"; \
+	  $(MAKE) --no-print-directory $$stage; \
+	  times="$$times$$(printf '%6d s  %s' $$((SECONDS - began)) $$stage)\n"; \
+	done; \
+	printf '\nWhere the time went:\n%b' "$$times"
 
 .PHONY: unit
 unit: venv ## unit tests: no cluster, no Docker
@@ -32,7 +39,7 @@ lint: venv ## ruff, mypy --strict, import contracts, shellcheck
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/shellcheck .ci/run
+	$(BIN)/shellcheck .ci/run $$(git ls-files '*.sh')
 
 .PHONY: format
 format: venv ## let ruff rewrite what it can

@@ -28,9 +28,8 @@ def describe() -> dict[str, Any]:
 def _cpu_model() -> str:
     info = Path("/proc/cpuinfo")
     if info.exists():
-        fields = dict(
-            (part.strip() for part in line.split(":", 1)) for line in info.read_text().splitlines() if ":" in line
-        )
+        pairs = (line.partition(":") for line in info.read_text().splitlines())
+        fields = {name.strip(): value.strip() for name, _, value in pairs}
         name = fields.get("model name", platform.machine())
         return f"{name} (family {fields.get('cpu family')}, model {fields.get('model')})"
     return platform.processor() or platform.machine()
