@@ -75,8 +75,17 @@ _KUBERNETES_VARIABLES = (
 REGISTRY = GoTool("registry", (("registry", "."),))
 KIND = GoTool("kind", (("kind", "sigs.k8s.io/kind"),))
 KUBECTL = GoTool("kubectl", _kubernetes("kubectl"), module="kubernetes", variables=_KUBERNETES_VARIABLES)
+_HELM = "helm.sh/helm/v3"
+# Without a cluster (`template`, `lint`) helm judges a chart's kubeVersion and deprecated APIs by these.
+_HELM_OFFLINE_KUBERNETES = tuple(
+    f"{_HELM}/pkg/{package}.k8sVersion{part}"
+    for package in ("chartutil", "lint/rules")
+    for part in ("Major=1", "Minor=34")
+)
 HELM = GoTool(
-    "helm", (("helm", "helm.sh/helm/v3/cmd/helm"),), variables=("helm.sh/helm/v3/internal/version.version=v3.21.4",)
+    "helm",
+    (("helm", f"{_HELM}/cmd/helm"),),
+    variables=(f"{_HELM}/internal/version.version=v3.21.4", *_HELM_OFFLINE_KUBERNETES),
 )
 KWOK = GoTool(
     "kwok", (("kwok", "sigs.k8s.io/kwok/cmd/kwok"),), variables=("sigs.k8s.io/kwok/pkg/consts.Version=0.7.0",)
