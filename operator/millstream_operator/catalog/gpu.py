@@ -93,10 +93,9 @@ class GpuCatalog:
         self._names: dict[str, GpuPart] = {}
         for part in self._parts.values():
             for name in (part.name, *part.aliases, *part.product_labels):
-                if self._names.setdefault(name.lower(), part) is not part:
-                    raise CatalogError(
-                        f"GPU catalogue: the name {name} belongs to {self._names[name.lower()].name} and to {part.name}."
-                    )
+                owner = self._names.setdefault(name.lower(), part)
+                if owner is not part:
+                    raise CatalogError(f"GPU catalogue: the name {name} belongs to {owner.name} and to {part.name}.")
 
     def __iter__(self) -> Iterator[GpuPart]:
         return iter(self._parts.values())

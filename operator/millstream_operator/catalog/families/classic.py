@@ -11,10 +11,8 @@ def read_falcon(fields: ConfigFields, kind: str) -> ModelShape:
     hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers", 32)
     heads, vocabulary = fields.integer("num_attention_heads", 71), fields.integer("vocab_size")
     grouped = fields.flag("new_decoder_architecture")
-    if grouped:
-        kv_heads = fields.integer("num_kv_heads", heads)
-    else:
-        kv_heads = 1 if fields.flag("multi_query", True) else heads
+    shared = 1 if fields.flag("multi_query", True) else heads
+    kv_heads = fields.integer("num_kv_heads", heads) if grouped else shared
     head = hidden // heads
     intermediate = fields.integer("ffn_hidden_size", 4 * hidden)
     bias = fields.flag("bias")
