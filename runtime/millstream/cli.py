@@ -24,6 +24,7 @@ EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 # verb -> (module with `run(argv) -> int`, one line of help)
 VERBS = {
     "serve": ("millstream.verbs.serve", "run a model behind the OpenAI API: a model folder or an LLMDeployment file"),
+    "plan": ("millstream.verbs.plan", "what the operator would choose for LLMDeployment files, and why"),
     "validate": ("millstream.verbs.validate", "check LLMDeployment files: one line a file, exit 1 if one is wrong"),
 }
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, JsonValue, StringConstraints
 
 from millstream_operator.api.base import ApiModel
 
 Text = Annotated[str, StringConstraints(max_length=1024)]
 Name = Annotated[str, StringConstraints(max_length=128)]
 Summary = Annotated[str, StringConstraints(max_length=256)]
-_ATOMIC = {"x-kubernetes-list-type": "atomic"}
+_ATOMIC: dict[str, JsonValue] = {"x-kubernetes-list-type": "atomic"}
 
 
 class PlanReason(ApiModel):

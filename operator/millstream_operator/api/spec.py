@@ -70,7 +70,8 @@ class Engine(ApiModel):
         None,
         ge=1,
         le=99,
-        description="Share of the GPU's memory for weights and KV cache, in percent. Only with a GPU. Default: by workload, else 90.",
+        description="Share of the GPU's memory for weights and KV cache, in percent. Only with a GPU. Default: by "
+        "workload, else 90.",
     )
 
 

@@ -57,7 +57,7 @@ def read_quantization(config: Mapping[str, Any]) -> CheckpointQuantization | Non
 
 def _compressed_tensors(found: Mapping[str, Any]) -> CheckpointQuantization:
     groups = found.get("config_groups")
-    first = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
+    first: Any = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
     weights = first.get("weights") if isinstance(first, Mapping) else None
     weights = weights if isinstance(weights, Mapping) else {}
     bits = _integer(weights, 8, "num_bits")

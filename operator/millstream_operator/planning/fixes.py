@@ -23,6 +23,7 @@ from millstream_operator.planning.weights import weight_format
 from millstream_operator.planning.wishes import wishes_of
 
 SHORTEST_MODEL_LEN = 1024
+MAX_SPARE = 8
 Replan = Callable[[LLMDeployment, Facts], Choice | Stopped]
 
 
@@ -37,17 +38,25 @@ class Change:
 
 
 def nearest_fixes(deployment: LLMDeployment, facts: Facts, stopped: Stopped, replan: Replan) -> tuple[Fix, ...]:
-    """At most three changes, of different fields, that were planned again and found feasible."""
-    found: dict[str, Fix] = {}
+    """At most three changes that were planned again and found feasible: of different fields first."""
+    found: list[Fix] = []
+    spare: list[Change] = []  # more of a field that has a fix already
     for change in _changes(deployment, facts, stopped, replan):
-        if change.field in found:
-            continue
-        choice = replan(change.deployment, change.facts)
-        if isinstance(choice, Choice):
-            found[change.field] = Fix(change.field, change.value, described(choice.best))
-            if len(found) == MAX_FIXES:
-                break
-    return tuple(found.values())
+        if len(found) == MAX_FIXES:
+            return tuple(found)
+        if change.field in {fix.field for fix in found}:
+            spare.append(change)
+        elif (fix := _proved(change, replan)) is not None:
+            found.append(fix)
+    for change in spare[:MAX_SPARE]:
+        if len(found) < MAX_FIXES and (fix := _proved(change, replan)) is not None:
+            found.append(fix)
+    return tuple(found)
+
+
+def _proved(change: Change, replan: Replan) -> Fix | None:
+    choice = replan(change.deployment, change.facts)
+    return Fix(change.field, change.value, described(choice.best)) if isinstance(choice, Choice) else None
 
 
 def described(outcome: Outcome) -> str:

@@ -74,7 +74,7 @@ def plan(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts | None 
     accelerator = _accelerator(spec.accelerator or Accelerator(), reasons)
     on_gpu = accelerator is AcceleratorType.GPU
     tensor, pipeline = (spec.parallelism.tensor, spec.parallelism.pipeline) if spec.parallelism else (None, None)
-    reasons.append(given_or(tensor, "parallelism.tensor", "One device a replica, where model and GPUs are not known."))
+    reasons.append(given_or(tensor, "parallelism.tensor", "One device a replica where nothing else is known."))
     asked = spec.quantization
     method = asked.method.value if asked and asked.method and asked.method != "Auto" else "None"
     kv_cache = asked.kv_cache.value if asked and asked.kv_cache and asked.kv_cache != "Auto" else "None"

@@ -3,7 +3,7 @@
     step = max(FLOPs / (peak × 50 %), bytes / (bandwidth × 75 %)) + all-reduces + launch
 
 The two shares are what good engines reach, not what this runtime was measured to reach; `docs/planning.md` says what
-that is worth. All-reduce is a ring: 2 (t-1)/t of the stream over each link (Megatron-LM: two a layer, arXiv 1909.08053).
+that is worth. All-reduce is a ring, twice a layer: 2 (t-1)/t of the stream over each link (arXiv 1909.08053).
 Expected tokens of a speculative step: (1 - a^(k+1)) / (1 - a) (arXiv 2211.17192).
 """
 

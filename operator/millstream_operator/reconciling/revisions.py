@@ -37,7 +37,7 @@ class Pin:
 
 
 class PlanRefused(Exception):
-    """A spec whose plan must not be applied: it is infeasible, or needs what the runtime cannot do. Nothing is changed."""
+    """A plan that must not be applied: it is infeasible, or needs what the runtime cannot do. Nothing is changed."""
 
     def __init__(self, problem: Diagnosis, plan: dict[str, Any]) -> None:
         super().__init__(problem.message)
