@@ -37,6 +37,26 @@ class NodeKind:
 
 
 @dataclass(frozen=True)
+class Stock:
+    """All nodes with one part: what a placement chooses from. Replicas may lie on nodes of different kinds."""
+
+    part: GpuPart
+    kinds: tuple[NodeKind, ...]
+
+    @property
+    def gpus(self) -> int:
+        """Of the node that has most of them free."""
+        return max(kind.gpus for kind in self.kinds)
+
+    @property
+    def island_size(self) -> int:
+        return max(kind.island_size for kind in self.kinds)
+
+    def groups(self, tensor_parallel_size: int) -> int:
+        return sum(kind.groups(tensor_parallel_size) for kind in self.kinds)
+
+
+@dataclass(frozen=True)
 class RefusedNode:
     """A node whose GPUs cannot be planned on, and why: one sentence."""
 
@@ -52,9 +72,13 @@ class Inventory:
     refused: tuple[RefusedNode, ...] = ()
     hypothetical: bool = False
 
-    @property
-    def total_gpus(self) -> int:
-        return sum(kind.gpus * kind.nodes for kind in self.kinds)
+    def stocks(self) -> tuple[Stock, ...]:
+        """By part, in the order of their names."""
+        parts = {kind.part.name: kind.part for kind in self.kinds}
+        return tuple(
+            Stock(part, tuple(kind for kind in self.kinds if kind.part.name == name))
+            for name, part in sorted(parts.items())
+        )
 
     def __str__(self) -> str:
         if self.hypothetical:

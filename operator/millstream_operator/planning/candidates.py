@@ -12,7 +12,7 @@ from enum import IntEnum
 
 from millstream_operator.catalog.gpu import MINIMUM_SM, MINIMUM_SM_KV_CACHE
 from millstream_operator.catalog.model_shape import ModelShape
-from millstream_operator.inventory.node_kinds import Inventory, NodeKind
+from millstream_operator.inventory.node_kinds import Inventory, Stock
 from millstream_operator.planning.cost import Cost, cost_of
 from millstream_operator.planning.memory_ledger import (
     MemoryLedger,
@@ -67,7 +67,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    kind: NodeKind
+    stock: Stock
     tensor: int
     pipeline: int
     method: str
@@ -80,7 +80,7 @@ class Candidate:
     @property
     def summary(self) -> str:
         pipeline = f" PP{self.pipeline}" if self.pipeline > 1 else ""
-        return f"{self.gpus}×{self.kind.part.name} TP{self.tensor}{pipeline} {self.method}"
+        return f"{self.gpus}×{self.stock.part.name} TP{self.tensor}{pipeline} {self.method}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +100,32 @@ class Outcome:
 def candidates(question: Question, *, pipelines: bool) -> Iterator[Candidate]:
     """Placements worth a look. `pipelines`: those of more than one stage, for when one stage cannot do it."""
     wishes, shape = question.wishes, question.shape
-    for kind in question.inventory.kinds:
-        tensors = [wishes.tensor] if wishes.tensor else [1] if wishes.one_gpu else sizes(shape, kind.island_size)
-        if wishes.pipeline is not None:
-            stages = [wishes.pipeline]
-        elif pipelines:
-            stages = list(range(2, MAX_PIPELINE + 1))
-        else:
-            stages = [1]
-        if pipelines and wishes.tensor is None:
-            tensors = tensors[-1:]
+    for stock in question.inventory.stocks():
         for method in question.formats.methods:
-            for tensor in tensors:
-                for pipeline in stages:
-                    if pipeline <= shape.num_layers and (pipeline == 1 or kind.groups(tensor) >= pipeline):
-                        yield Candidate(kind, tensor, pipeline, method, question.formats.kv_cache)
+            for tensor in _tensors(question, stock, method, pipelines):
+                for pipeline in _pipelines(wishes, pipelines):
+                    if pipeline <= shape.num_layers and (pipeline == 1 or stock.groups(tensor) >= pipeline):
+                        yield Candidate(stock, tensor, pipeline, method, question.formats.kv_cache)
+
+
+def _tensors(question: Question, stock: Stock, method: str, pipelines: bool) -> list[int]:
+    """What the spec says, or what divides the heads; with stages, the largest that is valid in one island."""
+    wishes, shape = question.wishes, question.shape
+    if wishes.tensor is not None:
+        return [wishes.tensor]
+    if wishes.one_gpu:
+        return [1]
+    found = sizes(shape, stock.island_size)
+    if not pipelines:
+        return found
+    group = weight_format(shape, method).group_size
+    return [size for size in found if tensor_parallel_problem(shape, size, group) is None][-1:]
+
+
+def _pipelines(wishes: Wishes, pipelines: bool) -> list[int]:
+    if wishes.pipeline is not None:
+        return [wishes.pipeline]
+    return list(range(2, MAX_PIPELINE + 1)) if pipelines else [1]
 
 
 def evaluate(question: Question, candidate: Candidate) -> Outcome:
@@ -127,16 +138,16 @@ def evaluate(question: Question, candidate: Candidate) -> Outcome:
 
 def _unfit(question: Question, candidate: Candidate) -> Problem | None:
     """What speaks against part, parallelism or formats, before any byte is counted."""
-    part, tensor, wishes = candidate.kind.part, candidate.tensor, question.wishes
+    part, tensor, wishes = candidate.stock.part, candidate.tensor, question.wishes
     if part.unsupported is not None:
         return Problem(Stage.PRODUCTS, f"{part.name} is not supported: {part.unsupported}")
     stored = weight_format(question.shape, candidate.method)
     if (why := tensor_parallel_problem(question.shape, tensor, stored.group_size)) is not None:
         return Problem(Stage.PARALLELISM, why)
-    if tensor > candidate.kind.gpus:
-        return Problem(Stage.PARALLELISM, f"one node has {candidate.kind.gpus} free {part.name}, not {tensor}")
-    if tensor > candidate.kind.island_size and wishes.tensor is None:
-        return Problem(Stage.PARALLELISM, f"an NVLink island of {part.name} has {candidate.kind.island_size} GPUs")
+    if tensor > candidate.stock.gpus:
+        return Problem(Stage.PARALLELISM, f"one node has {candidate.stock.gpus} free {part.name}, not {tensor}")
+    if tensor > candidate.stock.island_size and wishes.tensor is None:
+        return Problem(Stage.PARALLELISM, f"an NVLink island of {part.name} has {candidate.stock.island_size} GPUs")
     for method, minimum in ((candidate.method, MINIMUM_SM), (candidate.kv_cache, MINIMUM_SM_KV_CACHE)):
         if part.sm < minimum[method]:
             needed = f"{minimum[method] // 10}.{minimum[method] % 10}"
@@ -166,14 +177,14 @@ def _machine(question: Question, candidate: Candidate) -> Machine:
     shape = question.shape
     layers = -(-shape.num_layers // candidate.pipeline)
     return Machine(
-        part=candidate.kind.part,
+        part=candidate.stock.part,
         shape=shape,
         weights=_weights(shape, candidate.method, candidate.tensor, candidate.pipeline),
         method=candidate.method,
         tensor=candidate.tensor,
         pipeline=candidate.pipeline,
         kv_bytes=kv_bytes_per_token(shape, candidate.kv_cache, candidate.tensor, layers),
-        over_nvlink=candidate.kind.part.has_nvlink and candidate.tensor <= candidate.kind.island_size,
+        over_nvlink=candidate.stock.part.has_nvlink and candidate.tensor <= candidate.stock.island_size,
     )
 
 
@@ -189,14 +200,14 @@ def _draft_machine(question: Question, candidate: Candidate) -> Machine | None:
     shared = tensor_parallel_problem(shape, candidate.tensor, group) is None
     tensor = candidate.tensor if shared else 1
     return Machine(
-        part=candidate.kind.part,
+        part=candidate.stock.part,
         shape=shape,
         weights=_weights(shape, method, tensor, 1),
         method=method,
         tensor=tensor,
         pipeline=1,
         kv_bytes=kv_bytes_per_token(shape, candidate.kv_cache, tensor),
-        over_nvlink=candidate.kind.part.has_nvlink and tensor <= candidate.kind.island_size,
+        over_nvlink=candidate.stock.part.has_nvlink and tensor <= candidate.stock.island_size,
     )
 
 
@@ -227,7 +238,7 @@ def _one_layer(shape: ModelShape) -> ModelShape:
 
 
 def _sized(question: Question, candidate: Candidate) -> Outcome:
-    wishes, shape, part = question.wishes, question.shape, candidate.kind.part
+    wishes, shape, part = question.wishes, question.shape, candidate.stock.part
     machine, draft = _machine(question, candidate), _draft_machine(question, candidate)
     speculation = _speculation(question.speculation, draft)
     tokens = _short_steps(wishes, machine)
@@ -276,15 +287,15 @@ def _judged(question: Question, outcome: Outcome) -> Outcome:
     wishes, candidate, prediction = question.wishes, outcome.candidate, outcome.prediction
     assert prediction is not None  # noqa: S101 - the caller predicted
     replicas = _replicas(wishes, prediction)
-    cost = cost_of(candidate.kind.part, candidate.gpus, replicas, prediction.tokens_per_second)
+    cost = cost_of(candidate.stock.part, candidate.gpus, replicas, prediction.tokens_per_second)
     problem = _too_slow(wishes, prediction)
-    free = candidate.kind.groups(candidate.tensor) // candidate.pipeline
+    free = candidate.stock.groups(candidate.tensor) // candidate.pipeline
     if problem is None and free < replicas and not question.inventory.hypothetical:
         stage = Stage.LOAD if wishes.has_load and replicas > wishes.replicas else Stage.INVENTORY
         problem = Problem(
             stage,
-            f"{replicas} replicas need {replicas * candidate.gpus} {candidate.kind.part.name} in groups of "
-            f"{candidate.tensor}; there is room for {free} replicas",
+            f"{replicas} replicas need {replicas * candidate.gpus} {candidate.stock.part.name} in groups of "
+            f"{candidate.tensor}; there is room for {free}",
             replicas - free,
         )
     if problem is None and wishes.budget_is_enforced and cost.monthly_usd > (wishes.max_monthly_usd or 0):
@@ -324,7 +335,7 @@ def _no_room(wishes: Wishes, candidate: Candidate, ledger: MemoryLedger, per_tok
     weights = ledger.weights_bytes + ledger.embeddings_bytes + ledger.draft_weights_bytes
     return Problem(
         Stage.MEMORY,
-        f"{_gb(weights)} of weights leave {_gb(left)} of one {candidate.kind.part.name} for the KV cache; {what} need "
+        f"{_gb(weights)} of weights leave {_gb(left)} of one {candidate.stock.part.name} for the KV cache; {what} need "
         f"{_gb(need)}",
         (need - ledger.kv_cache_bytes) / ledger.usable_bytes,
     )

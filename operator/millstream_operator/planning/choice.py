@@ -56,15 +56,14 @@ def _order(outcome: Outcome) -> tuple[object, ...]:
         candidate.pipeline,
         candidate.method != "None",
         -prediction.tokens_per_second,
-        candidate.kind.part.name,
-        candidate.kind.gpus,
+        candidate.stock.part.name,
     )
 
 
 def _distance(outcome: Outcome) -> tuple[object, ...]:
     problem = outcome.problem
     assert problem is not None  # noqa: S101 - the caller looks at infeasible ones
-    return (-problem.stage, problem.shortfall, outcome.candidate.gpus, outcome.candidate.kind.part.name)
+    return (-problem.stage, problem.shortfall, outcome.candidate.gpus, outcome.candidate.stock.part.name)
 
 
 def _rejected(outcomes: Sequence[Outcome], best: Outcome | None) -> tuple[Rejected, ...]:

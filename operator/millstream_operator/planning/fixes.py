@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.workload import Tier
 from millstream_operator.catalog.gpu import MINIMUM_SM
 from millstream_operator.inventory.node_kinds import Inventory, NodeKind, inventory_of
 from millstream_operator.planning.candidates import P95_MARGIN, Outcome
@@ -23,7 +24,7 @@ from millstream_operator.planning.weights import weight_format
 from millstream_operator.planning.wishes import wishes_of
 
 SHORTEST_MODEL_LEN = 1024
-MAX_SPARE = 8
+MAX_TRIES = 30  # plans; each takes a millisecond or two
 Replan = Callable[[LLMDeployment, Facts], Choice | Stopped]
 
 
@@ -41,14 +42,17 @@ def nearest_fixes(deployment: LLMDeployment, facts: Facts, stopped: Stopped, rep
     """At most three changes that were planned again and found feasible: of different fields first."""
     found: list[Fix] = []
     spare: list[Change] = []  # more of a field that has a fix already
+    tries = 0
     for change in _changes(deployment, facts, stopped, replan):
-        if len(found) == MAX_FIXES:
-            return tuple(found)
+        if len(found) == MAX_FIXES or tries == MAX_TRIES:
+            break
         if change.field in {fix.field for fix in found}:
             spare.append(change)
-        elif (fix := _proved(change, replan)) is not None:
+            continue
+        tries += 1
+        if (fix := _proved(change, replan)) is not None:
             found.append(fix)
-    for change in spare[:MAX_SPARE]:
+    for change in spare[: MAX_TRIES - tries]:
         if len(found) < MAX_FIXES and (fix := _proved(change, replan)) is not None:
             found.append(fix)
     return tuple(found)
@@ -56,7 +60,11 @@ def nearest_fixes(deployment: LLMDeployment, facts: Facts, stopped: Stopped, rep
 
 def _proved(change: Change, replan: Replan) -> Fix | None:
     choice = replan(change.deployment, change.facts)
-    return Fix(change.field, change.value, described(choice.best)) if isinstance(choice, Choice) else None
+    if not isinstance(choice, Choice):
+        return None
+    if change.field == "parallelism.tensor" and choice.best.candidate.pipeline > 1:
+        return None  # it would be the stages that help, not the size
+    return Fix(change.field, change.value, described(choice.best))
 
 
 def described(outcome: Outcome) -> str:
@@ -82,33 +90,52 @@ def with_field(deployment: LLMDeployment, path: str, value: Any) -> LLMDeploymen
 
 
 def _changes(deployment: LLMDeployment, facts: Facts, stopped: Stopped, replan: Replan) -> Iterator[Change]:
+    """Everything that may help, nearest first: the field that binds, then fewer bits, then more or other GPUs."""
     constraint = stopped.problem.stage.constraint
-
-    def of_spec(path: str, value: Any) -> Change:
-        return Change(path, str(value), with_field(deployment, path, value), facts)
-
     if constraint == "latency":
         yield from _looser_latency(deployment, facts, replan)
     if constraint == "budget":
         yield from _larger_budget(deployment, facts, replan)
-    if constraint in ("parallelism", "memory"):
-        yield from (of_spec("parallelism.tensor", size) for size in _other_tensors(deployment, facts))
-    if constraint == "quantization" and facts.shape is not None and facts.shape.quantization is not None:
-        yield of_spec("quantization.method", facts.shape.quantization.method)
-    if constraint == "quantization":
-        yield of_spec("quantization.method", "None")
-        yield of_spec("quantization.kvCache", "None")
+    if constraint == "products":
+        yield from _present_products(deployment, facts)
+    for path, value in _of_spec(constraint, deployment, facts):
+        yield Change(path, _shown(value), with_field(deployment, path, value), facts)
     if constraint == "speculation":
         yield Change("speculation.method", "NGram", _without_draft(deployment), replace(facts, draft_shape=None))
-    if constraint in ("load", "inventory"):
-        yield from (of_spec("replicas", count) for count in _fewer_replicas(deployment))
-    if constraint == "memory":
-        yield from (of_spec("engine.maxModelLen", length) for length in _shorter(deployment, facts))
-        yield of_spec("engine.maxNumBatchedTokens", max(2048, _given_seqs(deployment)))
-    if constraint in ("memory", "budget", "latency", "load", "inventory"):
-        yield from (of_spec("quantization.method", method) for method in _fewer_bits(facts))
     yield from _more_gpus(deployment, facts)
     yield from _other_products(deployment, facts)
+
+
+def _of_spec(constraint: str, deployment: LLMDeployment, facts: Facts) -> Iterator[tuple[str, Any]]:
+    """Fields of the spec and other values for them; None takes a field away."""
+    if deployment.spec.tier is Tier.STARTUP:
+        yield "tier", Tier.MID.value
+    if constraint in ("parallelism", "memory"):
+        yield from (("parallelism.tensor", size) for size in _other_tensors(deployment, facts))
+    if constraint == "parallelism":
+        yield from (("quantization.method", method) for method in _other_formats(facts))
+        yield "parallelism", None
+    if constraint == "quantization":
+        yield from (("quantization.method", method) for method in _other_formats(facts))
+        yield "quantization.kvCache", "None"
+    if constraint in ("load", "inventory"):
+        yield from (("replicas", count) for count in _fewer_replicas(deployment))
+    if constraint == "memory":
+        yield from (("engine.maxModelLen", length) for length in _shorter(deployment, facts))
+        yield "engine.maxNumBatchedTokens", max(2048, _given_seqs(deployment))
+    if constraint in ("memory", "budget", "latency", "load", "inventory"):
+        yield from (("quantization.method", method) for method in _fewer_bits(facts))
+
+
+def _shown(value: Any) -> str:
+    return "absent" if value is None else str(value)
+
+
+def _other_formats(facts: Facts) -> list[str]:
+    """The checkpoint's own where it is quantised, else those without groups that a shard could cut."""
+    if facts.shape is not None and facts.shape.quantization is not None:
+        return [facts.shape.quantization.method]
+    return ["None", "INT8"]
 
 
 def _looser_latency(deployment: LLMDeployment, facts: Facts, replan: Replan) -> Iterator[Change]:
@@ -142,7 +169,7 @@ def _other_tensors(deployment: LLMDeployment, facts: Facts) -> list[int]:
     if shape is None or inventory is None:
         return []
     asked = deployment.spec.parallelism.tensor if deployment.spec.parallelism else None
-    if asked is None and deployment.spec.tier is None:
+    if asked is None and deployment.spec.tier is not Tier.STARTUP:
         return []  # it was the planner's to choose, and no size would do
     largest = max((kind.gpus for kind in inventory.kinds), default=1)
     method = shape.quantization.method if shape.quantization else "None"
@@ -187,11 +214,12 @@ def _more_gpus(deployment: LLMDeployment, facts: Facts) -> Iterator[Change]:
     """Twice the GPUs in a node, up to what such nodes have; then more nodes."""
     if facts.inventory is None or facts.inventory.hypothetical:
         return
-    for kind in facts.inventory.kinds:
+    largest = [max(stock.kinds, key=lambda kind: (kind.gpus, kind.nodes)) for stock in facts.inventory.stocks()]
+    for kind in largest:
         gpus = kind.gpus
         while (gpus := gpus * 2) <= kind.part.gpus_per_node:
             yield Change("gpus", f"{kind.part.name}:{gpus}", deployment, _with_nodes(facts, kind, gpus, kind.nodes))
-    for kind in facts.inventory.kinds:
+    for kind in largest:
         for factor in (2, 4, 8):
             nodes = kind.nodes * factor
             value = f"{nodes} nodes of {kind.part.name}:{kind.gpus}"
@@ -200,6 +228,14 @@ def _more_gpus(deployment: LLMDeployment, facts: Facts) -> Iterator[Change]:
 
 def _with_nodes(facts: Facts, kind: NodeKind, gpus: int, nodes: int) -> Facts:
     return replace(facts, inventory=Inventory((NodeKind(kind.part, gpus, nodes),)))
+
+
+def _present_products(deployment: LLMDeployment, facts: Facts) -> Iterator[Change]:
+    """GPUs that are there, for a spec that names others."""
+    stocks = facts.inventory.stocks() if facts.inventory is not None else ()
+    for stock in sorted(stocks, key=lambda stock: (stock.part.hourly_milli_usd, stock.part.name)):
+        path, names = "accelerator.products", [stock.part.name]
+        yield Change(path, stock.part.name, with_field(deployment, path, names), facts)
 
 
 def _other_products(deployment: LLMDeployment, facts: Facts) -> Iterator[Change]:

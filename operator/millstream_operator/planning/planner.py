@@ -57,8 +57,13 @@ def decide(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts) -> P
     found = _search(deployment, facts)
     if isinstance(found, Stopped):
         fixes = nearest_fixes(deployment, facts, found, _search)
-        message = f"{found.problem.sentence[:1].upper()}{found.problem.sentence[1:]}."
-        return Infeasible(found.problem.stage.constraint, message, input_hash(deployment), found.rejected, fixes)
+        return Infeasible(
+            found.problem.stage.constraint,
+            _sentence(found.problem.sentence),
+            input_hash(deployment),
+            found.rejected,
+            fixes,
+        )
     return _planned(deployment, defaults, facts, found, speculation)
 
 
@@ -166,7 +171,7 @@ def _planned(
 ) -> Plan:
     """A choice written out: the plan from the spec alone, with all that facts decided over it."""
     best, shape = choice.best, facts.shape
-    candidate, part = best.candidate, best.candidate.kind.part
+    candidate, part = best.candidate, best.candidate.stock.part
     assert shape is not None  # noqa: S101 - `decide` asked
     wishes = wishes_of(deployment.spec, shape)
     found = formats(wishes, shape, facts.choosable)
@@ -218,6 +223,12 @@ def _planned(
     )
 
 
+def _sentence(words: str) -> str:
+    """With a capital, unless it starts with a field's name."""
+    start = words if "." in words.split(" ", 1)[0] else f"{words[:1].upper()}{words[1:]}"
+    return f"{start}."
+
+
 def _placement_reasons(best: Outcome, deployment: LLMDeployment, facts: Facts) -> list[Reason]:
     candidate, shape = best.candidate, facts.shape
     assert shape is not None  # noqa: S101
@@ -232,9 +243,9 @@ def _placement_reasons(best: Outcome, deployment: LLMDeployment, facts: Facts) -
     else:
         why = f"The fewest GPUs that hold the model: {pool}, {need}."
     reasons = [Reason("parallelism.tensor", why)]
-    if candidate.tensor > 1 and not candidate.kind.part.has_nvlink:
+    if candidate.tensor > 1 and not candidate.stock.part.has_nvlink:
         reasons.append(
-            Reason("parallelism.tensor", f"{candidate.kind.part.name} has no NVLink: layers are shared over PCIe.")
+            Reason("parallelism.tensor", f"{candidate.stock.part.name} has no NVLink: layers are shared over PCIe.")
         )
     if candidate.pipeline > 1:
         reasons.append(Reason("parallelism.pipeline", "No tensor-parallel size in one island holds the model."))
