@@ -65,8 +65,8 @@ def client_of(url: str, fence: Fence) -> ClusterClient:
     return ClusterClient(lambda: kopf.ConnectionInfo(server=url), fence)
 
 
-async def every_write(client: ClusterClient) -> list[BaseException | Any]:
-    return await asyncio.gather(
+async def every_write(client: ClusterClient) -> list[Any]:
+    results: list[Any] = await asyncio.gather(
         client.apply(CHILD),
         client.apply(CHILD, subresource="status"),
         client.create(CHILD),
@@ -74,6 +74,7 @@ async def every_write(client: ClusterClient) -> list[BaseException | Any]:
         client.delete(SERVICE, CHILD),
         return_exceptions=True,
     )
+    return results
 
 
 async def test_a_closed_fence_lets_no_write_out_and_every_read(api: tuple[Api, str]) -> None:
