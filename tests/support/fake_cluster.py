@@ -29,6 +29,7 @@ LIST_MAP_KEYS: dict[str, tuple[str, ...]] = {
     "ownerReferences": ("uid",),
     "conditions": ("type",),
 }
+ATOMIC_MAPS = ("selector", "podSelector", "labelSelector", "nodeSelector")
 SERVICE_PORT_KEY = ("port", "protocol")
 
 
@@ -61,7 +62,7 @@ class Fault:
 
 
 class FakeCluster:
-    """Objects by kind, namespace and name. Everything handed out or taken in is a copy."""
+    """Objects by kind, namespace and name. What is taken in is copied."""
 
     def __init__(self) -> None:
         self.objects: dict[Key, Manifest] = {}
@@ -92,6 +93,7 @@ class FakeCluster:
 
     def remove(self, kind: Kind, name: str, namespace: str = "team") -> None:
         del self.objects[kind.kind, namespace, name]
+        self._version += 1
         for part in ("", "status"):
             self._owned.pop(((kind.kind, namespace, name), part), None)
 
@@ -103,7 +105,8 @@ class FakeCluster:
         return copy.deepcopy(self.objects[kind.kind, namespace, name])
 
     def all(self, kind: Kind) -> list[Manifest]:
-        return [copy.deepcopy(live) for key, live in sorted(self.objects.items()) if key[0] == kind.kind]
+        """Not copies: a stored state is replaced and never changed, by the fake as by the operator."""
+        return [live for key, live in sorted(self.objects.items()) if key[0] == kind.kind]
 
     def collect_garbage(self) -> None:
         """Delete what a controller owned that is no longer there."""
@@ -112,6 +115,7 @@ class FakeCluster:
             owners = live["metadata"].get("ownerReferences", [])
             if owners and not any(owner["uid"] in uids for owner in owners):
                 del self.objects[key]
+                self._version += 1
 
     def roll_out(self, namespace: str = "team") -> None:
         """The Deployment controller, the scheduler and the kubelets on a good day: every pod is ready."""
@@ -368,7 +372,7 @@ def _take_away(live: Any, before: Any, now: Any, field: str = "") -> None:
 
 def _merge(live: Any, given: Any, field: str = "") -> Any:
     """`given` over `live`, as a forced apply."""
-    if isinstance(live, dict) and isinstance(given, dict):
+    if isinstance(live, dict) and isinstance(given, dict) and field not in ATOMIC_MAPS:
         return {**live, **{key: _merge(live.get(key), value, key) for key, value in given.items()}}
     if isinstance(live, list) and isinstance(given, list):
         current, new = _by_identity(field, live), _by_identity(field, given)
