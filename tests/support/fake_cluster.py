@@ -12,12 +12,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from millstream_operator.reconciling.cluster_client import ApiError, ClusterClient
 from millstream_operator.reconciling.kinds import DEPLOYMENT, LLM_DEPLOYMENT, POD, Kind
 
 Manifest = dict[str, Any]
+Answer = TypeVar("Answer")
 Key = tuple[str, str, str]
 # Lists whose items have an identity, and by what. All other lists are atomic.
 LIST_MAP_KEYS: dict[str, tuple[str, ...]] = {
@@ -264,7 +265,7 @@ class FakeClusterClient(ClusterClient):
 
         self._do(Request("delete", kind.kind, metadata["name"]), do)
 
-    def _do(self, request: Request, act: Callable[[], Any]) -> Any:
+    def _do(self, request: Request, act: Callable[[], Answer]) -> Answer:
         fault = self.fault
         counted = self.written if fault is not None and fault.writes_only else self.requests
         hit = fault is not None and fault.at == len(counted) and (request.is_write or not fault.writes_only)

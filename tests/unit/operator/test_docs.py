@@ -79,7 +79,7 @@ def test_the_rights_are_the_charts() -> None:
     role = yaml.safe_load(text.split("---\n")[0].replace("{{", "#").replace("labels:", "labels: #"))
     granted = {resource: ", ".join(rule["verbs"]) for rule in role["rules"] for resource in rule["resources"]}
     section = (DOCS / "operator.md").read_text(encoding="utf-8").split("## Rights")[1].split("## Settings")[0]
-    told = {}
+    told: dict[str, str] = {}
     for line in section.splitlines():
         if line.startswith("| `"):
             names, verbs = (cell.strip() for cell in line.strip("|").split("|"))

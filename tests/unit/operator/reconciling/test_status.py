@@ -54,7 +54,8 @@ def pod(owner: LLMDeployment, number: int = 0, *, ready: bool = True, **status: 
 
 def seen(owner: LLMDeployment | None = None, **fields: Any) -> Seen:
     owner = owner or deployment()
-    return Seen(owner, revision(owner), **({"workload": workload(owner), "answer": Answer()} | fields))
+    known: dict[str, Any] = {"workload": workload(owner), "answer": Answer()}
+    return Seen(owner, revision(owner), **(known | fields))
 
 
 def condition(status: Manifest, kind: str) -> tuple[str, str] | None:
@@ -62,8 +63,8 @@ def condition(status: Manifest, kind: str) -> tuple[str, str] | None:
     return (found["status"], found["reason"]) if found else None
 
 
-CRASHED = {"containerStatuses": [{"name": "runtime", "state": {"terminated": {"exitCode": 1}}}]}
-NO_WEIGHTS = {
+CRASHED: Manifest = {"containerStatuses": [{"name": "runtime", "state": {"terminated": {"exitCode": 1}}}]}
+NO_WEIGHTS: Manifest = {
     "containerStatuses": [
         {
             "name": "runtime",
