@@ -63,8 +63,9 @@ cluster-down: ## delete the cluster; caches stay
 	$(PYTHON) -m cluster down
 
 .PHONY: crds
-crds: venv ## regenerate crds/ and the chart's copy from the API types
+crds: venv ## regenerate crds/, the chart's copy and docs/api.md from the API types
 	$(BIN)/python -m millstream_operator.api.crd
+	$(BIN)/python -m docs.api_reference
 
 .PHONY: venv
 venv: $(VENV)/.installed ## the development environment, from the hash-pinned lock
