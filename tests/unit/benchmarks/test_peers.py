@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import vs_peers
 from benchmarks.cases import make_cases
+from benchmarks.contenders import Contender
 from benchmarks.gguf_llama import gguf_name, interleave_rotary_halves
 from benchmarks.llama_cpp_side import NotInstalledError, find_interpreter
 from benchmarks.memory_stream import weight_bytes_per_token
@@ -69,11 +70,11 @@ def test_only_the_slow_types_of_a_kind_are_dropped() -> None:
     seconds = {
         "millstream float32": 9.0,
         "transformers generate float32": 1.0,
-        "transformers generate bfloat16": 1.4,
+        "transformers generate bfloat16": 1.7,
         "transformers continuous float32 eager": 5.0,
         "transformers continuous float16 sdpa": 6.0,
     }
-    assert vs_peers.far_behind(seconds) == {"transformers generate bfloat16": 1.4}
+    assert vs_peers.far_behind(seconds) == {"transformers generate bfloat16": 1.7}
 
 
 def test_the_ratio_is_against_the_best_of_transformers() -> None:
@@ -94,7 +95,7 @@ def test_the_ratio_is_against_the_best_of_transformers() -> None:
 def test_a_peer_that_cannot_run_leaves_a_reason_and_no_crash(tmp_path: Path) -> None:
     sides = vs_peers.Field()
 
-    def fail() -> vs_peers.Contender:
+    def fail() -> Contender:
         raise RuntimeError("no such\n instruction")
 
     sides.invite("peer", fail)
