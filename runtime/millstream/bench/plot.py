@@ -80,6 +80,13 @@ def decades(low: float, high: float) -> list[float]:
     return ticks[first : last + 1]
 
 
+def labelled(ticks: Sequence[float]) -> list[float]:
+    """The ticks that get a label: all of a few, else the powers of ten."""
+    if len(ticks) <= 8:
+        return list(ticks)
+    return [tick for tick in ticks if abs(math.log10(tick) - round(math.log10(tick))) < 1e-9]
+
+
 def _distribution(name: str, ordered: Sequence[float], limit: float | None, x: float, y: float) -> list[str]:
     positive = [max(value, 0.01) for value in ordered]
     parts = [_text(x, y - 8, f"{LABELS[name]}, ms (share of samples at or below)"), _frame(x, y)]
@@ -91,7 +98,7 @@ def _distribution(name: str, ordered: Sequence[float], limit: float | None, x: f
     def across(value: float) -> float:
         return x + PANEL_WIDTH * (math.log10(value) - low) / span
 
-    for tick in ticks if len(ticks) <= 8 else [tick for tick in ticks if math.log10(tick) % 1 < 1e-9]:
+    for tick in labelled(ticks):
         parts += [_line(across(tick), y, across(tick), y + PANEL_HEIGHT, "grid")]
         parts += [_text(across(tick), y + PANEL_HEIGHT + 15, f"{tick:g}", "small", "middle")]
     for share in (0.0, 0.5, 1.0):

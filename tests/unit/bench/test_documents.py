@@ -93,6 +93,10 @@ def test_ticks_enclose_what_they_show(low: float, high: float, ticks: list[float
     assert plot.decades(low, high) == pytest.approx(ticks)
 
 
+def test_a_wide_axis_is_labelled_at_the_powers_of_ten() -> None:
+    assert plot.labelled(plot.decades(0.02, 4000)) == pytest.approx([0.1, 1, 10, 100, 1000])
+
+
 def test_ratios_are_b_over_a_and_say_which_way_is_better() -> None:
     first, second = run_document(), run_document(slowness=2.0)
     ratios = compare.ratios(first, second)
