@@ -110,10 +110,11 @@ def _distribution(name: str, ordered: Sequence[float], limit: float | None, x: f
     for percent in MARKED:
         at = percentile(positive, percent)
         parts.append(_line(across(at), y, across(at), y + PANEL_HEIGHT, "mark"))
-        parts.append(_text(across(at) + 3, y + (70 if percent == 50 else 130), f"p{percent} {at:.3g}", "small"))
+        shown = f"p{percent} {at:.0f}" if at >= 100 else f"p{percent} {at:.3g}"
+        parts.append(_beside(across(at), x, y + (70 if percent == 50 else 130), shown, "small"))
     if limit is not None:
         parts.append(_line(across(limit), y, across(limit), y + PANEL_HEIGHT, "limit"))
-        parts.append(_text(across(limit) + 3, y + 14, f"≤ {limit:g}", "limit-text"))
+        parts.append(_beside(across(limit), x, y + 14, f"≤ {limit:g}", "limit-text"))
     return parts
 
 
@@ -134,6 +135,12 @@ def _over_time(rate: dict[str, Any], x: float, y: float) -> list[str]:
         points += [(x + PANEL_WIDTH * index / len(values), level), (x + PANEL_WIDTH * (index + 1) / len(values), level)]
     parts.append(f'<polyline class="curve" points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in points)}"/>')
     return parts
+
+
+def _beside(at: float, left: float, y: float, text: str, style: str) -> str:
+    """A label right of a vertical line, or left of it where the panel ends."""
+    at_the_end = at > left + 0.8 * PANEL_WIDTH
+    return _text(at - 3 if at_the_end else at + 3, y, text, style, "end" if at_the_end else "start")
 
 
 def _text(x: float, y: float, text: str, style: str = "", anchor: str = "start") -> str:
