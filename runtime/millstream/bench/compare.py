@@ -12,6 +12,8 @@ from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
 THROUGHPUTS = ("requests_per_second", "output_tokens_per_second", "total_tokens_per_second")
 SHOWN = ("mean", "p50", "p99")
 MAX_DOCUMENT_BYTES = 1 << 30
+PARTS = ("workload", "target", "environment", "summary")
+_METRICS = (*THROUGHPUTS, *LATENCIES, "goodput", "failed", "completion_tokens")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -30,6 +32,8 @@ def read(path: Path) -> dict[str, Any]:
         run = None
     if not isinstance(run, dict) or run.get("schema") != SCHEMA:
         raise InvalidConfigError(f"{path} is not a result of `millstream bench … --json` ({SCHEMA}).")
+    if not all(isinstance(run.get(part), dict) for part in PARTS) or not set(_METRICS) <= set(run["summary"]):
+        raise InvalidConfigError(f"{path} is incomplete; run `millstream bench … --json` again.")
     return run
 
 

@@ -57,13 +57,18 @@ def run(argv: Sequence[str]) -> int:
         RuntimeFailure: a flag, a file or the endpoint; one sentence.
     """
     given = _parser().parse_args(list(argv))
+    if given.compare is not None and given.mode is not None:
+        raise InvalidConfigError("--compare reads two saved runs; it goes without serve or offline.")
     if given.compare is not None:
-        if given.mode is not None:
-            raise InvalidConfigError("--compare reads two saved runs; it goes without serve or offline.")
         print(compare.table(*(compare.read(path) for path in given.compare)))
         return 0
     if given.mode is None:
         raise InvalidConfigError("Say what to measure: `millstream bench serve`, `bench offline` or `bench --compare`.")
+    return _measure(given)
+
+
+def _measure(given: argparse.Namespace) -> int:
+    """Run a load, print it, save it."""
     for flag, path in (("--json", given.json), ("--plot", given.plot)):
         if path is not None:
             report.check_writable(flag, path)

@@ -140,7 +140,7 @@ def test_other_hardware_and_failures_are_noted_not_refused() -> None:
     assert "note: B has 1 failed requests" in text
 
 
-@pytest.mark.parametrize("content", [None, "", "{}", '{"schema": "other"}', "[1]"])
+@pytest.mark.parametrize("content", [None, "", "{}", '{"schema": "other"}', "[1]", '{"schema": "millstream-bench/1"}'])
 def test_only_a_saved_run_can_be_compared(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "b.json"
     if content is not None:
