@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
+from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.cases import MAX_NEW_TOKENS, MAX_PROMPT_TOKENS, NUM_CONCURRENT, Case
 from millstream_runtime.config import Device, DType, RuntimeConfig
@@ -21,6 +22,7 @@ from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.request import Request, SamplingParams
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+disable_progress_bar()  # of reading weights: the table is what a person waits for
 PAGE_TOKENS = 256  # transformers' own default
 
 
