@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +67,45 @@ def gguf_name(name: str) -> str | None:
     raise ValueError(f"{name} is not a tensor of the Llama family")
 
 
+def read_safetensors(path: Path) -> Iterator[tuple[str, Array]]:
+    """Each tensor as float32. The file is eight bytes of length, that much JSON, then the tensors.
+
+    Read here and not by the safetensors package, whose numpy side knows no bfloat16.
+
+    Raises:
+        ValueError: a tensor that is not of a float type.
+    """
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        start = file.tell()
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            begin, end = entry["data_offsets"]
+            file.seek(start + begin)
+            yield name, to_float32(file.read(end - begin), entry["dtype"]).reshape(entry["shape"])
+
+
+def to_float32(data: bytes, dtype: str) -> Array:
+    """A bfloat16 is the upper half of a float32.
+
+    Raises:
+        ValueError: not a float type.
+    """
+    if dtype == "BF16":
+        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+    if dtype not in ("F32", "F16"):
+        raise ValueError(f"{dtype} is not a type that can be converted")
+    return np.frombuffer(data, "<f4" if dtype == "F32" else "<f2").astype(np.float32)
+
+
 def convert(folder: Path, file: Path) -> None:
-    """Write `file`. Needs the packages gguf and safetensors.
+    """Write `file`. Needs the package gguf.
 
     Raises:
         ValueError: the model is not a plain Llama.
     """
     import gguf
-    from safetensors import safe_open
 
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     rope: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -98,17 +130,15 @@ def convert(folder: Path, file: Path) -> None:
     writer.add_tokenizer_model("no_vocab")
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     for shard in sorted(folder.glob("*.safetensors")):
-        with safe_open(shard, framework="numpy") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - not a mapping
-                target = gguf_name(name)
-                if target is None:
-                    continue
-                weight = tensors.get_tensor(name).astype(np.float32)
-                if name.endswith("q_proj.weight"):
-                    weight = interleave_rotary_halves(weight, heads)
-                elif name.endswith("k_proj.weight"):
-                    weight = interleave_rotary_halves(weight, kv_heads)
-                writer.add_tensor(target, weight)
+        for name, weight in read_safetensors(shard):
+            target = gguf_name(name)
+            if target is None:
+                continue
+            if name.endswith("q_proj.weight"):
+                weight = interleave_rotary_halves(weight, heads)
+            elif name.endswith("k_proj.weight"):
+                weight = interleave_rotary_halves(weight, kv_heads)
+            writer.add_tensor(target, weight)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

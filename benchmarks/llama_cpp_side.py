@@ -25,7 +25,7 @@ def find_interpreter(given: Path | None = None) -> Path:
     Raises:
         NotInstalledError: none has.
     """
-    probe = "import llama_cpp, gguf, safetensors"
+    probe = "import llama_cpp, gguf"
     for python in [given] if given is not None else [PEERS_PYTHON, Path(sys.executable)]:
         if python.exists() and not subprocess.run([python, "-c", probe], capture_output=True, check=False).returncode:
             return python

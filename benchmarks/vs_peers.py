@@ -199,7 +199,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES, help="that transformers may use")
     parser.add_argument("--most-new-tokens", type=int, default=MAX_NEW_TOKENS, help="of the longest answer")
-    parser.add_argument("--peers-python", type=Path, help="an interpreter with llama-cpp-python, gguf and safetensors")
+    parser.add_argument("--peers-python", type=Path, help="an interpreter with llama-cpp-python and gguf")
     parser.add_argument("--output", type=Path, default=RESULT)
     args = parser.parse_args(argv)
     if args.rounds < 1 or not 1 <= args.most_new_tokens <= MAX_NEW_TOKENS:

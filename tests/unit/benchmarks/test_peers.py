@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from benchmarks import vs_peers
 from benchmarks.cases import make_cases
 from benchmarks.contenders import Contender
-from benchmarks.gguf_llama import gguf_name, interleave_rotary_halves
+from benchmarks.gguf_llama import gguf_name, interleave_rotary_halves, read_safetensors
 from benchmarks.llama_cpp_side import NotInstalledError, find_interpreter
 from benchmarks.memory_stream import weight_bytes_per_token
 from tests.support.tiny_model import write_tiny_model
@@ -55,6 +57,16 @@ def test_every_tensor_of_a_llama_has_a_gguf_name_and_others_are_refused() -> Non
     assert gguf_name("model.layers.0.self_attn.rotary_emb.inv_freq") is None
     with pytest.raises(ValueError, match=r"q_norm\.weight is not a tensor of the Llama family"):
         gguf_name("model.layers.0.self_attn.q_norm.weight")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_checkpoints_of_every_float_type_are_read_exactly(tmp_path: Path, dtype: torch.dtype) -> None:
+    weights = {"a": torch.randn(3, 5).to(dtype), "b": torch.tensor([1.5, -0.25, 3e-5]).to(dtype)}
+    save_file(weights, tmp_path / "m.safetensors", metadata={"format": "pt"})
+    found = dict(read_safetensors(tmp_path / "m.safetensors"))
+    assert found.keys() == weights.keys()
+    for name, weight in weights.items():
+        np.testing.assert_array_equal(found[name], weight.float().numpy())
 
 
 def test_rounds_ask_for_the_same_lengths_and_never_for_the_same_prompt() -> None:
