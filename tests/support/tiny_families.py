@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import shutil
@@ -98,13 +99,25 @@ def make_engine(folder: Path, **config: Any) -> Engine:
 
 
 @torch.inference_mode()
-def model_logits(folder: Path, prompt: list[int], chunk_tokens: int) -> torch.Tensor:
-    """This runtime's logits of every position in float64, the prompt computed in chunks over a paged cache."""
+def reference_logits(model: Any, prompt: list[int], dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """transformers' logits of all positions. Only parameters are cast; angles stay float32, as by `from_pretrained`."""
+    model = copy.deepcopy(model)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    logits: torch.Tensor = model(torch.tensor([prompt])).logits[0]
+    return logits
+
+
+@torch.inference_mode()
+def model_logits(
+    folder: Path, prompt: list[int], chunk_tokens: int, dtype: torch.dtype = torch.float64
+) -> torch.Tensor:
+    """This runtime's logits of every position, the prompt computed in chunks over a paged cache."""
     cpu = torch.device("cpu")
     config = load_model_config(folder)
-    model = load_model(config, folder, torch.float64, cpu)
+    model = load_model(config, folder, dtype, cpu)
     num_blocks = -(-len(prompt) // BLOCK_SIZE_TOKENS)
-    cache = KVCache(config, num_blocks, BLOCK_SIZE_TOKENS, torch.float64, cpu)
+    cache = KVCache(config, num_blocks, BLOCK_SIZE_TOKENS, dtype, cpu)
     offset = config.rotary_offset(len(prompt))
     logits = []
     for start in range(0, len(prompt), chunk_tokens):

@@ -172,7 +172,7 @@ def _attention(config: DeepseekConfig, weights: Weights, layer: int) -> LatentAt
     heads, rank, nope, rope = config.num_heads, config.kv_lora_rank, config.nope_head_dim, config.head_dim
     latent = weights.linear({f"{prefix}.kv_a_proj_with_mqa": rank + rope}, config.hidden_size, config.attention_bias)
     up = weights.tensor(f"{prefix}.kv_b_proj.weight", heads * (nope + config.value_head_dim), rank)
-    key_up, value_up = up.view(heads, -1, rank).split([nope, config.value_head_dim], dim=1)
+    up = up.view(heads, nope + config.value_head_dim, rank)
     return LatentAttention(
         layer=layer,
         spec=AttentionSpec(config.attention_scale, latent_dim=rank),
@@ -180,8 +180,8 @@ def _attention(config: DeepseekConfig, weights: Weights, layer: int) -> LatentAt
         query=_query(config, weights, prefix),
         latent=_half_split(latent, config, 1, rank),
         latent_norm=weights.tensor(f"{prefix}.kv_a_layernorm.weight", rank),
-        key_up=key_up.contiguous(),
-        value_up=value_up.transpose(1, 2).contiguous(),
+        key_up=up[:, :nope].contiguous(),
+        value_up=up[:, nope:].transpose(1, 2).contiguous(),
         output=weights.linear(
             {f"{prefix}.o_proj": config.hidden_size}, heads * config.value_head_dim, config.attention_bias
         ),

@@ -74,7 +74,7 @@ class Fields:
             raise self.invalid(name, f"{value!r}; it must be true or false")
         return value
 
-    def object(self, name: str) -> Fields | None:
+    def section(self, name: str) -> Fields | None:
         """The fields of an object within this one; None where it is absent or empty."""
         value = self._values.get(name) or {}
         if not isinstance(value, dict):

@@ -155,12 +155,12 @@ def _read(
 
 def _read_ropes(fields: Fields, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
     """Of full and of windowed layers: nested by layer type (transformers 5), or two bases and one scaling (before)."""
-    nested = fields.object("rope_parameters")
+    nested = fields.section("rope_parameters")
     empty = Fields(fields.path, {})
     if nested is None:
-        scaling, local = fields.object("rope_scaling") or empty, empty
+        scaling, local = fields.section("rope_scaling") or empty, empty
     else:
-        scaling, local = nested.object(FULL) or empty, nested.object(SLIDING) or empty
+        scaling, local = nested.section(FULL) or empty, nested.section(SLIDING) or empty
     theta = scaling.number("rope_theta", fields.number("rope_theta", GLOBAL_THETA))
     local_theta = local.number("rope_theta", fields.number("rope_local_base_freq", LOCAL_THETA))
     return scaled_rope(fields, scaling, theta, head_dim), scaled_rope(fields, local, local_theta, head_dim)

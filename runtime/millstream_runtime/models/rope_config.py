@@ -58,7 +58,7 @@ def read_rope(
     Raises:
         RuntimeFailure: CheckpointInvalid or UnsupportedByRuntime, naming the field.
     """
-    scaling = fields.object("rope_parameters") or fields.object("rope_scaling") or Fields(fields.path, {})
+    scaling = fields.section("rope_parameters") or fields.section("rope_scaling") or Fields(fields.path, {})
     theta = scaling.number("rope_theta", fields.number("rope_theta", default_theta))
     partial = scaling.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     rope = scaled_rope(fields, scaling, theta, head_dim, partial_rotary_factor=partial, types=types, aliases=aliases)

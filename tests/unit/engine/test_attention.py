@@ -141,8 +141,8 @@ def test_windows_soft_caps_and_latents_in_every_plan(name: str, latent_dim: int 
     for one in chunks:
         tokens = cache.layers[0][torch.tensor(one.block_table)].flatten(0, 1)[: one.context_len]
         keys, values = (tokens, tokens[..., :latent_dim]) if latent_dim else tokens.chunk(2, dim=1)
-        heads = [part.repeat_interleave(6 // part.shape[1], dim=1) for part in (keys, values)]
-        expected.append(naive(query[start : start + one.num_tokens], *heads, spec))
+        keys, values = (part.repeat_interleave(6 // part.shape[1], dim=1) for part in (keys, values))
+        expected.append(naive(query[start : start + one.num_tokens], keys, values, spec))
         start += one.num_tokens
     torch.testing.assert_close(attended, torch.cat(expected).flatten(1), rtol=1e-5, atol=1e-5)
 

@@ -22,6 +22,7 @@ from tests.support.tiny_families import (
     model_logits,
     prompts_of,
     reference_answers,
+    reference_logits,
     with_fields,
     write_family,
 )
@@ -274,9 +275,7 @@ def test_greedy_answers_equal_transformers_alone_batched_and_chunked(name: str, 
 def test_logits_equal_transformers_in_float64_and_every_field_counts(name: str, models: Models, tmp_path: Path) -> None:
     """Tolerances are float32's: transformers keeps norms, routers and angles in it whatever the model's type."""
     [prompt] = prompts_of([41])
-    with torch.inference_mode():
-        expected = models.reference(name).double()(torch.tensor([prompt])).logits[0]
-        models.reference(name).float()
+    expected = reference_logits(models.reference(name), prompt)
     torch.testing.assert_close(
         model_logits(models.folder(name), prompt, chunk_tokens=23), expected, rtol=1e-4, atol=1e-4
     )
@@ -284,6 +283,20 @@ def test_logits_equal_transformers_in_float64_and_every_field_counts(name: str, 
         folder = with_fields(models.folder(name), tmp_path / field_name, **{field_name: other})
         difference = (model_logits(folder, prompt, chunk_tokens=41) - expected).abs().max()
         assert difference > 1e-2, f"{field_name} = {other} computes the same"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bfloat16_is_as_exact_as_in_transformers(name: str, models: Models) -> None:
+    """Both against float64: rounded in the same places or fewer, the error is of the same size."""
+    [prompt] = prompts_of([41])
+    exact = reference_logits(models.reference(name), prompt)
+
+    def error(logits: torch.Tensor) -> float:
+        return float((logits.double() - exact).square().mean().sqrt())
+
+    ours = model_logits(models.folder(name), prompt, chunk_tokens=23, dtype=torch.bfloat16)
+    theirs = reference_logits(models.reference(name), prompt, torch.bfloat16)
+    assert error(ours) <= 2 * error(theirs)
 
 
 @pytest.mark.parametrize("name", REFUSED)
