@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -120,5 +119,6 @@ def grouped_query_attention(
 
 def qk_norm_of(config: ModelConfig, query: Tensor, key: Tensor) -> Tensor:
     """Norm weights of a query and of a key head, each `[D]`, repeated for every head: `[H + KV, D]`."""
-    heads = [query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1)]
-    return torch.cat(heads)
+    heads = query.new_empty(config.num_heads + config.num_kv_heads, config.head_dim)
+    heads[: config.num_heads], heads[config.num_heads :] = query, key
+    return heads

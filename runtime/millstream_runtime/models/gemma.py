@@ -106,7 +106,7 @@ class GemmaDecoder(Decoder):
         return super()._embed(token_ids).mul_(root)
 
     def _load_norm(self, weights: Weights) -> Tensor:
-        return 1 + weights.wide_tensor("model.norm.weight", self.config.hidden_size)
+        return _one_plus(weights, "model.norm.weight", self.config.hidden_size)
 
 
 def wide_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -114,12 +114,17 @@ def wide_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
 
 
+def _one_plus(weights: Weights, name: str, size: int) -> Tensor:
+    """A norm's weight, which the checkpoint keeps minus one."""
+    return weights.wide_tensor(name, size).add_(1)
+
+
 def _load_layer(config: GemmaConfig, weights: Weights, layer: int) -> GemmaLayer:
     prefix, window = f"model.layers.{layer}", config.window(layer)
     qk_norm = None
     if config.qk_norm:
         names = (f"{prefix}.self_attn.{name}_norm.weight" for name in ("q", "k"))
-        qk_norm = qk_norm_of(config, *(1 + weights.wide_tensor(name, config.head_dim) for name in names))
+        qk_norm = qk_norm_of(config, *(_one_plus(weights, name, config.head_dim) for name in names))
     attention = grouped_query_attention(
         config,
         weights,
@@ -133,7 +138,7 @@ def _load_layer(config: GemmaConfig, weights: Weights, layer: int) -> GemmaLayer
     return GemmaLayer(
         attention=attention,
         mlp=gated_mlp(config, weights, f"{prefix}.mlp", config.intermediate_size, activation=gelu_tanh),
-        norms=tuple(1 + weights.wide_tensor(name, config.hidden_size) for name in norm_names),
+        norms=tuple(_one_plus(weights, name, config.hidden_size) for name in norm_names),
         eps=config.rms_norm_eps,
     )
 

@@ -51,7 +51,7 @@ class Weights(ABC):
         if not bias:
             return Linear(weight, None)
         biases = [self._read(f"{name}.bias", (out_features,)).to(self.dtype) for name, out_features in parts.items()]
-        return Linear(weight, self.empty(sum(parts.values())).copy_(torch.cat(biases)))
+        return Linear(weight, self.empty(sum(parts.values())).copy_(self._joined(biases)))
 
     def stacked_linear(self, experts: Sequence[Mapping[str, int]], in_features: int) -> Tensor:
         """The weights of `linear` for each expert: `[experts, in, sum of outs]`."""
@@ -66,7 +66,11 @@ class Weights(ABC):
             self._read(f"{name}.weight", (out_features, in_features)).to(self.dtype)
             for name, out_features in parts.items()
         ]
-        weight.copy_((rows[0] if len(rows) == 1 else torch.cat(rows)).t())
+        weight.copy_((rows[0] if len(rows) == 1 else self._joined(rows)).t())
+
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """Side by side along the first dimension."""
+        return torch.cat(list(parts))
 
 
 class ExpectedWeights(Weights):
@@ -79,6 +83,10 @@ class ExpectedWeights(Weights):
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         self.expected[name] = shape
         return torch.empty(shape, dtype=self.dtype, device="meta")
+
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+        # On meta tensors, torch.cat first imports torch's symbolic shapes: five seconds of every start.
+        return torch.empty(sum(len(part) for part in parts), *parts[0].shape[1:], dtype=self.dtype, device="meta")
 
 
 class LoadedWeights(Weights):
