@@ -19,7 +19,7 @@ from millstream_operator.reconciling.service_probe import ServiceUnreachable
 from millstream_operator.reconciling.work_queue import RetryLater
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from tests.support.fake_cluster import FakeCluster, FakeClusterClient, Fault
-from tests.support.llmdeployments import NAMESPACE
+from tests.support.llmdeployments import NAMESPACE, manifest
 
 Manifest = dict[str, Any]
 IMAGE = "registry.example.com/runtime:1"
@@ -114,6 +114,34 @@ class FakeOperator:
         """A condition of the stored status, or an empty one."""
         conditions = self.cluster.the(LLM_DEPLOYMENT, name)["status"].get("conditions", [])
         return next((one for one in conditions if one["type"] == kind), {})
+
+
+def world(stored: Manifest | None = None) -> FakeCluster:
+    cluster = FakeCluster()
+    cluster.put(stored or manifest())
+    return cluster
+
+
+async def served(stored: Manifest | None = None, **options: Any) -> FakeOperator:
+    """An operator whose one LLMDeployment is Ready and settled, with its counters at zero."""
+    operator = FakeOperator(world(stored), **options)
+    await operator.settle()
+    assert operator.condition("Ready")["status"] == "True"
+    operator.client.requests.clear()
+    return operator
+
+
+def respec(cluster: FakeCluster, **spec: Any) -> None:
+    """The user edits the spec; a None takes the field out."""
+
+    def change(live: Manifest) -> None:
+        for field, value in spec.items():
+            if value is None:
+                live["spec"].pop(field, None)
+            else:
+                live["spec"][field] = value
+
+    cluster.edit(LLM_DEPLOYMENT, "demo", change)
 
 
 def _is_labelled(manifest: Manifest) -> bool:

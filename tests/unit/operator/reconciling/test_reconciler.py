@@ -1,14 +1,12 @@
-"""The reconciler against a fake cluster: what it makes, repairs, prunes, leaves alone and tells."""
+"""The reconciler against a fake cluster: what it makes, pins, prunes and tells. Repair has a file of its own."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable
+from millstream_operator.reconciling.cluster_client import ApiError
 from millstream_operator.reconciling.kinds import (
     CONTROLLER_REVISION,
     DEPLOYMENT,
@@ -18,43 +16,14 @@ from millstream_operator.reconciling.kinds import (
     POD_DISRUPTION_BUDGET,
     SERVICE,
     SERVICE_ACCOUNT,
-    Kind,
 )
 from millstream_operator.rendering.pod_defaults import PodDefaults
-from tests.support.fake_cluster import FakeCluster, Fault, Killed, pod_of
-from tests.support.fake_operator import FakeOperator
+from tests.support.fake_cluster import FakeCluster, Fault, pod_of
+from tests.support.fake_operator import FakeOperator, respec, served, world
 from tests.support.llmdeployments import full_manifest, manifest
 
 Manifest = dict[str, Any]
 CHILDREN = (SERVICE_ACCOUNT, NETWORK_POLICY, SERVICE, DEPLOYMENT, CONTROLLER_REVISION)
-
-
-def world(stored: Manifest | None = None) -> FakeCluster:
-    cluster = FakeCluster()
-    cluster.put(stored or manifest())
-    return cluster
-
-
-async def served(stored: Manifest | None = None, **options: Any) -> FakeOperator:
-    """An operator whose one LLMDeployment is Ready and settled, with its counters at zero."""
-    operator = FakeOperator(world(stored), **options)
-    await operator.settle()
-    assert operator.condition("Ready")["status"] == "True"
-    operator.client.requests.clear()
-    return operator
-
-
-def respec(cluster: FakeCluster, **spec: Any) -> None:
-    """The user edits the spec; a None takes the field out."""
-
-    def change(live: Manifest) -> None:
-        for field, value in spec.items():
-            if value is None:
-                live["spec"].pop(field, None)
-            else:
-                live["spec"][field] = value
-
-    cluster.edit(LLM_DEPLOYMENT, "demo", change)
 
 
 def runtime_image(cluster: FakeCluster) -> str:
@@ -239,167 +208,6 @@ async def test_a_namesakes_children_are_waited_for_and_not_taken_over() -> None:
     assert operator.condition("Ready")["status"] == "True"
 
 
-# Repair
-
-
-def _edit_selector(live: Manifest) -> None:
-    live["spec"]["selector"] = {"app": "evil"}
-
-
-def _add_to_selector(live: Manifest) -> None:
-    live["spec"]["selector"]["app"] = "evil"
-
-
-def _add_to_pod_selector(live: Manifest) -> None:
-    live["spec"]["podSelector"]["matchLabels"]["app"] = "evil"
-
-
-def _edit_target_port(live: Manifest) -> None:
-    live["spec"]["ports"][0]["targetPort"] = 9999
-
-
-def _edit_port(live: Manifest) -> None:
-    live["spec"]["ports"][0]["port"] = 81
-
-
-def _edit_replicas(live: Manifest) -> None:
-    live["spec"]["replicas"] = 0
-
-
-def _edit_image(live: Manifest) -> None:
-    live["spec"]["template"]["spec"]["containers"][0]["image"] = "evil"
-
-
-def _edit_args(live: Manifest) -> None:
-    live["spec"]["template"]["spec"]["containers"][0]["args"].append("--port=1")
-
-
-def _edit_ingress(live: Manifest) -> None:
-    live["spec"]["ingress"] = []
-
-
-def _edit_token(live: Manifest) -> None:
-    live["automountServiceAccountToken"] = True
-
-
-def _drop_labels(live: Manifest) -> None:
-    live["metadata"]["labels"] = {}
-
-
-EDITS: dict[str, tuple[Kind, Callable[[Manifest], None]]] = {
-    "Service selector": (SERVICE, _edit_selector),
-    "Service selector, one key more": (SERVICE, _add_to_selector),
-    "NetworkPolicy selector, one key more": (NETWORK_POLICY, _add_to_pod_selector),
-    "Service target port": (SERVICE, _edit_target_port),
-    "Service port": (SERVICE, _edit_port),
-    "Service labels": (SERVICE, _drop_labels),
-    "Deployment replicas": (DEPLOYMENT, _edit_replicas),
-    "Deployment image": (DEPLOYMENT, _edit_image),
-    "Deployment args": (DEPLOYMENT, _edit_args),
-    "NetworkPolicy ingress": (NETWORK_POLICY, _edit_ingress),
-    "ServiceAccount token": (SERVICE_ACCOUNT, _edit_token),
-}
-
-
-@pytest.mark.parametrize("name", EDITS)
-async def test_an_edited_child_is_put_right_and_stays_so(name: str) -> None:
-    operator = await served()
-    before = operator.cluster.snapshot()
-    kind, change = EDITS[name]
-    operator.cluster.edit(kind, "demo", change)
-    assert operator.cluster.snapshot() != before
-    await operator.settle()
-    assert operator.cluster.snapshot() == before
-
-
-@pytest.mark.parametrize("kind", CHILDREN, ids=lambda kind: kind.kind)
-async def test_a_deleted_child_comes_back(kind: Kind) -> None:
-    operator = await served()
-    before = operator.cluster.snapshot()
-    operator.cluster.remove(kind, operator.cluster.all(kind)[0]["metadata"]["name"])
-    await operator.settle()
-    assert operator.cluster.snapshot() == before
-
-
-async def test_what_another_manager_adds_stays_and_costs_no_write_for_ever() -> None:
-    """A controller's annotation, a person's variable: server-side apply leaves them, and nothing may spin over it."""
-    operator = await served()
-
-    def add(live: Manifest) -> None:
-        live["metadata"].setdefault("annotations", {})["deployment.kubernetes.io/revision"] = "1"
-        live["spec"]["template"]["spec"]["containers"][0]["env"].append({"name": "DEBUG", "value": "1"})
-
-    operator.cluster.edit(DEPLOYMENT, "demo", add)
-    await operator.settle()
-    assert operator.writes.count(("apply", "Deployment")) == 1
-    written = len(operator.writes)
-    for _ in range(3):
-        await operator.turn()
-    assert len(operator.writes) == written
-    assert operator.cluster.the(DEPLOYMENT)["metadata"]["annotations"]["deployment.kubernetes.io/revision"] == "1"
-
-
-# What is not ours
-
-
-@pytest.mark.parametrize("kind", [SERVICE_ACCOUNT, NETWORK_POLICY, SERVICE, DEPLOYMENT], ids=lambda kind: kind.kind)
-@pytest.mark.parametrize("labelled", [False, True])
-async def test_a_foreign_object_of_a_childs_name_is_left_alone(kind: Kind, labelled: bool) -> None:
-    template = (await served()).cluster.the(kind)
-    foreign = {**template, "metadata": {"name": "demo", "namespace": "team"}}
-    if labelled:
-        foreign["metadata"]["labels"] = {"millstream.dev/deployment": "demo"}
-    cluster = world()
-    before = cluster.put(foreign)
-    operator = FakeOperator(cluster)
-    await operator.turn()
-    assert cluster.the(kind) == before
-    assert kind.kind not in [written for _, written in operator.writes]
-    for condition in ("NameConflict", "Stalled"):
-        assert operator.condition(condition)["status"] == "True"
-        assert f"A {kind.kind} named demo already exists" in operator.condition(condition)["message"]
-    assert operator.condition("Ready")["reason"] == "NameConflict"
-    assert operator.retries, "it comes back to see whether the other one is gone"
-
-
-async def test_a_conflict_names_the_other_owner() -> None:
-    operator = await served()
-
-    def give_away(live: Manifest) -> None:
-        live["metadata"]["ownerReferences"] = [
-            {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "shop", "uid": "x", "controller": True}
-        ]
-
-    operator.cluster.edit(SERVICE, "demo", give_away)
-    await operator.turn()
-    assert "it belongs to StatefulSet shop" in operator.condition("NameConflict")["message"]
-
-
-async def test_a_conflict_that_is_resolved_is_forgotten() -> None:
-    cluster = world()
-    cluster.put({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "demo", "namespace": "team"}})
-    operator = FakeOperator(cluster)
-    await operator.turn()
-    cluster.remove(SERVICE_ACCOUNT, "demo")
-    await operator.settle()
-    assert operator.condition("NameConflict") == {}
-    assert operator.condition("Stalled") == {}
-    assert operator.condition("Ready")["status"] == "True"
-
-
-async def test_a_neighbours_children_are_never_pruned() -> None:
-    operator = await served(manifest(replicas=2))
-    neighbour = manifest("neighbour", replicas=2)
-    neighbour["metadata"]["uid"] = "uid-of-the-neighbour"
-    operator.cluster.put(neighbour)
-    await operator.settle("neighbour")
-    before = {key: value for key, value in operator.cluster.snapshot().items() if "neighbour" in key[2]}
-    respec(operator.cluster, replicas=1)
-    await operator.settle()
-    after = {key: value for key, value in operator.cluster.snapshot().items() if "neighbour" in key[2]}
-    assert before == after
-
-
 # An invalid spec
 
 
@@ -558,117 +366,3 @@ async def test_an_event_that_cannot_be_written_stops_nothing() -> None:
     again = FakeOperator(world(), fault=Fault(first_event, ApiError(403, "Forbidden", "no rights")))
     await again.settle()
     assert again.condition("Ready")["status"] == "True"
-
-
-# Killed, and cut off
-
-
-async def _create(operator: FakeOperator) -> None:
-    await operator.settle()
-
-
-async def _update(operator: FakeOperator) -> None:
-    respec(operator.cluster, engine={"maxNumSeqs": 8}, service={"port": 8080}, replicas=1)
-    await operator.settle()
-
-
-async def _delete_and_make_again(operator: FakeOperator) -> None:
-    operator.cluster.remove(LLM_DEPLOYMENT, "demo")
-    again = manifest(replicas=2)
-    again["metadata"]["uid"] = "another-uid"
-    operator.cluster.put(again)
-    await operator.settle()
-
-
-Step = Callable[[FakeOperator], Any]
-STORIES: dict[str, Step] = {"create": _create, "update": _update, "delete and make again": _delete_and_make_again}
-
-
-PREPARED: dict[str, FakeCluster] = {}
-
-
-async def prepared(story: str) -> FakeCluster:
-    """A copy of the world in which the story begins; made once."""
-    if story not in PREPARED:
-        PREPARED[story] = await prepare(story)
-    return copy.deepcopy(PREPARED[story])
-
-
-async def prepare(story: str) -> FakeCluster:
-    if story == "create":
-        return world(manifest(replicas=2))
-    # A history that is full, so that an update prunes a record as well as the budget.
-    operator = await served(manifest(replicas=2))
-    for sequences in (1, 2, 3):
-        respec(operator.cluster, engine={"maxNumSeqs": sequences})
-        await operator.settle()
-    return operator.cluster
-
-
-async def fault_free(story: str) -> tuple[dict[Any, Manifest], int, int]:
-    """The end of the story without a fault, and how many writes and requests it took."""
-    operator = FakeOperator(await prepared(story))
-    await STORIES[story](operator)
-    return operator.cluster.snapshot(), len(operator.client.written), len(operator.client.requests)
-
-
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("story", STORIES)
-async def test_killed_at_any_write_a_new_process_ends_where_no_fault_would(story: str, after: bool) -> None:
-    wanted, writes, _ = await fault_free(story)
-    assert writes >= 5
-    for at in range(writes):
-        operator = FakeOperator(await prepared(story), fault=Fault(at, Killed(), after=after))
-        with pytest.raises(Killed):
-            await STORIES[story](operator)
-        restarted = FakeOperator(operator.cluster)
-        await restarted.settle()
-        assert operator.cluster.snapshot() == wanted, f"killed at write {at}"
-        restarted.client.requests.clear()
-        await restarted.turn()
-        assert restarted.client.requests == []
-
-
-FAULTS = {
-    "409, refused": (ApiError(409, "Conflict", "the object has been modified"), False),
-    "timeout, done but the answer is lost": (ApiUnreachable("PATCH: TimeoutError"), True),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("story", STORIES)
-async def test_a_fault_at_any_request_is_a_retry_and_no_other_end(story: str, fault: str) -> None:
-    error, after = FAULTS[fault]
-    wanted, _, requests = await fault_free(story)
-    for at in range(requests):
-        operator = FakeOperator(await prepared(story), fault=Fault(at, error, after=after, writes_only=False))
-        await STORIES[story](operator)
-        assert operator.cluster.snapshot() == wanted, f"{fault} at request {at}"
-
-
-async def test_the_servers_own_wish_to_wait_is_kept() -> None:
-    operator = FakeOperator(world(), fault=Fault(0, ApiError(429, "TooManyRequests", "try again", 7.0)))
-    await operator.turn()
-    assert operator.retries[-1].at_least_seconds == 7.0
-    await operator.settle()
-    assert operator.condition("Ready")["status"] == "True"
-
-
-async def test_a_delete_races_with_a_newer_state_and_loses() -> None:
-    """The precondition: what was looked at is what is deleted, or nothing is."""
-    operator = await served(manifest(replicas=2))
-    respec(operator.cluster, replicas=1)
-    original = operator.client.get
-
-    async def changed_meanwhile(kind: Kind, namespace: str, name: str) -> Manifest | None:
-        live = await original(kind, namespace, name)
-        if kind is POD_DISRUPTION_BUDGET and not operator.retries:
-            operator.cluster.edit(kind, name, lambda budget: budget["metadata"].update(annotations={"a": "b"}))
-        return live
-
-    operator.client.get = changed_meanwhile  # type: ignore[method-assign]
-    await operator.turn()
-    assert operator.cluster.get(POD_DISRUPTION_BUDGET, "demo") is not None
-    assert "409" in str(operator.retries[-1])
-    await operator.settle()
-    assert operator.cluster.get(POD_DISRUPTION_BUDGET, "demo") is None
