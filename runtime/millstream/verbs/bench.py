@@ -257,7 +257,7 @@ def _workload_flags(parser: argparse.ArgumentParser) -> None:
     flag("--input-tokens", metavar="N|LOW:HIGH", help="of each prompt (default: 128)")
     flag("--output-tokens", metavar="N|LOW:HIGH", help="of each answer (default: 128)")
     flag("--shared-prefix-tokens", type=int, default=0, metavar="N", help="that all prompts begin with (default: 0)")
-    flag("--token-ids", default="1000:3999", metavar="LOW:HIGH", help="what ids are drawn from (default: 1000:3999)")
+    flag("--token-ids", default="300:1999", metavar="LOW:HIGH", help="what ids are drawn from (default: 300:1999)")
     flag("--temperature", type=float, default=0.0, metavar="T", help="(default: 0, greedy)")
     flag(
         "--ignore-eos",
