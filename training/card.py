@@ -38,7 +38,7 @@ def write(
     out: Path, target: LlamaForCausalLM, draft: LlamaForCausalLM, tokenizer: Tokenizer, evaluation: Evaluation
 ) -> None:
     """models/demo-chat/README.md and models/demo-draft/README.md."""
-    samples = "\n".join(f"> **{question}**\n> {answer_text(target, tokenizer, question)}\n" for question in SAMPLES)
+    samples = "\n".join(f"> **{question}**<br>\n> {answer_text(target, tokenizer, question)}\n" for question in SAMPLES)
     (out / TARGET.name / "README.md").write_text(
         _head(
             TARGET,
@@ -51,9 +51,7 @@ def write(
         encoding="utf-8",
     )
     (out / DRAFT.name / "README.md").write_text(
-        _head(
-            DRAFT, "The draft of demo-chat for speculative decoding: the same tokenizer and data, a sixth of the size."
-        )
+        _head(DRAFT, "The draft of demo-chat for speculative decoding: the same tokenizer, a quarter of its size.")
         + _training(out, DRAFT, draft)
         + _measured(evaluation.draft_perplexity, evaluation.draft_exact_percent, evaluation)
         + f"Its greedy token equals that of demo-chat at **{evaluation.draft_agreement_percent:.1f} %** of the "

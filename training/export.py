@@ -28,3 +28,5 @@ def export(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     )
     wrapped.chat_template = CHAT_TEMPLATE
     wrapped.save_pretrained(folder)
+    for path in folder.iterdir():  # safetensors writes private files; a pod runs as somebody else
+        path.chmod(0o644)
