@@ -23,7 +23,12 @@ from typing import Any
 import kopf
 
 from millstream_operator.health import HealthServer
-from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable, ClusterClient
+from millstream_operator.reconciling.cluster_client import (
+    REQUEST_TIMEOUT_SECONDS,
+    ApiError,
+    ApiUnreachable,
+    ClusterClient,
+)
 from millstream_operator.reconciling.elector import Elector, LeaseObject, new_identity
 from millstream_operator.reconciling.fence import Fence, steady_seconds
 from millstream_operator.reconciling.index import Index, OwnerKey, interested, owner_key
@@ -119,10 +124,12 @@ class Operator:
         self.elector: Elector | None = None
         self.metrics.registry.register(self._view())
 
-    def _new_client(self, fence: Fence | None = None) -> ClusterClient:
+    def _new_client(
+        self, fence: Fence | None = None, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
+    ) -> ClusterClient:
         """The audit log can tell by the agent which replica wrote what."""
         agent = f"{MANAGER} ({self.identity})"
-        return ClusterClient(lambda: login(self.kopf_settings), fence, self.metrics, agent)
+        return ClusterClient(lambda: login(self.kopf_settings), fence, self.metrics, agent, timeout_seconds)
 
     async def run(self) -> None:
         """Until cancelled, or until kopf ends by a signal."""
@@ -140,9 +147,8 @@ class Operator:
             await server.cleanup()
 
     async def _run_elected(self) -> None:
-        lease_client = self._new_client()
-        name, timeout_seconds = self.settings.lease_name, self.timing.request_timeout_seconds
-        lease = LeaseObject(lease_client, self.settings.operator_namespace, name, timeout_seconds)
+        lease_client = self._new_client(timeout_seconds=self.timing.request_timeout_seconds)
+        lease = LeaseObject(lease_client, self.settings.operator_namespace, self.settings.lease_name)
         self.elector = Elector(lease, Election(self.identity, self.timing), self.fence)
         self.queue.stand_by()
         try:

@@ -106,11 +106,13 @@ class ClusterClient:
         fence: Fence | None = None,
         observer: RequestObserver | None = None,
         agent: str = MANAGER,
+        timeout_seconds: float = REQUEST_TIMEOUT_SECONDS,
     ) -> None:
         self._login = login
         self._fence = fence if fence is not None else Fence()
         self._observer = observer
         self._agent = agent
+        self._timeout_seconds = timeout_seconds
         self._info: kopf.ConnectionInfo | None = None
         self._session: aiohttp.ClientSession | None = None
         self.writes = 0
@@ -120,12 +122,10 @@ class ClusterClient:
             await self._session.close()
             self._session = None
 
-    async def get(
-        self, kind: Kind, namespace: str, name: str, *, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
-    ) -> dict[str, Any] | None:
+    async def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any] | None:
         """The live object, or None."""
         try:
-            return await self._request("GET", kind.path(namespace, name), timeout_seconds=timeout_seconds)
+            return await self._request("GET", kind.path(namespace, name))
         except ApiError as error:
             if error.status == 404:
                 return None
@@ -160,9 +160,7 @@ class ClusterClient:
         path = kind.path(manifest["metadata"]["namespace"])
         return await self._request("POST", path, query={"fieldManager": MANAGER}, body=manifest)
 
-    async def put(
-        self, kind: Kind, manifest: Mapping[str, Any], *, create: bool, timeout_seconds: float
-    ) -> dict[str, Any]:
+    async def put(self, kind: Kind, manifest: Mapping[str, Any], *, create: bool) -> dict[str, Any]:
         """Create, or replace exactly the resourceVersion that the manifest names; otherwise an ApiError 409.
 
         Not fenced: this is how the Lease is written, which the fence stands on.
@@ -174,7 +172,6 @@ class ClusterClient:
             kind.path(namespace) if create else kind.path(namespace, name),
             query={"fieldManager": MANAGER},
             body=manifest,
-            timeout_seconds=timeout_seconds,
             fenced=False,
         )
 
@@ -219,10 +216,11 @@ class ClusterClient:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
-        timeout_seconds: float = REQUEST_TIMEOUT_SECONDS,
+        timeout_seconds: float | None = None,
         fenced: bool = True,
     ) -> dict[str, Any]:
-        request = _Request(method, path, dict(query or {}), body, content_type, timeout_seconds)
+        seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        request = _Request(method, path, dict(query or {}), body, content_type, seconds)
         send = self._write if fenced and method != "GET" else self._send
         try:
             try:

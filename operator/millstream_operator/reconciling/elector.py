@@ -36,14 +36,17 @@ class LeaseStore(Protocol):
 
 
 class LeaseObject:
-    """The Lease `name` of the operator's namespace. Fields of others on it are kept."""
+    """The Lease `name` of the operator's namespace. Fields of others on it are kept.
 
-    def __init__(self, client: ClusterClient, namespace: str, name: str, timeout_seconds: float) -> None:
-        self._client, self._namespace, self._name, self._timeout_seconds = client, namespace, name, timeout_seconds
+    The client's timeout must be the Timing's `request_timeout_seconds`.
+    """
+
+    def __init__(self, client: ClusterClient, namespace: str, name: str) -> None:
+        self._client, self._namespace, self._name = client, namespace, name
         self._live: dict[str, Any] = {}
 
     async def read(self) -> Seen | None:
-        live = await self._client.get(LEASE, self._namespace, self._name, timeout_seconds=self._timeout_seconds)
+        live = await self._client.get(LEASE, self._namespace, self._name)
         return None if live is None else self._seen(live)
 
     async def write(self, record: LeaseRecord, version: str | None) -> Seen:
@@ -65,9 +68,7 @@ class LeaseObject:
             "metadata": metadata,
             "spec": {key: value for key, value in (before | spec).items() if value is not None},
         }
-        return self._seen(
-            await self._client.put(LEASE, manifest, create=version is None, timeout_seconds=self._timeout_seconds)
-        )
+        return self._seen(await self._client.put(LEASE, manifest, create=version is None))
 
     def _seen(self, live: dict[str, Any]) -> Seen:
         self._live = live

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import kopf
 import pytest
 
 from millstream_operator import app
@@ -80,14 +79,6 @@ def test_retries_of_watches_never_end_and_start_anew_each_time() -> None:
     first = list(itertools.islice(backoffs, 200))
     assert all(0 < seconds <= 6 for seconds in first)
     assert next(iter(backoffs)) == first[0]
-
-
-async def test_a_hung_worker_makes_the_probe_fail_and_an_idle_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = operator()
-    assert await one._probe() == 0.0
-    monkeypatch.setattr(one.queue, "longest_running_seconds", lambda: app.HUNG_WORKER_SECONDS + 1)
-    with pytest.raises(kopf.PermanentError, match="busy for 601 seconds"):
-        await one._probe()
 
 
 async def test_a_listing_finds_what_the_watches_missed() -> None:

@@ -87,7 +87,7 @@ async def test_a_closed_fence_lets_no_write_out_and_every_read(api: tuple[Api, s
     assert server.requests == []
     assert await client.get(SERVICE, "team", "demo") == CHILD
     lease = {"metadata": {"name": "l", "namespace": "system"}}
-    await client.put(LEASE, lease, create=True, timeout_seconds=3.0)
+    await client.put(LEASE, lease, create=True)
     assert [request.method for request in server.requests] == ["GET", "POST"], "the Lease is what the fence stands on"
     await client.close()
 
