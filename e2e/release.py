@@ -7,6 +7,7 @@ from pathlib import Path
 
 from e2e.cluster import Cluster, Object, eventually
 
+REPLICAS = 2  # the chart's default
 CHART = Path(__file__).resolve().parent.parent / "charts" / "millstream"
 
 

@@ -9,7 +9,7 @@ import pytest
 from e2e.cluster import Cluster, eventually
 from e2e.deployments import CHILD_KINDS, MODEL, Served, children, llmd, read, wait_ready
 from e2e.durations import Durations
-from e2e.release import Release
+from e2e.release import REPLICAS, Release
 
 # What a person might do to a child by hand, and where it shows. None of them costs the model its pod.
 EDITS = {
@@ -85,7 +85,7 @@ def test_a_deleted_deployment_takes_its_children_along(
             lambda: children(cluster, namespace, "two"), lambda found: not found, what="the children of two gone"
         )
     finally:
-        release.scale(1)
+        release.scale(REPLICAS)
 
 
 def test_an_object_of_the_same_name_that_is_not_ours_is_left_alone(

@@ -1,10 +1,14 @@
 """kopf wiring, and nothing else: watches fill the index and enqueue a key; the queue's workers reconcile it.
 
-    kopf watch ─▶ index ─▶ queue.add(key) ─▶ worker ─▶ Reconciler.reconcile(key)
-    resync (a whole listing, now and then) ─▲
+    kopf watch ─▶ index ─▶ queue.add(key) ─▶ worker ─▶ Reconciler.reconcile(key) ─▶ fence ─▶ API server
+    resync (a whole listing, now and then) ─▲                                        ▲
+                                                                    Elector (Lease) ─┘
 
 Only `on.event` handlers are used: they keep no state in annotations, add no finalizers and are never retried by kopf.
 A watch that broke can miss a deletion, so a slow, jittered resync compares the index with whole listings.
+
+Every replica watches, so its index is warm; only the leader's queue works. Who begins to lead lists everything anew
+and enqueues all; who stops leading drops what waits, and goes on watching.
 """
 
 from __future__ import annotations
@@ -18,12 +22,24 @@ from typing import Any
 
 import kopf
 
-from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable, ClusterClient
-from millstream_operator.reconciling.index import Index, OwnerKey, interested
+from millstream_operator.health import HealthServer
+from millstream_operator.reconciling.cluster_client import (
+    REQUEST_TIMEOUT_SECONDS,
+    ApiError,
+    ApiUnreachable,
+    ClusterClient,
+)
+from millstream_operator.reconciling.elector import Elector, LeaseObject, new_identity
+from millstream_operator.reconciling.fence import Fence, steady_seconds
+from millstream_operator.reconciling.index import Index, OwnerKey, interested, owner_key
 from millstream_operator.reconciling.kinds import LLM_DEPLOYMENT, WATCHED, Kind, label_selector
+from millstream_operator.reconciling.leadership import Election, Timing
+from millstream_operator.reconciling.metrics import OperatorMetrics, View
 from millstream_operator.reconciling.reconciler import Reconciler
 from millstream_operator.reconciling.service_probe import DirectAccess, ProxyAccess, ServiceAccess
+from millstream_operator.reconciling.watch_freshness import WatchFreshness
 from millstream_operator.reconciling.work_queue import WorkQueue
+from millstream_operator.rendering.names import MANAGER
 from millstream_operator.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -34,7 +50,16 @@ RESYNC_RETRY_SECONDS = 5.0
 # A worker waits at most for a handful of requests with timeouts; far beyond that it hangs, and a restart helps.
 HUNG_WORKER_SECONDS = 600.0
 WATCH_TIMEOUT_SECONDS = 290
+# The API server sends a bookmark a minute; kopf reconnects a stream that brought nothing for longer.
+WATCH_SILENCE_SECONDS = 70.0
 CONNECT_TIMEOUT_SECONDS = 10
+VERIFY_WATCHES_SECONDS = 15.0
+# After the signal to end: for writes under way, so that the Lease can be given up and not left to run out.
+LEAVE_SECONDS = 8.0
+
+
+class WorkersDoNotStop(Exception):
+    """A write is still under way when another replica may already lead: only the end of the process stops it."""
 
 
 class EndlessBackoffs:
@@ -59,6 +84,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.networking.connect_timeout = CONNECT_TIMEOUT_SECONDS
     settings.watching.server_timeout = WATCH_TIMEOUT_SECONDS
     settings.watching.client_timeout = WATCH_TIMEOUT_SECONDS + 10
+    settings.watching.inactivity_timeout = WATCH_SILENCE_SECONDS
     settings.watching.connect_timeout = CONNECT_TIMEOUT_SECONDS
     for kind in WATCHED:
         if (selector := label_selector(kind)) is not None:
@@ -80,34 +106,78 @@ class Operator:
 
     settings: Settings
     kopf_settings: kopf.OperatorSettings = field(default_factory=kopf_settings)
-    index: Index = field(default_factory=Index)
-    queue: WorkQueue[OwnerKey] = field(default_factory=WorkQueue)
+    timing: Timing = field(default_factory=Timing)
+    identity: str = field(default_factory=new_identity)
+    fence: Fence = field(default_factory=Fence)
+    metrics: OperatorMetrics = field(default_factory=OperatorMetrics)
 
     def __post_init__(self) -> None:
-        self.client = ClusterClient(lambda: login(self.kopf_settings))
+        self.listed = False  # is the index whole?
+        self.freshness = WatchFreshness(WATCHED, steady_seconds())
+        self.index = Index(self._learned)
+        self.queue: WorkQueue[OwnerKey] = WorkQueue(observe=self.metrics.reconciled)
+        self.client = self._new_client(self.fence)
         access: ServiceAccess = DirectAccess()
         if self.settings.service_access_by_proxy:
             access = ProxyAccess(self.client)
         self.reconciler = Reconciler(self.client, self.index, access, self.settings.defaults)
+        self.elector: Elector | None = None
+        self.metrics.registry.register(self._view())
+
+    def _new_client(
+        self, fence: Fence | None = None, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
+    ) -> ClusterClient:
+        """The audit log can tell by the agent which replica wrote what."""
+        agent = f"{MANAGER} ({self.identity})"
+        return ClusterClient(lambda: login(self.kopf_settings), fence, self.metrics, agent, timeout_seconds)
 
     async def run(self) -> None:
         """Until cancelled, or until kopf ends by a signal."""
+        health = HealthServer(self.problems, self.not_ready, self.metrics.exposition)
+        server = await health.start(self.settings.health_port)
         try:
             await self._first_listing()
-            background = [
-                asyncio.create_task(self.queue.run(self.reconciler.reconcile, WORKERS), name="workers"),
-                asyncio.create_task(self._resync_for_ever(), name="resync"),
-            ]
-            watching = asyncio.create_task(self._watch(), name="watching")
-            done, _ = await asyncio.wait([*background, watching], return_when=asyncio.FIRST_COMPLETED)
-            for task in (*background, watching):
-                task.cancel()
-            await asyncio.gather(*background, watching, return_exceptions=True)
-            for task in done:
-                if not task.cancelled():
-                    task.result()  # what ended the operator, if it was an error
+            if self.settings.leader_election:
+                await self._run_elected()
+            else:
+                self._enqueue_all()
+                await self._run_parts()
         finally:
             await self.client.close()
+            await server.cleanup()
+
+    async def _run_elected(self) -> None:
+        lease_client = self._new_client(timeout_seconds=self.timing.request_timeout_seconds)
+        lease = LeaseObject(lease_client, self.settings.operator_namespace, self.settings.lease_name)
+        self.elector = Elector(lease, Election(self.identity, self.timing), self.fence)
+        self.queue.stand_by()
+        try:
+            await self._run_parts(self.elector)
+        finally:
+            await self.elector.release()
+            await lease_client.close()
+
+    async def _run_parts(self, elector: Elector | None = None) -> None:
+        """Run everything until one part ends. The parts start before kopf: it cancels what it did not find there."""
+        competing = [asyncio.create_task(elector.run(), name="elector")] if elector is not None else []
+        background = [
+            asyncio.create_task(self.queue.run(self.reconciler.reconcile, WORKERS), name="workers"),
+            asyncio.create_task(self._resync_for_ever(), name="resync"),
+            asyncio.create_task(self._verify_watches_for_ever(), name="watch freshness"),
+            *([asyncio.create_task(self._lead_for_ever(elector), name="leading")] if elector is not None else []),
+        ]
+        parts = [*competing, *background, asyncio.create_task(self._watch(), name="watching")]
+        try:
+            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _end(*competing)  # so that nobody opens the fence again
+            self.fence.close()
+            self.queue.stand_by()
+            await self.fence.wait_quiet(LEAVE_SECONDS)
+            await _end(*parts)
+        for task in done:
+            if not task.cancelled():
+                task.result()  # what ended the operator, if it was an error
 
     async def _watch(self) -> None:
         await kopf.operator(
@@ -116,16 +186,14 @@ class Operator:
             standalone=True,
             clusterwide=not self.settings.watch_namespaces,
             namespaces=self.settings.watch_namespaces,
-            liveness_endpoint=f"http://0.0.0.0:{self.settings.health_port}/healthz",
         )
 
     def registry(self) -> kopf.OperatorRegistry:
-        """Handlers for every watched kind, the login, and the liveness probe."""
+        """Handlers for every watched kind, and the login."""
         registry = kopf.OperatorRegistry()
         for kind in WATCHED:
             kopf.on.event(kind.group, kind.version, kind.plural, id=kind.plural, registry=registry)(self._handler(kind))
         kopf.on.login(registry=registry)(lambda **_: login(self.kopf_settings))
-        kopf.on.probe(id="workers", registry=registry)(self._probe)
         return registry
 
     def _handler(self, kind: Kind) -> Any:
@@ -133,20 +201,90 @@ class Operator:
             manifest = {"apiVersion": kind.api_version, "kind": kind.kind, **event["object"]}
             gone = event["type"] == "DELETED"
             changed = self.index.remove(kind, manifest) if gone else self.index.put(kind, manifest)
+            metadata = manifest["metadata"]
+            version = int(metadata["resourceVersion"])
+            self.freshness.delivered(kind, metadata["namespace"], metadata["name"], version, steady_seconds())
             if gone and kind is LLM_DEPLOYMENT:
-                self.reconciler.forget(manifest["metadata"]["uid"])
+                self.reconciler.forget(metadata["uid"])
             if changed:
                 for key in interested(kind, manifest):
                     self.queue.add(key)
 
         return on_event
 
-    async def _probe(self, **_: Any) -> float:
-        """Bad when a worker hangs: only a restart helps then. An API server that is away is no reason to restart."""
+    # Leadership
+
+    async def _lead_for_ever(self, elector: Elector) -> None:
+        while True:
+            term = await elector.leadership()
+            log.info("%s leads", self.identity)
+            await self._take_over(elector, term)
+            await elector.lost(term)
+            log.warning("%s leads no more and stands by", self.identity)
+            self.queue.stand_by()
+            # Every write has a time limit that ends before another can lead: this waits for a moment at most.
+            if not await self.fence.wait_idle(self.timing.write_timeout_seconds + self.timing.margin_seconds):
+                raise WorkersDoNotStop(f"{self.fence.in_flight} writes do not end")
+
+    async def _take_over(self, elector: Elector, term: int) -> None:
+        """Know what the one before did, to the last write, and then look at everything."""
+        while elector.leading and elector.term == term:
+            try:
+                await self.resync()
+            except (ApiError, ApiUnreachable) as error:
+                log.warning("taking over: %s", error)
+                await asyncio.sleep(self.timing.retry_after_failure_seconds)
+            else:
+                self.queue.resume()
+                self._enqueue_all()
+                return
+
+    def _enqueue_all(self) -> None:
+        for manifest in self.index.all(LLM_DEPLOYMENT):
+            self.queue.add(owner_key(LLM_DEPLOYMENT, manifest))
+
+    # Health
+
+    def problems(self) -> list[str]:
+        """What only a restart mends. An API server that is away is none of it."""
         seconds = self.queue.longest_running_seconds()
-        if seconds > HUNG_WORKER_SECONDS:
-            raise kopf.PermanentError(f"a worker has been busy for {seconds:.0f} seconds")
-        return round(seconds, 1)
+        hung = [f"a worker has been busy for {seconds:.0f} seconds"] if seconds > HUNG_WORKER_SECONDS else []
+        return hung + self.freshness.dead(steady_seconds())
+
+    def not_ready(self) -> list[str]:
+        """A standby is ready, too: it could take over."""
+        return [] if self.listed else ["the first listing is not done"]
+
+    def _view(self) -> View:
+        return View(
+            queue_depth=lambda: self.queue.count(),
+            queue_age_seconds=lambda: self.queue.oldest_due_seconds(),
+            watch_age_seconds=lambda: {
+                kind.kind: self.freshness.age_seconds(kind, steady_seconds()) for kind in WATCHED
+            },
+            leading=lambda: self.elector.leading if self.elector is not None else not self.settings.leader_election,
+            llmdeployments=lambda: self.index.all(LLM_DEPLOYMENT),
+        )
+
+    def _learned(self, kind: Kind, manifest: dict[str, Any]) -> None:
+        metadata = manifest["metadata"]
+        version = int(metadata["resourceVersion"])
+        self.freshness.expect(kind, metadata["namespace"], metadata["name"], version, steady_seconds())
+
+    async def _verify_watches_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(VERIFY_WATCHES_SECONDS)
+            await self.verify_watches()
+
+    async def verify_watches(self) -> None:
+        """Ask once more for what no watch has brought."""
+        for canary in self.freshness.overdue(steady_seconds()):
+            try:
+                live = await self.client.get(canary.kind, canary.namespace, canary.name)
+            except (ApiError, ApiUnreachable):
+                self.freshness.excuse(canary, steady_seconds())
+            else:
+                self.freshness.verify(canary, None if live is None else int(live["metadata"]["resourceVersion"]))
 
     # Listings
 
@@ -156,6 +294,7 @@ class Operator:
         while True:
             try:
                 await self.resync()
+                self.listed = True
                 return
             except ApiError as error:
                 problem = f"{error.status} {error.message}"
@@ -173,12 +312,16 @@ class Operator:
         namespaces: tuple[str | None, ...] = self.settings.watch_namespaces or (None,)
         for kind in WATCHED:
             items: list[dict[str, Any]] = []
-            version = "0"
+            versions: list[int] = []
             for namespace in namespaces:
                 found, version = await self.client.list(kind, namespace, label_selector(kind))
                 items += found
-            for key in self.index.replace(kind, items, version):
+                versions.append(int(version))
+            # What came after the first of the listings may be missing in it and is not gone.
+            for key in self.index.replace(kind, items, str(min(versions))):
                 self.queue.add(key)
+            present = {(item["metadata"]["namespace"], item["metadata"]["name"]) for item in items}
+            self.freshness.listed(kind, present, steady_seconds())
 
     async def _resync_for_ever(self) -> None:
         while True:
@@ -187,3 +330,9 @@ class Operator:
                 await self.resync()
             except (ApiError, ApiUnreachable) as error:
                 log.warning("resync: %s", error)
+
+
+async def _end(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -13,6 +13,7 @@ from millstream_operator.rendering.pod_defaults import load_pod_defaults
 
 LOG_LEVELS = {name: logging.getLevelNamesMapping()[name] for name in ("DEBUG", "INFO", "WARNING", "ERROR")}
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_LEASE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
 class SettingsError(ValueError):
@@ -26,6 +27,9 @@ class Settings:
     log_level: int
     health_port: int
     service_access_by_proxy: bool  # development: the operator runs outside the cluster
+    leader_election: bool
+    operator_namespace: str  # of the Lease
+    lease_name: str
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
@@ -34,8 +38,12 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     MILLSTREAM_POD_DEFAULTS     JSON file with defaults of the pods
     MILLSTREAM_WATCH_NAMESPACES comma-separated; empty: all namespaces
     MILLSTREAM_LOG_LEVEL        DEBUG, INFO, WARNING or ERROR
-    MILLSTREAM_HEALTH_PORT      where /healthz answers
+    MILLSTREAM_HEALTH_PORT      where /healthz, /readyz and /metrics answer
     MILLSTREAM_SERVICE_ACCESS   Direct (by DNS), or Proxy (through the API server) for an operator outside the cluster
+    MILLSTREAM_LEADER_ELECTION  Enabled, or Disabled for an operator that is certainly the only one
+    MILLSTREAM_OPERATOR_NAMESPACE, MILLSTREAM_LEASE_NAME
+                                the Lease. The defaults are the documented release's, so that an operator started by
+                                hand outside the cluster stands by while that one runs
 
     Raises:
         SettingsError: one sentence that names the variable, its value and what it may be.
@@ -57,11 +65,23 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         defaults=Defaults(PlanDefaults(runtime_image=image), pods),
         watch_namespaces=namespaces,
         log_level=_choice(environment, "MILLSTREAM_LOG_LEVEL", LOG_LEVELS, "INFO"),
-        health_port=_port(environment.get("MILLSTREAM_HEALTH_PORT", "8080")),
+        health_port=_port(environment.get("MILLSTREAM_HEALTH_PORT") or "8080"),
         service_access_by_proxy=bool(
             _choice(environment, "MILLSTREAM_SERVICE_ACCESS", {"Direct": 0, "Proxy": 1}, "Direct")
         ),
+        leader_election=bool(
+            _choice(environment, "MILLSTREAM_LEADER_ELECTION", {"Enabled": 1, "Disabled": 0}, "Enabled")
+        ),
+        operator_namespace=_name(environment, "MILLSTREAM_OPERATOR_NAMESPACE", _NAMESPACE, "millstream-system"),
+        lease_name=_name(environment, "MILLSTREAM_LEASE_NAME", _LEASE_NAME, "millstream"),
     )
+
+
+def _name(environment: Mapping[str, str], variable: str, pattern: re.Pattern[str], default: str) -> str:
+    value = environment.get(variable, "") or default
+    if not pattern.fullmatch(value):
+        raise SettingsError(f"{variable} is {value[:80]!r}; it must be a name of small letters, digits and dashes.")
+    return value
 
 
 def _choice(environment: Mapping[str, str], variable: str, choices: Mapping[str, int], default: str) -> int:
@@ -72,6 +92,6 @@ def _choice(environment: Mapping[str, str], variable: str, choices: Mapping[str,
 
 
 def _port(value: str) -> int:
-    if not value.isascii() or not value.isdigit() or not 0 < int(value) < 65536:
-        raise SettingsError(f"MILLSTREAM_HEALTH_PORT is {value!r}; it must be a port from 1 to 65535.")
+    if not re.fullmatch("[0-9]{1,5}", value) or not 0 < int(value) < 65536:
+        raise SettingsError(f"MILLSTREAM_HEALTH_PORT is {value[:20]!r}; it must be a port from 1 to 65535.")
     return int(value)

@@ -26,6 +26,7 @@ VERBS = {
     "serve": ("millstream.verbs.serve", "run a model behind the OpenAI API: a model folder or an LLMDeployment file"),
     "plan": ("millstream.verbs.plan", "what the operator would choose for LLMDeployment files, and why"),
     "validate": ("millstream.verbs.validate", "check LLMDeployment files: one line a file, exit 1 if one is wrong"),
+    "bench": ("millstream.verbs.bench", "load an OpenAI endpoint or an engine; latencies, throughput, goodput"),
 }
 
 

@@ -59,7 +59,12 @@ class Capabilities:
 
 
 CAPABILITIES = Capabilities(
-    model_families=frozenset({"llama"}),
+    model_families=frozenset(
+        {
+            *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3", "phi3"),
+            *("deepseek_v2", "deepseek_v3"),
+        }
+    ),
     sources=frozenset({"local"}),
     quantization_methods=frozenset({"None"}),
     online_quantization_methods=frozenset(),

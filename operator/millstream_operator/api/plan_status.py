@@ -110,7 +110,7 @@ class PlanStatus(ApiModel):
     gpus_per_replica: int | None = Field(None, ge=0, description="GPUs that one replica takes.")
     tensor_parallel_size: int | None = Field(None, ge=1, description="GPUs that share each layer of the model.")
     pipeline_parallel_size: int | None = Field(None, ge=1, description="Groups of GPUs that share the layers.")
-    replicas: int | None = Field(None, ge=0, description="Replicas that the load needs; else those of the spec then.")
+    replicas: int | None = Field(None, ge=0, description="Replicas that the load needs. Absent: those of the spec.")
     quantization: Name | None = Field(None, description="Method of the weights. None: as they are in the checkpoint.")
     kv_cache: Name | None = Field(None, description="Format of keys and values. None: 16 bit.")
     engine: EngineStatus | None = Field(None, description="Limits of the inference engine, resolved.")

@@ -139,7 +139,7 @@ class Plan:
     product: str | None = None  # the catalogue's name of the GPU; None: any, or a CPU
     product_labels: tuple[str, ...] = ()  # values of nvidia.com/gpu.product that the pods may run on; empty: any
     pipeline_parallel_size: int = 1
-    replicas: int = 1
+    replicas: int | None = None  # None: the spec's, which may be scaled without a new plan
     kv_cache: str = "None"
     speculation: SpeculationPlan = field(default_factory=SpeculationPlan)
     memory: MemoryLedger | None = None

@@ -104,7 +104,6 @@ def plan(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts | None 
         gpus_per_replica=gpus,
         tensor_parallel_size=tensor or 1,
         pipeline_parallel_size=pipeline or 1,
-        replicas=spec.replicas,
         quantization=method,
         kv_cache=kv_cache,
         speculation=speculation.plan,
@@ -285,7 +284,8 @@ def _decide_cpu(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts)
     if memory.kv_cache_tokens >= length:
         blind = plan(deployment, defaults, facts)
         pool = f"The KV pool holds {memory.kv_cache_tokens:,} tokens of the container's memory."
-        return replace(blind, memory=memory.ledger, reasons=(*blind.reasons, Reason("memory", pool)))
+        replicas = deployment.spec.replicas
+        return replace(blind, replicas=replicas, memory=memory.ledger, reasons=(*blind.reasons, Reason("memory", pool)))
     short = -(-(length * shape.kv_elements_per_token() * 4) // (1 << 30))
     limit = "podTemplate.spec.containers[runtime].resources.limits.memory"
     needed = -(-(memory.ledger.usable_bytes - memory.ledger.headroom_bytes) // (1 << 30)) + short * 4

@@ -44,7 +44,8 @@ def choose_speculation(spec: LLMDeploymentSpec, choosable: Capabilities) -> Spec
     if profile is None and spec.tier is None and spec.speculation is None:
         return _chosen("Disabled", wanted, "No tier, profile or method asks for it.")
     who = f"Profile {profile}" if profile else f"Tier {spec.tier}" if spec.tier else "Method Auto"
-    if "NGram" not in choosable.speculation_methods:
+    insisted = wanted.max_draft_tokens is not None
+    if "NGram" not in choosable.speculation_methods and not insisted:
         rejected = Rejected(
             f"speculation NGram, {_tokens('NGram', wanted)} tokens", "This runtime cannot speculate by n-grams."
         )

@@ -4,19 +4,27 @@ Every request has a timeout, every failure is an `ApiError` or an `ApiUnreachabl
 work queue does that, from fresh state. Writes are server-side apply with one field manager, forced. Credentials are
 kopf's own (`ConnectionInfo`), so the watches and the writes always speak to the same server as the same account; they
 are read anew when the server refuses them, because service-account tokens rotate.
+
+Every request that could change something passes the fence: it is refused here, with NotLeader, once this replica's
+time to write is over. It is asked when the request begins and once more when the body is about to leave, since a
+request may wait for a connection in between; no write goes without a body.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import ssl
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import aiohttp
 import kopf
+from aiohttp.abc import AbstractStreamWriter
 
+from millstream_operator.reconciling.fence import Fence, NotLeader
 from millstream_operator.reconciling.kinds import Kind, kind_of
 from millstream_operator.rendering.names import MANAGER
 
@@ -41,11 +49,70 @@ class ApiError(Exception):
         self.retry_after_seconds = retry_after_seconds
 
 
-class ClusterClient:
-    """One API server, one account. `login` gives the credentials each time they are needed anew."""
+class RequestObserver(Protocol):
+    """Who counts what is asked of the API server."""
 
-    def __init__(self, login: Callable[[], kopf.ConnectionInfo]) -> None:
+    def write(self, verb: str, what: str) -> None:
+        """A write is sent; `what` is Kind or Kind/subresource."""
+        ...
+
+    def error(self, code: str) -> None:
+        """An HTTP status from 400 on, or `unreachable`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    method: str
+    path: str
+    query: Mapping[str, str]
+    body: Mapping[str, Any] | None
+    content_type: str
+    timeout_seconds: float
+    fence: Fence | None = None
+
+    def payload(self) -> bytes | FencedBody | None:
+        if self.body is None:
+            return None
+        data = json.dumps(self.body).encode()
+        return data if self.fence is None else FencedBody(data, self.fence)
+
+
+class FencedBody(aiohttp.BytesPayload):
+    """A body that does not leave once the fence is closed: a request without its body changes nothing."""
+
+    def __init__(self, body: bytes, fence: Fence) -> None:
+        super().__init__(body, content_type="application/json")
+        self._fence = fence
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        self._fence.check()
+        await super().write(writer)
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        self._fence.check()
+        await super().write_with_length(writer, content_length)
+
+
+class ClusterClient:
+    """One API server, one account. `login` gives the credentials each time they are needed anew.
+
+    Writes raise NotLeader while `fence` is closed; `agent` tells the server's audit log which replica asks.
+    """
+
+    def __init__(
+        self,
+        login: Callable[[], kopf.ConnectionInfo],
+        fence: Fence | None = None,
+        observer: RequestObserver | None = None,
+        agent: str = MANAGER,
+        timeout_seconds: float = REQUEST_TIMEOUT_SECONDS,
+    ) -> None:
         self._login = login
+        self._fence = fence if fence is not None else Fence()
+        self._observer = observer
+        self._agent = agent
+        self._timeout_seconds = timeout_seconds
         self._info: kopf.ConnectionInfo | None = None
         self._session: aiohttp.ClientSession | None = None
         self.writes = 0
@@ -83,18 +150,34 @@ class ClusterClient:
         kind, metadata = kind_of(dict(manifest)), manifest["metadata"]
         path = kind.path(metadata["namespace"], metadata["name"], subresource)
         query = {"fieldManager": MANAGER, "force": "true"}
-        self.writes += 1
+        self._count("apply", f"{kind.kind}/{subresource}" if subresource else kind.kind)
         return await self._request("PATCH", path, query=query, body=manifest, content_type=APPLY)
 
     async def create(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Create; an object of that name is an ApiError with reason AlreadyExists."""
-        path = kind_of(dict(manifest)).path(manifest["metadata"]["namespace"])
-        self.writes += 1
+        kind = kind_of(dict(manifest))
+        self._count("create", kind.kind)
+        path = kind.path(manifest["metadata"]["namespace"])
         return await self._request("POST", path, query={"fieldManager": MANAGER}, body=manifest)
+
+    async def put(self, kind: Kind, manifest: Mapping[str, Any], *, create: bool) -> dict[str, Any]:
+        """Create, or replace exactly the resourceVersion that the manifest names; otherwise an ApiError 409.
+
+        Not fenced: this is how the Lease is written, which the fence stands on.
+        """
+        namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+        self._count("create" if create else "update", kind.kind)
+        return await self._request(
+            "POST" if create else "PUT",
+            kind.path(namespace) if create else kind.path(namespace, name),
+            query={"fieldManager": MANAGER},
+            body=manifest,
+            fenced=False,
+        )
 
     async def merge(self, kind: Kind, namespace: str, name: str, change: Mapping[str, Any]) -> dict[str, Any]:
         """JSON merge patch."""
-        self.writes += 1
+        self._count("patch", kind.kind)
         query = {"fieldManager": MANAGER}
         return await self._request("PATCH", kind.path(namespace, name), query=query, body=change, content_type=MERGE)
 
@@ -105,7 +188,7 @@ class ClusterClient:
             "propagationPolicy": "Background",
             "preconditions": {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]},
         }
-        self.writes += 1
+        self._count("delete", kind.kind)
         try:
             await self._request("DELETE", kind.path(metadata["namespace"], metadata["name"]), body=options)
         except ApiError as error:
@@ -117,8 +200,13 @@ class ClusterClient:
         return await self._request("GET", path, timeout_seconds=timeout_seconds)
 
     async def post_raw(self, path: str, body: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
-        """POST of JSON to any path that answers JSON."""
-        return await self._request("POST", path, body=body, timeout_seconds=timeout_seconds)
+        """POST of JSON to any path that answers JSON. Not fenced: a question to a model changes nothing."""
+        return await self._request("POST", path, body=body, timeout_seconds=timeout_seconds, fenced=False)
+
+    def _count(self, verb: str, what: str) -> None:
+        self.writes += 1
+        if self._observer is not None:
+            self._observer.write(verb, what)
 
     async def _request(
         self,
@@ -128,44 +216,66 @@ class ClusterClient:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
-        timeout_seconds: float = REQUEST_TIMEOUT_SECONDS,
+        timeout_seconds: float | None = None,
+        fenced: bool = True,
     ) -> dict[str, Any]:
+        seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        request = _Request(method, path, dict(query or {}), body, content_type, seconds)
+        send = self._write if fenced and method != "GET" else self._send
         try:
-            return await self._send(method, path, query, body, content_type, timeout_seconds)
+            try:
+                return await send(request)
+            except ApiError as error:
+                if error.status != 401:
+                    raise
+            await self.close()  # a rotated token: log in again, once
+            return await send(request)
         except ApiError as error:
-            if error.status != 401:
-                raise
-        await self.close()  # a rotated token: log in again, once
-        return await self._send(method, path, query, body, content_type, timeout_seconds)
+            if self._observer is not None:
+                self._observer.error(str(error.status))
+            raise
+        except ApiUnreachable:
+            if self._observer is not None:
+                self._observer.error("unreachable")
+            raise
 
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None,
-        body: Mapping[str, Any] | None,
-        content_type: str,
-        timeout_seconds: float,
-    ) -> dict[str, Any]:
+    async def _write(self, request: _Request) -> dict[str, Any]:
+        """Within the fence. The server is told when to give up, too: it may be at it when we no longer listen."""
+        with self._fence.write(request.timeout_seconds) as permit:
+            query = {**request.query, "timeout": f"{int(permit.seconds * 1000)}ms"}
+            try:
+                answer = await self._send(
+                    dataclasses.replace(request, query=query, timeout_seconds=permit.seconds, fence=self._fence)
+                )
+            except ApiError:
+                permit.answered = True
+                raise
+            permit.answered = True
+            return answer
+
+    async def _send(self, request: _Request) -> dict[str, Any]:
         session, server = self._connect()
+        what = f"{request.method} {request.path}"
         try:
             async with session.request(
-                method,
-                server + path,
-                params=query,
-                data=None if body is None else json.dumps(body),
-                headers={"Content-Type": content_type} if body is not None else {},
-                timeout=aiohttp.ClientTimeout(total=timeout_seconds),
+                request.method,
+                server + request.path,
+                params=request.query,
+                data=request.payload(),
+                headers={"Content-Type": request.content_type} if request.body is not None else {},
+                timeout=aiohttp.ClientTimeout(total=request.timeout_seconds),
             ) as response:
                 text = await response.text()
                 if response.status >= 400:
                     raise _api_error(response.status, text, response.headers.get("Retry-After"))
         except (aiohttp.ClientError, TimeoutError, ssl.SSLError, asyncio.IncompleteReadError) as error:
-            raise ApiUnreachable(f"{method} {path}: {type(error).__name__} {error}".rstrip()) from error
+            if isinstance(error.__cause__, NotLeader):  # aiohttp wraps what a body raises
+                raise error.__cause__ from None
+            raise ApiUnreachable(f"{what}: {type(error).__name__} {error}".rstrip()) from error
         try:
             answer = json.loads(text)
         except ValueError:
-            raise ApiUnreachable(f"{method} {path}: the answer is no JSON") from None
+            raise ApiUnreachable(f"{what}: the answer is no JSON") from None
         return answer if isinstance(answer, dict) else {"value": answer}
 
     def _connect(self) -> tuple[aiohttp.ClientSession, str]:
@@ -174,7 +284,7 @@ class ClusterClient:
             context = self._info.as_ssl_context() if self._info.server.startswith("https") else False
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, ssl=context),
-                headers={**self._info.as_http_headers(), "User-Agent": MANAGER, "Accept": "application/json"},
+                headers={**self._info.as_http_headers(), "User-Agent": self._agent, "Accept": "application/json"},
             )
         return self._session, self._info.server.rstrip("/")
 

@@ -7,7 +7,7 @@ own writes' answers, which come earlier. The higher resourceVersion wins, so nei
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,9 +48,13 @@ def interested(kind: Kind, manifest: Manifest) -> set[OwnerKey]:
 
 
 class Index:
-    """Objects by kind, namespace and name. Manifests in it are shared: never change one."""
+    """Objects by kind, namespace and name. Manifests in it are shared: never change one.
 
-    def __init__(self) -> None:
+    `learned` is told of each newer state, before it is kept and whoever brought it.
+    """
+
+    def __init__(self, learned: Callable[[Kind, Manifest], None] = lambda _kind, _manifest: None) -> None:
+        self._learned = learned
         self._objects: dict[tuple[str, str, str], Manifest] = {}
         self._children: defaultdict[tuple[OwnerKey, str], set[tuple[str, str, str]]] = defaultdict(set)
 
@@ -62,6 +66,7 @@ class Index:
             return False
         if known is not None:
             self._unlink(kind, key, known)
+        self._learned(kind, manifest)
         slim = {**manifest, "metadata": {k: v for k, v in manifest["metadata"].items() if k != "managedFields"}}
         self._objects[key] = slim
         self._children[owner_key(kind, slim), kind.kind].add(key)

@@ -37,6 +37,7 @@ class Kind:
 LLM_DEPLOYMENT = Kind(GROUP, VERSION, KIND, PLURAL, owned=False)
 POD = Kind("", "v1", "Pod", "pods", owned=False)
 EVENT = Kind("", "v1", "Event", "events", owned=False)
+LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases", owned=False)
 SERVICE_ACCOUNT = Kind("", "v1", "ServiceAccount", "serviceaccounts")
 SERVICE = Kind("", "v1", "Service", "services")
 DEPLOYMENT = Kind("apps", "v1", "Deployment", "deployments")

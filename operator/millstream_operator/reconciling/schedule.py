@@ -68,12 +68,26 @@ class Schedule(Generic[Key]):
         longest: float = FIRST_RETRY_SECONDS * 2 ** min(failures - 1, LONGEST_DOUBLINGS)
         return min(longest, LONGEST_RETRY_SECONDS) * self.jitter.uniform(0.5, 1.0)
 
+    def clear(self) -> None:
+        """Forget what waits, and every failure. What is running finishes and does not come back."""
+        for waiting in (self._due, self._heap, self._again, self._failures):
+            waiting.clear()
+
     def next_due(self) -> float | None:
         self._drop_outdated()
         return self._heap[0][0] if self._heap else None
 
     def longest_running_seconds(self, now: float) -> float:
         return max((now - since for since in self._running.values()), default=0.0)
+
+    def count(self, now: float) -> dict[str, int]:
+        """Keys that are due and wait for a worker, that wait for their time, and that are worked on."""
+        due = sum(time <= now for time in self._due.values())
+        return {"due": due, "delayed": len(self._due) - due, "running": len(self._running)}
+
+    def oldest_due_seconds(self, now: float) -> float:
+        """How long the key that has waited longest for a worker has been due."""
+        return max(0.0, now - min(self._due.values(), default=now))
 
     def __len__(self) -> int:
         return len(self._due) + len(self._running)

@@ -1,12 +1,18 @@
-"""The work queue: `Schedule` on the event loop's clock, with workers that wait for it."""
+"""The work queue: `Schedule` on the event loop's clock, with workers that wait for it.
+
+A replica that does not lead stands by: its queue takes nothing and hands nothing out. Whoever begins to lead adds
+every key anew, so nothing is missed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from enum import StrEnum
 from typing import Generic, TypeVar
 
+from millstream_operator.reconciling.fence import NotLeader
 from millstream_operator.reconciling.schedule import Schedule
 
 log = logging.getLogger(__name__)
@@ -21,16 +27,45 @@ class RetryLater(Exception):
         self.at_least_seconds = at_least_seconds
 
 
-class WorkQueue(Generic[Key]):
-    """De-duplicating and delaying; one worker a key. For use within one event loop."""
+class Result(StrEnum):
+    """How a piece of work ended."""
 
-    def __init__(self, schedule: Schedule[Key] | None = None) -> None:
+    DONE = "done"
+    RETRY = "retry"  # not finished yet; comes back
+    ERROR = "error"  # a bug; comes back
+    NOT_LEADER = "not_leader"  # somebody else will do it
+
+
+class WorkQueue(Generic[Key]):
+    """De-duplicating and delaying; one worker a key. For use within one event loop.
+
+    `observe` is told how each piece of work ended, and its seconds.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule[Key] | None = None,
+        observe: Callable[[Result, float], None] = lambda _result, _seconds: None,
+    ) -> None:
         self.schedule: Schedule[Key] = schedule if schedule is not None else Schedule()
+        self._observe = observe
+        self._standing_by = False
         self._changed = asyncio.Event()
 
     def add(self, key: Key, after_seconds: float = 0.0) -> None:
-        self.schedule.add(key, self._now() + after_seconds)
-        self._changed.set()
+        """Have the key worked on; does nothing while standing by."""
+        if not self._standing_by:
+            self.schedule.add(key, self._now() + after_seconds)
+            self._changed.set()
+
+    def stand_by(self) -> None:
+        """Forget what waits and take nothing. What is being worked on goes on, as far as the fence lets it."""
+        self._standing_by = True
+        self.schedule.clear()
+
+    def resume(self) -> None:
+        """Take keys again."""
+        self._standing_by = False
 
     async def run(self, work: Callable[[Key], Awaitable[None]], workers: int) -> None:
         """Work for ever with so many workers. An exception of `work` is a retry, never the end."""
@@ -38,23 +73,35 @@ class WorkQueue(Generic[Key]):
             for _ in range(workers):
                 group.create_task(self._worker(work))
 
+    def count(self) -> dict[str, int]:
+        """Keys by state: due, delayed, running."""
+        return self.schedule.count(self._now())
+
+    def oldest_due_seconds(self) -> float:
+        return self.schedule.oldest_due_seconds(self._now())
+
     def longest_running_seconds(self) -> float:
         return self.schedule.longest_running_seconds(self._now())
 
     async def _worker(self, work: Callable[[Key], Awaitable[None]]) -> None:
         while True:
             key = await self._next()
-            failed, at_least_seconds = True, 0.0
+            began, result, at_least_seconds = self._now(), Result.ERROR, 0.0
             try:
                 await work(key)
-                failed = False
+                result = Result.DONE
             except RetryLater as reason:
-                at_least_seconds = reason.at_least_seconds
+                result, at_least_seconds = Result.RETRY, reason.at_least_seconds
                 log.info("%s: trying again: %s", key, reason)
+            except NotLeader as reason:
+                result = Result.NOT_LEADER
+                log.info("%s: left to whoever leads: %s", key, reason)
             except Exception:  # one object's bug must not stop the others
                 log.exception("%s: failed", key)
             finally:
+                failed = result in (Result.RETRY, Result.ERROR) and not self._standing_by
                 self.schedule.done(key, self._now(), failed=failed, at_least=at_least_seconds)
+                self._observe(result, self._now() - began)
                 self._changed.set()
 
     async def _next(self) -> Key:

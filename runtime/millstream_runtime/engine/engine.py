@@ -23,9 +23,9 @@ from millstream_runtime.engine.request import EngineStats, FinishReason, Request
 from millstream_runtime.engine.scheduler import Chunk, Scheduler
 from millstream_runtime.engine.sequence import Sequence
 from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
-from millstream_runtime.models.checkpoint import Checkpoint
-from millstream_runtime.models.config import ModelConfig, load_model_config
-from millstream_runtime.models.llama import Llama, expected_tensors
+from millstream_runtime.models.config import ModelConfig
+from millstream_runtime.models.decoder import Decoder
+from millstream_runtime.models.registry import expected_weights, load_model, load_model_config
 
 _TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -146,6 +146,8 @@ class Engine:
         reason = self._finish_reason(sequence, token_id)
         if reason is not None:
             self.abort(request_id)
+        elif self._runner.must_recompute(sequence):
+            sequence.num_computed_tokens = 0
         return TokenOutput(request_id, token_id, reason)
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
@@ -173,7 +175,7 @@ class Engine:
         if request.sampling.max_tokens < 1:
             raise ValueError(f"max_tokens is {request.sampling.max_tokens}; it must be at least 1")
 
-    def _size_pool(self, config: RuntimeConfig, model: Llama) -> memory.PoolSize:
+    def _size_pool(self, config: RuntimeConfig, model: Decoder) -> memory.PoolSize:
         block_bytes = model.config.kv_bytes_per_token(self._dtype.itemsize) * config.block_size_tokens
         if self._device.type == "cpu":
             ledger = memory.cpu_ledger(memory_limit_bytes(), resident_bytes())
@@ -189,7 +191,7 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
         )
 
-    def _cuda_ledger(self, config: RuntimeConfig, model: Llama) -> memory.MemoryLedger:
+    def _cuda_ledger(self, config: RuntimeConfig, model: Decoder) -> memory.MemoryLedger:
         """Measure the activations of the largest step on a small throw-away pool, then count what is left."""
         num_tokens = min(config.max_num_batched_tokens, model.config.max_model_len)
         num_blocks = -(-num_tokens // config.block_size_tokens)
@@ -248,9 +250,9 @@ def _dtype(config: RuntimeConfig, model_config: ModelConfig, device: torch.devic
     return _TORCH_DTYPES.get(model_config.checkpoint_dtype, torch.bfloat16)
 
 
-def _load_model(config: RuntimeConfig, model_config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Llama:
+def _load_model(config: RuntimeConfig, model_config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Decoder:
     """Weights onto the device, refused in a sentence where they cannot fit."""
-    weight_bytes = sum(torch.Size(shape).numel() for _, shape in expected_tensors(model_config)) * dtype.itemsize
+    weight_bytes = expected_weights(model_config, dtype).num_bytes
     limit_bytes = memory_limit_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     too_large = RuntimeFailure(
         Reason.OUT_OF_MEMORY,
@@ -260,7 +262,6 @@ def _load_model(config: RuntimeConfig, model_config: ModelConfig, dtype: torch.d
     if weight_bytes > limit_bytes:
         raise too_large
     try:
-        with Checkpoint(Path(config.model)) as checkpoint:
-            return Llama(model_config, checkpoint, dtype, device)
+        return load_model(model_config, Path(config.model), dtype, device)
     except torch.OutOfMemoryError:
         raise too_large from None

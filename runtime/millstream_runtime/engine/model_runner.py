@@ -9,13 +9,13 @@ from millstream_runtime.engine.kv_cache import KVCache
 from millstream_runtime.engine.sampler import SamplingRow, sample
 from millstream_runtime.engine.scheduler import Chunk
 from millstream_runtime.engine.sequence import Sequence
-from millstream_runtime.models.llama import Llama
+from millstream_runtime.models.decoder import Decoder
 
 
 class ModelRunner:
     """Owner of the model and of the KV pool. The device is read once a step, when the tokens come back."""
 
-    def __init__(self, model: Llama, cache: KVCache, device: torch.device, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, model: Decoder, cache: KVCache, device: torch.device, eos_token_ids: frozenset[int]) -> None:
         self._model = model
         self._cache = cache
         self._device = device
@@ -34,17 +34,13 @@ class ModelRunner:
             sequence, start = chunk.sequence, chunk.sequence.num_computed_tokens
             stop = start + chunk.num_tokens
             token_ids += sequence.token_ids[start:stop]
-            positions += range(start, stop)
+            rotary_row = start + self._model.config.rotary_offset(len(sequence.token_ids))
+            positions += range(rotary_row, rotary_row + chunk.num_tokens)
             slots += _slots(sequence.block_table, start, stop, self._cache.block_size_tokens)
             if chunk.samples:
                 last_rows.append(len(token_ids) - 1)
         inputs = torch.tensor([token_ids, positions, slots], device=self._device)
-        attention = TorchAttention(
-            self._cache,
-            inputs[2],
-            [_attention_chunk(chunk) for chunk in ordered],
-            self._model.config.head_dim,
-        )
+        attention = TorchAttention(self._cache, inputs[2], [_attention_chunk(chunk) for chunk in ordered])
         residual = self._model.forward(inputs[0], inputs[1], attention)
         sampling = [chunk.sequence for chunk in ordered if chunk.samples]
         if not sampling:
@@ -57,6 +53,10 @@ class ModelRunner:
     def scrub(self, sequence: Sequence) -> None:
         """Zero the KV blocks of a sequence whose numbers went wrong, before anyone else is given them."""
         self._cache.scrub(sequence.block_table)
+
+    def must_recompute(self, sequence: Sequence) -> bool:
+        """Whether the token just appended made all cached keys of the sequence stale (longrope)."""
+        return self._model.config.must_recompute(len(sequence.token_ids))
 
     def _sampling_row(self, sequence: Sequence) -> SamplingRow:
         params = sequence.request.sampling

@@ -129,6 +129,66 @@ def test_named_namespaces_are_all_that_the_operator_gets() -> None:
     assert {"name": "MILLSTREAM_WATCH_NAMESPACES", "value": "a,b"} in env
 
 
+def test_two_replicas_are_kept_apart_and_never_all_taken_away() -> None:
+    documents = render()
+    deployment, labels = operator_of(documents), operator_of(documents)["spec"]["selector"]["matchLabels"]
+    assert deployment["spec"]["replicas"] == 2
+    assert deployment["spec"]["strategy"]["type"] == "RollingUpdate", "the Lease lets old and new run side by side"
+    (spread,) = deployment["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
+    assert spread["labelSelector"]["matchLabels"] == labels
+    (budget,) = of_kind(documents, "PodDisruptionBudget")
+    assert (budget["spec"]["maxUnavailable"], budget["spec"]["selector"]["matchLabels"]) == (1, labels)
+    assert not of_kind(render("operator.replicas=1"), "PodDisruptionBudget"), "it could only hold a drain up"
+
+
+def test_leadership_has_rights_on_one_lease_of_its_own_namespace() -> None:
+    documents = render(release="one")
+    name = operator_of(documents)["metadata"]["name"]
+    roles = {role["metadata"]["name"]: role for role in of_kind(documents, "Role")}
+    role = roles[f"{name}-leader-election"]
+    assert role["metadata"]["namespace"] == "system"
+    verbs = {tuple(rule.get("resourceNames", ())): set(rule["verbs"]) for rule in role["rules"]}
+    assert verbs == {(name,): {"get", "update"}, (): {"create"}}, "a name cannot be given to create"
+    env = {
+        variable["name"]: variable.get("value")
+        for variable in operator_of(documents)["spec"]["template"]["spec"]["containers"][0]["env"]
+    }
+    assert (env["MILLSTREAM_LEADER_ELECTION"], env["MILLSTREAM_LEASE_NAME"]) == ("Enabled", name)
+    (binding,) = [b for b in of_kind(documents, "RoleBinding") if b["metadata"]["name"] == f"{name}-leader-election"]
+    assert binding["roleRef"]["kind"] == "Role"
+    assert [(s["name"], s["namespace"]) for s in binding["subjects"]] == [(name, "system")]
+
+
+def test_probes_and_metrics_reach_the_port_that_the_policy_leaves_open() -> None:
+    documents = render("networkPolicy.enabled=true")
+    (container,) = operator_of(documents)["spec"]["template"]["spec"]["containers"]
+    paths = {probe: container[f"{probe}Probe"]["httpGet"] for probe in ("startup", "readiness", "liveness")}
+    assert {probe: get["path"] for probe, get in paths.items()} == {
+        "startup": "/healthz",
+        "readiness": "/readyz",
+        "liveness": "/healthz",
+    }
+    (service,) = of_kind(documents, "Service")
+    (port,) = service["spec"]["ports"]
+    (policy,) = of_kind(documents, "NetworkPolicy")
+    (allowed,) = policy["spec"]["ingress"][0]["ports"]
+    named = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert {allowed["port"], port["targetPort"], *(get["port"] for get in paths.values())} == {"health"}
+    assert named["health"] == port["port"]
+    assert service["spec"]["selector"] == operator_of(documents)["spec"]["selector"]["matchLabels"]
+
+
+def test_a_service_monitor_comes_when_it_is_asked_for_and_selects_the_metrics_service() -> None:
+    assert not of_kind(render(), "ServiceMonitor")
+    documents = render("serviceMonitor.enabled=true", "serviceMonitor.labels.release=prometheus")
+    (monitor,) = of_kind(documents, "ServiceMonitor")
+    (service,) = of_kind(documents, "Service")
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["spec"]["endpoints"] == [{"port": service["spec"]["ports"][0]["name"], "interval": "30s"}]
+
+
 def test_two_releases_share_no_name() -> None:
     def names(release: str) -> set[str]:
         documents = render("crds.enabled=false", release=release)
@@ -144,6 +204,9 @@ def test_two_releases_share_no_name() -> None:
         ("surprise=1", "surprise"),
         ("operator.logLevel=Loud", "logLevel"),
         ("crds.keep=maybe", "crds/keep"),
+        ("operator.replicas=-1", "replicas"),
+        ("operator.replicas=two", "replicas"),
+        ("serviceMonitor.interval=often", "interval"),
         ('podDefaults.tolerations=[{"keyy":"gpu"}]', "keyy"),
         ("operator.resources.limits.memory=much", "memory"),
         ('operator.watchNamespaces=["UPPER"]', "watchNamespaces"),

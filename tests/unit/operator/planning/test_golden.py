@@ -99,6 +99,7 @@ def test_load_latency_and_budget_are_kept() -> None:
     plan = planned("8b-load-latency-budget")
     assert plan.predicted is not None
     assert plan.cost is not None
+    assert plan.replicas is not None
     assert plan.replicas * plan.predicted.requests_per_minute >= 900
     assert plan.predicted.ttft_milliseconds <= 300
     assert plan.predicted.itl_microseconds <= 30_000

@@ -1,0 +1,57 @@
+"""One small HTTP server: /healthz, /readyz and /metrics.
+
+kopf's own liveness endpoint is not used: it serves one path, and a probe handler that raises anything but a
+PermanentError is retried after a minute while the prober waits. Here a check that fails by itself is a bad answer, at
+once. The answers are for machines and for a person with curl: `ok`, or a sentence a problem.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from aiohttp import web
+
+from millstream_operator.reconciling.metrics import CONTENT_TYPE
+
+log = logging.getLogger(__name__)
+Check = Callable[[], Sequence[str]]
+SHUTDOWN_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class HealthServer:
+    """`alive` and `ready` give the problems, none when all is well; `metrics` gives the text for Prometheus."""
+
+    alive: Check
+    ready: Check
+    metrics: Callable[[], bytes]
+
+    async def start(self, port: int, host: str = "0.0.0.0") -> web.AppRunner:  # noqa: S104 - the kubelet asks from outside
+        """Listen, and give back what `cleanup()` ends it with. Port 0 takes a free one. OSError when it is taken."""
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/healthz", partial(_verdict, self.alive)),
+                web.get("/readyz", partial(_verdict, self.ready)),
+                web.get("/metrics", self._metrics),
+            ]
+        )
+        runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+        await runner.setup()
+        await web.TCPSite(runner, host, port).start()
+        return runner
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self.metrics(), headers={"Content-Type": CONTENT_TYPE})
+
+
+async def _verdict(check: Check, _: web.Request) -> web.Response:
+    try:
+        problems = check()
+    except Exception as error:
+        log.exception("a health check failed")
+        problems = [f"the check itself failed: {type(error).__name__}"]
+    return web.Response(status=503 if problems else 200, text="\n".join(problems or ["ok"]) + "\n")
