@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from millstream.manifest import model_root
+from millstream_operator.api import GROUP, PLURAL, VERSION
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.model import ModelSource
 from millstream_operator.api.spec import Accelerator, AcceleratorType
@@ -24,7 +25,7 @@ from millstream_runtime.errors import Reason, RuntimeFailure
 
 MAX_FILE_BYTES = 512 << 20  # a thousand nodes print as some ten megabytes
 MAX_CATALOG_BYTES = 1 << 20
-NODES_TIMEOUT_SECONDS = 30
+REQUEST_TIMEOUT_SECONDS = 30
 
 
 def bad_input(message: str) -> RuntimeFailure:
@@ -98,21 +99,42 @@ def inventory_for(
     return inventory_of(((part, part.gpus_per_node) for part in parts), hypothetical=True)
 
 
+def live_deployment(kubeconfig: Path, deployment: LLMDeployment) -> dict[str, Any] | None:
+    """The LLMDeployment of that name in the cluster, as it is stored; None when there is none."""
+
+    def read(client: Any, api: Any) -> Any:
+        namespace = deployment.metadata.namespace or "default"
+        objects = client.CustomObjectsApi(api)
+        place = (GROUP, VERSION, namespace, PLURAL, deployment.name)
+        return objects.get_namespaced_custom_object(*place, _request_timeout=REQUEST_TIMEOUT_SECONDS)
+
+    found: dict[str, Any] | None = _ask(kubeconfig, read, "the LLMDeployment cannot be read")
+    return found
+
+
 def _cluster_nodes(kubeconfig: Path) -> list[Any]:
-    """Nodes of a live cluster. The client is imported here: planning from files needs none."""
+    def read(client: Any, api: Any) -> Any:
+        nodes = client.CoreV1Api(api).list_node(_request_timeout=REQUEST_TIMEOUT_SECONDS)
+        return api.sanitize_for_serialization(nodes)
+
+    return list(nodes_of(_ask(kubeconfig, read, "the cluster's nodes cannot be listed")))
+
+
+def _ask(kubeconfig: Path, read: Callable[[Any, Any], Any], failure: str) -> Any:
+    """What `read(client module, API client)` returns; None for 404. Planning from files needs no client."""
     try:
         from kubernetes import client, config
     except ModuleNotFoundError:
         raise bad_input("--kubeconfig needs the kubernetes client: pip install 'millstream[operator]'.") from None
     try:
-        api = client.CoreV1Api(config.new_client_from_config(str(kubeconfig)))
-        found = api.list_node(_request_timeout=NODES_TIMEOUT_SECONDS)
-        return nodes_of(api.api_client.sanitize_for_serialization(found))
-    except NodesError:
-        raise
-    except Exception as error:  # the client raises a dozen unrelated types: files, TLS, sockets, HTTP
+        return read(client, config.new_client_from_config(str(kubeconfig)))
+    except client.ApiException as error:
+        if error.status == 404:
+            return None
+        raise bad_input(f"{kubeconfig}: {failure}: {error.status} {error.reason}.") from None
+    except Exception as error:  # the client raises a dozen unrelated types: files, TLS, sockets
         said = " ".join(str(error).split())[:200]
-        raise bad_input(f"{kubeconfig}: the cluster's nodes cannot be listed: {said}.") from None
+        raise bad_input(f"{kubeconfig}: {failure}: {said}.") from None
 
 
 def _yaml(path: Path, limit_bytes: int) -> Any:

@@ -34,7 +34,7 @@ from millstream_operator.reconciling.kinds import (
     kind_of,
 )
 from millstream_operator.reconciling.reasons import Reason
-from millstream_operator.reconciling.revisions import Pin, PlanRefused, choose, superfluous
+from millstream_operator.reconciling.revisions import Pin, PlanRefused, choose, last_good, superfluous
 from millstream_operator.reconciling.service_probe import ServiceAccess, ask
 from millstream_operator.reconciling.status import Answer, Seen, rolled_out, status_of, status_of_invalid
 from millstream_operator.reconciling.work_queue import RetryLater
@@ -105,6 +105,9 @@ class Reconciler:
         try:
             pin = choose(owner, self._defaults.plan, self._defaults.pods, records)
         except PlanRefused as refused:
+            # The pods stay what they were, and are repaired; what no plan decides (replicas, Service) follows the spec.
+            if (kept := last_good(records)) is not None:
+                await self._bring_about(owner, kept)
             await self._write_invalid(manifest, refused.problem, refused.plan)
             return
         problem = await self._bring_about(owner, pin)

@@ -68,6 +68,14 @@ def choose(
     return Pin(fresh, (records[0]["revision"] if records else 0) + 1)
 
 
+def last_good(stored: Iterable[Manifest]) -> Pin | None:
+    """The newest revision that was ever applied: what goes on serving while a newer spec is refused."""
+    for record in newest_first(stored):
+        if (revision := read_revision(record)) is not None:
+            return Pin(revision, record["revision"])
+    return None
+
+
 def _why_refused(planned: Plan | Infeasible) -> Diagnosis:
     """One reason and one sentence for a plan that must not be applied."""
     if isinstance(planned, Plan):

@@ -3,6 +3,7 @@
     millstream plan examples/mid.yaml --gpus A100-80GB:4     on GPUs that you name; `:4` is one node's
     millstream plan examples/mid.yaml --nodes nodes.yaml     on the output of `kubectl get nodes -o yaml`
     millstream plan examples/mid.yaml --kubeconfig FILE      on the nodes of a cluster
+    millstream plan examples/mid.yaml --kubeconfig FILE --diff   what applying would change there
     millstream plan examples/mid.yaml                        on whatever GPU of the catalogue does it best
     millstream plan examples/mid.yaml --compare gpus         side by side, by cost and latency
 
@@ -21,7 +22,7 @@ from typing import Any
 
 from millstream.arguments import CommandLineParser
 from millstream.manifest import manifest_reader
-from millstream_runtime.errors import InvalidConfigError, RuntimeFailure
+from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
 
 EXIT_FEASIBLE, EXIT_INFEASIBLE = 0, 2
 FORMATS = ("table", "json", "yaml", "manifests")
@@ -39,6 +40,8 @@ def run(argv: Sequence[str]) -> int:
         arguments = _parser().parse_args(list(argv))
     except InvalidConfigError as error:  # 2 means infeasible here, so a bad command line is bad input like any other
         raise RuntimeFailure(error.reason, error.message) from None
+    if arguments.diff and arguments.kubeconfig is None:
+        raise RuntimeFailure(Reason.INVALID_CONFIG, "--diff needs --kubeconfig: it compares with a cluster.")
     read = manifest_reader()
     deployments = [read(path) for path in arguments.files]
     from millstream.plan_inputs import read_catalog
@@ -63,6 +66,7 @@ def _parser() -> CommandLineParser:
     where.add_argument("--nodes", type=Path, metavar="FILE", help="output of `kubectl get nodes -o yaml` (or json)")
     where.add_argument("--kubeconfig", type=Path, metavar="FILE", help="ask a cluster for its nodes")
     add("-o", "--output", choices=FORMATS, default="table", help="table (default), json, yaml, or the manifests")
+    add("--diff", action="store_true", help="what applying would change in the cluster of --kubeconfig")
     add("--compare", choices=AXES, help="the same deployment with other tiers, GPUs or formats")
     add("--config", type=Path, metavar="FILE", help="the model's config.json, where it cannot be found")
     add("--draft-config", type=Path, metavar="FILE", help="the draft model's config.json")
@@ -111,7 +115,7 @@ def _facts(deployment: Any, catalog: Any, arguments: argparse.Namespace) -> Any:
 
 def _print(results: list[Any], arguments: argparse.Namespace) -> None:
     if arguments.output == "table":
-        print("\n\n".join(_table(deployment, found) for deployment, found in results))
+        print("\n\n".join(_table(deployment, found, arguments) for deployment, found in results))
         return
     if arguments.output == "manifests":
         documents = [document for deployment, found in results for document in _manifests(deployment, found)]
@@ -125,13 +129,32 @@ def _print(results: list[Any], arguments: argparse.Namespace) -> None:
     print(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=120), end="")
 
 
-def _table(deployment: Any, found: Any) -> str:
+def _diff(deployment: Any, found: Any, kubeconfig: Path, style: Any) -> str:
+    from millstream.plan_inputs import bad_input, live_deployment
+    from millstream_operator.api.load import ManifestError, parse
+    from millstream_operator.explaining.plan_diff import plan_diff
+
+    if isinstance(found, list):
+        raise bad_input("--diff and --compare exclude each other.")
+    stored = live_deployment(kubeconfig, deployment)
+    if stored is None:
+        return plan_diff(deployment, found, None, {}, style)
+    try:
+        live = parse({name: value for name, value in stored.items() if name != "status"})
+    except ManifestError as error:
+        raise bad_input(f"{deployment.name}: the stored LLMDeployment is not valid here: {error}") from None
+    return plan_diff(deployment, found, live, stored.get("status") or {}, style)
+
+
+def _table(deployment: Any, found: Any, arguments: argparse.Namespace) -> str:
     from millstream_operator.explaining.comparison import comparison_table
     from millstream_operator.explaining.plan_table import plan_table
     from millstream_operator.explaining.text import Style
 
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     style = Style(colour=colour, unicode=(sys.stdout.encoding or "").lower().startswith("utf"))
+    if arguments.diff:
+        return _diff(deployment, found, arguments.kubeconfig, style)
     if isinstance(found, list):
         return f"{style.bold(deployment.name)}\n\n{comparison_table(found, style)}"
     return plan_table(deployment.name, found, style)
