@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from millstream_operator.catalog.gpu import GpuCatalog, GpuPart
 
@@ -22,7 +23,7 @@ class NodeKind:
     gpus: int
     nodes: int
 
-    @property
+    @cached_property
     def island_size(self) -> int:
         """GPUs that may share a layer: one NVLink island, or the node where the part has no NVLink."""
         return min(self.gpus, self.part.nvlink_island_size) if self.part.has_nvlink else self.gpus
@@ -43,17 +44,24 @@ class Stock:
     part: GpuPart
     kinds: tuple[NodeKind, ...]
 
-    @property
+    @cached_property
     def gpus(self) -> int:
         """Of the node that has most of them free."""
         return max(kind.gpus for kind in self.kinds)
 
-    @property
+    @cached_property
     def island_size(self) -> int:
         return max(kind.island_size for kind in self.kinds)
 
     def groups(self, tensor_parallel_size: int) -> int:
-        return sum(kind.groups(tensor_parallel_size) for kind in self.kinds)
+        known = self._groups.get(tensor_parallel_size)
+        if known is None:
+            known = self._groups[tensor_parallel_size] = sum(kind.groups(tensor_parallel_size) for kind in self.kinds)
+        return known
+
+    @cached_property
+    def _groups(self) -> dict[int, int]:
+        return {}
 
 
 @dataclass(frozen=True)

@@ -27,22 +27,30 @@ class Stopped:
     rejected: tuple[Rejected, ...]
 
 
-def choose(question: Question) -> Choice | Stopped:
-    """Look at every placement; at pipelines only when no placement of one stage is feasible."""
+def choose(question: Question, *, explain: bool = True) -> Choice | Stopped:
+    """Look at every placement; at pipelines only when no placement of one stage holds the model.
+
+    Without `explain` nothing is said of the others: what proving a fix needs, in half the time.
+    """
     if question.formats.problem is not None:
         return Stopped(Problem(Stage.QUANTIZATION, question.formats.problem), None, ())
     outcomes = [evaluate(question, candidate) for candidate in candidates(question, pipelines=False)]
     may_pipeline = question.wishes.pipeline is None and not question.wishes.one_gpu
-    if may_pipeline and not any(outcome.problem is None for outcome in outcomes):
+    if may_pipeline and not any(map(_fits, outcomes)):
         outcomes += [evaluate(question, candidate) for candidate in candidates(question, pipelines=True)]
     feasible = sorted((outcome for outcome in outcomes if outcome.problem is None), key=_order)
     if feasible:
-        return Choice(feasible[0], _rejected(outcomes, feasible[0]))
+        return Choice(feasible[0], _rejected(outcomes, feasible[0]) if explain else ())
     if not outcomes:
         return Stopped(_nothing_to_plan_on(question), None, ())
     nearest = min(outcomes, key=_distance)
     assert nearest.problem is not None  # noqa: S101 - none is feasible
-    return Stopped(nearest.problem, nearest, _rejected(outcomes, None))
+    return Stopped(nearest.problem, nearest, _rejected(outcomes, None) if explain else ())
+
+
+def _fits(outcome: Outcome) -> bool:
+    """It holds the model: what else speaks against it, stages would not mend."""
+    return outcome.problem is None or outcome.problem.stage > Stage.MEMORY
 
 
 def _order(outcome: Outcome) -> tuple[object, ...]:

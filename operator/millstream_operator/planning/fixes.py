@@ -24,7 +24,7 @@ from millstream_operator.planning.weights import weight_format
 from millstream_operator.planning.wishes import wishes_of
 
 SHORTEST_MODEL_LEN = 1024
-MAX_TRIES = 30  # plans; each takes a millisecond or two
+MAX_TRIES, MAX_SPARE_TRIES = 16, 6  # plans; each takes a millisecond or two
 Replan = Callable[[LLMDeployment, Facts], Choice | Stopped]
 
 
@@ -52,7 +52,7 @@ def nearest_fixes(deployment: LLMDeployment, facts: Facts, stopped: Stopped, rep
         tries += 1
         if (fix := _proved(change, replan)) is not None:
             found.append(fix)
-    for change in spare[: MAX_TRIES - tries]:
+    for change in spare[:MAX_SPARE_TRIES]:
         if len(found) < MAX_FIXES and (fix := _proved(change, replan)) is not None:
             found.append(fix)
     return tuple(found)
@@ -102,7 +102,7 @@ def _changes(deployment: LLMDeployment, facts: Facts, stopped: Stopped, replan: 
         yield Change(path, _shown(value), with_field(deployment, path, value), facts)
     if constraint == "speculation":
         yield Change("speculation.method", "NGram", _without_draft(deployment), replace(facts, draft_shape=None))
-    yield from _more_gpus(deployment, facts)
+    yield from _more_gpus(constraint, deployment, facts)
     yield from _other_products(deployment, facts)
 
 
@@ -210,8 +210,8 @@ def _without_draft(deployment: LLMDeployment) -> LLMDeployment:
     return with_field(with_field(deployment, "speculation", None), "speculation.method", "NGram")
 
 
-def _more_gpus(deployment: LLMDeployment, facts: Facts) -> Iterator[Change]:
-    """Twice the GPUs in a node, up to what such nodes have; then more nodes."""
+def _more_gpus(constraint: str, deployment: LLMDeployment, facts: Facts) -> Iterator[Change]:
+    """Twice the GPUs in a node, up to what such nodes have; then more nodes, which hold more but are no faster."""
     if facts.inventory is None or facts.inventory.hypothetical:
         return
     largest = [max(stock.kinds, key=lambda kind: (kind.gpus, kind.nodes)) for stock in facts.inventory.stocks()]
@@ -219,7 +219,7 @@ def _more_gpus(deployment: LLMDeployment, facts: Facts) -> Iterator[Change]:
         gpus = kind.gpus
         while (gpus := gpus * 2) <= kind.part.gpus_per_node:
             yield Change("gpus", f"{kind.part.name}:{gpus}", deployment, _with_nodes(facts, kind, gpus, kind.nodes))
-    for kind in largest:
+    for kind in largest if constraint in ("memory", "load", "inventory") else ():
         for factor in (2, 4, 8):
             nodes = kind.nodes * factor
             value = f"{nodes} nodes of {kind.part.name}:{kind.gpus}"

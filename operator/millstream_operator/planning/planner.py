@@ -10,6 +10,7 @@ pool holds four requests of full length (or meets load and latency, where given)
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 from millstream_operator.api import duration
@@ -56,7 +57,7 @@ def decide(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts) -> P
     speculation = choose_speculation(spec, facts.choosable)
     found = _search(deployment, facts)
     if isinstance(found, Stopped):
-        fixes = nearest_fixes(deployment, facts, found, _search)
+        fixes = nearest_fixes(deployment, facts, found, functools.partial(_search, explain=False))
         return Infeasible(
             found.problem.stage.constraint,
             _sentence(found.problem.sentence),
@@ -134,7 +135,7 @@ def progress_deadline_seconds(spec: LLMDeploymentSpec) -> int:
 # With facts
 
 
-def _search(deployment: LLMDeployment, facts: Facts) -> Choice | Stopped:
+def _search(deployment: LLMDeployment, facts: Facts, *, explain: bool = True) -> Choice | Stopped:
     """The best placement for a spec on an inventory."""
     shape, inventory = facts.shape, facts.inventory
     assert shape is not None  # noqa: S101 - `decide` asked
@@ -161,7 +162,8 @@ def _search(deployment: LLMDeployment, facts: Facts) -> Choice | Stopped:
             draft_shape=facts.draft_shape,
             draft_method=None if draft_method == "Auto" else draft_method,
             inventory=Inventory(kinds, inventory.refused, inventory.hypothetical),
-        )
+        ),
+        explain=explain,
     )
 
 
