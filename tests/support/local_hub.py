@@ -49,7 +49,8 @@ class LocalHub(LocalWeb):
             return None
         words = parts.path.strip("/").split("/")
         if words[:4] == ["api", "models", "org", "tiny"]:
-            return self._info(request, unquote(words[5]), blobs="blobs=true" in parts.query)
+            revision = unquote(words[5]) if len(words) > 5 else "main"
+            return self._info(request, revision, blobs="blobs=true" in parts.query.lower())
         if words[:3] == ["org", "tiny", "resolve"]:
             return self._resolve(request, words[3], unquote("/".join(words[4:])))
         return request.answer(404, X_Error_Code="RepoNotFound")
@@ -85,12 +86,14 @@ class LocalHub(LocalWeb):
             return request.answer(404, X_Error_Code="EntryNotFound")
         content = self.files[name]
         if not name.endswith(LFS_SUFFIXES):
-            return request.answer_content(content, ETag=f'"{git_blob_id(content)}"')
+            etag = f'"{git_blob_id(content)}"'
+            return request.answer_content(content, ETag=etag, X_Repo_Commit=self.commits[revision])
         path = f"/blobs/{sha256(content)}"
         self.cdn.contents[path] = content
         return request.answer(
             302,
             Location=f"{self.cdn.url}{path}?signature=secret-{name}",
+            X_Repo_Commit=self.commits[revision],
             X_Linked_Size=len(content),
             X_Linked_ETag=f'"{sha256(content)}"',
         )

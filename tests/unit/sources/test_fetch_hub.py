@@ -343,6 +343,23 @@ def test_two_fetches_at_once_download_once(fetching: Fetching, hub: LocalHub, cd
     assert cdn.sent("/blobs/") == sum(len(hub.files[name]) for name in SHARDS)
 
 
+def test_the_stand_in_is_a_hub_to_the_hubs_own_client(
+    hub: LocalHub, fetching: Fetching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`huggingface_hub` reads the same files from it as we do: so what we are tested against speaks the hub's API."""
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    info = huggingface_hub.HfApi(endpoint=hub.url, token=False).model_info("org/tiny", files_metadata=True)
+    assert info.sha == fetching().marker.revision
+    theirs = {sibling.rfilename: sibling for sibling in info.siblings}
+    for name in sorted(WANTED):
+        folder = tmp_path / "theirs"
+        how = {"endpoint": hub.url, "local_dir": folder, "token": False}
+        path = Path(huggingface_hub.hf_hub_download("org/tiny", name, **how))
+        assert path.read_bytes() == (fetching.into / name).read_bytes()
+        assert theirs[name].size == path.stat().st_size
+
+
 @pytest.mark.parametrize("repository", ["", "../etc", "a/b/c", "org/..", "org/x y", "org/x?y", "-x/y"])
 def test_a_repository_that_cannot_be_one(repository: str) -> None:
     with pytest.raises(InvalidConfigError, match="--hugging-face is"):

@@ -100,6 +100,29 @@ def test_killed_in_the_middle_then_run_again(command: Command, hub: LocalHub, cd
     assert all((command.into / name).read_bytes() == hub.files[name] for name in WANTED)
 
 
+def test_two_processes_at_once_download_once(command: Command, hub: LocalHub, cdn: LocalCDN) -> None:
+    hold = threading.Event()
+    cdn.faults.append(Fault("/blobs/", hold=hold))
+    with command.start(*command.fetch()) as first:
+        assert cdn.sent_half.wait(60)
+        with command.start(*command.fetch()) as second:
+            assert second.stderr is not None
+            assert "waiting for process" in second.stderr.readline()
+            hold.set()
+            outputs = [process.communicate(timeout=120)[0] for process in (first, second)]
+    assert [json.loads(output)["kept"] for output in outputs] == [False, True]
+    assert cdn.sent("/blobs/") == sum(len(hub.files[name]) for name in SHARDS)
+
+
+def test_a_complete_folder_needs_no_hub_and_no_write(command: Command) -> None:
+    command(*command.fetch())
+    before = {path: path.stat().st_mtime_ns for path in (command.into, *command.into.iterdir())}
+    command.environment["HF_ENDPOINT"] = "http://127.0.0.1:9"
+    done = command(*command.fetch())
+    assert done.returncode == 0, done.stderr
+    assert {path: path.stat().st_mtime_ns for path in (command.into, *command.into.iterdir())} == before
+
+
 def test_sigterm_lets_go_of_the_folder(command: Command, cdn: LocalCDN) -> None:
     hold = threading.Event()
     cdn.faults.append(Fault("/blobs/", times=2, hold=hold))
