@@ -98,6 +98,7 @@ def compare(folder: Path, threads: int, repeats: int) -> dict[str, Any]:
         device=Device.CPU,
         dtype=DType.FLOAT32,
         max_num_seqs=NUM_CONCURRENT,
+        enable_prefix_caching=False,  # the repetitions send the same prompts: a cache would answer from the one before
     )
     engine = Engine(config, lambda phase, message: print(f"  {phase}: {message}"))
     engine.warm_up()

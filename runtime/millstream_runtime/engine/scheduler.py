@@ -211,12 +211,16 @@ class Scheduler:
         for sequence, hits in plan.admitted.items():  # before anything grows: growth may evict what was found
             self._enter(sequence, hits)
         chunks = []
+        block_size_tokens = self._blocks.block_size_tokens
         for sequence, num_tokens in plan.chunks.items():
             if sequence in plan.admitted:
                 num_tokens = self._furnish(sequence, num_tokens)
-            else:
-                self._blocks.grow(sequence, sequence.num_computed_tokens + num_tokens)
-            self._blocks.register(sequence, sequence.num_computed_tokens + num_tokens)
+            # Of a decode's steps one in sixteen needs a block and one in sixteen fills one: the others skip the calls.
+            target_tokens = sequence.num_computed_tokens + num_tokens
+            if target_tokens > len(sequence.block_table) * block_size_tokens:
+                self._blocks.grow(sequence, target_tokens)
+            if target_tokens >= (sequence.num_registered_blocks + 1) * block_size_tokens:
+                self._blocks.register(sequence, target_tokens)
             chunks.append(Chunk(sequence, num_tokens))
         return chunks
 
