@@ -50,6 +50,14 @@ format: venv ## let ruff rewrite what it can
 bench: venv ## benchmarks on this machine: ratios against a peer, one run each
 	$(BIN)/python -m benchmarks
 
+.PHONY: peers
+peers: .tools/peers/.installed ## llama.cpp's Python package, built from source, for `python -m benchmarks.vs_peers`
+
+.tools/peers/.installed: requirements/peers.txt | $(UV)
+	$(UV) venv --quiet --allow-existing --python $(PYTHON) .tools/peers
+	VIRTUAL_ENV=.tools/peers $(UV) pip sync --require-hashes requirements/peers.txt
+	@touch $@
+
 .PHONY: images
 images: venv cluster-up ## build and push the operator and runtime images whose inputs changed
 	$(BIN)/python -m images
@@ -63,8 +71,9 @@ cluster-down: ## delete the cluster; caches stay
 	$(PYTHON) -m cluster down
 
 .PHONY: crds
-crds: venv ## regenerate crds/ and the chart's copy from the API types
+crds: venv ## regenerate crds/, the chart's copy and docs/api.md from the API types
 	$(BIN)/python -m millstream_operator.api.crd
+	$(BIN)/python -m docs.api_reference
 
 .PHONY: venv
 venv: $(VENV)/.installed ## the development environment, from the hash-pinned lock
@@ -84,6 +93,7 @@ $(VENV)/.installed: requirements/dev.txt pyproject.toml | $(UV)
 .PHONY: lock
 lock: $(UV) ## recompile requirements/*.txt (hashes, no addresses); LOCK_ARGS=--upgrade to move versions
 	$(UV) pip compile requirements/bootstrap.in -o requirements/bootstrap.txt $(LOCK_FLAGS)
+	$(UV) pip compile requirements/peers.in -o requirements/peers.txt $(LOCK_FLAGS)
 	@for extra in operator runtime dev; do \
 	  echo "lock: requirements/$$extra.txt"; \
 	  $(UV) pip compile pyproject.toml --extra $$extra -o requirements/$$extra.txt $(LOCK_FLAGS); \

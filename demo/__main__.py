@@ -157,9 +157,9 @@ def print_next(name: str, port: int) -> None:
         f"""
 Try next (put .tools/bin in your PATH for kubectl):
   kubectl get llmd {name} -o wide                        what runs, and the plan in one line
-  kubectl describe llmd {name}                           conditions, plan with reasons, decisions
+  kubectl describe llmd {name}                           conditions, and the plan with its reasons
   kubectl scale llmd/{name} --replicas=2                 the operator follows; so can an autoscaler
-  kubectl port-forward service/{name} 8000:{port}             then any OpenAI client at http://localhost:8000/v1
+  kubectl port-forward service/{name} 8000:{port:<13} then any OpenAI client at http://localhost:8000/v1
   kubectl explain llmd.spec --recursive                every field, with what it means"""
     )
 

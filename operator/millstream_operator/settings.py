@@ -57,7 +57,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         defaults=Defaults(PlanDefaults(runtime_image=image), pods),
         watch_namespaces=namespaces,
         log_level=_choice(environment, "MILLSTREAM_LOG_LEVEL", LOG_LEVELS, "INFO"),
-        health_port=_port(environment.get("MILLSTREAM_HEALTH_PORT", "8080")),
+        health_port=_port(environment.get("MILLSTREAM_HEALTH_PORT") or "8080"),
         service_access_by_proxy=bool(
             _choice(environment, "MILLSTREAM_SERVICE_ACCESS", {"Direct": 0, "Proxy": 1}, "Direct")
         ),
@@ -72,6 +72,6 @@ def _choice(environment: Mapping[str, str], variable: str, choices: Mapping[str,
 
 
 def _port(value: str) -> int:
-    if not value.isascii() or not value.isdigit() or not 0 < int(value) < 65536:
-        raise SettingsError(f"MILLSTREAM_HEALTH_PORT is {value!r}; it must be a port from 1 to 65535.")
+    if not re.fullmatch("[0-9]{1,5}", value) or not 0 < int(value) < 65536:
+        raise SettingsError(f"MILLSTREAM_HEALTH_PORT is {value[:20]!r}; it must be a port from 1 to 65535.")
     return int(value)

@@ -25,6 +25,7 @@ EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 VERBS = {
     "serve": ("millstream.verbs.serve", "run a model behind the OpenAI API: a model folder or an LLMDeployment file"),
     "validate": ("millstream.verbs.validate", "check LLMDeployment files: one line a file, exit 1 if one is wrong"),
+    "bench": ("millstream.verbs.bench", "load an OpenAI endpoint or an engine; latencies, throughput, goodput"),
 }
 
 

@@ -15,6 +15,7 @@ TERMINATION_MESSAGE_LIMIT_BYTES = 4096  # the kubelet cuts a termination message
 class Reason(StrEnum):
     """Stable CamelCase reasons; the operator copies them to `status.conditions[].reason`."""
 
+    BENCHMARK_FAILED = "BenchmarkFailed"  # of `millstream bench` alone: no pod ends with it
     CHECKPOINT_INVALID = "CheckpointInvalid"
     INVALID_CONFIG = "InvalidConfig"
     OUT_OF_MEMORY = "OutOfMemory"

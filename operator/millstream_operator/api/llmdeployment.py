@@ -14,6 +14,7 @@ class ObjectMeta(ApiModel):
     """The metadata that Millstream reads, and the names of the rest, so that a typing error is still caught."""
 
     name: str = Field(min_length=1)
+    generate_name: str | None = None
     namespace: str | None = None
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)

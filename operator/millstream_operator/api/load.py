@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,11 @@ from millstream_operator.api.rules import violations
 Location = tuple[int | str, ...]
 MAX_MANIFEST_BYTES = 3 << 20  # what the API server reads at most
 MAX_NODES = 100_000
+MAX_CHARACTERS = MAX_MANIFEST_BYTES  # of all scalars, with each alias written out
+MAX_DEPTH = 64
+_YAML = "tag:yaml.org,2002:"
+JSON_TAGS = frozenset(f"{_YAML}{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null"))
+STRING_TAGS = frozenset(f"{_YAML}{name}" for name in ("timestamp", "value", "merge"))  # JSON has none of these types
 HINTS = {  # what a pattern means, by the field's name
     "timeout": "a duration such as 30s, 20m or 1h30m",
     "heartbeatInterval": "a duration such as 30s or 5m, or 0s for off",
@@ -38,6 +44,7 @@ HINTS = {  # what a pattern means, by the field's name
     "ephemeral-storage": "a quantity such as 2Gi",
 }
 QUANTITIES = ("cpu", "memory", "ephemeral-storage")
+_SURROGATE = re.compile("[\\ud800-\\udfff]")
 
 
 class ManifestError(ValueError):
@@ -118,13 +125,16 @@ class _Constructor:
         self.scalars = yaml.constructor.SafeConstructor()
         self.under_construction: list[yaml.Node] = []
         self.nodes = 0
+        self.characters = 0
 
     def construct(self, node: yaml.Node) -> Any:
-        self.nodes += 1
-        if self.nodes > MAX_NODES:  # aliases of aliases: a small file can unfold to gigabytes
-            raise ManifestError(f"{self.source}: unfolds to more than {MAX_NODES} values.")
+        self._count(node)
         if any(node is parent for parent in self.under_construction):
-            raise ManifestError(f"{self.source}:{node.start_mark.line + 1}: an alias that contains itself.")
+            raise self._error(node, "an alias that contains itself")
+        if len(self.under_construction) >= MAX_DEPTH:
+            raise self._error(node, f"nested deeper than {MAX_DEPTH} levels")
+        if node.tag not in JSON_TAGS | STRING_TAGS:
+            raise self._error(node, f"the tag {node.tag.replace(_YAML, '!!')} has no meaning in a manifest")
         self.under_construction.append(node)
         try:
             if isinstance(node, yaml.MappingNode):
@@ -135,20 +145,37 @@ class _Constructor:
         finally:
             self.under_construction.pop()
 
+    def _count(self, node: yaml.Node) -> None:
+        """Aliases of aliases, or of one long string: a small file can unfold to gigabytes."""
+        self.nodes += 1
+        self.characters += len(node.value) if isinstance(node, yaml.ScalarNode) else 0
+        if self.nodes > MAX_NODES or self.characters > MAX_CHARACTERS:
+            raise ManifestError(f"{self.source}: unfolds to more than {MAX_NODES} values or {MAX_CHARACTERS} letters.")
+
+    def _error(self, node: yaml.Node, problem: str) -> ManifestError:
+        return ManifestError(f"{self.source}:{node.start_mark.line + 1}: {problem}.")
+
     def _mapping(self, node: yaml.MappingNode) -> dict[Hashable, Any]:
         mapping: dict[Hashable, Any] = {}
         for key_node, value_node in node.value:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
             if key is None or key in mapping:
                 problem = "a key that is no string" if key is None else f"the key {key!r} stands here a second time"
-                raise ManifestError(f"{self.source}:{key_node.start_mark.line + 1}: {problem}.")
+                raise self._error(key_node, problem)
+            self._count(key_node)
             mapping[key] = self.construct(value_node)
         return mapping
 
     def _scalar(self, node: yaml.Node) -> Any:
-        if node.tag == "tag:yaml.org,2002:timestamp":  # JSON has none, and neither has the API
+        if _SURROGATE.search(node.value):
+            raise self._error(node, "half of a surrogate pair, which is no character")
+        if node.tag in STRING_TAGS:
             return node.value
-        return self.scalars.construct_object(node)
+        try:
+            return self.scalars.construct_object(node)
+        except ValueError:  # `!!int many`, or more digits than Python converts
+            shown = node.value if len(node.value) <= 40 else f"{node.value[:37]}..."
+            raise self._error(node, f"{shown!r} is no {node.tag.removeprefix(_YAML)}") from None
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:
@@ -180,8 +207,9 @@ def _validate(manifest: dict[str, Any], lines: _Lines | None) -> LLMDeployment:
         return ManifestError((lines.prefix(location) if lines else "") + message)
 
     try:
-        # Strict JSON mode takes an enum's name, which strict Python mode would not.
-        deployment = LLMDeployment.model_validate_json(json.dumps(manifest))
+        # Strict JSON mode takes an enum's name, which strict Python mode would not. By alias alone: a manifest that
+        # says max_num_seqs would be refused by the API server, so it is refused here.
+        deployment = LLMDeployment.model_validate_json(json.dumps(manifest), by_alias=True, by_name=False)
     except ValidationError as error:
         first = min(error.errors(include_url=False), key=_severity)
         location = _schema_location(first["loc"])
@@ -198,8 +226,9 @@ def _severity(error: ErrorDetails) -> int:
 
 
 def _schema_location(location: Location) -> Location:
-    """Pydantic adds steps of its own for unions and map keys; drop them."""
-    return tuple(step for step in location if step not in ("number", "text", "[key]"))
+    """Pydantic adds a last step of its own for the branch of a quantity and for a map's key; drop it."""
+    ours = location[-1:] == ("[key]",) or (location[-1:] in (("number",), ("text",)) and location[-2] in QUANTITIES)
+    return location[:-1] if ours else location
 
 
 def _describe(error: ErrorDetails, location: Location) -> str:

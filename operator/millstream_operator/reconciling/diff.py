@@ -20,6 +20,8 @@ from typing import Any
 
 APPLIED_ANNOTATION = "millstream.dev/applied"
 DIGEST_LENGTH = 16
+# Maps that server-side apply replaces as a whole: one key more in a selector, and it selects nothing.
+ATOMIC_MAPS = frozenset({"selector", "podSelector", "labelSelector", "nodeSelector"})
 
 
 def stamped(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -35,7 +37,10 @@ def projected(live: Any, wanted: Any) -> Any:
     if isinstance(wanted, dict):
         if not isinstance(live, dict):
             return live
-        return {key: projected(live.get(key), value) for key, value in wanted.items()}
+        return {
+            key: live.get(key) if key in ATOMIC_MAPS else projected(live.get(key), value)
+            for key, value in wanted.items()
+        }
     if isinstance(wanted, list) and isinstance(live, list) and len(live) == len(wanted):
         return [projected(one, other) for one, other in zip(live, wanted, strict=True)]
     return live

@@ -30,6 +30,7 @@ from millstream_operator.reconciling.kinds import (
     LLM_DEPLOYMENT,
     OWNED,
     POD,
+    Kind,
     kind_of,
 )
 from millstream_operator.reconciling.reasons import Reason
@@ -148,10 +149,25 @@ class Reconciler:
         if live is not None and not self._settled.needs_apply(live, wanted):
             self._index.put(kind, live)
             return None
-        answer = await self._client.apply(wanted)
+        answer = await self._write(kind, live, wanted)
         self._settled.applied(answer, wanted)
         self._index.put(kind, answer)
         return None
+
+    async def _write(self, kind: Kind, live: Manifest | None, wanted: Manifest) -> Manifest:
+        """Server-side apply, also over an edit that it alone cannot undo.
+
+        Whoever changes a Service's port 80 to 81 owns a port of their own. Ours would be added to it as a second one
+        of the same name, which the server refuses. A merge patch sets whole lists, so it puts ours in their place.
+        """
+        try:
+            return await self._client.apply(wanted)
+        except ApiError as error:
+            if error.status != 422 or live is None or "spec" not in wanted:
+                raise
+        metadata = wanted["metadata"]
+        await self._client.merge(kind, metadata["namespace"], metadata["name"], {"spec": wanted["spec"]})
+        return await self._client.apply(wanted)
 
     async def _prune(self, owner: LLMDeployment, key: OwnerKey, pin: Pin) -> None:
         """Delete what is ours and no longer wanted, after a live look."""

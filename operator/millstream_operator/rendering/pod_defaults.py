@@ -33,10 +33,13 @@ def load_pod_defaults(path: str | Path | None) -> PodDefaults:
     if not path:
         return PodDefaults()
     try:
-        return PodDefaults.model_validate_json(Path(path).read_text(encoding="utf-8") or json.dumps({}))
+        text = Path(path).read_text(encoding="utf-8") or json.dumps({})
+        return PodDefaults.model_validate_json(text, by_alias=True, by_name=False)
     except OSError as error:
         raise ValueError(f"MILLSTREAM_POD_DEFAULTS: {path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"MILLSTREAM_POD_DEFAULTS: {path}: not UTF-8 text ({error.reason}).") from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(step) for step in first["loc"])
-        raise ValueError(f"MILLSTREAM_POD_DEFAULTS: {path}: {where}: {first['msg']}.") from None
+        raise ValueError(f"MILLSTREAM_POD_DEFAULTS: {path}: {f'{where}: ' if where else ''}{first['msg']}.") from None

@@ -7,7 +7,7 @@ The plan sorts the step's work once, so that a layer makes as few calls as possi
     prompt chunks       one call each, over a view (at home) or a gathered copy
 
 Query heads that share a key/value head are taken as rows of one query (`[.., KV, group, D]`), so that keys and
-values are read once and never repeated.
+values are read once and never repeated. A layer with a sliding window reads only the tokens within it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from millstream_runtime.engine.kv_cache import KVCache
+from millstream_runtime.models.attention import AttentionSpec
 
 # A strided call reads every row up to the longest. Rows join it while the padding costs less than a call of their own.
 PADDING_LIMIT_TOKENS = 256
@@ -41,29 +42,32 @@ class AttentionChunk:
 class TorchAttention:
     """Attention of one step. Chunks of one token come first, in the order of the query's rows."""
 
-    def __init__(self, cache: KVCache, slots: Tensor, chunks: Seq[AttentionChunk], head_dim: int) -> None:
+    def __init__(self, cache: KVCache, slots: Tensor, chunks: Seq[AttentionChunk]) -> None:
         """`slots`: `[T]` int64, the pool place of every new token."""
         self._cache = cache
         self._slots = slots
-        self._scale = head_dim**-0.5
         num_decodes = next((i for i, chunk in enumerate(chunks) if chunk.num_tokens > 1), len(chunks))
-        self._calls: list[_StridedDecode | _GatheredDecode | _Prefill] = []
-        self._calls += _plan_decodes(cache, chunks[:num_decodes], slots.device)
+        self._calls: list[_Call] = []
+        self._calls += _plan_decodes(cache, chunks[:num_decodes])
         start = num_decodes
         for chunk in chunks[num_decodes:]:
-            self._calls.append(_Prefill(cache, chunk, start, slots.device))
+            self._calls.append(_Prefill(cache, chunk, start))
             start += chunk.num_tokens
 
-    def __call__(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
-        """See `models.llama.Attention`."""
+    def __call__(self, layer: int, query: Tensor, key_value: Tensor, spec: AttentionSpec) -> Tensor:
+        """See `models.attention.Attention`."""
         pool = self._cache.slots[layer]
         pool.index_copy_(0, self._slots, key_value)
         num_tokens, num_heads, head_dim = query.shape
-        num_kv_heads = pool.shape[1] // 2
+        num_kv_heads = 1 if spec.latent_dim else pool.shape[1] // 2
         grouped = query.view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
         if len(self._calls) == 1:
-            return self._calls[0](pool, grouped, self._scale).reshape(num_tokens, -1)
-        return torch.cat([call(pool, grouped, self._scale) for call in self._calls]).view(num_tokens, -1)
+            attended = self._calls[0](pool, grouped, spec)
+        else:
+            attended = torch.cat([call(pool, grouped, spec) for call in self._calls])
+        if spec.latent_dim:
+            attended = attended[..., : spec.latent_dim]
+        return attended.reshape(num_tokens, -1)
 
 
 class _StridedDecode:
@@ -74,60 +78,61 @@ class _StridedDecode:
         self._rows = slice(start, start + len(chunks))
         self._first_slot = homes[0] * block
         self._stride_slots = (homes[1] - homes[0]) * block if len(homes) > 1 else 0
-        lens = [chunk.context_len for chunk in chunks]
-        self._shape = (len(chunks), max(lens))
-        self._mask = _length_mask(lens, cache.layers[0]) if min(lens) < max(lens) else None
+        self._lens = _Lengths([chunk.context_len for chunk in chunks], cache.layers[0])
 
-    def __call__(self, pool: Tensor, query: Tensor, scale: float) -> Tensor:
+    def __call__(self, pool: Tensor, query: Tensor, spec: AttentionSpec) -> Tensor:
         """`[rows, KV, group, D]`."""
+        first, mask = self._lens.seen(spec.window)
         slot, head, element = pool.stride()
         view = pool.as_strided(
-            (*self._shape, pool.shape[1], pool.shape[2]),
+            (self._lens.count, self._lens.longest - first, pool.shape[1], pool.shape[2]),
             (self._stride_slots * slot, slot, head, element),
-            self._first_slot * slot,
+            (self._first_slot + first) * slot,
         )
-        return _attend(query[self._rows], view, self._mask, scale)
+        return _attend(query[self._rows], *_keys_values(view.transpose(1, 2), spec), mask, spec)
 
 
 class _GatheredDecode:
     """Decodes whose blocks lie anywhere: copied side by side, padded to the longest."""
 
-    def __init__(self, cache: KVCache, chunks: list[AttentionChunk], start: int, device: torch.device) -> None:
+    def __init__(self, cache: KVCache, chunks: list[AttentionChunk], start: int) -> None:
         self._rows = slice(start, start + len(chunks))
-        lens = [chunk.context_len for chunk in chunks]
-        width = -(-max(lens) // cache.block_size_tokens)
+        self._lens = _Lengths([chunk.context_len for chunk in chunks], cache.layers[0])
+        width = -(-self._lens.longest // cache.block_size_tokens)
         # Padding names block 0: any finite memory will do, the mask takes it out.
         tables = [[*chunk.block_table[:width], *[0] * (width - len(chunk.block_table))] for chunk in chunks]
-        self._blocks = torch.tensor(tables, device=device).view(-1)
+        self._blocks = torch.tensor(tables, device=cache.layers[0].device)
         self._block_size_tokens = cache.block_size_tokens
-        self._max_len = max(lens)
-        self._mask = _length_mask(lens, cache.layers[0])
 
-    def __call__(self, pool: Tensor, query: Tensor, scale: float) -> Tensor:
+    def __call__(self, pool: Tensor, query: Tensor, spec: AttentionSpec) -> Tensor:
         """`[rows, KV, group, D]`."""
+        first, mask = self._lens.seen(spec.window)
+        first_block = first // self._block_size_tokens
         blocks = pool.view(-1, self._block_size_tokens * pool.shape[1] * pool.shape[2])
-        rows = query[self._rows]
-        gathered = blocks.index_select(0, self._blocks).view(rows.shape[0], -1, *pool.shape[1:])
-        return _attend(rows, gathered[:, : self._max_len], self._mask, scale)
+        gathered = blocks.index_select(0, self._blocks[:, first_block:].reshape(-1))
+        tokens = gathered.view(self._lens.count, -1, *pool.shape[1:])
+        skipped = first_block * self._block_size_tokens
+        tokens = tokens[:, first - skipped : self._lens.longest - skipped]
+        return _attend(query[self._rows], *_keys_values(tokens.transpose(1, 2), spec), mask, spec)
 
 
 class _Prefill:
-    """Several new tokens of one sequence: causal among themselves, open to everything before them."""
+    """Several new tokens of one sequence: causal among themselves, open to everything before them in the window."""
 
-    def __init__(self, cache: KVCache, chunk: AttentionChunk, start: int, device: torch.device) -> None:
+    def __init__(self, cache: KVCache, chunk: AttentionChunk, start: int) -> None:
         self._chunk = chunk
         self._rows = slice(start, start + chunk.num_tokens)
         self._block_size_tokens = cache.block_size_tokens
-        self._device = device
+        self._device = cache.layers[0].device
+        self._slabs: dict[int | None, list[_Slab]] = {}
 
     @cached_property
     def _blocks(self) -> Tensor:
         return torch.tensor(self._chunk.block_table, device=self._device)
 
-    def __call__(self, pool: Tensor, query: Tensor, scale: float) -> Tensor:
+    def __call__(self, pool: Tensor, query: Tensor, spec: AttentionSpec) -> Tensor:
         """`[num_tokens, KV, group, D]`."""
-        num_tokens, context_len = self._chunk.num_tokens, self._chunk.context_len
-        num_kv_heads = pool.shape[1] // 2
+        context_len = self._chunk.context_len
         if self._chunk.is_contiguous:
             first = self._chunk.block_table[0] * self._block_size_tokens
             tokens = pool[first : first + context_len]
@@ -137,42 +142,88 @@ class _Prefill:
         # Heads take the place of the batch, and the group that of the heads, over keys that are not repeated.
         rows = query[self._rows].permute(1, 2, 0, 3)  # [KV, group, num_tokens, D]
         keys, values = (
-            part.transpose(0, 1).unsqueeze(1).expand(-1, rows.shape[1], -1, -1)
-            for part in (tokens[:, :num_kv_heads], tokens[:, num_kv_heads:])
+            part.unsqueeze(1).expand(-1, rows.shape[1], -1, -1) for part in _keys_values(tokens.transpose(0, 1), spec)
         )
-        if num_tokens == context_len:
-            attended = F.scaled_dot_product_attention(rows, keys, values, is_causal=True, scale=scale)
+        window = None if spec.window is None or spec.window >= context_len else spec.window
+        if self._chunk.num_tokens == context_len and window is None and spec.softcap is None:
+            attended = F.scaled_dot_product_attention(rows, keys, values, is_causal=True, scale=spec.scale)
         else:
             attended = torch.cat(
                 [
-                    F.scaled_dot_product_attention(rows[:, :, part], keys, values, attn_mask=mask, scale=scale)
-                    for part, mask in self._slabs
+                    _attend(rows[:, :, slab.queries], keys[:, :, slab.keys], values[:, :, slab.keys], slab.mask, spec)
+                    for slab in self._slabs_of(window)
                 ],
                 dim=2,
             )
         return attended.permute(2, 0, 1, 3)
 
-    @cached_property
-    def _slabs(self) -> list[tuple[slice, Tensor]]:
-        """Slices of the chunk's queries with their masks `[queries, context_len]`, True where a key is seen."""
-        num_tokens, context_len = self._chunk.num_tokens, self._chunk.context_len
-        keys = torch.arange(context_len, device=self._device)
-        step = max(1, MASK_LIMIT_ELEMENTS // context_len)
-        slabs = []
-        for start in range(0, num_tokens, step):
-            stop = min(start + step, num_tokens)
-            positions = torch.arange(
-                context_len - num_tokens + start, context_len - num_tokens + stop, device=keys.device
-            )
-            slabs.append((slice(start, stop), keys[None, :] <= positions[:, None]))
-        return slabs
+    def _slabs_of(self, window: int | None) -> list[_Slab]:
+        if window not in self._slabs:
+            self._slabs[window] = _slabs(self._chunk.num_tokens, self._chunk.context_len, window, self._device)
+        return self._slabs[window]
 
 
-def _plan_decodes(
-    cache: KVCache, chunks: Seq[AttentionChunk], device: torch.device
-) -> list[_StridedDecode | _GatheredDecode | _Prefill]:
+_Call = _StridedDecode | _GatheredDecode | _Prefill
+
+
+class _Lengths:
+    """Context lengths of decodes side by side, and which of their columns a window leaves to be seen."""
+
+    def __init__(self, lens: list[int], like: Tensor) -> None:
+        self.count, self.longest = len(lens), max(lens)
+        self._lens = lens
+        self._like = like
+        self._seen: dict[int | None, tuple[int, Tensor | None]] = {}
+
+    def seen(self, window: int | None) -> tuple[int, Tensor | None]:
+        """The first column that any row sees, and a mask `[rows, 1, 1, longest - first]`; None where all see all.
+
+        The mask is 0 on what a row sees and minus infinity elsewhere, in the cache's dtype.
+        """
+        if window not in self._seen:
+            starts = [0 if window is None else max(0, length - window) for length in self._lens]
+            first, ragged = min(starts), len(set(self._lens)) > 1
+            self._seen[window] = first, self._mask(starts, first) if ragged else None
+        return self._seen[window]
+
+    def _mask(self, starts: list[int], first: int) -> Tensor:
+        device = self._like.device
+        column = torch.arange(first, self.longest, device=device)[None, :]
+        lens, begin = (torch.tensor(one, device=device)[:, None] for one in (self._lens, starts))
+        hidden = (column >= lens) | (column < begin)
+        mask = torch.zeros(hidden.shape, dtype=self._like.dtype, device=device).masked_fill_(hidden, float("-inf"))
+        return mask[:, None, None, :]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slab:
+    """Some queries of a chunk, the keys that any of them sees, and which sees which: `[queries, keys]` bool."""
+
+    queries: slice
+    keys: slice
+    mask: Tensor
+
+
+def _slabs(num_tokens: int, context_len: int, window: int | None, device: torch.device) -> list[_Slab]:
+    """Cut the queries of a chunk so that no mask grows beyond MASK_LIMIT_ELEMENTS."""
+    step = max(1, MASK_LIMIT_ELEMENTS // context_len)
+    slabs = []
+    for start in range(0, num_tokens, step):
+        stop = min(start + step, num_tokens)
+        first_position, end = context_len - num_tokens + start, context_len - num_tokens + stop
+        first_key = 0 if window is None else max(0, first_position - window + 1)
+        positions = torch.arange(first_position, end, device=device)[:, None]
+        keys = torch.arange(first_key, end, device=device)[None, :]
+        mask = keys <= positions
+        if window is not None:
+            mask &= keys > positions - window
+        slabs.append(_Slab(slice(start, stop), slice(first_key, end), mask))
+    return slabs
+
+
+def _plan_decodes(cache: KVCache, chunks: Seq[AttentionChunk]) -> list[_StridedDecode | _GatheredDecode]:
     """Cut the decodes, in order, into strided groups and gathered ones."""
-    calls: list[_StridedDecode | _GatheredDecode | _Prefill] = []
+    calls: list[_StridedDecode | _GatheredDecode] = []
     start = 0
     while start < len(chunks):
         homes = _strided_run(chunks[start:], cache)
@@ -181,7 +232,7 @@ def _plan_decodes(
             calls.append(_StridedDecode(cache, list(chunks[start:stop]), homes, start))
         else:
             stop = next((i for i in range(start + 1, len(chunks)) if chunks[i].is_contiguous), len(chunks))
-            calls.append(_GatheredDecode(cache, list(chunks[start:stop]), start, device))
+            calls.append(_GatheredDecode(cache, list(chunks[start:stop]), start))
         start = stop
     return calls
 
@@ -208,17 +259,24 @@ def _strided_run(chunks: Seq[AttentionChunk], cache: KVCache) -> list[int]:
     return homes
 
 
-def _attend(query: Tensor, tokens: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """`query` `[rows, KV, group, D]` over `tokens` `[rows, length, 2 * KV, D]`; `mask` `[rows, 1, 1, length]`."""
-    num_kv_heads = query.shape[1]
-    heads = tokens.transpose(1, 2)
-    return F.scaled_dot_product_attention(
-        query, heads[:, :num_kv_heads], heads[:, num_kv_heads:], attn_mask=mask, scale=scale
-    )
+def _keys_values(heads: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+    """Keys and values of pool rows whose heads were moved before their tokens: `[.., 2 * KV, tokens, D]`, or 1 for MLA.
+
+    A latent row is the key and, but for its last elements, the value too. It is used whole as both: the kernels want
+    equal sizes, and the caller drops the rest.
+    """
+    if spec.latent_dim:
+        return heads, heads
+    keys, values = heads.chunk(2, dim=-3)
+    return keys, values
 
 
-def _length_mask(lens: list[int], like: Tensor) -> Tensor:
-    """0 within each row's length, minus infinity beyond: `[rows, 1, 1, longest]` in the cache's dtype."""
-    beyond = torch.arange(max(lens), device=like.device)[None, :] >= torch.tensor(lens, device=like.device)[:, None]
-    mask = torch.zeros(beyond.shape, dtype=like.dtype, device=like.device).masked_fill_(beyond, float("-inf"))
-    return mask[:, None, None, :]
+def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
+    """`query` `[.., group, D]` over `keys`, `values` `[.., tokens, D]`; `mask`: added, or bool with True for seen."""
+    if spec.softcap is None:
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=spec.scale)
+    scores = torch.matmul(query, keys.mT).mul_(spec.scale / spec.softcap).tanh_().mul_(spec.softcap)
+    if mask is not None:
+        scores = scores.masked_fill_(~mask, float("-inf")) if mask.dtype == torch.bool else scores.add_(mask)
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    return torch.matmul(scores.softmax(dim=-1, dtype=wide).to(query.dtype), values)

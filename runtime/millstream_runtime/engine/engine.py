@@ -25,9 +25,9 @@ from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill
 from millstream_runtime.engine.scheduler import Chunk, Scheduler
 from millstream_runtime.engine.sequence import Sequence
 from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
-from millstream_runtime.models.checkpoint import Checkpoint
-from millstream_runtime.models.config import ModelConfig, load_model_config
-from millstream_runtime.models.llama import Llama, expected_tensors
+from millstream_runtime.models.config import ModelConfig
+from millstream_runtime.models.decoder import Decoder
+from millstream_runtime.models.registry import expected_weights, load_model, load_model_config
 
 _TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -64,6 +64,7 @@ class Engine:
             config.block_size_tokens,
             config.max_num_seqs,
             enable_prefix_caching=config.enable_prefix_caching,
+            window_tokens=_window_of_all_layers(model_config),
         )
         self._scheduler = Scheduler(self._blocks, config.max_num_batched_tokens, config.max_num_seqs)
         self._runner = ModelRunner(model, cache, self._device, model_config.eos_token_ids)
@@ -83,6 +84,7 @@ class Engine:
         prompt = list(request.prompt_token_ids)
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(64)
         sequence = Sequence(request, self._arrivals, seed, prompt, len(prompt), processors=self.processors_for(request))
+        sequence.kv_variant = self._runner.kv_variant(len(prompt))
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
         self._scheduler.add(sequence)
@@ -166,6 +168,9 @@ class Engine:
         reason = self._finish_reason(sequence, token_id)
         if reason is not None:
             self.abort(request_id)
+        elif self._runner.must_recompute(sequence):
+            self._scheduler.recompute(sequence)
+            sequence.kv_variant = self._runner.kv_variant(len(sequence.token_ids))
         return TokenOutput(request_id, token_id, reason, sampled.logprobs, prefill)
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
@@ -196,7 +201,7 @@ class Engine:
         if request.sampling.max_tokens < 1:
             raise ValueError(f"max_tokens is {request.sampling.max_tokens}; it must be at least 1")
 
-    def _size_pool(self, config: RuntimeConfig, model: Llama) -> memory.PoolSize:
+    def _size_pool(self, config: RuntimeConfig, model: Decoder) -> memory.PoolSize:
         block_bytes = model.config.kv_bytes_per_token(self._dtype.itemsize) * config.block_size_tokens
         if self._device.type == "cpu":
             ledger = memory.cpu_ledger(memory_limit_bytes(), resident_bytes())
@@ -212,7 +217,7 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
         )
 
-    def _cuda_ledger(self, config: RuntimeConfig, model: Llama) -> memory.MemoryLedger:
+    def _cuda_ledger(self, config: RuntimeConfig, model: Decoder) -> memory.MemoryLedger:
         """Measure the activations of the largest step on a small throw-away pool, then count what is left."""
         num_tokens = min(config.max_num_batched_tokens, model.config.max_model_len)
         num_blocks = -(-num_tokens // config.block_size_tokens)
@@ -247,6 +252,12 @@ def _prefill(sequence: Sequence) -> Prefill:
     )
 
 
+def _window_of_all_layers(model_config: ModelConfig) -> int | None:
+    """How far back any layer looks; None where one looks to the start, and so needs every block."""
+    windows = [window for window in model_config.windows if window is not None]
+    return max(windows) if windows and len(windows) == model_config.num_layers else None
+
+
 def _with_max_model_len(model_config: ModelConfig, config: RuntimeConfig) -> ModelConfig:
     asked, limit = config.max_model_len, model_config.max_position_embeddings
     if asked is None:
@@ -273,9 +284,9 @@ def _dtype(config: RuntimeConfig, model_config: ModelConfig, device: torch.devic
     return _TORCH_DTYPES.get(model_config.checkpoint_dtype, torch.bfloat16)
 
 
-def _load_model(config: RuntimeConfig, model_config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Llama:
+def _load_model(config: RuntimeConfig, model_config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Decoder:
     """Weights onto the device, refused in a sentence where they cannot fit."""
-    weight_bytes = sum(torch.Size(shape).numel() for _, shape in expected_tensors(model_config)) * dtype.itemsize
+    weight_bytes = expected_weights(model_config, dtype).num_bytes
     limit_bytes = memory_limit_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     too_large = RuntimeFailure(
         Reason.OUT_OF_MEMORY,
@@ -285,7 +296,6 @@ def _load_model(config: RuntimeConfig, model_config: ModelConfig, dtype: torch.d
     if weight_bytes > limit_bytes:
         raise too_large
     try:
-        with Checkpoint(Path(config.model)) as checkpoint:
-            return Llama(model_config, checkpoint, dtype, device)
+        return load_model(model_config, Path(config.model), dtype, device)
     except torch.OutOfMemoryError:
         raise too_large from None

@@ -12,7 +12,9 @@ from millstream_runtime.models.config import ModelConfig
 class KVCache:
     """`layers[i]`: `[num_blocks, block_size_tokens, 2 * KV, D]`, the keys of a token beside its values.
 
-    Token-major, so that a run of neighbouring blocks reads as one `[tokens, 2 * KV, D]` view (see BlockManager).
+    Where all heads share one latent key that is the value too (MLA): `[num_blocks, block_size_tokens, 1, D]`.
+
+    Token-major, so that a run of neighbouring blocks reads as one `[tokens, *kv_shape]` view (see BlockManager).
     """
 
     def __init__(
@@ -20,9 +22,9 @@ class KVCache:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size_tokens = block_size_tokens
-        shape = (num_blocks, block_size_tokens, 2 * config.num_kv_heads, config.head_dim)
+        shape = (num_blocks, block_size_tokens, *config.kv_shape)
         self.layers = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
-        self.slots = [layer.view(-1, *shape[2:]) for layer in self.layers]  # [tokens, 2 * KV, D]
+        self.slots = [layer.view(-1, *shape[2:]) for layer in self.layers]  # [tokens, *kv_shape]
 
     def scrub(self, block_table: list[int]) -> None:
         """Zero the blocks of a request that produced NaN: attention multiplies padding by 0, and 0 * NaN is NaN."""

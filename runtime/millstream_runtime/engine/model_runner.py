@@ -14,7 +14,7 @@ from millstream_runtime.engine.request import TokenLogprobs
 from millstream_runtime.engine.sampler import SamplingRow, greedy, sample
 from millstream_runtime.engine.scheduler import Chunk
 from millstream_runtime.engine.sequence import Sequence
-from millstream_runtime.models.llama import Llama
+from millstream_runtime.models.decoder import Decoder
 
 
 class Sampled(NamedTuple):
@@ -27,7 +27,7 @@ class Sampled(NamedTuple):
 class ModelRunner:
     """Owner of the model and of the KV pool. The device is read once a step, when the tokens come back."""
 
-    def __init__(self, model: Llama, cache: KVCache, device: torch.device, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, model: Decoder, cache: KVCache, device: torch.device, eos_token_ids: frozenset[int]) -> None:
         self._model = model
         self._cache = cache
         self._device = device
@@ -65,15 +65,11 @@ class ModelRunner:
             start = sequence.num_computed_tokens
             stop = start + num_tokens
             token_ids += sequence.token_ids[start:stop]
-            positions += range(start, stop)
+            rotary_row = start + self._model.config.rotary_offset(len(sequence.token_ids))
+            positions += range(rotary_row, rotary_row + num_tokens)
             slots += _slots(sequence.block_table, start, stop, self._cache.block_size_tokens)
         inputs = torch.tensor([token_ids, positions, slots], device=self._device)
-        attention = TorchAttention(
-            self._cache,
-            inputs[2],
-            [_attention_chunk(chunk) for chunk in chunks],
-            self._model.config.head_dim,
-        )
+        attention = TorchAttention(self._cache, inputs[2], [_attention_chunk(chunk) for chunk in chunks])
         return self._model.forward(inputs[0], inputs[1], attention)
 
     def _sample(self, logits: Tensor, sequences: list[Sequence]) -> list[Sampled]:
@@ -109,6 +105,14 @@ class ModelRunner:
     def scrub(self, blocks: list[int]) -> None:
         """Zero the KV blocks of a sequence whose numbers went wrong, before anyone else is given them."""
         self._cache.scrub(blocks)
+
+    def must_recompute(self, sequence: Sequence) -> bool:
+        """Whether the token just appended made all cached keys of the sequence stale (longrope)."""
+        return self._model.config.must_recompute(len(sequence.token_ids))
+
+    def kv_variant(self, num_known_tokens: int) -> int:
+        """Equal numbers: equal tokens have equal keys. It differs where the length turns the angles (longrope)."""
+        return self._model.config.rotary_offset(num_known_tokens)
 
     def _sampling_row(self, sequence: Sequence) -> SamplingRow:
         params = sequence.request.sampling

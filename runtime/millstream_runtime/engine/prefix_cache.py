@@ -55,7 +55,7 @@ def extend_hashes(sequence: Sequence, block_size_tokens: int) -> list[bytes]:
     num_full_blocks = len(sequence.token_ids) // block_size_tokens
     if len(hashes) < num_full_blocks:
         layout = struct.Struct(f"<{block_size_tokens}I")
-        parent = hashes[-1] if hashes else _root(sequence.request.cache_salt)
+        parent = hashes[-1] if hashes else _root(sequence)
         for index in range(len(hashes), num_full_blocks):
             start = index * block_size_tokens
             tokens = layout.pack(*sequence.token_ids[start : start + block_size_tokens])
@@ -64,5 +64,6 @@ def extend_hashes(sequence: Sequence, block_size_tokens: int) -> list[bytes]:
     return hashes
 
 
-def _root(cache_salt: str) -> bytes:
-    return hashlib.sha256(b"millstream prefix cache\0" + cache_salt.encode("utf-8", "surrogatepass")).digest()
+def _root(sequence: Sequence) -> bytes:
+    salt = sequence.request.cache_salt.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(b"millstream prefix cache\0%d\0%s" % (sequence.kv_variant, salt)).digest()

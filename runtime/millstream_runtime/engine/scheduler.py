@@ -205,6 +205,15 @@ class Scheduler:
             sequence.num_computed_tokens += num_tokens
             self._blocks.pass_window(sequence)
 
+    def recompute(self, sequence: Sequence) -> None:
+        """All keys of a running sequence have become wrong: it keeps its row and computes them again, in new blocks.
+
+        Not in its old ones, which others may share and read as they are.
+        """
+        self._blocks.free(sequence)
+        sequence.num_computed_tokens = 0
+        sequence.block_hashes.clear()
+
     def _carry_out(self, plan: StepPlan) -> list[Chunk]:
         for sequence in plan.preempted:
             self._preempt(sequence)

@@ -34,6 +34,7 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     blocks_are_contiguous: bool = True  # whether each block of the table follows the one before it
     num_passed_blocks: int = 0  # first entries of the table, given back because a sliding window left them behind
+    kv_variant: int = 0  # of the keys of equal tokens; part of what the prefix cache hashes
     block_hashes: list[bytes] = field(default_factory=list)  # of full blocks; kept through preemptions
     num_registered_blocks: int = 0  # first blocks of the table that the prefix cache was offered
     num_cached_tokens: int = 0  # found in the prefix cache at the first admission

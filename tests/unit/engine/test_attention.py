@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -11,8 +12,10 @@ import torch.nn.functional as F
 from millstream_kernels.reference import paged_attention, rms_norm, rotary_embedding
 from millstream_runtime.engine.attention import AttentionChunk, TorchAttention
 from millstream_runtime.engine.kv_cache import KVCache
-from millstream_runtime.models.config import ModelConfig, RopeConfig
+from millstream_runtime.models.attention import AttentionSpec
+from millstream_runtime.models.config import ModelConfig
 from millstream_runtime.models.rope import rotary_table, rotate_
+from millstream_runtime.models.rope_config import RopeConfig
 
 BLOCK = 16
 
@@ -64,6 +67,23 @@ CASES = {
 }
 
 
+SPECS = {
+    "all": AttentionSpec(0.3),
+    "window": AttentionSpec(0.3, window=19),
+    "window of one": AttentionSpec(0.3, window=1),
+    "soft cap": AttentionSpec(0.3, softcap=0.8),
+    "window and soft cap": AttentionSpec(0.3, window=33, softcap=0.8),
+}
+
+
+def slots_of(chunks: list[AttentionChunk]) -> list[int]:
+    return [
+        one.block_table[position // BLOCK] * BLOCK + position % BLOCK
+        for one in chunks
+        for position in range(one.context_len - one.num_tokens, one.context_len)
+    ]
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(4, 4, 16), (6, 2, 80), (5, 1, 8)])
 def test_every_plan_equals_the_reference(name: str, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
@@ -73,12 +93,9 @@ def test_every_plan_equals_the_reference(name: str, num_heads: int, num_kv_heads
     num_tokens = sum(one.num_tokens for one in chunks)
     query = torch.randn(num_tokens, num_heads, head_dim, generator=generator)
     key_value = torch.randn(num_tokens, 2 * num_kv_heads, head_dim, generator=generator)
-    slots = [
-        one.block_table[position // BLOCK] * BLOCK + position % BLOCK
-        for one in chunks
-        for position in range(one.context_len - one.num_tokens, one.context_len)
-    ]
-    attended = TorchAttention(cache, torch.tensor(slots), chunks, head_dim)(0, query, key_value)
+    slots = slots_of(chunks)
+    attention = TorchAttention(cache, torch.tensor(slots), chunks)
+    attended = attention(0, query, key_value, AttentionSpec(head_dim**-0.5))
     assert torch.equal(cache.slots[0][slots], key_value)
     expected = paged_attention(
         query,
@@ -89,6 +106,45 @@ def test_every_plan_equals_the_reference(name: str, num_heads: int, num_kv_heads
         head_dim**-0.5,
     )
     torch.testing.assert_close(attended, expected.flatten(1), rtol=1e-5, atol=1e-5)
+
+
+def naive(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+    """The newest `query` `[n, H, D]` over all `keys`, `values` `[context, H, D]`, token by token."""
+    rows, first = [], keys.shape[0] - query.shape[0]
+    for index, one in enumerate(query):
+        seen = slice(0 if spec.window is None else max(0, first + index + 1 - spec.window), first + index + 1)
+        scores = torch.einsum("hd,thd->ht", one, keys[seen]) * spec.scale
+        if spec.softcap is not None:
+            scores = spec.softcap * torch.tanh(scores / spec.softcap)
+        rows.append(torch.einsum("ht,thd->hd", scores.softmax(dim=-1), values[seen]))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("latent_dim", [None, 10])
+@pytest.mark.parametrize("spec_name", SPECS)
+def test_windows_soft_caps_and_latents_in_every_plan(name: str, latent_dim: int | None, spec_name: str) -> None:
+    """One plan serves layers with different rules, as in Gemma; a latent row is the key, and its start the value."""
+    chunks, spec = CASES[name], replace(SPECS[spec_name], latent_dim=latent_dim)
+    cache = cache_of(num_kv_heads=3, head_dim=16)
+    if latent_dim:
+        cache.layers = [layer[:, :, :1].contiguous() for layer in cache.layers]
+        cache.slots = [layer.view(-1, 1, 16) for layer in cache.layers]
+    generator = torch.Generator().manual_seed(2)
+    num_tokens = sum(one.num_tokens for one in chunks)
+    query = torch.randn(num_tokens, 6, 16, generator=generator)
+    key_value = torch.randn(num_tokens, cache.slots[0].shape[1], 16, generator=generator)
+    attention = TorchAttention(cache, torch.tensor(slots_of(chunks)), chunks)
+    attention(0, query, key_value, replace(spec, window=7))  # another layer's rule must leave no trace in the plan
+    attended = attention(0, query, key_value, spec)
+    expected, start = [], 0
+    for one in chunks:
+        tokens = cache.layers[0][torch.tensor(one.block_table)].flatten(0, 1)[: one.context_len]
+        keys, values = (tokens, tokens[..., :latent_dim]) if latent_dim else tokens.chunk(2, dim=1)
+        keys, values = (part.repeat_interleave(6 // part.shape[1], dim=1) for part in (keys, values))
+        expected.append(naive(query[start : start + one.num_tokens], keys, values, spec))
+        start += one.num_tokens
+    torch.testing.assert_close(attended, torch.cat(expected).flatten(1), rtol=1e-5, atol=1e-5)
 
 
 def test_rms_norm_is_torch_s() -> None:

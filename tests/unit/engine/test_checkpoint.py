@@ -106,7 +106,7 @@ def test_an_index_reads_only_its_own_folder(folder: Path, make_engine: MakeEngin
         ({"architectures": []}, Reason.CHECKPOINT_INVALID, "architectures"),
         ({"hidden_act": "gelu"}, Reason.UNSUPPORTED_BY_RUNTIME, "hidden_act 'gelu'"),
         ({"quantization_config": {"quant_method": "awq"}}, Reason.UNSUPPORTED_BY_RUNTIME, "'awq'"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, Reason.UNSUPPORTED_BY_RUNTIME, "'yarn'"),
+        ({"rope_parameters": {"rope_type": "proportional"}}, Reason.UNSUPPORTED_BY_RUNTIME, "'proportional'"),
         ({"rope_parameters": {"rope_type": "llama3"}}, Reason.CHECKPOINT_INVALID, "rope_parameters.factor"),
         ({"hidden_size": ...}, Reason.CHECKPOINT_INVALID, "hidden_size is None"),
         ({"hidden_size": "48"}, Reason.CHECKPOINT_INVALID, "hidden_size is '48'"),

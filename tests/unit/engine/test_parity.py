@@ -148,7 +148,7 @@ def test_the_demo_model_answers_as_in_transformers(make_engine: MakeEngine) -> N
     folder = Path(__file__).parents[3] / "models" / "demo-chat"
     if not (folder / "config.json").exists():
         pytest.skip("models/demo-chat is not in this checkout")
-    prompts = prompts_of(4096, [7, 31, 90])
+    prompts = prompts_of(2048, [7, 31, 90])
     answers = generate(
         make_engine(folder, max_model_len=512, kv_cache_memory_bytes=64 << 20), requests_for(prompts, greedy(48))
     )

@@ -138,6 +138,20 @@ def test_a_damaged_sequence_leaves_nothing_in_the_cache(scheduler: Scheduler, bl
     blocks.check_integrity(scheduler.running)
 
 
+def test_keys_that_went_wrong_are_computed_again_in_new_blocks(scheduler: Scheduler, blocks: BlockManager) -> None:
+    """longrope: the length turns the angles, and equal tokens have other keys from then on."""
+    turned, neighbour = sequence("0", PROMPT), sequence("1", PROMPT)
+    run(scheduler, turned, neighbour)
+    shared = neighbour.block_table[:2]
+    scheduler.recompute(turned)
+    turned.kv_variant = 1
+    assert run(scheduler) == [("1", 1), ("0", 11)]
+    assert neighbour.block_table[:2] == shared
+    assert not {*turned.block_table} & {*shared}
+    blocks.check_integrity(scheduler.running)
+    assert run(scheduler, sequence("2", PROMPT))[-1] == ("2", 2)  # the unturned keys
+
+
 def test_a_window_gives_back_what_it_passed(blocks: BlockManager) -> None:
     blocks = BlockManager(24, BLOCK, 4, window_tokens=6)
     scheduler = Scheduler(blocks, 64, 4)

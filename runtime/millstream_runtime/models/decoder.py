@@ -1,0 +1,124 @@
+"""The decoder that every family is: embedding, layers on a residual stream, final norm, output head.
+
+One step computes T tokens of any mix of requests, one after another; only attention knows who owns which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from millstream_runtime.models.attention import Attention, AttentionBlock, Step
+from millstream_runtime.models.config import ModelConfig
+from millstream_runtime.models.mlp import Mlp
+from millstream_runtime.models.rope import rotary_table
+from millstream_runtime.models.rope_config import RopeConfig
+from millstream_runtime.models.weights import Weights
+
+# A tied output head shares the embedding. It is copied into [in, out] order while that costs less than this.
+TIED_HEAD_COPY_LIMIT_BYTES = 128 << 20
+
+
+class Layer(Protocol):
+    """One decoder layer."""
+
+    def __call__(self, residual: Tensor, step: Step) -> None:
+        """Change the residual stream `[T, hidden]` in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreNormLayer:
+    """`x += attention(norm(x)); x += mlp(norm(x))`, as in Llama and most since. Outputs add into the residual stream
+    (`addmm_`) instead of beside it."""
+
+    input_norm: Tensor  # [hidden]
+    attention: AttentionBlock
+    post_attention_norm: Tensor  # [hidden]
+    mlp: Mlp
+    eps: float
+
+    def __call__(self, residual: Tensor, step: Step) -> None:
+        attended = self.attention(rms_norm(residual, self.input_norm, self.eps), step)
+        self.attention.output.add_to(residual, attended)
+        self.mlp.add_to(residual, rms_norm(residual, self.post_attention_norm, self.eps))
+
+
+class Decoder:
+    """A loaded model. `forward` gives hidden states; `logits` only for the rows that a token is sampled from."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, layers: Sequence[Layer], *, more_ropes: Sequence[RopeConfig] = ()
+    ) -> None:
+        """`more_ropes`: rotary tables beyond the config's, in the order of `Step.rotations` (1, 2, ...)."""
+        self.config = config
+        self._layers = list(layers)
+        self._embedding = weights.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self._norm = self._load_norm(weights)
+        self._head = self._load_head(weights)  # [hidden, vocab]
+        self._tables = (
+            []
+            if weights.device.type == "meta"
+            else [_table(rope, config, weights) for rope in (config.rope, *more_ropes)]
+        )
+        self.weight_bytes = weights.num_bytes
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """`token_ids`, `positions`: `[T]` int64; positions are shifted by `ModelConfig.rotary_offset`.
+
+        Returns the last layer's residual stream `[T, hidden]`, not normed.
+        """
+        rotations = [(cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)) for cos, sin in self._tables]
+        residual = self._embed(token_ids)
+        step = Step(rotations, attention)
+        for layer in self._layers:
+            layer(residual, step)
+        return residual
+
+    def logits(self, residual: Tensor) -> Tensor:
+        """`[rows, hidden]` from `forward` to `[rows, vocab]`, in the model's dtype."""
+        return torch.mm(rms_norm(residual, self._norm, self.config.rms_norm_eps), self._head)
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        return F.embedding(token_ids, self._embedding)
+
+    def _load_norm(self, weights: Weights) -> Tensor:
+        return weights.tensor("model.norm.weight", self.config.hidden_size)
+
+    def _load_head(self, weights: Weights) -> Tensor:
+        hidden, vocabulary = self.config.hidden_size, self.config.vocab_size
+        if not self.config.tie_word_embeddings:
+            return weights.linear({"lm_head": vocabulary}, hidden).weight
+        head = self._embedding.t()
+        if head.numel() * head.element_size() > TIED_HEAD_COPY_LIMIT_BYTES:
+            return head
+        return weights.empty(hidden, vocabulary).copy_(head)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Zhang and Sennrich 2019 (arXiv 1910.07467). `x`: `[T, hidden]`, `weight`: `[hidden]`."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def pre_norm_layer(
+    config: ModelConfig, weights: Weights, layer: int, attention: AttentionBlock, mlp: Mlp
+) -> PreNormLayer:
+    """A layer around blocks that are already loaded, with its norms from `model.layers.N`."""
+    prefix = f"model.layers.{layer}"
+    return PreNormLayer(
+        input_norm=weights.tensor(f"{prefix}.input_layernorm.weight", config.hidden_size),
+        attention=attention,
+        post_attention_norm=weights.tensor(f"{prefix}.post_attention_layernorm.weight", config.hidden_size),
+        mlp=mlp,
+        eps=config.rms_norm_eps,
+    )
+
+
+def _table(rope: RopeConfig, config: ModelConfig, weights: Weights) -> tuple[Tensor, Tensor]:
+    head_dim = config.rotary_head_dim
+    cos, sin = rotary_table(rope, head_dim, config.max_model_len, weights.device)
+    return cos.to(weights.dtype), sin.to(weights.dtype)

@@ -1,0 +1,402 @@
+"""A fake API server in memory: enough of server-side apply, versions and owners for the reconciler to be held to.
+
+`FakeCluster` is the world (its objects, and the controllers that would act in it), `FakeClusterClient` stands in for
+`reconciling/cluster_client.py` and counts, fails or is killed at the n-th request. What is imitated: uid,
+resourceVersion, generation, defaulted fields, list-maps and field ownership, no-op applies that change nothing,
+preconditions of a delete, immutable fields, and the garbage collector. What is not: validation beyond that, watches
+(tests list), and more than one foreign field manager.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+from millstream_operator.reconciling.cluster_client import ApiError, ClusterClient
+from millstream_operator.reconciling.kinds import DEPLOYMENT, LLM_DEPLOYMENT, POD, Kind
+
+Manifest = dict[str, Any]
+Answer = TypeVar("Answer")
+Key = tuple[str, str, str]
+# Lists whose items have an identity, and by what. All other lists are atomic.
+LIST_MAP_KEYS: dict[str, tuple[str, ...]] = {
+    "containers": ("name",),
+    "env": ("name",),
+    "volumes": ("name",),
+    "volumeMounts": ("mountPath",),
+    "imagePullSecrets": ("name",),
+    "ownerReferences": ("uid",),
+    "conditions": ("type",),
+}
+ATOMIC_MAPS = ("selector", "podSelector", "labelSelector", "nodeSelector")
+SERVICE_PORT_KEY = ("port", "protocol")
+
+
+class Killed(Exception):
+    """The operator's process ends here. Nothing in the operator may catch it."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request that reached the fake."""
+
+    verb: str
+    kind: str
+    name: str
+    subresource: str | None = None
+
+    @property
+    def is_write(self) -> bool:
+        return self.verb not in ("get", "list")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Raise `error` at the n-th request (0 is the first), before it takes effect or after it."""
+
+    at: int
+    error: Exception
+    after: bool = False
+    writes_only: bool = True
+
+
+class FakeCluster:
+    """Objects by kind, namespace and name. What is taken in is copied."""
+
+    def __init__(self) -> None:
+        self.objects: dict[Key, Manifest] = {}
+        self.events: list[Manifest] = []
+        self._owned: dict[tuple[Key, str], Manifest] = {}  # by object and part ("", "status"): what we applied last
+        self._version = 100
+        self._uids = 0
+
+    # People and other controllers
+
+    def put(self, manifest: Manifest) -> Manifest:
+        """`kubectl apply` of somebody else: create an object, or replace everything but its metadata and status."""
+        key = _key(manifest)
+        live = self.objects.get(key)
+        if live is None:
+            return self._create(key, copy.deepcopy(manifest))
+        changed = {**copy.deepcopy(manifest), "metadata": live["metadata"]}
+        if "status" in live:
+            changed["status"] = live["status"]
+        return self._store(key, changed)
+
+    def edit(self, kind: Kind, name: str, change: Callable[[Manifest], object], namespace: str = "team") -> Manifest:
+        """Somebody's hand: `change` alters a copy of the live object in place."""
+        key = (kind.kind, namespace, name)
+        edited = copy.deepcopy(self.objects[key])
+        change(edited)
+        return self._store(key, edited)
+
+    def remove(self, kind: Kind, name: str, namespace: str = "team") -> None:
+        del self.objects[kind.kind, namespace, name]
+        self._version += 1
+        for part in ("", "status"):
+            self._owned.pop(((kind.kind, namespace, name), part), None)
+
+    def get(self, kind: Kind, name: str, namespace: str = "team") -> Manifest | None:
+        return copy.deepcopy(self.objects.get((kind.kind, namespace, name)))
+
+    def the(self, kind: Kind, name: str = "demo", namespace: str = "team") -> Manifest:
+        """As `get`, for an object that has to be there."""
+        return copy.deepcopy(self.objects[kind.kind, namespace, name])
+
+    def all(self, kind: Kind) -> list[Manifest]:
+        """Not copies: a stored state is replaced and never changed, by the fake as by the operator."""
+        return [live for key, live in sorted(self.objects.items()) if key[0] == kind.kind]
+
+    def collect_garbage(self) -> None:
+        """Delete what a controller owned that is no longer there."""
+        uids = {live["metadata"]["uid"] for live in self.objects.values()}
+        for key, live in list(self.objects.items()):
+            owners = live["metadata"].get("ownerReferences", [])
+            if owners and not any(owner["uid"] in uids for owner in owners):
+                del self.objects[key]
+                self._version += 1
+
+    def roll_out(self, namespace: str = "team") -> None:
+        """The Deployment controller, the scheduler and the kubelets on a good day: every pod is ready."""
+        for deployment in self.all(DEPLOYMENT):
+            template, wanted = deployment["spec"]["template"], deployment["spec"]["replicas"]
+            labels = template["metadata"]["labels"]
+            name, digest = deployment["metadata"]["name"], labels["millstream.dev/revision"]
+            kept = {f"{name}-{digest}-{number}" for number in range(wanted)}
+            for pod in self.all(POD):
+                ours = pod["metadata"]["labels"].get("millstream.dev/deployment") == name
+                if ours and pod["metadata"]["name"] not in kept:
+                    self.remove(POD, pod["metadata"]["name"], namespace)
+            for pod_name in sorted(kept):
+                if self.get(POD, pod_name) is None:
+                    self.put(pod_of(pod_name, template))
+            self.set_status(
+                DEPLOYMENT,
+                name,
+                {
+                    "observedGeneration": deployment["metadata"]["generation"],
+                    "replicas": wanted,
+                    "updatedReplicas": wanted,
+                    "readyReplicas": wanted,
+                    "availableReplicas": wanted,
+                },
+            )
+
+    def set_status(self, kind: Kind, name: str, status: Manifest, namespace: str = "team") -> None:
+        self.edit(kind, name, lambda live: live.update(status=copy.deepcopy(status)), namespace)
+
+    def snapshot(self) -> dict[Key, Manifest]:
+        """Every object without what differs between two equal worlds: versions, uids of children, counters."""
+        return {key: _comparable(live) for key, live in sorted(self.objects.items())}
+
+    # The API server
+
+    def apply(self, manifest: Mapping[str, Any], subresource: str | None) -> Manifest:
+        key, given = _key(manifest), copy.deepcopy(dict(manifest))
+        live = self.objects.get(key)
+        if live is None and subresource is not None:
+            _refuse(404, "NotFound", f"{key[0].lower()}s {key[2]!r} not found")
+        given["metadata"] = {k: v for k, v in given["metadata"].items() if k not in ("name", "namespace")}
+        part = subresource or ""
+        content = {"status": given["status"]} if subresource else {k: v for k, v in given.items() if k != "status"}
+        before = self._owned.get((key, part), {})
+        if live is None:
+            created = self._create(key, {**copy.deepcopy(dict(manifest))})
+            self._owned[key, part] = content
+            return created
+        merged = copy.deepcopy(live)
+        _take_away(merged, before, content)
+        merged = _merge(merged, content)
+        stored = self._store(key, merged)
+        self._owned[key, part] = content
+        return stored
+
+    def _create(self, key: Key, manifest: Manifest) -> Manifest:
+        self._uids += 1
+        manifest["metadata"].setdefault("uid", f"uid-{self._uids}")
+        manifest["metadata"]["generation"] = 1
+        return self._store(key, manifest)
+
+    def _store(self, key: Key, manifest: Manifest) -> Manifest:
+        manifest = _defaulted(manifest)
+        live = self.objects.get(key)
+        _validate(manifest, live)
+        if live is not None:
+            if manifest == live:
+                return copy.deepcopy(live)  # a no-op bumps nothing
+            if manifest.get("spec") != live.get("spec"):
+                manifest["metadata"]["generation"] = live["metadata"]["generation"] + 1
+        self._version += 1
+        manifest["metadata"]["resourceVersion"] = str(self._version)
+        self.objects[key] = manifest
+        return copy.deepcopy(manifest)
+
+    @property
+    def version(self) -> str:
+        return str(self._version)
+
+
+class FakeClusterClient(ClusterClient):
+    """The operator's connection to a `FakeCluster`. A new one stands for a new process."""
+
+    def __init__(self, cluster: FakeCluster, fault: Fault | None = None) -> None:
+        super().__init__(_no_login)
+        self.cluster, self.fault = cluster, fault
+        self.requests: list[Request] = []
+
+    @property
+    def written(self) -> list[Request]:
+        return [request for request in self.requests if request.is_write]
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
+        return self._do(Request("get", kind.kind, name), lambda: self.cluster.get(kind, name, namespace))
+
+    async def list(self, kind: Kind, namespace: str | None, selector: str | None) -> tuple[list[Manifest], str]:
+        def found() -> tuple[list[Manifest], str]:
+            items = [
+                live
+                for live in self.cluster.all(kind)
+                if (namespace is None or live["metadata"]["namespace"] == namespace)
+                and (selector is None or selector in live["metadata"].get("labels", {}))
+            ]
+            return items, self.cluster.version
+
+        return self._do(Request("list", kind.kind, ""), found)
+
+    async def apply(self, manifest: Mapping[str, Any], subresource: str | None = None) -> Manifest:
+        self.writes += 1
+        request = Request("apply", manifest["kind"], manifest["metadata"]["name"], subresource)
+        return self._do(request, lambda: self.cluster.apply(manifest, subresource))
+
+    async def create(self, manifest: Mapping[str, Any]) -> Manifest:
+        self.writes += 1
+
+        def do() -> Manifest:
+            assert manifest["kind"] == "Event", "the operator creates nothing else"
+            self.cluster.events.append(copy.deepcopy(dict(manifest)))
+            return dict(manifest)
+
+        return self._do(Request("create", manifest["kind"], manifest["metadata"].get("name", "")), do)
+
+    async def merge(self, kind: Kind, namespace: str, name: str, change: Mapping[str, Any]) -> Manifest:
+        self.writes += 1
+
+        def do() -> Manifest:
+            if self.cluster.get(kind, name, namespace) is None:
+                _refuse(404, "NotFound", f"{kind.plural} {name!r} not found")
+            return self.cluster.edit(kind, name, lambda live: _merge_patch(live, change), namespace)
+
+        return self._do(Request("merge", kind.kind, name), do)
+
+    async def delete(self, kind: Kind, manifest: Mapping[str, Any]) -> None:
+        self.writes += 1
+        metadata = manifest["metadata"]
+
+        def do() -> None:
+            live = self.cluster.get(kind, metadata["name"], metadata["namespace"])
+            if live is None:
+                return
+            for field in ("uid", "resourceVersion"):
+                if live["metadata"][field] != metadata[field]:
+                    _refuse(409, "Conflict", f"the {field} in the precondition differs from the one in the record")
+            self.cluster.remove(kind, metadata["name"], metadata["namespace"])
+
+        self._do(Request("delete", kind.kind, metadata["name"]), do)
+
+    def _do(self, request: Request, act: Callable[[], Answer]) -> Answer:
+        fault = self.fault
+        counted = self.written if fault is not None and fault.writes_only else self.requests
+        hit = fault is not None and fault.at == len(counted) and (request.is_write or not fault.writes_only)
+        self.requests.append(request)
+        if hit and fault is not None and not fault.after:
+            raise fault.error
+        answer = act()
+        if hit and fault is not None:
+            raise fault.error
+        return answer
+
+
+def pod_of(name: str, template: Manifest, *, ready: bool = True, **status: Any) -> Manifest:
+    """A pod from a template, ready or with a status of the caller's."""
+    conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "team", "labels": dict(template["metadata"]["labels"])},
+        "spec": copy.deepcopy(template["spec"]),
+        "status": {"conditions": conditions} | status,
+    }
+
+
+def _no_login() -> NoReturn:
+    raise AssertionError("the fake never connects")
+
+
+def _refuse(status: int, reason: str, message: str) -> NoReturn:
+    raise ApiError(status, reason, message)
+
+
+def _key(manifest: Mapping[str, Any]) -> Key:
+    return manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+
+
+def _defaulted(manifest: Manifest) -> Manifest:
+    """A few of the fields that a real server fills in: whoever compares whole objects sees a difference for ever."""
+    manifest = copy.deepcopy(manifest)
+    spec = manifest.get("spec", {})
+    if manifest["kind"] == "Service":
+        spec.setdefault("clusterIP", "10.0.0.1")
+        spec.setdefault("sessionAffinity", "None")
+    if manifest["kind"] == "Deployment":
+        pod = spec["template"]["spec"]
+        pod.setdefault("restartPolicy", "Always")
+        for container in pod["containers"]:
+            container.setdefault("terminationMessagePath", "/dev/termination-log")
+            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                container.get(probe, {}).setdefault("successThreshold", 1)
+    if manifest["kind"] == LLM_DEPLOYMENT.kind:
+        spec.setdefault("replicas", 1)
+        manifest.setdefault("status", {"observedGeneration": -1})
+    return manifest
+
+
+def _validate(manifest: Manifest, live: Manifest | None) -> None:
+    """The few refusals that matter to a reconciler."""
+    kind = manifest["kind"]
+    if kind == "ControllerRevision" and live is not None and live["data"] != manifest["data"]:
+        _refuse(422, "Invalid", "ControllerRevision is invalid: data: Invalid value: field is immutable")
+    if kind == "Deployment" and live is not None and live["spec"]["selector"] != manifest["spec"]["selector"]:
+        _refuse(422, "Invalid", "Deployment is invalid: spec.selector: Invalid value: field is immutable")
+    if kind == "Service":
+        names = [port.get("name") for port in manifest["spec"]["ports"]]
+        if len(set(names)) < len(names):
+            _refuse(422, "Invalid", f'Service is invalid: spec.ports[1].name: Duplicate value: "{names[0]}"')
+
+
+def _identity(field: str, item: Any) -> Any:
+    """What identifies an item of the list `field`; None where the list is atomic."""
+    if not isinstance(item, dict):
+        return None
+    keys = LIST_MAP_KEYS.get(field)
+    if field == "ports":
+        keys = ("containerPort", "protocol") if "containerPort" in item else SERVICE_PORT_KEY
+    return tuple(item.get(key) for key in keys) if keys and all(key in item for key in keys) else None
+
+
+def _by_identity(field: str, items: Any) -> dict[Any, Any] | None:
+    if not isinstance(items, list):
+        return None
+    found = {_identity(field, item): item for item in items}
+    return None if None in found else found
+
+
+def _take_away(live: Any, before: Any, now: Any, field: str = "") -> None:
+    """Remove from `live` what our last apply owned and this one no longer says."""
+    if isinstance(before, dict) and isinstance(live, dict):
+        for key in before:
+            if not isinstance(now, dict) or key not in now:
+                live.pop(key, None)
+            elif key in live:
+                _take_away(live[key], before[key], now[key], key)
+    elif isinstance(before, list) and isinstance(live, list):
+        old, new, current = (_by_identity(field, items) for items in (before, now, live))
+        if old is None or new is None or current is None:
+            return  # atomic: the merge replaces it
+        for identity, item in old.items():
+            if identity in current and identity not in new:
+                live.remove(current[identity])
+            elif identity in current:
+                _take_away(current[identity], item, new[identity], field)
+
+
+def _merge(live: Any, given: Any, field: str = "") -> Any:
+    """`given` over `live`, as a forced apply."""
+    if isinstance(live, dict) and isinstance(given, dict) and field not in ATOMIC_MAPS:
+        return {**live, **{key: _merge(live.get(key), value, key) for key, value in given.items()}}
+    if isinstance(live, list) and isinstance(given, list):
+        current, new = _by_identity(field, live), _by_identity(field, given)
+        if current is not None and new is not None:
+            others = [item for identity, item in current.items() if identity not in new]
+            return [*(_merge(current.get(identity), item, field) for identity, item in new.items()), *others]
+    return copy.deepcopy(given)
+
+
+def _merge_patch(live: Manifest, change: Mapping[str, Any]) -> None:
+    for key, value in change.items():
+        if value is None:
+            live.pop(key, None)
+        elif isinstance(value, Mapping) and isinstance(live.get(key), dict):
+            _merge_patch(live[key], value)
+        else:
+            live[key] = copy.deepcopy(value)
+
+
+def _comparable(live: Manifest) -> Manifest:
+    live = copy.deepcopy(live)
+    for varying in ("uid", "resourceVersion", "generation"):
+        live["metadata"].pop(varying, None)
+    if live["kind"] == DEPLOYMENT.kind:
+        live.get("status", {}).pop("observedGeneration", None)
+    return live

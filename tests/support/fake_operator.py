@@ -1,0 +1,148 @@
+"""One process of the operator against a `FakeCluster`: its index, its reconciler, and a queue turned by hand.
+
+The watches are replaced by whole listings before each turn, which is what the real operator's resync does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.load import parse
+from millstream_operator.planning.input_hash import input_hash
+from millstream_operator.planning.plan import PlanDefaults
+from millstream_operator.reconciling.index import Index, OwnerKey
+from millstream_operator.reconciling.kinds import CONTROLLER_REVISION, LLM_DEPLOYMENT, WATCHED
+from millstream_operator.reconciling.reconciler import Defaults, Reconciler
+from millstream_operator.reconciling.service_probe import ServiceUnreachable
+from millstream_operator.reconciling.work_queue import RetryLater
+from millstream_operator.rendering.pod_defaults import PodDefaults
+from tests.support.fake_cluster import FakeCluster, FakeClusterClient, Fault
+from tests.support.llmdeployments import NAMESPACE, manifest
+
+Manifest = dict[str, Any]
+IMAGE = "registry.example.com/runtime:1"
+NOW = "2025-01-01T00:00:00Z"
+PATIENCE_TURNS = 40
+
+
+class FakeModel:
+    """A fake of the model behind the Service. It answers with the pinned configuration, unless told otherwise."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
+        self.unreachable = ""
+        self.ready: Manifest = {}  # over what /ready would answer
+        self.completion: Manifest = {"choices": [{"text": "!"}], "usage": {"completion_tokens": 1}}
+        self.questions: list[tuple[str, Manifest | None]] = []
+
+    async def get(self, owner: LLMDeployment, path: str, timeout_seconds: float) -> Manifest:
+        self._asked(path, None)
+        pinned = next(
+            record
+            for record in self.cluster.all(CONTROLLER_REVISION)
+            if record["data"]["inputHash"] == input_hash(owner)
+        )
+        return {"config_hash": pinned["data"]["configHash"], "model": owner.served_name} | self.ready
+
+    async def post(self, owner: LLMDeployment, path: str, body: Mapping[str, Any], timeout_seconds: float) -> Manifest:
+        self._asked(path, dict(body))
+        return self.completion
+
+    def _asked(self, path: str, body: Manifest | None) -> None:
+        self.questions.append((path, body))
+        if self.unreachable:
+            raise ServiceUnreachable(self.unreachable)
+
+
+class FakeOperator:
+    """A process. Make another one to restart it."""
+
+    def __init__(
+        self,
+        cluster: FakeCluster,
+        *,
+        fault: Fault | None = None,
+        image: str = IMAGE,
+        pods: PodDefaults | None = None,
+        model: FakeModel | None = None,
+    ) -> None:
+        self.cluster, self.model = cluster, model or FakeModel(cluster)
+        self.client = FakeClusterClient(cluster, fault)
+        self.index = Index()
+        self.now = NOW
+        defaults = Defaults(PlanDefaults(image), pods or PodDefaults())
+        self.reconciler = Reconciler(self.client, self.index, self.model, defaults, now=lambda: self.now)
+        self.retries: list[RetryLater] = []
+
+    async def turn(self, name: str = "demo") -> None:
+        """See the world, then reconcile once. A RetryLater is kept in `retries`."""
+        for kind in WATCHED:
+            listed = [one for one in self.cluster.all(kind) if kind is LLM_DEPLOYMENT or _is_labelled(one)]
+            self.index.replace(kind, listed, self.cluster.version)
+        try:
+            await self.reconciler.reconcile(OwnerKey(NAMESPACE, name))
+        except RetryLater as later:
+            self.retries.append(later)
+
+    async def settle(self, name: str = "demo", *, roll_out: bool = True) -> None:
+        """Turn, with the other controllers acting in between, until nothing changes and nothing is to be retried."""
+        for _ in range(PATIENCE_TURNS):
+            before, retries = self.cluster.version, len(self.retries)
+            await self.turn(name)
+            if roll_out:
+                self.cluster.roll_out()
+            self.cluster.collect_garbage()
+            if self.cluster.version == before and len(self.retries) == retries:
+                return
+        raise AssertionError(f"does not settle: {self.client.written[-10:]}, {self.retries[-3:]}")
+
+    @property
+    def writes(self) -> list[tuple[str, str]]:
+        """(verb, kind) of every write but Events, in order."""
+        return [
+            (request.verb, request.kind if request.subresource is None else f"{request.kind}/{request.subresource}")
+            for request in self.client.written
+            if request.kind != "Event"
+        ]
+
+    def owner(self, name: str = "demo") -> LLMDeployment:
+        return parse({k: v for k, v in self.cluster.the(LLM_DEPLOYMENT, name).items() if k != "status"})
+
+    def condition(self, kind: str, name: str = "demo") -> Manifest:
+        """A condition of the stored status, or an empty one."""
+        conditions = self.cluster.the(LLM_DEPLOYMENT, name)["status"].get("conditions", [])
+        return next((one for one in conditions if one["type"] == kind), {})
+
+
+def world(stored: Manifest | None = None) -> FakeCluster:
+    cluster = FakeCluster()
+    cluster.put(stored or manifest())
+    return cluster
+
+
+async def served(stored: Manifest | None = None, **options: Any) -> FakeOperator:
+    """An operator whose one LLMDeployment is Ready and settled, with its counters at zero."""
+    operator = FakeOperator(world(stored), **options)
+    await operator.settle()
+    assert operator.condition("Ready")["status"] == "True"
+    operator.client.requests.clear()
+    return operator
+
+
+def respec(cluster: FakeCluster, **spec: Any) -> None:
+    """The user edits the spec; a None takes the field out."""
+
+    def change(live: Manifest) -> None:
+        for field, value in spec.items():
+            if value is None:
+                live["spec"].pop(field, None)
+            else:
+                live["spec"][field] = value
+
+    cluster.edit(LLM_DEPLOYMENT, "demo", change)
+
+
+def _is_labelled(manifest: Manifest) -> bool:
+    return "millstream.dev/deployment" in manifest["metadata"].get("labels", {})

@@ -1,0 +1,91 @@
+"""LLMDeployments for tests: the smallest one, and one in which every field of the API is set."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.load import parse
+
+Manifest = dict[str, Any]
+NAMESPACE = "team"
+UID = "5f0c3a52-0000-4000-8000-000000000001"
+
+
+def manifest(name: str = "demo", **spec: Any) -> Manifest:
+    """The smallest LLMDeployment, as the API server stores it; `spec` replaces whole fields of its spec."""
+    return {
+        "apiVersion": "millstream.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": name, "namespace": NAMESPACE, "uid": UID, "generation": 1, "resourceVersion": "1"},
+        "spec": {"model": {"source": {"local": {"path": "demo-chat"}}}, "accelerator": {"type": "CPU"}} | spec,
+    }
+
+
+def deployment(name: str = "demo", **spec: Any) -> LLMDeployment:
+    """As `manifest`, read and checked."""
+    return parse(manifest(name, **spec))
+
+
+# Every value differs from its default, so that leaving a field out changes something too.
+_FULL_SPEC: dict[str, Any] = {
+    "model": {"servedName": "chat", "source": {"local": {"path": "demo-chat"}}},
+    "accelerator": {"type": "GPU"},
+    "engine": {
+        "maxModelLen": 4096,
+        "maxNumBatchedTokens": 1024,
+        "maxNumSeqs": 16,
+        "gpuMemoryUtilizationPercent": 80,
+    },
+    "warmup": {"heartbeatInterval": "45s", "timeout": "15m"},
+    "rollout": {"progressDeadline": "40m", "drainTimeout": "5m"},
+    "replicas": 2,
+    "runtime": {"image": "registry.example.com/millstream-runtime:1.0"},
+    "service": {"type": "NodePort", "port": 8080},
+    "podTemplate": {
+        "metadata": {"labels": {"team": "search"}, "annotations": {"example.com/contact": "search@example.com"}},
+        "spec": {
+            "nodeSelector": {"disk": "ssd"},
+            "tolerations": [
+                {
+                    "key": "spot",
+                    "operator": "Equal",
+                    "value": "true",
+                    "effect": "NoExecute",
+                    "tolerationSeconds": 60,
+                }
+            ],
+            "priorityClassName": "high",
+            "imagePullSecrets": [{"name": "registry"}],
+            "containers": [
+                {
+                    "name": "runtime",
+                    "env": [
+                        {"name": "PLAIN", "value": "1"},
+                        {
+                            "name": "SECRET",
+                            "valueFrom": {"secretKeyRef": {"name": "tokens", "key": "hub", "optional": True}},
+                        },
+                        {
+                            "name": "CONFIG",
+                            "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "mode", "optional": True}},
+                        },
+                    ],
+                    "resources": {
+                        "requests": {"cpu": "3", "memory": "6Gi", "ephemeral-storage": "1Gi"},
+                        "limits": {"cpu": "5", "memory": "12Gi", "ephemeral-storage": "3Gi"},
+                    },
+                }
+            ],
+        },
+    },
+}
+
+
+def full_manifest() -> Manifest:
+    """A valid LLMDeployment that sets every field which exclude each other not, each to another value than its default.
+
+    A copy: tests may change it.
+    """
+    return manifest(**copy.deepcopy(_FULL_SPEC))

@@ -1,0 +1,240 @@
+"""Bad manifests: each gets one sentence that names the place, the value and what may stand there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from millstream_operator.api.load import MAX_MANIFEST_BYTES, ManifestError, load_manifest, loads_manifest, parse
+from tests.support.llmdeployments import full_manifest, manifest
+
+GOOD = """\
+apiVersion: millstream.dev/v1alpha1
+kind: LLMDeployment
+metadata:
+  name: demo
+spec:
+  model:
+    source:
+      local: {path: demo-chat}
+"""
+HEAD = "apiVersion: millstream.dev/v1alpha1\nkind: LLMDeployment\nmetadata: {name: demo}\n"
+
+
+def spec(text: str) -> str:
+    """GOOD with more fields in its spec, from line 9 on."""
+    return GOOD + "".join(f"  {line}\n" for line in text.splitlines())
+
+
+def template(text: str) -> str:
+    return spec("podTemplate:\n  spec:\n" + "".join(f"    {line}\n" for line in text.splitlines()))
+
+
+# name: (manifest, what the sentence must hold)
+BAD: dict[str, tuple[str, list[str]]] = {
+    # The text
+    "empty": ("", ["empty", "LLMDeployment"]),
+    "comment only": ("# nothing\n", ["empty"]),
+    "malformed": ("a: [1, 2\nb: 3\n", ["malformed YAML", "line 2"]),
+    "tab": ("a:\n\tb: 1\n", ["malformed YAML", "line 2"]),
+    "control character": ("a: \x00\n", ["malformed YAML", "not allowed"]),
+    "unknown alias": ("a: *nowhere\n", ["malformed YAML", "nowhere"]),
+    "alias in itself": ("a: &a [*a]\n", ["alias that contains itself"]),
+    "a scalar": ("just words\n", ["expected kind LLMDeployment", "no object"]),
+    "a list": ("- 1\n", ["expected kind LLMDeployment", "no object"]),
+    "python tag": (spec("replicas: !!python/object/apply:os.system [ls]"), ["m.yaml:9", "!!python"]),
+    "python name": (spec("replicas: !!python/name:os.system"), ["m.yaml:9", "!!python"]),
+    "binary": (spec("replicas: !!binary aGVsbG8="), ["m.yaml:9", "!!binary"]),
+    "set": (spec("engine: !!set {maxNumSeqs}"), ["m.yaml:9", "!!set"]),
+    "an int that is none": (spec("replicas: !!int many"), ["m.yaml:9", "many"]),
+    "an int beyond all bounds": (spec(f"replicas: {'9' * 5000}"), ["m.yaml:9", "9999"]),
+    "not a number": (spec("replicas: .nan"), ["spec.replicas", "NaN"]),
+    "half a surrogate pair": (spec('runtime: {image: "a\\ud800"}'), ["m.yaml:9", "surrogate"]),
+    "deep": ("a: " + "[" * 600, ["nested too deep"]),
+    "rather deep": (spec("engine: " + "{a: " * 230 + "1" + "}" * 230), ["m.yaml:9", "nested deeper than 64"]),
+    # Which document
+    "another kind": ("kind: Deployment\napiVersion: apps/v1\n", ["expected kind LLMDeployment", "Deployment"]),
+    "two of ours": (GOOD + "---\n" + GOOD, ["holds 2 LLMDeployments", "one file to each"]),
+    "wrong version": (GOOD.replace("v1alpha1", "v1"), ["apiVersion", '"millstream.dev/v1"', "millstream.dev/v1alpha1"]),
+    "wrong kind of ours": (GOOD.replace("kind: LLMDeployment", "kind: LLMdeployment"), ["kind", "LLMDeployment"]),
+    "no kind": (GOOD.replace("kind: LLMDeployment\n", ""), ["kind: missing"]),
+    # Keys
+    "duplicate key": (spec("replicas: 1\nreplicas: 2"), ["m.yaml:10", "'replicas'", "second time"]),
+    "duplicate key deep": (spec("engine: {maxNumSeqs: 1, maxNumSeqs: 2}"), ["m.yaml:9", "'maxNumSeqs'"]),
+    "key that is a list": (spec("[1]: 2"), ["m.yaml:9", "no string"]),
+    "merge key": (spec("<<: {replicas: 2}"), ["spec.<<: unknown field"]),
+    "misspelled": (spec("engine: {maxNumSeq: 8}"), ["m.yaml:9", "spec.engine.maxNumSeq", "did you mean maxNumSeqs"]),
+    "snake case inside": (spec("engine: {max_num_seqs: 8}"), ["spec.engine.max_num_seqs", "mean maxNumSeqs"]),
+    "snake case": (spec("pod_template: {}"), ["spec.pod_template", "did you mean podTemplate"]),
+    "misspelled and required": (
+        GOOD.replace("path:", "paht:"),
+        ["m.yaml:8", "spec.model.source.local.paht", "did you mean path"],
+    ),
+    "unlike any field": (spec("engine: {zzz: 8}"), ["spec.engine.zzz: unknown field", "maxModelLen"]),
+    "unknown at the top": (GOOD + "sepc: {}\n", ["sepc", "did you mean spec"]),
+    "unknown in metadata": (GOOD.replace("name: demo", "nmae: demo"), ["metadata.nmae", "did you mean name"]),
+    "unknown in a list": (
+        template("tolerations:\n- {kye: spot}"),
+        ["spec.podTemplate.spec.tolerations[0].kye", "did you mean key"],
+    ),
+    # Values
+    "no spec": (HEAD, ["spec: missing"]),
+    "empty spec": (HEAD + "spec:\n", ["spec is empty"]),
+    "no model": (HEAD + "spec: {replicas: 1}\n", ["spec.model: missing"]),
+    "null": (spec("replicas:"), ["m.yaml:9", "spec.replicas is empty", "leave it out"]),
+    "wrong enum": (spec("accelerator: {type: TPU}"), ["spec.accelerator.type", '"TPU"', "GPU or CPU"]),
+    "enum in small letters": (spec("service: {type: nodeport}"), ["spec.service.type", "NodePort"]),
+    "negative": (spec("replicas: -1"), ["m.yaml:9", "spec.replicas is -1", "greater than or equal to 0"]),
+    "too large": (spec("replicas: 1001"), ["spec.replicas is 1001", "less than or equal to 1000"]),
+    "float for int": (spec("replicas: 1.5"), ["spec.replicas is 1.5", "whole number"]),
+    "whole float for int": (spec("replicas: 2.0"), ["spec.replicas is 2.0", "whole number"]),
+    "string for int": (spec("replicas: '2'"), ["spec.replicas", '"2"', "whole number"]),
+    "bool for int": (spec("replicas: yes"), ["spec.replicas is true", "whole number"]),
+    "list for object": (spec("engine: [1]"), ["spec.engine is [1]", "object"]),
+    "string for object": (spec("engine: fast"), ["spec.engine", '"fast"', "object"]),
+    "int for string": (spec("runtime: {image: 1}"), ["spec.runtime.image is 1", "string"]),
+    "date for string": (spec("runtime: {image: 2024-01-01 10:00:00}"), ["spec.runtime.image", '"2024-01-01 10:00:00"']),
+    "no duration": (spec("warmup: {timeout: soon}"), ["spec.warmup.timeout", '"soon"', "20m"]),
+    "number for duration": (spec("warmup: {timeout: 90}"), ["spec.warmup.timeout is 90", "string"]),
+    "milliseconds": (spec("warmup: {timeout: 500ms}"), ["spec.warmup.timeout", '"500ms"', "30s"]),
+    "too long a duration": (spec("warmup: {timeout: 25h}"), ["m.yaml:9", "spec.warmup.timeout", "24h"]),
+    "path that climbs": (GOOD.replace("demo-chat", "../etc"), ["spec.model.source.local.path", '"../etc"', "'..'"]),
+    "hidden folder": (GOOD.replace("demo-chat", "/models/.git"), ["spec.model.source.local.path", ".git"]),
+    "bad image": (spec("runtime: {image: 'Registry/Image'}"), ["spec.runtime.image", "registry.example.com"]),
+    "port": (spec("service: {port: 70000}"), ["spec.service.port is 70000", "65535"]),
+    "cpu float": (
+        template("containers:\n- {name: runtime, resources: {requests: {cpu: 0.5}}}"),
+        ["containers[0].resources.requests.cpu is 0.5", "in quotes"],
+    ),
+    "cpu nonsense": (
+        template("containers:\n- {name: runtime, resources: {requests: {cpu: lots}}}"),
+        ["containers[0].resources.requests.cpu", '"lots"', "500m"],
+    ),
+    "memory negative": (
+        template("containers:\n- {name: runtime, resources: {limits: {memory: -1}}}"),
+        ["containers[0].resources.limits.memory is -1", "greater than or equal to 0"],
+    ),
+    "another container": (template("containers:\n- name: sidecar"), ["containers[0].name", '"sidecar"', "runtime"]),
+    "two containers": (
+        template("containers:\n- name: runtime\n- name: runtime"),
+        ["spec.podTemplate.spec.containers", "at most 1 item"],
+    ),
+    "label value": (
+        spec("podTemplate: {metadata: {labels: {team: 'a b'}}}"),
+        ["spec.podTemplate.metadata.labels.team", '"a b"'],
+    ),
+    "label value of a key named text": (
+        spec("podTemplate: {metadata: {labels: {text: 5}}}"),
+        ["spec.podTemplate.metadata.labels.text is 5", "string"],
+    ),
+    "label key": (
+        spec("podTemplate: {metadata: {labels: {'a b': x}}}"),
+        ["spec.podTemplate.metadata.labels", '"a b"', "example.com/team"],
+    ),
+    # Rules across fields (tests/unit/operator/api/test_rules.py has all of them)
+    "no name": (GOOD.replace("metadata:\n  name: demo\n", "metadata: {}\n"), ["metadata.name: missing"]),
+    "name too long": (GOOD.replace("name: demo", f"name: {'d' * 53}"), ["metadata.name", "52 characters"]),
+    "name of no Service": (GOOD.replace("name: demo", "name: 1-demo"), ["metadata.name", "starts with a letter"]),
+    "reserved source": (
+        GOOD.replace("local: {path: demo-chat}", "huggingFace: {repository: org/name}"),
+        ["m.yaml:8", "spec.model.source", "huggingFace is reserved", "use local"],
+    ),
+    "no source": (GOOD.replace("      local: {path: demo-chat}", "      {}"), ["spec.model.source", "exactly one"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_manifest_is_told_in_one_sentence(name: str) -> None:
+    text, held = BAD[name]
+    with pytest.raises(ManifestError) as caught:
+        loads_manifest(text, source="m.yaml")
+    said = str(caught.value)
+    assert said.startswith("m.yaml"), said
+    assert "\n" not in said
+    assert said.endswith((".", ")")), said
+    assert len(said) < 600, said
+    for part in held:
+        assert part in said, said
+
+
+def test_a_billion_laughs_are_not_unfolded() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
+    with pytest.raises(ManifestError, match="unfolds to more than"):
+        loads_manifest("\n".join(lines))
+
+
+def test_one_long_string_repeated_by_aliases_is_not_unfolded() -> None:
+    """Few values, but a large file of them would be gigabytes of JSON."""
+    text = f"a: &a {'x' * 50_000}\nb: [{', '.join(['*a'] * 100)}]\n"
+    with pytest.raises(ManifestError, match="unfolds to more than"):
+        loads_manifest(text)
+
+
+def _too_large(path: Path) -> None:
+    path.write_text(GOOD + "#" * MAX_MANIFEST_BYTES)
+
+
+FILES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "absent": (lambda path: None, "No such file"),
+    "folder": (lambda path: path.mkdir(), "Is a directory"),
+    "too large": (_too_large, "larger than 3 MiB"),
+    "not text": (lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n\xff"), "UTF-8"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_cannot_be_read_is_told_by_its_name(tmp_path: Path, name: str) -> None:
+    make, said = FILES[name]
+    path = tmp_path / "m.yaml"
+    make(path)
+    with pytest.raises(ManifestError) as caught:
+        load_manifest(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert said in str(caught.value)
+
+
+def test_other_documents_may_stand_beside_ours(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text(f"kind: Namespace\napiVersion: v1\n---\n{GOOD}---\n# the end\n")
+    assert load_manifest(path).name == "demo"
+
+
+def test_json_is_yaml_too() -> None:
+    text = '{"apiVersion": "millstream.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "demo"},'
+    assert loads_manifest(text + '"spec": {"model": {"source": {"local": {"path": "m"}}}}}').spec.replicas == 1
+
+
+def test_an_alias_may_be_used_as_in_kubectl() -> None:
+    deployment = loads_manifest(spec("warmup: {timeout: &t 15m, heartbeatInterval: *t}"))
+    assert deployment.spec.warmup is not None
+    assert deployment.spec.warmup.heartbeat_interval == "15m"
+
+
+def test_the_served_name_is_the_objects_own_unless_given() -> None:
+    assert loads_manifest(GOOD).served_name == "demo"
+    assert parse(full_manifest()).served_name == "chat"
+
+
+def test_a_stored_object_is_read_with_everything_that_a_server_adds_to_its_metadata() -> None:
+    stored = manifest()
+    stored["metadata"] |= {
+        "generateName": "demo-",
+        "creationTimestamp": "2025-01-01T00:00:00Z",
+        "labels": {"argocd.argoproj.io/instance": "models"},
+        "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}"},
+        "managedFields": [{"manager": "kubectl", "operation": "Apply", "fieldsV1": {"f:spec": {}}}],
+        "finalizers": ["foregroundDeletion"],
+        "ownerReferences": [{"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "y"}],
+        "deletionTimestamp": "2025-01-01T00:00:00Z",
+        "deletionGracePeriodSeconds": 0,
+        "selfLink": "/apis/millstream.dev/v1alpha1/namespaces/team/llmdeployments/demo",
+    }
+    assert parse(stored).name == "demo"
+
+
+def test_an_error_in_a_stored_object_names_no_file() -> None:
+    with pytest.raises(ManifestError, match=r"^spec\.replicas is -1; "):
+        parse(manifest(replicas=-1))

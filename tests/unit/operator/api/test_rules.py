@@ -1,0 +1,233 @@
+"""The rules across fields: CEL for the API server and Python for a laptop give the same verdict on the same cases."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.rules import RULES, Rule, violations
+from tests.support.cel import evaluate
+from tests.support.llmdeployments import full_manifest, manifest
+
+Manifest = dict[str, Any]
+LOCAL = {"path": "m"}
+
+
+def source(**sources: Any) -> Manifest:
+    return manifest(model={"source": sources})
+
+
+def pod_spec(**fields: Any) -> Manifest:
+    return manifest(podTemplate={"spec": fields})
+
+
+def toleration(**fields: Any) -> Manifest:
+    return pod_spec(tolerations=[fields])
+
+
+def env(**fields: Any) -> Manifest:
+    return pod_spec(containers=[{"name": "runtime", "env": [{"name": "A", "value": "1"}, fields]}])
+
+
+def metadata(**fields: Any) -> Manifest:
+    return manifest(podTemplate={"metadata": fields})
+
+
+SECRET = {"secretKeyRef": {"name": "n", "key": "k"}}
+CONFIG = {"configMapKeyRef": {"name": "n", "key": "k"}}
+
+GOOD: dict[str, Manifest] = {
+    "smallest": manifest(),
+    "fullest": full_manifest(),
+    "longest name": manifest("d" * 52),
+    "one letter": manifest("d"),
+    "tokens equal sequences": manifest(engine={"maxNumBatchedTokens": 64, "maxNumSeqs": 64}),
+    "utilization, accelerator left open": manifest(accelerator={}, engine={"gpuMemoryUtilizationPercent": 50}),
+    "heartbeats off": manifest(warmup={"heartbeatInterval": "0s"}),
+    "a day": manifest(warmup={"heartbeatInterval": "24h", "timeout": "24h"}, rollout={"drainTimeout": "24h"}),
+    "deadline just above the default": manifest(rollout={"progressDeadline": "20m1s"}),
+    "deadline above a short warm-up": manifest(warmup={"timeout": "1m"}, rollout={"progressDeadline": "61s"}),
+    "mixed units": manifest(warmup={"timeout": "1h30m5s"}),
+    "prefixed label": metadata(labels={"example.com/team": "a", "team": ""}),
+    "like a reserved prefix": metadata(labels={"millstream.devs/x": "a"}, annotations={"app.kubernetes.io/x": "a"}),
+    "every taint": toleration(operator="Exists"),
+    "a key, any effect": toleration(key="spot"),
+    "for a while": toleration(key="spot", effect="NoExecute", tolerationSeconds=0),
+    "empty value": env(name="B", value=""),
+    "from a secret": env(name="B", valueFrom=SECRET),
+    "from a config map": env(name="B", valueFrom=CONFIG),
+    "like a reserved variable": env(name="MY_MILLSTREAM_X", value="1"),
+}
+
+# name: (manifest, path of the violation, a part of its message)
+BAD: dict[str, tuple[Manifest, str, str]] = {
+    "name of 53": (manifest("d" * 53), "", "52 characters"),
+    "name with a digit first": (manifest("1d"), "", "starts with a letter"),
+    "name with a dot": (manifest("a.b"), "", "DNS label"),
+    "name that ends with a dash": (manifest("a-"), "", "DNS label"),
+    "name in capitals": (manifest("Demo"), "", "DNS label"),
+    "no source": (source(), "spec.model.source", "exactly one"),
+    "a hub": (source(huggingFace={}), "spec.model.source", "huggingFace is reserved"),
+    "an image": (source(image={}), "spec.model.source", "image is reserved"),
+    "a claim": (source(persistentVolumeClaim={}), "spec.model.source", "persistentVolumeClaim is reserved"),
+    "two sources": (source(local=LOCAL, image={}), "spec.model.source", "image is reserved"),
+    "fewer tokens than sequences": (
+        manifest(engine={"maxNumBatchedTokens": 63, "maxNumSeqs": 64}),
+        "spec.engine",
+        "at least maxNumSeqs",
+    ),
+    "GPU memory on a CPU": (manifest(engine={"gpuMemoryUtilizationPercent": 50}), "spec", "needs accelerator.type GPU"),
+    "heartbeat of two days": (manifest(warmup={"heartbeatInterval": "48h"}), "spec.warmup.heartbeatInterval", "24h"),
+    "no time to warm up": (manifest(warmup={"timeout": "0s"}), "spec.warmup.timeout", "from 1s"),
+    "a day and a second": (manifest(warmup={"timeout": "24h1s"}), "spec.warmup.timeout", "to 24h"),
+    "no time to drain": (manifest(rollout={"drainTimeout": "0s"}), "spec.rollout.drainTimeout", "from 1s"),
+    "no deadline": (manifest(rollout={"progressDeadline": "0s"}), "spec.rollout.progressDeadline", "from 1s"),
+    "deadline of three days": (manifest(rollout={"progressDeadline": "72h"}), "spec.rollout.progressDeadline", "48h"),
+    "deadline at the default warm-up": (manifest(rollout={"progressDeadline": "20m"}), "spec", "warmup.timeout (20m"),
+    "deadline below the warm-up": (
+        manifest(warmup={"timeout": "1h"}, rollout={"progressDeadline": "59m"}),
+        "spec",
+        "longer than warmup.timeout",
+    ),
+    "our label": (
+        metadata(labels={"millstream.dev/deployment": "x"}),
+        "spec.podTemplate.metadata.labels",
+        "the operator's own",
+    ),
+    "a common label": (
+        metadata(labels={"app.kubernetes.io/name": "x"}),
+        "spec.podTemplate.metadata.labels",
+        "the operator's own",
+    ),
+    "the gateway's label": (metadata(labels={"llm-d.ai/role": "x"}), "spec.podTemplate.metadata.labels", "own"),
+    "our annotation": (
+        metadata(annotations={"millstream.dev/applied": "x"}),
+        "spec.podTemplate.metadata.annotations",
+        "the operator's own",
+    ),
+    "the scraper's annotation": (
+        metadata(annotations={"prometheus.io/port": "1"}),
+        "spec.podTemplate.metadata.annotations",
+        "the operator's own",
+    ),
+    "Exists with a value": (
+        toleration(key="spot", operator="Exists", value="x"),
+        "spec.podTemplate.spec.tolerations[0]",
+        "takes no value",
+    ),
+    "Equal without a key": (
+        toleration(operator="Equal", value="x"),
+        "spec.podTemplate.spec.tolerations[0]",
+        "needs a key",
+    ),
+    "nothing": (toleration(), "spec.podTemplate.spec.tolerations[0]", "needs a key"),
+    "seconds without an effect": (
+        toleration(key="spot", tolerationSeconds=1),
+        "spec.podTemplate.spec.tolerations[0]",
+        "NoExecute",
+    ),
+    "seconds with another effect": (
+        toleration(key="spot", effect="NoSchedule", tolerationSeconds=1),
+        "spec.podTemplate.spec.tolerations[0]",
+        "NoExecute",
+    ),
+    "our variable": (
+        env(name="MILLSTREAM_X", value="1"),
+        "spec.podTemplate.spec.containers[0].env[1]",
+        "the operator's own",
+    ),
+    "no value": (env(name="B"), "spec.podTemplate.spec.containers[0].env[1]", "exactly one of value"),
+    "two values": (
+        env(name="B", value="1", valueFrom=SECRET),
+        "spec.podTemplate.spec.containers[0].env[1]",
+        "exactly one of value",
+    ),
+    "from nowhere": (
+        env(name="B", valueFrom={}),
+        "spec.podTemplate.spec.containers[0].env[1].valueFrom",
+        "exactly one of secretKeyRef",
+    ),
+    "from two places": (
+        env(name="B", valueFrom=SECRET | CONFIG),
+        "spec.podTemplate.spec.containers[0].env[1].valueFrom",
+        "exactly one of secretKeyRef",
+    ),
+}
+# What Pydantic's own patterns refuse first; CEL needs the rule because a CRD bounds no keys.
+KEYS_ONLY_IN_CEL: dict[str, tuple[Manifest, str]] = {
+    "label key": (metadata(labels={"a b": "x"}), "spec.podTemplate.metadata.labels"),
+    "annotation key": (metadata(annotations={"a/b/c": "x"}), "spec.podTemplate.metadata.annotations"),
+    "long key": (metadata(annotations={"a" * 318: "x"}), "spec.podTemplate.metadata.annotations"),
+    "node label": (pod_spec(nodeSelector={"-a": "x"}), "spec.podTemplate.spec.nodeSelector"),
+}
+
+
+def cel_violations(stored: Manifest) -> list[tuple[str, str]]:
+    """What the API server would say: (path, message) of every rule that does not hold."""
+    return [
+        (path, rule.message)
+        for rule in RULES
+        for path, value in values(stored, rule.path.split(".") if rule.path else [])
+        if not evaluate(rule.cel, value)
+    ]
+
+
+def values(value: Any, steps: list[str], path: str = "") -> list[tuple[str, Any]]:
+    if not steps:
+        return [(path, value)]
+    name = steps[0].removesuffix("[]")
+    if name not in value:
+        return []
+    here = f"{path}.{name}" if path else name
+    if not steps[0].endswith("[]"):
+        return values(value[name], steps[1:], here)
+    return [found for i, item in enumerate(value[name]) for found in values(item, steps[1:], f"{here}[{i}]")]
+
+
+def python_violations(stored: Manifest) -> list[tuple[str, str]]:
+    deployment = LLMDeployment.model_validate_json(json.dumps(stored))
+    return [(violation.path, violation.message) for violation in violations(deployment)]
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_object_breaks_no_rule_on_either_side(name: str) -> None:
+    assert cel_violations(GOOD[name]) == []
+    assert python_violations(GOOD[name]) == []
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_object_breaks_the_same_rules_on_both_sides(name: str) -> None:
+    stored, path, said = BAD[name]
+    found = python_violations(stored)
+    assert found == cel_violations(stored)
+    assert found[0][0] == path
+    assert said in found[0][1]
+
+
+@pytest.mark.parametrize("name", KEYS_ONLY_IN_CEL)
+def test_the_server_refuses_keys_that_only_cel_can_bound(name: str) -> None:
+    stored, path = KEYS_ONLY_IN_CEL[name]
+    assert path in [where for where, _ in cel_violations(stored)]
+
+
+def identified(rule: Rule) -> str:
+    return f"{rule.path}: {rule.cel[:60]}"
+
+
+def test_every_rule_is_broken_by_some_case() -> None:
+    """A rule that nothing here breaks could be written wrongly in either language."""
+    broken = {message for stored, _, _ in BAD.values() for message in python_violations(stored)}
+    broken |= {found for stored, _ in KEYS_ONLY_IN_CEL.values() for found in cel_violations(stored)}
+    messages = {message for _, message in broken}
+    assert not [identified(rule) for rule in RULES if rule.message not in messages]
+
+
+def test_no_rule_speaks_beyond_the_evaluator() -> None:
+    """Reads each rule to its end: an expression outside the subset raises."""
+    for rule in RULES:
+        for stored in GOOD.values():
+            for _, value in values(stored, rule.path.split(".") if rule.path else []):
+                assert evaluate(rule.cel, value) is True, identified(rule)

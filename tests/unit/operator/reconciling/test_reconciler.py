@@ -1,0 +1,368 @@
+"""The reconciler against a fake cluster: what it makes, pins, prunes and tells. Repair has a file of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from millstream_operator.reconciling.cluster_client import ApiError
+from millstream_operator.reconciling.kinds import (
+    CONTROLLER_REVISION,
+    DEPLOYMENT,
+    LLM_DEPLOYMENT,
+    NETWORK_POLICY,
+    POD,
+    POD_DISRUPTION_BUDGET,
+    SERVICE,
+    SERVICE_ACCOUNT,
+)
+from millstream_operator.rendering.pod_defaults import PodDefaults
+from tests.support.fake_cluster import FakeCluster, Fault, pod_of
+from tests.support.fake_operator import FakeOperator, respec, served, world
+from tests.support.llmdeployments import full_manifest, manifest
+
+Manifest = dict[str, Any]
+CHILDREN = (SERVICE_ACCOUNT, NETWORK_POLICY, SERVICE, DEPLOYMENT, CONTROLLER_REVISION)
+
+
+def runtime_image(cluster: FakeCluster) -> str:
+    image: str = cluster.the(DEPLOYMENT)["spec"]["template"]["spec"]["containers"][0]["image"]
+    return image
+
+
+# Create
+
+
+async def test_one_object_becomes_all_its_children_and_gets_ready() -> None:
+    operator = await served()
+    assert all(operator.cluster.get(kind, "demo") for kind in CHILDREN if kind is not CONTROLLER_REVISION)
+    assert len(operator.cluster.all(CONTROLLER_REVISION)) == 1
+    status = operator.cluster.the(LLM_DEPLOYMENT)["status"]
+    assert (status["observedGeneration"], status["availableReplicas"]) == (1, 1)
+    assert status["url"] == "http://demo.team.svc"
+
+
+async def test_the_record_is_written_before_the_deployment_that_runs_it() -> None:
+    operator = FakeOperator(world())
+    await operator.turn()
+    kinds = [kind for _, kind in operator.writes]
+    assert kinds[0] == "ControllerRevision"
+    assert kinds.index("Deployment") > kinds.index("ServiceAccount")
+    assert kinds[-1] == "LLMDeployment/status"
+
+
+async def test_a_full_spec_is_applied_too() -> None:
+    operator = await served(full_manifest())
+    assert operator.cluster.get(POD_DISRUPTION_BUDGET, "demo") is not None
+
+
+async def test_nothing_is_written_while_nothing_changes() -> None:
+    operator = await served()
+    for _ in range(5):
+        await operator.turn()
+    assert operator.client.requests == [], "a steady state does not even read"
+
+
+async def test_a_restarted_operator_writes_nothing_in_a_steady_state() -> None:
+    cluster = (await served(full_manifest())).cluster
+    restarted = FakeOperator(cluster)
+    await restarted.settle()
+    assert restarted.client.requests == []
+
+
+async def test_time_that_passes_writes_nothing() -> None:
+    operator = await served()
+    operator.now = "2025-06-01T00:00:00Z"
+    await operator.turn()
+    assert operator.writes == []
+
+
+# Update
+
+
+async def test_a_changed_spec_reaches_the_pods_by_a_new_revision() -> None:
+    operator = await served()
+    respec(operator.cluster, engine={"maxNumSeqs": 8})
+    await operator.settle()
+    args = operator.cluster.the(DEPLOYMENT)["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert "--max-num-seqs=8" in args
+    assert sorted(record["revision"] for record in operator.cluster.all(CONTROLLER_REVISION)) == [1, 2]
+    assert operator.condition("Ready")["observedGeneration"] == 2
+
+
+async def test_a_field_that_is_taken_out_is_taken_out_of_the_child() -> None:
+    operator = await served(manifest(podTemplate={"spec": {"nodeSelector": {"disk": "ssd"}}}))
+    respec(operator.cluster, podTemplate=None)
+    await operator.settle()
+    assert "nodeSelector" not in operator.cluster.the(DEPLOYMENT)["spec"]["template"]["spec"]
+
+
+async def test_scaling_changes_the_number_of_pods_and_nothing_about_them() -> None:
+    operator = await served()
+    before = operator.cluster.the(DEPLOYMENT)["spec"]["template"]
+    respec(operator.cluster, replicas=3)
+    await operator.settle()
+    after = operator.cluster.the(DEPLOYMENT)["spec"]
+    assert (after["replicas"], after["template"]) == (3, before)
+    assert len(operator.cluster.all(CONTROLLER_REVISION)) == 1
+
+
+async def test_a_longer_deadline_restarts_no_pod() -> None:
+    operator = await served()
+    before = operator.cluster.the(DEPLOYMENT)["spec"]["template"]
+    respec(operator.cluster, rollout={"progressDeadline": "3h"})
+    await operator.settle()
+    after = operator.cluster.the(DEPLOYMENT)["spec"]
+    assert (after["progressDeadlineSeconds"], after["template"]) == (10800, before)
+
+
+async def test_there_and_back_again_ends_in_the_first_revision_without_a_copy() -> None:
+    operator = await served()
+    first = operator.cluster.the(DEPLOYMENT)["spec"]["template"]
+    respec(operator.cluster, engine={"maxNumSeqs": 8})
+    await operator.settle()
+    respec(operator.cluster, engine=None)
+    await operator.settle()
+    assert operator.cluster.the(DEPLOYMENT)["spec"]["template"] == first
+    assert sorted(record["revision"] for record in operator.cluster.all(CONTROLLER_REVISION)) == [2, 3]
+
+
+async def test_old_revisions_are_pruned_and_the_current_one_never() -> None:
+    operator = await served()
+    for sequences in range(1, 9):
+        respec(operator.cluster, engine={"maxNumSeqs": sequences})
+        await operator.settle()
+    assert sorted(record["revision"] for record in operator.cluster.all(CONTROLLER_REVISION)) == [6, 7, 8, 9]
+
+
+async def test_a_child_that_is_no_longer_wanted_goes() -> None:
+    operator = await served(manifest(replicas=2))
+    assert operator.cluster.get(POD_DISRUPTION_BUDGET, "demo") is not None
+    respec(operator.cluster, replicas=1)
+    await operator.settle()
+    assert operator.cluster.get(POD_DISRUPTION_BUDGET, "demo") is None
+
+
+async def test_another_port_replaces_the_old_one() -> None:
+    operator = await served()
+    respec(operator.cluster, service={"port": 8080})
+    await operator.settle()
+    assert [port["port"] for port in operator.cluster.the(SERVICE)["spec"]["ports"]] == [8080]
+
+
+# Pinning
+
+
+async def test_another_default_image_restarts_nothing_until_the_spec_changes() -> None:
+    cluster = (await served()).cluster
+    newer = FakeOperator(cluster, image="registry.example.com/runtime:2", pods=PodDefaults(priority_class_name="high"))
+    await newer.settle()
+    assert newer.writes == []
+    assert runtime_image(cluster) == "registry.example.com/runtime:1"
+    respec(cluster, replicas=2)
+    await newer.settle()
+    assert runtime_image(cluster) == "registry.example.com/runtime:1", "scaling is no reason either"
+    respec(cluster, engine={"maxNumSeqs": 8})
+    await newer.settle()
+    assert runtime_image(cluster) == "registry.example.com/runtime:2"
+    assert cluster.the(DEPLOYMENT)["spec"]["template"]["spec"]["priorityClassName"] == "high"
+
+
+# Delete
+
+
+async def test_a_deleted_object_is_left_to_the_garbage_collector() -> None:
+    operator = await served()
+    assert not operator.cluster.the(LLM_DEPLOYMENT)["metadata"].get("finalizers")
+    operator.cluster.remove(LLM_DEPLOYMENT, "demo")
+    operator.cluster.collect_garbage()
+    await operator.turn()
+    assert operator.client.requests == []
+    assert not any(operator.cluster.all(kind) for kind in CHILDREN)
+
+
+async def test_an_object_that_is_being_deleted_is_not_repaired() -> None:
+    operator = await served()
+    operator.cluster.edit(
+        LLM_DEPLOYMENT, "demo", lambda live: live["metadata"].update(deletionTimestamp="2025-01-01T00:00:00Z")
+    )
+    operator.cluster.remove(SERVICE, "demo")
+    await operator.turn()
+    assert operator.client.requests == []
+
+
+async def test_a_namesakes_children_are_waited_for_and_not_taken_over() -> None:
+    """Deleted and made again at once: the garbage collector may be slower than the operator."""
+    operator = await served()
+    operator.cluster.remove(LLM_DEPLOYMENT, "demo")
+    again = manifest()
+    again["metadata"]["uid"] = "another-uid"
+    operator.cluster.put(again)
+    before = operator.cluster.the(SERVICE_ACCOUNT)
+    await operator.turn()
+    assert "to be deleted" in str(operator.retries[-1])
+    assert operator.cluster.the(SERVICE_ACCOUNT) == before
+    await operator.settle()
+    assert operator.cluster.the(SERVICE_ACCOUNT)["metadata"]["ownerReferences"][0]["uid"] == "another-uid"
+    assert operator.condition("Ready")["status"] == "True"
+
+
+# An invalid spec
+
+
+async def test_a_stored_spec_that_cannot_be_read_is_told_and_what_runs_runs_on() -> None:
+    """An older CRD, or an API server without validation, may have let it in."""
+    operator = await served()
+    before = operator.cluster.the(DEPLOYMENT)
+    respec(operator.cluster, engine={"maxNumSeqs": -1})
+    await operator.turn()
+    ready = operator.condition("Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "InvalidSpec")
+    assert "spec.engine.maxNumSeqs is -1" in ready["message"]
+    assert operator.condition("Stalled")["status"] == "True"
+    assert operator.condition("Available")["status"] == "True", "the last good pods serve"
+    assert operator.cluster.the(DEPLOYMENT) == before
+    assert operator.writes == [("apply", "LLMDeployment/status")]
+    await operator.turn()
+    assert len(operator.writes) == 1
+    respec(operator.cluster, engine=None)
+    await operator.settle()
+    assert operator.condition("Ready")["status"] == "True"
+    assert operator.condition("Stalled") == {}
+
+
+# What the API server refuses
+
+REFUSALS = {
+    "quota": (ApiError(403, "Forbidden", "exceeded quota: pods"), "QuotaExceeded"),
+    "forbidden": (ApiError(403, "Forbidden", "no rights"), "AdmissionDenied"),
+    "webhook": (ApiError(400, "BadRequest", 'admission webhook "x" denied the request'), "AdmissionDenied"),
+    "invalid": (ApiError(422, "Invalid", "spec: Invalid value"), "ApplyRefused"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+async def test_a_refused_child_is_one_reason_and_is_tried_again(name: str) -> None:
+    error, reason = REFUSALS[name]
+    operator = FakeOperator(world(), fault=Fault(3, error))
+    await operator.turn()
+    assert operator.condition("Ready")["reason"] == reason
+    assert error.message in operator.condition("Ready")["message"]
+    assert operator.retries[-1].at_least_seconds > 0
+    await operator.settle()
+    assert operator.condition("Ready")["status"] == "True"
+
+
+async def test_a_namespace_that_is_going_is_left_in_peace() -> None:
+    gone = ApiError(403, "Forbidden", "namespace team is being terminated")
+    operator = FakeOperator(world(), fault=Fault(0, gone))
+    await operator.turn()
+    assert operator.retries == []
+    assert len(operator.client.written) == 1
+
+
+# Ready is earned
+
+
+async def test_ready_waits_for_pods_then_for_the_model() -> None:
+    operator = FakeOperator(world())
+    await operator.turn()
+    assert operator.condition("Ready")["reason"] == "Starting"
+    assert operator.model.questions == [], "a model without pods is not asked"
+    operator.cluster.roll_out()
+    await operator.turn()
+    assert operator.condition("Ready")["status"] == "True"
+    assert [path for path, _ in operator.model.questions] == ["/ready", "/v1/completions"]
+
+
+async def test_the_model_is_asked_once_and_again_when_other_pods_serve() -> None:
+    operator = await served()
+    asked = len(operator.model.questions)
+    await operator.turn()
+    assert len(operator.model.questions) == asked
+    (pod,) = operator.cluster.all(POD)
+    operator.cluster.remove(POD, pod["metadata"]["name"])
+    operator.cluster.roll_out()
+    await operator.turn()
+    assert len(operator.model.questions) == 2 * asked
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "another configuration": ({"ready": {"config_hash": "0" * 16}}, "WrongAnswer"),
+    "another model": ({"ready": {"model": "somebody"}}, "WrongAnswer"),
+    "no token": ({"completion": {"choices": []}}, "WrongAnswer"),
+    "two tokens": ({"completion": {"choices": [{}], "usage": {"completion_tokens": 2}}}, "WrongAnswer"),
+    "no answer": ({"unreachable": "/ready gave no answer within 5 seconds"}, "ServiceUnreachable"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+async def test_pods_alone_are_not_ready(name: str) -> None:
+    behaviour, reason = WRONG[name]
+    operator = FakeOperator(world())
+    for attribute, value in behaviour.items():
+        setattr(operator.model, attribute, value)
+    await operator.turn()
+    operator.cluster.roll_out()
+    seen = []
+    for _ in range(8):
+        await operator.turn()
+        assert operator.condition("Ready")["status"] == "False"
+        seen.append(operator.condition("Ready")["reason"])
+    assert seen[0] == "AskingModel", "the node's proxy needs a moment: the first failures are no news"
+    assert seen[-1] == reason
+    assert len(operator.retries) >= 8, "it is asked again, with the queue's backoff"
+    operator.model.unreachable, operator.model.ready = "", {}
+    operator.model.completion = {"choices": [{"text": "!"}], "usage": {"completion_tokens": 1}}
+    await operator.settle()
+    assert operator.condition("Ready")["status"] == "True"
+
+
+async def test_a_pod_that_fails_takes_ready_away_with_its_reason() -> None:
+    operator = await served()
+    deployment = operator.cluster.the(DEPLOYMENT)
+    operator.cluster.set_status(DEPLOYMENT, "demo", {**deployment["status"], "availableReplicas": 0})
+    (pod,) = operator.cluster.all(POD)
+    operator.cluster.remove(POD, pod["metadata"]["name"])
+    ended = {"exitCode": 1, "message": '{"reason": "CheckpointInvalid", "message": "No config.json in /models/x."}'}
+    operator.cluster.put(
+        pod_of(
+            pod["metadata"]["name"],
+            deployment["spec"]["template"],
+            ready=False,
+            containerStatuses=[{"name": "runtime", "state": {"terminated": ended}}],
+        )
+    )
+    await operator.turn()
+    ready = operator.condition("Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "CheckpointInvalid")
+    assert ready["message"] == "No config.json in /models/x."
+    assert operator.condition("Available")["status"] == "False"
+    assert operator.condition("Stalled")["status"] == "True"
+
+
+async def test_replicas_zero_is_asked_for_and_no_fault() -> None:
+    operator = FakeOperator(world(manifest(replicas=0)))
+    await operator.settle()
+    assert operator.condition("Ready")["reason"] == "ScaledToZero"
+    assert operator.condition("Reconciling") == operator.condition("Stalled") == {}
+    assert operator.model.questions == []
+
+
+async def test_one_event_for_each_change_of_the_reason() -> None:
+    operator = FakeOperator(world())
+    await operator.settle()
+    assert [event["reason"] for event in operator.cluster.events] == ["Starting", "Ready"]
+    respec(operator.cluster, engine={"maxNumSeqs": 8})
+    await operator.settle()
+    assert [event["reason"] for event in operator.cluster.events][2:] == ["RollingOut", "Ready"]
+
+
+async def test_an_event_that_cannot_be_written_stops_nothing() -> None:
+    operator = FakeOperator(world())
+    await operator.turn()
+    first_event = next(i for i, request in enumerate(operator.client.written) if request.kind == "Event")
+    again = FakeOperator(world(), fault=Fault(first_event, ApiError(403, "Forbidden", "no rights")))
+    await again.settle()
+    assert again.condition("Ready")["status"] == "True"

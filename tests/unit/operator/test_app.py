@@ -1,0 +1,133 @@
+"""The wiring: a watched event reaches the index and the queue, and nothing else happens in a handler."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import kopf
+import pytest
+
+from millstream_operator import app
+from millstream_operator.app import EndlessBackoffs, Operator, kopf_settings
+from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable
+from millstream_operator.reconciling.index import OwnerKey
+from millstream_operator.reconciling.kinds import LLM_DEPLOYMENT, POD, WATCHED, Kind
+from millstream_operator.settings import read_settings
+from tests.support.fake_cluster import FakeCluster, FakeClusterClient, Fault
+from tests.support.llmdeployments import manifest
+
+DEMO = OwnerKey("team", "demo")
+
+
+def operator(**environment: str) -> Operator:
+    return Operator(read_settings({"MILLSTREAM_RUNTIME_IMAGE": "x"} | environment))
+
+
+def pod(version: int = 1) -> dict[str, Any]:
+    labels = {"millstream.dev/deployment": "demo"}
+    metadata = {"name": "p", "namespace": "team", "uid": "p", "resourceVersion": str(version), "labels": labels}
+    return {"metadata": metadata}
+
+
+async def tell(one: Operator, kind: Kind, event: str | None, body: dict[str, Any]) -> list[OwnerKey]:
+    """Hand an event to the kind's handler; the keys that it enqueued."""
+    await one._handler(kind)(event={"type": event, "object": body})
+    found = []
+    while (key := one.queue.schedule.pop(float("inf"))) is not None:
+        one.queue.schedule.done(key, 0.0, failed=False)
+        found.append(key)
+    return found
+
+
+async def test_an_event_is_indexed_and_its_owner_enqueued_once() -> None:
+    one = operator()
+    assert await tell(one, POD, "ADDED", pod(1)) == [DEMO]
+    assert await tell(one, POD, None, pod(1)) == [], "seen already"
+    assert await tell(one, POD, "MODIFIED", pod(2)) == [DEMO]
+    assert one.index.get(POD, "team", "p") is not None
+    assert await tell(one, POD, "DELETED", pod(3)) == [DEMO]
+    assert one.index.get(POD, "team", "p") is None
+
+
+async def test_a_deleted_owner_is_forgotten() -> None:
+    one = operator()
+    stored = manifest()
+    await tell(one, LLM_DEPLOYMENT, "ADDED", stored)
+    assert await tell(one, LLM_DEPLOYMENT, "DELETED", stored) == [DEMO]
+    assert one.index.get(LLM_DEPLOYMENT, "team", "demo") is None
+
+
+def test_every_kind_is_watched_by_events_alone() -> None:
+    """Other handlers of kopf would add finalizers and annotations to what they watch."""
+    registry = operator().registry()
+    assert {handler.id for handler in registry._watching.get_all_handlers()} == {kind.plural for kind in WATCHED}
+    assert not list(registry._changing.get_all_handlers())
+    assert not list(registry._spawning.get_all_handlers())
+
+
+def test_kopf_is_held_to_what_the_operator_needs() -> None:
+    settings = kopf_settings()
+    assert settings.posting.enabled is False, "events are the reconciler's"
+    assert settings.scanning.disabled is True, "no rights on CRDs and namespaces"
+    selectors = settings.watching.label_selectors
+    assert set(selectors.values()) == {"millstream.dev/deployment"}
+    assert len(selectors) == len(WATCHED) - 1
+
+
+def test_retries_of_watches_never_end_and_start_anew_each_time() -> None:
+    backoffs = EndlessBackoffs()
+    first = list(itertools.islice(backoffs, 200))
+    assert all(0 < seconds <= 6 for seconds in first)
+    assert next(iter(backoffs)) == first[0]
+
+
+async def test_a_hung_worker_makes_the_probe_fail_and_an_idle_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = operator()
+    assert await one._probe() == 0.0
+    monkeypatch.setattr(one.queue, "longest_running_seconds", lambda: app.HUNG_WORKER_SECONDS + 1)
+    with pytest.raises(kopf.PermanentError, match="busy for 601 seconds"):
+        await one._probe()
+
+
+async def test_a_listing_finds_what_the_watches_missed() -> None:
+    one, cluster = operator(), FakeCluster()
+    cluster.put(manifest())
+    one.client = FakeClusterClient(cluster)
+    await one.resync()
+    assert one.queue.schedule.pop(float("inf")) == DEMO
+    one.queue.schedule.done(DEMO, 0.0, failed=False)
+    await one.resync()
+    assert one.queue.schedule.pop(float("inf")) is None, "nothing new, nothing to do"
+    cluster.remove(LLM_DEPLOYMENT, "demo")
+    await one.resync()
+    assert one.queue.schedule.pop(float("inf")) == DEMO
+
+
+async def test_watched_namespaces_are_listed_one_by_one() -> None:
+    one, cluster = operator(MILLSTREAM_WATCH_NAMESPACES="team,other"), FakeCluster()
+    cluster.put(manifest())
+    elsewhere = manifest()
+    elsewhere["metadata"] |= {"namespace": "third", "uid": "another"}
+    cluster.put(elsewhere)
+    one.client = FakeClusterClient(cluster)
+    await one.resync()
+    assert [found["metadata"]["namespace"] for found in one.index.all(LLM_DEPLOYMENT)] == ["team"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ApiUnreachable("GET: ConnectionRefusedError"), "ConnectionRefusedError"),
+        (ApiError(404, "NotFound", "page not found"), "kubectl apply -f crds/"),
+        (ApiError(403, "Forbidden", "no rights"), "403 no rights"),
+    ],
+)
+async def test_it_waits_for_the_api_server_and_says_for_what(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(app, "RESYNC_RETRY_SECONDS", 0.0)
+    one = operator()
+    one.client = FakeClusterClient(FakeCluster(), Fault(0, error, writes_only=False))
+    await one._first_listing()
+    assert said in caplog.text

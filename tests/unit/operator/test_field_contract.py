@@ -1,0 +1,207 @@
+"""Every field works or is rejected: each one is changed alone, and something that is applied must change with it.
+
+The spec's types are walked, so a field that is added to them without an entry in `CHANGES` fails here. What counts is
+what the cluster is told (the Deployment, the Service, …), not the record of it: that one carries a hash of the whole
+spec and would change with a field that nobody reads.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from millstream_operator.api.load import ManifestError, parse
+from millstream_operator.api.spec import LLMDeploymentSpec
+from millstream_operator.planning.plan import PlanDefaults
+from millstream_operator.reconciling.revisions import choose
+from millstream_operator.rendering.objects import objects
+from millstream_operator.rendering.pod_defaults import PodDefaults
+from tests.support.llmdeployments import full_manifest
+
+Manifest = dict[str, Any]
+Objects = dict[str, Manifest]
+DEPLOYMENT, SERVICE, BUDGET = "Deployment", "Service", "PodDisruptionBudget"
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Another valid value, and the kinds of object that it changes. `without`: fields that would forbid the value."""
+
+    to: Any
+    kinds: tuple[str, ...] = (DEPLOYMENT,)
+    without: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refused:
+    """No value works in this version: this one is refused, with these words."""
+
+    value: Any
+    words: str
+
+
+RESERVED = "is reserved for a later version"
+POD = "podTemplate.spec"
+ENV = f"{POD}.containers[].env[]"
+RESOURCES = f"{POD}.containers[].resources"
+# `[]` is an item of a list and `{}` the value of a map, in the full manifest.
+CHANGES: dict[str, Changes | Refused] = {
+    "model.servedName": Changes("another"),
+    "model.source.local.path": Changes("/models/another"),
+    "model.source.huggingFace": Refused({"repository": "org/name"}, RESERVED),
+    "model.source.image": Refused({"reference": "registry.example.com/model:1"}, RESERVED),
+    "model.source.persistentVolumeClaim": Refused({"claimName": "models"}, RESERVED),
+    "accelerator.type": Changes("CPU", without=("engine.gpuMemoryUtilizationPercent",)),
+    "engine.maxModelLen": Changes(8192),
+    "engine.maxNumBatchedTokens": Changes(512),
+    "engine.maxNumSeqs": Changes(17),
+    "engine.gpuMemoryUtilizationPercent": Changes(81),
+    "warmup.heartbeatInterval": Changes("0s"),
+    "warmup.timeout": Changes("16m"),
+    "rollout.progressDeadline": Changes("41m"),
+    "rollout.drainTimeout": Changes("6m"),
+    "replicas": Changes(1, kinds=(DEPLOYMENT, BUDGET)),
+    "runtime.image": Changes("registry.example.com/millstream-runtime:2.0"),
+    "service.type": Changes("LoadBalancer", kinds=(SERVICE,)),
+    "service.port": Changes(8081, kinds=(SERVICE,)),
+    "podTemplate.metadata.labels{}": Changes("ranking"),
+    "podTemplate.metadata.annotations{}": Changes("ranking@example.com"),
+    f"{POD}.nodeSelector{{}}": Changes("nvme"),
+    f"{POD}.tolerations[].key": Changes("preemptible"),
+    f"{POD}.tolerations[].operator": Changes("Exists", without=(f"{POD}.tolerations[0].value",)),
+    f"{POD}.tolerations[].value": Changes("false"),
+    f"{POD}.tolerations[].effect": Changes("NoSchedule", without=(f"{POD}.tolerations[0].tolerationSeconds",)),
+    f"{POD}.tolerations[].tolerationSeconds": Changes(61),
+    f"{POD}.priorityClassName": Changes("low"),
+    f"{POD}.imagePullSecrets[].name": Changes("other-registry"),
+    f"{POD}.containers[].name": Refused("sidecar", "runtime"),
+    f"{ENV}.name": Changes("OTHER"),
+    f"{ENV}.value": Changes("2"),
+    f"{ENV}.valueFrom.secretKeyRef.name": Changes("other-tokens"),
+    f"{ENV}.valueFrom.secretKeyRef.key": Changes("other"),
+    f"{ENV}.valueFrom.secretKeyRef.optional": Changes(False),
+    f"{ENV}.valueFrom.configMapKeyRef.name": Changes("other-settings"),
+    f"{ENV}.valueFrom.configMapKeyRef.key": Changes("other"),
+    f"{ENV}.valueFrom.configMapKeyRef.optional": Changes(False),
+    f"{RESOURCES}.requests.cpu": Changes("4"),
+    f"{RESOURCES}.requests.memory": Changes("7Gi"),
+    f"{RESOURCES}.requests.ephemeral-storage": Changes("2Gi"),
+    f"{RESOURCES}.limits.cpu": Changes("6"),
+    f"{RESOURCES}.limits.memory": Changes("13Gi"),
+    f"{RESOURCES}.limits.ephemeral-storage": Changes("4Gi"),
+}
+# The full manifest says here what the default is, so leaving it out changes nothing.
+SAYS_THE_DEFAULT = {"accelerator.type"}
+
+
+def leaves(model: type[BaseModel], path: str = "") -> Iterator[str]:
+    """Every leaf field of an API type, by its YAML path."""
+    for name, field in model.model_fields.items():
+        here = f"{path}.{field.alias or name}" if path else field.alias or name
+        yield from leaves_of(field.annotation, here)
+
+
+def leaves_of(annotation: Any, path: str) -> Iterator[str]:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        yield from leaves_of(arguments[0], path)
+    elif origin in (typing.Union, types.UnionType):
+        (inner,) = [argument for argument in arguments if argument is not type(None)]
+        yield from leaves_of(inner, path)
+    elif origin is list:
+        yield from leaves_of(arguments[0], f"{path}[]")
+    elif origin is dict and arguments[1] is not Any:
+        yield from leaves_of(arguments[1], f"{path}{{}}")
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield from leaves(annotation, path)
+    else:
+        assert origin is dict or (isinstance(annotation, type) and issubclass(annotation, (str, int, Enum))), path
+        yield path
+
+
+def place(spec: Any, path: str) -> tuple[Any, str]:
+    """Parent and key of a path's first occurrence in the full manifest. Parents that are absent are made."""
+    steps = re.findall(r"[^.\[\]{}]+|\[\d*\]|\{\}", path)
+    candidates: list[Any] = [spec]
+    for step, following in zip(steps, [*steps[1:], ""], strict=True):
+        if step == "{}":
+            return candidates[0], next(iter(candidates[0]))
+        if step.startswith("["):
+            index = step[1:-1]
+            candidates = [x for items in candidates for x in ([items[int(index)]] if index else items)]
+            continue
+        if not following:
+            with_it = [candidate for candidate in candidates if step in candidate]
+            return (with_it or candidates)[0], step
+        candidates = [candidate[step] for candidate in candidates if step in candidate]
+    raise AssertionError(path)
+
+
+def applied(stored: Manifest) -> Objects:
+    """What the cluster would be told, by kind."""
+    owner = parse(stored)
+    pin = choose(owner, PlanDefaults(runtime_image="registry.example.com/default:1"), PodDefaults(), [])
+    return {rendered["kind"]: rendered for rendered in objects(owner, pin.revision)}
+
+
+def changed_kinds(before: Objects, after: Objects) -> set[str]:
+    return {kind for kind in before.keys() | after.keys() if before.get(kind) != after.get(kind)}
+
+
+def without(stored: Manifest, paths: tuple[str, ...]) -> Manifest:
+    stored = copy.deepcopy(stored)
+    for path in paths:
+        parent, key = place(stored["spec"], path)
+        del parent[key]
+    return stored
+
+
+def test_every_field_has_a_change_and_every_change_a_field() -> None:
+    assert set(leaves(LLMDeploymentSpec)) == set(CHANGES)
+
+
+def test_the_walk_notices_a_new_field_at_any_depth() -> None:
+    class Inner(BaseModel):
+        deep: int | None = None
+
+    class Added(LLMDeploymentSpec):
+        fresh: list[Inner] | None = None
+
+    assert set(leaves(Added)) - set(CHANGES) == {"fresh[].deep"}
+
+
+@pytest.mark.parametrize("path", CHANGES)
+def test_a_field_changed_alone_changes_what_is_applied_or_is_refused(path: str) -> None:
+    change = CHANGES[path]
+    base = without(full_manifest(), change.without if isinstance(change, Changes) else ())
+    mutated = copy.deepcopy(base)
+    parent, key = place(mutated["spec"], path)
+    if isinstance(change, Refused):
+        parent[key] = change.value
+        with pytest.raises(ManifestError, match=change.words):
+            parse(mutated)
+        return
+    assert parent[key] != change.to, "the full manifest already says so"
+    parent[key] = change.to
+    assert changed_kinds(applied(base), applied(mutated)) == set(change.kinds)
+
+
+@pytest.mark.parametrize("path", [path for path, change in CHANGES.items() if isinstance(change, Changes)])
+def test_a_field_left_out_changes_what_is_applied_or_is_refused(path: str) -> None:
+    """The full manifest says nowhere what the default says, so silence must be heard as well."""
+    stored = full_manifest()
+    mutated = without(stored, (path,))
+    try:
+        after = applied(mutated)
+    except ManifestError:
+        return  # it is required, by its type or by a rule
+    assert bool(changed_kinds(applied(stored), after)) == (path not in SAYS_THE_DEFAULT)

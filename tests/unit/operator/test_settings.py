@@ -1,0 +1,115 @@
+"""The operator's environment: what is wrong with it is one sentence, before anything is started."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from millstream_operator import __main__
+from millstream_operator.settings import SettingsError, read_settings
+
+IMAGE = {"MILLSTREAM_RUNTIME_IMAGE": "registry.example.com/runtime:1"}
+
+
+def test_an_image_is_enough() -> None:
+    settings = read_settings(IMAGE)
+    assert settings.defaults.plan.runtime_image == IMAGE["MILLSTREAM_RUNTIME_IMAGE"]
+    assert settings.watch_namespaces == (), "all of them"
+    assert (settings.log_level, settings.health_port) == (logging.INFO, 8080)
+    assert not settings.service_access_by_proxy
+
+
+def test_everything_is_read(tmp_path: Path) -> None:
+    defaults = tmp_path / "pods.json"
+    defaults.write_text(json.dumps({"labels": {"team": "a"}, "nodeSelector": {"disk": "ssd"}, "tolerations": []}))
+    settings = read_settings(
+        IMAGE
+        | {
+            "MILLSTREAM_POD_DEFAULTS": str(defaults),
+            "MILLSTREAM_WATCH_NAMESPACES": " a, b-2 ,",
+            "MILLSTREAM_LOG_LEVEL": "DEBUG",
+            "MILLSTREAM_HEALTH_PORT": "9000",
+            "MILLSTREAM_SERVICE_ACCESS": "Proxy",
+        }
+    )
+    assert settings.watch_namespaces == ("a", "b-2")
+    assert settings.defaults.pods.node_selector == {"disk": "ssd"}
+    assert (settings.log_level, settings.health_port) == (logging.DEBUG, 9000)
+    assert settings.service_access_by_proxy
+
+
+def test_a_variable_that_is_there_but_empty_is_the_default() -> None:
+    names = ("POD_DEFAULTS", "WATCH_NAMESPACES", "LOG_LEVEL", "HEALTH_PORT", "SERVICE_ACCESS")
+    assert read_settings(IMAGE | {f"MILLSTREAM_{name}": "" for name in names}) == read_settings(IMAGE)
+
+
+BAD: dict[str, tuple[str, str, list[str]]] = {
+    "no image": ("RUNTIME_IMAGE", "  ", ["empty", "image"]),
+    "namespace": ("WATCH_NAMESPACES", "a,Team_B", ["'Team_B'", "namespace"]),
+    "level": ("LOG_LEVEL", "LOUD", ["'LOUD'", "DEBUG, INFO, WARNING, ERROR"]),
+    "level in small letters": ("LOG_LEVEL", "info", ["'info'", "INFO"]),
+    "port word": ("HEALTH_PORT", "http", ["'http'", "1 to 65535"]),
+    "port zero": ("HEALTH_PORT", "0", ["'0'"]),
+    "port beyond": ("HEALTH_PORT", "65536", ["'65536'"]),
+    "port negative": ("HEALTH_PORT", "-1", ["'-1'"]),
+    "port of 5000 digits": ("HEALTH_PORT", "1" * 5000, ["1 to 65535"]),
+    "access": ("SERVICE_ACCESS", "Tunnel", ["'Tunnel'", "Direct, Proxy"]),
+    "no such file": ("POD_DEFAULTS", "/nowhere/pods.json", ["/nowhere/pods.json", "No such file"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_value_is_told_with_its_variable(name: str) -> None:
+    variable, value, words = BAD[name]
+    with pytest.raises(SettingsError) as caught:
+        read_settings(IMAGE | {f"MILLSTREAM_{variable}": value})
+    said = str(caught.value)
+    assert said.startswith(f"MILLSTREAM_{variable}")
+    assert "\n" not in said
+    assert said.endswith(".")
+    for word in words:
+        assert word in said
+
+
+BAD_FILES: dict[str, tuple[bytes, list[str]]] = {
+    "not JSON": (b"labels: {}", ["Invalid JSON"]),
+    "not text": (b"\xff\xfe", ["UTF-8"]),
+    "a list": (b"[]", ["object"]),
+    "unknown field": (b'{"nodeSelectors": {}}', ["nodeSelectors"]),
+    "snake case": (b'{"node_selector": {}}', ["node_selector"]),
+    "wrong type": (b'{"labels": {"team": 1}}', ["labels.team", "string"]),
+    "a label that is none": (b'{"labels": {"team": "a b"}}', ["labels.team"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_bad_pod_defaults_are_told_with_their_file(tmp_path: Path, name: str) -> None:
+    content, words = BAD_FILES[name]
+    path = tmp_path / "pods.json"
+    path.write_bytes(content)
+    with pytest.raises(SettingsError) as caught:
+        read_settings(IMAGE | {"MILLSTREAM_POD_DEFAULTS": str(path)})
+    said = str(caught.value)
+    assert said.startswith(f"MILLSTREAM_POD_DEFAULTS: {path}: ")
+    assert "\n" not in said
+    assert ": : " not in said
+    for word in words:
+        assert word in said
+
+
+def test_empty_pod_defaults_are_none(tmp_path: Path) -> None:
+    (tmp_path / "pods.json").write_text("")
+    assert read_settings(IMAGE | {"MILLSTREAM_POD_DEFAULTS": str(tmp_path / "pods.json")}) == read_settings(IMAGE)
+
+
+def test_the_process_ends_with_one_line_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MILLSTREAM_RUNTIME_IMAGE", raising=False)
+    assert __main__.main() == 2
+    assert capsys.readouterr().err == (
+        "millstream-operator: MILLSTREAM_RUNTIME_IMAGE is empty; it must name the runtime's image.\n"
+    )
