@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks import runtime_vs_transformers
+from benchmarks import prefix_cache, runtime_vs_transformers, scheduler
 
 if __name__ == "__main__":
+    scheduler.main()
+    prefix_cache.main([])
     runtime_vs_transformers.main()

@@ -12,19 +12,19 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from millstream import __version__
+from millstream.termination import write_termination_message
 from millstream_runtime.errors import InvalidConfigError, RuntimeFailure
 
-TERMINATION_LOG_VARIABLE = "MILLSTREAM_TERMINATION_LOG"
-DEFAULT_TERMINATION_LOG = "/dev/termination-log"
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 # verb -> (module with `run(argv) -> int`, one line of help)
 VERBS = {
     "serve": ("millstream.verbs.serve", "run a model behind the OpenAI API: a model folder or an LLMDeployment file"),
     "plan": ("millstream.verbs.plan", "what the operator would choose for LLMDeployment files, and why"),
+    "fetch": ("millstream.verbs.fetch", "a model from a hub or an image registry into a folder: resumed, verified"),
+    "inspect": ("millstream.verbs.inspect", "the shape of a model, without its weights: one line of JSON"),
     "validate": ("millstream.verbs.validate", "check LLMDeployment files: one line a file, exit 1 if one is wrong"),
     "bench": ("millstream.verbs.bench", "load an OpenAI endpoint or an engine; latencies, throughput, goodput"),
 }
@@ -47,12 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def report(failure: RuntimeFailure) -> int:
     """Tell the person (stderr) and the operator (termination message); return the exit code."""
     print(f"millstream: {failure.message}", file=sys.stderr, flush=True)
-    path = Path(os.environ.get(TERMINATION_LOG_VARIABLE, DEFAULT_TERMINATION_LOG))
-    if path.exists():
-        try:
-            path.write_text(failure.termination_message(), encoding="utf-8")
-        except OSError as error:
-            print(f"millstream: cannot write {path}: {error.strerror}", file=sys.stderr)
+    write_termination_message(failure.termination_message())
     return EXIT_USAGE if isinstance(failure, InvalidConfigError) else EXIT_FAILURE
 
 

@@ -93,6 +93,8 @@ class RuntimeConfig:
     block_size_tokens: int = 16
     gpu_memory_utilization_percent: int = 90
     kv_cache_memory_bytes: int | None = None  # on a CPU: None takes a share of the container's memory
+    enable_prefix_caching: bool = True  # share KV blocks among requests that begin alike
+    api_keys_file: str | None = None  # one key a line; None: everyone may ask
     heartbeat_interval_seconds: int = 30  # 0 switches heartbeats off
     drain_timeout_seconds: int = 600
     host: str = "0.0.0.0"  # noqa: S104 - a pod is reached through its Service
@@ -125,6 +127,8 @@ class RuntimeConfig:
         _in_range("--gpu-memory-utilization-percent", self.gpu_memory_utilization_percent, 1, 99)
         if self.kv_cache_memory_bytes is not None:
             _in_range("--kv-cache-memory-bytes", self.kv_cache_memory_bytes, 1 << 20, 1 << 50)
+        if self.api_keys_file is not None:
+            _require(bool(self.api_keys_file), "--api-keys-file", self.api_keys_file, "a file with one key a line")
         _in_range("--heartbeat-interval-seconds", self.heartbeat_interval_seconds, 0, 86_400)
         _in_range("--drain-timeout-seconds", self.drain_timeout_seconds, 0, 86_400)
         _in_range("--port", self.port, 0, 65_535)
@@ -132,7 +136,7 @@ class RuntimeConfig:
     def to_args(self) -> list[str]:
         """Flags that `from_args` reads back to an equal config. Chosen-by-the-runtime values are left out."""
         return [
-            f"--{field.name.replace('_', '-')}={value}"
+            f"--{field.name.replace('_', '-')}={str(value).lower() if isinstance(value, bool) else value}"
             for field in fields(self)
             if (value := getattr(self, field.name)) is not None
         ]
@@ -193,11 +197,20 @@ def argument_parser(parser: argparse.ArgumentParser | None = None) -> argparse.A
     integer("--block-size-tokens", "tokens in one KV block (default: 16)")
     integer("--gpu-memory-utilization-percent", "share of GPU memory to use (default: 90)")
     integer("--kv-cache-memory-bytes", "size of the KV pool on a CPU (default: a share of the container's memory)")
+    flag("--enable-prefix-caching", type=_switch, metavar="true|false", help="share KV blocks (default: true)")
+    flag("--api-keys-file", metavar="FILE", help="one API key a line, read again when it changes (default: no keys)")
     integer("--heartbeat-interval-seconds", "idle time between warm-up heartbeats, 0 = off (default: 30)")
     integer("--drain-timeout-seconds", "how long SIGTERM waits for running requests (default: 600)")
     flag("--host", help="address to listen on (default: 0.0.0.0)")
     integer("--port", "port to listen on (default: 8000)")
     return parser
+
+
+def _switch(text: str) -> bool:
+    """argparse shows the message of an ArgumentTypeError as it is."""
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return text.lower() == "true"
 
 
 def _plain(value: object) -> object:

@@ -17,6 +17,9 @@ class Reason(StrEnum):
 
     BENCHMARK_FAILED = "BenchmarkFailed"  # of `millstream bench` alone: no pod ends with it
     CHECKPOINT_INVALID = "CheckpointInvalid"
+    DISK_FULL = "DiskFull"
+    DOWNLOAD_FAILED = "DownloadFailed"
+    DOWNLOAD_UNAUTHORIZED = "DownloadUnauthorized"
     INVALID_CONFIG = "InvalidConfig"
     OUT_OF_MEMORY = "OutOfMemory"
     PORT_IN_USE = "PortInUse"

@@ -7,6 +7,7 @@ cost a second of every boot; tests prove that both give the same ids.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from millstream_runtime.server.detokenizer import (
     is_byte_level,
 )
 
+BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's spelling of a byte that no piece covers
+SENTENCEPIECE_SPACE = "\u2581"
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -74,9 +77,26 @@ class Tokenizer:
         """
         return characters // self._longest_token_characters
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a plain prompt, with the special tokens that the tokenizer puts around one (often a BOS)."""
-        return list(self._fast.encode(text, add_special_tokens=True).ids)
+        return list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids as the model's own tokenizer spells it, without special tokens."""
+        return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """One token's own bytes, which need not be whole characters; a special token's are its name.
+
+        b"" for ids past the vocabulary, which a padded embedding can produce.
+        """
+        token = self._fast.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._byte_level is not None:
+            return self._byte_level.bytes_of(token_id) or token.encode()
+        byte = BYTE_FALLBACK.fullmatch(token)
+        return bytes([int(byte[1], 16)]) if byte else token.replace(SENTENCEPIECE_SPACE, " ").encode()
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids of a conversation, ready for the assistant's next turn. The template writes its own special tokens.

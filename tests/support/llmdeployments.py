@@ -39,6 +39,7 @@ _FULL_SPEC: dict[str, Any] = {
         "maxNumBatchedTokens": 1024,
         "maxNumSeqs": 16,
         "gpuMemoryUtilizationPercent": 80,
+        "prefixCaching": "Disabled",
     },
     "warmup": {"heartbeatInterval": "45s", "timeout": "15m"},
     "rollout": {"progressDeadline": "40m", "drainTimeout": "5m"},

@@ -51,6 +51,7 @@ class EngineStatus(ApiModel):
     gpu_memory_utilization_percent: int | None = Field(
         None, ge=1, le=99, description="Share of the GPU's memory in use. Absent on a CPU."
     )
+    prefix_caching: Name | None = Field(None, description="Enabled: KV blocks are shared among requests.")
 
 
 class SpeculationStatus(ApiModel):

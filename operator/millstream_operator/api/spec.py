@@ -45,6 +45,11 @@ class Accelerator(ApiModel):
     )
 
 
+class Switch(StrEnum):
+    ENABLED = "Enabled"
+    DISABLED = "Disabled"
+
+
 class Engine(ApiModel):
     """Limits of the inference engine. Each one is a trade of memory against throughput."""
 
@@ -72,6 +77,9 @@ class Engine(ApiModel):
         le=99,
         description="Share of the GPU's memory for weights and KV cache, in percent. Only with a GPU. Default: by "
         "workload, else 90.",
+    )
+    prefix_caching: Switch | None = Field(
+        None, description="Share KV blocks among requests that begin alike, or not. Default: Enabled."
     )
 
 

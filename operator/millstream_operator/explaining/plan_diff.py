@@ -36,7 +36,9 @@ def plan_diff(
     if isinstance(found, Plan):
         known = {name: value for name, value in plan_before.items() if value is not None}
         after = {name: plan_after[name] for name in known}
-        rows += [[f"plan.{path}", f"{before} -> {now}"] for path, before, now in differences(known, after)]
+        # What an older operator did not write down is no change.
+        changed = [change for change in differences(known, after) if change[1] != ABSENT]
+        rows += [[f"plan.{path}", f"{before} -> {now}"] for path, before, now in changed]
     lines = [title, "", *(columns(rows) or ["  Nothing changes."])]
     if isinstance(found, Plan) and not found.requires and rows:
         restarts = input_hash(live) != input_hash(wanted)

@@ -66,7 +66,8 @@ def _facts(plan: Plan, style: Style) -> list[str]:
             price += f"{dot}{dollars(cost.per_million_tokens_milli_usd)} a million output tokens when busy"
         rows.append(["cost", price])
     limits = [f"{key} {value}" for key, value in engine.as_dict().items()]
-    rows.append(["engine", dot.join(limits)])
+    rows.append(["engine", dot.join(limit for limit in limits if limit.startswith("max"))])
+    rows.append(["", dot.join(limit for limit in limits if not limit.startswith("max"))])
     rows.append(["formats", f"weights {plan.quantization}{dot}KV cache {plan.kv_cache}"])
     speculation = plan.speculation
     if speculation.method != "Disabled":

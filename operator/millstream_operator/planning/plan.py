@@ -38,13 +38,15 @@ class EnginePlan:
     max_num_batched_tokens: int
     max_num_seqs: int
     gpu_memory_utilization_percent: int | None
+    prefix_caching: bool = True
 
-    def as_dict(self) -> dict[str, int]:
+    def as_dict(self) -> dict[str, int | str]:
         engine = {
             "maxModelLen": self.max_model_len_tokens,
             "maxNumBatchedTokens": self.max_num_batched_tokens,
             "maxNumSeqs": self.max_num_seqs,
             "gpuMemoryUtilizationPercent": self.gpu_memory_utilization_percent,
+            "prefixCaching": "Enabled" if self.prefix_caching else "Disabled",
         }
         return {name: value for name, value in engine.items() if value is not None}
 

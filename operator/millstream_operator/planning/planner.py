@@ -16,7 +16,15 @@ from dataclasses import replace
 from millstream_operator.api import duration
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.rules import DEFAULT_WARMUP_TIMEOUT
-from millstream_operator.api.spec import Accelerator, AcceleratorType, Engine, LLMDeploymentSpec, Rollout, Warmup
+from millstream_operator.api.spec import (
+    Accelerator,
+    AcceleratorType,
+    Engine,
+    LLMDeploymentSpec,
+    Rollout,
+    Switch,
+    Warmup,
+)
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part
 from millstream_operator.inventory.node_kinds import Inventory
 from millstream_operator.planning.candidates import Outcome, Problem, Question, Stage
@@ -177,7 +185,7 @@ def _planned(
     wishes = wishes_of(deployment.spec, shape)
     found = formats(wishes, shape, facts.choosable)
     blind = plan(deployment, defaults, facts)
-    kept = [r for r in blind.reasons if r.field in ("accelerator", "runtime.image")]
+    kept = [r for r in blind.reasons if r.field in ("accelerator", "runtime.image", "engine.prefixCaching")]
     resources: list[Reason] = []
     missing = requirements(
         deployment,
@@ -206,6 +214,7 @@ def _planned(
             best.max_num_batched_tokens,
             best.max_num_seqs,
             wishes.gpu_memory_utilization_percent,
+            blind.engine.prefix_caching,
         ),
         resources=_resources(candidate.gpus, resources),
         memory=best.ledger,
@@ -318,7 +327,11 @@ def _engine(spec: LLMDeploymentSpec, on_gpu: bool, reasons: list[Reason]) -> Eng
     length = (spec.engine or Engine()).max_model_len
     tokens, sequences, utilization, why = batching(spec, on_cpu=not on_gpu)
     reasons += [given_or(length, "engine.maxModelLen", "Absent: the runtime takes what the model allows."), *why]
-    return EnginePlan(length, tokens, sequences, utilization if on_gpu else None)
+    caching = (spec.engine or Engine()).prefix_caching
+    otherwise = "Requests that begin alike share their KV blocks and compute them once."
+    asked = f"spec.engine.prefixCaching asks for {caching}."
+    reasons.append(Reason("engine.prefixCaching", asked if caching else otherwise))
+    return EnginePlan(length, tokens, sequences, utilization if on_gpu else None, caching is not Switch.DISABLED)
 
 
 def _model_path(spec: LLMDeploymentSpec) -> str:

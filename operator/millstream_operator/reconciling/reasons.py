@@ -33,6 +33,9 @@ class Reason(StrEnum):
     INSUFFICIENT_GPU = "InsufficientGPU"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_CONFIG_INVALID = "ContainerConfigInvalid"
+    DOWNLOAD_UNAUTHORIZED = "DownloadUnauthorized"
+    DOWNLOAD_FAILED = "DownloadFailed"
+    DISK_FULL = "DiskFull"
     CHECKPOINT_INVALID = "CheckpointInvalid"
     INVALID_CONFIG = "InvalidConfig"
     OUT_OF_MEMORY = "OutOfMemory"
@@ -58,6 +61,7 @@ NEEDS_A_PERSON = frozenset(
         Reason.APPLY_REFUSED,
         Reason.ADMISSION_DENIED,
         Reason.CONTAINER_CONFIG_INVALID,
+        Reason.DOWNLOAD_UNAUTHORIZED,
         Reason.CHECKPOINT_INVALID,
         Reason.INVALID_CONFIG,
         Reason.UNSUPPORTED_BY_RUNTIME,
@@ -71,6 +75,8 @@ MESSAGE_HAS_VARYING_NUMBERS = frozenset(
         Reason.UNSCHEDULABLE,
         Reason.INSUFFICIENT_GPU,
         Reason.IMAGE_PULL_FAILED,
+        Reason.DOWNLOAD_FAILED,
+        Reason.DISK_FULL,
         Reason.ADMISSION_DENIED,
         Reason.QUOTA_EXCEEDED,
         Reason.APPLY_REFUSED,

@@ -41,6 +41,7 @@ def runtime_config(
         max_model_len=engine.max_model_len_tokens,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_num_seqs=engine.max_num_seqs,
+        enable_prefix_caching=engine.prefix_caching,
         heartbeat_interval_seconds=plan.heartbeat_interval_seconds,
         drain_timeout_seconds=plan.drain_timeout_seconds,
         host=host,

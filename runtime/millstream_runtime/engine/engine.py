@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,9 @@ from millstream_runtime.engine import memory
 from millstream_runtime.engine.block_manager import BlockManager
 from millstream_runtime.engine.host import memory_limit_bytes, resident_bytes, usable_cpus
 from millstream_runtime.engine.kv_cache import KVCache
-from millstream_runtime.engine.model_runner import ModelRunner
-from millstream_runtime.engine.request import EngineStats, FinishReason, Request, SamplingParams, TokenOutput
+from millstream_runtime.engine.logits_processors import LogitsProcessor
+from millstream_runtime.engine.model_runner import ModelRunner, Sampled
+from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill, Request, SamplingParams, TokenOutput
 from millstream_runtime.engine.scheduler import Chunk, Scheduler
 from millstream_runtime.engine.sequence import Sequence
 from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
@@ -35,6 +37,7 @@ class Engine:
 
     Attributes:
         model_config: the model's shape; `max_model_len` and `eos_token_ids` as this engine applies them.
+        processors_for: makes the logits processors of a request; by default there are none.
     """
 
     def __init__(self, config: RuntimeConfig, on_phase: Callable[[str, str], None]) -> None:
@@ -56,23 +59,32 @@ class Engine:
         pool = self._size_pool(config, model)
         self.model_config: ModelConfig = replace(model_config, max_model_len=pool.max_model_len)
         cache = KVCache(model_config, pool.num_blocks, config.block_size_tokens, self._dtype, self._device)
-        self._blocks = BlockManager(pool.num_blocks, config.block_size_tokens, config.max_num_seqs)
+        self._blocks = BlockManager(
+            pool.num_blocks,
+            config.block_size_tokens,
+            config.max_num_seqs,
+            enable_prefix_caching=config.enable_prefix_caching,
+            window_tokens=_window_of_all_layers(model_config),
+        )
         self._scheduler = Scheduler(self._blocks, config.max_num_batched_tokens, config.max_num_seqs)
         self._runner = ModelRunner(model, cache, self._device, model_config.eos_token_ids)
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
         self._steps_total = 0
+        self._last_step_tokens = 0
+        self.processors_for: Callable[[Request], tuple[LogitsProcessor, ...]] = lambda request: ()
 
     def add_request(self, request: Request) -> None:
         """Queue a request; its first token comes from a later `step`.
 
         Raises:
-            ValueError: an id in use, an empty or too long prompt, a token outside the vocabulary, no token asked for.
+            ValueError: an id in use, an empty or too long prompt, an id outside the vocabulary, no token asked for.
         """
         self._check_request(request)
         prompt = list(request.prompt_token_ids)
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(64)
-        sequence = Sequence(request, self._arrivals, seed, prompt, len(prompt))
+        sequence = Sequence(request, self._arrivals, seed, prompt, len(prompt), processors=self.processors_for(request))
+        sequence.kv_variant = self._runner.kv_variant(len(prompt))
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
         self._scheduler.add(sequence)
@@ -89,12 +101,18 @@ class Engine:
 
     def step(self) -> list[TokenOutput]:
         """Compute one step for all requests that fit in it; at most one new token a request."""
-        plan = self._scheduler.schedule()
-        if not plan.chunks:
+        chunks = self._scheduler.schedule()
+        if not chunks:
             return []
-        tokens = self._runner.execute(plan.chunks)
+        now = time.monotonic()
+        for chunk in chunks:
+            if chunk.sequence.scheduled_at_seconds is None:
+                chunk.sequence.scheduled_at_seconds = now
+        sampled = self._runner.execute(chunks)
+        self._scheduler.advance(chunks)
         self._steps_total += 1
-        return [self._advance(chunk, tokens[chunk.sequence]) for chunk in _advanced(plan.chunks)]
+        self._last_step_tokens = sum(chunk.num_tokens for chunk in chunks if not chunk.sequence.request.is_heartbeat)
+        return [self._advance(sequence, one) for sequence, one in sampled.items()]
 
     def stats(self) -> EngineStats:
         """A snapshot; call it between steps."""
@@ -106,6 +124,10 @@ class Engine:
             block_size_tokens=self._blocks.block_size_tokens,
             num_preemptions_total=self._scheduler.num_preemptions_total,
             steps_total=self._steps_total,
+            last_step_tokens=self._last_step_tokens,
+            recomputed_tokens_total=self._scheduler.recomputed_tokens_total,
+            prefix_cache_queried_tokens_total=self._scheduler.queried_tokens_total,
+            prefix_cache_hit_tokens_total=self._scheduler.hit_tokens_total,
         )
 
     def warm_up(self) -> None:
@@ -134,21 +156,22 @@ class Engine:
         if unscheduled:
             raise RuntimeError(f"{unscheduled} requests are known to the engine but not to its scheduler.")
 
-    def _advance(self, chunk: Chunk, token_id: int | None) -> TokenOutput:
+    def _advance(self, sequence: Sequence, sampled: Sampled) -> TokenOutput:
         """Append a sampled token to its sequence and finish it where it ends."""
-        sequence = chunk.sequence
-        request_id = sequence.request.request_id
+        request_id, token_id = sequence.request.request_id, sampled.token_id
         if token_id is None:
-            self._runner.scrub(sequence)
+            self._runner.scrub(self._blocks.forget(sequence))
             self.abort(request_id)
             return TokenOutput(request_id, None, FinishReason.ABORT)
-        sequence.token_ids.append(token_id)
+        prefill = _prefill(sequence) if sequence.num_generated_tokens == 0 else None
+        sequence.append(token_id)
         reason = self._finish_reason(sequence, token_id)
         if reason is not None:
             self.abort(request_id)
         elif self._runner.must_recompute(sequence):
-            sequence.num_computed_tokens = 0
-        return TokenOutput(request_id, token_id, reason)
+            self._scheduler.recompute(sequence)
+            sequence.kv_variant = self._runner.kv_variant(len(sequence.token_ids))
+        return TokenOutput(request_id, token_id, reason, sampled.logprobs, prefill)
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
         params = sequence.request.sampling
@@ -172,6 +195,9 @@ class Engine:
             )
         if not 0 <= min(prompt) <= max(prompt) < self.model_config.vocab_size:
             raise ValueError(f"a prompt token is outside the vocabulary of {self.model_config.vocab_size}")
+        named = {*request.sampling.stop_token_ids, *(token_id for token_id, _ in request.sampling.logit_bias)}
+        if named and not 0 <= min(named) <= max(named) < self.model_config.vocab_size:
+            raise ValueError(f"a stop or biased token is outside the vocabulary of {self.model_config.vocab_size}")
         if request.sampling.max_tokens < 1:
             raise ValueError(f"max_tokens is {request.sampling.max_tokens}; it must be at least 1")
 
@@ -216,12 +242,20 @@ class Engine:
         )
 
 
-def _advanced(chunks: list[Chunk]) -> list[Chunk]:
-    """Count the chunks' tokens as computed; returns the chunks that sampled a token."""
-    sampling = [chunk for chunk in chunks if chunk.samples]
-    for chunk in chunks:
-        chunk.sequence.num_computed_tokens += chunk.num_tokens
-    return sampling
+def _prefill(sequence: Sequence) -> Prefill:
+    """What the first token of a sequence tells about its prompt."""
+    wants_prompt = sequence.request.sampling.prompt_logprobs is not None
+    return Prefill(
+        scheduled_at_seconds=sequence.scheduled_at_seconds or 0.0,
+        num_cached_tokens=sequence.num_cached_tokens,
+        prompt_logprobs=tuple(sequence.prompt_logprobs) if wants_prompt else None,
+    )
+
+
+def _window_of_all_layers(model_config: ModelConfig) -> int | None:
+    """How far back any layer looks; None where one looks to the start, and so needs every block."""
+    windows = [window for window in model_config.windows if window is not None]
+    return max(windows) if windows and len(windows) == model_config.num_layers else None
 
 
 def _with_max_model_len(model_config: ModelConfig, config: RuntimeConfig) -> ModelConfig:

@@ -26,8 +26,9 @@ class FinishReason(StrEnum):
 class SamplingParams:
     """How the next token is chosen. Validated by the server before it gets here.
 
-    `temperature == 0` is greedy. `top_k == 0` and `top_p == 1.0` switch those filters off. With a `seed`, the
-    tokens depend on the seed and the logits only, never on which other requests share the batch.
+    `temperature == 0` is greedy. `top_k == 0`, `top_p == 1.0` and `min_p == 0.0` switch those filters off, and so do
+    penalties of 0 (presence, frequency) and 1 (repetition). With a `seed`, the tokens depend on the seed and the
+    logits only, never on which other requests share the batch.
     """
 
     max_tokens: int
@@ -38,6 +39,29 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
     ignore_eos: bool = False
     min_tokens: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0  # once for each token of the answer so far
+    frequency_penalty: float = 0.0  # for each time it came up in the answer
+    repetition_penalty: float = 1.0  # divides the logit of every token of prompt and answer (Keskar et al. 2019)
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
+    logprobs: int | None = None  # alternatives to report beside each sampled token; None: no log-probabilities at all
+    prompt_logprobs: int | None = None  # the same for every token of the prompt
+
+    @property
+    def is_penalised(self) -> bool:
+        """Whether earlier tokens change the logits."""
+        return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1.0
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Whether the next token is the argmax of the model's own logits, and nothing else is asked: the fast path."""
+        return (
+            self.temperature == 0
+            and self.min_tokens == 0
+            and not self.logit_bias
+            and not self.is_penalised
+            and self.logprobs is None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +71,28 @@ class Request:
     request_id: str
     prompt_token_ids: Sequence[int]
     sampling: SamplingParams
-    is_heartbeat: bool = False  # warm-up and heartbeats never count as user traffic
+    is_heartbeat: bool = False  # warm-up and heartbeats never count as user traffic, and cache nothing
+    priority: int = 0  # lower is served earlier; see engine.scheduler for how far it reaches
+    cache_salt: str = ""  # the prefix cache is shared among requests of equal salt only
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """A token under the model's own distribution: before temperature, penalties, bias and filters."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 is the most probable token
+    top: tuple[tuple[int, float], ...]  # (token id, log-probability), the most probable first
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """What is known of a request once its prompt is computed; comes with its first token."""
+
+    scheduled_at_seconds: float  # `time.monotonic()` when it first got a place in a batch
+    num_cached_tokens: int  # of the prompt, found in the prefix cache
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # one a prompt token; nothing precedes the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +107,13 @@ class TokenOutput:
     request_id: str
     token_id: int | None
     finish_reason: FinishReason | None = None
+    logprobs: TokenLogprobs | None = None
+    prefill: Prefill | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot between two steps, for `/metrics` and `/ready`."""
+    """A snapshot between two steps, for `/metrics` and `/ready`. Totals count users' requests only."""
 
     num_requests_running: int
     num_requests_waiting: int
@@ -75,8 +122,12 @@ class EngineStats:
     block_size_tokens: int
     num_preemptions_total: int
     steps_total: int
+    last_step_tokens: int = 0  # prompt and answer tokens that the last step computed
+    recomputed_tokens_total: int = 0  # computed a second time after a preemption
+    prefix_cache_queried_tokens_total: int = 0
+    prefix_cache_hit_tokens_total: int = 0
 
     @property
     def kv_cache_usage(self) -> float:
-        """Share of KV blocks in use, 0.0 to 1.0."""
+        """Share of KV blocks in use, 0.0 to 1.0. Blocks that only the prefix cache remembers are not in use."""
         return self.kv_blocks_used / self.kv_blocks_total if self.kv_blocks_total else 0.0

@@ -7,12 +7,15 @@ preemption, without a generator to carry along. The number picks a token by inve
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from millstream_runtime.engine import logits_processors
+from millstream_runtime.engine.logits_processors import LogitsProcessor
 from millstream_runtime.engine.request import SamplingParams
 
 _MASK64 = (1 << 64) - 1
@@ -26,6 +29,20 @@ class SamplingRow:
     seed: int
     position: int  # of the token about to be sampled, counted from the start of the prompt
     suppressed_ids: frozenset[int] = frozenset()  # may not come up yet: end-of-sequence before min_tokens
+    token_counts: Mapping[int, int] | None = None  # see Sequence.token_counts
+    generated_ids: Seq[int] = ()
+    processors: Seq[LogitsProcessor] = ()
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether tokens are cut from the distribution before the draw."""
+        return self.params.top_k > 0 or self.params.top_p < 1 or self.params.min_p > 0
+
+
+def greedy(logits: Tensor) -> Tensor:
+    """`[R, vocab]` to the argmax `[R]` int64; -1 where a row's logits are not finite. The path of plain requests."""
+    highest, tokens = logits.max(dim=-1)  # the maximum of a row with a NaN is NaN
+    return tokens.masked_fill_(~highest.isfinite(), -1)
 
 
 def sample(logits: Tensor, rows: Seq[SamplingRow]) -> Tensor:
@@ -33,13 +50,11 @@ def sample(logits: Tensor, rows: Seq[SamplingRow]) -> Tensor:
 
     `logits` may be changed.
     """
-    for index, row in enumerate(rows):
-        if row.suppressed_ids:
-            logits[index, sorted(row.suppressed_ids)] = float("-inf")
+    logits_processors.apply_all(logits, rows)
     highest, tokens = logits.max(dim=-1)
     random = [index for index, row in enumerate(rows) if row.params.temperature > 0]
-    plain = [i for i in random if rows[i].params.top_k == 0 and rows[i].params.top_p >= 1]
-    filtered = [i for i in random if not (rows[i].params.top_k == 0 and rows[i].params.top_p >= 1)]
+    plain = [index for index in random if not rows[index].is_filtered]
+    filtered = [index for index in random if rows[index].is_filtered]
     if plain:
         tokens[plain] = _invert(_probabilities(logits, highest, rows, plain), rows, plain)
     if filtered:
@@ -66,16 +81,22 @@ def _probabilities(logits: Tensor, highest: Tensor, rows: Seq[SamplingRow], chos
 
 
 def _sample_filtered(probabilities: Tensor, rows: Seq[SamplingRow], chosen: list[int]) -> Tensor:
-    """Top-k, then top-p of what is left, in the order of falling probability (stable: ties by token id)."""
+    """Min-p, then top-k, then top-p of what is left, in the order of falling probability (stable: ties by token id)."""
+
+    def each(values: Seq[float]) -> Tensor:
+        return torch.tensor(values, device=probabilities.device)[:, None]
+
     ranked, order = probabilities.sort(dim=-1, descending=True, stable=True)
     vocab_size = ranked.shape[-1]
-    top_k = torch.tensor([rows[i].params.top_k or vocab_size for i in chosen], device=ranked.device)[:, None]
-    top_p = torch.tensor([rows[i].params.top_p for i in chosen], device=ranked.device)[:, None]
+    params = [rows[index].params for index in chosen]
+    top_k = each([one.top_k or vocab_size for one in params])
+    # The first token passes every filter: its probability is the greatest, its rank 0, and nothing is before it.
+    ranked.masked_fill_(ranked < each([one.min_p for one in params]) * ranked[:, :1], 0.0)
     ranked.masked_fill_(torch.arange(vocab_size, device=ranked.device)[None, :] >= top_k, 0.0)
     ranked /= ranked.sum(dim=-1, keepdim=True)
     # A token stays while those before it hold less than top_p; the first always stays.
     before = ranked.cumsum(dim=-1) - ranked
-    beyond = before >= top_p
+    beyond = before >= each([one.top_p for one in params])
     beyond[:, 0] = False
     ranked.masked_fill_(beyond, 0.0)
     return order.gather(1, _invert(ranked, rows, chosen)[:, None]).squeeze(1)

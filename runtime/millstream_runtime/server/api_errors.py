@@ -32,6 +32,7 @@ class ApiError(Exception):
         code: str | None = None,
         type_: str = "invalid_request_error",
         retry_after_seconds: int | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -39,14 +40,16 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.type = type_
-        self.retry_after_seconds = retry_after_seconds
+        self._headers = dict(headers or {})
+        if retry_after_seconds is not None:
+            self._headers["Retry-After"] = str(retry_after_seconds)
 
     def body(self) -> dict[str, Any]:
         """`{"error": {message, type, param, code}}`, also the payload of an SSE error event."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        return {"Retry-After": str(self.retry_after_seconds)} if self.retry_after_seconds is not None else {}
+        return dict(self._headers)
 
     def response(self) -> Response:
         # ASCII, so that a lone surrogate quoted from the request cannot break the encoding of the answer.

@@ -18,7 +18,13 @@ from millstream_runtime.server.api_errors import install_error_handlers
 from millstream_runtime.server.edge import EdgeMiddleware
 from millstream_runtime.server.generation import Generation
 from millstream_runtime.server.metrics import CONTENT_TYPE
-from millstream_runtime.server.requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from millstream_runtime.server.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    TokenizeRequest,
+)
 from millstream_runtime.server.responses import ChatDialect, CompletionDialect, Dialect, sse_answer, whole_answer
 from millstream_runtime.server.service import Service
 
@@ -29,9 +35,12 @@ def build_app(service: Service) -> FastAPI:
     """All routes over one service. No CORS, no interactive docs (they would load scripts from elsewhere)."""
     app = FastAPI(title="Millstream", version=__version__, docs_url=None, redoc_url=None)
     install_error_handlers(app)
-    app.add_middleware(EdgeMiddleware, ledger=service.ledger)
+    app.add_middleware(
+        EdgeMiddleware, ledger=service.ledger, keys=service.api_keys, count_request=service.metrics.http_request
+    )
     _add_probes(app, service)
     _add_models(app, service)
+    _add_tokenizer(app, service)
     _add_generation(app, service)
     return app
 
@@ -92,21 +101,40 @@ def _add_models(app: FastAPI, service: Service) -> None:
         return card()
 
 
+def _add_tokenizer(app: FastAPI, service: Service) -> None:
+    @app.post("/tokenize", tags=["tokenizer"])
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        """The token ids of a prompt, or of a conversation as the chat template renders it."""
+        service.require_ready(body.model)
+        return await service.tokenize(body)
+
+    @app.post("/detokenize", tags=["tokenizer"])
+    async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+        """The text of token ids."""
+        service.require_ready(body.model)
+        return await service.detokenize(body)
+
+
 def _add_generation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", tags=["generation"])
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """A conversation's next turn."""
-        arrived = time.monotonic()
+        arrived, tenant = time.monotonic(), tenant_of(request)
         dialect = ChatDialect(service.config.served_model_name)
-        return await _answer(service, request, body, dialect, 1, lambda: service.chat(body, arrived))
+        return await _answer(service, request, body, dialect, body.n, lambda: service.chat(body, arrived, tenant))
 
     @app.post("/v1/completions", tags=["generation"])
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """The continuation of each prompt."""
-        arrived = time.monotonic()
+        arrived, tenant = time.monotonic(), tenant_of(request)
         dialect = CompletionDialect(service.config.served_model_name)
-        count = len(body.prompt)
-        return await _answer(service, request, body, dialect, count, lambda: service.completion(body, arrived))
+        count = len(body.prompt) * body.num_candidates
+        return await _answer(service, request, body, dialect, count, lambda: service.completion(body, arrived, tenant))
+
+
+def tenant_of(request: Request) -> str:
+    """Whose key came with the request; "" where there are no keys."""
+    return str(getattr(request.state, "tenant", ""))
 
 
 async def _answer(
@@ -114,18 +142,18 @@ async def _answer(
     request: Request,
     body: GenerationRequest,
     dialect: Dialect,
-    choices: int,
+    places: int,
     prepare: Callable[[], Coroutine[Any, Any, Generation]],
 ) -> Response:
     """Admit, prepare, then stream or wait. Whatever happens, the places are given back and the engine is told."""
     service.require_ready(body.model)
     with ExitStack() as stack:
-        stack.enter_context(service.admission.places(choices))
+        stack.enter_context(service.admission.places(places))
         generation = await prepare()
         stack.callback(generation.close)
         if body.stream:
             return _SseResponse(sse_answer(generation, dialect, body.include_usage), stack.pop_all())
-        answer = await _unless_disconnected(request, whole_answer(generation, dialect, choices))
+        answer = await _unless_disconnected(request, whole_answer(generation, dialect))
     return JSONResponse(answer) if answer is not None else Response(status_code=CLIENT_CLOSED_REQUEST)
 
 

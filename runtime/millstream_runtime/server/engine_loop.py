@@ -120,6 +120,7 @@ class EngineLoop:
         self._heartbeat_id: str | None = None
         self._heartbeat_began_at_seconds = 0.0
         # Read by /metrics and by requests; each is replaced whole, so no lock is needed.
+        self.on_step: Callable[[EngineStats], None] = lambda stats: None  # called on the event loop
         self.heartbeat_latency_seconds: float | None = None
         self.stats: EngineStats | None = None
         self.model_limits: ModelLimits | None = None  # known once the engine has sized its KV cache
@@ -177,6 +178,7 @@ class EngineLoop:
 
     def _deliver(self, report: StepReport) -> None:
         self.stats = report.stats
+        self.on_step(report.stats)
         for output in report.outputs:
             mailbox = self._mailboxes.get(output.request_id)
             if mailbox is None:

@@ -11,80 +11,119 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from millstream_runtime.engine.request import FinishReason, Request, SamplingParams, TokenOutput
+from millstream_runtime.engine.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.server.api_errors import engine_failed, internal_error
-from millstream_runtime.server.detokenizer import Detokenizer
+from millstream_runtime.server.choice import Choice, Delta, Echo
 from millstream_runtime.server.engine_loop import EngineLoop, Mailbox
-from millstream_runtime.server.metrics import ServerMetrics
-from millstream_runtime.server.stop_strings import StopStrings
+from millstream_runtime.server.metrics import RequestTimes, ServerMetrics
 from millstream_runtime.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """News of one choice: text that may be shown now, and the reason when it was the last."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationPlan:
+    """What is to be generated: `num_candidates` answers for each prompt, of which the `num_shown` best count.
 
-    index: int
-    text: str
-    finish_reason: FinishReason | None = None
+    Choice `i` is the candidate `i % num_candidates` of prompt `i // num_candidates`.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    sampling: Sequence[SamplingParams]  # one a prompt
+    num_candidates: int = 1
+    num_shown: int = 1
+    stops: Sequence[str] = ()
+    echoes: Sequence[str] = ()  # the prompts' texts, to be shown before the answers; () shows none
+    shows_logprobs: bool = False
+    shows_prompt_logprobs: bool = False
+    drops_answer: bool = False  # only the prompt is to be scored
+    priority: int = 0
+    cache_salt: str = ""
+
+    def sampling_of(self, choice: int) -> SamplingParams:
+        """Candidates of one prompt differ by their seed."""
+        params = self.sampling[choice // self.num_candidates]
+        candidate = choice % self.num_candidates
+        if params.seed is None or candidate == 0:
+            return params
+        return replace(params, seed=params.seed + candidate)
 
 
-class ChoiceText:
-    """Tokens of one choice to text."""
+@dataclass(slots=True)
+class _Progress:
+    """What the server knows of one choice while it runs."""
 
-    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], min_tokens: int) -> None:
-        self._detokenizer = detokenizer
-        self._stops = StopStrings(stops)
-        self._min_tokens = min_tokens
-        self.tokens = 0
-
-    def push(self, output: TokenOutput) -> tuple[str, FinishReason | None]:
-        """Text that became safe, and why the choice ended if it did (also when a stop string was found)."""
-        text = ""
-        if output.token_id is not None:
-            self.tokens += 1
-            if output.finish_reason is not FinishReason.STOP:  # a stop token itself is not part of the answer
-                text = self._safe(self._detokenizer.push(output.token_id))
-        if output.finish_reason is not None:
-            text += self._safe(self._detokenizer.finish()) + self._stops.finish()
-        return text, FinishReason.STOP if self._stops.found else output.finish_reason
-
-    def _safe(self, text: str) -> str:
-        # Before min_tokens a stop string is plain text, as a stop token is for the engine.
-        return text if self.tokens <= self._min_tokens else self._stops.push(text)
+    choice: Choice
+    times: RequestTimes
+    cached_tokens: int = 0
+    prompt_logprobs: Sequence[TokenLogprobs | None] = field(default_factory=tuple)
 
 
 class Generation:
-    """Runs `prompts` with one set of sampling parameters; choice i answers prompt i."""
+    """Runs a GenerationPlan on the engine."""
 
     def __init__(
         self,
         engine_loop: EngineLoop,
         tokenizer: Tokenizer,
         metrics: ServerMetrics,
-        prompts: Sequence[Sequence[int]],
-        sampling: Sequence[SamplingParams],
-        stops: Sequence[str],
+        plan: GenerationPlan,
         arrived_at_seconds: float,
     ) -> None:
+        self.plan = plan
+        self.spell = tokenizer.token_bytes
         self._engine_loop = engine_loop
         self._metrics = metrics
-        self._prompts = prompts
-        self._sampling = sampling
-        self._arrived_at_seconds = arrived_at_seconds
-        self._choices = [ChoiceText(tokenizer.detokenizer(), stops, params.min_tokens) for params in sampling]
-        self._last_token_at_seconds: dict[int, float] = {}
+        self._progress = [
+            self._begin(tokenizer, index, arrived_at_seconds)
+            for index in range(len(plan.prompts) * plan.num_candidates)
+        ]
         self._running: dict[str, int] = {}  # engine request id -> choice index
 
+    def _begin(self, tokenizer: Tokenizer, index: int, arrived_at_seconds: float) -> _Progress:
+        plan, prompt = self.plan, index // self.plan.num_candidates
+        params = plan.sampling_of(index)
+        choice = Choice(
+            index,
+            tokenizer.detokenizer(),
+            plan.stops,
+            params.min_tokens,
+            echo=Echo(plan.echoes[prompt], plan.prompts[prompt][0]) if plan.echoes else None,
+            spell=tokenizer.token_bytes if plan.shows_logprobs else None,
+            drops_answer=plan.drops_answer,
+        )
+        return _Progress(choice, RequestTimes(arrived_at_seconds, len(plan.prompts[prompt]), params.max_tokens))
+
     @property
-    def usage(self) -> dict[str, int]:
-        """OpenAI's usage object."""
-        prompt = sum(len(ids) for ids in self._prompts)
-        completion = sum(choice.tokens for choice in self._choices)
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    def num_choices(self) -> int:
+        """Of all candidates."""
+        return len(self._progress)
+
+    @property
+    def usage(self) -> dict[str, object]:
+        """OpenAI's usage object. A prompt counts once, however many answers it has; every candidate counts."""
+        prompt = sum(len(ids) for ids in self.plan.prompts)
+        completion = sum(one.choice.num_tokens for one in self._progress)
+        cached = sum(one.cached_tokens for one in self._progress[:: self.plan.num_candidates])
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def shown_choices(self) -> list[int]:
+        """Of each prompt the candidates with the highest log-probability a token, best first; all if all are shown."""
+        count, shown = self.plan.num_candidates, self.plan.num_shown
+        groups = [list(range(start, start + count)) for start in range(0, self.num_choices, count)]
+        if shown < count:
+            groups = [sorted(one, key=lambda i: -self._progress[i].choice.mean_logprob)[:shown] for one in groups]
+        return [index for group in groups for index in group]
+
+    def prompt_logprobs(self, index: int) -> Sequence[TokenLogprobs | None] | None:
+        """One entry a token of the choice's prompt, when they were asked for."""
+        return self._progress[index].prompt_logprobs if self.plan.shows_prompt_logprobs else None
 
     async def deltas(self) -> AsyncGenerator[list[Delta], None]:
         """Batches of news, one for each wake-up, until every choice has ended.
@@ -94,49 +133,61 @@ class Generation:
         """
         mailbox = Mailbox()
         try:
-            for index, (prompt, sampling) in enumerate(zip(self._prompts, self._sampling, strict=True)):
-                request_id = uuid.uuid4().hex
-                self._running[request_id] = index
-                self._engine_loop.submit(Request(request_id, prompt, sampling), mailbox)
+            for index in range(self.num_choices):
+                self._submit(index, mailbox)
             while self._running:
                 arrived = await mailbox.take()
                 news = [delta for at, output in arrived if (delta := self._accept(at, output)) is not None]
                 if news:
                     yield news
+            self._metrics.answered([one.choice.num_tokens for one in self._progress])
         except RuntimeFailure as failure:
             raise engine_failed() from failure
         finally:
             self.close()
 
+    def close(self) -> None:
+        """Abort what has not ended. Safe to call twice."""
+        now = time.monotonic()
+        for request_id, index in self._running.items():
+            self._engine_loop.abort(request_id)
+            self._metrics.finished(FinishReason.ABORT, self._progress[index].times, now)
+        self._running.clear()
+
+    def _submit(self, index: int, mailbox: Mailbox) -> None:
+        plan, request_id = self.plan, uuid.uuid4().hex
+        self._running[request_id] = index
+        request = Request(
+            request_id,
+            plan.prompts[index // plan.num_candidates],
+            plan.sampling_of(index),
+            priority=plan.priority,
+            cache_salt=plan.cache_salt,
+        )
+        self._engine_loop.submit(request, mailbox)
+
     def _accept(self, at_seconds: float, output: TokenOutput) -> Delta | None:
         index = self._running.get(output.request_id)
         if index is None:
             return None  # came after its stop string
-        self._observe(index, at_seconds, output)
-        text, reason = self._choices[index].push(output)
-        if reason is not None:
+        progress = self._progress[index]
+        self._observe(progress, at_seconds, output)
+        delta = progress.choice.push(output)
+        if delta is not None and delta.finish_reason is not None:
             del self._running[output.request_id]
             if output.finish_reason is None:
                 self._engine_loop.abort(output.request_id)
-            self._metrics.finished(reason, at_seconds - self._arrived_at_seconds)
-            if reason is FinishReason.ABORT:
+            self._metrics.finished(delta.finish_reason, progress.times, at_seconds)
+            if delta.finish_reason is FinishReason.ABORT:
                 raise internal_error()
-        return Delta(index, text, reason) if text or reason is not None else None
+        return delta
 
-    def _observe(self, index: int, at_seconds: float, output: TokenOutput) -> None:
+    def _observe(self, progress: _Progress, at_seconds: float, output: TokenOutput) -> None:
         if output.token_id is None:
             return
-        last = self._last_token_at_seconds.get(index)
-        self._last_token_at_seconds[index] = at_seconds
-        if last is None:
-            self._metrics.first_token(at_seconds - self._arrived_at_seconds, len(self._prompts[index]))
+        if output.prefill is not None:
+            progress.cached_tokens = output.prefill.num_cached_tokens
+            progress.prompt_logprobs = output.prefill.prompt_logprobs or ()
+            self._metrics.first_token(progress.times, at_seconds, output.prefill)
         else:
-            self._metrics.next_token(at_seconds - last)
-
-    def close(self) -> None:
-        """Abort what has not ended. Safe to call twice."""
-        now = time.monotonic()
-        for request_id in self._running:
-            self._engine_loop.abort(request_id)
-            self._metrics.finished(FinishReason.ABORT, now - self._arrived_at_seconds)
-        self._running.clear()
+            self._metrics.next_token(progress.times, at_seconds)

@@ -7,6 +7,11 @@ MAX_TOKENS_LIMIT = 1 << 20
 MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 1024
 MAX_PROMPTS = 64  # prompts in one /v1/completions request
+MAX_CHOICES = 128  # of one request: prompts times n (or best_of)
+MAX_TOP_LOGPROBS = 20
+MAX_LOGIT_BIAS_ENTRIES = 1024
+MAX_PRIORITY = 100  # either way
+MAX_CACHE_SALT_CHARACTERS = 256
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 64
@@ -15,6 +20,7 @@ MAX_REQUEST_ID_CHARACTERS = 128
 
 TOKENIZE_TIMEOUT_SECONDS = 30.0
 RETRY_AFTER_SECONDS = 1
+SSE_KEEP_ALIVE_SECONDS = 15.0  # proxies cut a silent stream after a minute, some after thirty seconds
 
 # After SIGTERM the endpoints of a Service still name this pod for a moment: requests that come in that moment are
 # served, not refused. Kubernetes promises no bound; a few seconds is what people put into preStop sleeps.

@@ -6,14 +6,15 @@ process's own object, not the library's global one, so two servers in one proces
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.metrics_core import CounterMetricFamily
 
 from millstream_runtime.boot import BootLedger, Phase
-from millstream_runtime.engine.request import FinishReason
+from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill
 from millstream_runtime.server.engine_loop import EngineLoop
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -64,58 +65,145 @@ LATENCY_BUCKETS = (
 )
 
 
+TOKEN_COUNT_BUCKETS = tuple(float(head * 10**power) for power in range(6) for head in (1, 2, 5))
+STEP_TOKEN_BUCKETS = tuple(float(1 << power) for power in range(15))
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """The life of one generation; moments are `time.monotonic()`."""
+
+    arrived_at_seconds: float
+    num_prompt_tokens: int
+    max_tokens: int
+    num_generated_tokens: int = 0
+    scheduled_at_seconds: float | None = None
+    first_token_at_seconds: float | None = None
+    last_token_at_seconds: float | None = None
+
+
 class ServerMetrics:
     """What the requests observe, and a view on the engine that is read at each scrape."""
 
     def __init__(self, model_name: str, ledger: BootLedger, engine_loop: EngineLoop) -> None:
         self._registry = CollectorRegistry()
-        labels = {"model_name": model_name, "engine": "0"}
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            family = Histogram(name, text, [*labels], buckets=buckets, registry=self._registry)
-            return family.labels(**labels)
-
-        def counter(name: str, text: str) -> Counter:
-            return Counter(name, text, [*labels], registry=self._registry).labels(**labels)
-
-        self._first_token = histogram(
-            "vllm:time_to_first_token_seconds", "From the request's arrival to its first token", FIRST_TOKEN_BUCKETS
-        )
-        self._inter_token = histogram(
-            "vllm:inter_token_latency_seconds", "Between two tokens of one answer", INTER_TOKEN_BUCKETS
-        )
-        self._latency = histogram(
-            "vllm:e2e_request_latency_seconds", "From the request's arrival to its last token", LATENCY_BUCKETS
-        )
-        self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens computed for users")
-        self._generation_tokens = counter("vllm:generation_tokens", "Tokens generated for users")
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._histograms = {
+            name: self._histogram(f"vllm:{name}", text, buckets) for name, (text, buckets) in HISTOGRAMS.items()
+        }
+        self._counters = {name: self._counter(f"vllm:{name}", text) for name, text in COUNTERS.items()}
         success = Counter(
             "vllm:request_success",
             "Finished generations",
-            [*labels, "finished_reason"],
+            [*self._labels, "finished_reason"],
             registry=self._registry,
         )
         # Every reason exists from the start, so that rates work from the first request on.
-        self._success = {reason: success.labels(**labels, finished_reason=reason.value) for reason in FinishReason}
-        self._registry.register(_EngineView(labels, ledger, engine_loop))
+        self._success = {
+            reason: success.labels(**self._labels, finished_reason=reason.value) for reason in FinishReason
+        }
+        self._http_requests = Counter(
+            "http_requests",
+            "Answers by route and class of status",
+            [*self._labels, "handler", "method", "status"],
+            registry=self._registry,
+        )
+        self._steps_total = 0
+        engine_loop.on_step = self._step
+        self._registry.register(_EngineView(self._labels, ledger, engine_loop))
 
-    def first_token(self, seconds: float, prompt_tokens: int) -> None:
-        self._first_token.observe(seconds)
-        self._prompt_tokens.inc(prompt_tokens)
-        self._generation_tokens.inc()
+    def first_token(self, times: RequestTimes, at_seconds: float, prefill: Prefill) -> None:
+        """A prompt is computed."""
+        times.scheduled_at_seconds = prefill.scheduled_at_seconds
+        times.first_token_at_seconds = times.last_token_at_seconds = at_seconds
+        times.num_generated_tokens = 1
+        self._histograms["time_to_first_token_seconds"].observe(at_seconds - times.arrived_at_seconds)
+        self._counters["prompt_tokens"].inc(times.num_prompt_tokens)
+        self._counters["prompt_tokens_cached"].inc(prefill.num_cached_tokens)
+        self._counters["generation_tokens"].inc()
 
-    def next_token(self, seconds: float) -> None:
-        self._inter_token.observe(seconds)
-        self._generation_tokens.inc()
+    def next_token(self, times: RequestTimes, at_seconds: float) -> None:
+        """One more token of an answer."""
+        last = times.last_token_at_seconds if times.last_token_at_seconds is not None else at_seconds
+        self._histograms["inter_token_latency_seconds"].observe(at_seconds - last)
+        times.last_token_at_seconds = at_seconds
+        times.num_generated_tokens += 1
+        self._counters["generation_tokens"].inc()
 
-    def finished(self, reason: FinishReason, seconds: float) -> None:
+    def finished(self, reason: FinishReason, times: RequestTimes, at_seconds: float) -> None:
+        """A generation ended. Only answers that came to their end count in the histograms."""
         self._success[reason].inc()
-        if reason is not FinishReason.ABORT:
-            self._latency.observe(seconds)
+        scheduled, first, last = (
+            times.scheduled_at_seconds,
+            times.first_token_at_seconds,
+            times.last_token_at_seconds,
+        )
+        if reason is FinishReason.ABORT or scheduled is None or first is None or last is None:
+            return
+        observed = {
+            "e2e_request_latency_seconds": at_seconds - times.arrived_at_seconds,
+            "request_queue_time_seconds": max(0.0, scheduled - times.arrived_at_seconds),
+            "request_prefill_time_seconds": first - scheduled,
+            "request_decode_time_seconds": last - first,
+            "request_inference_time_seconds": last - scheduled,
+            "request_prompt_tokens": times.num_prompt_tokens,
+            "request_generation_tokens": times.num_generated_tokens,
+            "request_params_max_tokens": times.max_tokens,
+        }
+        if times.num_generated_tokens > 1:
+            observed["request_time_per_output_token_seconds"] = (last - first) / (times.num_generated_tokens - 1)
+        for name, value in observed.items():
+            self._histograms[name].observe(value)
+
+    def answered(self, generated_tokens: Sequence[int]) -> None:
+        """All choices of one HTTP request ended."""
+        self._histograms["request_params_n"].observe(len(generated_tokens))
+        self._histograms["request_max_num_generation_tokens"].observe(max(generated_tokens))
+
+    def http_request(self, method: str, route: str, status: int) -> None:
+        """An answer began. `status` is kept as its class: 2xx, 4xx, 5xx."""
+        known = method if method in HTTP_METHODS else "other"
+        self._http_requests.labels(**self._labels, handler=route, method=known, status=f"{status // 100}xx").inc()
 
     def exposition(self) -> bytes:
         """The page of `/metrics`."""
         return generate_latest(self._registry)
+
+    def _step(self, stats: EngineStats) -> None:
+        if stats.steps_total > self._steps_total and stats.last_step_tokens:
+            self._histograms["iteration_tokens_total"].observe(stats.last_step_tokens)
+        self._steps_total = stats.steps_total
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        family = Histogram(name, text, [*self._labels], buckets=buckets, registry=self._registry)
+        return family.labels(**self._labels)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, [*self._labels], registry=self._registry).labels(**self._labels)
+
+
+HTTP_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+COUNTERS = {
+    "prompt_tokens": "Prompt tokens of users, computed or found in the prefix cache",
+    "prompt_tokens_cached": "Prompt tokens of users found in the prefix cache",
+    "generation_tokens": "Tokens generated for users",
+}
+HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "time_to_first_token_seconds": ("From the request's arrival to its first token", FIRST_TOKEN_BUCKETS),
+    "inter_token_latency_seconds": ("Between two tokens of one answer", INTER_TOKEN_BUCKETS),
+    "request_time_per_output_token_seconds": ("An answer's mean time a token after its first", INTER_TOKEN_BUCKETS),
+    "e2e_request_latency_seconds": ("From the request's arrival to its last token", LATENCY_BUCKETS),
+    "request_queue_time_seconds": ("From the request's arrival to its first place in a batch", LATENCY_BUCKETS),
+    "request_prefill_time_seconds": ("From the first place in a batch to the first token", LATENCY_BUCKETS),
+    "request_decode_time_seconds": ("From the first token to the last", LATENCY_BUCKETS),
+    "request_inference_time_seconds": ("From the first place in a batch to the last token", LATENCY_BUCKETS),
+    "request_prompt_tokens": ("Tokens of a prompt", TOKEN_COUNT_BUCKETS),
+    "request_generation_tokens": ("Tokens of an answer", TOKEN_COUNT_BUCKETS),
+    "request_max_num_generation_tokens": ("Tokens of the longest answer of one request", TOKEN_COUNT_BUCKETS),
+    "request_params_max_tokens": ("The token limit of a request", TOKEN_COUNT_BUCKETS),
+    "request_params_n": ("Answers generated for one HTTP request", (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 128.0)),
+    "iteration_tokens_total": ("Tokens that one engine step computed for users", STEP_TOKEN_BUCKETS),
+}
 
 
 class _EngineView:
@@ -146,11 +234,35 @@ class _EngineView:
         yield self._gauge("vllm:num_requests_running", "Requests in the batch", running)
         yield self._gauge("vllm:num_requests_waiting", "Requests waiting for a place in the batch", waiting)
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", stats.kv_cache_usage)
-        preemptions = CounterMetricFamily(
-            "vllm:num_preemptions", "Requests put back to the queue for want of KV blocks", labels=[*self._labels]
+        reasons = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason", "Requests waiting, by what for", labels=[*self._labels, "reason"]
         )
-        preemptions.add_metric([*self._labels.values()], stats.num_preemptions_total)
-        yield preemptions
+        # "deferred" is vLLM's word for requests that wait for something else than room: a grammar, a remote KV cache.
+        for reason, value in (("capacity", waiting), ("deferred", 0.0)):
+            reasons.add_metric([*self._labels.values(), reason], value)
+        yield reasons
+        totals = (
+            (
+                "vllm:num_preemptions",
+                "Requests put back to the queue for want of KV blocks",
+                stats.num_preemptions_total,
+            ),
+            (
+                "vllm:prefix_cache_queries",
+                "Prompt tokens looked up in the prefix cache",
+                stats.prefix_cache_queried_tokens_total,
+            ),
+            ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", stats.prefix_cache_hit_tokens_total),
+            ("millstream_recomputed_tokens", "Tokens computed again after a preemption", stats.recomputed_tokens_total),
+        )
+        for name, text, value in totals:
+            family = CounterMetricFamily(name, text, labels=[*self._labels])
+            family.add_metric([*self._labels.values()], value)
+            yield family
+        sizes = {"block_size": str(stats.block_size_tokens), "num_gpu_blocks": str(stats.kv_blocks_total)}
+        info = GaugeMetricFamily("vllm:cache_config_info", "How the KV pool is cut", labels=[*self._labels, *sizes])
+        info.add_metric([*self._labels.values(), *sizes.values()], 1.0)
+        yield info
 
     def _heartbeat_gauges(self) -> Iterable[Metric]:
         readings: tuple[tuple[str, str, Callable[[], float | None]], ...] = (

@@ -10,7 +10,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import math
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -22,26 +23,19 @@ HARMLESS = frozenset({"user", "metadata", "store", "safety_identifier", "prompt_
 _OFF: tuple[object, ...] = (False, 0, [], {}, "none", "auto")
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "audio": (),
-    "best_of": (1,),
-    "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": _OFF,
     "functions": _OFF,
-    "logit_bias": ({},),
-    "logprobs": (False, 0),
-    "min_p": (0,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "prediction": (),
-    "presence_penalty": (0,),
     "reasoning_effort": ("none",),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "suffix": ("",),
     "tool_choice": _OFF,
     "tools": ([],),
-    "top_logprobs": (0,),
 }
+CHAT_NEUTRAL = NEUTRAL | {"best_of": (1,), "echo": (False,), "prompt_logprobs": ()}
+COMPLETION_NEUTRAL = NEUTRAL | {"top_logprobs": (0,)}
 MESSAGE_NEUTRAL: dict[str, tuple[object, ...]] = {
     "refusal": (),
     "annotations": ([],),
@@ -98,6 +92,25 @@ def _list_of_stops(stop: Any) -> Any:
     return stops
 
 
+def _bias_by_id(bias: Any) -> Any:
+    """`{"token id": number}`, as JSON must write it, to ids and numbers."""
+    if not isinstance(bias, dict):
+        return bias
+    if len(bias) > limits.MAX_LOGIT_BIAS_ENTRIES:
+        raise PydanticCustomError(
+            "invalid_value", "it must have at most {most} entries", {"most": limits.MAX_LOGIT_BIAS_ENTRIES}
+        )
+    by_id: dict[int, float] = {}
+    for key, value in bias.items():
+        if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10):
+            raise PydanticCustomError("invalid_value", "every key must be a token id in decimal digits")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or not -100 <= value <= 100:
+            raise PydanticCustomError("invalid_value", "every value must be a number from -100 to 100")
+        by_id[int(key)] = float(value)
+    return by_id
+
+
 def _list_of_prompts(prompt: Any) -> Any:
     one = isinstance(prompt, str) or (isinstance(prompt, list) and prompt and isinstance(prompt[0], int))
     return [prompt] if one else prompt
@@ -115,6 +128,8 @@ def _encodable(text: str) -> str:
 Text = Annotated[str, AfterValidator(_encodable)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=limits.MAX_TOKENS_LIMIT)]
+TopLogprobs = Annotated[int, Field(ge=0, le=limits.MAX_TOP_LOGPROBS)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenCount = Annotated[int, Field(ge=1, le=limits.MAX_TOKENS_LIMIT)]
 
 
@@ -158,7 +173,9 @@ class StreamOptions(BaseModel):
 
 
 class GenerationRequest(BaseModel):
-    """What chats and completions share. Absent sampling fields take the model's generation_config.json, then 1.0."""
+    """What chats and completions share. Absent sampling fields take generation_config.json's, then the API's values."""
+
+    neutral: ClassVar[dict[str, tuple[object, ...]]] = NEUTRAL
 
     model_config = _STRICT
     model: Annotated[Text, Field(min_length=1, max_length=limits.MAX_MODEL_NAME_CHARACTERS)]
@@ -166,6 +183,13 @@ class GenerationRequest(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=limits.MAX_TOKENS_LIMIT, description="-1 and 0 switch it off")] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_bias_by_id, json_schema_input_type=dict[str, float])] = (
+        Field(default_factory=dict)
+    )
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: Annotated[
         list[Text],
@@ -175,14 +199,28 @@ class GenerationRequest(BaseModel):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS)] = []
     min_tokens: Annotated[int, Field(ge=0, le=limits.MAX_TOKENS_LIMIT)] = 0
     ignore_eos: bool = False
-    n: Literal[1] = 1
+    n: Annotated[int, Field(ge=1, le=limits.MAX_CHOICES)] = 1
+    priority: Annotated[
+        int, Field(ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY, description="lower is served earlier")
+    ] = 0
+    cache_salt: (
+        Annotated[
+            Text,
+            Field(
+                min_length=1,
+                max_length=limits.MAX_CACHE_SALT_CHARACTERS,
+                description="share cached prefixes with requests of the same salt only",
+            ),
+        ]
+        | None
+    ) = None
     stream: bool = False
     stream_options: StreamOptions | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _drop_neutral(cls, data: Any) -> Any:
-        return _without_neutral(data, NEUTRAL)
+        return _without_neutral(data, cls.neutral)
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> GenerationRequest:
@@ -198,34 +236,120 @@ class GenerationRequest(BaseModel):
 class ChatCompletionRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
+    neutral: ClassVar[dict[str, tuple[object, ...]]] = CHAT_NEUTRAL
+
     messages: Annotated[list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES)]
     max_completion_tokens: TokenCount | None = None
+    logprobs: bool = False
+    top_logprobs: TopLogprobs = 0
 
     @model_validator(mode="after")
-    def _one_limit(self) -> ChatCompletionRequest:
+    def _fields_agree(self) -> ChatCompletionRequest:
         if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
             raise conflict("max_tokens", "'max_tokens' and 'max_completion_tokens' differ; give one of them.")
+        if self.top_logprobs and not self.logprobs:
+            raise conflict("top_logprobs", "'top_logprobs' needs 'logprobs': true.")
         return self
 
     @property
     def token_limit(self) -> int | None:
-        """None: as many as the context allows."""
+        """None: the model's default, else as many as the context allows."""
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def num_candidates(self) -> int:
+        """Answers to generate for a prompt."""
+        return self.n
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives to report beside each token; None: no log-probabilities."""
+        return self.top_logprobs if self.logprobs else None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """A chat does not offer them."""
+        return None
 
 
 class CompletionRequest(GenerationRequest):
-    """POST /v1/completions: a plain prompt, several of them, or token ids. Each prompt becomes one choice."""
+    """POST /v1/completions: a plain prompt, several of them, or token ids. Each prompt has `n` choices."""
+
+    neutral: ClassVar[dict[str, tuple[object, ...]]] = COMPLETION_NEUTRAL
 
     prompt: Annotated[
         list[Text] | list[TokenIds],
         BeforeValidator(_list_of_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
         Field(min_length=1, max_length=limits.MAX_PROMPTS),
     ]
+    max_tokens: (
+        Annotated[int, Field(ge=0, le=limits.MAX_TOKENS_LIMIT, description="0 only scores the prompt")] | None
+    ) = None
+    best_of: Annotated[int, Field(ge=1, le=limits.MAX_CHOICES)] | None = None
+    echo: bool = False
+    logprobs: TopLogprobs | None = None
+    prompt_logprobs: TopLogprobs | None = None
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> CompletionRequest:
+        if self.num_candidates * len(self.prompt) > limits.MAX_CHOICES:
+            raise conflict("n", f"'n' (or 'best_of') times the prompts is more than {limits.MAX_CHOICES} answers.")
+        if self.best_of is not None and self.best_of < self.n:
+            raise conflict("best_of", "'best_of' must be at least 'n'.")
+        if self.stream and self.num_candidates > self.n:
+            raise conflict("best_of", "'best_of' above 'n' cannot be streamed: the best is known at the end only.")
+        if self.stream and self.prompt_logprobs is not None:
+            raise conflict("prompt_logprobs", "'prompt_logprobs' cannot be streamed.")
+        if self.max_tokens == 0 and self.num_prompt_logprobs is None and not self.echo:
+            raise conflict("max_tokens", "'max_tokens' 0 asks for nothing; it needs 'echo' or 'prompt_logprobs'.")
+        return self
 
     @property
-    def token_limit(self) -> int:
-        """OpenAI's default for this route is 16."""
-        return self.max_tokens or 16
+    def token_limit(self) -> int | None:
+        """None: the model's default, else OpenAI's for this route, 16."""
+        return self.max_tokens
+
+    @property
+    def num_candidates(self) -> int:
+        """Answers to generate for a prompt, of which the `n` best are shown."""
+        return self.best_of or self.n
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives to report beside each token; None: no log-probabilities."""
+        return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the tokens of the prompt, which an echo shows too."""
+        echoed = self.logprobs if self.echo else None
+        asked = [count for count in (self.prompt_logprobs, echoed) if count is not None]
+        return max(asked, default=None)
+
+
+class TokenizeRequest(BaseModel):
+    """POST /tokenize (vLLM's route): a plain prompt or a conversation."""
+
+    model_config = _STRICT
+    model: Annotated[Text, Field(max_length=limits.MAX_MODEL_NAME_CHARACTERS)] | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES)] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _one_input(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise conflict("prompt", "Give either 'prompt' or 'messages'.")
+        return self
+
+
+class DetokenizeRequest(BaseModel):
+    """POST /detokenize (vLLM's route)."""
+
+    model_config = _STRICT
+    model: Annotated[Text, Field(max_length=limits.MAX_MODEL_NAME_CHARACTERS)] | None = None
+    tokens: TokenIds
 
 
 def conflict(param: str, message: str) -> PydanticCustomError:

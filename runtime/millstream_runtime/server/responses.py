@@ -6,26 +6,48 @@ strict clients check for them.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from millstream_runtime.engine.request import FinishReason
+from millstream_runtime.server import limits
 from millstream_runtime.server.api_errors import ApiError, internal_error
-from millstream_runtime.server.generation import Delta, Generation
+from millstream_runtime.server.choice import Delta, ShownToken
+from millstream_runtime.server.generation import Generation
+from millstream_runtime.server.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from millstream_runtime.server.logs import log
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"  # an SSE comment: clients skip it
+
+
+@dataclass(slots=True)
+class Answer:
+    """One choice, complete."""
+
+    text: str = ""
+    finish_reason: FinishReason = FinishReason.ABORT
+    tokens: list[ShownToken] | None = None  # None: log-probabilities were not asked for
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Append the news of this choice."""
+        self.text += delta.text
+        self.finish_reason = delta.finish_reason or self.finish_reason
+        if delta.tokens is not None:
+            self.tokens = [*(self.tokens or ()), *delta.tokens]
 
 
 class Dialect(Protocol):
     """How one route words its answers."""
 
-    def whole(self, texts: Sequence[str], reasons: Sequence[FinishReason], usage: dict[str, int]) -> dict[str, Any]: ...
+    def whole(self, answers: Sequence[Answer], usage: dict[str, object]) -> dict[str, Any]: ...
     def opening(self, index: int) -> dict[str, Any] | None: ...
     def chunk(self, delta: Delta) -> dict[str, Any]: ...
     def frame(self, choices: list[dict[str, Any]]) -> dict[str, Any]: ...
@@ -39,23 +61,24 @@ class ChatDialect:
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, texts: Sequence[str], reasons: Sequence[FinishReason], usage: dict[str, int]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[Answer], usage: dict[str, object]) -> dict[str, Any]:
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": text, "refusal": None},
-                "logprobs": None,
-                "finish_reason": reason.value,
+                "message": {"role": "assistant", "content": answer.text, "refusal": None},
+                "logprobs": chat_logprobs(answer.tokens),
+                "finish_reason": answer.finish_reason.value,
             }
-            for index, (text, reason) in enumerate(zip(texts, reasons, strict=True))
+            for index, answer in enumerate(answers)
         ]
         return {**self.frame(choices), "object": "chat.completion", "usage": usage}
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        return _chat_chunk(index, {"role": "assistant", "content": "", "refusal": None}, None)
+        return _chat_chunk(index, {"role": "assistant", "content": "", "refusal": None})
 
     def chunk(self, delta: Delta) -> dict[str, Any]:
-        return _chat_chunk(delta.index, {"content": delta.text} if delta.text else {}, delta.finish_reason)
+        content = {"content": delta.text} if delta.text or delta.tokens else {}
+        return _chat_chunk(delta.index, content, delta.finish_reason, chat_logprobs(delta.tokens))
 
     def frame(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -75,19 +98,26 @@ class CompletionDialect:
     id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, texts: Sequence[str], reasons: Sequence[FinishReason], usage: dict[str, int]) -> dict[str, Any]:
-        choices = [
-            self.chunk(Delta(index, text, reason))
-            for index, (text, reason) in enumerate(zip(texts, reasons, strict=True))
-        ]
+    def whole(self, answers: Sequence[Answer], usage: dict[str, object]) -> dict[str, Any]:
+        choices = []
+        for index, answer in enumerate(answers):
+            tokens = tuple(answer.tokens) if answer.tokens is not None else None
+            choice = self.chunk(Delta(index, answer.text, answer.finish_reason, tokens))
+            if answer.prompt_logprobs is not None:
+                choice["prompt_logprobs"] = answer.prompt_logprobs
+            choices.append(choice)
         return {**self.frame(choices), "usage": usage}
 
     def opening(self, index: int) -> dict[str, Any] | None:
         return None
 
     def chunk(self, delta: Delta) -> dict[str, Any]:
-        reason = delta.finish_reason.value if delta.finish_reason else None
-        return {"index": delta.index, "text": delta.text, "logprobs": None, "finish_reason": reason}
+        return {
+            "index": delta.index,
+            "text": delta.text,
+            "logprobs": completion_logprobs(delta.tokens),
+            "finish_reason": delta.finish_reason.value if delta.finish_reason else None,
+        }
 
     def frame(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -99,20 +129,20 @@ class CompletionDialect:
         }
 
 
-async def whole_answer(generation: Generation, dialect: Dialect, choices: int) -> dict[str, Any]:
+async def whole_answer(generation: Generation, dialect: Dialect) -> dict[str, Any]:
     """Collect every delta into one response object.
 
     Raises:
         ApiError: the engine stopped.
     """
-    texts: list[list[str]] = [[] for _ in range(choices)]
-    reasons = [FinishReason.ABORT] * choices
+    answers = [Answer() for _ in range(generation.num_choices)]
     async with aclosing(generation.deltas()) as deltas:
         async for news in deltas:
             for delta in news:
-                texts[delta.index].append(delta.text)
-                reasons[delta.index] = delta.finish_reason or reasons[delta.index]
-    return dialect.whole(["".join(parts) for parts in texts], reasons, generation.usage)
+                answers[delta.index].add(delta)
+    for index, answer in enumerate(answers):
+        answer.prompt_logprobs = prompt_logprobs(generation.prompt_logprobs(index), generation.spell)
+    return dialect.whole([answers[index] for index in generation.shown_choices()], generation.usage)
 
 
 async def sse_answer(generation: Generation, dialect: Dialect, include_usage: bool) -> AsyncIterator[bytes]:
@@ -123,8 +153,11 @@ async def sse_answer(generation: Generation, dialect: Dialect, include_usage: bo
     usage_so_far: dict[str, Any] = {"usage": None} if include_usage else {}
     opened: set[int] = set()
     try:
-        async with aclosing(generation.deltas()) as deltas:
-            async for news in deltas:
+        async with aclosing(generation.deltas()) as deltas, aclosing(or_silence(deltas)) as batches:
+            async for news in batches:
+                if news is None:
+                    yield KEEP_ALIVE
+                    continue
                 choices = [choice for delta in news for choice in _choices(dialect, delta, opened)]
                 yield b"".join(sse_event({**dialect.frame([choice]), **usage_so_far}) for choice in choices)
     except ApiError as error:
@@ -139,6 +172,23 @@ async def sse_answer(generation: Generation, dialect: Dialect, include_usage: bo
     yield DONE
 
 
+async def or_silence(deltas: AsyncGenerator[list[Delta], None]) -> AsyncGenerator[list[Delta] | None, None]:
+    """The same batches, and None whenever none came for SSE_KEEP_ALIVE_SECONDS."""
+    while True:
+        coming = asyncio.ensure_future(anext(deltas, None))
+        try:
+            while not (await asyncio.wait({coming}, timeout=limits.SSE_KEEP_ALIVE_SECONDS))[0]:
+                yield None
+        finally:
+            if not coming.done():  # the client left: end the generation before its generator is closed
+                coming.cancel()
+                await asyncio.gather(coming, return_exceptions=True)
+        news = coming.result()
+        if news is None:
+            return
+        yield news
+
+
 def sse_event(payload: dict[str, Any]) -> bytes:
     """One event. JSON has no raw newline, so one `data:` line holds it."""
     return b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
@@ -151,17 +201,22 @@ def _choices(dialect: Dialect, delta: Delta, opened: set[int]) -> list[dict[str,
         opened.add(delta.index)
         opening = dialect.opening(delta.index)
         choices += [opening] if opening is not None else []
-    if delta.text:
-        choices.append(dialect.chunk(Delta(delta.index, delta.text)))
+    if delta.text or delta.tokens:
+        choices.append(dialect.chunk(Delta(delta.index, delta.text, None, delta.tokens)))
     if delta.finish_reason is not None:
         choices.append(dialect.chunk(Delta(delta.index, "", delta.finish_reason)))
     return choices
 
 
-def _chat_chunk(index: int, delta: dict[str, Any], reason: FinishReason | None) -> dict[str, Any]:
+def _chat_chunk(
+    index: int,
+    delta: dict[str, Any],
+    reason: FinishReason | None = None,
+    logprobs: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     return {
         "index": index,
         "delta": delta,
-        "logprobs": None,
+        "logprobs": logprobs,
         "finish_reason": reason.value if reason is not None else None,
     }

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from millstream_runtime.boot import BootLedger, Phase
 from millstream_runtime.config import RuntimeConfig
@@ -15,12 +15,25 @@ from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.server import limits
 from millstream_runtime.server.admission import Admission
 from millstream_runtime.server.api_errors import ApiError, engine_failed, unavailable
+from millstream_runtime.server.api_keys import ApiKeys
 from millstream_runtime.server.chat_template import ChatTemplateError
 from millstream_runtime.server.engine_loop import EngineLike, EngineLoop, ModelLimits, OnPhase
-from millstream_runtime.server.generation import Generation
+from millstream_runtime.server.generation import Generation, GenerationPlan
 from millstream_runtime.server.metrics import ServerMetrics
-from millstream_runtime.server.requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
-from millstream_runtime.server.sampling import SamplingDefaults, context_length_exceeded, sampling_params
+from millstream_runtime.server.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Message,
+    TokenizeRequest,
+)
+from millstream_runtime.server.sampling import (
+    SamplingDefaults,
+    context_length_exceeded,
+    outside_vocabulary,
+    require_in_vocabulary,
+    sampling_params,
+)
 from millstream_runtime.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
@@ -44,6 +57,7 @@ class Service:
         on_failure: Callable[[RuntimeFailure], None],
         make_engine: MakeEngine = load_engine,
     ) -> None:
+        """Raises InvalidConfigError: the file of API keys cannot be used."""
         self.config = config
         self.ledger = ledger
         self.created_at = int(time.time())
@@ -55,6 +69,7 @@ class Service:
         )
         self.metrics = ServerMetrics(config.served_model_name, ledger, self.engine_loop)
         self.admission = Admission(config.max_num_seqs + limits.max_waiting_requests(config.max_num_seqs))
+        self.api_keys = ApiKeys(Path(config.api_keys_file)) if config.api_keys_file is not None else None
         self._make_engine = make_engine
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
         self._tokenizer: Tokenizer | None = None
@@ -66,14 +81,15 @@ class Service:
         self._defaults = SamplingDefaults.from_folder(folder)
         return self._make_engine(self.config, on_phase)
 
-    def require_ready(self, model: str) -> None:
+    def require_ready(self, model: str | None) -> None:
         """Raises ApiError: 503 before Ready and after a failure, 404 for another model."""
         boot = self.ledger.snapshot()
         if boot.phase is Phase.FAILED:
             raise engine_failed()
         if boot.phase not in (Phase.READY, Phase.DRAINING):
             raise unavailable(f"The model is not ready yet ({boot.phase.value}); try again.", "model_loading")
-        self.require_model(model)
+        if model is not None:
+            self.require_model(model)
 
     def require_model(self, model: str) -> None:
         if model != self.config.served_model_name:
@@ -84,24 +100,16 @@ class Service:
                 code="model_not_found",
             )
 
-    async def chat(self, request: ChatCompletionRequest, arrived_at_seconds: float) -> Generation:
+    async def chat(self, request: ChatCompletionRequest, arrived_at_seconds: float, tenant: str) -> Generation:
         """Render and tokenise a conversation.
 
         Raises:
             ApiError: no chat template, messages the template refuses, or a context overflow.
         """
-        tokenizer = self._loaded_tokenizer()
-        if not tokenizer.has_chat_template:
-            raise ApiError(400, "This model has no chat template; use /v1/completions.", code="no_chat_template")
-        messages = [message.for_template() for message in request.messages]
-        self._refuse_hopeless("messages", sum(len(message["content"]) for message in messages))
-        try:
-            prompt = await self._off_the_loop(lambda: tokenizer.encode_chat(messages))
-        except ChatTemplateError as error:
-            raise ApiError(400, str(error), param="messages", code="invalid_messages") from error
-        return self._generation(request, request.token_limit, [prompt], arrived_at_seconds)
+        prompt = await self.chat_ids(request.messages)
+        return self._generation(request, [prompt], (), arrived_at_seconds, tenant)
 
-    async def completion(self, request: CompletionRequest, arrived_at_seconds: float) -> Generation:
+    async def completion(self, request: CompletionRequest, arrived_at_seconds: float, tenant: str) -> Generation:
         """Tokenise plain prompts, or check token ids.
 
         Raises:
@@ -115,45 +123,102 @@ class Service:
         )
         if not all(prompts):
             raise ApiError(400, "'prompt' is empty: it has no tokens.", param="prompt", code="invalid_value")
-        vocabulary_size = self._limits().vocab_size
-        if max(max(prompt) for prompt in prompts) >= vocabulary_size:
-            raise ApiError(
-                400,
-                f"'prompt' has a token id outside the vocabulary of {vocabulary_size} tokens.",
-                param="prompt",
-                code="invalid_value",
+        self._require_in_vocabulary("prompt", prompts)
+        echoes: Sequence[str] = ()
+        if request.echo:
+            echoes = await self._off_the_loop(
+                lambda: [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in given]
             )
-        return self._generation(request, request.token_limit, prompts, arrived_at_seconds)
+        return self._generation(request, prompts, echoes, arrived_at_seconds, tenant)
+
+    async def chat_ids(self, given: Sequence[Message]) -> list[int]:
+        """The tokens of a conversation.
+
+        Raises:
+            ApiError: no chat template, messages the template refuses, or too many characters for the context.
+        """
+        tokenizer = self._loaded_tokenizer()
+        if not tokenizer.has_chat_template:
+            raise ApiError(400, "This model has no chat template; use /v1/completions.", code="no_chat_template")
+        messages = [message.for_template() for message in given]
+        self._refuse_hopeless("messages", sum(len(message["content"]) for message in messages))
+        try:
+            return await self._off_the_loop(lambda: tokenizer.encode_chat(messages))
+        except ChatTemplateError as error:
+            raise ApiError(400, str(error), param="messages", code="invalid_messages") from error
+
+    async def tokenize(self, request: TokenizeRequest) -> dict[str, Any]:
+        """The tokens that a generation would see.
+
+        Raises:
+            ApiError: as for a generation.
+        """
+        tokenizer = self._loaded_tokenizer()
+        if request.messages is not None:
+            token_ids = await self.chat_ids(request.messages)
+        else:
+            text, special = request.prompt or "", request.add_special_tokens
+            token_ids = await self._off_the_loop(lambda: tokenizer.encode(text, add_special_tokens=special))
+        strings = None
+        if request.return_token_strs:
+            strings = [tokenizer.token_bytes(token_id).decode(errors="replace") for token_id in token_ids]
+        return {
+            "count": len(token_ids),
+            "max_model_len": self._limits().max_model_len,
+            "tokens": token_ids,
+            "token_strs": strings,
+        }
+
+    async def detokenize(self, request: DetokenizeRequest) -> dict[str, Any]:
+        """The text of tokens.
+
+        Raises:
+            ApiError: an id outside the vocabulary.
+        """
+        tokenizer = self._loaded_tokenizer()
+        self._require_in_vocabulary("tokens", [request.tokens])
+        return {"prompt": await self._off_the_loop(lambda: tokenizer.decode(request.tokens))}
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _generation(
         self,
-        request: GenerationRequest,
-        token_limit: int | None,
+        request: ChatCompletionRequest | CompletionRequest,
         prompts: Sequence[Sequence[int]],
+        echoes: Sequence[str],
         arrived_at_seconds: float,
+        tenant: str,
     ) -> Generation:
+        require_in_vocabulary(request, self._limits().vocab_size)
         sampling = [
             sampling_params(
                 request,
                 self._defaults,
-                token_limit=token_limit,
                 prompt_tokens=len(prompt),
                 max_model_len=self._limits().max_model_len,
             )
             for prompt in prompts
         ]
-        return Generation(
-            self.engine_loop,
-            self._loaded_tokenizer(),
-            self.metrics,
-            prompts,
-            sampling,
-            request.stop,
-            arrived_at_seconds,
+        plan = GenerationPlan(
+            prompts=prompts,
+            sampling=sampling,
+            num_candidates=request.num_candidates,
+            num_shown=request.n,
+            stops=request.stop,
+            echoes=echoes,
+            shows_logprobs=request.num_logprobs is not None,
+            shows_prompt_logprobs=isinstance(request, CompletionRequest) and request.prompt_logprobs is not None,
+            drops_answer=request.token_limit == 0,
+            priority=request.priority,
+            # Holders of different keys never share a prefix; whoever shares a key may be told apart by a salt.
+            cache_salt=f"{tenant}\n{request.cache_salt or ''}",
         )
+        return Generation(self.engine_loop, self._loaded_tokenizer(), self.metrics, plan, arrived_at_seconds)
+
+    def _require_in_vocabulary(self, param: str, lists: Sequence[Sequence[int]]) -> None:
+        if any(max(token_ids) >= self._limits().vocab_size for token_ids in lists):
+            raise outside_vocabulary(param, self._limits().vocab_size)
 
     def _refuse_hopeless(self, param: str, characters: int) -> None:
         """Refuse what is too long for the context by its characters alone, before the cost of tokenising it."""

@@ -97,6 +97,54 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_any_batch(write_model: WriteM
     assert free[0] != free[1]
 
 
+def test_logprobs_are_those_of_transformers(write_model: WriteModel, make_engine: MakeEngine) -> None:
+    """Of every token of prompt and answer, in chunks and although sampling is penalised and biased."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    prompt = [5, 17, 80, 3, *range(30, 60)]
+    sampling = SamplingParams(
+        6, temperature=1.2, seed=3, presence_penalty=1.0, logit_bias=((7, 5.0),), logprobs=3, prompt_logprobs=2
+    )
+    for config in ({}, {"max_num_batched_tokens": 16}):
+        engine = make_engine(write_model(), **config)
+        for _ in range(2):  # the second time it is not the prefix cache that answers
+            outputs = outputs_of(engine, sampling, prompt)
+            ids = [*prompt, *(output.token_id for output in outputs)]
+            model = LlamaForCausalLM.from_pretrained(write_model(), dtype=torch.float32)
+            with torch.inference_mode():
+                exact = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+            prefill = outputs[0].prefill
+            assert prefill is not None
+            assert prefill.prompt_logprobs is not None
+            entries = [*prefill.prompt_logprobs, *(output.logprobs for output in outputs)]
+            assert len(entries) == len(ids)
+            assert entries[0] is None
+            for position, entry in enumerate(entries[1:], start=1):
+                row = exact[position - 1]
+                best = row.topk(2 if position < len(prompt) else 3)
+                assert entry.token_id == ids[position]
+                assert entry.logprob == pytest.approx(float(row[ids[position]]), abs=1e-4)
+                assert entry.rank == int((row > row[ids[position]]).sum()) + 1
+                assert [token_id for token_id, _ in entry.top] == best.indices.tolist()
+                assert [value for _, value in entry.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+def test_a_processor_guides_each_token_of_its_own_request(engine: Engine) -> None:
+    class Counting:
+        """Allows token n only, as the n-th."""
+
+        def __call__(self, logits: Any, generated_ids: Any) -> None:
+            allowed = logits[len(generated_ids)].clone()
+            logits.fill_(float("-inf"))
+            logits[len(generated_ids)] = allowed
+
+    free = generate(engine, [Request("free", PROMPT, greedy(8))])["free"]
+    engine.processors_for = lambda request: (Counting(),) if request.request_id == "guided" else ()
+    answers = generate(engine, [Request(name, PROMPT, greedy(8)) for name in ("guided", "free")])
+    assert answers == {"guided": list(range(8)), "free": free}
+
+
 def test_random_aborts_leak_nothing(engine: Engine) -> None:
     rng = random.Random(5)
     names: list[str] = []
@@ -116,6 +164,12 @@ def test_random_aborts_leak_nothing(engine: Engine) -> None:
     assert not engine.has_work()
     assert engine.stats().kv_blocks_used == 0
     assert engine.step() == []
+
+
+@pytest.mark.parametrize("named", [{"stop_token_ids": frozenset({199})}, {"logit_bias": ((-1, 1.0),)}])
+def test_ids_that_the_model_lacks_are_refused(engine: Engine, named: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        engine.add_request(Request("bad", PROMPT, greedy(3, min_tokens=2, **named)))
 
 
 @pytest.mark.parametrize(

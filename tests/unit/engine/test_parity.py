@@ -167,11 +167,12 @@ def test_damaged_weights_are_refused(tmp_path: Path, write_model: WriteModel, ma
         make_engine(tmp_path)
 
 
-def shrink_pool(engine: Any, num_blocks: int) -> None:
+def shrink_pool(engine: Any, num_blocks: int, *, enable_prefix_caching: bool = False) -> None:
     """Give the engine a block manager over the first `num_blocks` of its pool: the smallest config is too roomy."""
     from millstream_runtime.engine.block_manager import BlockManager
     from millstream_runtime.engine.scheduler import Scheduler
 
     old = engine._scheduler
-    engine._blocks = BlockManager(num_blocks, 16, len(old._free_rows))
-    engine._scheduler = Scheduler(engine._blocks, old._max_num_batched_tokens, len(old._free_rows))
+    rows = len(old._free_rows)
+    engine._blocks = BlockManager(num_blocks, 16, rows, enable_prefix_caching=enable_prefix_caching)
+    engine._scheduler = Scheduler(engine._blocks, old._max_num_batched_tokens, rows)

@@ -10,7 +10,16 @@ import pytest
 HEAVY = ("torch", "triton", "transformers", "fastapi", "uvicorn")
 
 
-@pytest.mark.parametrize("module", ["millstream_operator", "millstream_runtime.config", "millstream_runtime.errors"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "millstream_operator",
+        "millstream_runtime.config",
+        "millstream_runtime.errors",
+        "millstream_runtime.sources.fetch",
+        "millstream_runtime.sources.inspect",
+    ],
+)
 def test_light_modules_load_nothing_heavy(module: str) -> None:
     program = f"import sys, {module}; print([m for m in {HEAVY!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -135,6 +135,7 @@ CHANGES: dict[str, Changes | Refused | NotYet] = {
     "engine.maxNumBatchedTokens": Changes(512),
     "engine.maxNumSeqs": Changes(17),
     "engine.gpuMemoryUtilizationPercent": Changes(81),
+    "engine.prefixCaching": Changes("Enabled"),
     "warmup.heartbeatInterval": Changes("0s"),
     "warmup.timeout": Changes("16m"),
     "rollout.progressDeadline": Changes("41m"),

@@ -117,6 +117,7 @@ def test_another_engine_limit_rolls_out_anew(server: ApiServer, capsys: pytest.C
     text = said(server, manifest(engine={"maxModelLen": 64, "maxNumSeqs": 32}), capsys)
     assert "spec.engine.maxNumSeqs  absent -> 32" in text
     assert "plan.engine.maxNumSeqs  64 -> 32" in text
+    assert "prefixCaching" not in text, "what an older operator did not write down is no change"
     assert "rolled out anew" in text
 
 

@@ -64,7 +64,38 @@ BAD: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     (CHAT, {"stop_token_ids": [1] * 65}, 400, "stop_token_ids", "invalid_value"),
     (CHAT, {"stop_token_ids": [-1]}, 400, "stop_token_ids.0", "invalid_value"),
     (CHAT, {"min_tokens": 2}, 400, "min_tokens", "invalid_value"),
-    (CHAT, {"n": 2}, 400, "n", "invalid_value"),
+    (CHAT, {"stop": ["x"] * 1000}, 400, "stop", "invalid_value"),
+    (CHAT, {"stop_token_ids": [272]}, 400, "stop_token_ids", "invalid_value"),
+    (CHAT, {"stop_token_ids": [2**30], "max_tokens": 3, "min_tokens": 2}, 400, "stop_token_ids", "invalid_value"),
+    (CHAT, {"min_p": 1.5}, 400, "min_p", "invalid_value"),
+    (CHAT, {"min_p": float("nan")}, 400, "min_p", "invalid_value"),
+    (CHAT, {"presence_penalty": 2.5}, 400, "presence_penalty", "invalid_value"),
+    (CHAT, {"frequency_penalty": float("inf")}, 400, "frequency_penalty", "invalid_value"),
+    (CHAT, {"frequency_penalty": "1"}, 400, "frequency_penalty", "invalid_value"),
+    (CHAT, {"repetition_penalty": 0}, 400, "repetition_penalty", "invalid_value"),
+    (CHAT, {"repetition_penalty": float("inf")}, 400, "repetition_penalty", "invalid_value"),
+    (CHAT, {"logit_bias": {"1": 101}}, 400, "logit_bias", "invalid_value"),
+    (CHAT, {"logit_bias": {"1": float("nan")}}, 400, "logit_bias", "invalid_value"),
+    (CHAT, {"logit_bias": {"1": float("-inf")}}, 400, "logit_bias", "invalid_value"),
+    (CHAT, {"logit_bias": {"1": True}}, 400, "logit_bias", "invalid_value"),
+    (CHAT, {"logit_bias": {"a": 1}}, 400, "logit_bias", "invalid_value"),
+    (CHAT, {"logit_bias": {"-1": 1}}, 400, "logit_bias", "invalid_value"),
+    (CHAT, {"logit_bias": {"272": 1}}, 400, "logit_bias", "invalid_value"),
+    (CHAT, {"logit_bias": {"9" * 5000: 1}}, 400, "logit_bias", "invalid_value"),
+    (CHAT, {"logit_bias": {str(i): 1 for i in range(100_000)}}, 400, "logit_bias", "invalid_value"),
+    (CHAT, {"logit_bias": [1]}, 400, "logit_bias", "invalid_value"),
+    (CHAT, {"logprobs": 5}, 400, "logprobs", "invalid_value"),
+    (CHAT, {"top_logprobs": 3}, 400, "top_logprobs", "conflicting_parameters"),
+    (CHAT, {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", "invalid_value"),
+    (CHAT, {"prompt_logprobs": 1}, 400, "prompt_logprobs", "unsupported_parameter"),
+    (CHAT, {"echo": True}, 400, "echo", "unsupported_parameter"),
+    (CHAT, {"best_of": 2}, 400, "best_of", "unsupported_parameter"),
+    (CHAT, {"priority": 101}, 400, "priority", "invalid_value"),
+    (CHAT, {"priority": "high"}, 400, "priority", "invalid_value"),
+    (CHAT, {"cache_salt": ""}, 400, "cache_salt", "invalid_value"),
+    (CHAT, {"cache_salt": "x" * 257}, 400, "cache_salt", "invalid_value"),
+    (CHAT, {"n": 0}, 400, "n", "invalid_value"),
+    (CHAT, {"n": 129}, 400, "n", "invalid_value"),
     (CHAT, {"n": 10**9}, 400, "n", "invalid_value"),
     (CHAT, {"stream": "yes"}, 400, "stream", "invalid_value"),
     (CHAT, {"stream_options": {"include_usage": True}}, 400, "stream_options", "conflicting_parameters"),
@@ -73,9 +104,6 @@ BAD: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     (CHAT, {"temprature": 1}, 400, "temprature", "unknown_parameter"),
     (CHAT, {"tools": [{"type": "function"}]}, 400, "tools", "unsupported_parameter"),
     (CHAT, {"response_format": {"type": "json_object"}}, 400, "response_format", "unsupported_parameter"),
-    (CHAT, {"logprobs": True}, 400, "logprobs", "unsupported_parameter"),
-    (CHAT, {"logit_bias": {"1": 5}}, 400, "logit_bias", "unsupported_parameter"),
-    (CHAT, {"presence_penalty": 0.5}, 400, "presence_penalty", "unsupported_parameter"),
     (TEXT, {"prompt": None}, 400, "prompt", "missing_required_parameter"),
     (TEXT, {"prompt": ""}, 400, "prompt", "invalid_value"),
     (TEXT, {"prompt": []}, 400, "prompt", "invalid_value"),
@@ -88,8 +116,15 @@ BAD: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     (TEXT, {"prompt": ["a"] * 65}, 400, "prompt", "invalid_value"),
     (TEXT, {"prompt": ["a", "x" * 4_000_000]}, 400, "prompt", "context_length_exceeded"),
     (TEXT, {"prompt": "x" * 2048}, 400, "prompt", "context_length_exceeded"),
-    (TEXT, {"echo": True}, 400, "echo", "unsupported_parameter"),
-    (TEXT, {"best_of": 4}, 400, "best_of", "unsupported_parameter"),
+    (TEXT, {"n": 3, "best_of": 2}, 400, "best_of", "conflicting_parameters"),
+    (TEXT, {"best_of": 2, "stream": True}, 400, "best_of", "conflicting_parameters"),
+    (TEXT, {"n": 65, "prompt": ["a", "b"]}, 400, "n", "conflicting_parameters"),
+    (TEXT, {"best_of": 129}, 400, "best_of", "invalid_value"),
+    (TEXT, {"max_tokens": 0}, 400, "max_tokens", "conflicting_parameters"),
+    (TEXT, {"logprobs": 21}, 400, "logprobs", "invalid_value"),
+    (TEXT, {"prompt_logprobs": 21}, 400, "prompt_logprobs", "invalid_value"),
+    (TEXT, {"prompt_logprobs": 1, "stream": True}, 400, "prompt_logprobs", "conflicting_parameters"),
+    (TEXT, {"top_logprobs": 2}, 400, "top_logprobs", "unsupported_parameter"),
     (TEXT, {"suffix": "x"}, 400, "suffix", "unsupported_parameter"),
 ]
 
@@ -108,6 +143,39 @@ def test_a_bad_parameter_is_named(
     assert "\n" not in error["message"]
     assert len(error["message"]) < 400
     assert param is None or param.split(".")[0] in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "prompt"),
+        ("/tokenize", {"prompt": 3}, "prompt"),
+        ("/tokenize", {"prompt": "a", "model": "other"}, "model"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": [272]}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens.0"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens.0"),
+    ],
+)
+def test_a_bad_tokenizer_request_is_named(server: ServerThread, route: str, body: dict[str, Any], param: str) -> None:
+    answer = server.post(route, body)
+    assert answer.status_code in (400, 404)
+    assert answer.json()["error"]["param"] == param
+
+
+def test_a_bad_request_takes_no_place_and_no_block(server: ServerThread) -> None:
+    for route, change, *_ in BAD[::7]:
+        server.post(route, {**(GOOD_CHAT if route == CHAT else GOOD_TEXT), **_finite(change)})
+    assert server.server.service.admission.live == 0
+    assert server.metric("vllm:num_requests_running", model_name="tiny") == 0.0
+
+
+def _finite(change: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: value if value == value and value not in (float("inf"), float("-inf")) else 9e9
+        for key, value in change.items()
+    }
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from millstream_runtime.boot import Phase
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.engine.request import TokenOutput
 from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.server import limits
 from millstream_runtime.server.engine_loop import EngineLike, OnPhase
 from millstream_runtime.server.service import load_engine
 from tests.support.server_thread import ServerThread, serving, wait_for
@@ -194,9 +195,11 @@ def test_a_client_that_leaves_frees_its_place_and_its_kv_blocks(tiny_model: Path
         wait_for(lambda: server.server.service.admission.live == 1, "the request")
         raw.close()
         wait_for(lambda: server.server.service.admission.live == 0, "its place to be free")
+        steps_before = slow.engine.stats().steps_total
         slow.gate.set()
         wait_for(lambda: slow.engine.stats().kv_blocks_used == 0, "its KV blocks to be free")
         assert slow.engine.stats().num_requests_running == 0
+        assert slow.engine.stats().steps_total <= steps_before + 1  # the step that was under way, and no other
         assert server.metric("vllm:request_success_total", finished_reason="abort") == 1.0
         assert server.post(CHAT, chat_body(max_tokens=2)).status_code == 200
 
@@ -308,14 +311,85 @@ def test_metrics_count_what_users_did(tiny_model: Path) -> None:
             "vllm:time_to_first_token_seconds_count": 1,
             "vllm:inter_token_latency_seconds_count": 6,
             "vllm:e2e_request_latency_seconds_count": 1,
+            "vllm:request_queue_time_seconds_count": 1,
+            "vllm:request_prefill_time_seconds_count": 1,
+            "vllm:request_decode_time_seconds_count": 1,
+            "vllm:request_inference_time_seconds_count": 1,
+            "vllm:request_time_per_output_token_seconds_count": 1,
+            "vllm:request_prompt_tokens_sum": usage["prompt_tokens"],
+            "vllm:request_generation_tokens_sum": 7,
+            "vllm:request_max_num_generation_tokens_sum": 7,
+            "vllm:request_params_max_tokens_sum": 7,
+            "vllm:request_params_n_sum": 1,
+            "vllm:iteration_tokens_total_count": 7,
+            "vllm:iteration_tokens_total_sum": usage["prompt_tokens"] + 6,
+            "vllm:prompt_tokens_cached_total": 0,
+            "vllm:prefix_cache_queries_total": usage["prompt_tokens"],
+            "vllm:prefix_cache_hits_total": 0,
             "vllm:num_requests_running": 0,
             "vllm:num_requests_waiting": 0,
+            "vllm:kv_cache_usage_perc": 0,
+            "vllm:cache_config_info": 1,
             "vllm:num_preemptions_total": 0,
+            "millstream_recomputed_tokens_total": 0,
         }
         for name, value in expected.items():
             assert server.metric(name, model_name="tiny", engine="0") == value, name
             assert name in server.get("/metrics").text
         assert server.metric("vllm:request_success_total", finished_reason="length") == 1.0
+        page = server.get("/metrics").text
+        assert all(f'reason="{reason}"' in page for reason in ("capacity", "deferred"))
+        server.post("/no/such/route", {})
+        labels = {"method": "POST", "model_name": "tiny", "engine": "0"}
+        assert server.metric("http_requests_total", handler=CHAT, status="2xx", **labels) == 1.0
+        assert server.metric("http_requests_total", handler="none", status="4xx", **labels) == 1.0
+
+
+def test_prefix_hits_are_told_in_usage_and_metrics(tiny_model: Path) -> None:
+    with serving(tiny_model) as server:
+        server.wait_ready()
+        body = {"model": "tiny", "prompt": list(range(40)), "max_tokens": 2, "temperature": 0, "ignore_eos": True}
+        first, second = (server.post("/v1/completions", body).json() for _ in range(2))
+        assert [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in (first, second)] == [0, 32]
+        assert first["choices"][0]["text"] == second["choices"][0]["text"]
+        other = server.post("/v1/completions", {**body, "cache_salt": "another tenant"}).json()
+        assert other["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert server.metric("vllm:prefix_cache_queries_total", model_name="tiny") == 120
+        assert server.metric("vllm:prefix_cache_hits_total", model_name="tiny") == 32
+        assert server.metric("vllm:prompt_tokens_cached_total", model_name="tiny") == 32
+    with serving(tiny_model, enable_prefix_caching=False) as server:
+        server.wait_ready()
+        answers = [server.post("/v1/completions", body).json() for _ in range(2)]
+        assert [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in answers] == [0, 0]
+        assert answers[0]["choices"][0]["text"] == first["choices"][0]["text"]
+
+
+def test_the_choices_of_one_prompt_share_its_blocks(tiny_model: Path) -> None:
+    with serving(tiny_model) as server:
+        server.wait_ready()
+        body = {"model": "tiny", "prompt": list(range(40)), "max_tokens": 2, "n": 4, "seed": 1}
+        assert len(server.post("/v1/completions", body).json()["choices"]) == 4
+        assert server.metric("vllm:prefix_cache_hits_total", model_name="tiny") == 3 * 32
+        assert server.metric("vllm:request_params_n_sum", model_name="tiny") == 4
+
+
+def test_a_silent_stream_is_kept_alive_with_comments(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SSE_KEEP_ALIVE_SECONDS", 0.05)
+    slow = SlowSteps()
+    with serving(tiny_model, make_engine=slow.make) as server:
+        server.wait_ready()
+        slow.gate.clear()
+        with events_of(server, chat_body(max_tokens=3)) as events:
+            assert [next(events), next(events)] == [": keep-alive"] * 2
+            slow.gate.set()
+            received = [event for event in events if event != ": keep-alive"]
+        assert received[-1] == "[DONE]"
+        slow.gate.clear()
+        with events_of(server, chat_body(max_tokens=1500)) as events:  # the client leaves in the silence
+            next(events)
+        wait_for(lambda: server.server.service.admission.live == 0, "its place to be free")
+        slow.gate.set()
+        wait_for(lambda: slow.engine.stats().kv_blocks_used == 0, "its KV blocks to be free")
 
 
 def test_many_clients_that_come_and_go_leave_the_engine_clean(tiny_model: Path) -> None:

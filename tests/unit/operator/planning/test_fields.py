@@ -134,6 +134,7 @@ PLANNED: dict[str, dict[str, Any]] = {
     "kvCache": {"quantization": {"kvCache": "INT8"}},
     "speculation": {"speculation": {"method": "NGram"}},
     "maxDraftTokens": {"speculation": {"method": "NGram", "maxDraftTokens": 2}},
+    "prefixCaching": {"engine": {"prefixCaching": "Disabled"}},
     "maxModelLen": {"engine": {"maxModelLen": 2048}},
 }
 
@@ -187,6 +188,7 @@ def test_without_facts_nothing_changed_for_what_worked_before() -> None:
         "maxNumBatchedTokens": 2048,
         "maxNumSeqs": 64,
         "gpuMemoryUtilizationPercent": 90,
+        "prefixCaching": "Enabled",
     }
     assert gpu.resources.limits == {"nvidia.com/gpu": "1"}
 

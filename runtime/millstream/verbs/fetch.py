@@ -1,0 +1,60 @@
+"""`millstream fetch (--hugging-face ORG/NAME | --image REFERENCE) --into FOLDER`: a model into a folder, verified.
+
+    millstream fetch --hugging-face org/name --revision main --into /models/name
+    millstream fetch --image registry.example/org/name:1 --into /models/name
+
+Interrupted, run it again: what arrived is kept. A folder that is complete (it has .millstream-complete.json) is
+checked and left alone. Lines for a person go to stderr, one JSON line for tools to stdout and, in a pod, to the
+termination message. HF_ENDPOINT names another hub; HTTPS_PROXY, NO_PROXY and SSL_CERT_FILE are honoured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from millstream.arguments import CommandLineParser
+from millstream.source_arguments import add_source_arguments, source_from
+from millstream.termination import choose_termination_log, unwind_on_sigterm, write_termination_message
+from millstream_runtime.errors import InvalidConfigError
+from millstream_runtime.sources.fetch import DEFAULT_PARALLEL, MAX_PARALLEL, FetchOptions, fetch, human_summary
+
+
+def run(argv: Sequence[str]) -> int:
+    """Fetch; 0 when the folder is complete.
+
+    Raises:
+        RuntimeFailure: bad flags, or DownloadUnauthorized, DownloadFailed, DiskFull, CheckpointInvalid.
+    """
+    parser = CommandLineParser(
+        prog="millstream fetch",
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_source_arguments(parser)
+    flag = parser.add_argument
+    flag("--into", type=Path, required=True, metavar="FOLDER", help="made where there is none; may be a mount point")
+    flag("--parallel", type=int, default=DEFAULT_PARALLEL, metavar="N", help="files at a time (default: 4)")
+    flag("--verify", action="store_true", help="hash a complete folder again instead of comparing sizes")
+    flag("--termination-message-path", type=Path, metavar="FILE", help="default: /dev/termination-log where it exists")
+    given = parser.parse_args(list(argv))
+    if given.termination_message_path is not None:
+        choose_termination_log(given.termination_message_path)
+    if not 1 <= given.parallel <= MAX_PARALLEL:
+        raise InvalidConfigError(f"--parallel is {given.parallel}; it must be between 1 and {MAX_PARALLEL}.")
+    unwind_on_sigterm()
+    result = fetch(source_from(given), given.into, say, FetchOptions(parallel=given.parallel, verify=given.verify))
+    say(human_summary(result))
+    line = json.dumps(result.as_json())
+    print(line, flush=True)
+    write_termination_message(line)
+    return 0
+
+
+def say(line: str) -> None:
+    """One line for a person."""
+    print(f"millstream: {line}", file=sys.stderr, flush=True)

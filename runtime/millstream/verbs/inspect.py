@@ -1,0 +1,46 @@
+"""`millstream inspect (--hugging-face ORG/NAME | --image REFERENCE | --path FOLDER)`: a model's shape, as JSON.
+
+Reads config.json, the generation and tokenizer configs and the headers of the *.safetensors files, never the weights,
+and prints one line of at most 4 KiB; docs/model-sources.md describes it. In a pod the same line is the termination
+message, where the operator reads it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from millstream.arguments import CommandLineParser
+from millstream.source_arguments import add_source_arguments, source_from
+from millstream.termination import choose_termination_log, unwind_on_sigterm, write_termination_message
+from millstream_runtime.sources.inspect import inspect_folder, inspect_source
+from millstream_runtime.sources.shape import to_json
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print the shape; 0.
+
+    Raises:
+        RuntimeFailure: bad flags, or DownloadUnauthorized, DownloadFailed, CheckpointInvalid.
+    """
+    parser = CommandLineParser(
+        prog="millstream inspect",
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    kind = add_source_arguments(parser)
+    kind.add_argument("--path", type=Path, metavar="FOLDER", help="a model folder, such as a mounted volume")
+    parser.add_argument(
+        "--termination-message-path", type=Path, metavar="FILE", help="default: /dev/termination-log where it exists"
+    )
+    given = parser.parse_args(list(argv))
+    if given.termination_message_path is not None:
+        choose_termination_log(given.termination_message_path)
+    unwind_on_sigterm()
+    shape = inspect_folder(given.path) if given.path is not None else inspect_source(source_from(given))
+    line = to_json(shape)
+    print(line, flush=True)
+    write_termination_message(line)
+    return 0

@@ -1,0 +1,310 @@
+"""HTTP GET as a download needs it: redirects that leak no credential, retries that listen, errors that say what failed.
+
+    open(url) ── 30x ──▶ next address (never https -> http, never another scheme)
+              ── 401 ──▶ the Auth answers the challenge once
+              ── 408, 429, 5xx, lost ──▶ `Retry`: exponential backoff, or what Retry-After asks for
+
+Only HTTP handlers are installed: a redirect to `file:` or `ftp:` has nobody to open it. Query strings are cut from
+every message, because the signed address of a CDN is a credential.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import http.client
+import secrets
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import urljoin, urlsplit
+
+from millstream_runtime import __version__
+from millstream_runtime.errors import Reason, RuntimeFailure
+
+MAX_REDIRECTS = 8
+ERROR_BODY_LIMIT_BYTES = 2048
+RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+Origin = tuple[str, str, int]
+
+
+class Auth(Protocol):
+    """Who we are, to one origin."""
+
+    def header(self, url: str) -> str | None:
+        """The Authorization header for `url`; None where this credential has no business."""
+
+    def challenged(self, url: str, challenge: str) -> bool:
+        """A 401 came with this WWW-Authenticate. True: there is a new credential, ask again."""
+
+
+class NoAuth:
+    """Nobody."""
+
+    def header(self, url: str) -> str | None:
+        return None
+
+    def challenged(self, url: str, challenge: str) -> bool:
+        return False
+
+
+class BearerAuth:
+    """A fixed token for one origin."""
+
+    def __init__(self, token: str, url: str) -> None:
+        self._token = token
+        self._origin = origin(url)
+
+    def header(self, url: str) -> str | None:
+        return f"Bearer {self._token}" if origin(url) == self._origin else None
+
+    def challenged(self, url: str, challenge: str) -> bool:
+        return False
+
+
+class TransferError(Exception):
+    """A request failed. `retryable`: the same request may work later."""
+
+    retryable = True
+    retry_after_seconds: float | None = None
+    status: int | None = None
+
+
+class ConnectionLost(TransferError):
+    """No answer, or half of one."""
+
+    def __init__(self, url: str, detail: str, *, retryable: bool = True) -> None:
+        super().__init__(f"{without_query(url)} does not answer: {detail}")
+        self.retryable = retryable
+
+
+class HTTPStatus(TransferError):
+    """An answer that is an error."""
+
+    status: int
+
+    def __init__(self, url: str, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        super().__init__(f"{without_query(url)} answered HTTP {status}")
+        self.status = status
+        self.headers = headers
+        self.body = body
+        self.retryable = status in RETRYABLE
+        self.retry_after_seconds = parse_retry_after(headers.get("retry-after"), time.time())
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How patient we are with one piece of work. Waits double from `first_wait_seconds`; progress resets them."""
+
+    attempts: int = 6
+    first_wait_seconds: float = 1.0
+    longest_wait_seconds: float = 30.0
+    longest_retry_after_seconds: float = 600.0  # who asks for more is asked again by the next pod
+    timeout_seconds: float = 30.0  # without a byte
+    sleep: Callable[[float], None] = time.sleep
+
+
+class Retry:
+    """The failures of one piece of work in a row."""
+
+    def __init__(self, policy: RetryPolicy, say: Callable[[str], None] = lambda _: None) -> None:
+        self._policy = policy
+        self._say = say
+        self.failures = 0
+
+    def progressed(self) -> None:
+        self.failures = 0
+
+    def wait_or_raise(self, error: TransferError) -> None:
+        """Sleep before the next attempt; raise `error` when there shall be none."""
+        self.failures += 1
+        asked = error.retry_after_seconds
+        too_long = asked is not None and asked > self._policy.longest_retry_after_seconds
+        if not error.retryable or self.failures >= self._policy.attempts or too_long:
+            raise error
+        backoff = min(self._policy.first_wait_seconds * 2 ** (self.failures - 1), self._policy.longest_wait_seconds)
+        # Jitter keeps a thousand pods that were refused together from coming back together.
+        jittered = backoff * (0.5 + secrets.randbelow(1000) / 2000)
+        seconds = jittered if asked is None else asked + jittered
+        self._say(f"{error}; attempt {self.failures + 1} of {self._policy.attempts} in {seconds:.0f} s")
+        self._policy.sleep(seconds)
+
+
+class Response:
+    """Status, headers (names in lower case) and a body that is read in pieces."""
+
+    def __init__(self, url: str, raw: http.client.HTTPResponse) -> None:
+        self.url = url
+        self.status = raw.status
+        self.headers = {key.lower(): value for key, value in raw.getheaders()}
+        self._raw = raw
+
+    def read(self, size_bytes: int) -> bytes:
+        """What is there, up to `size_bytes`; empty at the end. Raises ConnectionLost."""
+        try:
+            # Not `read`: it waits until it has all of it, and throws away what came when the rest does not.
+            return self._raw.read1(size_bytes)
+        except (OSError, http.client.HTTPException) as error:
+            raise ConnectionLost(self.url, _words(error)) from None
+
+    def close(self) -> None:
+        self._raw.close()
+
+
+class Client:
+    """GET with one identity and one patience. Safe to use from several threads."""
+
+    def __init__(self, auth: Auth | None = None, policy: RetryPolicy | None = None) -> None:
+        self.auth: Auth = auth or NoAuth()
+        self.policy = policy or RetryPolicy()
+        self._opener = urllib.request.OpenerDirector()
+        tls = urllib.request.HTTPSHandler(context=ssl.create_default_context())
+        for handler in (urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), tls):
+            self._opener.add_handler(handler)
+
+    @contextmanager
+    def open(self, url: str, headers: Mapping[str, str] | None = None, method: str = "GET") -> Iterator[Response]:
+        """One request, redirects followed, no retry.
+
+        Raises:
+            HTTPStatus, ConnectionLost: see `retryable`.
+        """
+        response = self._follow(url, dict(headers or {}), method)
+        try:
+            yield response
+        finally:
+            response.close()
+
+    def get(self, url: str, limit_bytes: int, headers: Mapping[str, str] | None = None) -> tuple[bytes, Response]:
+        """A small body, with retries, and the response it came with.
+
+        Raises:
+            TransferError: after the last attempt.
+            RuntimeFailure: DownloadFailed, the body is longer than `limit_bytes`.
+        """
+        retry = Retry(self.policy)
+        while True:
+            try:
+                with self.open(url, headers) as response:
+                    body = read_up_to(response, limit_bytes + 1)
+            except TransferError as error:
+                retry.wait_or_raise(error)
+                continue
+            if len(body) > limit_bytes:
+                raise RuntimeFailure(
+                    Reason.DOWNLOAD_FAILED, f"{without_query(url)} sends more than the {limit_bytes} bytes allowed."
+                )
+            return body, response
+
+    def head(self, url: str) -> Response:
+        """The headers before any redirect to another host. Raises TransferError after the last attempt."""
+        retry = Retry(self.policy)
+        while True:
+            try:
+                with self.open(url, method="HEAD") as response:
+                    return response
+            except TransferError as error:
+                retry.wait_or_raise(error)
+
+    def _follow(self, url: str, headers: dict[str, str], method: str) -> Response:
+        challenged = False
+        start = origin(url)
+        for _ in range(MAX_REDIRECTS):
+            response = self._send(url, headers, method)
+            location = response.headers.get("location", "")
+            if response.status in REDIRECTS and location:
+                target = _redirect_target(url, location)
+                if method == "HEAD" and origin(target) != start:
+                    return response  # a hub describes the file here; the CDN behind it knows less
+                response.close()
+                url = target
+                continue
+            if response.status == 401 and not challenged:
+                challenged = True
+                if self.auth.challenged(url, response.headers.get("www-authenticate", "")):
+                    response.close()
+                    continue
+            if response.status >= 300:
+                with_body = response.read(ERROR_BODY_LIMIT_BYTES) if method == "GET" else b""
+                response.close()
+                raise HTTPStatus(url, response.status, response.headers, with_body)
+            return response
+        raise ConnectionLost(url, f"more than {MAX_REDIRECTS} redirects", retryable=False)
+
+    def _send(self, url: str, headers: dict[str, str], method: str) -> Response:
+        request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310 - only HTTP handlers are installed
+        request.add_header("User-Agent", f"millstream/{__version__}")
+        if (credential := self.auth.header(url)) is not None:
+            request.add_unredirected_header("Authorization", credential)
+        try:
+            raw = self._opener.open(request, timeout=self.policy.timeout_seconds)
+        except urllib.error.URLError as error:
+            bad_certificate = isinstance(error.reason, ssl.SSLCertVerificationError)
+            raise ConnectionLost(url, _words(error.reason), retryable=not bad_certificate) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise ConnectionLost(url, _words(error)) from None
+        assert isinstance(raw, http.client.HTTPResponse)  # noqa: S101 - no other handler is installed
+        return Response(url, raw)
+
+
+def read_up_to(response: Response, limit_bytes: int) -> bytes:
+    """The body, or its first `limit_bytes`. Raises ConnectionLost when it ends before its Content-Length."""
+    parts, total_bytes = [], 0
+    while total_bytes < limit_bytes and (part := response.read(min(1 << 20, limit_bytes - total_bytes))):
+        parts.append(part)
+        total_bytes += len(part)
+    promised = response.headers.get("content-length", "")
+    if promised.isdecimal() and total_bytes < min(int(promised), limit_bytes):
+        raise ConnectionLost(response.url, f"the answer ended after {total_bytes} of {promised} bytes")
+    return b"".join(parts)
+
+
+def origin(url: str) -> Origin:
+    """Scheme, host and port: what a credential belongs to."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def without_query(url: str) -> str:
+    """The address as it may be shown: no query, no user and password."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path}"
+
+
+def parse_retry_after(value: str | None, now_seconds: float) -> float | None:
+    """Seconds from a Retry-After header, which holds seconds or an HTTP date (RFC 9110, 10.2.3)."""
+    if value is None:
+        return None
+    if value.strip().isdecimal():
+        return float(value)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - now_seconds)
+    except ValueError:
+        return None
+
+
+def _redirect_target(url: str, location: str) -> str:
+    """Where a redirect leads. Raises ConnectionLost: to no address, or to one that is less safe."""
+    try:
+        target = urljoin(url, location)
+        here, there = origin(url)[0], origin(target)[0]
+    except ValueError:
+        raise ConnectionLost(url, "it redirects to something that is no address", retryable=False) from None
+    if there == "https" or here == there == "http":
+        return target
+    raise ConnectionLost(url, f"it redirects to {without_query(target)}, which is not https", retryable=False)
+
+
+def _words(error: object) -> str:
+    if isinstance(error, TimeoutError):
+        return "it timed out"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__

@@ -1,0 +1,263 @@
+"""`fetch`: a source -> a complete model folder, once.
+
+    complete already? ── yes ──▶ kept: no network, no lock, no write
+         │ no
+    lock ▶ resolve ▶ configuration and layers ▶ choose weights ▶ space? ▶ weights (in parallel) ▶ check ▶ publish
+
+Killed at any point, the next run goes on: partials and unpacked layers lie in `.millstream-partial`, named by digest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.sources.folder import FreeSpace, Marker, ModelFolder, free_bytes
+from millstream_runtime.sources.layers import LayerContent, model_folder_of, read_record, stack, unpack
+from millstream_runtime.sources.lock import FolderLock, LockTimes
+from millstream_runtime.sources.progress import Progress, words_for_seconds
+from millstream_runtime.sources.safetensors_header import check_file
+from millstream_runtime.sources.selection import (
+    INDEX_NAME,
+    SUPPORT_LIMIT_BYTES,
+    invalid,
+    support_files,
+    weights_files,
+)
+from millstream_runtime.sources.source import Layer, Resolved, Source
+from millstream_runtime.sources.transfer import LocalFile, RemoteFile, Transfer, disk_failure
+
+DEFAULT_PARALLEL = 4
+MAX_PARALLEL = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchOptions:
+    """How to fetch. The last two are edges of the world that a test replaces."""
+
+    parallel: int = DEFAULT_PARALLEL
+    verify: bool = False  # read and hash a complete folder again
+    lock_times: LockTimes = field(default_factory=LockTimes)
+    free_space: FreeSpace = free_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResult:
+    """What was done."""
+
+    folder: Path
+    marker: Marker
+    kept: bool  # the folder was complete before
+    downloaded_bytes: int
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The line for tools, and the termination message of an init container."""
+        return {
+            "event": "fetched",
+            "version": 1,
+            "source": dict(self.marker.source),
+            "requested_revision": self.marker.requested_revision,
+            "revision": self.marker.revision,
+            "folder": str(self.folder),
+            "files": len(self.marker.files),
+            "total_bytes": self.marker.total_bytes,
+            "downloaded_bytes": self.downloaded_bytes,
+            "kept": self.kept,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def fetch(source: Source, into: Path, say: Callable[[str], None], options: FetchOptions | None = None) -> FetchResult:
+    """Make `into` hold the model of `source`. `say` gets lines for a person.
+
+    Raises:
+        RuntimeFailure: DownloadUnauthorized, DownloadFailed, DiskFull, CheckpointInvalid; or InvalidConfigError where
+            `into` holds another model. What arrived is kept for the next run.
+    """
+    try:
+        return _fetch(source, into, say, options or FetchOptions())
+    except OSError as error:  # the network's have become RuntimeFailure long before
+        raise disk_failure(error, into) from error
+
+
+def _fetch(source: Source, into: Path, say: Callable[[str], None], options: FetchOptions) -> FetchResult:
+    started = time.monotonic()
+    folder = ModelFolder(into, options.free_space)
+
+    def result(marker: Marker, downloaded_bytes: int, *, kept: bool) -> FetchResult:
+        return FetchResult(into, marker, kept, downloaded_bytes, time.monotonic() - started)
+
+    marker = _usable_marker(folder, source, options, say)
+    if isinstance(marker, _Complete):
+        return result(marker.marker, 0, kept=True)
+    folder.prepare()
+    with FolderLock(into, say, options.lock_times) as lock:
+        marker = _usable_marker(folder, source, options, say)  # another pod may have finished while we waited
+        if isinstance(marker, _Complete):
+            return result(marker.marker, 0, kept=True)
+        # A damaged folder is mended with the content it had, not with what a branch points to today.
+        pinned = source.at(marker.revision) if marker is not None else source
+        requested = marker.requested_revision if marker is not None else source.requested_revision
+        run = _Run(pinned, folder, Progress(say), lock.guard, options)
+        done = run.run(requested)
+        return result(done, run.progress.downloaded_bytes, kept=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Complete:
+    marker: Marker
+
+
+def _usable_marker(
+    folder: ModelFolder, source: Source, options: FetchOptions, say: Callable[[str], None]
+) -> _Complete | Marker | None:
+    """_Complete: nothing to do. A Marker: complete once, now damaged. None: not complete."""
+    marker = folder.marker()
+    if marker is None:
+        return None
+    if not marker.answers(source.identity, source.requested_revision):
+        kept = " ".join((*marker.source.values(), "at", marker.requested_revision))
+        raise InvalidConfigError(f"--into {folder.path} holds {kept}, not {source}; give another folder or empty it.")
+    damaged = folder.damaged(marker, read_all=options.verify)
+    if damaged is None:
+        return _Complete(marker)
+    say(f"{folder.path / damaged} is not as it was when the folder was completed; fetching what is wrong again")
+    return marker
+
+
+class _Run:
+    """One fetch, under the lock."""
+
+    def __init__(
+        self, source: Source, folder: ModelFolder, progress: Progress, guard: Callable[[], None], options: FetchOptions
+    ) -> None:
+        self.progress = progress
+        self._source, self._folder, self._guard, self._options = source, folder, guard, options
+        self._transfer = Transfer(source.client, folder.partial, progress, guard=guard, explain=source.explain)
+        self._files: dict[str, LocalFile] = {}
+
+    def run(self, requested_revision: str) -> Marker:
+        source, folder = self._source, self._folder
+        resolved = source.resolve()
+        self._files.update(model_folder_of(stack(self._unpack_all(resolved)), str(source)))
+        names = {*resolved.files, *self._files}
+        support = support_files(names, str(source))
+        self._require_small(resolved, support)
+        self._download(resolved.files[name] for name in support if name in resolved.files)
+        weights = weights_files(names | resolved.others, self._index(), str(source))
+        chosen = {*support, *weights}
+        folder.require_only(chosen)
+        self._download(resolved.files[name] for name in weights if name in resolved.files)
+        files = {name: self._files[name] for name in sorted(chosen)}
+        for name in weights:
+            check_file(files[name].path, name)
+        self._guard()
+        folder.unmark()
+        contents = {name: (file.size_bytes, file.sha256) for name, file in files.items()}
+        marker = Marker(source.identity, requested_revision, resolved.revision, contents)
+        folder.publish(files, marker)
+        return marker
+
+    def _index(self) -> bytes | None:
+        index = self._files.get(INDEX_NAME)
+        return index.path.read_bytes() if index is not None else None
+
+    def _require_small(self, resolved: Resolved, support: Iterable[str]) -> None:
+        for name in support:
+            if name in resolved.files and resolved.files[name].size_bytes > SUPPORT_LIMIT_BYTES:
+                raise invalid(f"{self._source}: {name} is larger than the {SUPPORT_LIMIT_BYTES} bytes allowed.")
+
+    def _download(self, files: Iterable[RemoteFile]) -> None:
+        """Each file that is not here yet, some at a time; the first failure stops the rest."""
+        missing = []
+        for file in files:
+            adopted = self._folder.adopt(file)
+            if adopted is None:
+                missing.append(file)
+            else:
+                self._files[file.name] = adopted
+        self._announce(missing)
+        for file, local in zip(missing, self._in_parallel(missing), strict=True):
+            self._files[file.name] = local
+
+    def _in_parallel(self, files: list[RemoteFile]) -> list[LocalFile]:
+        """In the order of `files`. Daemon threads: one that waits to retry must not hold up the end of the process."""
+        todo: SimpleQueue[tuple[int, RemoteFile]] = SimpleQueue()
+        done: SimpleQueue[tuple[int, LocalFile | BaseException]] = SimpleQueue()
+        stop = threading.Event()
+        for numbered in enumerate(files):
+            todo.put(numbered)
+
+        def work() -> None:
+            with contextlib.suppress(Empty):
+                while not stop.is_set():
+                    number, file = todo.get_nowait()
+                    try:
+                        done.put((number, self._transfer.fetch(file)))
+                    except BaseException as error:
+                        done.put((number, error))
+                        return
+
+        for _ in range(min(self._options.parallel, len(files))):
+            threading.Thread(target=work, name="fetch", daemon=True).start()
+        arrived: dict[int, LocalFile] = {}
+        try:
+            while len(arrived) < len(files):
+                number, outcome = done.get()
+                if isinstance(outcome, BaseException):
+                    raise outcome  # the other threads end at their next write: by then the lock's guard refuses
+                arrived[number] = outcome
+        finally:
+            stop.set()
+        return [arrived[number] for number in range(len(files))]
+
+    def _announce(self, files: list[RemoteFile], extra_bytes: int = 0) -> None:
+        """Check the room for what is still to come, and count it."""
+        total_bytes = sum(file.size_bytes for file in files)
+        arrived_bytes = sum(self._transfer.arrived_bytes(file) for file in files)
+        if files:
+            self._folder.require_space(total_bytes - arrived_bytes + extra_bytes)
+            self.progress.expect(total_bytes)
+            named = files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more"
+            resumed = f", {arrived_bytes / 1e9:.2f} GB of it are here" if arrived_bytes else ""
+            self.progress.say(f"{self._source}: fetching {named}, {total_bytes / 1e9:.2f} GB{resumed}")
+
+    def _unpack_all(self, resolved: Resolved) -> list[LayerContent[LocalFile]]:
+        """Layers one after the other: so at most one blob lies on the disk beside what came out of the others."""
+        folders = {layer.blob.key: self._folder.partial / f"unpacked-{layer.blob.key}" for layer in resolved.layers}
+        missing = [layer.blob for layer in resolved.layers if read_record(folders[layer.blob.key]) is None]
+        self._announce(missing, extra_bytes=max((blob.size_bytes for blob in missing), default=0))
+        return [self._unpack(layer, folders[layer.blob.key]) for layer in resolved.layers]
+
+    def _unpack(self, layer: Layer, folder: Path) -> LayerContent[LocalFile]:
+        if (done := read_record(folder)) is not None:
+            return done
+        blob = self._transfer.fetch(layer.blob)
+        where = f"{self._source}, {layer.blob.name}"
+        try:
+            content = unpack(blob.path, folder, layer.root, where, guard=self._guard, need=self._folder.require_space)
+        except RuntimeFailure as failure:
+            if failure.reason is Reason.CHECKPOINT_INVALID:
+                blob.path.unlink(missing_ok=True)  # what was refused once would be refused again
+            raise
+        blob.path.unlink()
+        return content
+
+
+def human_summary(result: FetchResult) -> str:
+    """The last line for a person."""
+    marker = result.marker
+    what = f"{len(marker.files)} files, {marker.total_bytes / 1e9:.2f} GB, revision {marker.revision[:19]}"
+    if result.kept:
+        return f"{result.folder} is complete: {what}"
+    rate = result.downloaded_bytes / 1e6 / max(result.seconds, 1e-3)
+    took = f"{result.downloaded_bytes / 1e9:.2f} GB came in {words_for_seconds(result.seconds)} at {rate:.1f} MB/s"
+    return f"{result.folder} is complete: {what}; {took}"

@@ -1,0 +1,186 @@
+"""A model folder: complete and then never changed, or not complete and marked by nothing.
+
+    config.json  model-00001-of-00002.safetensors  …      appear by rename, each already verified
+    .millstream-complete.json                             appears last: source, revision, files, sizes, digests
+    .millstream-partial/                                  what is on its way; gone when the folder is complete
+    .millstream-lock                                      see lock.py
+
+The folder itself may be a mount point, which cannot be renamed: so its files are, and the marker is what counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.sources.selection import is_support_file, is_weights_file
+from millstream_runtime.sources.transfer import LocalFile, RemoteFile, disk_failure, verified
+
+MARKER_NAME = ".millstream-complete.json"
+PARTIAL_NAME = ".millstream-partial"
+MARKER_VERSION = 1
+MARKER_LIMIT_BYTES = 8 << 20
+SPARE_BYTES = 64 << 20  # room for the file system's own records, beside the files
+
+FreeSpace = Callable[[Path], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """What a complete folder says of itself. `files`: name -> (bytes, SHA-256 in hex)."""
+
+    source: Mapping[str, str]
+    requested_revision: str
+    revision: str
+    files: Mapping[str, tuple[int, str]]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(size_bytes for size_bytes, _ in self.files.values())
+
+    def answers(self, source: Mapping[str, str], requested_revision: str) -> bool:
+        """Whether this is what was asked for; a branch that moved on since does not matter."""
+        return dict(self.source) == dict(source) and requested_revision in (self.requested_revision, self.revision)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "version": MARKER_VERSION,
+            "source": dict(self.source),
+            "requested_revision": self.requested_revision,
+            "revision": self.revision,
+            "total_bytes": self.total_bytes,
+            "files": [
+                {"name": name, "size_bytes": size_bytes, "digest": f"sha256:{sha256}"}
+                for name, (size_bytes, sha256) in sorted(self.files.items())
+            ],
+        }
+
+    @staticmethod
+    def of(value: Any) -> Marker:
+        """Raises KeyError, TypeError, ValueError, AttributeError: not a marker that we wrote."""
+        if value["version"] != MARKER_VERSION:
+            raise ValueError(f"version {value['version']!r}")
+        files = {
+            str(file["name"]): (int(file["size_bytes"]), str(file["digest"]).removeprefix("sha256:"))
+            for file in value["files"]
+        }
+        if not all(is_support_file(name) or is_weights_file(name) for name in files):
+            raise ValueError("a file name that no model has")
+        source = {str(key): str(part) for key, part in value["source"].items()}
+        return Marker(source, str(value["requested_revision"]), str(value["revision"]), files)
+
+
+def free_bytes(folder: Path) -> int:
+    """What an ordinary user may still write to the file system of `folder`."""
+    facts = os.statvfs(folder)
+    return facts.f_bavail * facts.f_frsize
+
+
+class ModelFolder:
+    """One folder on disk. `free_space` is replaceable because a full disk is hard to have."""
+
+    def __init__(self, path: Path, free_space: FreeSpace = free_bytes) -> None:
+        self.path = path
+        self.partial = path / PARTIAL_NAME
+        self._free_space = free_space
+
+    def marker(self) -> Marker | None:
+        """The marker; None where there is none or it cannot be read, for then it proves nothing."""
+        try:
+            with (self.path / MARKER_NAME).open("rb") as file:
+                return Marker.of(json.loads(file.read(MARKER_LIMIT_BYTES)))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return None
+
+    def damaged(self, marker: Marker, *, read_all: bool) -> str | None:
+        """The first file that is not as the marker says; sizes alone unless `read_all`."""
+        for name, (size_bytes, sha256) in marker.files.items():
+            path = self.path / name
+            if path.is_symlink() or not path.is_file() or path.stat().st_size != size_bytes:
+                return name
+            if read_all and _sha256(path) != sha256:
+                return name
+        return None
+
+    def prepare(self) -> None:
+        """Make the folder and its place for partials. Raises RuntimeFailure: it cannot be written."""
+        try:
+            self.partial.mkdir(parents=True, exist_ok=True)
+        except NotADirectoryError as error:
+            raise InvalidConfigError(f"--into {self.path} is below a file; give a folder.") from error
+        except FileExistsError as error:
+            raise InvalidConfigError(f"--into {self.path} is a file; give a folder.") from error
+        except OSError as error:
+            raise disk_failure(error, self.path) from error
+
+    def unmark(self) -> None:
+        """The folder is about to change."""
+        (self.path / MARKER_NAME).unlink(missing_ok=True)
+
+    def require_space(self, size_bytes: int) -> None:
+        """Raises RuntimeFailure: DiskFull, before the first byte."""
+        free = self._free_space(self.path)
+        if size_bytes + SPARE_BYTES > free:
+            raise RuntimeFailure(
+                Reason.DISK_FULL,
+                f"{self.path} has {free / 1e9:.2f} GB free and {(size_bytes + SPARE_BYTES) / 1e9:.2f} GB are still "
+                "to come; give the model cache a larger volume.",
+            )
+
+    def require_only(self, names: set[str]) -> None:
+        """Raises InvalidConfigError: model files of something else lie here, and a server would read both."""
+        strangers = sorted(
+            path.name
+            for path in self.path.iterdir()
+            if (is_support_file(path.name) or is_weights_file(path.name)) and path.name not in names
+        )
+        if strangers:
+            raise InvalidConfigError(
+                f"--into {self.path} holds {strangers[0]}, which is not part of this model; give an empty folder."
+            )
+
+    def adopt(self, file: RemoteFile) -> LocalFile | None:
+        """A file that lies here already with the right content: a run died between its renames, or a person copied."""
+        path = self.path / file.name
+        if path.is_symlink() or not path.is_file() or file.digest is None:
+            return None
+        return verified(path, file)
+
+    def publish(self, files: Mapping[str, LocalFile], marker: Marker) -> None:
+        """Rename every file to its place, then write the marker. Raises RuntimeFailure: the disk."""
+        try:
+            for name, file in files.items():
+                if file.path != self.path / name:
+                    file.path.replace(self.path / name)
+            _sync(self.path)
+            draft = self.partial / MARKER_NAME
+            with draft.open("w", encoding="utf-8") as output:
+                json.dump(marker.as_json(), output, indent=1)
+                output.flush()
+                os.fsync(output.fileno())
+            draft.replace(self.path / MARKER_NAME)
+            _sync(self.path)
+        except OSError as error:
+            raise disk_failure(error, self.path) from error
+        shutil.rmtree(self.partial, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    """Make renames in `folder` survive a crash of the node."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sha256(path: Path) -> str:
+    nothing_promised = RemoteFile(path.name, "", path.stat().st_size, None)
+    checked = verified(path, nothing_promised)
+    return checked.sha256 if checked is not None else ""

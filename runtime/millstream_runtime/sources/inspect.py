@@ -1,0 +1,217 @@
+"""`inspect`: the shape of a model without its weights.
+
+    hub, artifact    the JSON files whole, the first bytes of each *.safetensors by Range
+    image            one pass over each layer; a plain tar is skipped through by Range, a compressed one must be read
+    folder           the same from disk
+
+Nothing is stored. The result is what `shape.describe` documents.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.sources.client import TransferError
+from millstream_runtime.sources.layers import (
+    EXPANSION_FLOOR_BYTES,
+    GZIP_MAGIC,
+    MAX_EXPANSION,
+    ByteSource,
+    ForwardReader,
+    LayerContent,
+    decompressed,
+    model_folder_of,
+    stack,
+    walk,
+)
+from millstream_runtime.sources.remote_reader import RemoteReader
+from millstream_runtime.sources.safetensors_header import LENGTH_BYTES, WeightsSummary, header_length, parse_header
+from millstream_runtime.sources.selection import INDEX_NAME, invalid, is_weights_file, support_files, weights_files
+from millstream_runtime.sources.shape import describe
+from millstream_runtime.sources.source import Layer, Resolved, Source
+from millstream_runtime.sources.transfer import Hashes, RemoteFile
+
+READ_NAMES = ("config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja")
+SMALL_LIMIT_BYTES = 16 << 20
+INDEX_LIMIT_BYTES = 64 << 20
+HEADER_WINDOW_BYTES = 128 << 10  # most headers come with the first request
+PIECE_BYTES = 1 << 20
+PARALLEL = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The JSON at the beginning of a safetensors file, and how large the whole file is."""
+
+    text: bytes
+    file_bytes: int
+
+
+class Shelf(Protocol):
+    """A model's files by name, wherever they are."""
+
+    @property
+    def names(self) -> Collection[str]: ...
+
+    def read(self, name: str, limit_bytes: int) -> bytes:
+        """A small file, whole."""
+
+    def header(self, name: str) -> Header:
+        """The beginning of a *.safetensors file."""
+
+
+def inspect_source(source: Source) -> dict[str, Any]:
+    """The shape of a hub repository, image or artifact. Raises RuntimeFailure."""
+    resolved = source.resolve()
+    shelf = RemoteShelf(source, resolved)
+    return _inspect(shelf, str(source), source.identity, source.requested_revision, resolved.revision)
+
+
+def inspect_folder(folder: Path) -> dict[str, Any]:
+    """The shape of a folder. Raises RuntimeFailure: CheckpointInvalid."""
+    if not folder.is_dir():
+        raise invalid(f"The model folder {folder} does not exist; name a folder with config.json and *.safetensors.")
+    return _inspect(FolderShelf(folder), str(folder), {"kind": "path", "path": str(folder)}, None, None)
+
+
+def _inspect(
+    shelf: Shelf, where: str, identity: Mapping[str, str], requested_revision: str | None, revision: str | None
+) -> dict[str, Any]:
+    support = support_files(shelf.names, where)
+    files = {name: shelf.read(name, SMALL_LIMIT_BYTES) for name in READ_NAMES if name in support}
+    index = shelf.read(INDEX_NAME, INDEX_LIMIT_BYTES) if INDEX_NAME in support else None
+    weights = weights_files(shelf.names, index, where)
+    summary = WeightsSummary()
+    with ThreadPoolExecutor(PARALLEL) as threads:
+        for name, header in zip(weights, threads.map(shelf.header, weights), strict=True):
+            summary.add(parse_header(header.text, name), len(header.text), header.file_bytes, name)
+    return describe(identity, requested_revision, revision, files, summary)
+
+
+class FolderShelf:
+    """Files on disk; links are followed, as a Hugging Face cache is made of them and only JSON leaves this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            self.names: Collection[str] = {path.name for path in folder.iterdir() if path.is_file()}
+        except OSError as error:
+            raise invalid(f"{folder} cannot be read: {error.strerror}.") from None
+
+    def read(self, name: str, limit_bytes: int) -> bytes:
+        try:
+            with (self._folder / name).open("rb") as file:
+                data = file.read(limit_bytes + 1)
+        except OSError as error:
+            raise invalid(f"{self._folder / name} cannot be read: {error.strerror}.") from None
+        return _capped(data, name, limit_bytes)
+
+    def header(self, name: str) -> Header:
+        path = self._folder / name
+        try:
+            with path.open("rb") as file:
+                return read_header(file, path.stat().st_size, name)
+        except OSError as error:
+            raise invalid(f"{path} cannot be read: {error.strerror}.") from None
+
+
+class RemoteShelf:
+    """Files of a resolved source; what lies in layers was read when this was made."""
+
+    def __init__(self, source: Source, resolved: Resolved) -> None:
+        self._source = source
+        self._files = resolved.files
+        layers = [self._look_into(layer) for layer in resolved.layers]
+        self._seen = model_folder_of(stack(layers), str(source))
+        self.names: Collection[str] = {*resolved.files, *resolved.others, *self._seen}
+
+    def read(self, name: str, limit_bytes: int) -> bytes:
+        if name in self._seen:
+            return _capped(self._seen[name].text, name, limit_bytes)
+        file = self._files[name]
+        if file.size_bytes > limit_bytes:
+            raise _too_large(name, limit_bytes)
+        try:
+            data, _ = self._source.client.get(file.url, file.size_bytes)
+        except TransferError as error:
+            raise self._source.explain(error, name) from None
+        hashes = Hashes(file.size_bytes, file.digest)
+        hashes.update(data)
+        if len(data) != file.size_bytes or not hashes.fit():
+            raise RuntimeFailure(
+                Reason.DOWNLOAD_FAILED, f"{name} of {self._source} does not have the digest that its source promised."
+            )
+        return data
+
+    def header(self, name: str) -> Header:
+        if name in self._seen:
+            return self._seen[name]
+        file = self._files[name]
+        try:
+            with RemoteReader(self._source.client, file, HEADER_WINDOW_BYTES) as reader:
+                return read_header(reader, file.size_bytes, name)
+        except TransferError as error:
+            raise self._source.explain(error, name) from None
+
+    def _look_into(self, layer: Layer) -> LayerContent[Header]:
+        where = f"{self._source}, {layer.blob.name}"
+        try:
+            magic = self._first_bytes(layer.blob)
+            with RemoteReader(self._source.client, layer.blob) as reader, decompressed(reader, magic, where) as source:
+                limit_bytes = EXPANSION_FLOOR_BYTES + MAX_EXPANSION * layer.blob.size_bytes
+                skip_to = None if magic.startswith(GZIP_MAGIC) else reader.seek
+                return walk(ForwardReader(source, limit_bytes, where, skip_to), layer.root, where, _look_at)
+        except TransferError as error:
+            raise self._source.explain(error, layer.blob.name) from None
+
+    def _first_bytes(self, blob: RemoteFile) -> bytes:
+        with RemoteReader(self._source.client, blob, 4) as reader:
+            return reader.read(4)
+
+
+def read_header(source: ByteSource, file_bytes: int, where: str) -> Header:
+    """Length, then JSON. Raises RuntimeFailure: CheckpointInvalid, or what `source.read` raises."""
+    first = source.read(min(file_bytes, LENGTH_BYTES + 24))  # 24 more: enough to know a git-lfs pointer
+    length = header_length(first, file_bytes, where)
+    parts = [first[LENGTH_BYTES:][:length]]
+    missing = length - len(parts[0])
+    while missing > 0 and (data := source.read(min(PIECE_BYTES, missing))):
+        parts.append(data)
+        missing -= len(data)
+    if missing:
+        raise invalid(f"{where} ends in the middle of its safetensors header.")
+    return Header(b"".join(parts), file_bytes)
+
+
+def _look_at(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> Header:
+    """A weights file's header; of the files that are read, all; of the others, nothing but that they are there."""
+    source = tar.extractfile(member)
+    assert source is not None  # noqa: S101 - a regular file
+    name = Path(path).name
+    if is_weights_file(name):
+        return read_header(source, member.size, name)
+    if name not in (*READ_NAMES, INDEX_NAME):
+        return Header(b"", member.size)
+    limit_bytes = INDEX_LIMIT_BYTES if name == INDEX_NAME else SMALL_LIMIT_BYTES
+    if member.size > limit_bytes:
+        raise _too_large(name, limit_bytes)
+    parts = []
+    while data := source.read(PIECE_BYTES):
+        parts.append(data)
+    return Header(b"".join(parts), member.size)
+
+
+def _capped(data: bytes, name: str, limit_bytes: int) -> bytes:
+    if len(data) > limit_bytes:
+        raise _too_large(name, limit_bytes)
+    return data
+
+
+def _too_large(name: str, limit_bytes: int) -> RuntimeFailure:
+    return invalid(f"{name} is larger than the {limit_bytes} bytes that are read of it.")

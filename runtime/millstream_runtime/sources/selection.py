@@ -1,0 +1,99 @@
+"""Which files of a model repository a server needs. Pure.
+
+    config.json, generation_config.json, tokenizer*.json, *.jinja, vocabulary    yes
+    the shards that model.safetensors.index.json names, else model.safetensors,
+    else every *.safetensors                                                    yes
+    *.bin, *.pt, *.py, folders (original/, onnx/), hidden files                  never
+
+An allow list, because what a pickle or a .py does is decided by whoever wrote it. Choosing by the index also leaves
+out the second copy of the weights that many repositories carry (`consolidated.safetensors`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+
+from millstream_runtime.errors import Reason, RuntimeFailure
+
+CONFIG_NAME = "config.json"
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+SUPPORT_PATTERNS = ("*.json", "*.jinja", "*.tiktoken", "tokenizer.model", "spiece.model", "vocab.txt", "merges.txt")
+PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.msgpack", "*.h5")
+SUPPORT_LIMIT_BYTES = 256 << 20  # the largest tokenizer.json in use is about a tenth of this
+MAX_SHARDS = 2000
+
+
+def is_support_file(name: str) -> bool:
+    """Whether `name` (no folders) is configuration, tokenizer or chat template."""
+    return _is_plain(name) and any(fnmatchcase(name, pattern) for pattern in SUPPORT_PATTERNS)
+
+
+def is_weights_file(name: str) -> bool:
+    """Whether `name` (no folders) holds tensors that cannot run code."""
+    return _is_plain(name) and name.endswith(".safetensors")
+
+
+def support_files(names: Iterable[str], where: str) -> list[str]:
+    """Configuration and tokenizer. Raises RuntimeFailure: CheckpointInvalid, no config.json."""
+    chosen = sorted(name for name in names if is_support_file(name))
+    if CONFIG_NAME not in chosen:
+        raise invalid(f"{where} has no {CONFIG_NAME}; name a model in the Hugging Face layout.")
+    return chosen
+
+
+def weights_files(names: Collection[str], index: bytes | None, where: str) -> list[str]:
+    """The files that hold the weights; `index` is the content of model.safetensors.index.json where there is one.
+
+    Raises:
+        RuntimeFailure: CheckpointInvalid: none, only pickles, or an index that names what is not there.
+    """
+    if index is not None:
+        shards = read_index(index, where)
+        if missing := sorted(shards - set(names)):
+            raise invalid(f"{where}: {INDEX_NAME} names {missing[0]}, which is not there.")
+        return sorted(shards)
+    if SINGLE_NAME in names:
+        return [SINGLE_NAME]
+    if found := sorted(name for name in names if is_weights_file(name)):
+        return found
+    pickles = sorted(name for name in names if any(fnmatchcase(name, pattern) for pattern in PICKLE_PATTERNS))
+    if pickles:
+        raise invalid(f"{where} has only pickled weights ({pickles[0]}), which can run code; convert to safetensors.")
+    raise invalid(f"{where} has no *.safetensors file.")
+
+
+def read_index(index: bytes, where: str) -> set[str]:
+    """The shards that an index names, each a plain file name."""
+    try:
+        names = set(json.loads(index)["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise invalid(f"{where}: {INDEX_NAME} is not a readable safetensors index: {error!r}.") from None
+    if not names or len(names) > MAX_SHARDS:
+        raise invalid(f"{where}: {INDEX_NAME} names {len(names)} files; it must name 1 to {MAX_SHARDS}.")
+    for name in names:
+        if not isinstance(name, str) or not is_weights_file(name):
+            raise invalid(f"{where}: {INDEX_NAME} names {name!r}; a shard must be a *.safetensors file beside it.")
+    return names
+
+
+def safe_relative_path(name: str) -> PurePosixPath | None:
+    """`name` as a path below some folder, `./` dropped; None when it is absolute, climbs out or cannot be a name."""
+    path = PurePosixPath(name)
+    bad = path.is_absolute() or "\\" in name or "\0" in name or not path.parts
+    if bad or any(part == ".." or len(part.encode(errors="replace")) > 255 for part in path.parts):
+        return None
+    return path
+
+
+def invalid(message: str) -> RuntimeFailure:
+    """A checkpoint that no download can mend."""
+    return RuntimeFailure(Reason.CHECKPOINT_INVALID, message)
+
+
+def _is_plain(name: str) -> bool:
+    """A visible name without a folder, fit to be created here: never `.millstream-complete.json`, never `../x`."""
+    return 0 < len(name) <= 200 and name.isprintable() and not name.startswith(".") and not set(name) & {"/", "\\"}

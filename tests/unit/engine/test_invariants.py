@@ -1,0 +1,195 @@
+"""What the engine promises whatever else goes on: a request's tokens depend on the request alone.
+
+Each way of running below computes the same requests under another circumstance (company, chunks, cache hits,
+preemptions, ...). Whatever it is, every request must be answered as if it were alone in an engine without a cache,
+and afterwards every KV block must be free. A way also says how to see that its circumstance really arose.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from millstream_runtime.engine.engine import Engine
+from millstream_runtime.engine.request import Request, SamplingParams
+
+from .conftest import MakeEngine, WriteModel, generate
+from .test_parity import shrink_pool
+
+NEW_TOKENS = 20
+VOCABULARY = 199
+
+
+def make_requests(sampling: SamplingParams) -> list[Request]:
+    """Eight requests; five begin with the same 40 tokens, two of them are equal, and one is a single token."""
+    rng = random.Random(3)
+
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(VOCABULARY) for _ in range(count)]
+
+    shared = tokens(40)
+    prompts = [tokens(1), tokens(16), tokens(75), shared, *([*shared, *tokens(n)] for n in (1, 9, 33))]
+    prompts.append(list(prompts[-1]))
+    return [Request(str(index), prompt, sampling) for index, prompt in enumerate(prompts)]
+
+
+Answers = dict[str, list[int]]
+
+
+def all_at_once(engine: Engine, requests: list[Request]) -> Answers:
+    return generate(engine, requests)
+
+
+def one_after_another(engine: Engine, requests: list[Request]) -> Answers:
+    return {name: ids for request in requests for name, ids in generate(engine, [request]).items()}
+
+
+def twice(engine: Engine, requests: list[Request]) -> Answers:
+    """The second time counts: its prompts are in the cache, as far as there is one."""
+    generate(engine, [replace(request, request_id=f"before-{request.request_id}") for request in requests])
+    return generate(engine, requests)
+
+
+def joining_in_random_company(engine: Engine, requests: list[Request]) -> Answers:
+    """One more request every third step, last first, among others that come and are cancelled."""
+    rng = random.Random(8)
+    answers: Answers = {request.request_id: [] for request in requests}
+    waiting, company, steps = list(requests), 0, 0
+    while waiting or engine.has_work():
+        if waiting and steps % 3 == 0:
+            engine.add_request(waiting.pop())
+        if waiting and rng.random() < 0.5:
+            company += 1
+            stranger = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 50))]
+            engine.add_request(Request(f"stranger-{company}", stranger, requests[0].sampling))
+        if company and rng.random() < 0.3:
+            engine.abort(f"stranger-{rng.randint(1, company)}")
+        for output in engine.step():
+            if output.request_id in answers:
+                assert output.token_id is not None
+                answers[output.request_id].append(output.token_id)
+        steps += 1
+    engine.check_integrity()
+    assert engine.stats().kv_blocks_used == 0
+    return answers
+
+
+def by_priority(engine: Engine, requests: list[Request]) -> Answers:
+    return generate(engine, [replace(one, priority=-int(one.request_id) % 3) for one in requests])
+
+
+def never(_: Engine) -> bool:
+    return True
+
+
+def hits(engine: Engine) -> bool:
+    return engine.stats().prefix_cache_hit_tokens_total > 0
+
+
+def preempts(engine: Engine) -> bool:
+    return engine.stats().num_preemptions_total > 0
+
+
+@dataclass(frozen=True)
+class Way:
+    """How to run the requests, on which engine, and what must have happened meanwhile."""
+
+    run: Callable[[Engine, list[Request]], Answers]
+    config: dict[str, Any] = field(default_factory=dict)
+    pool_blocks: int | None = None
+    happened: Callable[[Engine], bool] = never
+
+
+NO_CACHE = {"enable_prefix_caching": False}
+WAYS = {
+    "one after another": Way(one_after_another, NO_CACHE),
+    "all at once": Way(all_at_once, NO_CACHE),
+    "by priority, two at a time": Way(by_priority, NO_CACHE | {"max_num_seqs": 2}),
+    "in random company": Way(joining_in_random_company, NO_CACHE),
+    "in chunks": Way(all_at_once, NO_CACHE | {"max_num_batched_tokens": 17}),
+    "preempted": Way(all_at_once, NO_CACHE, pool_blocks=17, happened=preempts),
+    "in scattered blocks": Way(all_at_once, NO_CACHE, pool_blocks=48),
+    "one after another with the cache": Way(one_after_another, happened=hits),
+    "all at once with the cache": Way(all_at_once, happened=hits),
+    "twice with the cache": Way(twice, happened=hits),
+    "in random company with the cache": Way(joining_in_random_company, happened=hits),
+    "in chunks with the cache": Way(twice, {"max_num_batched_tokens": 17}, happened=hits),
+    "preempted with the cache": Way(twice, pool_blocks=17, happened=lambda engine: preempts(engine) and hits(engine)),
+}
+SAMPLINGS = {
+    "greedy": SamplingParams(NEW_TOKENS, temperature=0.0, ignore_eos=True),
+    "seeded, filtered and penalised": SamplingParams(
+        NEW_TOKENS,
+        temperature=0.9,
+        top_k=40,
+        top_p=0.95,
+        min_p=0.01,
+        seed=77,
+        repetition_penalty=1.2,
+        frequency_penalty=0.3,
+        logit_bias=((5, 2.0),),
+        ignore_eos=True,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def alone(write_model: WriteModel) -> Callable[[str], Answers]:
+    """The answers of requests that have a fresh engine without a cache to themselves."""
+    known: dict[str, Answers] = {}
+
+    def answers(sampling: str) -> Answers:
+        if sampling not in known:
+            from millstream_runtime.config import Device, RuntimeConfig
+
+            config = RuntimeConfig(
+                model=str(write_model()),
+                served_model_name="test",
+                device=Device.CPU,
+                kv_cache_memory_bytes=1 << 20,
+                enable_prefix_caching=False,
+            )
+            engine = Engine(config, lambda phase, message: None)
+            known[sampling] = one_after_another(engine, make_requests(SAMPLINGS[sampling]))
+        return known[sampling]
+
+    return answers
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_request_is_answered_as_if_it_were_alone(
+    way: str, sampling: str, write_model: WriteModel, make_engine: MakeEngine, alone: Callable[[str], Answers]
+) -> None:
+    circumstance = WAYS[way]
+    engine = make_engine(write_model(), **circumstance.config)
+    if circumstance.pool_blocks is not None:
+        caching = circumstance.config.get("enable_prefix_caching", True)
+        shrink_pool(engine, circumstance.pool_blocks, enable_prefix_caching=caching)
+    assert circumstance.run(engine, make_requests(SAMPLINGS[sampling])) == alone(sampling)
+    assert circumstance.happened(engine), "the circumstance did not arise: this proved nothing"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_block_is_lost_whoever_cancels_when(seed: int, write_model: WriteModel, make_engine: MakeEngine) -> None:
+    engine = make_engine(write_model(), max_num_batched_tokens=24)
+    shrink_pool(engine, 20, enable_prefix_caching=True)
+    rng = random.Random(seed)
+    requests = make_requests(SAMPLINGS["greedy"])
+    live: list[str] = []
+    for step in range(120):
+        if rng.random() < 0.5:
+            live.append(f"r{step}")
+            engine.add_request(replace(rng.choice(requests), request_id=live[-1], priority=rng.randint(-1, 1)))
+        if live and rng.random() < 0.3:
+            engine.abort(live.pop(rng.randrange(len(live))))
+        engine.step()
+        engine.check_integrity()
+    for name in live:
+        engine.abort(name)
+    engine.check_integrity()
+    assert (engine.has_work(), engine.stats().kv_blocks_used) == (False, 0)

@@ -1,0 +1,156 @@
+"""`inspect`: the same shape from a hub, an artifact, an image and a folder, and how little of the weights is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.sources.client import RetryPolicy
+from millstream_runtime.sources.hugging_face import HuggingFace
+from millstream_runtime.sources.image_source import ImageSource
+from millstream_runtime.sources.inspect import inspect_folder, inspect_source
+from millstream_runtime.sources.safetensors_header import WeightsSummary
+from millstream_runtime.sources.shape import describe, to_json
+from tests.support.local_hub import COMMIT, LocalCDN, LocalHub
+from tests.support.local_registry import LocalRegistry, tar_of
+from tests.support.local_web import Fault
+from tests.support.model_files import LLAMA, SHARD_ELEMENTS, SHARDS, model_files, safetensors
+
+ELEMENTS = 2 * SHARD_ELEMENTS - 4
+
+
+def require_tiny(shape: dict[str, Any]) -> None:
+    assert shape["version"] == 1
+    assert shape["architectures"] == ["LlamaForCausalLM"]
+    assert (shape["model_type"], shape["dtype"], shape["max_position_embeddings"]) == ("llama", "bfloat16", 2048)
+    assert shape["config"] == LLAMA
+    assert shape["quantization_config"] is None
+    assert shape["weights"]["elements_by_dtype"] == {"BF16": ELEMENTS, "I32": 2}
+    assert shape["weights"]["elements"] == ELEMENTS + 2
+    assert shape["weights"]["tensor_bytes"] == 2 * ELEMENTS + 8
+    assert shape["weights"]["file_bytes"] == sum(len(model_files()[name]) for name in SHARDS)
+    assert (shape["weights"]["files"], shape["weights"]["tensors"]) == (2, 3)
+    assert shape["weights"]["tied_lm_head"] is False
+    assert shape["tokenizer"] == {
+        "class": "PreTrainedTokenizerFast",
+        "model_max_length": None,
+        "has_chat_template": True,
+    }
+    assert shape["generation"] == {"eos_token_id": [2, 3]}
+    assert len(to_json(shape).encode()) <= 4096
+
+
+def test_a_repository_is_described_by_its_headers(hub: LocalHub, cdn: LocalCDN, policy: RetryPolicy) -> None:
+    hub.faults.append(Fault("/api/models", status=503))
+    shape = inspect_source(HuggingFace("org/tiny", endpoint=hub.url, policy=policy))
+    require_tiny(shape)
+    assert shape["source"] == {"kind": "huggingFace", "repository": "org/tiny"}
+    assert (shape["requested_revision"], shape["revision"]) == ("main", COMMIT)
+    assert cdn.sent("/blobs/") <= len(SHARDS) * (128 << 10), "headers, not weights"
+
+
+def test_an_artifact(registry: LocalRegistry, policy: RetryPolicy) -> None:
+    digest = registry.artifact("1", model_files())
+    shape = inspect_source(ImageSource(f"{registry.host}/org/tiny:1", policy=policy))
+    require_tiny(shape)
+    assert shape["revision"] == digest
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_an_image(registry: LocalRegistry, policy: RetryPolicy, compress: bool) -> None:
+    upper = tar_of([("models/tokenizer.json", b"{}"), ("etc/hosts", b"")])
+    registry.image("1", tar_of([(f"models/{k}", v) for k, v in model_files().items()], compress=compress), upper)
+    require_tiny(inspect_source(ImageSource(f"{registry.host}/org/tiny:1", policy=policy)))
+
+
+def test_a_plain_tar_is_skipped_through(registry: LocalRegistry, policy: RetryPolicy) -> None:
+    big = {**model_files(), SHARDS[0]: safetensors({"model.a.weight": ("F32", [10 << 20], 40 << 20)})}
+    registry.image("1", tar_of([(f"models/{name}", content) for name, content in big.items()]))
+    shape = inspect_source(ImageSource(f"{registry.host}/org/tiny:1", policy=policy))
+    assert shape["weights"]["elements_by_dtype"]["F32"] == 10 << 20
+    assert registry.sent("/blobs/") < 25 << 20, "the rest of 46 MB is what sockets had buffered"
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    for name, content in model_files().items():
+        if "/" not in name:
+            (tmp_path / name).write_bytes(content)
+    shape = inspect_folder(tmp_path)
+    require_tiny(shape)
+    assert shape["source"] == {"kind": "path", "path": str(tmp_path)}
+    assert shape["revision"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("config.json", b"[1]", "config.json must be a JSON object"),
+        ("config.json", b"{", "config.json is not readable JSON"),
+        ("config.json", b"[" * 100_000, "config.json is not readable JSON"),
+        ("model.safetensors", b"", "is not a safetensors file"),
+        ("model.safetensors", b"\xff" * 64, "is not a safetensors file"),
+        ("model.safetensors", safetensors({"a": ("F32", [100], 400)})[:-1], "is cut"),
+        ("model.safetensors", safetensors({"a": ("F32", [100], 404)}), "describes tensor 'a'"),
+        ("model.safetensors", safetensors({"a": ("F32", [-1, -100], 400)}), "describes tensor 'a'"),
+        ("model.safetensors", b"\x03" + bytes(7) + b"[1]", "not a JSON object"),
+    ],
+)
+def test_a_damaged_folder_is_named(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "model.safetensors").write_bytes(safetensors({"a": ("F32", [100], 400)}))
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(RuntimeFailure, match=says) as caught:
+        inspect_folder(tmp_path)
+    assert caught.value.reason is Reason.CHECKPOINT_INVALID
+
+
+def test_a_folder_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeFailure, match="does not exist"):
+        inspect_folder(tmp_path / "none")
+
+
+def described(config: dict[str, Any]) -> dict[str, Any]:
+    return describe({"kind": "path"}, None, None, {"config.json": json.dumps(config).encode()}, WeightsSummary())
+
+
+def test_a_multimodal_models_decoder_and_quantisation_are_found() -> None:
+    quantization = {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": 128,
+        "zero_point": True,
+        "modules_to_not_convert": None,
+    }
+    shape = described(
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "quantization_config": quantization,
+            "vision_config": {"hidden_size": 1152},
+            "text_config": {"hidden_size": 5376, "max_position_embeddings": 131072, "dtype": "bfloat16"},
+        }
+    )
+    assert shape["config"]["text_config"]["hidden_size"] == 5376
+    assert (shape["dtype"], shape["max_position_embeddings"]) == ("bfloat16", 131072)
+    assert shape["quantization_config"] == {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
+    assert "vision_config" not in shape["config"]
+
+
+def test_a_shape_never_exceeds_what_the_kubelet_keeps() -> None:
+    """Whatever somebody wrote into a config.json."""
+    words = ["Ä" * 300, "\ud800", float("inf")] * 100
+    hostile = dict.fromkeys(("architectures", "bos_token_id", "eos_token_id", "rope_scaling", "hidden_act"), words)
+    shape = described(
+        {**LLAMA, **hostile, "architectures": ["X"], "layer_types": ["full_attention"] * 80, "hidden_size": 7}
+    )
+    shape["quantization_config"] = {"quant_method": "gptq", "bits": 4, "ignore": [f"module.{i}" * 9 for i in range(99)]}
+    text = to_json(shape)
+    assert len(text.encode()) <= 4096
+    fitted = json.loads(text)
+    assert fitted["config"]["hidden_size"] == 7, "sizes stay"
+    assert fitted["config"]["layer_types"] == {"full_attention": 80}
+    assert fitted["quantization_config"] == {"quant_method": "gptq", "bits": 4}
+    assert "quantization_config.ignore" in fitted["omitted"]
