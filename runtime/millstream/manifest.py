@@ -49,9 +49,13 @@ def config_from_manifest(path: Path, host: str) -> RuntimeConfig:
     deployment = manifest_reader()(path)
     from millstream_operator.planning.plan import PlanDefaults
     from millstream_operator.planning.planner import plan
+    from millstream_operator.planning.requires import refusal
     from millstream_operator.rendering.runtime_config import runtime_config
 
-    return runtime_config(plan(deployment, PlanDefaults()), model_root=str(model_root()), host=host)
+    planned = plan(deployment, PlanDefaults())
+    if (missing := refusal(planned.requires)) is not None:
+        raise RuntimeFailure(Reason.UNSUPPORTED_BY_RUNTIME, f"{path}: {missing}")
+    return runtime_config(planned, model_root=str(model_root()), host=host)
 
 
 def model_root() -> Path:

@@ -41,6 +41,41 @@ class DType(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a runtime can run, in the words of the LLMDeployment API and of Hugging Face's `model_type`.
+
+    The planner compares a plan with it: what a spec insists on and the runtime lacks is refused by name, and what
+    the planner may choose freely it chooses from here. A feature that works adds its word in the same commit.
+    """
+
+    model_families: frozenset[str]
+    sources: frozenset[str]
+    quantization_methods: frozenset[str]  # of weights; the empty method is "None"
+    online_quantization_methods: frozenset[str]  # those that 16-bit weights can be brought into while loading
+    kv_cache_methods: frozenset[str]
+    speculation_methods: frozenset[str]
+    max_tensor_parallel_size: int
+    max_pipeline_parallel_size: int
+
+
+CAPABILITIES = Capabilities(
+    model_families=frozenset(
+        {
+            *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3", "phi3"),
+            *("deepseek_v2", "deepseek_v3"),
+        }
+    ),
+    sources=frozenset({"local"}),
+    quantization_methods=frozenset({"None"}),
+    online_quantization_methods=frozenset(),
+    kv_cache_methods=frozenset({"None"}),
+    speculation_methods=frozenset({"Disabled"}),
+    max_tensor_parallel_size=1,
+    max_pipeline_parallel_size=1,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeConfig:
     """Everything a runtime process is told. `None` means that the runtime chooses, from the model and the memory.
 

@@ -215,8 +215,8 @@ def _field(value: Any, name: str) -> Any:
 
 
 def _duration(text: str) -> datetime.timedelta:
-    """Go's time.ParseDuration, for hours, minutes and seconds."""
-    if not re.fullmatch(r"([0-9]+[hms])+", text):
+    """Go's time.ParseDuration, for hours, minutes, seconds and milliseconds."""
+    if not re.fullmatch(r"([0-9]+(ms|[hms]))+", text):
         raise CelError(f"no duration: {text}")
-    unit = {"h": 3600, "m": 60, "s": 1}
-    return datetime.timedelta(seconds=sum(int(n) * unit[u] for n, u in re.findall(r"([0-9]+)([hms])", text)))
+    unit = {"h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
+    return datetime.timedelta(milliseconds=sum(int(n) * unit[u] for n, u in re.findall(r"([0-9]+)(ms|[hms])", text)))

@@ -30,8 +30,10 @@ def deployment(name: str = "demo", **spec: Any) -> LLMDeployment:
 
 # Every value differs from its default, so that leaving a field out changes something too.
 _FULL_SPEC: dict[str, Any] = {
+    "tier": "Startup",
+    "workload": {"profile": "Chat"},
     "model": {"servedName": "chat", "source": {"local": {"path": "demo-chat"}}},
-    "accelerator": {"type": "GPU"},
+    "accelerator": {"type": "GPU", "products": ["A100-80GB"]},
     "engine": {
         "maxModelLen": 4096,
         "maxNumBatchedTokens": 1024,

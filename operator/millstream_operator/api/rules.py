@@ -21,7 +21,6 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 NAME_MAX_LENGTH = 52  # a ControllerRevision's and a pod's name add up to eleven characters, and 63 is the limit
 NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 DEFAULT_WARMUP_TIMEOUT = "20m"
-RESERVED_SOURCES = {"huggingFace": "hugging_face", "image": "image", "persistentVolumeClaim": "persistent_volume_claim"}
 OPERATOR_LABEL_PREFIXES = ("millstream.dev/", "app.kubernetes.io/", "llm-d.ai/")
 OPERATOR_ANNOTATION_PREFIXES = ("millstream.dev/", "prometheus.io/")
 
@@ -87,12 +86,22 @@ def _duration(path: str, low: str, high: str) -> Rule:
     return Rule(path, cel, holds, f"must be a duration from {low} to {high}.")
 
 
-def _reserved(source: str, attribute: str) -> Rule:
+def _one_source(path: str) -> Rule:
     return Rule(
-        "spec.model.source",
-        f"!has(self.{source})",
-        lambda value: getattr(value, attribute) is None,
-        f"{source} is reserved for a later version; use local.",
+        path,
+        "[has(self.local), has(self.huggingFace), has(self.image), has(self.persistentVolumeClaim)]"
+        ".filter(present, present).size() == 1",
+        lambda value: _count(value.local, value.hugging_face, value.image, value.persistent_volume_claim) == 1,
+        "give exactly one source: local, huggingFace, image or persistentVolumeClaim.",
+    )
+
+
+def _latency(path: str) -> Rule:
+    return Rule(
+        path,
+        "duration(self) >= duration('1ms') && duration(self) <= duration('1h')",
+        lambda value: 1 <= duration.milliseconds(value) <= 3_600_000,
+        "must be a latency from 1ms to 1h.",
     )
 
 
@@ -134,14 +143,38 @@ RULES: tuple[Rule, ...] = (
         "metadata.name must be a DNS label that starts with a letter, of at most 52 characters (a-z, 0-9 and -): "
         "the Service and the pods are named after it.",
     ),
-    *(_reserved(source, attribute) for source, attribute in RESERVED_SOURCES.items()),
+    _one_source("spec.model.source"),
+    _one_source("spec.speculation.draftModel.source"),
     Rule(
-        "spec.model.source",
-        "[has(self.local), has(self.huggingFace), has(self.image), has(self.persistentVolumeClaim)]"
-        ".filter(present, present).size() == 1",
-        lambda value: _count(value.local, value.hugging_face, value.image, value.persistent_volume_claim) == 1,
-        "give exactly one source: local.",
+        "spec.speculation",
+        "!(has(self.method) && self.method == 'DraftModel') || has(self.draftModel)",
+        lambda value: value.method != "DraftModel" or value.draft_model is not None,
+        "method DraftModel needs draftModel.",
     ),
+    Rule(
+        "spec.speculation",
+        "!(has(self.method) && (self.method == 'Disabled' || self.method == 'NGram')) || !has(self.draftModel)",
+        lambda value: value.method not in ("Disabled", "NGram") or value.draft_model is None,
+        "methods Disabled and NGram take no draftModel.",
+    ),
+    Rule(
+        "spec.speculation",
+        "!(has(self.method) && self.method == 'Disabled') || !has(self.maxDraftTokens)",
+        lambda value: value.method != "Disabled" or value.max_draft_tokens is None,
+        "method Disabled takes no maxDraftTokens.",
+    ),
+    Rule(
+        "spec",
+        "!(has(self.accelerator) && has(self.accelerator.type) && self.accelerator.type == 'CPU') || "
+        "(!has(self.accelerator.products) && !has(self.parallelism) && !has(self.budget))",
+        lambda value: (
+            not (value.accelerator and value.accelerator.type == "CPU")
+            or (value.accelerator.products is None and value.parallelism is None and value.budget is None)
+        ),
+        "accelerator.products, parallelism and budget are about GPUs; leave them out with accelerator.type CPU.",
+    ),
+    _latency("spec.objectives.ttft.p95"),
+    _latency("spec.objectives.itl.p95"),
     Rule(
         "spec.engine",
         "!has(self.maxNumBatchedTokens) || !has(self.maxNumSeqs) || self.maxNumBatchedTokens >= self.maxNumSeqs",

@@ -14,8 +14,6 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-RESERVED = "x-millstream-reserved"
-
 
 class _StructuralSchema(GenerateJsonSchema):
     """Pydantic's generator without what has no meaning in a CRD."""
@@ -41,8 +39,6 @@ def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 def _structural(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
     node = _inlined(node, definitions)
-    if node.pop(RESERVED, False):  # declared so that the server cannot drop it in silence; a rule refuses it
-        return {"type": "object", "description": node["description"], "x-kubernetes-preserve-unknown-fields": True}
     node.pop("title", None)
     node.pop("propertyNames", None)  # keys of maps are bounded by rules in CEL
     if "properties" in node:

@@ -8,69 +8,16 @@ needs no change of stored objects. `replicas` alone is defaulted by the server, 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
 from millstream_operator.api.base import ApiModel, Duration
+from millstream_operator.api.model import Image, Model
+from millstream_operator.api.optimization import Parallelism, Quantization, Speculation
 from millstream_operator.api.pod_template import PodTemplate
+from millstream_operator.api.workload import Budget, Objectives, Tier, Workload
 from millstream_runtime.config import MAX_MODEL_LEN_LIMIT_TOKENS, MAX_NUM_SEQS_LIMIT
-
-# Segments never start with a dot, so neither `..` nor a hidden folder can be named.
-_SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
-MODEL_PATH_PATTERN = rf"^/?{_SEGMENT}(/{_SEGMENT})*/?$"
-IMAGE_PATTERN = (
-    r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
-    r"(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?(@sha256:[0-9a-f]{64})?$"
-)
-
-
-class LocalSource(ApiModel):
-    """A model folder that is already inside the runtime image. Never a folder of the node."""
-
-    path: Annotated[str, StringConstraints(pattern=MODEL_PATH_PATTERN, min_length=1, max_length=512)] = Field(
-        description=(
-            "Folder with config.json, *.safetensors and tokenizer.json. Relative to the image's model root (/models), "
-            "or absolute; no segment starts with a dot."
-        )
-    )
-
-
-Reserved = dict[str, Any]
-
-
-class ModelSource(ApiModel):
-    """Where the weights come from: exactly one source."""
-
-    local: LocalSource | None = Field(None, description="A folder inside the runtime image.")
-    hugging_face: Reserved | None = Field(
-        None,
-        description="Reserved: refused until this version can download from a hub.",
-        json_schema_extra={"x-millstream-reserved": True},
-    )
-    image: Reserved | None = Field(
-        None,
-        description="Reserved: refused until this version can pull a model image.",
-        json_schema_extra={"x-millstream-reserved": True},
-    )
-    persistent_volume_claim: Reserved | None = Field(
-        None,
-        description="Reserved: refused until this version can mount a volume.",
-        json_schema_extra={"x-millstream-reserved": True},
-    )
-
-
-class Model(ApiModel):
-    """The model to serve."""
-
-    served_name: (
-        Annotated[
-            str,
-            StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$", min_length=1, max_length=253),
-        ]
-        | None
-    ) = Field(None, description="Name of the model in requests and in /v1/models. Default: metadata.name.")
-    source: ModelSource = Field(description="Where the weights come from: exactly one source.")
 
 
 class AcceleratorType(StrEnum):
@@ -78,11 +25,23 @@ class AcceleratorType(StrEnum):
     CPU = "CPU"
 
 
+ProductName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", min_length=1, max_length=64)]
+
+
 class Accelerator(ApiModel):
     """What the model runs on."""
 
-    type: AcceleratorType | None = Field(
-        None, description="GPU (one NVIDIA GPU a replica) or CPU (small models, trials). Default: GPU."
+    type: AcceleratorType | None = Field(None, description="GPU (NVIDIA) or CPU (small models, trials). Default: GPU.")
+    products: (
+        Annotated[
+            list[ProductName],
+            Field(min_length=1, max_length=16, json_schema_extra={"x-kubernetes-list-type": "atomic"}),
+        ]
+        | None
+    ) = Field(
+        None,
+        description="GPUs that may be used, such as A100-80GB or the node label nvidia.com/gpu.product. Default: any "
+        "that is free.",
     )
 
 
@@ -99,19 +58,20 @@ class Engine(ApiModel):
         None,
         ge=16,
         le=MAX_MODEL_LEN_LIMIT_TOKENS,
-        description="Tokens that one step may compute. Default: 2048, or maxNumSeqs where that is more.",
+        description="Tokens that one step may compute. Default: by tier and workload, else 2048.",
     )
     max_num_seqs: int | None = Field(
         None,
         ge=1,
         le=MAX_NUM_SEQS_LIMIT,
-        description="Requests that one step may hold. Default: 64, or maxNumBatchedTokens where that is less.",
+        description="Requests that one step may hold. Default: by tier and workload, else 64.",
     )
     gpu_memory_utilization_percent: int | None = Field(
         None,
         ge=1,
         le=99,
-        description="Share of the GPU's memory for weights and KV cache, in percent. Only with a GPU. Default: 90.",
+        description="Share of the GPU's memory for weights and KV cache, in percent. Only with a GPU. Default: by "
+        "workload, else 90.",
     )
 
 
@@ -146,7 +106,7 @@ class Rollout(ApiModel):
 class Runtime(ApiModel):
     """The runtime container."""
 
-    image: Annotated[str, StringConstraints(pattern=IMAGE_PATTERN, min_length=1, max_length=512)] | None = Field(
+    image: Image | None = Field(
         None, description="Image of the runtime. Default: the operator's own, kept until the spec next changes."
     )
 
@@ -167,9 +127,18 @@ class Service(ApiModel):
 class LLMDeploymentSpec(ApiModel):
     """What is wanted. An absent field means that the operator chooses and explains it in status.plan."""
 
+    tier: Tier | None = Field(
+        None, description="Startup, Mid or Enterprise: decides about defaults. Default: small batches, no particulars."
+    )
+    workload: Workload | None = Field(None, description="The requests to expect.")
     model: Model = Field(description="The model to serve.")
-    accelerator: Accelerator | None = Field(None, description="What the model runs on. Default: one GPU a replica.")
+    accelerator: Accelerator | None = Field(None, description="What the model runs on. Default: GPUs.")
+    parallelism: Parallelism | None = Field(None, description="GPUs of one replica.")
+    quantization: Quantization | None = Field(None, description="Formats of weights and KV cache.")
     engine: Engine | None = Field(None, description="Limits of the inference engine.")
+    speculation: Speculation | None = Field(None, description="Tokens proposed cheaply and checked in one step.")
+    objectives: Objectives | None = Field(None, description="What is promised to users.")
+    budget: Budget | None = Field(None, description="What the GPUs may cost.")
     warmup: Warmup | None = Field(None, description="How a replica gets ready, and stays fast while idle.")
     rollout: Rollout | None = Field(None, description="How a change reaches the pods.")
     replicas: int = Field(

@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from millstream_operator.api.base import ApiModel
-from millstream_operator.api.spec import AcceleratorType
+from millstream_operator.api.plan_status import PlanStatus
 
 
 class ConditionStatus(StrEnum):
@@ -37,48 +37,6 @@ class Condition(ApiModel):
     observed_generation: int = Field(ge=0, description="The metadata.generation that this was observed for.")
     last_transition_time: Annotated[str, Field(json_schema_extra={"format": "date-time"}, max_length=64)] = Field(
         description="When the status last changed, in UTC."
-    )
-
-
-Text = Annotated[str, StringConstraints(max_length=1024)]
-
-
-class PlanReason(ApiModel):
-    field: Annotated[str, StringConstraints(max_length=128)] = Field(
-        description="The plan's field, for example engine.maxNumSeqs."
-    )
-    reason: Text = Field(description="Why it has its value.")
-
-
-class EngineStatus(ApiModel):
-    max_model_len: int | None = Field(
-        None, ge=1, description="Tokens of prompt and answer together. Absent: what the model allows."
-    )
-    max_num_batched_tokens: int = Field(ge=1, description="Tokens that one step may compute.")
-    max_num_seqs: int = Field(ge=1, description="Requests that one step may hold.")
-    gpu_memory_utilization_percent: int | None = Field(
-        None, ge=1, le=99, description="Share of the GPU's memory in use. Absent on a CPU."
-    )
-
-
-class PlanStatus(ApiModel):
-    """What the operator chose, and why. Kept until the spec changes."""
-
-    summary: Annotated[str, StringConstraints(max_length=256)] = Field(
-        description="The plan in a few words, for example 1×GPU TP1 None."
-    )
-    accelerator: AcceleratorType = Field(description="GPU or CPU.")
-    gpus_per_replica: int = Field(ge=0, description="GPUs that one replica takes.")
-    tensor_parallel_size: int = Field(ge=1, description="GPUs that share each layer of the model.")
-    quantization: Annotated[str, StringConstraints(max_length=32)] = Field(
-        description="Method of the weights. None: as they are in the checkpoint."
-    )
-    engine: EngineStatus = Field(description="Limits of the inference engine, resolved.")
-    reasons: Annotated[list[PlanReason], Field(max_length=64)] = Field(
-        description="Why each choice was made.", json_schema_extra={"x-kubernetes-list-type": "atomic"}
-    )
-    input_hash: Annotated[str, StringConstraints(max_length=64)] = Field(
-        description="Hash of the part of the spec that decides about the pods: the same hash, the same plan."
     )
 
 

@@ -11,8 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millstream_operator.api.spec import AcceleratorType
+from millstream_operator.planning.cost import Cost
+from millstream_operator.planning.memory_ledger import MemoryLedger
+from millstream_operator.planning.roofline import Prediction
 
 GPU_RESOURCE = "nvidia.com/gpu"
+MAX_REJECTED, MAX_FIXES = 24, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,9 @@ class Reason:
 
     field: str
     reason: str
+
+    def as_dict(self) -> dict[str, str]:
+        return {"field": self.field, "reason": self.reason}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,33 @@ class EnginePlan:
     max_num_batched_tokens: int
     max_num_seqs: int
     gpu_memory_utilization_percent: int | None
+
+    def as_dict(self) -> dict[str, int]:
+        engine = {
+            "maxModelLen": self.max_model_len_tokens,
+            "maxNumBatchedTokens": self.max_num_batched_tokens,
+            "maxNumSeqs": self.max_num_seqs,
+            "gpuMemoryUtilizationPercent": self.gpu_memory_utilization_percent,
+        }
+        return {name: value for name, value in engine.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationPlan:
+    """Who proposes tokens. `assumed_acceptance_percent` is what predictions assume, not what was measured."""
+
+    method: str = "Disabled"
+    max_draft_tokens: int = 0
+    assumed_acceptance_percent: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        if self.method == "Disabled":
+            return {"method": self.method}
+        return {
+            "method": self.method,
+            "maxDraftTokens": self.max_draft_tokens,
+            "assumedAcceptancePercent": self.assumed_acceptance_percent,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +83,43 @@ class PlanDefaults:
 
 
 @dataclass(frozen=True, slots=True)
+class Rejected:
+    """An alternative that was looked at, and the one reason against it. 0 GPUs: an option, not a placement."""
+
+    summary: str
+    reason: str
+    gpus_per_replica: int = 0
+    monthly_usd: int | None = None
+    ttft_milliseconds: int | None = None
+    itl_microseconds: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        found = {
+            "summary": self.summary,
+            "gpusPerReplica": self.gpus_per_replica or None,
+            "monthlyUSD": self.monthly_usd,
+            "ttftMilliseconds": self.ttft_milliseconds,
+            "itlMicroseconds": self.itl_microseconds,
+            "reason": self.reason,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """A change that makes an infeasible spec feasible; `summary` is the plan that was made with it."""
+
+    field: str
+    value: str
+    summary: str
+
+    def as_dict(self) -> dict[str, str]:
+        return {"field": self.field, "value": self.value, "summary": self.summary}
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """One LLMDeployment, resolved."""
+    """One LLMDeployment, resolved. `memory`, `predicted` and `cost` are there when model and GPU are known."""
 
     summary: str
     accelerator: AcceleratorType
@@ -67,22 +136,76 @@ class Plan:
     resources: ResourcePlan
     input_hash: str
     reasons: tuple[Reason, ...] = field(default=())
+    product: str | None = None  # the catalogue's name of the GPU; None: any, or a CPU
+    product_labels: tuple[str, ...] = ()  # values of nvidia.com/gpu.product that the pods may run on; empty: any
+    pipeline_parallel_size: int = 1
+    replicas: int | None = None  # None: the spec's, which may be scaled without a new plan
+    kv_cache: str = "None"
+    speculation: SpeculationPlan = field(default_factory=SpeculationPlan)
+    memory: MemoryLedger | None = None
+    predicted: Prediction | None = None
+    cost: Cost | None = None
+    requires: tuple[str, ...] = ()  # what the runtime or the operator lacks for it; empty: it can be applied
+    rejected: tuple[Rejected, ...] = ()
+
+    @property
+    def feasible(self) -> bool:
+        return True
 
     def status_plan(self) -> dict[str, Any]:
         """`status.plan`: what `millstream plan -o json` prints too."""
-        engine = {
-            "maxModelLen": self.engine.max_model_len_tokens,
-            "maxNumBatchedTokens": self.engine.max_num_batched_tokens,
-            "maxNumSeqs": self.engine.max_num_seqs,
-            "gpuMemoryUtilizationPercent": self.engine.gpu_memory_utilization_percent,
-        }
-        return {
+        found = {
             "summary": self.summary,
-            "accelerator": self.accelerator.value,
+            "feasible": True,
+            "accelerator": self.product or self.accelerator.value,
             "gpusPerReplica": self.gpus_per_replica,
             "tensorParallelSize": self.tensor_parallel_size,
+            "pipelineParallelSize": self.pipeline_parallel_size,
+            "replicas": self.replicas,
             "quantization": self.quantization,
-            "engine": {name: value for name, value in engine.items() if value is not None},
-            "reasons": [{"field": reason.field, "reason": reason.reason} for reason in self.reasons],
+            "kvCache": self.kv_cache,
+            "engine": self.engine.as_dict(),
+            "speculation": self.speculation.as_dict(),
+            "memory": self.memory.as_dict() if self.memory else None,
+            "predicted": self.predicted.as_dict() if self.predicted else None,
+            "cost": self.cost.as_dict() if self.cost else None,
+            "requires": [*self.requires],
+            "reasons": [reason.as_dict() for reason in self.reasons],
+            "rejected": [rejected.as_dict() for rejected in self.rejected[:MAX_REJECTED]],
+            "fixes": [],
+            "inputHash": self.input_hash,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """No plan exists. `constraint` names what binds, `message` says by how much."""
+
+    constraint: (
+        str  # memory | parallelism | quantization | speculation | products | inventory | latency | load | budget
+    )
+    message: str
+    input_hash: str
+    rejected: tuple[Rejected, ...] = ()
+    fixes: tuple[Fix, ...] = ()
+
+    @property
+    def feasible(self) -> bool:
+        return False
+
+    @property
+    def summary(self) -> str:
+        return f"Infeasible: {self.constraint}"
+
+    def status_plan(self) -> dict[str, Any]:
+        """`status.plan`, without the parts that only a plan has."""
+        return {
+            "summary": self.summary,
+            "feasible": False,
+            "requires": [],
+            "reasons": [{"field": self.constraint, "reason": self.message}],
+            "rejected": [rejected.as_dict() for rejected in self.rejected[:MAX_REJECTED]],
+            "fixes": [fix.as_dict() for fix in self.fixes[:MAX_FIXES]],
             "inputHash": self.input_hash,
         }

@@ -1,53 +1,126 @@
-"""`plan(deployment, defaults) -> Plan`: every value that the spec leaves open, by simple rules that are written down.
+"""From a spec to a plan: every value that the spec leaves open, chosen by rules that are written down.
 
-The same function serves the operator and `millstream serve FILE` on a laptop, so it may look at its arguments and
-at nothing else: no cluster, no files, no clock. The memory ledger and automatic parallelism come with the catalogue
-of GPUs; until then a replica is one pod with one GPU, or a CPU.
+    decide(deployment, defaults, facts) -> Plan | Infeasible     with model and GPUs known
+    plan(deployment, defaults)          -> Plan                  from the spec alone: one GPU, or a CPU
+
+The same functions serve the operator and the command line on a laptop, so they may look at their arguments and at
+nothing else: no cluster, no files, no clock. The objective is in docs/planning.md: the fewest GPUs a replica whose KV
+pool holds four requests of full length (or meets load and latency, where given), then the cheapest.
 """
 
 from __future__ import annotations
+
+import functools
+from dataclasses import replace
 
 from millstream_operator.api import duration
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.rules import DEFAULT_WARMUP_TIMEOUT
 from millstream_operator.api.spec import Accelerator, AcceleratorType, Engine, LLMDeploymentSpec, Rollout, Warmup
+from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part
+from millstream_operator.inventory.node_kinds import Inventory
+from millstream_operator.planning.candidates import Outcome, Problem, Question, Stage
+from millstream_operator.planning.choice import Choice, Stopped, choose
+from millstream_operator.planning.cpu import CPU_MEMORY_LIMIT, cpu_memory
+from millstream_operator.planning.facts import Facts
+from millstream_operator.planning.fixes import nearest_fixes
 from millstream_operator.planning.input_hash import input_hash
-from millstream_operator.planning.plan import GPU_RESOURCE, EnginePlan, Plan, PlanDefaults, Reason, ResourcePlan
+from millstream_operator.planning.plan import (
+    GPU_RESOURCE,
+    EnginePlan,
+    Fix,
+    Infeasible,
+    Plan,
+    PlanDefaults,
+    Reason,
+    ResourcePlan,
+)
+from millstream_operator.planning.quantization_choice import formats
+from millstream_operator.planning.requires import requirements, source_kind, unknown_facts
+from millstream_operator.planning.speculation_choice import SpeculationChoice, choose_speculation
+from millstream_operator.planning.wishes import batching, given_or, wishes_of
 
-DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
-DEFAULT_MAX_NUM_SEQS = 64
-DEFAULT_GPU_MEMORY_UTILIZATION_PERCENT = 90
 DEFAULT_HEARTBEAT_INTERVAL = "30s"
 DEFAULT_DRAIN_TIMEOUT = "10m"
 PROGRESS_MARGIN_SECONDS = 600  # for scheduling and pulling the image, before the warm-up begins
 
 
-def plan(deployment: LLMDeployment, defaults: PlanDefaults) -> Plan:
-    """Resolve a deployment that has passed the rules of `api/rules.py`. Pure and total: it never fails on one."""
+def decide(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts) -> Plan | Infeasible:
+    """The plan for these facts, or why there is none and what would help. Pure, total and deterministic."""
+    spec, shape = deployment.spec, facts.shape
+    if shape is None:
+        return plan(deployment, defaults, facts)
+    if (spec.accelerator or Accelerator()).type is AcceleratorType.CPU:
+        return _decide_cpu(deployment, defaults, facts)
+    if facts.inventory is None:
+        return plan(deployment, defaults, facts)
+    speculation = choose_speculation(spec, facts.choosable)
+    found = _search(deployment, facts)
+    if isinstance(found, Stopped):
+        fixes = nearest_fixes(deployment, facts, found, functools.partial(_search, explain=False))
+        return Infeasible(
+            found.problem.stage.constraint,
+            _sentence(found.problem.sentence),
+            input_hash(deployment),
+            found.rejected,
+            fixes,
+        )
+    return _planned(deployment, defaults, facts, found, speculation)
+
+
+def plan(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts | None = None) -> Plan:
+    """What the spec alone decides: no ledger, no prediction, and one device unless parallelism says otherwise.
+
+    For a deployment that has passed the rules of `api/rules.py` it never fails. What it cannot know it does not
+    promise: a spec that asks for a budget or an objective gets `requires: [inventory]`.
+    """
     spec = deployment.spec
+    facts = facts or Facts()
     reasons: list[Reason] = []
     accelerator = _accelerator(spec.accelerator or Accelerator(), reasons)
     on_gpu = accelerator is AcceleratorType.GPU
-    reasons.append(Reason("tensorParallelSize", "A replica is one pod with one device in this version."))
+    tensor, pipeline = (spec.parallelism.tensor, spec.parallelism.pipeline) if spec.parallelism else (None, None)
+    reasons.append(given_or(tensor, "parallelism.tensor", "One device a replica where nothing else is known."))
+    asked = spec.quantization
+    method = asked.method.value if asked and asked.method and asked.method != "Auto" else "None"
+    kv_cache = asked.kv_cache.value if asked and asked.kv_cache and asked.kv_cache != "Auto" else "None"
     reasons.append(Reason("quantization", "The weights are served as they are in the checkpoint."))
-    engine = _engine(spec.engine or Engine(), on_gpu, reasons)
-    warmup = spec.warmup or Warmup()
+    speculation = choose_speculation(spec, facts.choosable)
+    gpus = (tensor or 1) * (pipeline or 1) if on_gpu else 0
+    product = f"{gpus}×GPU" if on_gpu else "CPU"
+    missing = requirements(
+        deployment,
+        facts.runtime,
+        method=method,
+        kv_cache=kv_cache,
+        speculation=speculation.plan.method,
+        tensor=tensor or 1,
+        pipeline=pipeline or 1,
+        shape=facts.shape,
+    )
+    engine = _engine(spec, on_gpu, reasons)
     return Plan(
-        summary=f"{'1×GPU' if on_gpu else 'CPU'} TP1 None",
+        summary=f"{product} TP{tensor or 1} {method}",
         accelerator=accelerator,
-        gpus_per_replica=1 if on_gpu else 0,
-        tensor_parallel_size=1,
-        quantization="None",
+        gpus_per_replica=gpus,
+        tensor_parallel_size=tensor or 1,
+        pipeline_parallel_size=pipeline or 1,
+        quantization=method,
+        kv_cache=kv_cache,
+        speculation=speculation.plan,
         model_path=_model_path(spec),
         served_name=deployment.served_name,
         engine=engine,
-        heartbeat_interval_seconds=duration.seconds(warmup.heartbeat_interval or DEFAULT_HEARTBEAT_INTERVAL),
-        warmup_timeout_seconds=duration.seconds(warmup.timeout or DEFAULT_WARMUP_TIMEOUT),
+        heartbeat_interval_seconds=duration.seconds(_warmup(spec).heartbeat_interval or DEFAULT_HEARTBEAT_INTERVAL),
+        warmup_timeout_seconds=duration.seconds(_warmup(spec).timeout or DEFAULT_WARMUP_TIMEOUT),
         drain_timeout_seconds=duration.seconds((spec.rollout or Rollout()).drain_timeout or DEFAULT_DRAIN_TIMEOUT),
         runtime_image=_runtime_image(spec, defaults, reasons),
-        resources=_resources(on_gpu, reasons),
+        resources=_resources(gpus, reasons),
         input_hash=input_hash(deployment),
-        reasons=tuple(reasons),
+        reasons=(*reasons, speculation.reason),
+        product_labels=_product_labels(spec, facts),
+        requires=(*missing, *unknown_facts(spec)),
+        rejected=speculation.rejected,
     )
 
 
@@ -55,8 +128,182 @@ def progress_deadline_seconds(spec: LLMDeploymentSpec) -> int:
     """Seconds after which a rollout without progress counts as failed. Beside the plan: it restarts nothing."""
     if spec.rollout is not None and spec.rollout.progress_deadline is not None:
         return duration.seconds(spec.rollout.progress_deadline)
-    timeout = (spec.warmup or Warmup()).timeout or DEFAULT_WARMUP_TIMEOUT
+    timeout = _warmup(spec).timeout or DEFAULT_WARMUP_TIMEOUT
     return duration.seconds(timeout) + PROGRESS_MARGIN_SECONDS
+
+
+# With facts
+
+
+def _search(deployment: LLMDeployment, facts: Facts, *, explain: bool = True) -> Choice | Stopped:
+    """The best placement for a spec on an inventory."""
+    shape, inventory = facts.shape, facts.inventory
+    assert shape is not None  # noqa: S101 - `decide` asked
+    assert inventory is not None  # noqa: S101
+    wishes = wishes_of(deployment.spec, shape)
+    if wishes.max_model_len > shape.max_position_embeddings:
+        sentence = (
+            f"engine.maxModelLen is {wishes.max_model_len}, and the model allows {shape.max_position_embeddings} tokens"
+        )
+        return Stopped(Problem(Stage.MEMORY, sentence), None, ())
+    try:
+        names = {find_part(facts.catalog, name).name for name in wishes.products}
+    except UnknownGPUError as error:
+        return Stopped(Problem(Stage.PRODUCTS, f"accelerator.products: {str(error).removesuffix('.')}"), None, ())
+    kinds = tuple(kind for kind in inventory.kinds if not names or kind.part.name in names)
+    draft = deployment.spec.speculation.draft_model if deployment.spec.speculation else None
+    draft_method = draft.quantization_method.value if draft and draft.quantization_method else "Auto"
+    return choose(
+        Question(
+            wishes=wishes,
+            shape=shape,
+            formats=formats(wishes, shape, facts.choosable),
+            speculation=choose_speculation(deployment.spec, facts.choosable).plan,
+            draft_shape=facts.draft_shape,
+            draft_method=None if draft_method == "Auto" else draft_method,
+            inventory=Inventory(kinds, inventory.refused, inventory.hypothetical),
+        ),
+        explain=explain,
+    )
+
+
+def _planned(
+    deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts, choice: Choice, speculation: SpeculationChoice
+) -> Plan:
+    """A choice written out: the plan from the spec alone, with all that facts decided over it."""
+    best, shape = choice.best, facts.shape
+    candidate, part = best.candidate, best.candidate.stock.part
+    assert shape is not None  # noqa: S101 - `decide` asked
+    wishes = wishes_of(deployment.spec, shape)
+    found = formats(wishes, shape, facts.choosable)
+    blind = plan(deployment, defaults, facts)
+    kept = [r for r in blind.reasons if r.field in ("accelerator", "runtime.image")]
+    resources: list[Reason] = []
+    missing = requirements(
+        deployment,
+        facts.runtime,
+        method=candidate.method,
+        kv_cache=candidate.kv_cache,
+        speculation=speculation.plan.method,
+        tensor=candidate.tensor,
+        pipeline=candidate.pipeline,
+        shape=shape,
+    )
+    return replace(
+        blind,
+        summary=candidate.summary,
+        product=part.name,
+        product_labels=part.product_labels,
+        gpus_per_replica=candidate.gpus,
+        tensor_parallel_size=candidate.tensor,
+        pipeline_parallel_size=candidate.pipeline,
+        replicas=best.replicas,
+        quantization=candidate.method,
+        kv_cache=candidate.kv_cache,
+        speculation=speculation.plan,
+        engine=EnginePlan(
+            wishes.max_model_len,
+            best.max_num_batched_tokens,
+            best.max_num_seqs,
+            wishes.gpu_memory_utilization_percent,
+        ),
+        resources=_resources(candidate.gpus, resources),
+        memory=best.ledger,
+        predicted=best.prediction,
+        cost=best.cost,
+        requires=missing,
+        rejected=(*speculation.rejected, *found.rejected, *choice.rejected),
+        reasons=(
+            *kept,
+            *_placement_reasons(best, deployment, facts),
+            *found.reasons,
+            *_engine_reasons(wishes.reasons, best, blind),
+            speculation.reason,
+            *resources,
+        ),
+    )
+
+
+def _sentence(words: str) -> str:
+    """With a capital, unless it starts with a field's name."""
+    start = words if "." in words.split(" ", 1)[0] else f"{words[:1].upper()}{words[1:]}"
+    return f"{start}."
+
+
+def _placement_reasons(best: Outcome, deployment: LLMDeployment, facts: Facts) -> list[Reason]:
+    candidate, shape = best.candidate, facts.shape
+    assert shape is not None  # noqa: S101
+    wishes = wishes_of(deployment.spec, shape)
+    prediction = best.prediction
+    pool = f"its KV pool holds {prediction.kv_cache_tokens:,} tokens" if prediction else ""
+    need = f"at least {wishes.kv_floor_tokens:,} are wanted"
+    if wishes.tensor is not None:
+        why = f"spec.parallelism.tensor asks for {wishes.tensor}; {pool}."
+    elif wishes.one_gpu:
+        why = f"Tier Startup runs on one GPU; {pool}, {need}."
+    else:
+        why = f"The fewest GPUs that hold the model: {pool}, {need}."
+    reasons = [Reason("parallelism.tensor", why)]
+    if candidate.tensor > 1 and not candidate.stock.part.has_nvlink:
+        reasons.append(
+            Reason("parallelism.tensor", f"{candidate.stock.part.name} has no NVLink: layers are shared over PCIe.")
+        )
+    if candidate.pipeline > 1:
+        reasons.append(Reason("parallelism.pipeline", "No tensor-parallel size in one island holds the model."))
+    if wishes.has_load:
+        reasons.append(
+            Reason(
+                "replicas",
+                f"The load needs {best.replicas}, each 80 % busy; spec.replicas is {deployment.spec.replicas}.",
+            )
+        )
+    if wishes.max_monthly_usd is not None and best.cost is not None:
+        over = "over" if best.cost.monthly_usd > wishes.max_monthly_usd else "within"
+        reasons.append(Reason("budget", f"${best.cost.monthly_usd:,} a month, {over} ${wishes.max_monthly_usd:,}."))
+    return reasons
+
+
+def _engine_reasons(reasons: tuple[Reason, ...], best: Outcome, blind: Plan) -> list[Reason]:
+    """Defaults that the latency objective made smaller say so."""
+    shrunk = {
+        "engine.maxNumBatchedTokens": (best.max_num_batched_tokens, blind.engine.max_num_batched_tokens),
+        "engine.maxNumSeqs": (best.max_num_seqs, blind.engine.max_num_seqs),
+    }
+    found = []
+    for reason in reasons:
+        now, before = shrunk.get(reason.field, (0, 0))
+        text = f"{now} instead of {before}, so that steps keep objectives.itl." if now < before else reason.reason
+        found.append(Reason(reason.field, text))
+    return found
+
+
+def _decide_cpu(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts) -> Plan | Infeasible:
+    """A CPU replica: the same plan as without facts, with its ledger, or what is short."""
+    shape = facts.shape
+    assert shape is not None  # noqa: S101 - `decide` asked
+    memory = cpu_memory(deployment.spec, shape)
+    length = (deployment.spec.engine or Engine()).max_model_len or min(shape.max_position_embeddings, 128)
+    if memory.kv_cache_tokens >= length:
+        blind = plan(deployment, defaults, facts)
+        pool = f"The KV pool holds {memory.kv_cache_tokens:,} tokens of the container's memory."
+        replicas = deployment.spec.replicas
+        return replace(blind, replicas=replicas, memory=memory.ledger, reasons=(*blind.reasons, Reason("memory", pool)))
+    short = -(-(length * shape.kv_elements_per_token() * 4) // (1 << 30))
+    limit = "podTemplate.spec.containers[runtime].resources.limits.memory"
+    needed = -(-(memory.ledger.usable_bytes - memory.ledger.headroom_bytes) // (1 << 30)) + short * 4
+    message = (
+        f"A CPU replica with {memory.ledger.usable_bytes >> 20} MiB of memory has room for "
+        f"{max(0, memory.kv_cache_tokens)} tokens of KV cache beside its float32 weights; {length} are wanted."
+    )
+    fixes = (Fix(limit, f"{needed}Gi", "CPU TP1 None"),)
+    return Infeasible("memory", message, input_hash(deployment), (), fixes)
+
+
+# From the spec alone
+
+
+def _warmup(spec: LLMDeploymentSpec) -> Warmup:
+    return spec.warmup or Warmup()
 
 
 def _accelerator(accelerator: Accelerator, reasons: list[Reason]) -> AcceleratorType:
@@ -67,44 +314,30 @@ def _accelerator(accelerator: Accelerator, reasons: list[Reason]) -> Accelerator
     return AcceleratorType.GPU
 
 
-def _engine(engine: Engine, on_gpu: bool, reasons: list[Reason]) -> EnginePlan:
-    """Batch limits: what the spec gives stands, and what it leaves open is fitted to what it gives."""
-    tokens = engine.max_num_batched_tokens or max(DEFAULT_MAX_NUM_BATCHED_TOKENS, engine.max_num_seqs or 0)
-    sequences = engine.max_num_seqs or min(DEFAULT_MAX_NUM_SEQS, tokens)
-    utilization = engine.gpu_memory_utilization_percent or DEFAULT_GPU_MEMORY_UTILIZATION_PERCENT
-    reasons += [
-        _given_or(engine.max_model_len, "engine.maxModelLen", "Absent: the runtime takes what the model allows."),
-        _given_or(
-            engine.max_num_batched_tokens,
-            "engine.maxNumBatchedTokens",
-            f"The default of {DEFAULT_MAX_NUM_BATCHED_TOKENS}, or maxNumSeqs where that is more.",
-        ),
-        _given_or(
-            engine.max_num_seqs,
-            "engine.maxNumSeqs",
-            f"The default of {DEFAULT_MAX_NUM_SEQS}, or maxNumBatchedTokens where that is less.",
-        ),
-    ]
-    if on_gpu:
-        reasons.append(
-            _given_or(
-                engine.gpu_memory_utilization_percent,
-                "engine.gpuMemoryUtilizationPercent",
-                f"The default of {DEFAULT_GPU_MEMORY_UTILIZATION_PERCENT} leaves room for the CUDA context.",
-            )
-        )
-    return EnginePlan(engine.max_model_len, tokens, sequences, utilization if on_gpu else None)
-
-
-def _given_or(given: int | None, field: str, otherwise: str) -> Reason:
-    return Reason(field, otherwise if given is None else f"spec.{field} asks for {given}.")
+def _engine(spec: LLMDeploymentSpec, on_gpu: bool, reasons: list[Reason]) -> EnginePlan:
+    length = (spec.engine or Engine()).max_model_len
+    tokens, sequences, utilization, why = batching(spec, on_cpu=not on_gpu)
+    reasons += [given_or(length, "engine.maxModelLen", "Absent: the runtime takes what the model allows."), *why]
+    return EnginePlan(length, tokens, sequences, utilization if on_gpu else None)
 
 
 def _model_path(spec: LLMDeploymentSpec) -> str:
-    local = spec.model.source.local
-    if local is None:  # the rules refuse every other source
-        raise ValueError("spec.model.source: only local can be planned in this version")
-    return local.path.rstrip("/") or "/"
+    """Where the runtime finds the weights. A source that it cannot load from is refused before that is rendered."""
+    source = spec.model.source
+    if source.local is not None:
+        return source.local.path.rstrip("/") or "/"
+    return source_kind(source)
+
+
+def _product_labels(spec: LLMDeploymentSpec, facts: Facts) -> tuple[str, ...]:
+    """Values of the node label for accelerator.products; a name that the catalogue lacks stands for itself."""
+    labels: list[str] = []
+    for name in (spec.accelerator or Accelerator()).products or ():
+        try:
+            labels += find_part(facts.catalog, name).product_labels
+        except UnknownGPUError:
+            labels.append(name)
+    return tuple(dict.fromkeys(labels))
 
 
 def _runtime_image(spec: LLMDeploymentSpec, defaults: PlanDefaults, reasons: list[Reason]) -> str:
@@ -115,10 +348,10 @@ def _runtime_image(spec: LLMDeploymentSpec, defaults: PlanDefaults, reasons: lis
     return defaults.runtime_image
 
 
-def _resources(on_gpu: bool, reasons: list[Reason]) -> ResourcePlan:
+def _resources(gpus: int, reasons: list[Reason]) -> ResourcePlan:
     """Small requests, so that a rollout's extra pod fits beside the old one; podTemplate changes each of them."""
-    if on_gpu:
-        reasons.append(Reason("resources", "One GPU, and enough memory to stage the weights on their way to it."))
-        return ResourcePlan({"cpu": "1", "memory": "4Gi"}, {GPU_RESOURCE: "1"})
+    if gpus:
+        reasons.append(Reason("resources", "The GPUs, and enough memory to stage the weights on their way to them."))
+        return ResourcePlan({"cpu": "1", "memory": "4Gi"}, {GPU_RESOURCE: str(gpus)})
     reasons.append(Reason("resources", "For a small model: the KV cache takes its share of the memory limit."))
-    return ResourcePlan({"cpu": "250m", "memory": "1Gi"}, {"memory": "4Gi"})
+    return ResourcePlan({"cpu": "250m", "memory": "1Gi"}, {"memory": CPU_MEMORY_LIMIT})

@@ -21,6 +21,8 @@ class Reason(StrEnum):
 
     # The spec, or the cluster's answer to it.
     INVALID_SPEC = "InvalidSpec"
+    INFEASIBLE = "Infeasible"
+    BUDGET_EXCEEDED = "BudgetExceeded"
     NAME_CONFLICT = "NameConflict"
     APPLY_REFUSED = "ApplyRefused"
     ADMISSION_DENIED = "AdmissionDenied"
@@ -53,6 +55,8 @@ class Reason(StrEnum):
 NEEDS_A_PERSON = frozenset(
     {
         Reason.INVALID_SPEC,
+        Reason.INFEASIBLE,
+        Reason.BUDGET_EXCEEDED,
         Reason.NAME_CONFLICT,
         Reason.APPLY_REFUSED,
         Reason.ADMISSION_DENIED,

@@ -34,7 +34,7 @@ from millstream_operator.reconciling.kinds import (
     kind_of,
 )
 from millstream_operator.reconciling.reasons import Reason
-from millstream_operator.reconciling.revisions import Pin, choose, superfluous
+from millstream_operator.reconciling.revisions import Pin, PlanRefused, choose, last_good, superfluous
 from millstream_operator.reconciling.service_probe import ServiceAccess, ask
 from millstream_operator.reconciling.status import Answer, Seen, rolled_out, status_of, status_of_invalid
 from millstream_operator.reconciling.work_queue import RetryLater
@@ -102,7 +102,14 @@ class Reconciler:
             await self._write_invalid(manifest, Diagnosis(Reason.INVALID_SPEC, str(error)))
             return
         records = self._own_children(owner, key, CONTROLLER_REVISION)
-        pin = choose(owner, self._defaults.plan, self._defaults.pods, records)
+        try:
+            pin = choose(owner, self._defaults.plan, self._defaults.pods, records)
+        except PlanRefused as refused:
+            # The pods stay what they were, and are repaired; what no plan decides (replicas, Service) follows the spec.
+            if (kept := last_good(records)) is not None:
+                await self._bring_about(owner, kept)
+            await self._write_invalid(manifest, refused.problem, refused.plan)
+            return
         problem = await self._bring_about(owner, pin)
         if problem is None:
             await self._prune(owner, key, pin)
@@ -231,9 +238,9 @@ class Reconciler:
             except (ApiError, ApiUnreachable) as error:  # news, not state: the conditions say the same
                 log.info("%s/%s: no Event written: %s", owner.metadata.namespace, owner.name, error)
 
-    async def _write_invalid(self, manifest: Manifest, problem: Diagnosis) -> None:
+    async def _write_invalid(self, manifest: Manifest, problem: Diagnosis, plan: Manifest | None = None) -> None:
         metadata, previous = manifest["metadata"], manifest.get("status") or {}
-        after = status_of_invalid(previous, metadata.get("generation", 0), problem, self._now())
+        after = status_of_invalid(previous, metadata.get("generation", 0), problem, self._now(), plan)
         if after == previous:
             return
         body = {

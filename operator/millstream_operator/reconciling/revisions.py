@@ -14,9 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.input_hash import input_hash
-from millstream_operator.planning.plan import PlanDefaults
-from millstream_operator.planning.planner import plan
+from millstream_operator.planning.plan import Infeasible, Plan, PlanDefaults
+from millstream_operator.planning.planner import decide
+from millstream_operator.planning.requires import refusal
+from millstream_operator.reconciling.diagnosis import Diagnosis
+from millstream_operator.reconciling.reasons import Reason
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import Revision, read_revision, render_revision
 
@@ -32,17 +36,53 @@ class Pin:
     number: int
 
 
+class PlanRefused(Exception):
+    """A plan that must not be applied: it is infeasible, or needs what the runtime cannot do. Nothing is changed."""
+
+    def __init__(self, problem: Diagnosis, plan: dict[str, Any]) -> None:
+        super().__init__(problem.message)
+        self.problem, self.plan = problem, plan
+
+
 def choose(
-    owner: LLMDeployment, plan_defaults: PlanDefaults, pod_defaults: PodDefaults, stored: Iterable[Manifest]
+    owner: LLMDeployment,
+    plan_defaults: PlanDefaults,
+    pod_defaults: PodDefaults,
+    stored: Iterable[Manifest],
+    facts: Facts | None = None,
 ) -> Pin:
-    """The pinned revision if the spec still asks for it; otherwise one that is planned and rendered now."""
+    """The pinned revision if the spec still asks for it; otherwise one that is planned and rendered now.
+
+    Raises:
+        PlanRefused: there is no plan, or it cannot be run.
+    """
     records = newest_first(stored)
     if records:
         pinned = read_revision(records[0])
         if pinned is not None and pinned.input_hash == input_hash(owner):
             return Pin(pinned, records[0]["revision"])
-    fresh = render_revision(owner, plan(owner, plan_defaults), pod_defaults)
+    planned = decide(owner, plan_defaults, facts or Facts())
+    if isinstance(planned, Infeasible) or planned.requires:
+        raise PlanRefused(_why_refused(planned), planned.status_plan())
+    fresh = render_revision(owner, planned, pod_defaults)
     return Pin(fresh, (records[0]["revision"] if records else 0) + 1)
+
+
+def last_good(stored: Iterable[Manifest]) -> Pin | None:
+    """The newest revision that was ever applied: what goes on serving while a newer spec is refused."""
+    for record in newest_first(stored):
+        if (revision := read_revision(record)) is not None:
+            return Pin(revision, record["revision"])
+    return None
+
+
+def _why_refused(planned: Plan | Infeasible) -> Diagnosis:
+    """One reason and one sentence for a plan that must not be applied."""
+    if isinstance(planned, Plan):
+        return Diagnosis(Reason.UNSUPPORTED_BY_RUNTIME, refusal(planned.requires) or "")
+    fixes = "; ".join(f"{fix.field}: {fix.value} gives {fix.summary}" for fix in planned.fixes)
+    reason = Reason.BUDGET_EXCEEDED if planned.constraint == "budget" else Reason.INFEASIBLE
+    return Diagnosis(reason, f"{planned.message}{f' What would do: {fixes}.' if fixes else ''}")
 
 
 def superfluous(stored: Iterable[Manifest], current: Revision) -> list[Manifest]:

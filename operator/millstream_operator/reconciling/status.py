@@ -82,18 +82,27 @@ def status_of(seen: Seen, now: str) -> Manifest:
     }
 
 
-def status_of_invalid(previous: Manifest, generation: int, problem: Diagnosis, now: str) -> Manifest:
-    """A stored spec that this version cannot read: say so, and leave all else, for the last good state serves on."""
+def status_of_invalid(
+    previous: Manifest, generation: int, problem: Diagnosis, now: str, plan: Manifest | None = None
+) -> Manifest:
+    """A spec that this version cannot read or run: say so, and leave all else, for the last good state serves on.
+
+    `plan` is what was planned and not applied, for the person who wants to know what it would have been.
+    """
     found = [
         Condition(conditions.READY, False, problem.reason, problem.message),
         Condition(conditions.PLANNED, False, problem.reason, problem.message),
         Condition(conditions.STALLED, True, problem.reason, problem.message),
     ]
     kept = [c for c in previous.get("conditions", ()) if c["type"] in (conditions.AVAILABLE, conditions.MODEL_READY)]
-    return previous | {
-        "observedGeneration": generation,
-        "conditions": [*conditions.merged(previous.get("conditions", ()), found, generation, now), *kept],
-    }
+    return (
+        previous
+        | ({"plan": plan} if plan is not None else {})
+        | {
+            "observedGeneration": generation,
+            "conditions": [*conditions.merged(previous.get("conditions", ()), found, generation, now), *kept],
+        }
+    )
 
 
 def _conditions(seen: Seen) -> list[Condition]:

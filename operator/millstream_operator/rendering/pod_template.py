@@ -14,6 +14,7 @@ from typing import Any
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.pod_template import Container, PodMetadata, PodSpec, PodTemplate, ResourceList
 from millstream_operator.api.spec import AcceleratorType
+from millstream_operator.inventory.nodes import PRODUCT_LABEL
 from millstream_operator.planning.plan import GPU_RESOURCE, Plan, ResourcePlan
 from millstream_operator.rendering.names import (
     HTTP_PORT_NAME,
@@ -82,6 +83,7 @@ def _pod_spec(name: str, plan: Plan, defaults: PodDefaults, overlay: PodSpec) ->
         ],
         "containers": [_container(plan, container)],
         "volumes": [{"name": "tmp", "emptyDir": {}}],
+        **_affinity(plan),
         **{key: value for key, value in optional.items() if value},
     }
 
@@ -119,6 +121,15 @@ def _budget(plan: Plan) -> dict[str, int]:
 
 def _prometheus() -> dict[str, str]:
     return {"prometheus.io/scrape": "true", "prometheus.io/path": "/metrics", "prometheus.io/port": str(RUNTIME_PORT)}
+
+
+def _affinity(plan: Plan) -> dict[str, Any]:
+    """Only nodes with the GPUs that were planned for. GPU feature discovery labels them."""
+    if not plan.product_labels:
+        return {}
+    expression = {"key": PRODUCT_LABEL, "operator": "In", "values": sorted(plan.product_labels)}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
 
 
 def _tolerations(plan: Plan, defaults: PodDefaults, overlay: PodSpec) -> list[dict[str, Any]]:

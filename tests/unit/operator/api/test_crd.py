@@ -157,9 +157,3 @@ def test_columns_and_subresources_point_at_fields_that_exist() -> None:
     names = [column["name"] for column in version["additionalPrinterColumns"]]
     assert names[:7] == ["Ready", "Reason", "Model", "TP", "Quant", "Replicas", "Age"]
     assert version["subresources"]["status"] == {}
-
-
-def test_reserved_sources_are_kept_by_the_server_so_that_a_rule_can_refuse_them() -> None:
-    """An unknown field would be pruned in silence where validation is not strict."""
-    for source in ("huggingFace", "image", "persistentVolumeClaim"):
-        assert NODES[f"spec.model.source.{source}"]["x-kubernetes-preserve-unknown-fields"] is True

@@ -137,10 +137,11 @@ BAD: dict[str, tuple[str, list[str]]] = {
     "no name": (GOOD.replace("metadata:\n  name: demo\n", "metadata: {}\n"), ["metadata.name: missing"]),
     "name too long": (GOOD.replace("name: demo", f"name: {'d' * 53}"), ["metadata.name", "52 characters"]),
     "name of no Service": (GOOD.replace("name: demo", "name: 1-demo"), ["metadata.name", "starts with a letter"]),
-    "reserved source": (
-        GOOD.replace("local: {path: demo-chat}", "huggingFace: {repository: org/name}"),
-        ["m.yaml:8", "spec.model.source", "huggingFace is reserved", "use local"],
+    "no repository": (
+        GOOD.replace("local: {path: demo-chat}", "huggingFace: {repository: name}"),
+        ["m.yaml:8", "spec.model.source.huggingFace.repository", '"name"', "org/name"],
     ),
+    "no latency": (spec("objectives: {ttft: {p95: soon}}"), ["spec.objectives.ttft.p95", '"soon"', "200ms"]),
     "no source": (GOOD.replace("      local: {path: demo-chat}", "      {}"), ["spec.model.source", "exactly one"]),
 }
 

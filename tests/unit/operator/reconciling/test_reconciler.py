@@ -232,6 +232,49 @@ async def test_a_stored_spec_that_cannot_be_read_is_told_and_what_runs_runs_on()
     assert operator.condition("Stalled") == {}
 
 
+# A spec that cannot be planned or run
+
+
+async def test_what_the_runtime_cannot_do_is_refused_by_name_and_the_last_good_pods_serve_on() -> None:
+    operator = await served()
+    before = operator.cluster.the(DEPLOYMENT)
+    respec(operator.cluster, speculation={"method": "NGram"})
+    await operator.turn()
+    ready = operator.condition("Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "UnsupportedByRuntime")
+    assert "speculation=NGram" in ready["message"]
+    assert operator.condition("Stalled")["reason"] == "UnsupportedByRuntime"
+    assert operator.condition("Available")["status"] == "True"
+    assert operator.cluster.the(LLM_DEPLOYMENT)["status"]["plan"]["requires"] == ["speculation=NGram"]
+    assert operator.cluster.the(DEPLOYMENT) == before
+    assert operator.writes == [("apply", "LLMDeployment/status")]
+    await operator.turn()
+    assert len(operator.writes) == 1, "told once"
+    respec(operator.cluster, speculation=None)
+    await operator.settle()
+    assert operator.condition("Ready")["status"] == "True"
+    assert operator.cluster.the(LLM_DEPLOYMENT)["status"]["plan"]["requires"] == []
+
+
+async def test_what_serves_is_repaired_and_scaled_while_a_newer_spec_is_refused() -> None:
+    operator = await served()
+    template = operator.cluster.the(DEPLOYMENT)["spec"]["template"]
+    respec(operator.cluster, speculation={"method": "NGram"}, replicas=3)
+    operator.cluster.remove(DEPLOYMENT, "demo")
+    await operator.settle()
+    repaired = operator.cluster.the(DEPLOYMENT)["spec"]
+    assert (repaired["replicas"], repaired["template"]) == (3, template)
+    assert operator.condition("Ready")["reason"] == "UnsupportedByRuntime"
+
+
+async def test_a_first_spec_that_cannot_be_run_makes_nothing() -> None:
+    hub = {"huggingFace": {"repository": "org/name"}}
+    operator = FakeOperator(world(manifest(model={"source": hub})))
+    await operator.turn()
+    assert operator.condition("Ready")["reason"] == "UnsupportedByRuntime"
+    assert operator.writes == [("apply", "LLMDeployment/status")]
+
+
 # What the API server refuses
 
 REFUSALS = {

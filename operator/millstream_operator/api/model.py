@@ -1,0 +1,106 @@
+"""`spec.model`: which model, and where its weights come from.
+
+All four sources can be planned. Which of them the runtime can load from is its own affair
+(`millstream_runtime.config.CAPABILITIES`); the others are refused when they are applied, by a condition that says so.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from millstream_operator.api.base import ApiModel, DNSSubdomain
+
+# Segments never start with a dot, so neither `..` nor a hidden folder can be named.
+_SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
+MODEL_PATH_PATTERN = rf"^/?{_SEGMENT}(/{_SEGMENT})*/?$"
+IMAGE_PATTERN = (
+    r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
+    r"(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?(@sha256:[0-9a-f]{64})?$"
+)
+REPOSITORY_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$"
+REVISION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
+Image = Annotated[str, StringConstraints(pattern=IMAGE_PATTERN, min_length=1, max_length=512)]
+
+
+class ObjectKey(ApiModel):
+    """One key of a Secret or ConfigMap in the LLMDeployment's own namespace."""
+
+    name: DNSSubdomain = Field(description="Name of the object.")
+    key: Annotated[str, StringConstraints(pattern=r"^[-._a-zA-Z0-9]+$", min_length=1, max_length=253)] = Field(
+        description="Key in it."
+    )
+
+
+class LocalSource(ApiModel):
+    """A model folder that is already inside the runtime image. Never a folder of the node."""
+
+    path: Annotated[str, StringConstraints(pattern=MODEL_PATH_PATTERN, min_length=1, max_length=512)] = Field(
+        description=(
+            "Folder with config.json, *.safetensors and tokenizer.json. Relative to the image's model root (/models), "
+            "or absolute; no segment starts with a dot."
+        )
+    )
+
+
+class HuggingFaceSource(ApiModel):
+    """A repository of a Hugging Face hub."""
+
+    repository: Annotated[str, StringConstraints(pattern=REPOSITORY_PATTERN, min_length=3, max_length=200)] = Field(
+        description="Repository as org/name."
+    )
+    revision: Annotated[str, StringConstraints(pattern=REVISION_PATTERN, min_length=1, max_length=128)] | None = Field(
+        None, description="Branch, tag or commit, in quotes. Default: main."
+    )
+    token_secret_ref: ObjectKey | None = Field(None, description="Key of a Secret that holds a token of the hub.")
+
+
+class PersistentVolumeClaimSource(ApiModel):
+    """A model folder in a volume of the namespace."""
+
+    claim_name: DNSSubdomain = Field(description="Name of the PersistentVolumeClaim.")
+    path: Annotated[str, StringConstraints(pattern=MODEL_PATH_PATTERN, min_length=1, max_length=512)] | None = Field(
+        None, description="Folder in the volume. Default: its root."
+    )
+
+
+class PullPolicy(StrEnum):
+    ALWAYS = "Always"
+    IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
+
+
+class ImageSource(ApiModel):
+    """An image whose files are the model."""
+
+    reference: Image = Field(description="Image with the model's files, by tag or digest.")
+    pull_policy: PullPolicy | None = Field(None, description="Always, IfNotPresent or Never. Default: IfNotPresent.")
+
+
+class ModelSource(ApiModel):
+    """Where the weights come from: exactly one source."""
+
+    local: LocalSource | None = Field(None, description="A folder inside the runtime image.")
+    hugging_face: HuggingFaceSource | None = Field(None, description="A repository of a Hugging Face hub.")
+    image: ImageSource | None = Field(None, description="An image whose files are the model.")
+    persistent_volume_claim: PersistentVolumeClaimSource | None = Field(
+        None, description="A folder in a volume of the namespace."
+    )
+
+
+class Model(ApiModel):
+    """The model to serve."""
+
+    served_name: (
+        Annotated[
+            str,
+            StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$", min_length=1, max_length=253),
+        ]
+        | None
+    ) = Field(None, description="Name of the model in requests and in /v1/models. Default: metadata.name.")
+    source: ModelSource = Field(description="Where the weights come from: exactly one source.")
+    config_map_ref: ObjectKey | None = Field(
+        None, description="Key of a ConfigMap that holds the model's config.json, where the source cannot be read."
+    )

@@ -1,0 +1,1 @@
+"""How each family of models counts its parameters: one file a way of being built."""

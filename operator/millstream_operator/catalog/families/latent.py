@@ -1,0 +1,63 @@
+"""Multi-head latent attention (MLA) with experts: DeepSeek V2 and V3 (arXiv 2405.04434, 2412.19437).
+
+Keys and values are kept as one latent of `kv_lora_rank` and a shared rotary part of `qk_rope_head_dim` a layer, so the
+cache does not shrink with more ranks: every rank keeps the whole latent.
+"""
+
+from __future__ import annotations
+
+from millstream_operator.catalog.config_fields import ConfigFields
+from millstream_operator.catalog.model_shape import ModelShape, Parameters
+
+FAMILIES = {"deepseek_v2": "DeepseekV2ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM"}
+
+
+def read(fields: ConfigFields, kind: str) -> ModelShape:
+    hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers")
+    heads, vocabulary = fields.integer("num_attention_heads"), fields.integer("vocab_size")
+    latent, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
+    down, up, norms = _attention(fields, hidden, heads)
+    intermediate, width = fields.integer("intermediate_size"), fields.integer("moe_intermediate_size")
+    dense = min(layers, fields.integer("first_k_dense_replace", 0, minimum=0))
+    sparse = layers - dense
+    num_experts = fields.integer("n_routed_experts", 0, minimum=0)
+    shared = fields.integer("n_shared_experts", 0, minimum=0) * width
+    widths = {intermediate, width} | ({shared} if shared else set())
+    return ModelShape(
+        family=kind,
+        architecture=FAMILIES[kind],
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_size=fields.integer("v_head_dim"),
+        intermediate_sizes=tuple(sorted(widths)),
+        vocab_size=vocabulary,
+        max_position_embeddings=fields.integer("max_position_embeddings", 4096),
+        parameters=Parameters(
+            embedding=vocabulary * hidden,
+            attention=layers * (down + up),
+            mlp=3 * hidden * (dense * intermediate + sparse * shared),
+            experts=sparse * num_experts * 3 * hidden * width,
+            routers=sparse * (num_experts * hidden + (num_experts if kind == "deepseek_v3" else 0)),
+            norms=layers * (2 * hidden + norms) + hidden,
+            head=0 if fields.flag("tie_word_embeddings") else vocabulary * hidden,
+        ),
+        replicated_attention_parameters=layers * down,
+        latent_kv_elements=latent + rope,
+        num_experts=num_experts,
+        num_experts_per_token=fields.integer("num_experts_per_tok", 0, minimum=0),
+    )
+
+
+def _attention(fields: ConfigFields, hidden: int, heads: int) -> tuple[int, int, int]:
+    """One layer: down projections (whole on every rank), the rest (cut by heads), norms of the latents."""
+    latent, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
+    nope, value = fields.integer("qk_nope_head_dim"), fields.integer("v_head_dim")
+    query_rank = fields.optional("q_lora_rank")  # null in the Lite models: queries are not compressed
+    query = heads * (nope + rope)
+    down = hidden * (latent + rope)
+    up = latent * heads * (nope + value) + heads * value * hidden
+    if query_rank is None:
+        return down, up + hidden * query, latent
+    return down + hidden * query_rank, up + query_rank * query, latent + query_rank

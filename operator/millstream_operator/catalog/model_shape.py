@@ -1,0 +1,87 @@
+"""ModelShape: what the planner must know about a model, and nothing of how it computes.
+
+Made from any Hugging Face config.json by `catalog/read_shape.py`, without torch and without the weights.
+Parameter counts are those of the checkpoint's tensors; a test holds them within 1 % of `transformers`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from millstream_operator.catalog.checkpoint_quantization import CheckpointQuantization
+
+VOCABULARY_PADDING = 64  # rows of the embedding are padded to a multiple, so that ranks get whole tiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """Counts by part. What a rank of a tensor-parallel group holds of each differs."""
+
+    embedding: int
+    attention: int
+    mlp: int  # dense MLPs, and experts that every token passes (shared experts)
+    experts: int  # routed experts, all of them
+    routers: int
+    norms: int
+    head: int  # 0 where it is tied to the embedding
+
+    @property
+    def total(self) -> int:
+        return self.embedding + self.attention + self.mlp + self.experts + self.routers + self.norms + self.head
+
+    @property
+    def linear(self) -> int:
+        """What quantisation applies to: the projections inside the layers."""
+        return self.attention + self.mlp + self.experts
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """One model. Sizes in elements, lengths in tokens."""
+
+    family: str  # Hugging Face's model_type: llama, qwen2, deepseek_v3, …
+    architecture: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    intermediate_sizes: tuple[int, ...]  # every MLP width that tensor parallelism would cut
+    vocab_size: int
+    max_position_embeddings: int
+    parameters: Parameters
+    kv_projection_parameters: int = 0  # of `attention`: makes keys and values, so it is copied with replicated heads
+    replicated_attention_parameters: int = 0  # of `attention`: whole on every rank (MLA's down projections)
+    latent_kv_elements: int | None = None  # MLA: latent rank + RoPE dims of one layer; None for ordinary heads
+    num_experts: int = 0
+    num_experts_per_token: int = 0
+    weight_bytes: int = 2  # of one stored weight: 2 for 16 bit, 4 for float32
+    quantization: CheckpointQuantization | None = None
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Parameters that one token multiplies with: all but the other experts and the embedding's other rows."""
+        p = self.parameters
+        share = self.num_experts_per_token / self.num_experts if self.num_experts else 0.0
+        head = p.head or p.embedding
+        return p.attention + p.mlp + p.routers + p.norms + head + round(p.experts * share)
+
+    @cached_property
+    def padded_vocab_size(self) -> int:
+        return -(-self.vocab_size // VOCABULARY_PADDING) * VOCABULARY_PADDING
+
+    def kv_heads_per_rank(self, tensor_parallel_size: int) -> int:
+        """Whole heads: with more ranks than heads each head lives on several ranks."""
+        return max(1, self.num_kv_heads // tensor_parallel_size)
+
+    def kv_elements_per_token(self, tensor_parallel_size: int = 1, num_layers: int | None = None) -> int:
+        """Elements of keys and values (or latents) that one rank keeps for one token.
+
+        MLA's latent belongs to all heads, so every rank keeps the whole of it. Layers with a sliding window are
+        counted in full: a pool that all layers share must have room for them.
+        """
+        layers = self.num_layers if num_layers is None else num_layers
+        if self.latent_kv_elements is not None:
+            return layers * self.latent_kv_elements
+        return 2 * layers * self.kv_heads_per_rank(tensor_parallel_size) * self.head_size

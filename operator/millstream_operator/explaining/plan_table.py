@@ -1,0 +1,117 @@
+"""A plan as a page that a tired person understands: what, why, what else, and where every byte goes."""
+
+from __future__ import annotations
+
+import textwrap
+
+from millstream_operator.explaining.text import Style, bar, columns, dollars, gigabytes
+from millstream_operator.planning.memory_ledger import MemoryLedger
+from millstream_operator.planning.plan import Infeasible, Plan, Rejected
+from millstream_operator.planning.requires import refusal
+
+WIDTH = 118
+MAX_REJECTED_SHOWN = 8
+LEDGER_NAMES = {
+    "weightsBytes": "weights",
+    "embeddingsBytes": "embeddings",
+    "draftWeightsBytes": "draft model",
+    "activationsBytes": "activations",
+    "graphsBytes": "CUDA graphs",
+    "ncclBytes": "NCCL",
+    "contextBytes": "context",
+    "kvCacheBytes": "KV cache",
+    "headroomBytes": "headroom",
+}
+
+
+def plan_table(name: str, found: Plan | Infeasible, style: Style) -> str:
+    """The whole page, without a newline at the end."""
+    lines = [style.bold(f"{name}: {found.summary}"), ""]
+    if isinstance(found, Infeasible):
+        lines += _wrapped(found.message) + _fixes(found, style)
+    else:
+        lines += _facts(found, style)
+        if found.memory is not None:
+            lines += ["", *ledger_lines(found, found.memory, style)]
+        reasons = [[reason.field, reason.reason] for reason in found.reasons]
+        lines += ["", style.bold("  why"), *_columns_wrapped(reasons)]
+    lines += _rejected(found.rejected, style)
+    if isinstance(found, Plan) and (missing := refusal(found.requires)) is not None:
+        lines += ["", *_wrapped(f"Not applicable yet. {missing}")]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def ledger_lines(plan: Plan, ledger: MemoryLedger, style: Style) -> list[str]:
+    """One bar a part of the memory, each to the scale of the whole."""
+    device = plan.product or "replica's container"
+    title = f"  memory of one {device}: {gigabytes(ledger.usable_bytes)}"
+    tokens = f"{plan.predicted.kv_cache_tokens:,} tokens" if plan.predicted else ""
+    rows = []
+    for key, num_bytes in ledger.as_dict().items():
+        if key == "usableBytes" or num_bytes == 0:
+            continue
+        share = num_bytes / ledger.usable_bytes
+        note = f"{share:>4.0%}" + (f"  {tokens}" if key == "kvCacheBytes" and tokens else "")
+        rows.append([LEDGER_NAMES[key], bar(share, style), f"{gigabytes(num_bytes):>9}", note])
+    return [style.bold(title), *columns(rows, indent=4)]
+
+
+def _facts(plan: Plan, style: Style) -> list[str]:
+    dot, engine, predicted, cost = style.dot, plan.engine, plan.predicted, plan.cost
+    gpus = f"{plan.gpus_per_replica} GPU{'s' if plan.gpus_per_replica != 1 else ''} a replica"
+    rows = [["replicas", f"{plan.replicas}{dot}{gpus}" if plan.gpus_per_replica else str(plan.replicas)]]
+    if cost is not None:
+        price = f"${cost.monthly_usd:,} a month{dot}{dollars(cost.hourly_milli_usd)} an hour"
+        if cost.per_million_tokens_milli_usd is not None:
+            price += f"{dot}{dollars(cost.per_million_tokens_milli_usd)} a million output tokens when busy"
+        rows.append(["cost", price])
+    limits = [f"{key} {value}" for key, value in engine.as_dict().items()]
+    rows.append(["engine", dot.join(limits)])
+    rows.append(["formats", f"weights {plan.quantization}{dot}KV cache {plan.kv_cache}"])
+    speculation = plan.speculation
+    if speculation.method != "Disabled":
+        assumed = f"{speculation.assumed_acceptance_percent} % acceptance assumed"
+        rows.append(["speculation", f"{speculation.method}, {speculation.max_draft_tokens} tokens ({assumed})"])
+    if predicted is not None:
+        rows.append(
+            [
+                "predicted",
+                f"TTFT {predicted.ttft_milliseconds} ms{dot}{predicted.single_stream_tokens_per_second} tokens/s alone",
+            ]
+        )
+        busy = f"{predicted.concurrent_sequences} requests at once: {predicted.tokens_per_second} tokens/s"
+        itl = f"ITL {predicted.itl_microseconds / 1000:.1f} ms"
+        rows.append(["", f"{busy}{dot}{itl}{dot}{predicted.requests_per_minute} requests/min"])
+    return columns(rows)
+
+
+def _fixes(found: Infeasible, style: Style) -> list[str]:
+    if not found.fixes:
+        return ["", "  No single change of the spec or the cluster that was tried makes it feasible."]
+    rows = [[f"{fix.field}: {fix.value}", fix.summary] for fix in found.fixes]
+    return ["", style.bold("  what would do"), *columns(rows, indent=4)]
+
+
+def _rejected(rejected: tuple[Rejected, ...], style: Style) -> list[str]:
+    if not rejected:
+        return []
+    rows = [[line.summary, line.reason] for line in rejected[:MAX_REJECTED_SHOWN]]
+    lines = ["", style.bold("  rejected"), *_columns_wrapped(rows)]
+    if len(rejected) > MAX_REJECTED_SHOWN:
+        lines.append(f"    and {len(rejected) - MAX_REJECTED_SHOWN} more: -o json shows them")
+    return lines
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
+
+
+def _columns_wrapped(rows: list[list[str]]) -> list[str]:
+    """Two columns of which the second is prose."""
+    first = max(len(row[0]) for row in rows) + 2
+    lines = []
+    for name, prose in rows:
+        wrapped = textwrap.wrap(prose, max(40, WIDTH - first - 4)) or [""]
+        lines.append(f"    {name:<{first}}{wrapped[0]}")
+        lines += [f"    {'':<{first}}{rest}" for rest in wrapped[1:]]
+    return lines

@@ -1,0 +1,137 @@
+"""Of all placements the one to take: the fewest GPUs a replica, then the cheapest. The others, each with its reason.
+
+outcomes -> Choice(best, rejected) | Stopped(problem, rejected)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from millstream_operator.planning.candidates import Outcome, Problem, Question, Stage, candidates, evaluate
+from millstream_operator.planning.plan import MAX_REJECTED, Rejected
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    best: Outcome
+    rejected: tuple[Rejected, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """No placement is feasible; `problem` is that of the one that came nearest."""
+
+    problem: Problem
+    nearest: Outcome | None
+    rejected: tuple[Rejected, ...]
+
+
+def choose(question: Question, *, explain: bool = True) -> Choice | Stopped:
+    """Look at every placement; at pipelines only when no placement of one stage holds the model.
+
+    Without `explain` nothing is said of the others: what proving a fix needs, in half the time.
+    """
+    if question.formats.problem is not None:
+        return Stopped(Problem(Stage.QUANTIZATION, question.formats.problem), None, ())
+    outcomes = [evaluate(question, candidate) for candidate in candidates(question, pipelines=False)]
+    may_pipeline = question.wishes.pipeline is None and not question.wishes.one_gpu
+    if may_pipeline and not any(map(_fits, outcomes)):
+        outcomes += [evaluate(question, candidate) for candidate in candidates(question, pipelines=True)]
+    feasible = sorted((outcome for outcome in outcomes if outcome.problem is None), key=_order)
+    if feasible:
+        return Choice(feasible[0], _rejected(outcomes, feasible[0]) if explain else ())
+    if not outcomes:
+        return Stopped(_nothing_to_plan_on(question), None, ())
+    nearest = min(outcomes, key=_distance)
+    assert nearest.problem is not None  # noqa: S101 - none is feasible
+    return Stopped(nearest.problem, nearest, _rejected(outcomes, None) if explain else ())
+
+
+def _fits(outcome: Outcome) -> bool:
+    """It holds the model: what else speaks against it, stages would not mend."""
+    return outcome.problem is None or outcome.problem.stage > Stage.MEMORY
+
+
+def _order(outcome: Outcome) -> tuple[object, ...]:
+    """The objective. The last terms only make equals come out the same every time."""
+    cost, prediction, candidate = outcome.cost, outcome.prediction, outcome.candidate
+    assert cost is not None  # noqa: S101 - feasible
+    assert prediction is not None  # noqa: S101
+    return (
+        candidate.gpus,
+        cost.monthly_usd,
+        candidate.pipeline,
+        candidate.method != "None",
+        -prediction.tokens_per_second,
+        candidate.stock.part.name,
+    )
+
+
+def _distance(outcome: Outcome) -> tuple[object, ...]:
+    problem = outcome.problem
+    assert problem is not None  # noqa: S101 - the caller looks at infeasible ones
+    return (-problem.stage, problem.shortfall, outcome.candidate.gpus, outcome.candidate.stock.part.name)
+
+
+def _rejected(outcomes: Sequence[Outcome], best: Outcome | None) -> tuple[Rejected, ...]:
+    """One line for each distinct placement, nearest first."""
+    found: dict[str, tuple[tuple[object, ...], Rejected]] = {}
+    for outcome in outcomes:
+        summary = outcome.candidate.summary
+        if best is not None and (outcome is best or summary == best.candidate.summary):
+            continue
+        if outcome.problem is not None:
+            reason, rank = f"{outcome.problem.sentence}.", (1, *_distance(outcome))
+        else:
+            assert best is not None  # noqa: S101 - it is feasible, so there is a best
+            reason, rank = _worse(outcome, best), (0, *_order(outcome))
+        entry = (rank, _line(outcome, summary, reason))
+        known = found.get(summary)
+        if known is None or _less(rank, known[0]):
+            found[summary] = entry
+    ordered = sorted(found.values(), key=lambda entry: tuple(map(_comparable, entry[0])))
+    return tuple(line for _, line in ordered)[:MAX_REJECTED]
+
+
+def _less(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
+    return tuple(map(_comparable, one)) < tuple(map(_comparable, other))
+
+
+def _comparable(value: object) -> tuple[float, str]:
+    return (0.0, value) if isinstance(value, str) else (float(value), "")  # type: ignore[arg-type]
+
+
+def _line(outcome: Outcome, summary: str, reason: str) -> Rejected:
+    prediction, cost = outcome.prediction, outcome.cost
+    return Rejected(
+        summary,
+        reason,
+        outcome.candidate.gpus,
+        cost.monthly_usd if cost else None,
+        prediction.ttft_milliseconds if prediction else None,
+        prediction.itl_microseconds if prediction else None,
+    )
+
+
+def _worse(outcome: Outcome, best: Outcome) -> str:
+    if outcome.candidate.gpus > best.candidate.gpus:
+        return f"{outcome.candidate.gpus} GPUs a replica where {best.candidate.gpus} do."
+    assert outcome.cost is not None  # noqa: S101 - both are feasible
+    assert best.cost is not None  # noqa: S101
+    if outcome.cost.monthly_usd > best.cost.monthly_usd:
+        return f"Costs ${outcome.cost.monthly_usd:,} a month where ${best.cost.monthly_usd:,} do."
+    return "No better than the choice, and less accurate or slower."
+
+
+def _nothing_to_plan_on(question: Question) -> Problem:
+    wishes = question.wishes
+    if question.inventory.kinds:
+        groups = f"{wishes.tensor or 1} × {wishes.pipeline or 1}"
+        return Problem(
+            Stage.PARALLELISM, f"parallelism asks for {groups} GPUs, and there are only {question.inventory}"
+        )
+    if wishes.products:
+        return Problem(Stage.PRODUCTS, f"no free GPU is one of accelerator.products ({', '.join(wishes.products)})")
+    refused = question.inventory.refused
+    return Problem(Stage.INVENTORY, refused[0].reason.removesuffix(".") if refused else "there is no free GPU")

@@ -1,0 +1,35 @@
+"""What a plan costs, at the catalogue's prices. Integers: thousandths of a dollar where cents would round too much."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millstream_operator.catalog.gpu import GpuPart
+
+HOURS_PER_MONTH = 730
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of all replicas together. A million output tokens cost this when every replica is saturated."""
+
+    hourly_milli_usd: int
+    monthly_usd: int
+    per_million_tokens_milli_usd: int | None
+
+    def as_dict(self) -> dict[str, int]:
+        found = {
+            "hourlyMilliUSD": self.hourly_milli_usd,
+            "monthlyUSD": self.monthly_usd,
+            "perMillionTokensMilliUSD": self.per_million_tokens_milli_usd,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def cost_of(part: GpuPart, gpus_per_replica: int, replicas: int, tokens_per_second: int) -> Cost:
+    """`tokens_per_second`: output of one saturated replica."""
+    replica = part.hourly_milli_usd * gpus_per_replica
+    hourly = replica * replicas
+    tokens_per_hour = tokens_per_second * 3600
+    per_million = round(replica * 1_000_000 / tokens_per_hour) if tokens_per_hour else None
+    return Cost(hourly, round(hourly * HOURS_PER_MONTH / 1000), per_million)

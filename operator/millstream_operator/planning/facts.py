@@ -1,0 +1,43 @@
+"""What a plan is made from, beside the spec: the model's shape, the GPUs there are, what the runtime can run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from millstream_operator.catalog.gpu import GpuCatalog, load_catalog
+from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.inventory.node_kinds import Inventory
+from millstream_runtime.config import CAPABILITIES, Capabilities
+
+# Everything that the API can name: to plan what a later runtime could do.
+EVERYTHING = Capabilities(
+    model_families=frozenset(
+        {
+            *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "mixtral", "qwen2_moe"),
+            *("qwen3_moe", "deepseek_v2", "deepseek_v3", "falcon", "gpt_neox"),
+        }
+    ),
+    sources=frozenset({"local", "huggingFace", "image", "persistentVolumeClaim"}),
+    quantization_methods=frozenset({"None", "AWQ", "GPTQ", "FP8", "INT8", "NF4", "RTN", "GGUF"}),
+    online_quantization_methods=frozenset({"FP8", "INT8", "NF4", "RTN"}),
+    kv_cache_methods=frozenset({"None", "FP8", "INT8"}),
+    speculation_methods=frozenset({"Disabled", "NGram", "DraftModel", "EAGLE", "Medusa"}),
+    max_tensor_parallel_size=64,
+    max_pipeline_parallel_size=16,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """`None`: not known. A plan is then made from the spec alone, and says less.
+
+    `choosable` is what the planner may choose by itself; what a spec insists on is planned in any case, and compared
+    with `runtime` afterwards.
+    """
+
+    shape: ModelShape | None = None
+    draft_shape: ModelShape | None = None
+    inventory: Inventory | None = None
+    catalog: GpuCatalog = field(default_factory=load_catalog)
+    runtime: Capabilities = CAPABILITIES
+    choosable: Capabilities = CAPABILITIES

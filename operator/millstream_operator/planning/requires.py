@@ -1,0 +1,102 @@
+"""What a plan needs and the runtime (or the operator) does not have: `quantization=AWQ`, `tensorParallelSize=4`, …
+
+A plan with requirements is shown, and never applied: a field that is accepted and ignored is the worst of answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.model import ModelSource
+from millstream_operator.api.spec import LLMDeploymentSpec
+from millstream_operator.api.workload import Workload
+from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.planning.quantization_choice import NEEDS_QUANTIZED_CHECKPOINT
+from millstream_runtime.config import Capabilities
+
+_MEANINGS = {
+    "modelFamily": "models of family {}",
+    "source": "a model from {}",
+    "quantization": "{} weights",
+    "kvCache": "a KV cache in {}",
+    "speculation": "speculation by {}",
+    "tensorParallelSize": "{} GPUs that share a layer",
+    "pipelineParallelSize": "{} groups of GPUs that share the layers",
+    "quantizedCheckpoint": "a checkpoint that is already quantized (name one as model.source)",
+    "inventory": "knowing the cluster's GPUs, without which objectives, budget and load cannot be kept",
+    "configMapRef": "reading model.configMapRef",
+}
+
+
+def source_kind(source: ModelSource) -> str:
+    """The source that is given, by its name in the API."""
+    kinds = {
+        "local": source.local,
+        "huggingFace": source.hugging_face,
+        "image": source.image,
+        "persistentVolumeClaim": source.persistent_volume_claim,
+    }
+    return next(kind for kind, given in kinds.items() if given is not None)
+
+
+def requirements(
+    deployment: LLMDeployment,
+    runtime: Capabilities,
+    *,
+    method: str,
+    kv_cache: str,
+    speculation: str,
+    tensor: int,
+    pipeline: int,
+    shape: ModelShape | None,
+) -> tuple[str, ...]:
+    """Everything that is missing, each a word or `word=value`, in a fixed order."""
+    sources = [deployment.spec.model.source]
+    if deployment.spec.speculation is not None and deployment.spec.speculation.draft_model is not None:
+        sources.append(deployment.spec.speculation.draft_model.source)
+    found = [f"source={kind}" for kind in dict.fromkeys(map(source_kind, sources)) if kind not in runtime.sources]
+    if shape is not None and shape.family not in runtime.model_families:
+        found.append(f"modelFamily={shape.family}")
+    stored = shape.quantization.method if shape is not None and shape.quantization else None
+    if method in NEEDS_QUANTIZED_CHECKPOINT and shape is not None and stored != method:
+        found.append("quantizedCheckpoint")
+    if method not in runtime.quantization_methods or (
+        shape is not None
+        and stored != method
+        and method not in ("None", *NEEDS_QUANTIZED_CHECKPOINT)
+        and method not in runtime.online_quantization_methods
+    ):
+        found.append(f"quantization={method}")
+    if kv_cache not in runtime.kv_cache_methods:
+        found.append(f"kvCache={kv_cache}")
+    if speculation not in runtime.speculation_methods:
+        found.append(f"speculation={speculation}")
+    if tensor > runtime.max_tensor_parallel_size:
+        found.append(f"tensorParallelSize={tensor}")
+    if pipeline > runtime.max_pipeline_parallel_size:
+        found.append(f"pipelineParallelSize={pipeline}")
+    return tuple(found)
+
+
+def unknown_facts(spec: LLMDeploymentSpec) -> tuple[str, ...]:
+    """What a spec asks for that nobody can keep who knows neither model nor GPUs."""
+    found = []
+    workload = spec.workload or Workload()
+    numbers = (workload.input_tokens, workload.output_tokens, workload.requests_per_minute, workload.concurrency)
+    if spec.objectives is not None or spec.budget is not None or any(number is not None for number in numbers):
+        found.append("inventory")
+    if spec.model.config_map_ref is not None:
+        found.append("configMapRef")
+    return tuple(found)
+
+
+def refusal(requires: Sequence[str]) -> str | None:
+    """One sentence that names each missing capability; None when the plan can be applied."""
+    if not requires:
+        return None
+    words = []
+    for requirement in requires:
+        name, _, value = requirement.partition("=")
+        words.append(f"{_MEANINGS[name].format(value)} ({requirement})")
+    return f"This version cannot run the plan: it lacks {'; '.join(words)}."

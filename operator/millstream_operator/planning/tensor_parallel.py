@@ -1,0 +1,36 @@
+"""Which tensor-parallel sizes a model allows. One sentence for each that it does not."""
+
+from __future__ import annotations
+
+from millstream_operator.catalog.model_shape import ModelShape
+
+
+def sizes(shape: ModelShape, largest: int) -> list[int]:
+    """Sizes worth looking at: what divides the heads, up to `largest`."""
+    return [size for size in range(1, min(largest, shape.num_heads) + 1) if shape.num_heads % size == 0]
+
+
+def tensor_parallel_problem(shape: ModelShape, size: int, group_size: int | None = None) -> str | None:
+    """Why `size` ranks cannot share each layer; None when they can.
+
+    `group_size` counts the weights behind one scale of a quantised checkpoint: a shard that cuts a group in two has
+    no scale for its half. The vocabulary never forbids a size: its rows are padded, and the last rank may hold fewer.
+    """
+    if size == 1:
+        return None
+    if shape.num_heads % size:
+        return f"{size} does not divide the model's {shape.num_heads} attention heads"
+    if shape.latent_kv_elements is None and shape.num_kv_heads % size and size % shape.num_kv_heads:
+        return f"{size} neither divides the model's {shape.num_kv_heads} KV heads nor is a multiple of them"
+    for width in shape.intermediate_sizes:
+        if width % size:
+            return f"{size} does not divide the intermediate size {width}"
+        if group_size and (width // size) % group_size:
+            return (
+                f"a shard of {width // size} columns ({width} over {size} GPUs) is no multiple of the quantization "
+                f"group of {group_size}"
+            )
+    head_columns = shape.num_heads * shape.head_size // size
+    if group_size and head_columns % group_size:
+        return f"a shard of {head_columns} attention columns is no multiple of the quantization group of {group_size}"
+    return None

@@ -1,0 +1,93 @@
+"""Bytes of weights: by format, and by what one rank holds of them. Integers throughout, so plans never differ.
+
+AWQ, GPTQ, RTN   bits a weight, and for each group of weights a 16-bit scale and a zero point of `bits`
+FP8, INT8        one byte a weight; scales by block or row are a few parts in ten thousand
+NF4              4 bits a weight and a 32-bit scale for 64 weights (arXiv 2305.14314, without double quantisation)
+GGUF             Q4_K_M: 4.85 bits a weight, as llama.cpp reports it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millstream_operator.catalog.checkpoint_quantization import DEFAULT_GROUP_SIZE
+from millstream_operator.catalog.model_shape import ModelShape
+
+SCALE_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """How the linear layers are stored. Embeddings, head, norms and routers keep the checkpoint's own width."""
+
+    method: str = "None"
+    bits: int = 16
+    group_size: int | None = None
+
+
+def weight_format(shape: ModelShape, method: str) -> WeightFormat:
+    """The format of a method; a checkpoint that is stored in it already says its own bits and group."""
+    stored = shape.quantization
+    if stored is not None and stored.method == method:
+        return WeightFormat(method, stored.bits, stored.group_size)
+    if method in ("AWQ", "GPTQ", "RTN"):
+        return WeightFormat(method, 4, DEFAULT_GROUP_SIZE)
+    if method == "NF4":
+        return WeightFormat(method, 4, 64)
+    if method in ("FP8", "INT8"):
+        return WeightFormat(method, 8, None)
+    if method == "GGUF":
+        return WeightFormat(method, 4, None)
+    return WeightFormat("None", 8 * shape.weight_bytes, None)
+
+
+def linear_bytes(parameters: int, stored: WeightFormat) -> int:
+    """Bytes of so many weights of linear layers, scales and zero points included."""
+    if stored.method == "GGUF":
+        return parameters * 485 // 800
+    if stored.method == "NF4":
+        return parameters // 2 + parameters // 64 * 4
+    weights = parameters * stored.bits // 8
+    if stored.method in ("AWQ", "GPTQ", "RTN") and stored.group_size:
+        groups = -(-parameters // stored.group_size)
+        return weights + groups * SCALE_BYTES + groups * stored.bits // 8
+    if stored.method in ("FP8", "INT8"):
+        return weights + parameters // 4096 * 4
+    return weights
+
+
+@dataclass(frozen=True, slots=True)
+class RankWeights:
+    """What one GPU holds, in bytes. `experts_bytes` is the part of `linear_bytes` that belongs to routed experts."""
+
+    linear_bytes: int
+    experts_bytes: int
+    embeddings_bytes: int
+    head_bytes: int  # what one step reads of the embedding side: the head alone
+
+    @property
+    def total_bytes(self) -> int:
+        return self.linear_bytes + self.embeddings_bytes
+
+
+def rank_weights(shape: ModelShape, stored: WeightFormat, tensor: int = 1, pipeline: int = 1) -> RankWeights:
+    """The fullest rank of `tensor` × `pipeline` GPUs."""
+    p = shape.parameters
+    copied = shape.kv_projection_parameters * shape.kv_heads_per_rank(tensor) // shape.num_kv_heads
+    cut = p.linear - shape.kv_projection_parameters - shape.replicated_attention_parameters
+    linear = -(-cut // tensor) + copied + shape.replicated_attention_parameters
+    layers = -(-shape.num_layers // pipeline)  # of the fullest stage
+    small_bytes = (p.norms + p.routers) * shape.weight_bytes
+    rows = -(-shape.padded_vocab_size // tensor)
+    table_bytes = rows * shape.hidden_size * shape.weight_bytes
+    tables = 2 if p.head and pipeline == 1 else 1  # with several stages the first has the embedding, the last the head
+
+    def of_stage(amount: int) -> int:
+        return amount * layers // shape.num_layers
+
+    return RankWeights(
+        linear_bytes=of_stage(linear_bytes(linear, stored) + small_bytes),
+        experts_bytes=of_stage(linear_bytes(p.experts // tensor, stored)),
+        embeddings_bytes=tables * table_bytes,
+        head_bytes=table_bytes,
+    )

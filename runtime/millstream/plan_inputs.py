@@ -1,0 +1,150 @@
+"""What `millstream plan` reads from the world: config.json files, nodes, own prices. Each error is one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from millstream.manifest import model_root
+from millstream_operator.api import GROUP, PLURAL, VERSION
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.model import ModelSource
+from millstream_operator.api.spec import Accelerator, AcceleratorType
+from millstream_operator.catalog.config_fields import ConfigError
+from millstream_operator.catalog.gpu import CatalogError, GpuCatalog, load_catalog
+from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part, parse_island
+from millstream_operator.catalog.known_models import known_shape
+from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.catalog.read_shape import read_shape_file
+from millstream_operator.inventory.node_kinds import Inventory, inventory_of, whole_catalog
+from millstream_operator.inventory.nodes import NodesError, inventory_from_nodes, nodes_of
+from millstream_runtime.errors import Reason, RuntimeFailure
+
+MAX_FILE_BYTES = 512 << 20  # a thousand nodes print as some ten megabytes
+MAX_CATALOG_BYTES = 1 << 20
+REQUEST_TIMEOUT_SECONDS = 30
+
+
+def bad_input(message: str) -> RuntimeFailure:
+    """Something that was given cannot be used; the command ends with exit code 1."""
+    return RuntimeFailure(Reason.INVALID_CONFIG, message)
+
+
+def read_catalog(path: Path | None) -> GpuCatalog:
+    """The shipped catalogue, with a file of own prices and parts over it."""
+    if path is None:
+        return load_catalog()
+    values = _yaml(path, MAX_CATALOG_BYTES)
+    if not isinstance(values, dict):
+        raise bad_input(f"{path}: holds no mapping of GPU names to fields.")
+    try:
+        return load_catalog(values)
+    except CatalogError as error:
+        raise bad_input(f"{path}: {error}") from None
+
+
+def shape_of(source: ModelSource, config: Path | None, option: str) -> ModelShape:
+    """The shape of a model: from `config` where it is given, else from the local folder or the table of known ones.
+
+    Raises:
+        RuntimeFailure: nothing says what the model looks like; the message names `option`.
+    """
+    try:
+        if config is not None:
+            return read_shape_file(config)
+        if source.local is not None:
+            path = model_root() / source.local.path / "config.json"
+            if not path.is_file():
+                raise bad_input(
+                    f"{path} does not exist; set MILLSTREAM_MODELS_DIR to where the model lies, or give {option}."
+                )
+            return read_shape_file(path)
+    except ConfigError as error:
+        raise bad_input(str(error)) from None
+    if source.hugging_face is not None:
+        repository = source.hugging_face.repository
+        if (found := known_shape(repository)) is not None:
+            return found
+        raise bad_input(f"{repository} is not in the catalogue of known models; give its config.json with {option}.")
+    raise bad_input(f"The model's config.json cannot be read from a volume or image here; give it with {option}.")
+
+
+def inventory_for(
+    deployment: LLMDeployment,
+    catalog: GpuCatalog,
+    *,
+    gpus: Sequence[str],
+    nodes: Path | None,
+    kubeconfig: Path | None,
+) -> Inventory:
+    """The GPUs that were given; where none were, those of accelerator.products or of the whole catalogue, to buy."""
+    try:
+        if gpus:
+            return inventory_of([parse_island(catalog, text) for text in gpus])
+        if nodes is not None:
+            return inventory_from_nodes(catalog, nodes_of(_yaml(nodes, MAX_FILE_BYTES)))
+        if kubeconfig is not None:
+            return inventory_from_nodes(catalog, _cluster_nodes(kubeconfig))
+        accelerator = deployment.spec.accelerator or Accelerator()
+        if accelerator.type is AcceleratorType.CPU or not accelerator.products:
+            return whole_catalog(catalog)
+        parts = [find_part(catalog, name) for name in accelerator.products]
+    except UnknownGPUError as error:
+        raise bad_input(str(error)) from None
+    except NodesError as error:
+        raise bad_input(f"{nodes}: {error}") from None
+    return inventory_of(((part, part.gpus_per_node) for part in parts), hypothetical=True)
+
+
+def live_deployment(kubeconfig: Path, deployment: LLMDeployment) -> dict[str, Any] | None:
+    """The LLMDeployment of that name in the cluster, as it is stored; None when there is none."""
+
+    def read(client: Any, api: Any) -> Any:
+        namespace = deployment.metadata.namespace or "default"
+        objects = client.CustomObjectsApi(api)
+        place = (GROUP, VERSION, namespace, PLURAL, deployment.name)
+        return objects.get_namespaced_custom_object(*place, _request_timeout=REQUEST_TIMEOUT_SECONDS)
+
+    found: dict[str, Any] | None = _ask(kubeconfig, read, "the LLMDeployment cannot be read")
+    return found
+
+
+def _cluster_nodes(kubeconfig: Path) -> list[Any]:
+    def read(client: Any, api: Any) -> Any:
+        nodes = client.CoreV1Api(api).list_node(_request_timeout=REQUEST_TIMEOUT_SECONDS)
+        return api.sanitize_for_serialization(nodes)
+
+    return list(nodes_of(_ask(kubeconfig, read, "the cluster's nodes cannot be listed")))
+
+
+def _ask(kubeconfig: Path, read: Callable[[Any, Any], Any], failure: str) -> Any:
+    """What `read(client module, API client)` returns; None for 404. Planning from files needs no client."""
+    try:
+        from kubernetes import client, config
+    except ModuleNotFoundError:
+        raise bad_input("--kubeconfig needs the kubernetes client: pip install 'millstream[operator]'.") from None
+    try:
+        return read(client, config.new_client_from_config(str(kubeconfig)))
+    except client.ApiException as error:
+        if error.status == 404:
+            return None
+        raise bad_input(f"{kubeconfig}: {failure}: {error.status} {error.reason}.") from None
+    except Exception as error:  # the client raises a dozen unrelated types: files, TLS, sockets
+        said = " ".join(str(error).split())[:200]
+        raise bad_input(f"{kubeconfig}: {failure}: {said}.") from None
+
+
+def _yaml(path: Path, limit_bytes: int) -> Any:
+    """YAML or JSON. The C loader where PyYAML has it: a thousand nodes take seconds in Python."""
+    try:
+        if path.stat().st_size > limit_bytes:
+            raise bad_input(f"{path}: larger than {limit_bytes >> 20} MiB.")
+        text = path.read_text(encoding="utf-8")
+        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
+    except OSError as error:
+        raise bad_input(f"{path}: cannot be read: {error.strerror}.") from None
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError):
+        raise bad_input(f"{path}: not a YAML or JSON file in UTF-8.") from None

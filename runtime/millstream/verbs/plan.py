@@ -1,0 +1,186 @@
+"""`millstream plan FILE...`: what the operator would choose for an LLMDeployment, before anything is applied.
+
+    millstream plan examples/mid.yaml --gpus A100-80GB:4     on GPUs that you name; `:4` is one node's
+    millstream plan examples/mid.yaml --nodes nodes.yaml     on the output of `kubectl get nodes -o yaml`
+    millstream plan examples/mid.yaml --kubeconfig FILE      on the nodes of a cluster
+    millstream plan examples/mid.yaml --kubeconfig FILE --diff   what applying would change there
+    millstream plan examples/mid.yaml                        on whatever GPU of the catalogue does it best
+    millstream plan examples/mid.yaml --compare gpus         side by side, by cost and latency
+
+The same code as the operator's, on this machine. Exit code 0: feasible, 2: infeasible, 1: bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from millstream.arguments import CommandLineParser
+from millstream.manifest import manifest_reader
+from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+
+EXIT_FEASIBLE, EXIT_INFEASIBLE = 0, 2
+FORMATS = ("table", "json", "yaml", "manifests")
+AXES = ("tiers", "gpus", "quantizations")
+PLACEHOLDER_IMAGE = "millstream-runtime"
+
+
+def run(argv: Sequence[str]) -> int:
+    """Plan each file and print it.
+
+    Raises:
+        RuntimeFailure: something that was given cannot be used.
+    """
+    try:
+        arguments = _parser().parse_args(list(argv))
+    except InvalidConfigError as error:  # 2 means infeasible here, so a bad command line is bad input like any other
+        raise RuntimeFailure(error.reason, error.message) from None
+    if arguments.diff and arguments.kubeconfig is None:
+        raise RuntimeFailure(Reason.INVALID_CONFIG, "--diff needs --kubeconfig: it compares with a cluster.")
+    read = manifest_reader()
+    deployments = [read(path) for path in arguments.files]
+    from millstream.plan_inputs import read_catalog
+
+    catalog = read_catalog(arguments.catalog)
+    results = [_work(deployment, catalog, arguments) for deployment in deployments]
+    _print([result for result, _ in results], arguments)
+    return EXIT_FEASIBLE if all(feasible for _, feasible in results) else EXIT_INFEASIBLE
+
+
+def _parser() -> CommandLineParser:
+    parser = CommandLineParser(
+        prog="millstream plan",
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("files", nargs="+", type=Path, metavar="FILE", help="YAML file with one LLMDeployment")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--gpus", action="append", default=[], metavar="NAME:COUNT", help="one node; repeat for more")
+    where.add_argument("--nodes", type=Path, metavar="FILE", help="output of `kubectl get nodes -o yaml` (or json)")
+    where.add_argument("--kubeconfig", type=Path, metavar="FILE", help="ask a cluster for its nodes")
+    add("-o", "--output", choices=FORMATS, default="table", help="table (default), json, yaml, or the manifests")
+    add("--diff", action="store_true", help="what applying would change in the cluster of --kubeconfig")
+    add("--compare", choices=AXES, help="the same deployment with other tiers, GPUs or formats")
+    add("--config", type=Path, metavar="FILE", help="the model's config.json, where it cannot be found")
+    add("--draft-config", type=Path, metavar="FILE", help="the draft model's config.json")
+    add("--catalog", type=Path, metavar="FILE", help="YAML with own prices and GPUs over the shipped catalogue")
+    add("--image", default=PLACEHOLDER_IMAGE, help="runtime image in -o manifests, where the spec names none")
+    add(
+        "--ignore-runtime-limits",
+        action="store_true",
+        help="choose as if the runtime could run all that the API names; `requires` still says what is missing",
+    )
+    return parser
+
+
+def _work(deployment: Any, catalog: Any, arguments: argparse.Namespace) -> tuple[Any, bool]:
+    """What is to be printed for one deployment, and whether it is feasible."""
+    from millstream_operator.explaining.comparison import compare
+    from millstream_operator.planning.plan import PlanDefaults
+    from millstream_operator.planning.planner import decide
+
+    facts, defaults = _facts(deployment, catalog, arguments), PlanDefaults(arguments.image)
+    if arguments.compare:
+        rows = compare(arguments.compare, deployment, defaults, facts)
+        return (deployment, rows), any(row.plan.feasible for row in rows)
+    for node in facts.inventory.refused:
+        print(node.reason, file=sys.stderr)
+    found = decide(deployment, defaults, facts)
+    return (deployment, found), found.feasible
+
+
+def _facts(deployment: Any, catalog: Any, arguments: argparse.Namespace) -> Any:
+    from millstream.plan_inputs import inventory_for, shape_of
+    from millstream_operator.planning.facts import EVERYTHING, Facts
+    from millstream_runtime.config import CAPABILITIES
+
+    draft = deployment.spec.speculation.draft_model if deployment.spec.speculation else None
+    return Facts(
+        shape=shape_of(deployment.spec.model.source, arguments.config, "--config"),
+        draft_shape=shape_of(draft.source, arguments.draft_config, "--draft-config") if draft else None,
+        inventory=inventory_for(
+            deployment, catalog, gpus=arguments.gpus, nodes=arguments.nodes, kubeconfig=arguments.kubeconfig
+        ),
+        catalog=catalog,
+        choosable=EVERYTHING if arguments.ignore_runtime_limits else CAPABILITIES,
+    )
+
+
+def _print(results: list[Any], arguments: argparse.Namespace) -> None:
+    if arguments.output == "table":
+        print("\n\n".join(_table(deployment, found, arguments) for deployment, found in results))
+        return
+    if arguments.output == "manifests":
+        documents = [document for deployment, found in results for document in _manifests(deployment, found)]
+    else:
+        documents = [_plain(found) for _, found in results]
+    if arguments.output == "json":
+        print(json.dumps(documents[0] if len(documents) == 1 else documents, indent=2, ensure_ascii=False))
+        return
+    import yaml
+
+    print(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=120), end="")
+
+
+def _diff(deployment: Any, found: Any, kubeconfig: Path, style: Any) -> str:
+    from millstream.plan_inputs import bad_input, live_deployment
+    from millstream_operator.api.load import ManifestError, parse
+    from millstream_operator.explaining.plan_diff import plan_diff
+
+    if isinstance(found, list):
+        raise bad_input("--diff and --compare exclude each other.")
+    stored = live_deployment(kubeconfig, deployment)
+    if stored is None:
+        return plan_diff(deployment, found, None, {}, style)
+    try:
+        live = parse({name: value for name, value in stored.items() if name != "status"})
+    except ManifestError as error:
+        raise bad_input(f"{deployment.name}: the stored LLMDeployment is not valid here: {error}") from None
+    return plan_diff(deployment, found, live, stored.get("status") or {}, style)
+
+
+def _table(deployment: Any, found: Any, arguments: argparse.Namespace) -> str:
+    from millstream_operator.explaining.comparison import comparison_table
+    from millstream_operator.explaining.plan_table import plan_table
+    from millstream_operator.explaining.text import Style
+
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    style = Style(colour=colour, unicode=(sys.stdout.encoding or "").lower().startswith("utf"))
+    if arguments.diff:
+        return _diff(deployment, found, arguments.kubeconfig, style)
+    if isinstance(found, list):
+        return f"{style.bold(deployment.name)}\n\n{comparison_table(found, style)}"
+    return plan_table(deployment.name, found, style)
+
+
+def _plain(found: Any) -> Any:
+    return [row.as_dict() for row in found] if isinstance(found, list) else found.status_plan()
+
+
+def _manifests(deployment: Any, found: Any) -> list[dict[str, Any]]:
+    """What the operator would apply, without owner references: there is no owner yet."""
+    from millstream.plan_inputs import bad_input
+    from millstream_operator.planning.requires import refusal
+    from millstream_operator.rendering.objects import objects
+    from millstream_operator.rendering.pod_defaults import PodDefaults
+    from millstream_operator.rendering.revision import render_revision
+
+    if isinstance(found, list):
+        raise bad_input("-o manifests and --compare exclude each other.")
+    if not found.feasible:
+        raise bad_input(f"{deployment.name}: there are no manifests, the plan is infeasible: {found.message}")
+    if (missing := refusal(found.requires)) is not None:
+        raise bad_input(f"{deployment.name}: there are no manifests. {missing}")
+    rendered = objects(deployment, render_revision(deployment, found, PodDefaults()))
+    for manifest in rendered:
+        manifest["metadata"].pop("ownerReferences", None)
+        if manifest["metadata"].get("namespace") is None:
+            manifest["metadata"].pop("namespace", None)
+    return rendered

@@ -1,0 +1,113 @@
+"""The catalogue of GPUs: complete, sane, overridable, and found by every name that people and nodes use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from millstream_operator.catalog.gpu import CatalogError, load_catalog
+from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part, parse_island
+
+CATALOG = load_catalog()
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("A100-80GB", "A100-80GB"),
+        ("A100-80GB-SXM", "A100-80GB"),
+        ("a100-80gb-pcie", "A100-80GB-PCIe"),
+        ("NVIDIA-A100-SXM4-80GB", "A100-80GB"),
+        ("NVIDIA-A100-80GB-PCIe", "A100-80GB-PCIe"),
+        ("NVIDIA-A100-PCIE-40GB", "A100-40GB-PCIe"),
+        ("NVIDIA-H100-80GB-HBM3", "H100-80GB"),
+        ("NVIDIA-H100-NVL", "H100-94GB-NVL"),
+        ("H200", "H200-141GB"),
+        ("Tesla T4", "T4-16GB"),
+        ("L4", "L4-24GB"),
+        ("A10G", "A10G-24GB"),
+        ("A10", "A10-24GB"),
+        ("NVIDIA GeForce RTX 4090", "RTX4090-24GB"),
+        ("MI300X", "MI300X-192GB"),
+    ],
+)
+def test_every_name_of_a_gpu_finds_it(name: str, part: str) -> None:
+    assert find_part(CATALOG, name).name == part
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("A100", "could mean A100-40GB, A100-80GB"),
+        ("A100-90GB", "A100-80GB"),
+        ("TPU", "not in the catalogue"),
+        ("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "a MIG slice"),
+        ("NVIDIA-L4-SHARED", "time-sliced"),
+    ],
+)
+def test_a_name_that_means_no_one_gpu_is_one_sentence(name: str, said: str) -> None:
+    with pytest.raises(UnknownGPUError) as caught:
+        find_part(CATALOG, name)
+    assert said in str(caught.value)
+
+
+def test_a_count_of_gpus_in_one_node() -> None:
+    part, count = parse_island(CATALOG, "A100-80GB-SXM:4")
+    assert (part.name, count) == ("A100-80GB", 4)
+    assert parse_island(CATALOG, "L4")[1] == 1
+    for bad in ("L4:0", "L4:1000", "L4:four", ":4", "L4:4:4"):
+        with pytest.raises(UnknownGPUError):
+            parse_island(CATALOG, bad)
+
+
+def test_the_parts_that_were_promised_are_there() -> None:
+    promised = "A10 A10G L4 L40S T4 V100-16GB A100-40GB A100-80GB A100-40GB-PCIe A100-80GB-PCIe H100-80GB"
+    promised += " H100-PCIe H100-NVL H200 B200 GB200 RTX4090 RTX5090"
+    for name in promised.split():
+        part = find_part(CATALOG, name)
+        assert part.unsupported is None, name
+        assert len(part.source) > 20
+    assert find_part(CATALOG, "MI300X").unsupported is not None
+
+
+def test_facts_hang_together() -> None:
+    """A slip of a digit shows as a part out of line with all others."""
+    for part in CATALOG:
+        gigabytes = int(part.name.split("-")[1].removesuffix("GB"))
+        assert 0.90 * gigabytes < part.usable_memory_bytes / 2**30 <= 1.01 * gigabytes, part.name
+        flops_per_byte = part.dense_flops_per_second.fp16 / part.memory_bandwidth_bytes_per_second
+        assert 90 < flops_per_byte < 500, part.name
+        if part.dense_flops_per_second.fp8 is not None and part.unsupported is None:
+            assert part.sm >= 89, part.name
+        if part.nvlink_bytes_per_second is not None:
+            assert part.nvlink_bytes_per_second > part.pcie_bytes_per_second, part.name
+        assert 0.1 < part.list_price_usd_per_hour < 20, part.name
+
+
+def test_a_users_prices_and_parts_win() -> None:
+    own: dict[str, dict[str, Any]] = {"A100-80GB": {"listPriceUSDPerHour": 1.5}}
+    changed = load_catalog(own)
+    assert find_part(changed, "NVIDIA-A100-SXM4-80GB").hourly_milli_usd == 1500
+    assert find_part(changed, "A100-80GB").usable_memory_bytes == find_part(CATALOG, "A100-80GB").usable_memory_bytes
+    assert find_part(CATALOG, "A100-80GB").hourly_milli_usd != 1500, "the shipped catalogue stays as it is"
+    whole = find_part(CATALOG, "L4").model_dump(by_alias=True, exclude_none=True)
+    new = {**whole, "aliases": [], "productLabels": ["NVIDIA-L9"]}
+    assert find_part(load_catalog({"L9-48GB": {**new, "name": "L9-48GB"}}), "NVIDIA-L9").name == "L9-48GB"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"A100-80GB": {"price": 1}}, "A100-80GB: price"),
+        ({"A100-80GB": {"listPriceUSDPerHour": -1}}, "listPriceUSDPerHour"),
+        ({"New-1GB": {"listPriceUSDPerHour": 1}}, "New-1GB: computeCapability"),
+        ({"L4-24GB": {"aliases": ["A10G"]}}, "the name A10G belongs to"),
+        ({"L4-24GB": 3}, "must be a mapping"),
+    ],
+)
+def test_an_override_that_cannot_be_is_one_sentence(overrides: Any, said: str) -> None:
+    with pytest.raises(CatalogError) as caught:
+        load_catalog(overrides)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,215 @@
+"""`millstream plan` as a person uses it: what it prints, how it ends, and one sentence for what it cannot use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from millstream.cli import main
+from millstream_operator.api.load import load_manifest
+from tests.support.tiny_model import write_tiny_model
+from tests.unit.operator.planning.cases import CASES
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = ROOT / "examples"
+GOLDEN = ROOT / "tests/unit/operator/planning/golden"
+LOCAL = """\
+apiVersion: millstream.dev/v1alpha1
+kind: LLMDeployment
+metadata: {name: mine}
+spec:
+  model: {source: {local: {path: tiny}}}
+"""
+
+
+class Ended:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def millstream(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.setenv("MILLSTREAM_TERMINATION_LOG", str(tmp_path / "none"))
+    monkeypatch.setenv("MILLSTREAM_MODELS_DIR", str(tmp_path / "models"))
+
+    def run(*arguments: object) -> Ended:
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Ended(code, captured.out, captured.err)
+
+    return run
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("tier", ["startup", "mid", "enterprise"])
+def test_the_example_of_each_tier_is_valid_and_plans(millstream: Any, tier: str) -> None:
+    assert load_manifest(EXAMPLES / f"{tier}.yaml").spec.tier == tier.capitalize()
+    done = millstream("plan", EXAMPLES / f"{tier}.yaml")
+    assert done.code == 0
+    for part in (f"{tier}: ", "memory of one ", "KV cache ", "█", " a month", "  why\n", "Not applicable yet."):
+        assert part in done.out
+    assert "\x1b" not in done.out, "no colour where nobody watches"
+    assert done.err == ""
+
+
+def test_the_table_tells_the_whole_story_of_two_small_gpus(millstream: Any) -> None:
+    done = millstream("plan", EXAMPLES / "mid.yaml", "--gpus", "A100-40GB:2")
+    assert "mid: 2×A100-40GB TP2 AWQ" in done.out
+    assert "maxNumBatchedTokens 32768" in done.out
+    assert "1×A100-40GB TP1 AWQ" in done.out.split("rejected")[1]
+    assert "speculation=DraftModel" in done.out
+
+
+def test_json_is_what_the_status_holds(millstream: Any, tmp_path: Path) -> None:
+    case = CASES["8b-awq-startup-a100-40gb"]
+    spec = case.deployment().spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    manifest = {
+        "apiVersion": "millstream.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": "case"},
+        "spec": spec,
+    }
+    file = write(tmp_path / "case.yaml", yaml.safe_dump(manifest))
+    done = millstream("plan", file, "--gpus", case.gpus[0], "-o", "json", "--ignore-runtime-limits")
+    printed, golden = json.loads(done.out), json.loads((GOLDEN / "8b-awq-startup-a100-40gb.json").read_text())
+    assert printed.keys() == golden.keys()
+    without = [key for key in golden if key != "requires"]  # what this runtime lacks changes with it
+    assert [printed[key] for key in without] == [golden[key] for key in without]
+
+
+def test_infeasible_ends_with_2_and_says_what_would_do(millstream: Any) -> None:
+    done = millstream("plan", EXAMPLES / "mid.yaml", "--gpus", "L4:1")
+    assert done.code == 2
+    assert "Infeasible: memory" in done.out
+    assert "what would do" in done.out
+    assert "L4-24GB:4" in done.out
+    assert json.loads(millstream("plan", EXAMPLES / "mid.yaml", "--gpus", "L4:1", "-o", "json").out)["fixes"]
+
+
+def test_several_files_end_with_the_worst(millstream: Any) -> None:
+    done = millstream("plan", EXAMPLES / "startup.yaml", EXAMPLES / "mid.yaml", "--gpus", "L4:1", "-o", "json")
+    assert done.code == 2
+    assert [plan["feasible"] for plan in json.loads(done.out)] == [True, False]
+
+
+def test_nodes_of_a_cluster(millstream: Any, tmp_path: Path) -> None:
+    def node(name: str, product: str, gpus: int) -> dict[str, Any]:
+        return {
+            "kind": "Node",
+            "metadata": {"name": name, "labels": {"nvidia.com/gpu.product": product}},
+            "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}},
+        }
+
+    items = [
+        node("a", "NVIDIA-A100-SXM4-40GB", 2),
+        node("b", "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", 7),
+        node("c", "Tesla-T4", 1),
+    ]
+    for name, text in (("nodes.yaml", yaml.safe_dump({"items": items})), ("nodes.json", json.dumps({"items": items}))):
+        done = millstream("plan", EXAMPLES / "mid.yaml", "--nodes", write(tmp_path / name, text), "-o", "json")
+        assert done.code == 0
+        assert json.loads(done.out)["summary"] == "2×A100-40GB TP2 AWQ"
+        assert "Node b is left out" in done.err
+
+
+def test_a_local_model_is_read_from_its_folder_and_its_manifests_are_those_of_the_operator(
+    millstream: Any, tmp_path: Path
+) -> None:
+    write_tiny_model(tmp_path / "models" / "tiny")
+    file = write(tmp_path / "mine.yaml", LOCAL)
+    done = millstream("plan", file, "--gpus", "L4:1", "-o", "manifests", "--image", "registry.example.com/runtime:1")
+    assert done.code == 0, done.err
+    documents = list(yaml.safe_load_all(done.out))
+    assert [document["kind"] for document in documents][-1] == "Deployment"
+    pod = documents[-1]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"] == "registry.example.com/runtime:1"
+    assert "NVIDIA-L4" in json.dumps(pod["affinity"])
+    assert not any("ownerReferences" in document["metadata"] for document in documents)
+
+
+def test_the_demo_on_a_cpu_has_a_ledger(millstream: Any, tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "models" / "tiny")
+    file = write(tmp_path / "mine.yaml", LOCAL + "  accelerator: {type: CPU}\n")
+    done = millstream("plan", file, "-o", "json")
+    assert done.code == 0
+    memory = json.loads(done.out)["memory"]
+    assert memory["usableBytes"] == 4 << 30 == sum(memory.values()) - memory["usableBytes"]
+
+
+@pytest.mark.parametrize(
+    ("axis", "names"),
+    [
+        ("tiers", ["Startup", "Mid", "Enterprise"]),
+        ("gpus", ["A100-40GB", "H100-80GB"]),
+        ("quantizations", ["AWQ"]),
+    ],
+)
+def test_side_by_side(millstream: Any, axis: str, names: list[str]) -> None:
+    arguments = ("plan", EXAMPLES / "mid.yaml", "--gpus", "A100-40GB:2", "--gpus", "H100:8", "--compare", axis)
+    table = millstream(*arguments)
+    assert table.code == 0
+    for name in names:
+        assert name in table.out
+    assert [row["name"] for row in json.loads(millstream(*arguments, "-o", "json").out)] == names
+
+
+def test_own_prices(millstream: Any, tmp_path: Path) -> None:
+    prices = write(tmp_path / "prices.yaml", "A100-40GB: {listPriceUSDPerHour: 1.0}\n")
+    done = millstream("plan", EXAMPLES / "mid.yaml", "--gpus", "A100-40GB:2", "--catalog", prices, "-o", "json")
+    assert json.loads(done.out)["cost"]["hourlyMilliUSD"] == 2000
+
+
+BAD: dict[str, tuple[list[str], str]] = {
+    "no file": (["plan"], "FILE"),
+    "missing file": (["plan", "no-such.yaml"], "no-such.yaml"),
+    "unknown option": (["plan", "{mid}", "--gpu", "L4:1"], "--gpu"),
+    "unknown GPU": (["plan", "{mid}", "--gpus", "L9:1"], "'L9' is not in the catalogue"),
+    "no count": (["plan", "{mid}", "--gpus", "L4:none"], "NAME:COUNT"),
+    "two inventories": (["plan", "{mid}", "--gpus", "L4", "--nodes", "x"], "not allowed with"),
+    "no nodes file": (["plan", "{mid}", "--nodes", "no-nodes.yaml"], "no-nodes.yaml: cannot be read"),
+    "nodes that are none": (["plan", "{mid}", "--nodes", "{mid}"], "holds no nodes"),
+    "no kubeconfig": (["plan", "{mid}", "--kubeconfig", "no-config"], "no-config"),
+    "no folder": (["plan", "{local}"], "MILLSTREAM_MODELS_DIR"),
+    "unknown repository": (["plan", "{unknown}"], "give its config.json with --config"),
+    "config that is none": (["plan", "{unknown}", "--config", "{mid}"], "not a JSON file"),
+    "manifests of what cannot run": (
+        ["plan", "{mid}", "--gpus", "A100-40GB:2", "-o", "manifests"],
+        "source=huggingFace",
+    ),
+    "manifests of nothing": (["plan", "{mid}", "--gpus", "L4:1", "-o", "manifests"], "infeasible"),
+    "prices that are none": (["plan", "{mid}", "--catalog", "{local}"], "GPU catalogue"),
+    "not a manifest": (["plan", "{pyproject}"], "pyproject.toml"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_used_is_one_sentence_and_exit_code_1(millstream: Any, tmp_path: Path, name: str) -> None:
+    unknown = LOCAL.replace("local: {path: tiny}", "huggingFace: {repository: nobody/nothing}")
+    files = {
+        "mid": EXAMPLES / "mid.yaml",
+        "local": write(tmp_path / "local.yaml", LOCAL),
+        "unknown": write(tmp_path / "unknown.yaml", unknown),
+        "pyproject": ROOT / "pyproject.toml",
+    }
+    arguments, said = BAD[name]
+    done = millstream(*(argument.format(**files) for argument in arguments))
+    assert done.code == 1, done.out
+    assert said in done.err
+    assert done.err.startswith("millstream: ")
+    assert done.err.count("\n") == 1
+    assert done.out == ""
+
+
+def test_serving_what_cannot_be_run_is_refused_by_name(millstream: Any) -> None:
+    done = millstream("serve", EXAMPLES / "startup.yaml")
+    assert done.code == 1
+    assert "source=huggingFace" in done.err
