@@ -21,8 +21,8 @@ EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 # verb -> (module with `run(argv) -> int`, one line of help)
 VERBS = {
-    "serve": ("millstream.verbs.serve", "run a model behind the OpenAI API: a model folder or an LLMDeployment file"),
     "plan": ("millstream.verbs.plan", "what the operator would choose for LLMDeployment files, and why"),
+    "serve": ("millstream.verbs.serve", "run a model behind the OpenAI API: a model folder or an LLMDeployment file"),
     "fetch": ("millstream.verbs.fetch", "a model from a hub or an image registry into a folder: resumed, verified"),
     "inspect": ("millstream.verbs.inspect", "the shape of a model, without its weights: one line of JSON"),
     "validate": ("millstream.verbs.validate", "check LLMDeployment files: one line a file, exit 1 if one is wrong"),
