@@ -52,10 +52,25 @@ def config_from_manifest(path: Path, host: str) -> RuntimeConfig:
     from millstream_operator.planning.requires import refusal
     from millstream_operator.rendering.runtime_config import runtime_config
 
+    if (hint := _only_in_a_pod(deployment.spec.model.source)) is not None:
+        raise RuntimeFailure(Reason.UNSUPPORTED_BY_RUNTIME, f"{path}: {hint}")
     planned = plan(deployment, PlanDefaults())
     if (missing := refusal(planned.requires)) is not None:
         raise RuntimeFailure(Reason.UNSUPPORTED_BY_RUNTIME, f"{path}: {missing}")
     return runtime_config(planned, model_root=str(model_root()), host=host)
+
+
+def _only_in_a_pod(source: Any) -> str | None:
+    """What to do instead, for a source that a pod brings along and a laptop does not."""
+    if source.hugging_face is not None:
+        name = source.hugging_face.repository
+        return (
+            f"spec.model.source.huggingFace is downloaded in a pod; here run `millstream fetch --hugging-face {name} "
+            "--into FOLDER`, then `millstream serve FOLDER`."
+        )
+    if source.persistent_volume_claim is not None:
+        return "spec.model.source.persistentVolumeClaim is a volume of a cluster; here give the model's folder instead."
+    return None
 
 
 def model_root() -> Path:

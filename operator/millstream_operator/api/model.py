@@ -1,7 +1,7 @@
 """`spec.model`: which model, and where its weights come from.
 
-All four sources can be planned. Which of them the runtime can load from is its own affair
-(`millstream_runtime.config.CAPABILITIES`); the others are refused when they are applied, by a condition that says so.
+All four sources can be planned. Which of them can be brought into a pod `millstream_runtime.config.CAPABILITIES` says;
+the others are refused when they are applied, by a condition that says so.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LocalSource(ApiModel):
 
 
 class HuggingFaceSource(ApiModel):
-    """A repository of a Hugging Face hub."""
+    """A repository of a Hugging Face hub. Each pod downloads it before the runtime starts, verified by digest."""
 
     repository: Annotated[str, StringConstraints(pattern=REPOSITORY_PATTERN, min_length=3, max_length=200)] = Field(
         description="Repository as org/name."
@@ -58,7 +58,7 @@ class HuggingFaceSource(ApiModel):
 
 
 class PersistentVolumeClaimSource(ApiModel):
-    """A model folder in a volume of the namespace."""
+    """A model folder in a volume of the namespace, mounted to be read."""
 
     claim_name: DNSSubdomain = Field(description="Name of the PersistentVolumeClaim.")
     path: Annotated[str, StringConstraints(pattern=MODEL_PATH_PATTERN, min_length=1, max_length=512)] | None = Field(

@@ -335,10 +335,12 @@ def _engine(spec: LLMDeploymentSpec, on_gpu: bool, reasons: list[Reason]) -> Eng
 
 
 def _model_path(spec: LLMDeploymentSpec) -> str:
-    """Where the runtime finds the weights. A source that it cannot load from is refused before that is rendered."""
+    """Where the runtime finds the weights, below the model root: `rendering/model_source.py` puts them there."""
     source = spec.model.source
     if source.local is not None:
         return source.local.path.rstrip("/") or "/"
+    if (claim := source.persistent_volume_claim) is not None and claim.path is not None:
+        return f"{source_kind(source)}/{claim.path.strip('/')}"
     return source_kind(source)
 
 

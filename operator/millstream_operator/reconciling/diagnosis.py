@@ -15,7 +15,7 @@ from typing import Any
 
 from millstream_operator.planning.plan import GPU_RESOURCE
 from millstream_operator.reconciling.reasons import Reason
-from millstream_operator.rendering.names import RUNTIME_CONTAINER
+from millstream_operator.rendering.names import FETCH_CONTAINER, RUNTIME_CONTAINER
 
 Pod = dict[str, Any]
 
@@ -68,6 +68,8 @@ def diagnose_pod(pod: Pod) -> Diagnosis | None:
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
         return _unschedulable(scheduled.get("message", ""))
+    if (fetching := _fetch_status(status)) is not None and (found := _fetch_failure(fetching)) is not None:
+        return found
     container = _runtime_status(status)
     waiting = container.get("state", {}).get("waiting", {})
     if waiting.get("reason") in PULL_FAILURES:
@@ -77,6 +79,20 @@ def diagnose_pod(pod: Pod) -> Diagnosis | None:
         return Diagnosis(Reason.CONTAINER_CONFIG_INVALID, _sentence(said))
     ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated")
     return _ended(ended, container) if ended else None
+
+
+def _fetch_failure(container: dict[str, Any]) -> Diagnosis | None:
+    """Why the download before the runtime failed last, in its own words where it left some."""
+    waiting = container.get("state", {}).get("waiting", {})
+    if waiting.get("reason") in CONFIG_FAILURES:
+        said = f"The model's download cannot be started: {waiting.get('message') or waiting['reason']}"
+        return Diagnosis(Reason.CONTAINER_CONFIG_INVALID, _sentence(said))
+    ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated")
+    if ended is None or ended.get("exitCode") == 0:
+        return None
+    if told := _runtime_report(ended.get("message", "")):
+        return told
+    return Diagnosis(Reason.DOWNLOAD_FAILED, f"The model's download ended with exit code {ended.get('exitCode')}.")
 
 
 def _unschedulable(message: str) -> Diagnosis:
@@ -142,6 +158,11 @@ def diagnose_replica_failure(message: str) -> Diagnosis:
     stable = re.sub(r'pods "[^"]*"', "pods", message)
     reason = Reason.QUOTA_EXCEEDED if "exceeded quota" in message else Reason.ADMISSION_DENIED
     return Diagnosis(reason, _sentence(f"Pods cannot be created: {stable}"))
+
+
+def _fetch_status(status: dict[str, Any]) -> dict[str, Any] | None:
+    statuses = status.get("initContainerStatuses") or []
+    return next((one for one in statuses if one.get("name") == FETCH_CONTAINER), None)
 
 
 def _runtime_status(status: dict[str, Any]) -> dict[str, Any]:

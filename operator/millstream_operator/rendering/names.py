@@ -17,6 +17,7 @@ REVISION_LABEL = "millstream.dev/revision"
 LEADER = "leader"  # the pod of a replica that answers requests; today a replica is one pod
 MANAGER = "millstream-operator"
 RUNTIME_CONTAINER = "runtime"
+FETCH_CONTAINER = "fetch-model"  # an init container, where the model is downloaded
 HTTP_PORT_NAME = "http"
 
 

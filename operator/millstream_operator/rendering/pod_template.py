@@ -16,6 +16,7 @@ from millstream_operator.api.pod_template import Container, PodMetadata, PodSpec
 from millstream_operator.api.spec import AcceleratorType
 from millstream_operator.inventory.nodes import PRODUCT_LABEL
 from millstream_operator.planning.plan import GPU_RESOURCE, Plan, ResourcePlan
+from millstream_operator.rendering.model_source import ModelFiles, model_files
 from millstream_operator.rendering.names import (
     HTTP_PORT_NAME,
     LEADER,
@@ -30,6 +31,11 @@ from millstream_operator.rendering.runtime_config import RUNTIME_PORT, runtime_c
 
 NON_ROOT_ID = 65532
 DRAIN_MARGIN_SECONDS = 30  # after the drain: closing connections, leaving the process
+_SECURITY_CONTEXT = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+}
 
 
 def pod_template(deployment: LLMDeployment, plan: Plan, defaults: PodDefaults) -> dict[str, Any]:
@@ -48,16 +54,18 @@ def pod_template(deployment: LLMDeployment, plan: Plan, defaults: PodDefaults) -
     annotations = {**defaults.annotations, **(metadata.annotations or {}), **_prometheus()}
     return {
         "metadata": {"labels": labels, "annotations": annotations},
-        "spec": _pod_spec(deployment.name, plan, defaults, spec),
+        "spec": _pod_spec(deployment, plan, defaults, spec),
     }
 
 
-def _pod_spec(name: str, plan: Plan, defaults: PodDefaults, overlay: PodSpec) -> dict[str, Any]:
-    container = next(iter(overlay.containers or []), None)
+def _pod_spec(owner: LLMDeployment, plan: Plan, defaults: PodDefaults, overlay: PodSpec) -> dict[str, Any]:
+    name, container = owner.name, next(iter(overlay.containers or []), None)
+    model = model_files(owner.spec.model.source, plan.runtime_image, _env(container), _SECURITY_CONTEXT)
     optional = {
         "nodeSelector": {**defaults.node_selector, **(overlay.node_selector or {})},
         "tolerations": _tolerations(plan, defaults, overlay),
         "priorityClassName": overlay.priority_class_name or defaults.priority_class_name,
+        "initContainers": list(model.init_containers),
         "imagePullSecrets": [{"name": secret.name} for secret in overlay.image_pull_secrets or []],
     }
     return {
@@ -81,32 +89,28 @@ def _pod_spec(name: str, plan: Plan, defaults: PodDefaults, overlay: PodSpec) ->
                 "matchLabelKeys": ["pod-template-hash"],
             }
         ],
-        "containers": [_container(plan, container)],
-        "volumes": [{"name": "tmp", "emptyDir": {}}],
+        "containers": [_container(plan, container, model)],
+        "volumes": [{"name": "tmp", "emptyDir": {}}, *model.volumes],
         **_affinity(plan),
         **{key: value for key, value in optional.items() if value},
     }
 
 
-def _container(plan: Plan, overlay: Container | None) -> dict[str, Any]:
+def _container(plan: Plan, overlay: Container | None, model: ModelFiles) -> dict[str, Any]:
     return {
         "name": RUNTIME_CONTAINER,
         "image": plan.runtime_image,
         "imagePullPolicy": "IfNotPresent",
         "args": ["serve", *runtime_config(plan).to_args()],
-        "env": [{"name": "HOME", "value": "/tmp"}, *_env(overlay)],  # noqa: S108 - the only writable folder
+        "env": _env(overlay),
         "ports": [{"name": HTTP_PORT_NAME, "containerPort": RUNTIME_PORT, "protocol": "TCP"}],
         "resources": _resources(plan.resources, overlay),
         "startupProbe": {**_get("/ready"), "periodSeconds": 1, "timeoutSeconds": 3} | _budget(plan),
         "readinessProbe": {**_get("/ready"), "periodSeconds": 2, "timeoutSeconds": 3, "failureThreshold": 2},
         "livenessProbe": {**_get("/health"), "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 6},
         "terminationMessagePolicy": "File",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-        },
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
+        "securityContext": _SECURITY_CONTEXT,
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *model.mounts],  # noqa: S108
     }
 
 
@@ -143,7 +147,8 @@ def _tolerations(plan: Plan, defaults: PodDefaults, overlay: PodSpec) -> list[di
 
 def _env(overlay: Container | None) -> list[dict[str, Any]]:
     given = overlay.env if overlay is not None and overlay.env is not None else []
-    return [variable.model_dump(mode="json", by_alias=True, exclude_none=True) for variable in given]
+    rendered = [variable.model_dump(mode="json", by_alias=True, exclude_none=True) for variable in given]
+    return [{"name": "HOME", "value": "/tmp"}, *rendered]  # noqa: S108 - the only writable folder
 
 
 def _resources(planned: ResourcePlan, overlay: Container | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from enum import Enum
 from typing import Any
 
@@ -34,11 +35,15 @@ DEPLOYMENT, SERVICE, BUDGET = "Deployment", "Service", "PodDisruptionBudget"
 
 @dataclass(frozen=True)
 class Changes:
-    """Another valid value, and the kinds of object that it changes. `without`: fields that would forbid the value."""
+    """Another valid value, and the kinds of object that it changes.
+
+    `without`: fields that would forbid the value. `instead`: fields of the spec that have to be others for it.
+    """
 
     to: Any
     kinds: tuple[str, ...] = (DEPLOYMENT,)
     without: tuple[str, ...] = ()
+    instead: dict[str, Any] = dataclass_field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -89,16 +94,14 @@ CHANGES: dict[str, Changes | Refused | NotYet] = {
     "workload.concurrency": NotYet({"workload": {"concurrency": 100}}, "inventory"),
     "model.servedName": Changes("another"),
     "model.source.local.path": Changes("/models/another"),
-    "model.source.huggingFace.repository": NotYet(hub(), "source=huggingFace"),
-    "model.source.huggingFace.revision": NotYet(hub(revision="v1"), "source=huggingFace"),
-    "model.source.huggingFace.tokenSecretRef.name": NotYet(hub(**TOKEN), "source=huggingFace"),
-    "model.source.huggingFace.tokenSecretRef.key": NotYet(hub(**TOKEN), "source=huggingFace"),
+    "model.source.huggingFace.repository": Changes("org/other", instead=hub()),
+    "model.source.huggingFace.revision": Changes("v2", instead=hub(revision="v1")),
+    "model.source.huggingFace.tokenSecretRef.name": Changes("other", instead=hub(**TOKEN)),
+    "model.source.huggingFace.tokenSecretRef.key": Changes("other", instead=hub(**TOKEN)),
     "model.source.image.reference": NotYet({"model": {"source": IMAGE}}, "source=image"),
     "model.source.image.pullPolicy": NotYet({"model": {"source": IMAGE}}, "source=image"),
-    "model.source.persistentVolumeClaim.claimName": NotYet(
-        {"model": {"source": CLAIM}}, "source=persistentVolumeClaim"
-    ),
-    "model.source.persistentVolumeClaim.path": NotYet({"model": {"source": CLAIM}}, "source=persistentVolumeClaim"),
+    "model.source.persistentVolumeClaim.claimName": Changes("other", instead={"model": {"source": CLAIM}}),
+    "model.source.persistentVolumeClaim.path": Changes("other", instead={"model": {"source": CLAIM}}),
     "model.configMapRef.name": NotYet(CONFIG, "configMapRef"),
     "model.configMapRef.key": NotYet(CONFIG, "configMapRef"),
     "accelerator.type": Changes("CPU", without=("engine.gpuMemoryUtilizationPercent", "accelerator.products")),
@@ -262,6 +265,7 @@ def test_a_field_changed_alone_changes_what_is_applied_or_is_refused(path: str) 
             applied(stored)
         return
     base = without(full_manifest(), change.without if isinstance(change, Changes) else ())
+    base["spec"] |= copy.deepcopy(change.instead) if isinstance(change, Changes) else {}
     mutated = copy.deepcopy(base)
     parent, key = place(mutated["spec"], path)
     if isinstance(change, Refused):
@@ -278,6 +282,7 @@ def test_a_field_changed_alone_changes_what_is_applied_or_is_refused(path: str) 
 def test_a_field_left_out_changes_what_is_applied_or_is_refused(path: str) -> None:
     """The full manifest says nowhere what the default says, so silence must be heard as well."""
     stored = full_manifest()
+    stored["spec"] |= copy.deepcopy(CHANGES[path].instead)  # type: ignore[union-attr]
     mutated = without(stored, (path,))
     try:
         after = applied(mutated)

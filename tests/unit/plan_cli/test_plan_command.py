@@ -183,7 +183,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "config that is none": (["plan", "{unknown}", "--config", "{mid}"], "not a JSON file"),
     "manifests of what cannot run": (
         ["plan", "{mid}", "--gpus", "A100-40GB:2", "-o", "manifests"],
-        "source=huggingFace",
+        "quantization=AWQ",
     ),
     "manifests of nothing": (["plan", "{mid}", "--gpus", "L4:1", "-o", "manifests"], "infeasible"),
     "prices that are none": (["plan", "{mid}", "--catalog", "{local}"], "GPU catalogue"),
@@ -212,4 +212,4 @@ def test_what_cannot_be_used_is_one_sentence_and_exit_code_1(millstream: Any, tm
 def test_serving_what_cannot_be_run_is_refused_by_name(millstream: Any) -> None:
     done = millstream("serve", EXAMPLES / "startup.yaml")
     assert done.code == 1
-    assert "source=huggingFace" in done.err
+    assert "millstream fetch --hugging-face casperhansen/llama-3-8b-instruct-awq" in done.err

@@ -238,3 +238,38 @@ def test_pods_that_cannot_be_made_are_told_without_their_changing_names(message:
     found = diagnose_replica_failure(message)
     assert found.reason is reason
     assert found == diagnose_replica_failure(message.replace("demo-1-x", "demo-1-y"))
+
+
+def fetching(**state: Any) -> dict[str, Any]:
+    return pod(initContainerStatuses=[{"name": "fetch-model", **state}])
+
+
+def test_a_download_that_failed_tells_why_in_its_own_words() -> None:
+    message = report("DownloadUnauthorized", "The token was refused for org/name (HTTP 401).")
+    for state in ("state", "lastState"):
+        found = diagnose_pod(fetching(**{state: {"terminated": {"exitCode": 1, "message": message}}}))
+        assert found is not None
+        assert (found.reason, found.message) == (
+            Reason.DOWNLOAD_UNAUTHORIZED,
+            "The token was refused for org/name (HTTP 401).",
+        )
+
+
+def test_a_download_without_last_words_has_its_exit_code() -> None:
+    found = diagnose_pod(fetching(state={"terminated": {"exitCode": 137}}))
+    assert found is not None
+    assert found.reason is Reason.DOWNLOAD_FAILED
+    assert "137" in found.message
+
+
+def test_a_missing_token_is_named_before_the_download_starts() -> None:
+    waiting = {"reason": "CreateContainerConfigError", "message": 'secret "hub" not found'}
+    found = diagnose_pod(fetching(state={"waiting": waiting}))
+    assert found is not None
+    assert found.reason is Reason.CONTAINER_CONFIG_INVALID
+    assert 'secret "hub" not found' in found.message
+
+
+def test_a_download_that_runs_or_is_done_has_nothing_to_tell() -> None:
+    assert diagnose_pod(fetching(state={"running": {}})) is None
+    assert diagnose_pod(fetching(state={"terminated": {"exitCode": 0, "message": '{"event":"fetched"}'}})) is None

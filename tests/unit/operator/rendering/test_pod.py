@@ -35,14 +35,21 @@ def container(owner: LLMDeployment) -> dict[str, Any]:
     return only
 
 
-OWNERS = {"smallest": deployment(), "fullest": parse(full_manifest())}
+HUB = {"huggingFace": {"repository": "org/name", "tokenSecretRef": {"name": "hub", "key": "reader"}}}
+CLAIM = {"persistentVolumeClaim": {"claimName": "models", "path": "chat/v1"}}
+OWNERS = {
+    "smallest": deployment(),
+    "fullest": parse(full_manifest()),
+    "from a hub": deployment(model={"source": HUB}),
+    "from a volume": deployment(model={"source": CLAIM}),
+}
 
 
 @pytest.mark.parametrize("name", OWNERS)
 def test_the_pod_meets_the_restricted_profile(name: str) -> None:
     """https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted, point by point."""
     pod = spec(OWNERS[name])
-    assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers", "ephemeralContainers"} & pod.keys()
+    assert not {"hostNetwork", "hostPID", "hostIPC", "ephemeralContainers"} & pod.keys()
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["runAsUser"] > 0
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -57,11 +64,11 @@ def test_the_pod_meets_the_restricted_profile(name: str) -> None:
         "secret",
     }
     assert all(volume.keys() <= {"name", *allowed} for volume in pod["volumes"])
-    for one in pod["containers"]:
+    for one in [*pod["containers"], *pod.get("initContainers", [])]:
         assert one["securityContext"]["allowPrivilegeEscalation"] is False
         assert one["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         assert not one["securityContext"].get("privileged")
-        assert all("hostPort" not in port for port in one["ports"])
+        assert all("hostPort" not in port for port in one.get("ports", []))
 
 
 def test_the_pod_can_write_to_tmp_alone_and_holds_no_token() -> None:
