@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +17,12 @@ import pytest
 
 from millstream_runtime.boot import Phase
 from millstream_runtime.config import RuntimeConfig
-from millstream_runtime.engine.request import TokenOutput
 from millstream_runtime.errors import Reason, RuntimeFailure
 from millstream_runtime.server import limits
 from millstream_runtime.server.engine_loop import EngineLike, OnPhase
 from millstream_runtime.server.service import load_engine
 from tests.support.server_thread import ServerThread, serving, wait_for
+from tests.support.slow_steps import SlowSteps
 
 CHAT = "/v1/chat/completions"
 
@@ -36,28 +36,6 @@ def chat_body(**overrides: Any) -> dict[str, Any]:
         "ignore_eos": True,
     }
     return {**body, **overrides}
-
-
-class SlowSteps:
-    """A real engine whose steps wait for a gate, so that a test decides when work goes on."""
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.gate.set()
-        self.fail_with: BaseException | None = None
-
-    def make(self, config: RuntimeConfig, on_phase: OnPhase) -> EngineLike:
-        self.engine = load_engine(config, on_phase)
-        step = self.engine.step
-
-        def gated() -> Sequence[TokenOutput]:
-            self.gate.wait(60)
-            if self.fail_with is not None:
-                raise self.fail_with
-            return step()
-
-        self.engine.step = gated  # type: ignore[method-assign]
-        return self.engine
 
 
 @contextmanager
