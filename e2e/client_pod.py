@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from e2e.cluster import Cluster, Object, eventually
+from e2e.cluster import Cluster, eventually
 from e2e.deployments import MODEL
+from e2e.script_pod import script_pod
 
 # Runs in the operator's image: Python, and nothing of ours. One line a request: "ok", or what went wrong.
 SCRIPT = """
@@ -50,40 +51,9 @@ class Traffic:
 def traffic(cluster: Cluster, namespace: str, service: str, image: str) -> Iterator[Traffic]:
     """Send requests to the Service for the length of the block."""
     url = f"http://{service}.{namespace}.svc/v1/chat/completions"
-    cluster.apply(namespace, _pod(image, url))
+    env = {"MODEL": MODEL, "URL": url}
+    cluster.apply(namespace, script_pod("client", image, SCRIPT, env, memory="32Mi"))
     source = Traffic(cluster, namespace)
     cluster.kubectl("wait", "pod/client", "-n", namespace, "--for=condition=Ready", "--timeout=60s")
     source.wait_for(3)
     yield source
-
-
-def _pod(image: str, url: str) -> Object:
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "client"},
-        "spec": {
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": 0,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": 65532,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "containers": [
-                {
-                    "name": "client",
-                    "image": image,
-                    "command": ["python3", "-c", SCRIPT],
-                    "env": [{"name": "MODEL", "value": MODEL}, {"name": "URL", "value": url}],
-                    "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
-                    "securityContext": {
-                        "allowPrivilegeEscalation": False,
-                        "readOnlyRootFilesystem": True,
-                        "capabilities": {"drop": ["ALL"]},
-                    },
-                }
-            ],
-        },
-    }

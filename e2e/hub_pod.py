@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from e2e.cluster import Cluster, Object
 from e2e.deployments import MODEL
+from e2e.script_pod import script_pod
 
 PORT = 8080
 REPOSITORY = "org/demo"
@@ -45,43 +46,12 @@ http.server.ThreadingHTTPServer(("", {PORT}), Hub).serve_forever()
 @contextmanager
 def hub(cluster: Cluster, namespace: str, image: str, token: str) -> Iterator[str]:
     """Run the hub for the length of the block, from the runtime's image; yields its HF_ENDPOINT."""
-    cluster.apply(namespace, _pod(image, token))
+    probe = {"tcpSocket": {"port": PORT}, "periodSeconds": 1}
+    pod = script_pod("hub", image, SCRIPT, {"TOKEN": token}, memory="64Mi", readinessProbe=probe)
+    cluster.apply(namespace, pod)
     cluster.apply(namespace, _service())
     cluster.kubectl("wait", "pod/hub", "-n", namespace, "--for=condition=Ready", "--timeout=120s")
     yield f"http://hub.{namespace}.svc:{PORT}"
-
-
-def _pod(image: str, token: str) -> Object:
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "hub", "labels": {"app": "hub"}},
-        "spec": {
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": 0,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": 65532,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "containers": [
-                {
-                    "name": "hub",
-                    "image": image,
-                    "command": ["python3", "-c", SCRIPT],
-                    "env": [{"name": "TOKEN", "value": token}],
-                    "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1},
-                    "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}},
-                    "securityContext": {
-                        "allowPrivilegeEscalation": False,
-                        "readOnlyRootFilesystem": True,
-                        "capabilities": {"drop": ["ALL"]},
-                    },
-                }
-            ],
-        },
-    }
 
 
 def _service() -> Object:
