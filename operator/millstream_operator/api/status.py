@@ -59,6 +59,16 @@ class RolloutStatus(ApiModel):
     )
 
 
+class DecisionStatus(ApiModel):
+    time: Annotated[str, Field(json_schema_extra={"format": "date-time"}, max_length=64)] = Field(
+        description="When it was decided, in UTC."
+    )
+    type: Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Za-z0-9]*$", min_length=1, max_length=64)] = Field(
+        description="A stable CamelCase word; docs/reasons.md lists each."
+    )
+    message: Annotated[str, StringConstraints(max_length=1024)] = Field(description="What was decided, and why.")
+
+
 class LLMDeploymentStatus(ApiModel):
     """What is. Written by the operator."""
 
@@ -85,3 +95,8 @@ class LLMDeploymentStatus(ApiModel):
     plan: PlanStatus | None = Field(None, description="What the operator chose, and why.")
     runtime: RuntimeStatus | None = Field(None, description="The runtime that is pinned.")
     rollout: RolloutStatus | None = Field(None, description="Which revision serves, and which is wanted.")
+    decisions: Annotated[list[DecisionStatus], Field(max_length=20)] | None = Field(
+        None,
+        description="What the operator decided by itself, newest first: at most 20 entries.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )

@@ -16,6 +16,7 @@ from typing import Any
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.reconciling import conditions
 from millstream_operator.reconciling.conditions import Condition
+from millstream_operator.reconciling.decisions import Decision, journal
 from millstream_operator.reconciling.diagnosis import Diagnosis, diagnose, diagnose_replica_failure
 from millstream_operator.reconciling.reasons import NEEDS_A_PERSON, Reason
 from millstream_operator.rendering.names import REVISION_LABEL, selector_string
@@ -43,6 +44,7 @@ class Seen:
     answer: Answer | None = None  # None: not asked yet, or being asked
     problem: Diagnosis | None = None  # why the objects could not be applied
     previous: Manifest = field(default_factory=dict)  # the status before
+    decisions: Sequence[Decision] = ()  # made in this turn
 
 
 def rolled_out(owner: LLMDeployment, revision: Revision, workload: Manifest | None) -> bool:
@@ -79,6 +81,7 @@ def status_of(seen: Seen, now: str) -> Manifest:
         "plan": seen.revision.plan,
         "runtime": {"image": seen.revision.image},
         "rollout": ({"currentRevision": current} if current else {}) | {"updateRevision": seen.revision.name},
+        "decisions": journal(seen.previous.get("decisions", ()), seen.decisions, now),
     }
 
 
