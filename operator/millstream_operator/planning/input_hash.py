@@ -1,7 +1,8 @@
 """The hash that decides whether a plan still holds: of the part of the spec that reaches the pods.
 
-Scaling, another Service port or a longer progress deadline must not restart a pod, so they stay out. A field that
-is absent stays out too: a later version of the API may add fields without changing the hash of any stored object.
+Scaling, monitoring, another Service port or a longer progress deadline must not restart a pod, so they stay out. A
+field that is absent stays out too: a later version of the API may add fields without changing the hash of any stored
+object.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 HASH_LENGTH = 16
 BESIDE_THE_PODS: dict[str, bool | dict[str, bool]] = {
     "replicas": True,
+    "autoscaling": True,
     "service": True,
+    "monitoring": True,
     "rollout": {"progress_deadline": True},
 }
 

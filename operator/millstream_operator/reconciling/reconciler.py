@@ -20,6 +20,7 @@ from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.reconciling import conditions
 from millstream_operator.reconciling.children import Children, namespace_is_going
 from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable, ClusterClient
+from millstream_operator.reconciling.companions import Beside, Companions, CompanionsOf, ServedKinds
 from millstream_operator.reconciling.conditions import find
 from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.events import event_for
@@ -36,6 +37,7 @@ from millstream_operator.reconciling.revisions import Pin, PlanRefused, choose, 
 from millstream_operator.reconciling.service_probe import ServiceAccess, ask
 from millstream_operator.reconciling.status import Answer, Seen, rolled_out, status_of, status_of_invalid
 from millstream_operator.reconciling.work_queue import RetryLater
+from millstream_operator.rendering.companions import CompanionDefaults
 from millstream_operator.rendering.names import LEADER, ROLE_LABEL
 from millstream_operator.rendering.objects import objects
 from millstream_operator.rendering.pod_defaults import PodDefaults
@@ -54,6 +56,7 @@ class Defaults:
 
     plan: PlanDefaults = field(default_factory=PlanDefaults)
     pods: PodDefaults = field(default_factory=PodDefaults)
+    companions: CompanionDefaults = field(default_factory=CompanionDefaults)
 
 
 def _utc_now() -> str:
@@ -69,10 +72,12 @@ class Reconciler:
         index: Index,
         access: ServiceAccess,
         defaults: Defaults,
+        served: ServedKinds,
         now: Callable[[], str] = _utc_now,
     ) -> None:
         self._client, self._index, self._access, self._defaults, self._now = client, index, access, defaults, now
         self._children = Children(client, index)
+        self._companions = CompanionsOf(self._children, served, defaults.companions)
         # By owner's uid: which revision and pods were asked, and what came of it.
         self._answers: dict[str, tuple[object, Answer]] = {}
         self._unanswered: dict[str, int] = {}  # failures in a row
@@ -102,18 +107,21 @@ class Reconciler:
             pin = choose(owner, self._defaults.plan, self._defaults.pods, records)
         except PlanRefused as refused:
             # The pods stay what they were, and are repaired; what no plan decides (replicas, Service) follows the spec.
+            beside = None
             if (kept := last_good(records)) is not None:
                 await self._bring_about(owner, kept)
-            await self._write_invalid(manifest, refused.problem, refused.plan)
+                beside = await self._beside(owner, key, kept, manifest)
+            await self._write_invalid(manifest, refused.problem, refused.plan, beside)
             return
         problem = await self._bring_about(owner, pin)
         if problem is None:
             await self._prune(owner, key, pin)
+        beside = await self._beside(owner, key, pin, manifest)
         workload = self._children.get(owner, key, DEPLOYMENT)
         pods = self._index.children(key, POD)
         answer = await self._answer(owner, pin, workload, pods) if problem is None else None
         previous = manifest.get("status") or {}
-        seen = Seen(owner, pin.revision, workload, pods, answer, problem, previous)
+        seen = Seen(owner, pin.revision, workload, pods, answer, problem, previous, beside.decisions, beside.conditions)
         await self._write_status(owner, previous, status_of(seen, self._now()))
         if problem is not None:
             raise RetryLater(problem.message, RECHECK_OBSTACLE_SECONDS)
@@ -121,6 +129,8 @@ class Reconciler:
             raise RetryLater(answer.failure.message)
         if answer is None and self._unanswered.get(owner.metadata.uid or ""):
             raise RetryLater("the model does not answer through its Service yet")
+        if beside.problem:
+            raise RetryLater(beside.problem, RECHECK_OBSTACLE_SECONDS)
 
     # Children
 
@@ -139,6 +149,10 @@ class Reconciler:
             else:
                 doomed = [child for child in mine if (kind.kind, child["metadata"]["name"]) not in wanted]
             await self._children.delete(owner, doomed)
+
+    async def _beside(self, owner: LLMDeployment, key: OwnerKey, pin: Pin, manifest: Manifest) -> Companions:
+        previous = (manifest.get("status") or {}).get("conditions") or ()
+        return await self._companions.bring_about(Beside(owner, key, pin.revision.plan, previous))
 
     # The model
 
@@ -179,9 +193,16 @@ class Reconciler:
             except (ApiError, ApiUnreachable) as error:  # news, not state: the conditions say the same
                 log.info("%s/%s: no Event written: %s", owner.metadata.namespace, owner.name, error)
 
-    async def _write_invalid(self, manifest: Manifest, problem: Diagnosis, plan: Manifest | None = None) -> None:
+    async def _write_invalid(
+        self,
+        manifest: Manifest,
+        problem: Diagnosis,
+        plan: Manifest | None = None,
+        beside: Companions | None = None,
+    ) -> None:
         metadata, previous = manifest["metadata"], manifest.get("status") or {}
-        after = status_of_invalid(previous, metadata.get("generation", 0), problem, self._now(), plan)
+        told = beside.conditions if beside is not None else None
+        after = status_of_invalid(previous, metadata.get("generation", 0), problem, self._now(), plan, told)
         if after == previous:
             return
         body = {

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.planning.scaling_cost import with_scaling_cost
 from millstream_operator.reconciling import conditions
 from millstream_operator.reconciling.conditions import Condition
 from millstream_operator.reconciling.decisions import Decision, journal
@@ -45,6 +46,7 @@ class Seen:
     problem: Diagnosis | None = None  # why the objects could not be applied
     previous: Manifest = field(default_factory=dict)  # the status before
     decisions: Sequence[Decision] = ()  # made in this turn
+    companions: Sequence[Condition] = ()  # of what stands beside the model
 
 
 def rolled_out(owner: LLMDeployment, revision: Revision, workload: Manifest | None) -> bool:
@@ -78,7 +80,7 @@ def status_of(seen: Seen, now: str) -> Manifest:
         "selector": selector_string(owner.name),
         "url": service_url(owner),
         "model": {"servedName": owner.served_name},
-        "plan": seen.revision.plan,
+        "plan": with_scaling_cost(seen.revision.plan, owner.spec),
         "runtime": {"image": seen.revision.image},
         "rollout": ({"currentRevision": current} if current else {}) | {"updateRevision": seen.revision.name},
         "decisions": journal(seen.previous.get("decisions", ()), seen.decisions, now),
@@ -86,18 +88,28 @@ def status_of(seen: Seen, now: str) -> Manifest:
 
 
 def status_of_invalid(
-    previous: Manifest, generation: int, problem: Diagnosis, now: str, plan: Manifest | None = None
+    previous: Manifest,
+    generation: int,
+    problem: Diagnosis,
+    now: str,
+    plan: Manifest | None = None,
+    companions: Sequence[Condition] | None = None,
 ) -> Manifest:
     """A spec that this version cannot read or run: say so, and leave all else, for the last good state serves on.
 
-    `plan` is what was planned and not applied, for the person who wants to know what it would have been.
+    `plan` is what was planned and not applied, for the person who wants to know what it would have been. `companions`
+    None: nothing beside the model was looked at, so what was said of it stays.
     """
     found = [
         Condition(conditions.READY, False, problem.reason, problem.message),
         Condition(conditions.PLANNED, False, problem.reason, problem.message),
         Condition(conditions.STALLED, True, problem.reason, problem.message),
     ]
-    kept = [c for c in previous.get("conditions", ()) if c["type"] in (conditions.AVAILABLE, conditions.MODEL_READY)]
+    stay = {conditions.AVAILABLE, conditions.MODEL_READY}
+    if companions is None:
+        stay |= {conditions.AUTOSCALED, conditions.MONITORED}
+    kept = [c for c in previous.get("conditions", ()) if c["type"] in stay]
+    found += companions or ()
     return (
         previous
         | ({"plan": plan} if plan is not None else {})
@@ -119,6 +131,7 @@ def _conditions(seen: Seen) -> list[Condition]:
     ]
     if seen.problem is not None and seen.problem.reason is Reason.NAME_CONFLICT:
         found.append(Condition(conditions.NAME_CONFLICT, True, seen.problem.reason, seen.problem.message))
+    found += [one for one in seen.companions if one.type not in {other.type for other in found}]
     if ready.status is not True and ready.reason is not Reason.SCALED_TO_ZERO:
         found.append(_reconciling_or_stalled(seen, ready))
     return found
