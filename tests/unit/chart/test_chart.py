@@ -279,6 +279,30 @@ def test_an_upgrade_changes_nothing_that_cannot_be_changed() -> None:
     assert roles[0] == roles[1], "a binding's role cannot be changed"
 
 
+def test_a_newer_crd_takes_every_object_of_the_older_one() -> None:
+    """Fields are only added, and no enum loses a value: objects outlive the chart that they were written under."""
+    before, after = (fields_of(render("crds.keep=false", chart=chart)) for chart in (PREVIOUS, CHART))
+    assert before
+    for path, node in before.items():
+        assert path in after, f"{path} is gone"
+        assert node.get("type") == after[path].get("type"), path
+        assert set(node.get("enum", [])) <= set(after[path].get("enum", [])), path
+        assert set(after[path].get("required", [])) <= set(node.get("required", [])), path
+
+
+def fields_of(documents: list[Document]) -> dict[str, Document]:
+    """Every node of the CRD's schema, by its path."""
+    (crd,) = of_kind(documents, "CustomResourceDefinition")
+    found: dict[str, Document] = {}
+    waiting = [("", crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"])]
+    while waiting:
+        path, node = waiting.pop()
+        found[path] = node
+        waiting += [(f"{path}.{name}", child) for name, child in node.get("properties", {}).items()]
+        waiting += [(f"{path}[]", node["items"])] if "items" in node else []
+    return found
+
+
 def test_the_page_of_values_is_what_the_chart_says() -> None:
     assert chart_reference.PAGE.read_text(encoding="utf-8") == chart_reference.page(), "run `make crds`"
 

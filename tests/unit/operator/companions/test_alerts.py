@@ -33,7 +33,7 @@ class StillEngine:
     @property
     def stats(self) -> EngineStats:
         fields = EngineStats.__dataclass_fields__
-        return EngineStats(**dict.fromkeys(fields, 1))  # type: ignore[arg-type]
+        return EngineStats(**dict.fromkeys(fields, 1))
 
 
 def exported() -> set[str]:

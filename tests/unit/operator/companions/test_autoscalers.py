@@ -60,8 +60,8 @@ CHOICES: list[tuple[str | None, int | None, bool, bool, str]] = [
 def test_the_kind_follows_the_spec_and_the_cluster(
     provider: str | None, least: int | None, keda: bool, url: bool, wanted: str
 ) -> None:
-    fields = {"provider": provider, "minReplicas": least}
-    owner = scaled(**{name: value for name, value in fields.items() if value is not None})
+    given: dict[str, Any] = {"provider": provider, "minReplicas": least}
+    owner = scaled(**{name: value for name, value in given.items() if value is not None})
     found = autoscaler(owner, KEDA if keda else (), PROMETHEUS if url else CompanionDefaults())
     if isinstance(found, NoAutoscaler):
         assert wanted in found.message
@@ -100,7 +100,7 @@ def test_a_percentage_becomes_the_share_that_the_metric_is(percent: int, share: 
 )
 def test_replicas_leave_one_at_a_time(stabilization: str | None, window: int, period: int) -> None:
     """An empty queue asks for none at all; eight busy replicas must not become one."""
-    fields = {"scaleDownStabilization": stabilization} if stabilization else {}
+    fields: dict[str, Any] = {"scaleDownStabilization": stabilization} if stabilization else {}
     policy = {"type": "Pods", "value": 1, "periodSeconds": period}
     wanted = {"stabilizationWindowSeconds": window, "selectPolicy": "Max", "policies": [policy]}
     assert spec_of(scaled(**fields))["behavior"]["scaleDown"] == wanted
