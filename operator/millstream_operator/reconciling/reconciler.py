@@ -33,8 +33,9 @@ from millstream_operator.reconciling.kinds import (
 )
 from millstream_operator.reconciling.reasons import Reason
 from millstream_operator.reconciling.revisions import Pin, PlanRefused, choose, last_good, superfluous
+from millstream_operator.reconciling.seen import Answer, Seen, rolled_out
 from millstream_operator.reconciling.service_probe import ServiceAccess, ask
-from millstream_operator.reconciling.status import Answer, Seen, rolled_out, status_of, status_of_invalid
+from millstream_operator.reconciling.status import status_of, status_of_invalid
 from millstream_operator.reconciling.work_queue import RetryLater
 from millstream_operator.rendering.names import LEADER, ROLE_LABEL
 from millstream_operator.rendering.objects import objects

@@ -16,7 +16,7 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable, ClusterClient
 from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.reasons import Reason
-from millstream_operator.reconciling.status import Answer
+from millstream_operator.reconciling.seen import Answer
 from millstream_operator.rendering.names import HTTP_PORT_NAME
 from millstream_operator.rendering.revision import Revision
 from millstream_operator.rendering.service import service_url
