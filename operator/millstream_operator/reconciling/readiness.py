@@ -9,15 +9,19 @@ While it is False, `Reconciling` or `Stalled` says whether it gets there by itse
 from __future__ import annotations
 
 from millstream_operator.reconciling import conditions
+from millstream_operator.reconciling.admission import pods_not_created
 from millstream_operator.reconciling.conditions import Condition
-from millstream_operator.reconciling.diagnosis import Diagnosis, diagnose, diagnose_replica_failure
+from millstream_operator.reconciling.diagnosis import Diagnosis, sentence
+from millstream_operator.reconciling.pod_facts import claims, is_ready, runtime_status, secrets
+from millstream_operator.reconciling.pod_failures import diagnose
 from millstream_operator.reconciling.reasons import NEEDS_A_PERSON, Reason
-from millstream_operator.reconciling.seen import Seen, is_ready, revision_of
+from millstream_operator.reconciling.seen import Seen, revision_of
+from millstream_operator.reconciling.warmup import last_phase, stalled
 from millstream_operator.rendering.service import service_url
 
 
-def ready(seen: Seen, in_the_way: Diagnosis | None) -> Condition:
-    """`in_the_way` is `obstacle(seen)`."""
+def ready(seen: Seen, in_the_way: Diagnosis | None, phase: str | None = None) -> Condition:
+    """`in_the_way` is `obstacle(seen)`, `phase` where the slowest pod's warm-up is."""
 
     def no(reason: Reason, message: str) -> Condition:
         return Condition(conditions.READY, False, reason, message)
@@ -27,7 +31,7 @@ def ready(seen: Seen, in_the_way: Diagnosis | None) -> Condition:
     if seen.owner.spec.replicas == 0 and seen.rolled_out:
         return no(Reason.SCALED_TO_ZERO, "spec.replicas is 0: nothing serves.")
     if not seen.rolled_out:
-        return _on_its_way(seen)
+        return _on_its_way(seen, phase)
     if seen.answer is None:
         return no(Reason.ASKING_MODEL, "The pods are available; asking the model through its Service.")
     if seen.answer.failure is not None:
@@ -52,12 +56,12 @@ def obstacle(seen: Seen) -> Diagnosis | None:
         return seen.problem
     if seen.rolled_out:
         return None
-    if (found := diagnose(seen.own_pods)) is not None:
+    if (found := diagnose(seen.own_pods, seen.revision.plan, last_phase(seen))) is not None:
         return found
     failure = conditions.find(seen.workload_status.get("conditions", ()), "ReplicaFailure")
-    if failure.get("status") == "True":
-        return diagnose_replica_failure(failure.get("message", ""))
-    return deadline_passed(seen)
+    if failure.get("status") == "True" and (found := pods_not_created(failure.get("message", ""))) is not None:
+        return found
+    return stalled(seen) or deadline_passed(seen)
 
 
 def deadline_passed(seen: Seen) -> Diagnosis | None:
@@ -69,15 +73,31 @@ def deadline_passed(seen: Seen) -> Diagnosis | None:
         return None
     if seen.workload_status.get("observedGeneration", 0) < seen.workload["metadata"]["generation"]:
         return None  # said of an older rollout
-    return Diagnosis(Reason.PROGRESS_DEADLINE_EXCEEDED, "The rollout made no progress within rollout.progressDeadline.")
+    return Diagnosis(
+        Reason.PROGRESS_DEADLINE_EXCEEDED,
+        sentence(f"The rollout made no progress within rollout.progressDeadline. {_what_is_waited_for(seen)}"),
+    )
 
 
-def _on_its_way(seen: Seen) -> Condition:
+def _what_is_waited_for(seen: Seen) -> str:
+    """A pod whose containers are not made does not say why: a mount that fails is told in Events alone."""
+    for pod in seen.own_pods:
+        waiting = runtime_status(pod).get("state", {}).get("waiting", {}).get("reason")
+        if waiting in ("ContainerCreating", "PodInitializing"):
+            mounts = [f"the PersistentVolumeClaim {name}" for name in claims(pod)]
+            mounts += [f"the Secret {name}" for name in secrets(pod)]
+            needs = f"; it mounts {' and '.join(mounts)}: do they exist?" if mounts else ""
+            return f"The pod waits in {waiting}{needs}"
+    return ""
+
+
+def _on_its_way(seen: Seen, phase: str | None) -> Condition:
     wanted = seen.owner.spec.replicas
     available = min(sum(is_ready(pod) for pod in seen.own_pods), wanted)
+    where = f"; the slowest is in phase {phase}" if phase is not None and seen.own_pods else ""
     return Condition(
         conditions.READY,
         False,
         Reason.STARTING if seen.is_first else Reason.ROLLING_OUT,
-        f"{available} of {wanted} replicas of revision {seen.revision.name} available.",
+        f"{available} of {wanted} replicas of revision {seen.revision.name} available{where}.",
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,11 +32,13 @@ from millstream_operator.reconciling.kinds import (
     OWNED,
     POD,
 )
+from millstream_operator.reconciling.pod_reports import NobodyAnswers, PodReports
 from millstream_operator.reconciling.reasons import Reason
 from millstream_operator.reconciling.revisions import Pin, PlanRefused, choose, last_good, superfluous
 from millstream_operator.reconciling.seen import Answer, Seen, rolled_out
 from millstream_operator.reconciling.service_probe import ServiceAccess, ask
 from millstream_operator.reconciling.status import status_of, status_of_invalid
+from millstream_operator.reconciling.warmup import warming_up
 from millstream_operator.reconciling.work_queue import RetryLater
 from millstream_operator.rendering.names import LEADER, ROLE_LABEL
 from millstream_operator.rendering.objects import objects
@@ -71,9 +74,11 @@ class Reconciler:
         access: ServiceAccess,
         defaults: Defaults,
         now: Callable[[], str] = _utc_now,
+        reports: PodReports | None = None,
     ) -> None:
         self._client, self._index, self._access, self._defaults, self._now = client, index, access, defaults, now
         self._children = Children(client, index)
+        self._reports = reports or PodReports(NobodyAnswers(), lambda _key: None, time.monotonic)
         # By owner's uid: which revision and pods were asked, and what came of it.
         self._answers: dict[str, tuple[object, Answer]] = {}
         self._unanswered: dict[str, int] = {}  # failures in a row
@@ -82,6 +87,7 @@ class Reconciler:
         """Raises RetryLater when the work is not finished; the queue comes back with backoff."""
         manifest = self._index.get(LLM_DEPLOYMENT, key.namespace, key.name)
         if manifest is None or manifest["metadata"].get("deletionTimestamp"):
+            self._reports.follow(key, ())
             return  # its children go by their owner references
         try:
             await self._reconcile(key, manifest)
@@ -114,7 +120,8 @@ class Reconciler:
         pods = self._index.children(key, POD)
         answer = await self._answer(owner, pin, workload, pods) if problem is None else None
         previous = manifest.get("status") or {}
-        seen = Seen(owner, pin.revision, workload, pods, answer, problem, previous)
+        seen = Seen(owner, pin.revision, workload, pods, answer, problem, previous, reports=self._reports.of(key))
+        self._reports.follow(key, warming_up(seen))
         await self._write_status(owner, previous, status_of(seen, self._now()))
         if problem is not None:
             raise RetryLater(problem.message, RECHECK_OBSTACLE_SECONDS)

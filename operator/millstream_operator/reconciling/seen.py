@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.reconciling.boot_report import BootReport, PodReport
 from millstream_operator.reconciling.decisions import Decision
 from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.rendering.names import REVISION_LABEL
@@ -20,6 +21,7 @@ class Answer:
     """What came of asking the model through its Service. None in `failure`: it answered."""
 
     failure: Diagnosis | None = None
+    boot: BootReport | None = None  # of the pod that answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Seen:
     problem: Diagnosis | None = None  # why the objects could not be applied
     previous: Manifest = field(default_factory=dict)  # the status before
     decisions: Sequence[Decision] = ()  # made in this turn
+    reports: Mapping[str, PodReport] = field(default_factory=dict)  # of pods that warm up, by uid
 
     @property
     def workload_status(self) -> Manifest:
@@ -75,13 +78,3 @@ def revision_of(workload: Manifest) -> str | None:
     metadata = workload["spec"]["template"].get("metadata", {})
     found: str | None = metadata.get("labels", {}).get(REVISION_LABEL)
     return found
-
-
-def pod_condition(pod: Manifest, kind: str) -> Manifest:
-    """A condition of a pod, or an empty one."""
-    told: list[Manifest] = pod.get("status", {}).get("conditions") or []
-    return next((one for one in told if one["type"] == kind), {})
-
-
-def is_ready(pod: Manifest) -> bool:
-    return bool(pod_condition(pod, "Ready").get("status") == "True")

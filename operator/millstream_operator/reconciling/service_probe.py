@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import aiohttp
 
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.reconciling.boot_report import read_boot_report
 from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable, ClusterClient
 from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.reasons import Reason
@@ -115,7 +116,7 @@ async def ask(access: ServiceAccess, owner: LLMDeployment, revision: Revision) -
         )
     if not completion.get("choices") or completion.get("usage", {}).get("completion_tokens") != 1:
         return Answer(failure=Diagnosis(Reason.WRONG_ANSWER, "The Service answered, but not with a generated token."))
-    return Answer()
+    return Answer(boot=read_boot_report(told))
 
 
 def _not_the_wanted_one(told: dict[str, Any], owner: LLMDeployment, revision: Revision) -> Diagnosis | None:
