@@ -185,6 +185,12 @@ class RuntimeConfig(BootConfig):
         BootConfig.__post_init__(self)
         _ = self.live  # its values are checked when it is made
 
+    @staticmethod
+    def of(boot: BootConfig, live: LiveConfig | None = None) -> RuntimeConfig:
+        """Both halves in one; without a live half its defaults."""
+        halves = ((boot, BootConfig), (live or LiveConfig(), LiveConfig))
+        return RuntimeConfig(**{field.name: getattr(half, field.name) for half, of in halves for field in fields(of)})
+
     @property
     def boot(self) -> BootConfig:
         return BootConfig(**{field.name: getattr(self, field.name) for field in fields(BootConfig)})

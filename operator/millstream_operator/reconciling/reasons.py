@@ -45,6 +45,7 @@ class Reason(StrEnum):
     RUNTIME_CRASHED = "RuntimeCrashed"
     EVICTED = "Evicted"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
+    ROLLED_BACK = "RolledBack"
 
     # The Service.
     SERVICE_UNREACHABLE = "ServiceUnreachable"
@@ -66,6 +67,7 @@ NEEDS_A_PERSON = frozenset(
         Reason.INVALID_CONFIG,
         Reason.UNSUPPORTED_BY_RUNTIME,
         Reason.PROGRESS_DEADLINE_EXCEEDED,
+        Reason.ROLLED_BACK,
     }
 )
 

@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.status import AppliedStrategy
 from millstream_operator.reconciling import conditions
 from millstream_operator.reconciling.conditions import Condition
 from millstream_operator.reconciling.decisions import Decision, journal
 from millstream_operator.reconciling.diagnosis import Diagnosis, diagnose, diagnose_replica_failure
 from millstream_operator.reconciling.reasons import NEEDS_A_PERSON, Reason
-from millstream_operator.rendering.names import REVISION_LABEL, selector_string
+from millstream_operator.reconciling.rollout import Intent
+from millstream_operator.reconciling.workload import deadline_passed, digest_of_pod, replica_failure, rolled_out
+from millstream_operator.rendering.names import selector_string
 from millstream_operator.rendering.revision import Revision
 from millstream_operator.rendering.service import service_url
 
@@ -45,20 +48,12 @@ class Seen:
     problem: Diagnosis | None = None  # why the objects could not be applied
     previous: Manifest = field(default_factory=dict)  # the status before
     decisions: Sequence[Decision] = ()  # made in this turn
+    intent: Intent | None = None  # of the rollout
 
-
-def rolled_out(owner: LLMDeployment, revision: Revision, workload: Manifest | None) -> bool:
-    """All replicas run the wanted revision and are available, and no older one is left."""
-    if workload is None or _revision_of(workload) != revision.digest:
-        return False
-    status, wanted = workload.get("status", {}), owner.spec.replicas
-    return bool(
-        workload["spec"].get("replicas") == wanted
-        and status.get("observedGeneration", 0) >= workload["metadata"]["generation"]
-        and status.get("updatedReplicas", 0) == wanted
-        and status.get("replicas", 0) == wanted
-        and status.get("availableReplicas", 0) == wanted
-    )
+    @property
+    def running(self) -> Revision:
+        """What the pods shall run: what the spec asks for, or what was put back after that failed."""
+        return self.intent.running.revision if self.intent is not None else self.revision
 
 
 def status_of(seen: Seen, now: str) -> Manifest:
@@ -67,7 +62,6 @@ def status_of(seen: Seen, now: str) -> Manifest:
     found = _conditions(seen)
     generation = owner.metadata.generation or 0
     ready = found[0].status is True
-    current = seen.revision.name if ready else seen.previous.get("rollout", {}).get("currentRevision")
     return {
         "observedGeneration": generation,
         "conditions": conditions.merged(seen.previous.get("conditions", ()), found, generation, now),
@@ -77,10 +71,10 @@ def status_of(seen: Seen, now: str) -> Manifest:
         "availableReplicas": workload.get("availableReplicas", 0),
         "selector": selector_string(owner.name),
         "url": service_url(owner),
-        "model": {"servedName": owner.served_name},
+        "model": {"servedName": seen.running.served_name or owner.served_name},
         "plan": seen.revision.plan,
         "runtime": {"image": seen.revision.image},
-        "rollout": ({"currentRevision": current} if current else {}) | {"updateRevision": seen.revision.name},
+        "rollout": _rollout(seen, ready),
         "decisions": journal(seen.previous.get("decisions", ()), seen.decisions, now),
     }
 
@@ -106,6 +100,23 @@ def status_of_invalid(
             "conditions": [*conditions.merged(previous.get("conditions", ()), found, generation, now), *kept],
         }
     )
+
+
+def _rollout(seen: Seen, ready: bool) -> Manifest:
+    found: Manifest = {
+        "currentRevision": seen.revision.name if ready else seen.previous.get("rollout", {}).get("currentRevision"),
+        "updateRevision": seen.revision.name,
+        "availableReplicas": (
+            seen.owner.spec.replicas
+            if rolled_out(seen.owner, seen.revision, seen.workload)
+            else _updated_and_available(seen)
+        ),
+    }
+    if (intent := seen.intent) is not None:
+        if intent.failure is not None:
+            found["currentRevision"] = intent.running.revision.name
+        found |= {"strategy": intent.strategy.value, "phase": intent.phase.value}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _conditions(seen: Seen) -> list[Condition]:
@@ -143,12 +154,14 @@ def _ready(seen: Seen, obstacle: Diagnosis | None) -> Condition:
 
 def _progress(seen: Seen) -> Condition:
     available, wanted = _updated_and_available(seen), seen.owner.spec.replicas
+    in_place = seen.intent is not None and seen.intent.strategy is AppliedStrategy.RESOURCE_AWARE
     first = not seen.previous.get("rollout", {}).get("currentRevision")
     return Condition(
         conditions.READY,
         False,
         Reason.STARTING if first else Reason.ROLLING_OUT,
-        f"{available} of {wanted} replicas of revision {seen.revision.name} available.",
+        f"{available} of {wanted} replicas of revision {seen.revision.name} available."
+        + (" The pods are replaced in place: an old one is drained before its successor starts." if in_place else ""),
     )
 
 
@@ -161,24 +174,24 @@ def _obstacle(seen: Seen) -> Diagnosis | None:
     """The first thing that is in the way, from the outside in."""
     if seen.problem is not None:
         return seen.problem
+    if seen.intent is not None and (failure := seen.intent.failure) is not None:
+        return Diagnosis(
+            Reason.ROLLED_BACK,
+            f"Rolled back to revision {seen.running.name}, because revision {seen.revision.name} failed. "
+            f"{failure.reason}: {failure.message} Change the spec to try again.",
+        )
     if rolled_out(seen.owner, seen.revision, seen.workload):
         return None
     if (found := diagnose(_own_pods(seen))) is not None:
         return found
-    told = (seen.workload or {}).get("status", {}).get("conditions", ())
-    failure = conditions.find(told, "ReplicaFailure")
-    if failure.get("status") == "True":
-        return diagnose_replica_failure(failure.get("message", ""))
+    if (told := replica_failure(seen.workload, seen.revision.digest)) is not None:
+        return diagnose_replica_failure(told)
     return _deadline_passed(seen)
 
 
 def _deadline_passed(seen: Seen) -> Diagnosis | None:
-    workload = seen.workload or {}
-    progressing = conditions.find(workload.get("status", {}).get("conditions", ()), "Progressing")
-    if progressing.get("reason") != Reason.PROGRESS_DEADLINE_EXCEEDED or _revision_of(workload) != seen.revision.digest:
+    if not deadline_passed(seen.workload, seen.revision.digest):
         return None
-    if workload["status"].get("observedGeneration", 0) < workload["metadata"]["generation"]:
-        return None  # said of an older rollout
     return Diagnosis(Reason.PROGRESS_DEADLINE_EXCEEDED, "The rollout made no progress within rollout.progressDeadline.")
 
 
@@ -193,7 +206,7 @@ def _available(seen: Seen) -> Condition:
 
 def _model_ready(seen: Seen) -> Condition:
     """Does the model answer through its Service, with the wanted configuration?"""
-    if not rolled_out(seen.owner, seen.revision, seen.workload) or seen.owner.spec.replicas == 0:
+    if not rolled_out(seen.owner, seen.running, seen.workload) or seen.owner.spec.replicas == 0:
         reason = Reason.SCALED_TO_ZERO if seen.owner.spec.replicas == 0 else Reason.NO_REPLICA_AVAILABLE
         if (seen.workload or {}).get("status", {}).get("availableReplicas", 0):
             reason = Reason.ROLLING_OUT
@@ -216,13 +229,7 @@ def _reconciling_or_stalled(seen: Seen, ready: Condition) -> Condition:
 
 def _own_pods(seen: Seen) -> list[Manifest]:
     """Pods of the wanted revision; those of an older one may fail as they like."""
-    return [pod for pod in seen.pods if pod["metadata"].get("labels", {}).get(REVISION_LABEL) == seen.revision.digest]
-
-
-def _revision_of(workload: Manifest) -> str | None:
-    metadata = workload["spec"]["template"].get("metadata", {})
-    found: str | None = metadata.get("labels", {}).get(REVISION_LABEL)
-    return found
+    return [pod for pod in seen.pods if digest_of_pod(pod) == seen.revision.digest]
 
 
 def _pod_conditions(pod: Manifest) -> list[Manifest]:

@@ -26,7 +26,7 @@ from millstream.arguments import CommandLineParser
 from millstream.boot_view import BootView
 from millstream.manifest import config_from_manifest, model_root
 from millstream_runtime.boot import BootLedger
-from millstream_runtime.config import BootConfig, RuntimeConfig, argument_parser, from_namespace
+from millstream_runtime.config import RuntimeConfig, argument_parser, from_namespace
 from millstream_runtime.config_files import read_boot
 from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
 
@@ -43,7 +43,7 @@ def run(argv: Sequence[str]) -> int:
         RuntimeFailure: bad flags, a bad file, a busy port, or a failure of the engine.
     """
     ledger = BootLedger()
-    given = _parse(argv)
+    given = parse_command_line(argv)
     config = config_of(given)
     require_model_folder(Path(config.model))
     require_runtime_packages()
@@ -75,10 +75,11 @@ def config_from_command_line(argv: Sequence[str]) -> RuntimeConfig:
     Raises:
         RuntimeFailure: a flag, the file or the folder cannot be used; the message names it.
     """
-    return config_of(_parse(argv))
+    return config_of(parse_command_line(argv))
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
+def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
+    """Raises InvalidConfigError: an unknown flag, or a value of another type."""
     parser = CommandLineParser(
         prog="millstream serve",
         allow_abbrev=False,
@@ -97,7 +98,7 @@ def config_of(given: argparse.Namespace) -> RuntimeConfig:
     if given.config is not None:
         if given.target is not None or given.model is not None:
             raise InvalidConfigError(f"Give either --config={given.config} or a model, not both.")
-        return RuntimeConfig(**{**_fields_of(read_boot(given.config)), **_given_fields(given)})
+        return replace(RuntimeConfig.of(read_boot(given.config)), **_given_fields(given))
     if given.target is None:
         if given.model is None:
             raise InvalidConfigError("Nothing to serve: give a model folder, an LLMDeployment file or --model.")
@@ -139,10 +140,6 @@ def require_model_folder(folder: Path) -> None:
         beside = []
     hint = f"{folder.parent} has: {', '.join(beside)}" if beside else "give a folder with config.json and safetensors"
     raise RuntimeFailure(Reason.CHECKPOINT_INVALID, f"The model folder {folder} does not exist; {hint}.")
-
-
-def _fields_of(boot: BootConfig) -> dict[str, Any]:
-    return {field.name: getattr(boot, field.name) for field in fields(BootConfig)}
 
 
 def _given_fields(given: argparse.Namespace) -> dict[str, Any]:
