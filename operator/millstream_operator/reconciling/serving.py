@@ -9,6 +9,7 @@ from millstream_operator.reconciling import conditions
 from millstream_operator.reconciling.conditions import Condition
 from millstream_operator.reconciling.reasons import Reason
 from millstream_operator.reconciling.seen import Seen
+from millstream_operator.reconciling.workload import rolled_out
 
 
 def available(seen: Seen) -> Condition:
@@ -22,7 +23,7 @@ def available(seen: Seen) -> Condition:
 
 def model_ready(seen: Seen) -> Condition:
     """Does the model answer through its Service, with the wanted configuration?"""
-    if not seen.rolled_out or seen.owner.spec.replicas == 0:
+    if not rolled_out(seen.owner, seen.running, seen.workload) or seen.owner.spec.replicas == 0:
         reason = Reason.SCALED_TO_ZERO if seen.owner.spec.replicas == 0 else Reason.NO_REPLICA_AVAILABLE
         if seen.workload_status.get("availableReplicas", 0):
             reason = Reason.ROLLING_OUT

@@ -31,7 +31,6 @@ def status_of(seen: Seen, now: str) -> Manifest:
     found = observed(seen, in_the_way, (warmup or {}).get("phase"))
     generation = owner.metadata.generation or 0
     ready = found[0].status is True
-    current = seen.revision.name if ready else seen.previous.get("rollout", {}).get("currentRevision")
     return {
         "observedGeneration": generation,
         "conditions": conditions.merged(seen.previous.get("conditions", ()), found, generation, now),
@@ -41,12 +40,12 @@ def status_of(seen: Seen, now: str) -> Manifest:
         "availableReplicas": workload.get("availableReplicas", 0),
         "selector": selector_string(owner.name),
         "url": service_url(owner),
-        "model": {"servedName": owner.served_name},
+        "model": {"servedName": seen.running.served_name or owner.served_name},
         "plan": seen.revision.plan,
         "memory": memory_status(seen),
         "warmup": warmup,
         "runtime": {"image": seen.revision.image},
-        "rollout": ({"currentRevision": current} if current else {}) | {"updateRevision": seen.revision.name},
+        "rollout": _rollout(seen, ready),
         "decisions": journal(seen.previous.get("decisions", ()), seen.decisions, now),
     }
 
@@ -72,3 +71,16 @@ def status_of_invalid(
             "conditions": [*conditions.merged(previous.get("conditions", ()), found, generation, now), *kept],
         }
     )
+
+
+def _rollout(seen: Seen, ready: bool) -> Manifest:
+    found: Manifest = {
+        "currentRevision": seen.revision.name if ready else seen.previous.get("rollout", {}).get("currentRevision"),
+        "updateRevision": seen.revision.name,
+        "availableReplicas": seen.updated_and_available,
+    }
+    if (intent := seen.intent) is not None:
+        if intent.failure is not None:
+            found["currentRevision"] = intent.running.revision.name
+        found |= {"strategy": intent.strategy.value, "phase": intent.phase.value}
+    return {name: value for name, value in found.items() if value is not None}
