@@ -35,6 +35,7 @@ from millstream_operator.reconciling.index import Index, OwnerKey, interested, o
 from millstream_operator.reconciling.kinds import LLM_DEPLOYMENT, WATCHED, Kind, label_selector
 from millstream_operator.reconciling.leadership import Election, Timing
 from millstream_operator.reconciling.metrics import OperatorMetrics, View
+from millstream_operator.reconciling.optional_kinds import LOOK_SECONDS, OptionalKinds
 from millstream_operator.reconciling.pod_access import DirectPods, PodAccess, ProxyPods
 from millstream_operator.reconciling.pod_reports import PodReports
 from millstream_operator.reconciling.reconciler import Reconciler
@@ -123,8 +124,11 @@ class Operator:
         pods: PodAccess = DirectPods()
         if self.settings.service_access_by_proxy:
             access, pods = ProxyAccess(self.client), ProxyPods(self.client)
+        self.optional = OptionalKinds(self.index, self._namespaces())
         self.reports = PodReports(pods, self.queue.add, steady_seconds)
-        self.reconciler = Reconciler(self.client, self.index, access, self.settings.defaults, reports=self.reports)
+        self.reconciler = Reconciler(
+            self.client, self.index, access, self.settings.defaults, self.optional, reports=self.reports
+        )
         self.elector: Elector | None = None
         self.metrics.registry.register(self._view())
 
@@ -169,6 +173,7 @@ class Operator:
             asyncio.create_task(self._resync_for_ever(), name="resync"),
             asyncio.create_task(self.reports.run(), name="pod reports"),
             asyncio.create_task(self._verify_watches_for_ever(), name="watch freshness"),
+            asyncio.create_task(self._look_for_ever(), name="optional kinds"),
             *([asyncio.create_task(self._lead_for_ever(elector), name="leading")] if elector is not None else []),
         ]
         parts = [*competing, *background, asyncio.create_task(self._watch(), name="watching")]
@@ -273,6 +278,8 @@ class Operator:
         )
 
     def _learned(self, kind: Kind, manifest: dict[str, Any]) -> None:
+        if kind not in WATCHED:
+            return
         metadata = manifest["metadata"]
         version = int(metadata["resourceVersion"])
         self.freshness.expect(kind, metadata["namespace"], metadata["name"], version, steady_seconds())
@@ -315,11 +322,10 @@ class Operator:
 
     async def resync(self) -> None:
         """Compare the index with whole listings, and enqueue whom a difference is about."""
-        namespaces: tuple[str | None, ...] = self.settings.watch_namespaces or (None,)
         for kind in WATCHED:
             items: list[dict[str, Any]] = []
             versions: list[int] = []
-            for namespace in namespaces:
+            for namespace in self._namespaces():
                 found, version = await self.client.list(kind, namespace, label_selector(kind))
                 items += found
                 versions.append(int(version))
@@ -328,6 +334,26 @@ class Operator:
                 self.queue.add(key)
             present = {(item["metadata"]["namespace"], item["metadata"]["name"]) for item in items}
             self.freshness.listed(kind, present, steady_seconds())
+        await self.look()
+
+    def _namespaces(self) -> tuple[str | None, ...]:
+        return self.settings.watch_namespaces or (None,)
+
+    async def look(self) -> None:
+        """Find out which optional kinds are served; another set of them concerns everybody."""
+        found = await self.optional.look(self.client)
+        for key in found.changed:
+            self.queue.add(key)
+        if found.other_kinds:
+            self._enqueue_all()
+
+    async def _look_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+            try:
+                await self.look()
+            except (ApiError, ApiUnreachable) as error:
+                log.info("looking for optional kinds: %s", error)
 
     async def _resync_for_ever(self) -> None:
         while True:

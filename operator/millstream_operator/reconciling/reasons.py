@@ -54,6 +54,15 @@ class Reason(StrEnum):
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     ROLLED_BACK = "RolledBack"
 
+    # What stands beside the model (of Autoscaled and Monitored).
+    AUTOSCALING = "Autoscaling"
+    AUTOSCALER_STARTING = "AutoscalerStarting"
+    AUTOSCALER_UNAVAILABLE = "AutoscalerUnavailable"
+    AUTOSCALER_FAILING = "AutoscalerFailing"
+    METRICS_UNAVAILABLE = "MetricsUnavailable"
+    MONITORED = "Monitored"
+    MONITORING_UNAVAILABLE = "MonitoringUnavailable"
+
     # The Service.
     SERVICE_UNREACHABLE = "ServiceUnreachable"
     WRONG_ANSWER = "WrongAnswer"
@@ -92,5 +101,7 @@ MESSAGE_HAS_VARYING_NUMBERS = frozenset(
         Reason.QUOTA_EXCEEDED,
         Reason.APPLY_REFUSED,
         Reason.SERVICE_UNREACHABLE,
+        Reason.AUTOSCALER_FAILING,
+        Reason.METRICS_UNAVAILABLE,
     }
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.reconciling.boot_report import BootReport, PodReport
+from millstream_operator.reconciling.conditions import Condition
 from millstream_operator.reconciling.decisions import Decision
 from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.pod_facts import is_ready
@@ -40,6 +41,7 @@ class Seen:
     decisions: Sequence[Decision] = ()  # made in this turn
     reports: Mapping[str, PodReport] = field(default_factory=dict)  # of pods that warm up, by uid
     intent: Intent | None = None  # of the rollout
+    companions: Sequence[Condition] = ()  # of what stands beside the model
 
     @property
     def running(self) -> Revision:

@@ -6,8 +6,10 @@ themselves, `decisions` the journal.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from millstream_operator.planning.scaling_cost import with_scaling_cost
 from millstream_operator.reconciling import conditions
 from millstream_operator.reconciling.conditions import Condition
 from millstream_operator.reconciling.decisions import journal
@@ -41,7 +43,7 @@ def status_of(seen: Seen, now: str) -> Manifest:
         "selector": selector_string(owner.name),
         "url": service_url(owner),
         "model": {"servedName": seen.running.served_name or owner.served_name},
-        "plan": seen.revision.plan,
+        "plan": with_scaling_cost(seen.revision.plan, owner.spec),
         "memory": memory_status(seen),
         "warmup": warmup,
         "runtime": {"image": seen.revision.image},
@@ -51,18 +53,28 @@ def status_of(seen: Seen, now: str) -> Manifest:
 
 
 def status_of_invalid(
-    previous: Manifest, generation: int, problem: Diagnosis, now: str, plan: Manifest | None = None
+    previous: Manifest,
+    generation: int,
+    problem: Diagnosis,
+    now: str,
+    plan: Manifest | None = None,
+    companions: Sequence[Condition] | None = None,
 ) -> Manifest:
     """A spec that this version cannot read or run: say so, and leave all else, for the last good state serves on.
 
-    `plan` is what was planned and not applied, for the person who wants to know what it would have been.
+    `plan` is what was planned and not applied, for the person who wants to know what it would have been. `companions`
+    None: nothing beside the model was looked at, so what was said of it stays.
     """
     found = [
         Condition(conditions.READY, False, problem.reason, problem.message),
         Condition(conditions.PLANNED, False, problem.reason, problem.message),
         Condition(conditions.STALLED, True, problem.reason, problem.message),
     ]
-    kept = [c for c in previous.get("conditions", ()) if c["type"] in (conditions.AVAILABLE, conditions.MODEL_READY)]
+    stay = {conditions.AVAILABLE, conditions.MODEL_READY}
+    if companions is None:
+        stay |= {conditions.AUTOSCALED, conditions.MONITORED}
+    kept = [c for c in previous.get("conditions", ()) if c["type"] in stay]
+    found += companions or ()
     return (
         previous
         | ({"plan": plan} if plan is not None else {})
