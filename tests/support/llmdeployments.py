@@ -42,7 +42,7 @@ _FULL_SPEC: dict[str, Any] = {
         "prefixCaching": "Disabled",
     },
     "warmup": {"heartbeatInterval": "45s", "timeout": "15m"},
-    "rollout": {"progressDeadline": "40m", "drainTimeout": "5m"},
+    "rollout": {"strategy": "ResourceAware", "progressDeadline": "40m", "drainTimeout": "5m"},
     "replicas": 2,
     "autoscaling": {
         "minReplicas": 2,
@@ -51,7 +51,7 @@ _FULL_SPEC: dict[str, Any] = {
         "scaleDownStabilization": "10m",
         "provider": "HPA",
     },
-    "runtime": {"image": "registry.example.com/millstream-runtime:1.0"},
+    "runtime": {"image": "registry.example.com/millstream-runtime:1.0", "logLevel": "Debug"},
     "service": {"type": "NodePort", "port": 8080},
     "monitoring": {"mode": "Auto", "labels": {"release": "prometheus"}},
     "podTemplate": {

@@ -68,5 +68,6 @@ def _monthly_usd(status_plan: Mapping[str, Any], spec: LLMDeploymentSpec) -> int
     cost, replicas = status_plan.get("cost"), status_plan.get("replicas")
     if spec.autoscaling is None or not cost or not replicas:
         return None
-    monthly, most = int(cost["monthlyUSD"]), spec.autoscaling.max_replicas
-    return round(monthly * most / int(replicas))
+    monthly: int = cost["monthlyUSD"]
+    dollars: int = round(monthly * spec.autoscaling.max_replicas / replicas)
+    return dollars

@@ -39,6 +39,7 @@ POD = Kind("", "v1", "Pod", "pods", owned=False)
 EVENT = Kind("", "v1", "Event", "events", owned=False)
 LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases", owned=False)
 SERVICE_ACCOUNT = Kind("", "v1", "ServiceAccount", "serviceaccounts")
+CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")
 SERVICE = Kind("", "v1", "Service", "services")
 DEPLOYMENT = Kind("apps", "v1", "Deployment", "deployments")
 CONTROLLER_REVISION = Kind("apps", "v1", "ControllerRevision", "controllerrevisions")
@@ -57,6 +58,7 @@ OWNED = (
     POD_DISRUPTION_BUDGET,
     DEPLOYMENT,
     CONTROLLER_REVISION,
+    CONFIG_MAP,
 )
 WATCHED = (LLM_DEPLOYMENT, *OWNED, HORIZONTAL_POD_AUTOSCALER, POD)
 OPTIONAL = (SCALED_OBJECT, POD_MONITOR, PROMETHEUS_RULE)

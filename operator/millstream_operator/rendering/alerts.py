@@ -14,7 +14,6 @@ from millstream_operator.api import duration
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.rules import DEFAULT_WARMUP_TIMEOUT
 from millstream_operator.api.spec import Warmup
-from millstream_operator.planning.planner import DEFAULT_HEARTBEAT_INTERVAL
 from millstream_operator.rendering.queries import (
     HEARTBEAT_AGE_SECONDS,
     KV_CACHE_USAGE,
@@ -26,6 +25,7 @@ from millstream_operator.rendering.queries import (
     series,
     total,
 )
+from millstream_operator.rendering.runtime_config import DEFAULT_HEARTBEAT_INTERVAL
 
 KV_CACHE_FULL_PERCENT = 95
 MISSED_HEARTBEATS = 5

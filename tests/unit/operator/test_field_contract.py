@@ -41,6 +41,7 @@ from tests.support.llmdeployments import full_manifest
 Manifest = dict[str, Any]
 Objects = dict[str, Manifest]
 DEPLOYMENT, SERVICE, BUDGET = "Deployment", "Service", "PodDisruptionBudget"
+LIVE = "ConfigMap"  # watched by the runtime: a change of it restarts nothing
 SCALER, MONITORS = "HorizontalPodAutoscaler", ("PodMonitor", "PrometheusRule")
 
 
@@ -150,8 +151,9 @@ CHANGES: dict[str, Changes | Refused | NotYet] = {
     "engine.maxNumSeqs": Changes(17),
     "engine.gpuMemoryUtilizationPercent": Changes(81),
     "engine.prefixCaching": Changes("Enabled"),
-    "warmup.heartbeatInterval": Changes("0s", kinds=(DEPLOYMENT, "PrometheusRule")),
+    "warmup.heartbeatInterval": Changes("0s", kinds=(LIVE, "PrometheusRule")),
     "warmup.timeout": Changes("16m", kinds=(DEPLOYMENT, "PrometheusRule")),
+    "rollout.strategy": Changes("Availability"),
     "rollout.progressDeadline": Changes("41m"),
     "rollout.drainTimeout": Changes("6m"),
     "replicas": Changes(1, kinds=(DEPLOYMENT, BUDGET)),
@@ -164,6 +166,7 @@ CHANGES: dict[str, Changes | Refused | NotYet] = {
     "monitoring.mode": Changes("Disabled", kinds=MONITORS),
     "monitoring.labels{}": Changes("other", kinds=MONITORS),
     "runtime.image": Changes("registry.example.com/millstream-runtime:2.0"),
+    "runtime.logLevel": Changes("Error", kinds=(LIVE,)),
     "service.type": Changes("LoadBalancer", kinds=(SERVICE,)),
     "service.port": Changes(8081, kinds=(SERVICE,)),
     "podTemplate.metadata.labels{}": Changes("ranking"),
@@ -242,10 +245,11 @@ def place(spec: Any, path: str) -> tuple[Any, str | int]:
 
 
 def applied(stored: Manifest) -> Objects:
-    """What the cluster would be told, by kind."""
+    """What the cluster would be told, by kind. The boot ConfigMap is the Deployment's: that names it by its content."""
     owner = parse(stored)
     pin = choose(owner, PlanDefaults(runtime_image="registry.example.com/default:1"), PodDefaults(), [])
-    return {rendered["kind"]: rendered for rendered in [*objects(owner, pin.revision), *beside(owner)]}
+    rendered = [*objects(owner, pin.revision), *beside(owner)]
+    return {one["kind"]: one for one in rendered if not one.get("immutable")}
 
 
 def beside(owner: LLMDeployment) -> Iterator[Manifest]:

@@ -47,8 +47,8 @@ def test_everything_is_read(tmp_path: Path) -> None:
 
 
 def test_a_variable_that_is_there_but_empty_is_the_default() -> None:
-    names = ["POD_DEFAULTS", "WATCH_NAMESPACES", "LOG_LEVEL", "HEALTH_PORT", "SERVICE_ACCESS"]
-    names += ["PROMETHEUS_URL", "MONITORING_LABELS"]
+    names: tuple[str, ...] = ("POD_DEFAULTS", "WATCH_NAMESPACES", "LOG_LEVEL", "HEALTH_PORT", "SERVICE_ACCESS")
+    names += ("PROMETHEUS_URL", "MONITORING_LABELS")
     assert read_settings(IMAGE | {f"MILLSTREAM_{name}": "" for name in names}) == read_settings(IMAGE)
 
 

@@ -28,6 +28,7 @@ class StillEngine:
 
     on_step: Any = None
     heartbeat_age_seconds = 1.0
+    heartbeat_interval_seconds = 30.0
     heartbeat_latency_seconds = 0.1
 
     @property

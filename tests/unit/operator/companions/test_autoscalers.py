@@ -60,8 +60,8 @@ CHOICES: list[tuple[str | None, int | None, bool, bool, str]] = [
 def test_the_kind_follows_the_spec_and_the_cluster(
     provider: str | None, least: int | None, keda: bool, url: bool, wanted: str
 ) -> None:
-    given: dict[str, Any] = {"provider": provider, "minReplicas": least}
-    owner = scaled(**{name: value for name, value in given.items() if value is not None})
+    fields: dict[str, Any] = {"provider": provider, "minReplicas": least}
+    owner = scaled(**{name: value for name, value in fields.items() if value is not None})
     found = autoscaler(owner, KEDA if keda else (), PROMETHEUS if url else CompanionDefaults())
     if isinstance(found, NoAutoscaler):
         assert wanted in found.message

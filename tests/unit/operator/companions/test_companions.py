@@ -23,7 +23,7 @@ from tests.support.llmdeployments import manifest
 
 Manifest = dict[str, Any]
 PROMETHEUS = CompanionDefaults("http://prometheus:9090")
-SCALED: Manifest = {"autoscaling": {"maxReplicas": 4}}
+SCALED: dict[str, Any] = {"autoscaling": {"maxReplicas": 4}}
 
 
 async def running(*installed: Kind, **spec: Any) -> FakeOperator:
