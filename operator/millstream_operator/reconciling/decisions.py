@@ -22,6 +22,7 @@ class DecisionType(StrEnum):
     REPLACING_IN_PLACE = "ReplacingInPlace"
     ROLLOUT_STOPPED = "RolloutStopped"
     ROLLED_BACK = "RolledBack"
+    AUTOSCALER_CHOSEN = "AutoscalerChosen"
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,10 @@ def status_of(seen: Seen, now: str) -> Manifest:
     ready = found[0].status is True
     return {
         "observedGeneration": generation,
-        "conditions": conditions.merged(seen.previous.get("conditions", ()), found, generation, now),
+        "conditions": [
+            *conditions.merged(seen.previous.get("conditions", ()), found, generation, now),
+            *_not_looked_at(seen.previous, seen.companions),
+        ],
         "replicas": workload.get("replicas", 0),
         "readyReplicas": workload.get("readyReplicas", 0),
         "updatedReplicas": workload.get("updatedReplicas", 0),
@@ -70,10 +73,8 @@ def status_of_invalid(
         Condition(conditions.PLANNED, False, problem.reason, problem.message),
         Condition(conditions.STALLED, True, problem.reason, problem.message),
     ]
-    stay = {conditions.AVAILABLE, conditions.MODEL_READY}
-    if companions is None:
-        stay |= {conditions.AUTOSCALED, conditions.MONITORED}
-    kept = [c for c in previous.get("conditions", ()) if c["type"] in stay]
+    kept = [c for c in previous.get("conditions", ()) if c["type"] in (conditions.AVAILABLE, conditions.MODEL_READY)]
+    kept += _not_looked_at(previous, companions)
     found += companions or ()
     return (
         previous
@@ -83,6 +84,12 @@ def status_of_invalid(
             "conditions": [*conditions.merged(previous.get("conditions", ()), found, generation, now), *kept],
         }
     )
+
+
+def _not_looked_at(previous: Manifest, companions: Sequence[Condition] | None) -> list[Manifest]:
+    """What was said of what stands beside the model stays, where a turn ends before it is looked at."""
+    beside = (conditions.AUTOSCALED, conditions.MONITORED)
+    return [c for c in previous.get("conditions", ()) if companions is None and c["type"] in beside]
 
 
 def _rollout(seen: Seen, ready: bool) -> Manifest:
