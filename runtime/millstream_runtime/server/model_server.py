@@ -1,6 +1,6 @@
-"""One process, one model: socket, engine thread, HTTP, signals, drain, exit.
+"""One server, one model: socket, engine process, HTTP, signals, drain, exit.
 
-    bind ── start engine thread (import torch, load, warm up) ─────────────► Ready ─┐
+    bind ── start engine process (import torch, load, warm up) ────────────► Ready ─┐
       └──── import FastAPI, listen: /ready tells the phase from the first moment ───┴─► serve
     SIGTERM: /ready 503 at once ─► grace: still serve ─► door closed: 503 ─► last answer sent ─► exit 0
 
@@ -15,18 +15,20 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import uvicorn
 
 from millstream_runtime.boot import BootLedger, BootSnapshot, Phase
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.errors import RuntimeFailure
+from millstream_runtime.logs import log
 from millstream_runtime.server import limits
 from millstream_runtime.server.api_errors import unavailable
 from millstream_runtime.server.app import build_app
-from millstream_runtime.server.logs import log
-from millstream_runtime.server.service import MakeEngine, Service, load_engine
+from millstream_runtime.server.engine_client import LaunchEngine
+from millstream_runtime.server.restart_policy import RESTART_DELAYS_SECONDS
+from millstream_runtime.server.service import Service
 
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that they close first and never meet a reset
 ENGINE_STOP_TIMEOUT_SECONDS = 5.0
@@ -40,10 +42,12 @@ class ModelServer:
         config: RuntimeConfig,
         listener: socket.socket,
         ledger: BootLedger,
+        launch_engine: LaunchEngine,
         *,
-        make_engine: MakeEngine = load_engine,
         drain_grace_seconds: float = limits.DRAIN_GRACE_SECONDS,
+        restart_delays_seconds: Sequence[float] = RESTART_DELAYS_SECONDS,
     ) -> None:
+        """`restart_delays_seconds`: see `EngineClient`."""
         self._config = config
         self._listener = listener
         self._ledger = ledger
@@ -51,7 +55,13 @@ class ModelServer:
         self._draining: asyncio.Task[None] | None = None
         self._failure: RuntimeFailure | None = None
         ledger.subscribe(_log_phase)
-        self.service = Service(config, ledger, self._on_failure, make_engine)
+        self.service = Service(
+            config,
+            ledger,
+            launch_engine,
+            on_failure=self._on_failure,
+            restart_delays_seconds=restart_delays_seconds,
+        )
 
     async def run(self) -> None:
         """Serve until drained.
@@ -60,7 +70,6 @@ class ModelServer:
             RuntimeFailure: the engine could not load, or stopped.
         """
         loop = asyncio.get_running_loop()
-        self.service.engine_loop.start(loop)
         self._http = _Http(
             uvicorn.Config(
                 build_app(self.service),
@@ -72,13 +81,14 @@ class ModelServer:
                 timeout_graceful_shutdown=limits.FLUSH_TIMEOUT_SECONDS,
             )
         )
+        self.service.start()
         with self._signals(loop):
             await self._http.serve([self._listener])
         self.service.close()
-        ended = self.service.engine_loop.stop(ENGINE_STOP_TIMEOUT_SECONDS)
+        ended = await self.service.engine.stop(ENGINE_STOP_TIMEOUT_SECONDS)
         if self._failure is not None:
             raise self._failure
-        log.info("stopped", engine_thread_ended=ended)
+        log.info("stopped", engine_ended_by_itself=ended)
 
     def begin_drain(self, grace_seconds: float | None = None) -> None:
         """Finish what is running, then end `run()`. A second call changes nothing."""
@@ -96,7 +106,7 @@ class ModelServer:
             if not await admission.wait_idle(self._config.drain_timeout_seconds - grace_seconds):
                 log.warning("drain_timeout", cut_requests=admission.live)
                 cut = unavailable("The server shut down before this answer was complete; try again.", "draining")
-                self.service.engine_loop.abort_all(cut)
+                self.service.engine.abort_all(cut)
         self._http.should_exit = True
 
     def _on_failure(self, failure: RuntimeFailure) -> None:
