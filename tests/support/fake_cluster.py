@@ -329,6 +329,8 @@ def _validate(manifest: Manifest, live: Manifest | None) -> None:
         _refuse(422, "Invalid", "ControllerRevision is invalid: data: Invalid value: field is immutable")
     if kind == "Deployment" and live is not None and live["spec"]["selector"] != manifest["spec"]["selector"]:
         _refuse(422, "Invalid", "Deployment is invalid: spec.selector: Invalid value: field is immutable")
+    if kind == "ConfigMap" and live is not None and live.get("immutable") and live.get("data") != manifest.get("data"):
+        _refuse(422, "Invalid", "ConfigMap is invalid: data: Forbidden: field is immutable when `immutable` is set")
     if kind == "Service":
         names = [port.get("name") for port in manifest["spec"]["ports"]]
         if len(set(names)) < len(names):

@@ -11,15 +11,15 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import parse
-from millstream_operator.planning.input_hash import input_hash
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.reconciling.index import Index, OwnerKey
-from millstream_operator.reconciling.kinds import CONTROLLER_REVISION, LLM_DEPLOYMENT, WATCHED
+from millstream_operator.reconciling.kinds import CONTROLLER_REVISION, DEPLOYMENT, LLM_DEPLOYMENT, WATCHED
 from millstream_operator.reconciling.pod_access import PodUnreachable
 from millstream_operator.reconciling.pod_reports import PodReports
 from millstream_operator.reconciling.reconciler import Defaults, Reconciler
 from millstream_operator.reconciling.service_probe import ServiceUnreachable
 from millstream_operator.reconciling.work_queue import RetryLater
+from millstream_operator.rendering.names import REVISION_LABEL
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from tests.support.fake_cluster import FakeCluster, FakeClusterClient, Fault
 from tests.support.llmdeployments import NAMESPACE, manifest
@@ -31,7 +31,7 @@ PATIENCE_TURNS = 40
 
 
 class FakeModel:
-    """A fake of the model behind the Service. It answers with the pinned configuration, unless told otherwise."""
+    """A fake of the model behind the Service: it answers with what the Deployment runs, unless told otherwise."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
@@ -42,12 +42,14 @@ class FakeModel:
 
     async def get(self, owner: LLMDeployment, path: str, timeout_seconds: float) -> Manifest:
         self._asked(path, None)
-        pinned = next(
-            record
+        labels = self.cluster.the(DEPLOYMENT, owner.name)["spec"]["template"]["metadata"]["labels"]
+        running = next(
+            record["data"]
             for record in self.cluster.all(CONTROLLER_REVISION)
-            if record["data"]["inputHash"] == input_hash(owner)
+            if record["metadata"]["labels"][REVISION_LABEL] == labels[REVISION_LABEL]
         )
-        return {"config_hash": pinned["data"]["configHash"], "model": owner.served_name} | self.ready
+        served_name = running.get("boot", {}).get("served_model_name", owner.served_name)
+        return {"config_hash": running["configHash"], "model": served_name} | self.ready
 
     async def post(self, owner: LLMDeployment, path: str, body: Mapping[str, Any], timeout_seconds: float) -> Manifest:
         self._asked(path, dict(body))

@@ -39,6 +39,7 @@ POD = Kind("", "v1", "Pod", "pods", owned=False)
 EVENT = Kind("", "v1", "Event", "events", owned=False)
 LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases", owned=False)
 SERVICE_ACCOUNT = Kind("", "v1", "ServiceAccount", "serviceaccounts")
+CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")
 SERVICE = Kind("", "v1", "Service", "services")
 DEPLOYMENT = Kind("apps", "v1", "Deployment", "deployments")
 CONTROLLER_REVISION = Kind("apps", "v1", "ControllerRevision", "controllerrevisions")
@@ -52,6 +53,7 @@ OWNED = (
     POD_DISRUPTION_BUDGET,
     DEPLOYMENT,
     CONTROLLER_REVISION,
+    CONFIG_MAP,
 )
 WATCHED = (LLM_DEPLOYMENT, *OWNED, POD)
 BY_KIND = {kind.kind: kind for kind in (*WATCHED, EVENT)}

@@ -52,6 +52,7 @@ class Reason(StrEnum):
     EVICTED = "Evicted"
     NODE_LOST = "NodeLost"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
+    ROLLED_BACK = "RolledBack"
 
     # The Service.
     SERVICE_UNREACHABLE = "ServiceUnreachable"
@@ -73,6 +74,7 @@ NEEDS_A_PERSON = frozenset(
         Reason.INVALID_CONFIG,
         Reason.UNSUPPORTED_BY_RUNTIME,
         Reason.PROGRESS_DEADLINE_EXCEEDED,
+        Reason.ROLLED_BACK,
     }
 )
 

@@ -31,6 +31,7 @@ from tests.support.llmdeployments import full_manifest
 Manifest = dict[str, Any]
 Objects = dict[str, Manifest]
 DEPLOYMENT, SERVICE, BUDGET = "Deployment", "Service", "PodDisruptionBudget"
+LIVE = "ConfigMap"  # watched by the runtime: a change of it restarts nothing
 
 
 @dataclass(frozen=True)
@@ -139,12 +140,14 @@ CHANGES: dict[str, Changes | Refused | NotYet] = {
     "engine.maxNumSeqs": Changes(17),
     "engine.gpuMemoryUtilizationPercent": Changes(81),
     "engine.prefixCaching": Changes("Enabled"),
-    "warmup.heartbeatInterval": Changes("0s"),
+    "warmup.heartbeatInterval": Changes("0s", kinds=(LIVE,)),
     "warmup.timeout": Changes("16m"),
+    "rollout.strategy": Changes("Availability"),
     "rollout.progressDeadline": Changes("41m"),
     "rollout.drainTimeout": Changes("6m"),
     "replicas": Changes(1, kinds=(DEPLOYMENT, BUDGET)),
     "runtime.image": Changes("registry.example.com/millstream-runtime:2.0"),
+    "runtime.logLevel": Changes("Error", kinds=(LIVE,)),
     "service.type": Changes("LoadBalancer", kinds=(SERVICE,)),
     "service.port": Changes(8081, kinds=(SERVICE,)),
     "podTemplate.metadata.labels{}": Changes("ranking"),
@@ -223,10 +226,10 @@ def place(spec: Any, path: str) -> tuple[Any, str | int]:
 
 
 def applied(stored: Manifest) -> Objects:
-    """What the cluster would be told, by kind."""
+    """What the cluster would be told, by kind. The boot ConfigMap is the Deployment's: that names it by its content."""
     owner = parse(stored)
     pin = choose(owner, PlanDefaults(runtime_image="registry.example.com/default:1"), PodDefaults(), [])
-    return {rendered["kind"]: rendered for rendered in objects(owner, pin.revision)}
+    return {rendered["kind"]: rendered for rendered in objects(owner, pin.revision) if not rendered.get("immutable")}
 
 
 def changed_kinds(before: Objects, after: Objects) -> set[str]:

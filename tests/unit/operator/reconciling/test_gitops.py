@@ -29,7 +29,7 @@ def argo_health(stored: Any) -> tuple[str, str]:
 async def test_argo_cd_reads_every_state_right(name: str) -> None:
     state = STATES[name]
     stored = await document(state)
-    ready = next((c for c in stored["status"].get("conditions", []) if c["type"] == "Ready"), {})
+    ready: dict[str, str] = next((c for c in stored["status"].get("conditions", []) if c["type"] == "Ready"), {})
     assert ready.get("reason", "") == state.reason, "the state is the one that is meant"
     status, message = argo_health(stored)
     assert status == state.argo
