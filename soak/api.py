@@ -150,9 +150,7 @@ def condition(manifest: Object, kind: str) -> Object:
 def is_ready(manifest: Object) -> bool:
     """Ready, and of the generation that is there now."""
     ready = condition(manifest, "Ready")
-    return bool(
-        ready.get("status") == "True" and ready.get("observedGeneration") == manifest["metadata"]["generation"]
-    )
+    return bool(ready.get("status") == "True" and ready.get("observedGeneration") == manifest["metadata"]["generation"])
 
 
 class TooSlow(Exception):

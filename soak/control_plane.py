@@ -8,7 +8,6 @@ not wait for the disk; that is the same for everybody who is compared here.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import ssl
@@ -196,7 +195,7 @@ class ControlPlane:
             f"--kubeconfig={self.kubeconfig('kwok')}",
             "--manage-all-nodes=true",
             f"--server-address=127.0.0.1:{free_port()}",
-            "--node-lease-duration-seconds=2000",  # 500 nodes that say all the time that they live are a load by themselves
+            "--node-lease-duration-seconds=2000",  # 500 nodes that say they live are a load by themselves
             f"--config={self._no_configuration()}",
         )
 
@@ -204,5 +203,3 @@ class ControlPlane:
         path = self.folder / "kwok.yaml"
         path.write_text("")
         return path
-
-

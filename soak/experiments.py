@@ -76,7 +76,7 @@ async def _replace(world: World, namespace: str) -> None:
     await world.admin.create(llmd_path(namespace), llmd(NAME, spec_b()))
 
 
-async def _damage(world: World, namespace: str) -> None:
+async def damage(world: World, namespace: str) -> None:
     """A child is deleted, two others are edited by hand."""
     await world.admin.delete(f"/api/v1/namespaces/{namespace}/services/{NAME}")
     await world.admin.merge(f"/apis/apps/v1/namespaces/{namespace}/deployments/{NAME}", {"spec": {"replicas": 1}})
@@ -91,7 +91,7 @@ DELETE = Scenario("delete", True, _delete, ends_ready=False)
 # A delete that finds everything done causes no write, so the delete also comes in the middle of a create.
 ABANDON = Scenario("create, deleted meanwhile", False, _create, ends_ready=False, at_strike=_delete)
 REPLACE = Scenario("delete and create again", True, _replace)
-REPAIR = Scenario("repair", True, _damage)
+REPAIR = Scenario("repair", True, damage)
 SCENARIOS = (CREATE, UPDATE, DELETE, ABANDON, REPLACE, REPAIR)
 
 

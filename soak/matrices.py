@@ -7,10 +7,13 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from soak import snapshot
+from soak.api import TooSlow, eventually, llmd_path
 from soak.experiments import (
     ABANDON,
     CREATE,
     DELETE,
+    NAME,
     REPAIR,
     REPLACE,
     SCENARIOS,
@@ -19,13 +22,11 @@ from soak.experiments import (
     Reference,
     experiment,
     injections,
+    prepare,
     reference,
     spread,
 )
-from soak import snapshot
-from soak.api import TooSlow, eventually, llmd_path
-from soak.experiments import NAME, prepare
-from soak.faults import ANSWERS, KILLS, Fault, Injection
+from soak.faults import ANSWERS, KILLS, Injection
 from soak.operator_process import OperatorProcess
 from soak.snapshot import differences
 from soak.world import OPERATOR_NAMESPACE, World
@@ -167,7 +168,9 @@ def _summary(outcomes: Iterable[Outcome]) -> Result:
     outcomes = list(outcomes)
     table: dict[str, dict[str, Any]] = {}
     for outcome in outcomes:
-        row = table.setdefault(f"{outcome.scenario}: {outcome.fault}", {"runs": 0, "struck": 0, "converged": 0, "slowest_seconds": 0.0})
+        row = table.setdefault(
+            f"{outcome.scenario}: {outcome.fault}", {"runs": 0, "struck": 0, "converged": 0, "slowest_seconds": 0.0}
+        )
         row["runs"] += 1
         row["struck"] += bool(outcome.struck)
         row["converged"] += not outcome.differences

@@ -91,7 +91,9 @@ class Process:
     def memory_bytes(self) -> tuple[int, int]:
         """Resident memory now, and the most it ever was."""
         fields = dict(
-            line.split(":", 1) for line in Path(f"/proc/{self.popen.pid}/status").read_text().splitlines() if ":" in line
+            line.split(":", 1)
+            for line in Path(f"/proc/{self.popen.pid}/status").read_text().splitlines()
+            if ":" in line
         )
         return tuple(int(fields[name].split()[0]) << 10 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
 

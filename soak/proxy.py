@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
 from soak import fake_runtime
 from soak.faults import Asked, Fault, Plan
@@ -80,7 +81,9 @@ class FaultProxy:
         app = web.Application(client_max_size=1 << 28)
         app.router.add_route("*", "/{path:.*}", self._handle)
         # A client that gives up ends the handler: what is kept for ever must not stay for ever.
-        self._runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=0.01, handler_cancellation=True)
+        self._runner = web.AppRunner(
+            app, handle_signals=False, access_log=None, shutdown_timeout=0.01, handler_cancellation=True
+        )
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
         await site.start()
@@ -115,14 +118,14 @@ class FaultProxy:
 
     async def _forward(self, request: web.Request, exchange: Exchange) -> web.StreamResponse:
         if exchange.asked.asks_a_model:
-            answer = await self._ask_fake_runtime(exchange.asked)
-            exchange.status = answer.status
-            return _cut(request) if exchange.fault is Fault.LOST_ANSWER else answer
+            said = await self._ask_fake_runtime(exchange.asked)
+            exchange.status = said.status
+            return _cut(request) if exchange.fault is Fault.LOST_ANSWER else said
         body = await request.read() if request.can_read_body else None
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _DROPPED}
         url = self.upstream + request.raw_path
         # A write that is under way is carried out, whatever becomes of the one who asked.
-        async with self._session.request(request.method, aiohttp.client.URL(url, encoded=True), data=body, headers=headers) as answer:
+        async with self._session.request(request.method, URL(url, encoded=True), data=body, headers=headers) as answer:
             exchange.status = answer.status
             if exchange.asked.watch and exchange.fault is None:
                 return await _stream(request, answer)
@@ -148,7 +151,9 @@ class FaultProxy:
 
 async def _stream(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
     """Pass a watch on, event by event."""
-    response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.headers.get("Content-Type", "")})
+    response = web.StreamResponse(
+        status=answer.status, headers={"Content-Type": answer.headers.get("Content-Type", "")}
+    )
     await response.prepare(request)
     with suppress(ConnectionError, aiohttp.ClientError):
         async for chunk in answer.content.iter_any():
@@ -165,7 +170,9 @@ def _refusal(status: int) -> web.Response:
         "reason": _REASONS[status],
         "message": "injected by the fault proxy",
     }
-    return web.json_response(body, status=status, headers={"Retry-After": str(_RETRY_AFTER_SECONDS)} if status == 429 else {})
+    return web.json_response(
+        body, status=status, headers={"Retry-After": str(_RETRY_AFTER_SECONDS)} if status == 429 else {}
+    )
 
 
 def _cut(request: web.Request) -> web.Response:

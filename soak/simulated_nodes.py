@@ -14,7 +14,13 @@ GPUS_A_NODE = 8
 
 def gpu_node(number: int) -> Object:
     """One node with eight A100 of 80 GB on one NVLink island, in one of three zones."""
-    resources = {"cpu": "96", "memory": "1Ti", "pods": "250", "ephemeral-storage": "2Ti", "nvidia.com/gpu": str(GPUS_A_NODE)}
+    resources = {
+        "cpu": "96",
+        "memory": "1Ti",
+        "pods": "250",
+        "ephemeral-storage": "2Ti",
+        "nvidia.com/gpu": str(GPUS_A_NODE),
+    }
     name = f"gpu-{number:04}"
     return {
         "apiVersion": "v1",

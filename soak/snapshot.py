@@ -21,7 +21,15 @@ Snapshot = dict[str, Object]
 _NOT_OURS = frozenset({"events", "endpoints", "endpointslices", "leases", "bindings", "localsubjectaccessreviews"})
 _COUNTED = frozenset({"pods", "replicasets"})
 _KUBERNETES_OWN = frozenset({("configmaps", "kube-root-ca.crt"), ("serviceaccounts", "default")})
-_VARYING_METADATA = ("uid", "resourceVersion", "creationTimestamp", "managedFields", "generation", "namespace", "selfLink")
+_VARYING_METADATA = (
+    "uid",
+    "resourceVersion",
+    "creationTimestamp",
+    "managedFields",
+    "generation",
+    "namespace",
+    "selfLink",
+)
 _VARYING_FIELDS = frozenset(
     {"lastTransitionTime", "lastUpdateTime", "lastHeartbeatTime", "observedGeneration", "uid", "time", "at"}
 )
