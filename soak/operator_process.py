@@ -89,6 +89,11 @@ class OperatorProcess:
         """Until its first listing is done."""
         await self.process.wait_until(self._answers_ready, READY_SECONDS)
 
+    async def wait_leading(self) -> None:
+        """Until it may write."""
+        await self.wait_ready()
+        await self.process.wait_until(self._leads, READY_SECONDS)
+
     async def healthy(self) -> bool:
         """What the kubelet would ask."""
         return await self._answers("/healthz")
@@ -106,6 +111,9 @@ class OperatorProcess:
 
     async def _answers_ready(self) -> bool:
         return await self._answers("/readyz")
+
+    async def _leads(self) -> bool:
+        return (await self.metrics()).get("millstream_operator_leader") == 1
 
     async def _answers(self, path: str) -> bool:
         with suppress(aiohttp.ClientError, TimeoutError):

@@ -67,13 +67,13 @@ class Scale:
                 await self.world.admin.create("/api/v1/namespaces", {"metadata": {"name": f"{word}-{n:02}"}})
         async with OperatorProcess(self.world.plane, "scale", SETTINGS) as operator:
             self.operator = operator
-            await operator.wait_ready()
+            await operator.wait_leading()
             pattern = await self._pattern()
             self.result["objects"] = {"llmdeployments": self.objects, "children": self.objects * len(pattern)}
             await operator.stop()
             bare = [await self._bare("bare-1", names, pattern)]
             operator.start_again()
-            await operator.wait_ready()
+            await operator.wait_leading()
             await self._apply(names, len(pattern))
             await self._latencies(names)
             await self._idle("idle")
