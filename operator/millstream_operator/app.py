@@ -36,6 +36,8 @@ from millstream_operator.reconciling.index import Index, OwnerKey, interested, o
 from millstream_operator.reconciling.kinds import LLM_DEPLOYMENT, WATCHED, Kind, label_selector
 from millstream_operator.reconciling.leadership import Election, Timing
 from millstream_operator.reconciling.metrics import OperatorMetrics, View
+from millstream_operator.reconciling.pod_access import DirectPods, PodAccess, ProxyPods
+from millstream_operator.reconciling.pod_reports import PodReports
 from millstream_operator.reconciling.reconciler import Reconciler
 from millstream_operator.reconciling.service_probe import DirectAccess, ProxyAccess, ServiceAccess
 from millstream_operator.reconciling.watch_freshness import WatchFreshness
@@ -120,9 +122,11 @@ class Operator:
         self.queue: WorkQueue[OwnerKey] = WorkQueue(observe=self.metrics.reconciled)
         self.client = self._new_client(self.fence)
         access: ServiceAccess = DirectAccess()
+        pods: PodAccess = DirectPods()
         if self.settings.service_access_by_proxy:
-            access = ProxyAccess(self.client)
-        self.reconciler = Reconciler(self.client, self.index, access, self.settings.defaults)
+            access, pods = ProxyAccess(self.client), ProxyPods(self.client)
+        self.reports = PodReports(pods, self.queue.add, steady_seconds)
+        self.reconciler = Reconciler(self.client, self.index, access, self.settings.defaults, reports=self.reports)
         self.elector: Elector | None = None
         self.metrics.registry.register(self._view())
 
@@ -165,6 +169,7 @@ class Operator:
         background = [
             asyncio.create_task(self.queue.run(self.reconciler.reconcile, WORKERS), name="workers"),
             asyncio.create_task(self._resync_for_ever(), name="resync"),
+            asyncio.create_task(self.reports.run(), name="pod reports"),
             asyncio.create_task(self._verify_watches_for_ever(), name="watch freshness"),
             *([asyncio.create_task(self._lead_for_ever(elector), name="leading")] if elector is not None else []),
         ]
@@ -224,6 +229,7 @@ class Operator:
             await elector.lost(term)
             log.warning("%s leads no more and stands by", self.identity)
             self.queue.stand_by()
+            self.reports.clear()
             # Every write has a time limit that ends before another can lead: this waits for a moment at most.
             if not await self.fence.wait_idle(self.timing.write_timeout_seconds + self.timing.margin_seconds):
                 raise WorkersDoNotStop(f"{self.fence.in_flight} writes do not end")

@@ -14,8 +14,10 @@ from millstream_operator.reconciling.reasons import MESSAGE_HAS_VARYING_NUMBERS,
 
 READY = "Ready"
 PLANNED = "Planned"
-AVAILABLE = "Available"
+PODS_SCHEDULED = "PodsScheduled"
+WARMED_UP = "WarmedUp"
 MODEL_READY = "ModelReady"
+AVAILABLE = "Available"
 RECONCILING = "Reconciling"  # these three are there only while true
 STALLED = "Stalled"
 NAME_CONFLICT = "NameConflict"

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +19,10 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import ManifestError, parse
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.reconciling import conditions
+from millstream_operator.reconciling.children import Children, namespace_is_going
 from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable, ClusterClient
 from millstream_operator.reconciling.conditions import find
 from millstream_operator.reconciling.diagnosis import Diagnosis
-from millstream_operator.reconciling.diff import Settled, stamped
 from millstream_operator.reconciling.events import event_for
 from millstream_operator.reconciling.index import Index, OwnerKey
 from millstream_operator.reconciling.kinds import (
@@ -30,13 +31,14 @@ from millstream_operator.reconciling.kinds import (
     LLM_DEPLOYMENT,
     OWNED,
     POD,
-    Kind,
-    kind_of,
 )
+from millstream_operator.reconciling.pod_reports import NobodyAnswers, PodReports
 from millstream_operator.reconciling.reasons import Reason
 from millstream_operator.reconciling.revisions import Pin, PlanRefused, choose, last_good, superfluous
+from millstream_operator.reconciling.seen import Answer, Seen, rolled_out
 from millstream_operator.reconciling.service_probe import ServiceAccess, ask
-from millstream_operator.reconciling.status import Answer, Seen, rolled_out, status_of, status_of_invalid
+from millstream_operator.reconciling.status import status_of, status_of_invalid
+from millstream_operator.reconciling.warmup import warming_up
 from millstream_operator.reconciling.work_queue import RetryLater
 from millstream_operator.rendering.names import LEADER, ROLE_LABEL
 from millstream_operator.rendering.objects import objects
@@ -45,8 +47,6 @@ from millstream_operator.rendering.revision import controller_revision
 
 log = logging.getLogger(__name__)
 Manifest = dict[str, Any]
-# What the API server refuses for good; anything else may pass, and is tried again.
-REFUSED = (400, 403, 422)
 RECHECK_OBSTACLE_SECONDS = 30.0
 # The node's proxy learns of a new pod a moment after we do: that many unanswered questions are no news.
 PATIENCE = 4
@@ -74,9 +74,11 @@ class Reconciler:
         access: ServiceAccess,
         defaults: Defaults,
         now: Callable[[], str] = _utc_now,
+        reports: PodReports | None = None,
     ) -> None:
         self._client, self._index, self._access, self._defaults, self._now = client, index, access, defaults, now
-        self._settled = Settled()
+        self._children = Children(client, index)
+        self._reports = reports or PodReports(NobodyAnswers(), lambda _key: None, time.monotonic)
         # By owner's uid: which revision and pods were asked, and what came of it.
         self._answers: dict[str, tuple[object, Answer]] = {}
         self._unanswered: dict[str, int] = {}  # failures in a row
@@ -85,13 +87,14 @@ class Reconciler:
         """Raises RetryLater when the work is not finished; the queue comes back with backoff."""
         manifest = self._index.get(LLM_DEPLOYMENT, key.namespace, key.name)
         if manifest is None or manifest["metadata"].get("deletionTimestamp"):
+            self._reports.follow(key, ())
             return  # its children go by their owner references
         try:
             await self._reconcile(key, manifest)
         except ApiUnreachable as error:
             raise RetryLater(str(error)) from error
         except ApiError as error:
-            if _namespace_is_going(error):
+            if namespace_is_going(error):
                 return
             raise RetryLater(f"{error.status} {error.message}", error.retry_after_seconds) from error
 
@@ -101,7 +104,7 @@ class Reconciler:
         except ManifestError as error:
             await self._write_invalid(manifest, Diagnosis(Reason.INVALID_SPEC, str(error)))
             return
-        records = self._own_children(owner, key, CONTROLLER_REVISION)
+        records = self._children.own(owner, key, CONTROLLER_REVISION)
         try:
             pin = choose(owner, self._defaults.plan, self._defaults.pods, records)
         except PlanRefused as refused:
@@ -113,11 +116,12 @@ class Reconciler:
         problem = await self._bring_about(owner, pin)
         if problem is None:
             await self._prune(owner, key, pin)
-        workload = self._own(owner, DEPLOYMENT, key)
+        workload = self._children.get(owner, key, DEPLOYMENT)
         pods = self._index.children(key, POD)
         answer = await self._answer(owner, pin, workload, pods) if problem is None else None
         previous = manifest.get("status") or {}
-        seen = Seen(owner, pin.revision, workload, pods, answer, problem, previous)
+        seen = Seen(owner, pin.revision, workload, pods, answer, problem, previous, reports=self._reports.of(key))
+        self._reports.follow(key, warming_up(seen))
         await self._write_status(owner, previous, status_of(seen, self._now()))
         if problem is not None:
             raise RetryLater(problem.message, RECHECK_OBSTACLE_SECONDS)
@@ -129,86 +133,20 @@ class Reconciler:
     # Children
 
     async def _bring_about(self, owner: LLMDeployment, pin: Pin) -> Diagnosis | None:
-        """Apply what differs, the record first: a pod never runs a revision that is not written down."""
+        """The record first: a pod never runs a revision that is not written down."""
         record = controller_revision(owner, pin.revision, pin.number)
-        for wanted in map(stamped, [record, *objects(owner, pin.revision)]):
-            try:
-                problem = await self._apply(owner, wanted)
-            except ApiError as error:
-                problem = _refusal(error, wanted)
-                if problem is None or _namespace_is_going(error):
-                    raise
-            if problem is not None:
-                return problem
-        return None
-
-    async def _apply(self, owner: LLMDeployment, wanted: Manifest) -> Diagnosis | None:
-        kind, metadata = kind_of(wanted), wanted["metadata"]
-        live = self._index.get(kind, metadata["namespace"], metadata["name"])
-        if live is not None and _controlled_by(live, owner) and not self._settled.needs_apply(live, wanted):
-            return None
-        if live is None and self._is_new(owner) and (made := await self._client.apply_new(wanted)) is not None:
-            self._took(kind, made, wanted)
-            return None
-        # The index holds labelled objects only and may be behind: before a forced apply, whose object is it really?
-        live = await self._client.get(kind, metadata["namespace"], metadata["name"])
-        if live is not None and not _controlled_by(live, owner):
-            if _belonged_to_namesake(live, owner) or live["metadata"].get("deletionTimestamp"):
-                raise RetryLater(f"waiting for the old {kind.kind} {metadata['name']} to be deleted", 1.0)
-            return _name_conflict(kind.kind, live)
-        if live is not None and not self._settled.needs_apply(live, wanted):
-            self._index.put(kind, live)
-            return None
-        self._took(kind, await self._write(kind, live, wanted), wanted)
-        return None
-
-    def _is_new(self, owner: LLMDeployment) -> bool:
-        """Nothing was ever said about it, so most likely none of its children is there."""
-        known = self._index.get(LLM_DEPLOYMENT, owner.metadata.namespace or "", owner.name)
-        return known is not None and not (known.get("status") or {}).get("conditions")
-
-    def _took(self, kind: Kind, answer: Manifest, wanted: Manifest) -> None:
-        """Remember the answer to an apply."""
-        self._settled.applied(answer, wanted)
-        self._index.put(kind, answer)
-
-    async def _write(self, kind: Kind, live: Manifest | None, wanted: Manifest) -> Manifest:
-        """Server-side apply, also over an edit that it alone cannot undo.
-
-        Whoever changes a Service's port 80 to 81 owns a port of their own. Ours would be added to it as a second one
-        of the same name, which the server refuses. A merge patch sets whole lists, so it puts ours in their place.
-        """
-        try:
-            return await self._client.apply(wanted)
-        except ApiError as error:
-            if error.status != 422 or live is None or "spec" not in wanted:
-                raise
-        metadata = wanted["metadata"]
-        await self._client.merge(kind, metadata["namespace"], metadata["name"], {"spec": wanted["spec"]})
-        return await self._client.apply(wanted)
+        return await self._children.bring_about(owner, [record, *objects(owner, pin.revision)])
 
     async def _prune(self, owner: LLMDeployment, key: OwnerKey, pin: Pin) -> None:
-        """Delete what is ours and no longer wanted, after a live look."""
+        """Delete what is ours and no longer wanted."""
         wanted = {(o["kind"], o["metadata"]["name"]) for o in objects(owner, pin.revision)}
         for kind in OWNED:
-            mine = self._own_children(owner, key, kind)
+            mine = self._children.own(owner, key, kind)
             if kind is CONTROLLER_REVISION:
-                doomed: Iterable[Manifest] = superfluous(mine, pin.revision)
+                doomed = superfluous(mine, pin.revision)
             else:
                 doomed = [child for child in mine if (kind.kind, child["metadata"]["name"]) not in wanted]
-            for child in doomed:
-                live = await self._client.get(kind, owner.metadata.namespace or "", child["metadata"]["name"])
-                if live is not None and _controlled_by(live, owner):
-                    await self._client.delete(kind, live)
-                self._index.remove(kind, child)
-                self._settled.forget(child["metadata"]["uid"])
-
-    def _own_children(self, owner: LLMDeployment, key: OwnerKey, kind: Any) -> list[Manifest]:
-        return [child for child in self._index.children(key, kind) if _controlled_by(child, owner)]
-
-    def _own(self, owner: LLMDeployment, kind: Any, key: OwnerKey) -> Manifest | None:
-        live = self._index.get(kind, key.namespace, key.name)
-        return live if live is not None and _controlled_by(live, owner) else None
+            await self._children.delete(owner, doomed)
 
     # The model
 
@@ -268,21 +206,6 @@ class Reconciler:
         self._unanswered.pop(uid, None)
 
 
-def _controller(manifest: Manifest) -> Manifest:
-    references = manifest["metadata"].get("ownerReferences") or ()
-    return next((reference for reference in references if reference.get("controller")), {})
-
-
-def _controlled_by(manifest: Manifest, owner: LLMDeployment) -> bool:
-    return bool(_controller(manifest).get("uid") == owner.metadata.uid)
-
-
-def _belonged_to_namesake(manifest: Manifest, owner: LLMDeployment) -> bool:
-    """A child of a deleted LLMDeployment of the same name, which the garbage collector has not reached yet."""
-    controller = _controller(manifest)
-    return controller.get("kind") == owner.kind and controller.get("name") == owner.name
-
-
 def _serving(pods: Sequence[Manifest]) -> frozenset[str]:
     """The leader pods that are ready: other pods, another question."""
     return frozenset(
@@ -291,30 +214,3 @@ def _serving(pods: Sequence[Manifest]) -> frozenset[str]:
         if pod["metadata"].get("labels", {}).get(ROLE_LABEL) == LEADER
         and find(pod.get("status", {}).get("conditions") or [], conditions.READY).get("status") == "True"
     )
-
-
-def _name_conflict(kind: str, live: Manifest) -> Diagnosis:
-    name = live["metadata"]["name"]
-    controller = _controller(live)
-    whose = f"it belongs to {controller['kind']} {controller['name']}" if controller else "somebody else made it"
-    return Diagnosis(
-        Reason.NAME_CONFLICT,
-        f"A {kind} named {name} already exists and {whose}; it is left alone. Delete it, or choose another "
-        "metadata.name for the LLMDeployment.",
-    )
-
-
-def _refusal(error: ApiError, wanted: Manifest) -> Diagnosis | None:
-    """A child that the API server will not take as it is; None for what may pass by itself."""
-    if error.status not in REFUSED:
-        return None
-    what = f"{wanted['kind']} {wanted['metadata']['name']}"
-    if "exceeded quota" in error.message:
-        return Diagnosis(Reason.QUOTA_EXCEEDED, f"The {what} exceeds the namespace's quota: {error.message}")
-    if error.status == 403 or "admission webhook" in error.message:
-        return Diagnosis(Reason.ADMISSION_DENIED, f"The cluster does not admit the {what}: {error.message}")
-    return Diagnosis(Reason.APPLY_REFUSED, f"The API server refuses the {what}: {error.message}")
-
-
-def _namespace_is_going(error: ApiError) -> bool:
-    return error.status == 403 and "being terminated" in error.message
