@@ -26,7 +26,7 @@ from soak.experiments import (
     reference,
     spread,
 )
-from soak.faults import ANSWERS, KILLS, Injection
+from soak.faults import ANSWERS, KILLS, Fault, Injection
 from soak.operator_process import OperatorProcess
 from soak.snapshot import differences
 from soak.world import OPERATOR_NAMESPACE, World
@@ -37,14 +37,14 @@ STARTS_TOGETHER = 3
 STEADY_SECONDS = 200.0
 
 
-async def kills(world: World, *, places: int | None = None, offset: int = 0) -> Result:
+async def kills(world: World, *, places: int | None = None, offset: int = 0, how: tuple[Fault, ...] = KILLS) -> Result:
     """SIGKILL before and after every write, one after the other; the operator is started again like a pod."""
     outcomes: list[Outcome] = []
     async with OperatorProcess(world.plane, "killed") as operator:
         await operator.wait_ready()
         for scenario in (CREATE, UPDATE, DELETE, ABANDON, REPLACE, REPAIR):
             expected = await reference(world, operator, scenario)
-            for injection in injections(expected, KILLS, only_writes=True, wanted=places, offset=offset):
+            for injection in injections(expected, how, only_writes=True, wanted=places, offset=offset):
                 outcomes.append(await experiment(world, operator, scenario, expected, injection))
         left = await _orphans(world)
         return _result(outcomes, operator, left) | {"kills": operator.kills}
@@ -74,7 +74,9 @@ async def faults(world: World, *, places: int | None = None, offset: int = 0) ->
         return _result(outcomes, operator, left)
 
 
-async def starts(world: World, *, places: int | None = None, offset: int = 0) -> Result:
+async def starts(
+    world: World, *, places: int | None = None, offset: int = 0, how: tuple[Fault, ...] = (*ANSWERS, *KILLS)
+) -> Result:
     """Every fault at every request of a process's life until all is steady: listings, watches, the Lease's too."""
     outcomes: list[Outcome] = []
     crashes: list[str] = []
@@ -82,7 +84,7 @@ async def starts(world: World, *, places: int | None = None, offset: int = 0) ->
     planned = iter(
         [
             Injection(fault, number)
-            for position, fault in enumerate((*ANSWERS, *KILLS))
+            for position, fault in enumerate(how)
             for number in spread(total, total if places is None else places, offset + position)
         ]
     )
@@ -165,21 +167,23 @@ def _result(outcomes: Iterable[Outcome], operator: OperatorProcess, orphans: lis
 
 
 def _summary(outcomes: Iterable[Outcome]) -> Result:
-    outcomes = list(outcomes)
+    """Counts, a row for each scenario and fault, and every place that was hit."""
+    outcomes = sorted(outcomes, key=lambda one: (one.scenario, one.fault, one.number))
     table: dict[str, dict[str, Any]] = {}
     for outcome in outcomes:
         row = table.setdefault(
-            f"{outcome.scenario}: {outcome.fault}", {"runs": 0, "struck": 0, "converged": 0, "slowest_seconds": 0.0}
+            f"{outcome.scenario}: {outcome.fault}",
+            {"runs": 0, "struck": 0, "converged": 0, "slowest_seconds": 0.0, "places": []},
         )
         row["runs"] += 1
         row["struck"] += bool(outcome.struck)
         row["converged"] += not outcome.differences
         row["slowest_seconds"] = max(row["slowest_seconds"], outcome.seconds)
+        row["places"].append(f"{outcome.number}: {outcome.struck or 'no such request'}, {outcome.seconds} s")
     return {
         "runs": len(outcomes),
         "struck": sum(bool(one.struck) for one in outcomes),
         "converged": sum(not one.differences for one in outcomes),
         "table": table,
         "failures": [asdict(one) for one in outcomes if one.differences],
-        "outcomes": [asdict(one) for one in outcomes],
     }

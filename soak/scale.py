@@ -57,6 +57,7 @@ class Scale:
     samples: int
     idle_seconds: float
     say: Say
+    yardstick: bool = True  # also write it all by the bare client, and delete it all
     seed: int = 1
     result: Result = field(default_factory=dict)
 
@@ -71,7 +72,7 @@ class Scale:
             pattern = await self._pattern()
             self.result["objects"] = {"llmdeployments": self.objects, "children": self.objects * len(pattern)}
             await operator.stop()
-            bare = [await self._bare("bare-1", names, pattern)]
+            bare = [await self._bare("bare-1", names, pattern)] if self.yardstick else []
             operator.start_again()
             await operator.wait_leading()
             await self._apply(names, len(pattern))
@@ -81,6 +82,8 @@ class Scale:
             await self._idle("idle after the restart", longest_seconds=60.0)
             self.result["crashes"] = operator.crashes
             await operator.stop()
+            if not self.yardstick:
+                return self.result
             await self._delete_all(names)
             bare.append(await self._bare("bare-2", names, pattern))
         self.result["bare_client_seconds"] = [round(seconds, 1) for seconds in bare]
@@ -308,9 +311,17 @@ class Scale:
         self.result.setdefault("memory_mib", {})[word] = {"now": now >> 20, "most": most >> 20}
 
 
-async def scale(world: World, *, objects: int, samples: int, idle_seconds: float, say: Say = lambda _: None) -> Result:
+async def scale(
+    world: World,
+    *,
+    objects: int,
+    samples: int,
+    idle_seconds: float,
+    say: Say = lambda _: None,
+    yardstick: bool = True,
+) -> Result:
     """The whole run, in the order of a day: apply, change, rest, restart, delete."""
-    return await Scale(world, objects, samples, idle_seconds, say).run()
+    return await Scale(world, objects, samples, idle_seconds, say, yardstick).run()
 
 
 def _renamed(text: str, name: str) -> str:
