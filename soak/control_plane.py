@@ -100,6 +100,11 @@ class ControlPlane:
         path.write_text(json.dumps(content))
         return path
 
+    def check(self) -> None:
+        """Raises DidNotStart when one of the processes has ended."""
+        for process in self.processes:
+            process.check()
+
     async def _start(self) -> None:
         self._write_files()
         etcd = self._start_etcd()
@@ -177,7 +182,14 @@ class ControlPlane:
         )
 
     def _start_controllers(self) -> None:
-        fast = ["--leader-elect=false", "--kube-api-qps=2000", "--kube-api-burst=4000", "--profiling=false"]
+        # No port of their own, so that several control planes can be up at once.
+        fast = [
+            "--secure-port=0",
+            "--leader-elect=false",
+            "--kube-api-qps=2000",
+            "--kube-api-burst=4000",
+            "--profiling=false",
+        ]
         self._run(
             "kube-controller-manager",
             self.tools.controller_manager,

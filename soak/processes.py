@@ -65,10 +65,19 @@ class Process:
         """Raises DidNotStart when it ends, or does not answer in time."""
         give_up = asyncio.get_running_loop().time() + seconds
         while not await holds():
-            if self.exit_code is not None or asyncio.get_running_loop().time() > give_up:
-                words = self.log.read_text(errors="replace").strip().splitlines()[-3:]
-                raise DidNotStart(f"{self.name} is not up (exit code {self.exit_code}); {self.log} ends: {words}")
+            self.check()
+            if asyncio.get_running_loop().time() > give_up:
+                raise DidNotStart(f"{self.name} is not up after {seconds:.0f} s; {self._last_words()}")
             await asyncio.sleep(0.1)
+
+    def check(self) -> None:
+        """Raises DidNotStart when it has ended."""
+        if self.exit_code is not None:
+            raise DidNotStart(f"{self.name} ended with exit code {self.exit_code}; {self._last_words()}")
+
+    def _last_words(self) -> str:
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return f"{self.log} ends: {lines[-3:]}"
 
     def signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""`python -m soak.table`: write the tables of docs/reliability.md from `soak/results/*.json`. A test holds them together."""
+"""`python -m soak.table`: write the tables of docs/reliability.md from the results. A test holds them together."""
 
 from __future__ import annotations
 

@@ -59,6 +59,7 @@ async def world(tools: Tools, *, nodes: int = 4, keep: bool = False) -> AsyncIte
             )
         await plane.admin.create("/api/v1/namespaces", {"metadata": {"name": OPERATOR_NAMESPACE}})
         await add_nodes(plane.admin, nodes)
+        plane.check()
         yield World(plane, await snapshot.kinds(plane.admin))
 
 
