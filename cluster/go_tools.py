@@ -96,6 +96,13 @@ CONTROL_PLANE = GoTool(
     _kubernetes("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubeadm"),
     variables=_KUBERNETES_VARIABLES,
 )
+# For the soak tests' control plane without a node, on a machine where CONTROL_PLANE was not built (kind's own image).
+BARE_CONTROL_PLANE = GoTool(
+    "bare-control-plane",
+    _kubernetes("kube-apiserver", "kube-controller-manager", "kube-scheduler"),
+    module="kubernetes",
+    variables=_KUBERNETES_VARIABLES,
+)
 ETCD = GoTool("etcd", (("etcd", "go.etcd.io/etcd/server/v3"),))
 COREDNS = GoTool("coredns", (("coredns", "."),))
 PAUSE = GoTool("pause", (("pause", "."),))
