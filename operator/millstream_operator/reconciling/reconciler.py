@@ -114,9 +114,7 @@ class Reconciler:
         except PlanRefused as refused:
             # The pods stay what they were, and are repaired; what no plan decides (replicas, Service) follows the spec.
             if (kept := last_good(records)) is not None:
-                await self._children.bring_about(
-                    owner, self._wanted(owner, key, intent(self._scene(owner, key, kept)))
-                )
+                await self._children.bring_about(owner, self._wanted(owner, key, intent(self._scene(owner, key, kept))))
             await self._write_invalid(manifest, refused.problem, refused.plan)
             return
         rollout = intent(self._scene(owner, key, pin))

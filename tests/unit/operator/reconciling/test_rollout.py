@@ -25,7 +25,7 @@ FAILING = {"bad": ended(NO_FOLDER), "crashing": CRASHED}
 GPU = {"type": "GPU"}
 
 
-def image(name: str) -> Manifest:
+def image(name: str) -> dict[str, Any]:
     return {"runtime": {"image": name}}
 
 
@@ -72,7 +72,7 @@ class World:
 
 async def served(strategy: str | None = None, *, replicas: int = 1, gpus: int | None = None, **spec: Any) -> World:
     """A world in which image `good` serves."""
-    rollout = {"rollout": {"strategy": strategy}} if strategy else {}
+    rollout: dict[str, Any] = {"rollout": {"strategy": strategy}} if strategy else {}
     found = World(world(manifest(replicas=replicas, **image("good"), **rollout, **spec)), gpus=gpus)
     await found.settle()
     assert found.operator.condition("Ready")["status"] == "True"
