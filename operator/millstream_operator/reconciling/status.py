@@ -183,10 +183,27 @@ def _obstacle(seen: Seen) -> Diagnosis | None:
     if rolled_out(seen.owner, seen.revision, seen.workload):
         return None
     if (found := diagnose(_own_pods(seen))) is not None:
-        return found
+        return _with_a_way_out(seen, found)
     if (told := replica_failure(seen.workload, seen.revision.digest)) is not None:
         return diagnose_replica_failure(told)
     return _deadline_passed(seen)
+
+
+def _with_a_way_out(seen: Seen, found: Diagnosis) -> Diagnosis:
+    """Who insists on a surge that finds no GPU waits for ever, and may not know of the other way."""
+    surges = seen.intent is not None and seen.intent.strategy is AppliedStrategy.AVAILABILITY
+    if found.reason is not Reason.INSUFFICIENT_GPU or not surges or not _older_pods_serve(seen):
+        return found
+    hint = "Older pods serve on; rollout.strategy ResourceAware would replace them in place."
+    return Diagnosis(found.reason, f"{found.message} {hint}")
+
+
+def _older_pods_serve(seen: Seen) -> bool:
+    return any(
+        digest_of_pod(pod) != seen.revision.digest
+        and conditions.find(_pod_conditions(pod), "Ready").get("status") == "True"
+        for pod in seen.pods
+    )
 
 
 def _deadline_passed(seen: Seen) -> Diagnosis | None:
