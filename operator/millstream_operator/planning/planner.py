@@ -119,7 +119,7 @@ def plan(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts | None 
         served_name=deployment.served_name,
         engine=engine,
         warmup_timeout_seconds=duration.seconds(_warmup(spec).timeout or DEFAULT_WARMUP_TIMEOUT),
-        drain_timeout_seconds=duration.seconds((spec.rollout or Rollout()).drain_timeout or DEFAULT_DRAIN_TIMEOUT),
+        drain_timeout_seconds=drain_timeout_seconds(spec),
         runtime_image=_runtime_image(spec, defaults, reasons),
         resources=_resources(gpus, reasons),
         input_hash=input_hash(deployment),
@@ -128,6 +128,11 @@ def plan(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts | None 
         requires=(*missing, *unknown_facts(spec)),
         rejected=speculation.rejected,
     )
+
+
+def drain_timeout_seconds(spec: LLMDeploymentSpec) -> int:
+    """Seconds that a leaving pod has to finish its requests."""
+    return duration.seconds((spec.rollout or Rollout()).drain_timeout or DEFAULT_DRAIN_TIMEOUT)
 
 
 def progress_deadline_seconds(spec: LLMDeploymentSpec) -> int:

@@ -123,6 +123,26 @@ def test_a_pods_command_line_is_a_file_and_flags_win_over_it(tmp_path: Path) -> 
     assert (changed.max_num_seqs, changed.log_level) == (5, LogLevel.DEBUG)
 
 
+MANIFEST = """
+apiVersion: millstream.dev/v1alpha1
+kind: LLMDeployment
+metadata: {name: chat}
+spec:
+  model: {source: {local: {path: tiny}}}
+  accelerator: {type: CPU}
+  warmup: {heartbeatInterval: 5s}
+"""
+
+
+def test_a_manifest_on_a_laptop_brings_its_live_half_along(tmp_path: Path) -> None:
+    file = tmp_path / "chat.yaml"
+    file.write_text(MANIFEST)
+    config = config_from_command_line([str(file)])
+    assert (config.heartbeat_interval_seconds, config.log_level) == (5, None)
+    file.write_text(f"{MANIFEST}  runtime: {{logLevel: Warning}}\n")
+    assert config_from_command_line([str(file)]).log_level is LogLevel.WARNING
+
+
 @pytest.mark.parametrize("other", ["models/x", "--model=/models/x"])
 def test_a_file_and_a_model_are_not_both_given(other: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match="not both"):
