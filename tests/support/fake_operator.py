@@ -10,10 +10,13 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import parse
+from millstream_operator.inventory.nodes import read_node
 from millstream_operator.planning.input_hash import input_hash
 from millstream_operator.planning.plan import PlanDefaults
+from millstream_operator.reconciling.facts import FactsBook, Shapes, shape_from_catalogue
+from millstream_operator.reconciling.gpu_watch import read_pod
 from millstream_operator.reconciling.index import Index, OwnerKey
-from millstream_operator.reconciling.kinds import CONTROLLER_REVISION, LLM_DEPLOYMENT, WATCHED
+from millstream_operator.reconciling.kinds import CONTROLLER_REVISION, LLM_DEPLOYMENT, NODE, POD, WATCHED
 from millstream_operator.reconciling.reconciler import Defaults, Reconciler
 from millstream_operator.reconciling.service_probe import ServiceUnreachable
 from millstream_operator.reconciling.work_queue import RetryLater
@@ -39,11 +42,9 @@ class FakeModel:
 
     async def get(self, owner: LLMDeployment, path: str, timeout_seconds: float) -> Manifest:
         self._asked(path, None)
-        pinned = next(
-            record
-            for record in self.cluster.all(CONTROLLER_REVISION)
-            if record["data"]["inputHash"] == input_hash(owner)
-        )
+        records = self.cluster.all(CONTROLLER_REVISION)
+        of_spec = [record for record in records if record["data"]["inputHash"] == input_hash(owner)]
+        pinned = max(of_spec, key=lambda record: int(record["revision"]))
         return {"config_hash": pinned["data"]["configHash"], "model": owner.served_name} | self.ready
 
     async def post(self, owner: LLMDeployment, path: str, body: Mapping[str, Any], timeout_seconds: float) -> Manifest:
@@ -67,13 +68,17 @@ class FakeOperator:
         image: str = IMAGE,
         pods: PodDefaults | None = None,
         model: FakeModel | None = None,
+        shapes: Shapes = shape_from_catalogue,
     ) -> None:
         self.cluster, self.model = cluster, model or FakeModel(cluster)
         self.client = FakeClusterClient(cluster, fault)
-        self.index = Index()
+        self.index = Index(changed=lambda kind, manifest: self.facts.changed(kind, manifest))
         self.now = NOW
         defaults = Defaults(PlanDefaults(image), pods or PodDefaults())
-        self.reconciler = Reconciler(self.client, self.index, self.model, defaults, now=lambda: self.now)
+        self.facts = FactsBook(self.index, defaults.pods, shapes=shapes)
+        self.facts.problem = None
+        now, facts = (lambda: self.now), self.facts
+        self.reconciler = Reconciler(self.client, self.index, self.model, defaults, now=now, facts=facts)
         self.retries: list[RetryLater] = []
 
     async def turn(self, name: str = "demo") -> None:
@@ -81,6 +86,9 @@ class FakeOperator:
         for kind in WATCHED:
             listed = [one for one in self.cluster.all(kind) if kind is LLM_DEPLOYMENT or _is_labelled(one)]
             self.index.replace(kind, listed, self.cluster.version)
+        self.facts.replace_nodes(filter(None, map(read_node, self.cluster.all(NODE))))
+        self.facts.replace_pods(filter(None, map(read_pod, self.cluster.all(POD))))
+        self.facts.advance()
         try:
             await self.reconciler.reconcile(OwnerKey(NAMESPACE, name))
         except RetryLater as later:

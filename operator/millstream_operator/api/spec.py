@@ -111,11 +111,21 @@ class Rollout(ApiModel):
     )
 
 
+class UpdatePolicy(StrEnum):
+    PINNED = "Pinned"
+    FOLLOW_OPERATOR = "FollowOperator"
+
+
 class Runtime(ApiModel):
     """The runtime container."""
 
     image: Image | None = Field(
         None, description="Image of the runtime. Default: the operator's own, kept until the spec next changes."
+    )
+    update_policy: UpdatePolicy | None = Field(
+        None,
+        description="When a better plan or other defaults of the operator are taken over. Pinned: when the spec next "
+        "changes. FollowOperator: at once, by a rollout. Default: Pinned.",
     )
 
 

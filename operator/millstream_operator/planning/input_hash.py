@@ -1,6 +1,7 @@
 """The hash that decides whether a plan still holds: of the part of the spec that reaches the pods.
 
-Scaling, another Service port or a longer progress deadline must not restart a pod, so they stay out. A field that
+Scaling, another Service port, a longer progress deadline or another update policy must not restart a pod, so they stay
+out. A field that
 is absent stays out too: a later version of the API may add fields without changing the hash of any stored object.
 """
 
@@ -16,13 +17,15 @@ BESIDE_THE_PODS: dict[str, bool | dict[str, bool]] = {
     "replicas": True,
     "service": True,
     "rollout": {"progress_deadline": True},
+    "runtime": {"update_policy": True},
 }
 
 
 def input_hash(deployment: LLMDeployment) -> str:
     """Sixteen hex digits: equal for equal plans' inputs, on every machine."""
     spec = deployment.spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=BESIDE_THE_PODS)
-    if not spec.get("rollout"):  # nothing of it is left
-        spec.pop("rollout", None)
+    for part in ("rollout", "runtime"):
+        if not spec.get(part):  # nothing of it is left
+            spec.pop(part, None)
     text = json.dumps({"name": deployment.name, "spec": spec}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]

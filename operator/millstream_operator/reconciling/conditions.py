@@ -16,9 +16,10 @@ READY = "Ready"
 PLANNED = "Planned"
 AVAILABLE = "Available"
 MODEL_READY = "ModelReady"
-RECONCILING = "Reconciling"  # these three are there only while true
+RECONCILING = "Reconciling"  # these four are there only while true
 STALLED = "Stalled"
 NAME_CONFLICT = "NameConflict"
+PLAN_OUTDATED = "PlanOutdated"
 
 
 @dataclass(frozen=True, slots=True)

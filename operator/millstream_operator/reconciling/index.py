@@ -50,11 +50,16 @@ def interested(kind: Kind, manifest: Manifest) -> set[OwnerKey]:
 class Index:
     """Objects by kind, namespace and name. Manifests in it are shared: never change one.
 
-    `learned` is told of each newer state, before it is kept and whoever brought it.
+    `learned` is told of each newer state, before it is kept and whoever brought it; `changed` of each object that has
+    another state now, or is gone.
     """
 
-    def __init__(self, learned: Callable[[Kind, Manifest], None] = lambda _kind, _manifest: None) -> None:
-        self._learned = learned
+    def __init__(
+        self,
+        learned: Callable[[Kind, Manifest], None] = lambda _kind, _manifest: None,
+        changed: Callable[[Kind, Manifest], None] = lambda _kind, _manifest: None,
+    ) -> None:
+        self._learned, self._changed = learned, changed
         self._objects: dict[tuple[str, str, str], Manifest] = {}
         self._children: defaultdict[tuple[OwnerKey, str], set[tuple[str, str, str]]] = defaultdict(set)
 
@@ -70,6 +75,7 @@ class Index:
         slim = {**manifest, "metadata": {k: v for k, v in manifest["metadata"].items() if k != "managedFields"}}
         self._objects[key] = slim
         self._children[owner_key(kind, slim), kind.kind].add(key)
+        self._changed(kind, slim)
         return True
 
     def remove(self, kind: Kind, manifest: Manifest) -> bool:
@@ -80,6 +86,7 @@ class Index:
             return False
         self._unlink(kind, key, known)
         del self._objects[key]
+        self._changed(kind, known)
         return True
 
     def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:

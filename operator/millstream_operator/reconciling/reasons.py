@@ -46,6 +46,10 @@ class Reason(StrEnum):
     EVICTED = "Evicted"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
 
+    # A new plan would be another one.
+    NEW_FACTS = "NewFacts"
+    NEW_DEFAULTS = "NewDefaults"
+
     # The Service.
     SERVICE_UNREACHABLE = "ServiceUnreachable"
     WRONG_ANSWER = "WrongAnswer"

@@ -23,6 +23,7 @@ from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreacha
 from millstream_operator.reconciling.conditions import find
 from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.events import event_for
+from millstream_operator.reconciling.facts import FactsSource, NoFacts
 from millstream_operator.reconciling.index import Index, OwnerKey
 from millstream_operator.reconciling.kinds import (
     CONTROLLER_REVISION,
@@ -31,8 +32,9 @@ from millstream_operator.reconciling.kinds import (
     OWNED,
     POD,
 )
+from millstream_operator.reconciling.pinning import Pinning
 from millstream_operator.reconciling.reasons import Reason
-from millstream_operator.reconciling.revisions import Pin, PlanRefused, choose, last_good, superfluous
+from millstream_operator.reconciling.revisions import Pin, PlanRefused, last_good, superfluous
 from millstream_operator.reconciling.service_probe import ServiceAccess, ask
 from millstream_operator.reconciling.status import Answer, Seen, rolled_out, status_of, status_of_invalid
 from millstream_operator.reconciling.work_queue import RetryLater
@@ -70,8 +72,10 @@ class Reconciler:
         access: ServiceAccess,
         defaults: Defaults,
         now: Callable[[], str] = _utc_now,
+        facts: FactsSource | None = None,
     ) -> None:
-        self._client, self._index, self._access, self._defaults, self._now = client, index, access, defaults, now
+        self._client, self._index, self._access, self._now = client, index, access, now
+        self.pinning = Pinning(facts or NoFacts(), defaults.plan, defaults.pods)
         self._children = Children(client, index)
         # By owner's uid: which revision and pods were asked, and what came of it.
         self._answers: dict[str, tuple[object, Answer]] = {}
@@ -99,13 +103,14 @@ class Reconciler:
             return
         records = self._children.own(owner, key, CONTROLLER_REVISION)
         try:
-            pin = choose(owner, self._defaults.plan, self._defaults.pods, records)
+            chosen = self.pinning.choose(owner, records)
         except PlanRefused as refused:
             # The pods stay what they were, and are repaired; what no plan decides (replicas, Service) follows the spec.
             if (kept := last_good(records)) is not None:
                 await self._bring_about(owner, kept)
             await self._write_invalid(manifest, refused.problem, refused.plan)
             return
+        pin = chosen.pin
         problem = await self._bring_about(owner, pin)
         if problem is None:
             await self._prune(owner, key, pin)
@@ -113,7 +118,7 @@ class Reconciler:
         pods = self._index.children(key, POD)
         answer = await self._answer(owner, pin, workload, pods) if problem is None else None
         previous = manifest.get("status") or {}
-        seen = Seen(owner, pin.revision, workload, pods, answer, problem, previous)
+        seen = Seen(owner, pin.revision, workload, pods, answer, problem, previous, chosen.decisions, chosen.outdated)
         await self._write_status(owner, previous, status_of(seen, self._now()))
         if problem is not None:
             raise RetryLater(problem.message, RECHECK_OBSTACLE_SECONDS)
@@ -148,7 +153,7 @@ class Reconciler:
         """Ask once for each revision and set of pods; a failure is asked again at the next try."""
         uid = owner.metadata.uid or ""
         if owner.spec.replicas == 0 or not rolled_out(owner, pin.revision, workload):
-            self.forget(uid)
+            self._forget_answer(uid)
             return None
         asked = (pin.revision.name, owner.spec.service, _serving(pods))
         known = self._answers.get(uid)
@@ -193,7 +198,11 @@ class Reconciler:
         self._index.put(LLM_DEPLOYMENT, await self._client.apply(body, subresource="status"))
 
     def forget(self, uid: str) -> None:
-        """Nothing is known any more about an LLMDeployment that is gone, or whose pods are."""
+        """Nothing is known any more about an LLMDeployment that is gone."""
+        self._forget_answer(uid)
+        self.pinning.forget(uid)
+
+    def _forget_answer(self, uid: str) -> None:
         self._answers.pop(uid, None)
         self._unanswered.pop(uid, None)
 

@@ -56,16 +56,36 @@ def choose(
     Raises:
         PlanRefused: there is no plan, or it cannot be run.
     """
-    records = newest_first(stored)
-    if records:
-        pinned = read_revision(records[0])
-        if pinned is not None and pinned.input_hash == input_hash(owner):
-            return Pin(pinned, records[0]["revision"])
-    planned = decide(owner, plan_defaults, facts or Facts())
+    records = list(stored)
+    return pinned(owner, records) or plan_anew(owner, plan_defaults, pod_defaults, records, facts or Facts())
+
+
+def pinned(owner: LLMDeployment, stored: Iterable[Manifest]) -> Pin | None:
+    """The newest revision, if it was planned from what the spec still says."""
+    for record in newest_first(stored)[:1]:
+        revision = read_revision(record)
+        if revision is not None and revision.input_hash == input_hash(owner):
+            return Pin(revision, record["revision"])
+    return None
+
+
+def plan_anew(
+    owner: LLMDeployment,
+    plan_defaults: PlanDefaults,
+    pod_defaults: PodDefaults,
+    stored: Iterable[Manifest],
+    facts: Facts,
+) -> Pin:
+    """A plan that is made and rendered now.
+
+    Raises:
+        PlanRefused: there is no plan, or it cannot be run.
+    """
+    planned = decide(owner, plan_defaults, facts)
     if isinstance(planned, Infeasible) or planned.requires:
         raise PlanRefused(_why_refused(planned), planned.status_plan())
-    fresh = render_revision(owner, planned, pod_defaults)
-    return Pin(fresh, (records[0]["revision"] if records else 0) + 1)
+    records = newest_first(stored)
+    return Pin(render_revision(owner, planned, pod_defaults), (records[0]["revision"] if records else 0) + 1)
 
 
 def last_good(stored: Iterable[Manifest]) -> Pin | None:
@@ -92,4 +112,4 @@ def superfluous(stored: Iterable[Manifest], current: Revision) -> list[Manifest]
 
 
 def newest_first(stored: Iterable[Manifest]) -> list[Manifest]:
-    return sorted(stored, key=lambda record: int(record["revision"]), reverse=True)
+    return sorted(stored, key=lambda record: (int(record["revision"]), record["metadata"]["name"]), reverse=True)

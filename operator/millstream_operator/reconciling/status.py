@@ -45,6 +45,7 @@ class Seen:
     problem: Diagnosis | None = None  # why the objects could not be applied
     previous: Manifest = field(default_factory=dict)  # the status before
     decisions: Sequence[Decision] = ()  # made in this turn
+    outdated: Diagnosis | None = None  # what a new plan would gain
 
 
 def rolled_out(owner: LLMDeployment, revision: Revision, workload: Manifest | None) -> bool:
@@ -119,6 +120,8 @@ def _conditions(seen: Seen) -> list[Condition]:
     ]
     if seen.problem is not None and seen.problem.reason is Reason.NAME_CONFLICT:
         found.append(Condition(conditions.NAME_CONFLICT, True, seen.problem.reason, seen.problem.message))
+    if seen.outdated is not None:
+        found.append(Condition(conditions.PLAN_OUTDATED, True, seen.outdated.reason, seen.outdated.message))
     if ready.status is not True and ready.reason is not Reason.SCALED_TO_ZERO:
         found.append(_reconciling_or_stalled(seen, ready))
     return found

@@ -53,13 +53,13 @@ def render_revision(owner: LLMDeployment, plan: Plan, defaults: PodDefaults) -> 
     """Render the pods of a plan, and name the result after its content.
 
     The pods are labelled by the digest of the template alone: a spec that says the same in other words (`60s` for
-    `1m`) makes a new record and restarts nothing.
+    `1m`), or a plan with other prices, makes a new record and restarts nothing. A record cannot be changed.
     """
     template = pod_template(owner, plan, defaults)
     digest = _digest(template)
     template["metadata"]["labels"][REVISION_LABEL] = digest
     return Revision(
-        name=f"{owner.name}-{_digest([plan.input_hash, template])}",
+        name=f"{owner.name}-{_digest([plan.input_hash, template, plan.status_plan()])}",
         digest=digest,
         input_hash=plan.input_hash,
         config_hash=runtime_config(plan).config_hash(),
