@@ -12,6 +12,7 @@ import yaml
 from docs import api_reference
 from millstream_operator.api.crd import custom_resource_definition
 from millstream_operator.reconciling import conditions
+from millstream_operator.reconciling.pinning import PLAN_ADOPTED
 from millstream_operator.reconciling.reasons import NEEDS_A_PERSON, Reason
 from millstream_operator.settings import read_settings
 
@@ -52,6 +53,11 @@ def test_every_condition_is_explained() -> None:
     explained = {row[0].strip("`") for row in rows("reasons.md") if len(row) == 2}
     types = {value for name, value in vars(conditions).items() if name.isupper() and isinstance(value, str)}
     assert explained == types
+
+
+def test_every_decision_is_explained() -> None:
+    explained = {row[0].strip("`") for row in rows("reasons.md") if len(row) == 3}
+    assert PLAN_ADOPTED in explained
 
 
 def test_the_api_page_is_what_the_types_say() -> None:

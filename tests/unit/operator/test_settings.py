@@ -33,8 +33,12 @@ def test_everything_is_read(tmp_path: Path) -> None:
             "MILLSTREAM_LOG_LEVEL": "DEBUG",
             "MILLSTREAM_HEALTH_PORT": "9000",
             "MILLSTREAM_SERVICE_ACCESS": "Proxy",
+            "MILLSTREAM_GPU_CATALOG": "/etc/gpus/catalog.yaml",
+            "MILLSTREAM_INVENTORY": "Disabled",
         }
     )
+    assert settings.gpu_catalog == Path("/etc/gpus/catalog.yaml")
+    assert not settings.inventory
     assert settings.watch_namespaces == ("a", "b-2")
     assert settings.defaults.pods.node_selector == {"disk": "ssd"}
     assert (settings.log_level, settings.health_port) == (logging.DEBUG, 9000)
@@ -42,7 +46,15 @@ def test_everything_is_read(tmp_path: Path) -> None:
 
 
 def test_a_variable_that_is_there_but_empty_is_the_default() -> None:
-    names = ("POD_DEFAULTS", "WATCH_NAMESPACES", "LOG_LEVEL", "HEALTH_PORT", "SERVICE_ACCESS")
+    names = (
+        "GPU_CATALOG",
+        "INVENTORY",
+        "POD_DEFAULTS",
+        "WATCH_NAMESPACES",
+        "LOG_LEVEL",
+        "HEALTH_PORT",
+        "SERVICE_ACCESS",
+    )
     assert read_settings(IMAGE | {f"MILLSTREAM_{name}": "" for name in names}) == read_settings(IMAGE)
 
 
@@ -57,6 +69,7 @@ BAD: dict[str, tuple[str, str, list[str]]] = {
     "port negative": ("HEALTH_PORT", "-1", ["'-1'"]),
     "port of 5000 digits": ("HEALTH_PORT", "1" * 5000, ["1 to 65535"]),
     "access": ("SERVICE_ACCESS", "Tunnel", ["'Tunnel'", "Direct, Proxy"]),
+    "inventory": ("INVENTORY", "Maybe", ["'Maybe'", "Enabled, Disabled"]),
     "no such file": ("POD_DEFAULTS", "/nowhere/pods.json", ["/nowhere/pods.json", "No such file"]),
 }
 
