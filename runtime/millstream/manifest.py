@@ -50,14 +50,15 @@ def config_from_manifest(path: Path, host: str) -> RuntimeConfig:
     from millstream_operator.planning.plan import PlanDefaults
     from millstream_operator.planning.planner import plan
     from millstream_operator.planning.requires import refusal
-    from millstream_operator.rendering.runtime_config import runtime_config
+    from millstream_operator.rendering.runtime_config import boot_config, live_config
 
     if (hint := _only_in_a_pod(deployment.spec.model.source)) is not None:
         raise RuntimeFailure(Reason.UNSUPPORTED_BY_RUNTIME, f"{path}: {hint}")
     planned = plan(deployment, PlanDefaults())
     if (missing := refusal(planned.requires)) is not None:
         raise RuntimeFailure(Reason.UNSUPPORTED_BY_RUNTIME, f"{path}: {missing}")
-    return runtime_config(planned, model_root=str(model_root()), host=host)
+    boot = boot_config(planned, model_root=str(model_root()), host=host)
+    return RuntimeConfig.of(boot, live_config(deployment.spec))
 
 
 def _only_in_a_pod(source: Any) -> str | None:

@@ -11,15 +11,17 @@ from typing import Any
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import parse
 from millstream_operator.inventory.nodes import read_node
-from millstream_operator.planning.input_hash import input_hash
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.reconciling.facts import FactsBook, Shapes, shape_from_catalogue
 from millstream_operator.reconciling.gpu_watch import read_pod
 from millstream_operator.reconciling.index import Index, OwnerKey
-from millstream_operator.reconciling.kinds import CONTROLLER_REVISION, LLM_DEPLOYMENT, NODE, POD, WATCHED
+from millstream_operator.reconciling.kinds import CONTROLLER_REVISION, DEPLOYMENT, LLM_DEPLOYMENT, NODE, POD, WATCHED
+from millstream_operator.reconciling.optional_kinds import OptionalKinds
 from millstream_operator.reconciling.reconciler import Defaults, Reconciler
 from millstream_operator.reconciling.service_probe import ServiceUnreachable
 from millstream_operator.reconciling.work_queue import RetryLater
+from millstream_operator.rendering.companions import CompanionDefaults
+from millstream_operator.rendering.names import REVISION_LABEL
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from tests.support.fake_cluster import FakeCluster, FakeClusterClient, Fault
 from tests.support.llmdeployments import NAMESPACE, manifest
@@ -31,7 +33,7 @@ PATIENCE_TURNS = 40
 
 
 class FakeModel:
-    """A fake of the model behind the Service. It answers with the pinned configuration, unless told otherwise."""
+    """A fake of the model behind the Service: it answers with what the Deployment runs, unless told otherwise."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
@@ -42,10 +44,14 @@ class FakeModel:
 
     async def get(self, owner: LLMDeployment, path: str, timeout_seconds: float) -> Manifest:
         self._asked(path, None)
-        records = self.cluster.all(CONTROLLER_REVISION)
-        of_spec = [record for record in records if record["data"]["inputHash"] == input_hash(owner)]
-        pinned = max(of_spec, key=lambda record: int(record["revision"]))
-        return {"config_hash": pinned["data"]["configHash"], "model": owner.served_name} | self.ready
+        labels = self.cluster.the(DEPLOYMENT, owner.name)["spec"]["template"]["metadata"]["labels"]
+        running = next(
+            record["data"]
+            for record in self.cluster.all(CONTROLLER_REVISION)
+            if record["metadata"]["labels"][REVISION_LABEL] == labels[REVISION_LABEL]
+        )
+        served_name = running.get("boot", {}).get("served_model_name", owner.served_name)
+        return {"config_hash": running["configHash"], "model": served_name} | self.ready
 
     async def post(self, owner: LLMDeployment, path: str, body: Mapping[str, Any], timeout_seconds: float) -> Manifest:
         self._asked(path, dict(body))
@@ -69,16 +75,27 @@ class FakeOperator:
         pods: PodDefaults | None = None,
         model: FakeModel | None = None,
         shapes: Shapes = shape_from_catalogue,
+        companions: CompanionDefaults | None = None,
     ) -> None:
         self.cluster, self.model = cluster, model or FakeModel(cluster)
         self.client = FakeClusterClient(cluster, fault)
         self.index = Index(changed=lambda kind, manifest: self.facts.changed(kind, manifest))
         self.now = NOW
-        defaults = Defaults(PlanDefaults(image), pods or PodDefaults())
+        defaults = Defaults(PlanDefaults(image), pods or PodDefaults(), companions or CompanionDefaults())
         self.facts = FactsBook(self.index, defaults.pods, shapes=shapes)
         self.facts.problem = None
-        now, facts = (lambda: self.now), self.facts
-        self.reconciler = Reconciler(self.client, self.index, self.model, defaults, now=now, facts=facts)
+        self.looker = FakeClusterClient(cluster)  # of its own: what it asks is the resync's, as the listings are
+        self.optional = OptionalKinds(self.index)
+        self.reconciler = Reconciler(
+            self.client,
+            self.index,
+            self.model,
+            defaults,
+            self.optional,
+            now=lambda: self.now,
+            facts=self.facts,
+            spare=self.facts.spare,
+        )
         self.retries: list[RetryLater] = []
 
     async def turn(self, name: str = "demo") -> None:
@@ -89,6 +106,7 @@ class FakeOperator:
         self.facts.replace_nodes(filter(None, map(read_node, self.cluster.all(NODE))))
         self.facts.replace_pods(filter(None, map(read_pod, self.cluster.all(POD))))
         self.facts.advance()
+        await self.optional.look(self.looker)
         try:
             await self.reconciler.reconcile(OwnerKey(NAMESPACE, name))
         except RetryLater as later:

@@ -35,7 +35,8 @@ class GpuAccounts:
         self._of: defaultdict[Owner, dict[str, GpuPod]] = defaultdict(dict)  # by owner and uid
         self._promised: dict[Owner, tuple[Want, int]] = {}
         self._wanted: Counter[Want] = Counter()
-        self._capacities: dict[Demands, Inventory] = {}
+        self._capacities: dict[Demands, Inventory] = {}  # these two are found again when something has changed
+        self._free: dict[Demands, Free] = {}
 
     # Nodes and the catalogue
 
@@ -46,6 +47,8 @@ class GpuAccounts:
             self._nodes[name] = node
         else:
             self._nodes.pop(name, None)
+        if before != node:
+            self._free.clear()
         if _lasting(before) != _lasting(node):
             self._other_gpus()
 
@@ -67,6 +70,7 @@ class GpuAccounts:
     def _other_gpus(self) -> None:
         self.generation += 1
         self._capacities.clear()
+        self._free.clear()
 
     # Pods
 
@@ -91,6 +95,7 @@ class GpuAccounts:
         return sum(revision is None or pod.revision == revision for pod in pods)
 
     def _count(self, pod: GpuPod, sign: int) -> None:
+        self._free.clear()
         self._used[pod.node] += sign * pod.gpus
         if not self._used[pod.node]:
             del self._used[pod.node]
@@ -138,26 +143,44 @@ class GpuAccounts:
             known = self._capacities[demands] = self._inventory(free, tuple(refused[:MAX_REFUSED]))
         return known
 
-    def free(self, owner: Owner, demands: Demands = ANYWHERE) -> Inventory:
-        """What a new plan of the owner may use now.
+    def free(self, owner: Owner, demands: Demands = ANYWHERE, *, give_up: bool = True) -> Inventory:
+        """What a new plan of the owner may use now. `give_up`: it gives up the GPUs that its pods hold.
 
         Promises of others are taken from these nodes even where their pods might go elsewhere: too few rather than
         too many.
         """
-        own = used_by_node(self._of.get(owner, {}).values())
-        free: Free = Counter()
-        for name, node in self._nodes.items():
-            part = self._parts.of(node)
-            if isinstance(part, str) or node.away is not None or not demands.admit(node.labels, node.taints):
-                continue
-            left = node.gpus - self._used.get(name, 0) + own.get(name, 0)
-            if left > 0:
-                free[part.name, left] += 1
+        free = Counter(self._unheld(demands))
+        own = used_by_node(self._of.get(owner, {}).values()) if give_up else {}
+        for name, gpus in own.items():
+            part = self._part_for(self._nodes.get(name), demands)
+            if part is not None:
+                left = self._nodes[name].gpus - self._used[name]
+                free.subtract({(part.name, left): 1 if left > 0 else 0})
+                free[part.name, left + gpus] += 1
+        free = +free
         wanted = Counter(self._wanted)
         if (mine := self._promised.get(owner)) is not None:
             wanted[mine[0]] -= mine[1]
         take(free, [(want, times) for want, times in wanted.items() if times > 0])
         return self._inventory(free, self.capacity(demands).refused)
+
+    def _unheld(self, demands: Demands) -> Free:
+        """Free GPUs by node, whoever asks. Shared: copy it."""
+        known = self._free.get(demands)
+        if known is None:
+            known = self._free[demands] = Counter()
+            for name, node in self._nodes.items():
+                part, left = self._part_for(node, demands), node.gpus - self._used.get(name, 0)
+                if part is not None and left > 0:
+                    known[part.name, left] += 1
+        return known
+
+    def _part_for(self, node: GpuNode | None, demands: Demands) -> GpuPart | None:
+        """What a node has for pods with these demands; None where they cannot go now."""
+        if node is None or node.away is not None or not demands.admit(node.labels, node.taints):
+            return None
+        part = self._parts.of(node)
+        return part if isinstance(part, GpuPart) else None
 
     def _inventory(self, free: Free, refused: tuple[RefusedNode, ...]) -> Inventory:
         kinds = []

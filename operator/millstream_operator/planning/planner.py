@@ -50,7 +50,6 @@ from millstream_operator.planning.speculation_choice import SpeculationChoice, c
 from millstream_operator.planning.waiting import find
 from millstream_operator.planning.wishes import batching, given_or, wishes_of
 
-DEFAULT_HEARTBEAT_INTERVAL = "30s"
 DEFAULT_DRAIN_TIMEOUT = "10m"
 PROGRESS_MARGIN_SECONDS = 600  # for scheduling and pulling the image, before the warm-up begins
 
@@ -131,7 +130,6 @@ def plan(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts | None 
         model_path=_model_path(spec),
         served_name=deployment.served_name,
         engine=engine,
-        heartbeat_interval_seconds=duration.seconds(_warmup(spec).heartbeat_interval or DEFAULT_HEARTBEAT_INTERVAL),
         warmup_timeout_seconds=duration.seconds(_warmup(spec).timeout or DEFAULT_WARMUP_TIMEOUT),
         drain_timeout_seconds=duration.seconds((spec.rollout or Rollout()).drain_timeout or DEFAULT_DRAIN_TIMEOUT),
         runtime_image=_runtime_image(spec, defaults, reasons),

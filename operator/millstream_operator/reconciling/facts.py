@@ -186,6 +186,16 @@ class FactsBook:
     def holds_gpus(self, owner: LLMDeployment) -> bool:
         return self._accounts.bound(_owner_of(owner)) > 0
 
+    def spare(self, owner: LLMDeployment, revision: Revision) -> bool | None:
+        """Are the GPUs for one more pod of a revision free, beside those that the owner has? None: nobody knows."""
+        gpus, part = revision.plan.get("gpusPerReplica") or 0, revision.plan.get("accelerator")
+        demands = self._demands(owner)
+        if gpus <= 0 or self._why_unknown(demands) is not None:
+            return None
+        self._settle()
+        free = self._accounts.free(_owner_of(owner), demands, give_up=False)
+        return any(kind.gpus >= gpus for kind in free.kinds if part in (AcceleratorType.GPU, kind.part.name))
+
     @property
     def promised_gpus(self) -> int:
         """Of all LLMDeployments together: wanted by their plans, and not bound yet."""

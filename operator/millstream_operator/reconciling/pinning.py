@@ -20,7 +20,7 @@ from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.input_hash import input_hash
 from millstream_operator.planning.plan import Infeasible, Plan, PlanDefaults
 from millstream_operator.planning.planner import decide
-from millstream_operator.reconciling.decisions import Decision
+from millstream_operator.reconciling.decisions import Decision, DecisionType
 from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.facts import FactsSource
 from millstream_operator.reconciling.index import OwnerKey
@@ -30,7 +30,6 @@ from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import Revision, render_revision
 
 Manifest = dict[str, Any]
-PLAN_ADOPTED = "PlanAdopted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,4 +131,4 @@ def adoption(records: Sequence[Manifest]) -> tuple[Decision, ...]:
         return ()
     was, now = others[0]["data"]["plan"]["summary"], newest["data"]["plan"]["summary"]
     what = f"{was} → {now}" if was != now else other_defaults(others[0]["data"]["image"], newest["data"]["image"])
-    return (Decision(PLAN_ADOPTED, f"runtime.updatePolicy is FollowOperator: {what.removesuffix('.')}."),)
+    return (Decision(DecisionType.PLAN_ADOPTED, f"runtime.updatePolicy is FollowOperator: {what.removesuffix('.')}."),)

@@ -141,6 +141,16 @@ class EngineLoop:
         """Since the last completed step of any kind: load never looks like silence. None before the first."""
         return None if self._last_step_at_seconds is None else time.monotonic() - self._last_step_at_seconds
 
+    @property
+    def heartbeat_interval_seconds(self) -> float:
+        return self._heartbeat_interval_seconds
+
+    def set_heartbeat_interval(self, seconds: float) -> None:
+        """0 switches heartbeats off. From any thread; an engine that is idle counts anew at once."""
+        with self._changed:
+            self._heartbeat_interval_seconds = seconds
+            self._changed.notify()
+
     def submit(self, request: Request, mailbox: Mailbox) -> None:
         """Queue a generation; its tokens come to `mailbox`.
 

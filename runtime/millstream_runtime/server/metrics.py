@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.metrics_core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from millstream_runtime.boot import BootLedger, Phase
 from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill
@@ -111,6 +112,14 @@ class ServerMetrics:
         self._steps_total = 0
         engine_loop.on_step = self._step
         self._registry.register(_EngineView(self._labels, ledger, engine_loop))
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(self._labels)
+
+    def register(self, collector: Collector) -> None:
+        """Let another part of this process tell its own metrics here."""
+        self._registry.register(collector)
 
     def first_token(self, times: RequestTimes, at_seconds: float, prefill: Prefill) -> None:
         """A prompt is computed."""
@@ -266,6 +275,11 @@ class _EngineView:
 
     def _heartbeat_gauges(self) -> Iterable[Metric]:
         readings: tuple[tuple[str, str, Callable[[], float | None]], ...] = (
+            (
+                "millstream_heartbeat_interval_seconds",
+                "Idle time after which a heartbeat comes, as configured now; 0: never",
+                lambda: self._engine_loop.heartbeat_interval_seconds,
+            ),
             (
                 "millstream_heartbeat_age_seconds",
                 "Since the last completed engine step, of a user or a heartbeat",

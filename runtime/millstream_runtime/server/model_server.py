@@ -16,16 +16,18 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import uvicorn
 
 from millstream_runtime.boot import BootLedger, BootSnapshot, Phase
-from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.config import LiveConfig, RuntimeConfig
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.server import limits
 from millstream_runtime.server.api_errors import unavailable
 from millstream_runtime.server.app import build_app
-from millstream_runtime.server.logs import log
+from millstream_runtime.server.live_config import LiveConfigFile
+from millstream_runtime.server.logs import log, set_log_level
 from millstream_runtime.server.service import MakeEngine, Service, load_engine
 
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that they close first and never meet a reset
@@ -43,7 +45,9 @@ class ModelServer:
         *,
         make_engine: MakeEngine = load_engine,
         drain_grace_seconds: float = limits.DRAIN_GRACE_SECONDS,
+        live_config: Path | None = None,
     ) -> None:
+        """`live_config`: the file of the live half, watched while this runs; None: what `config` says stays."""
         self._config = config
         self._listener = listener
         self._ledger = ledger
@@ -52,6 +56,7 @@ class ModelServer:
         self._failure: RuntimeFailure | None = None
         ledger.subscribe(_log_phase)
         self.service = Service(config, ledger, self._on_failure, make_engine)
+        self.live_config = self._watch_live_config(live_config) if live_config is not None else None
 
     async def run(self) -> None:
         """Serve until drained.
@@ -72,13 +77,28 @@ class ModelServer:
                 timeout_graceful_shutdown=limits.FLUSH_TIMEOUT_SECONDS,
             )
         )
+        if self.live_config is not None:
+            self.live_config.start()
         with self._signals(loop):
             await self._http.serve([self._listener])
+        if self.live_config is not None:
+            self.live_config.stop()
         self.service.close()
         ended = self.service.engine_loop.stop(ENGINE_STOP_TIMEOUT_SECONDS)
         if self._failure is not None:
             raise self._failure
         log.info("stopped", engine_thread_ended=ended)
+
+    def _watch_live_config(self, path: Path) -> LiveConfigFile:
+        def apply(live: LiveConfig) -> None:
+            self.service.engine_loop.set_heartbeat_interval(live.heartbeat_interval_seconds)
+            if live.log_level is not None:
+                set_log_level(live.log_level)
+
+        file = LiveConfigFile(path, apply, labels=self.service.metrics.labels)
+        self.service.metrics.register(file)
+        file.look()  # before the engine is there: it begins with these values
+        return file
 
     def begin_drain(self, grace_seconds: float | None = None) -> None:
         """Finish what is running, then end `run()`. A second call changes nothing."""

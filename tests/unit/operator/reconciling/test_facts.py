@@ -145,6 +145,26 @@ def test_pods_of_others_are_not_free() -> None:
     assert cluster.plan("d")["accelerator"] == "L4-24GB"
 
 
+def test_a_gpu_is_spare_where_one_more_pod_would_find_its_gpus() -> None:
+    """What `rollout.strategy: Auto` asks before it makes a pod more."""
+    cluster = Cluster(gpu_node("a", T4, 1))
+    cluster.plan("d")
+    owner = parse(cluster.store("d"))
+    (record,) = cluster.index.all(CONTROLLER_REVISION)
+    revision = cluster.pinning.choose(owner, [record]).pin.revision
+    assert cluster.book.spare(owner, revision) is True, "nothing runs yet"
+    pod = gpu_pod("p", "a")
+    pod["metadata"] |= {"uid": "p", "labels": record["metadata"]["labels"]}
+    cluster.book.put_pod("p", read_pod(pod))
+    assert cluster.book.spare(owner, revision) is False, "the only one is its own"
+    cluster.book.put_node("b", read_node(gpu_node("b", L4, 8)))
+    assert cluster.book.spare(owner, revision) is False, "its pods would not go there"
+    cluster.book.put_node("c", read_node(gpu_node("c", T4, 1)))
+    assert cluster.book.spare(owner, revision) is True
+    cluster.book.problem = "unknown"
+    assert cluster.book.spare(owner, revision) is None
+
+
 # What is not known
 
 
@@ -169,7 +189,7 @@ def test_nodes_that_the_pods_may_not_go_to_are_no_inventory() -> None:
     taints = [{"key": "dedicated", "value": "x", "effect": "NoSchedule"}]
     cluster = Cluster(gpu_node("a", taints=taints))
     assert "nodeSelector and tolerations" in reasons(cluster.plan("d"), "inventory")[0]
-    tolerant = {"podTemplate": {"spec": {"tolerations": [{"key": "dedicated", "operator": "Exists"}]}}}
+    tolerant: Manifest = {"podTemplate": {"spec": {"tolerations": [{"key": "dedicated", "operator": "Exists"}]}}}
     assert cluster.plan("e", **tolerant)["accelerator"] == "L4-24GB"
 
 

@@ -239,8 +239,11 @@ async def test_follow_operator_takes_another_default_image_over() -> None:
     newer = FakeOperator(operator.cluster, image="registry.example.com/runtime:2")
     await newer.settle()
     assert template(newer)["spec"]["containers"][0]["image"] == "registry.example.com/runtime:2"
-    (decision,) = operator.cluster.the(LLM_DEPLOYMENT)["status"]["decisions"]
-    assert "registry.example.com/runtime:2 instead of registry.example.com/runtime:1" in decision["message"]
+    decisions = operator.cluster.the(LLM_DEPLOYMENT)["status"]["decisions"]
+    told = {decision["type"]: decision["message"] for decision in decisions}
+    assert "no GPU is spare" in told.pop("ReplacingInPlace"), "the only GPU is its own"
+    assert "registry.example.com/runtime:2 instead of registry.example.com/runtime:1" in told.pop("PlanAdopted")
+    assert not told
 
 
 async def test_gpus_are_not_given_up_for_a_wait() -> None:

@@ -30,7 +30,10 @@ def rendered(owner: LLMDeployment) -> dict[str, dict[str, Any]]:
 
 def test_what_a_pod_needs_comes_before_the_deployment_that_makes_pods() -> None:
     kinds = [one["kind"] for one in objects(deployment(replicas=2), revision(deployment(replicas=2)))]
-    assert kinds == ["ServiceAccount", "NetworkPolicy", "Service", "PodDisruptionBudget", "Deployment"]
+    assert kinds == [
+        *("ServiceAccount", "NetworkPolicy", "Service", "PodDisruptionBudget", "ConfigMap", "ConfigMap"),
+        "Deployment",
+    ]
 
 
 def test_every_child_is_owned_labelled_and_watched() -> None:
@@ -126,7 +129,7 @@ def test_a_revision_survives_its_record() -> None:
 
 def test_a_record_of_an_unknown_format_is_not_guessed_at() -> None:
     stored = controller_revision(deployment(), revision(deployment()), 1)
-    stored["data"]["format"] = 2
+    stored["data"]["format"] = 3
     assert read_revision(stored) is None
     del stored["data"]
     assert read_revision(stored) is None
@@ -140,8 +143,13 @@ def test_pods_carry_the_digest_of_their_template_and_no_number() -> None:
 
 UNTOUCHED_PODS: dict[str, dict[str, Any]] = {
     "replicas": {"replicas": 7},
+    "autoscaling": {"autoscaling": {"maxReplicas": 7}},
+    "monitoring": {"monitoring": {"mode": "Disabled"}},
     "service": {"service": {"type": "NodePort", "port": 8080}},
     "progressDeadline": {"rollout": {"progressDeadline": "3h"}},
+    "strategy": {"rollout": {"strategy": "ResourceAware"}},
+    "heartbeats": {"warmup": {"heartbeatInterval": "3s"}},
+    "log level": {"runtime": {"logLevel": "Debug"}},
 }
 
 
