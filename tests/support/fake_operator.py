@@ -13,9 +13,11 @@ from millstream_operator.api.load import parse
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.reconciling.index import Index, OwnerKey
 from millstream_operator.reconciling.kinds import CONTROLLER_REVISION, DEPLOYMENT, LLM_DEPLOYMENT, WATCHED
+from millstream_operator.reconciling.optional_kinds import OptionalKinds
 from millstream_operator.reconciling.reconciler import Defaults, Reconciler
 from millstream_operator.reconciling.service_probe import ServiceUnreachable
 from millstream_operator.reconciling.work_queue import RetryLater
+from millstream_operator.rendering.companions import CompanionDefaults
 from millstream_operator.rendering.names import REVISION_LABEL
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from tests.support.fake_cluster import FakeCluster, FakeClusterClient, Fault
@@ -69,13 +71,16 @@ class FakeOperator:
         image: str = IMAGE,
         pods: PodDefaults | None = None,
         model: FakeModel | None = None,
+        companions: CompanionDefaults | None = None,
     ) -> None:
         self.cluster, self.model = cluster, model or FakeModel(cluster)
         self.client = FakeClusterClient(cluster, fault)
         self.index = Index()
         self.now = NOW
-        defaults = Defaults(PlanDefaults(image), pods or PodDefaults())
-        self.reconciler = Reconciler(self.client, self.index, self.model, defaults, now=lambda: self.now)
+        defaults = Defaults(PlanDefaults(image), pods or PodDefaults(), companions or CompanionDefaults())
+        self.looker = FakeClusterClient(cluster)  # of its own: what it asks is the resync's, as the listings are
+        self.optional = OptionalKinds(self.index)
+        self.reconciler = Reconciler(self.client, self.index, self.model, defaults, self.optional, now=lambda: self.now)
         self.retries: list[RetryLater] = []
 
     async def turn(self, name: str = "demo") -> None:
@@ -83,6 +88,7 @@ class FakeOperator:
         for kind in WATCHED:
             listed = [one for one in self.cluster.all(kind) if kind is LLM_DEPLOYMENT or _is_labelled(one)]
             self.index.replace(kind, listed, self.cluster.version)
+        await self.optional.look(self.looker)
         try:
             await self.reconciler.reconcile(OwnerKey(NAMESPACE, name))
         except RetryLater as later:

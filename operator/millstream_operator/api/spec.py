@@ -14,8 +14,10 @@ from pydantic import Field, StringConstraints
 
 from millstream_operator.api.base import ApiModel, Duration
 from millstream_operator.api.model import Image, Model
+from millstream_operator.api.monitoring import Monitoring
 from millstream_operator.api.optimization import Parallelism, Quantization, Speculation
 from millstream_operator.api.pod_template import PodTemplate
+from millstream_operator.api.scaling import Autoscaling
 from millstream_operator.api.workload import Budget, Objectives, Tier, Workload
 from millstream_runtime.config import MAX_MODEL_LEN_LIMIT_TOKENS, MAX_NUM_SEQS_LIMIT
 
@@ -174,8 +176,10 @@ class LLMDeploymentSpec(ApiModel):
     replicas: int = Field(
         1, ge=0, le=1000, description="Identical replicas behind the Service. 0 stops serving. Default: 1."
     )
+    autoscaling: Autoscaling | None = Field(None, description="Replicas by load. Default: replicas stays as it is.")
     runtime: Runtime | None = Field(None, description="The runtime container.")
     service: Service | None = Field(None, description="The Service in front of the replicas.")
+    monitoring: Monitoring | None = Field(None, description="Scraping and alerts by the Prometheus operator.")
     pod_template: PodTemplate | None = Field(
         None, description="Changes to the pods: labels, scheduling, environment, resources."
     )

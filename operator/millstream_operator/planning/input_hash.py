@@ -1,7 +1,8 @@
 """The hash that decides whether a plan still holds: of the part of the spec that reaches the pods.
 
-Scaling, another Service port or a longer progress deadline must not restart a pod, so they stay out. A field that
-is absent stays out too: a later version of the API may add fields without changing the hash of any stored object.
+Scaling, monitoring, another Service port or a longer progress deadline must not restart a pod, so they stay out. A
+field that is absent stays out too: a later version of the API may add fields without changing the hash of any stored
+object.
 
 What the runtime takes over while it serves (heartbeats, the log level) stays out as well, but not for pods of record
 format 1: they were told everything by flags, and hear of such a change only when they are replaced.
@@ -18,7 +19,9 @@ HASH_LENGTH = 16
 Fields = dict[str, bool | dict[str, bool]]
 BESIDE_THE_PODS: Fields = {
     "replicas": True,
+    "autoscaling": True,
     "service": True,
+    "monitoring": True,
     "rollout": {"progress_deadline": True, "strategy": True},
 }
 LIVE: Fields = {"warmup": {"heartbeat_interval": True}, "runtime": {"log_level": True}}

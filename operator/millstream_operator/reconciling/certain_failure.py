@@ -11,7 +11,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from millstream_operator.reconciling.diagnosis import Diagnosis, diagnose, diagnose_pod, diagnose_replica_failure
+from millstream_operator.reconciling.admission import pods_not_created
+from millstream_operator.reconciling.diagnosis import Diagnosis
+from millstream_operator.reconciling.pod_failures import diagnose, diagnose_pod
 from millstream_operator.reconciling.reasons import NEEDS_A_PERSON, Reason
 from millstream_operator.reconciling.workload import deadline_passed, digest_of_pod, replica_failure
 
@@ -33,8 +35,8 @@ def certain_failure(digest: str, workload: Manifest | None, pods: Sequence[Manif
     if (found := diagnose(pod for pod in own if _is_certain(pod))) is not None:
         return found
     if (told := replica_failure(workload, digest)) is not None:
-        refused = diagnose_replica_failure(told)
-        if refused.reason in NEEDS_A_PERSON or deadline_passed(workload, digest):
+        refused = pods_not_created(told)
+        if refused is not None and (refused.reason in NEEDS_A_PERSON or deadline_passed(workload, digest)):
             return refused
     if not deadline_passed(workload, digest):
         return None

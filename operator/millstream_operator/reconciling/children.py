@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.reconciling.admission import not_admitted
 from millstream_operator.reconciling.cluster_client import ApiError, ClusterClient
 from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.diff import Settled, stamped
@@ -130,12 +131,12 @@ def _name_conflict(kind: str, live: Manifest) -> Diagnosis:
 
 def _refusal(error: ApiError, wanted: Manifest) -> Diagnosis | None:
     """A child that the API server will not take as it is; None for what may pass by itself."""
+    what = f"{wanted['kind']} {wanted['metadata']['name']}"
+    if (found := not_admitted(error.message, what)) is not None:
+        return found
     if error.status not in REFUSED:
         return None
-    what = f"{wanted['kind']} {wanted['metadata']['name']}"
-    if "exceeded quota" in error.message:
-        return Diagnosis(Reason.QUOTA_EXCEEDED, f"The {what} exceeds the namespace's quota: {error.message}")
-    if error.status == 403 or "admission webhook" in error.message:
+    if error.status == 403:
         return Diagnosis(Reason.ADMISSION_DENIED, f"The cluster does not admit the {what}: {error.message}")
     return Diagnosis(Reason.APPLY_REFUSED, f"The API server refuses the {what}: {error.message}")
 

@@ -41,12 +41,23 @@ class ApiUnreachable(Exception):
 
 
 class ApiError(Exception):
-    """The API server said no. `reason` is the machine-readable word of its Status object, `status` the HTTP code."""
+    """The API server said no. `reason` is the machine-readable word of its Status object, `status` the HTTP code.
 
-    def __init__(self, status: int, reason: str, message: str, retry_after_seconds: float = 0.0) -> None:
+    `body` is the whole answer where it was a JSON object: behind a proxy path, it is somebody else's.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        retry_after_seconds: float = 0.0,
+        body: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(message)
         self.status, self.reason, self.message = status, reason, message
         self.retry_after_seconds = retry_after_seconds
+        self.body: Mapping[str, Any] = body or {}
 
 
 class RequestObserver(Protocol):
@@ -196,7 +207,7 @@ class ClusterClient:
                 raise
 
     async def get_raw(self, path: str, timeout_seconds: float) -> dict[str, Any]:
-        """GET of any path that answers JSON (the Service proxy of a development setup)."""
+        """GET of any path that answers JSON (the Service and pod proxies of a development setup)."""
         return await self._request("GET", path, timeout_seconds=timeout_seconds)
 
     async def post_raw(self, path: str, body: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
@@ -298,4 +309,4 @@ def _api_error(status: int, text: str, retry_after: str | None) -> ApiError:
     told = told if isinstance(told, dict) else {}
     seconds = float(retry_after) if retry_after and retry_after.isdigit() else 0.0
     message = told.get("message") or f"HTTP {status}: {text[:200]}"
-    return ApiError(status, told.get("reason") or "", str(message), seconds)
+    return ApiError(status, str(told.get("reason") or ""), str(message), seconds, told)

@@ -45,6 +45,11 @@ DEPLOYMENT = Kind("apps", "v1", "Deployment", "deployments")
 CONTROLLER_REVISION = Kind("apps", "v1", "ControllerRevision", "controllerrevisions")
 NETWORK_POLICY = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
 POD_DISRUPTION_BUDGET = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
+HORIZONTAL_POD_AUTOSCALER = Kind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+# Kinds of other projects, which a cluster may have or not (`optional_kinds.py`).
+SCALED_OBJECT = Kind("keda.sh", "v1alpha1", "ScaledObject", "scaledobjects")
+POD_MONITOR = Kind("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors")
+PROMETHEUS_RULE = Kind("monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules")
 
 OWNED = (
     SERVICE_ACCOUNT,
@@ -55,8 +60,9 @@ OWNED = (
     CONTROLLER_REVISION,
     CONFIG_MAP,
 )
-WATCHED = (LLM_DEPLOYMENT, *OWNED, POD)
-BY_KIND = {kind.kind: kind for kind in (*WATCHED, EVENT)}
+WATCHED = (LLM_DEPLOYMENT, *OWNED, HORIZONTAL_POD_AUTOSCALER, POD)
+OPTIONAL = (SCALED_OBJECT, POD_MONITOR, PROMETHEUS_RULE)
+BY_KIND = {kind.kind: kind for kind in (*WATCHED, *OPTIONAL, EVENT)}
 
 
 def label_selector(kind: Kind) -> str | None:

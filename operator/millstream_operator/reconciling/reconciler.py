@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +21,7 @@ from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.reconciling import conditions
 from millstream_operator.reconciling.children import Children, namespace_is_going
 from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable, ClusterClient
+from millstream_operator.reconciling.companions import Beside, Companions, CompanionsOf, ServedKinds
 from millstream_operator.reconciling.conditions import find
 from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.events import events_for
@@ -31,6 +33,7 @@ from millstream_operator.reconciling.kinds import (
     OWNED,
     POD,
 )
+from millstream_operator.reconciling.pod_reports import NobodyAnswers, PodReports
 from millstream_operator.reconciling.pruning import (
     also_running,
     digests_in_use,
@@ -41,10 +44,13 @@ from millstream_operator.reconciling.pruning import (
 from millstream_operator.reconciling.reasons import Reason
 from millstream_operator.reconciling.revisions import Pin, PlanRefused, choose, last_answered, last_good
 from millstream_operator.reconciling.rollout import Intent, Scene, SpareGPUs, intent, nobody_knows
+from millstream_operator.reconciling.seen import Answer, Seen
 from millstream_operator.reconciling.service_probe import ServiceAccess, ask
-from millstream_operator.reconciling.status import Answer, Seen, status_of, status_of_invalid
+from millstream_operator.reconciling.status import status_of, status_of_invalid
+from millstream_operator.reconciling.warmup import warming_up
 from millstream_operator.reconciling.work_queue import RetryLater
 from millstream_operator.reconciling.workload import rolled_out
+from millstream_operator.rendering.companions import CompanionDefaults
 from millstream_operator.rendering.names import LEADER, ROLE_LABEL
 from millstream_operator.rendering.objects import objects
 from millstream_operator.rendering.pod_defaults import PodDefaults
@@ -63,6 +69,7 @@ class Defaults:
 
     plan: PlanDefaults = field(default_factory=PlanDefaults)
     pods: PodDefaults = field(default_factory=PodDefaults)
+    companions: CompanionDefaults = field(default_factory=CompanionDefaults)
 
 
 def _utc_now() -> str:
@@ -78,12 +85,16 @@ class Reconciler:
         index: Index,
         access: ServiceAccess,
         defaults: Defaults,
+        served: ServedKinds,
         now: Callable[[], str] = _utc_now,
+        reports: PodReports | None = None,
         spare: SpareGPUs = nobody_knows,
     ) -> None:
         self._client, self._index, self._access, self._defaults, self._now = client, index, access, defaults, now
         self._spare = spare
         self._children = Children(client, index)
+        self._reports = reports or PodReports(NobodyAnswers(), lambda _key: None, time.monotonic)
+        self._companions = CompanionsOf(self._children, served, defaults.companions)
         # By owner's uid: which revision and pods were asked, and what came of it.
         self._answers: dict[str, tuple[object, Answer]] = {}
         self._unanswered: dict[str, int] = {}  # failures in a row
@@ -92,6 +103,7 @@ class Reconciler:
         """Raises RetryLater when the work is not finished; the queue comes back with backoff."""
         manifest = self._index.get(LLM_DEPLOYMENT, key.namespace, key.name)
         if manifest is None or manifest["metadata"].get("deletionTimestamp"):
+            self._reports.follow(key, ())
             return  # its children go by their owner references
         try:
             await self._reconcile(key, manifest)
@@ -113,9 +125,12 @@ class Reconciler:
             pin = choose(owner, self._defaults.plan, self._defaults.pods, records)
         except PlanRefused as refused:
             # The pods stay what they were, and are repaired; what no plan decides (replicas, Service) follows the spec.
+            beside = None
             if (kept := last_good(records)) is not None:
-                await self._children.bring_about(owner, self._wanted(owner, key, intent(self._scene(owner, key, kept))))
-            await self._write_invalid(manifest, refused.problem, refused.plan)
+                rollout = intent(self._scene(owner, key, kept))
+                await self._children.bring_about(owner, self._wanted(owner, key, rollout))
+                beside = await self._beside(owner, key, kept, manifest)
+            await self._write_invalid(manifest, refused.problem, refused.plan, beside)
             return
         rollout = intent(self._scene(owner, key, pin))
         if rollout.decisions:
@@ -124,13 +139,27 @@ class Reconciler:
         problem = await self._children.bring_about(owner, wanted)
         if problem is None:
             await self._prune(owner, key, rollout, wanted)
+        beside = await self._beside(owner, key, rollout.running, manifest)
         workload = self._children.get(owner, key, DEPLOYMENT)
         pods = self._index.children(key, POD)
         answer = await self._answer(owner, rollout.running, workload, pods) if problem is None else None
         if answer is not None and answer.failure is None:
             await self._remember_answer(owner, rollout)
         previous = self._status(key)
-        seen = Seen(owner, pin.revision, workload, pods, answer, problem, previous, intent=rollout)
+        seen = Seen(
+            owner,
+            pin.revision,
+            workload,
+            pods,
+            answer,
+            problem,
+            previous,
+            decisions=beside.decisions,
+            companions=beside.conditions,
+            reports=self._reports.of(key),
+            intent=rollout,
+        )
+        self._reports.follow(key, warming_up(seen))
         await self._write_status(owner, previous, status_of(seen, self._now()))
         if problem is not None:
             raise RetryLater(problem.message, RECHECK_OBSTACLE_SECONDS)
@@ -138,6 +167,8 @@ class Reconciler:
             raise RetryLater(answer.failure.message)
         if answer is None and self._unanswered.get(owner.metadata.uid or ""):
             raise RetryLater("the model does not answer through its Service yet")
+        if beside.problem:
+            raise RetryLater(beside.problem, RECHECK_OBSTACLE_SECONDS)
 
     # Children
 
@@ -192,6 +223,10 @@ class Reconciler:
             mine = self._children.own(owner, key, kind)
             await self._children.delete(owner, superfluous(kind, mine, applied, names, maps))
 
+    async def _beside(self, owner: LLMDeployment, key: OwnerKey, pin: Pin, manifest: Manifest) -> Companions:
+        previous = (manifest.get("status") or {}).get("conditions") or ()
+        return await self._companions.bring_about(Beside(owner, key, pin.revision.plan, previous))
+
     # The model
 
     async def _answer(
@@ -236,9 +271,16 @@ class Reconciler:
             except (ApiError, ApiUnreachable) as error:  # news, not state: the conditions say the same
                 log.info("%s/%s: no Event written: %s", owner.metadata.namespace, owner.name, error)
 
-    async def _write_invalid(self, manifest: Manifest, problem: Diagnosis, plan: Manifest | None = None) -> None:
+    async def _write_invalid(
+        self,
+        manifest: Manifest,
+        problem: Diagnosis,
+        plan: Manifest | None = None,
+        beside: Companions | None = None,
+    ) -> None:
         metadata, previous = manifest["metadata"], manifest.get("status") or {}
-        after = status_of_invalid(previous, metadata.get("generation", 0), problem, self._now(), plan)
+        told = beside.conditions if beside is not None else None
+        after = status_of_invalid(previous, metadata.get("generation", 0), problem, self._now(), plan, told)
         if after == previous:
             return
         body = {

@@ -19,7 +19,7 @@ from millstream_operator.api.status import AppliedStrategy, RolloutPhase
 from millstream_operator.planning.rollout_strategy import asked_strategy, rollout_strategy
 from millstream_operator.reconciling.certain_failure import certain_failure
 from millstream_operator.reconciling.decisions import Decision, DecisionType
-from millstream_operator.reconciling.diagnosis import diagnose_pod
+from millstream_operator.reconciling.pod_failures import diagnose_pod
 from millstream_operator.reconciling.reasons import Reason
 from millstream_operator.reconciling.revisions import Pin, last_answered
 from millstream_operator.reconciling.workload import digest_of, digest_of_pod, rolled_out

@@ -13,10 +13,11 @@ from typing import Any, Protocol
 import aiohttp
 
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.reconciling.boot_report import read_boot_report
 from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable, ClusterClient
 from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.reasons import Reason
-from millstream_operator.reconciling.status import Answer
+from millstream_operator.reconciling.seen import Answer
 from millstream_operator.rendering.names import HTTP_PORT_NAME
 from millstream_operator.rendering.revision import Revision
 from millstream_operator.rendering.service import service_url
@@ -116,7 +117,7 @@ async def ask(access: ServiceAccess, owner: LLMDeployment, revision: Revision) -
         )
     if not completion.get("choices") or completion.get("usage", {}).get("completion_tokens") != 1:
         return Answer(failure=Diagnosis(Reason.WRONG_ANSWER, "The Service answered, but not with a generated token."))
-    return Answer()
+    return Answer(boot=read_boot_report(told))
 
 
 def _not_the_wanted_one(told: dict[str, Any], owner: LLMDeployment, revision: Revision) -> Diagnosis | None:

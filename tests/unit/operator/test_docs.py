@@ -100,7 +100,7 @@ def test_every_setting_is_explained() -> None:
     assert told == set(re.findall(r"MILLSTREAM_\w+", read_settings.__doc__ or ""))
 
 
-@pytest.mark.parametrize("page", ["operator.md", "reasons.md", "api.md"])
+@pytest.mark.parametrize("page", ["operator.md", "reasons.md", "api.md", "autoscaling.md", "monitoring.md", "chart.md"])
 def test_the_pages_are_linked_and_their_links_lead_somewhere(page: str) -> None:
     assert f"({page})" in (DOCS / "README.md").read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([\w./-]+\.md)", (DOCS / page).read_text(encoding="utf-8")):

@@ -17,7 +17,8 @@ from millstream_operator.reconciling.conditions import Condition, find, merged
 from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.events import event_for
 from millstream_operator.reconciling.reasons import NEEDS_A_PERSON, Reason
-from millstream_operator.reconciling.status import Answer, Seen, status_of, status_of_invalid
+from millstream_operator.reconciling.seen import Answer, Seen
+from millstream_operator.reconciling.status import status_of, status_of_invalid
 from millstream_operator.reconciling.workload import rolled_out
 from millstream_operator.rendering.deployment import deployment as render_deployment
 from millstream_operator.rendering.pod_defaults import PodDefaults

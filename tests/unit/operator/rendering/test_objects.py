@@ -187,6 +187,8 @@ def test_pods_carry_the_digest_of_their_template_and_no_number() -> None:
 
 UNTOUCHED_PODS: dict[str, dict[str, Any]] = {
     "replicas": {"replicas": 7},
+    "autoscaling": {"autoscaling": {"maxReplicas": 7}},
+    "monitoring": {"monitoring": {"mode": "Disabled"}},
     "service": {"service": {"type": "NodePort", "port": 8080}},
     "progressDeadline": {"rollout": {"progressDeadline": "3h"}},
     "strategy": {"rollout": {"strategy": "ResourceAware"}},
