@@ -24,6 +24,7 @@ import kopf
 
 from millstream_operator.health import HealthServer
 from millstream_operator.reconciling.cluster_client import (
+    MAX_CONNECTIONS,
     REQUEST_TIMEOUT_SECONDS,
     ApiError,
     ApiUnreachable,
@@ -47,7 +48,8 @@ from millstream_operator.settings import Settings
 
 log = logging.getLogger(__name__)
 
-WORKERS = 8
+# As many as the client opens connections: each has one request under way, or waits for the API server.
+WORKERS = MAX_CONNECTIONS
 RESYNC_SECONDS = 300.0
 RESYNC_RETRY_SECONDS = 5.0
 # A worker waits at most for a handful of requests with timeouts; far beyond that it hangs, and a restart helps.

@@ -34,6 +34,7 @@ REQUEST_TIMEOUT_SECONDS = 15.0
 LIST_TIMEOUT_SECONDS = 60.0
 LIST_PAGE = 500
 MAX_CONNECTIONS = 16
+NO_VERSION = "1"  # etcd's revision of the empty store: the first object that is written gets 2
 
 
 class ApiUnreachable(Exception):
@@ -163,6 +164,21 @@ class ClusterClient:
         query = {"fieldManager": MANAGER, "force": "true"}
         self._count("apply", f"{kind.kind}/{subresource}" if subresource else kind.kind)
         return await self._request("PATCH", path, query=query, body=manifest, content_type=APPLY)
+
+    async def apply_new(self, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Server-side apply of what is not there yet; None where something of that name is, whosever it may be.
+
+        An apply that names a resourceVersion is refused with a Conflict for every other version of the object, and
+        creates where there is none. No object has NO_VERSION, so this is the look before a forced apply and the apply
+        in one request. Should a server refuse to create like this, that is None, too, and the caller looks for itself.
+        """
+        metadata = {**manifest["metadata"], "resourceVersion": NO_VERSION}
+        try:
+            return await self.apply({**manifest, "metadata": metadata})
+        except ApiError as error:
+            if error.status == 409:
+                return None
+            raise
 
     async def create(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Create; an object of that name is an ApiError with reason AlreadyExists."""

@@ -19,7 +19,7 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import ManifestError, parse
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.reconciling import conditions
-from millstream_operator.reconciling.children import Children, namespace_is_going
+from millstream_operator.reconciling.children import Children, controller_uid, namespace_is_going
 from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable, ClusterClient
 from millstream_operator.reconciling.companions import Beside, Companions, CompanionsOf, ServedKinds
 from millstream_operator.reconciling.conditions import find
@@ -280,7 +280,9 @@ class Reconciler:
     ) -> None:
         metadata, previous = manifest["metadata"], manifest.get("status") or {}
         told = beside.conditions if beside is not None else None
-        after = status_of_invalid(previous, metadata.get("generation", 0), problem, self._now(), plan, told)
+        live = self._index.get(DEPLOYMENT, metadata["namespace"], metadata["name"])
+        ours = live if live is not None and controller_uid(live) == metadata["uid"] else None
+        after = status_of_invalid(previous, metadata.get("generation", 0), problem, self._now(), plan, ours, told)
         if after == previous:
             return
         body = {

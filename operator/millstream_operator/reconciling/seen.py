@@ -69,6 +69,11 @@ class Seen:
         return rolled_out(self.owner, self.revision, self.workload)
 
     @property
+    def is_rolled_back(self) -> bool:
+        """The wanted revision failed, and another one runs in its place."""
+        return self.intent is not None and self.intent.failure is not None
+
+    @property
     def is_first(self) -> bool:
         """No revision ever answered."""
         return not self.previous.get("rollout", {}).get("currentRevision")
