@@ -1,7 +1,7 @@
 """Bad input that admission cannot catch: one condition, nothing half done, and the last good state serves on.
 
-Elsewhere: what is wrong in one object alone (`api/test_load.py`, `api/test_rules.py`, `e2e/test_api.py`), impossible plans
-(`planning/golden/no-*`), foreign objects and hand edits (`test_repair.py`), folders without a model
+Elsewhere: what is wrong in one object alone (`api/test_load.py`, `api/test_rules.py`, `e2e/test_api.py`), impossible
+plans (`planning/golden/no-*`), foreign objects and hand edits (`test_repair.py`), folders without a model
 (`engine/test_checkpoint.py`).
 """
 
