@@ -29,7 +29,8 @@ EXTRA_RIGHTS = "millstream-e2e-newer-operator"
 def grant(cluster: Cluster, release: Release) -> None:
     """This chart's rules for the operator's account, under another name."""
     text = cluster.run("helm", "template", release.name, str(CHART), *release.image_flags()).stdout
-    (rules,) = [d["rules"] for d in yaml.safe_load_all(text) if d and d["kind"] == "ClusterRole"]
+    roles = [document for document in yaml.safe_load_all(text) if document and document["kind"] == "ClusterRole"]
+    rules = [rule for role in roles for rule in role["rules"]]
     api = "rbac.authorization.k8s.io"
     metadata = {"name": EXTRA_RIGHTS}
     account = {"kind": "ServiceAccount", "name": release.name, "namespace": release.namespace}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,10 @@ def config_from_manifest(path: Path, host: str) -> RuntimeConfig:
     if (missing := refusal(planned.requires)) is not None:
         raise RuntimeFailure(Reason.UNSUPPORTED_BY_RUNTIME, f"{path}: {missing}")
     boot = boot_config(planned, model_root=str(model_root()), host=host)
-    return RuntimeConfig.of(boot, live_config(deployment.spec))
+    live = live_config(deployment.spec)
+    asked = deployment.spec.runtime is not None and deployment.spec.runtime.log_level is not None
+    # A pod logs at Info unless told otherwise; here a terminal and $MILLSTREAM_LOG_LEVEL have a say.
+    return RuntimeConfig.of(boot, live if asked else replace(live, log_level=None))
 
 
 def _only_in_a_pod(source: Any) -> str | None:

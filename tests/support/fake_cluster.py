@@ -10,11 +10,11 @@ preconditions of a delete, immutable fields, and the garbage collector. What is 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
-from millstream_operator.reconciling.cluster_client import ApiError, ClusterClient
+from millstream_operator.reconciling.cluster_client import NO_VERSION, ApiError, ClusterClient, Page
 from millstream_operator.reconciling.kinds import DEPLOYMENT, LLM_DEPLOYMENT, OPTIONAL, POD, Kind
 
 Manifest = dict[str, Any]
@@ -46,6 +46,7 @@ class Request:
     kind: str
     name: str
     subresource: str | None = None
+    unless_there: bool = False  # an apply that an object of that name refuses
 
     @property
     def is_write(self) -> bool:
@@ -174,6 +175,9 @@ class FakeCluster:
         live = self.objects.get(key)
         if live is None and subresource is not None:
             _refuse(404, "NotFound", f"{key[0].lower()}s {key[2]!r} not found")
+        version = given["metadata"].pop("resourceVersion", None)
+        if live is not None and version not in (None, live["metadata"]["resourceVersion"]):
+            _refuse(409, "Conflict", f"{key[2]!r}: the object has been modified")
         given["metadata"] = {k: v for k, v in given["metadata"].items() if k not in ("name", "namespace")}
         part = subresource or ""
         content = {"status": given["status"]} if subresource else {k: v for k, v in given.items() if k != "status"}
@@ -241,9 +245,16 @@ class FakeClusterClient(ClusterClient):
 
         return self._do(Request("list", kind.kind, ""), found)
 
+    async def pages(
+        self, kind: Kind, namespace: str | None, query: Mapping[str, str], limit: int = 500
+    ) -> AsyncIterator[Page]:
+        yield Page(*await self.list(kind, namespace, query.get("labelSelector")))
+
     async def apply(self, manifest: Mapping[str, Any], subresource: str | None = None) -> Manifest:
         self.writes += 1
-        request = Request("apply", manifest["kind"], manifest["metadata"]["name"], subresource)
+        metadata = manifest["metadata"]
+        unless_there = metadata.get("resourceVersion") == NO_VERSION
+        request = Request("apply", manifest["kind"], metadata["name"], subresource, unless_there)
         return self._do(request, lambda: self.cluster.apply(manifest, subresource))
 
     async def create(self, manifest: Mapping[str, Any]) -> Manifest:

@@ -26,6 +26,8 @@ _NO_SUCH_IMAGE = re.compile(
     r"not found|manifest unknown|denied|unauthorized|forbidden|invalid reference|couldn't parse image", re.IGNORECASE
 )
 
+_QUOTED = re.compile(r'"[^"]*"')  # the image's own name, which may hold any of these words
+
 
 def certain_failure(digest: str, workload: Manifest | None, pods: Sequence[Manifest]) -> Diagnosis | None:
     """Why the revision of this digest will not get ready; None while it still may."""
@@ -47,7 +49,8 @@ def _is_certain(pod: Manifest) -> bool:
     if found is None:
         return False
     if found.reason is Reason.IMAGE_PULL_FAILED:
-        return bool(_NO_SUCH_IMAGE.search(found.message.partition(" cannot be pulled")[2]))
+        said = found.message.partition(" cannot be pulled")[2]
+        return bool(_NO_SUCH_IMAGE.search(_QUOTED.sub("", said)))
     return found.reason in NEEDS_A_PERSON or (found.reason in CRASHES and _restarts(pod) >= CERTAIN_RESTARTS)
 
 

@@ -15,7 +15,7 @@ from millstream_operator.reconciling.cluster_client import ApiError, ClusterClie
 from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.diff import Settled, stamped
 from millstream_operator.reconciling.index import Index, OwnerKey
-from millstream_operator.reconciling.kinds import Kind, kind_of
+from millstream_operator.reconciling.kinds import LLM_DEPLOYMENT, Kind, kind_of
 from millstream_operator.reconciling.reasons import Reason
 from millstream_operator.reconciling.work_queue import RetryLater
 
@@ -73,6 +73,9 @@ class Children:
         live = self._index.get(kind, metadata["namespace"], metadata["name"])
         if live is not None and controlled_by(live, owner) and not self._settled.needs_apply(live, wanted):
             return None
+        if live is None and self._is_new(owner) and (made := await self._client.apply_new(wanted)) is not None:
+            self._took(kind, made, wanted)
+            return None
         # The index holds labelled objects only and may be behind: before a forced apply, whose object is it really?
         live = await self._client.get(kind, metadata["namespace"], metadata["name"])
         if live is not None and not controlled_by(live, owner):
@@ -82,10 +85,18 @@ class Children:
         if live is not None and not self._settled.needs_apply(live, wanted):
             self._index.put(kind, live)
             return None
-        answer = await self._write(kind, live, wanted)
+        self._took(kind, await self._write(kind, live, wanted), wanted)
+        return None
+
+    def _is_new(self, owner: LLMDeployment) -> bool:
+        """Nothing was ever said about it, so most likely none of its children is there."""
+        known = self._index.get(LLM_DEPLOYMENT, owner.metadata.namespace or "", owner.name)
+        return known is not None and not (known.get("status") or {}).get("conditions")
+
+    def _took(self, kind: Kind, answer: Manifest, wanted: Manifest) -> None:
+        """Remember the answer to an apply."""
         self._settled.applied(answer, wanted)
         self._index.put(kind, answer)
-        return None
 
     async def _write(self, kind: Kind, live: Manifest | None, wanted: Manifest) -> Manifest:
         """Server-side apply, also over an edit that it alone cannot undo.
@@ -108,8 +119,14 @@ def _controller(manifest: Manifest) -> Manifest:
     return next((reference for reference in references if reference.get("controller")), {})
 
 
+def controller_uid(manifest: Manifest) -> str | None:
+    """Of whoever controls an object; None where nobody does."""
+    found: str | None = _controller(manifest).get("uid")
+    return found
+
+
 def controlled_by(manifest: Manifest, owner: LLMDeployment) -> bool:
-    return bool(_controller(manifest).get("uid") == owner.metadata.uid)
+    return controller_uid(manifest) == owner.metadata.uid
 
 
 def _belonged_to_namesake(manifest: Manifest, owner: LLMDeployment) -> bool:

@@ -13,11 +13,12 @@ from millstream_operator.reconciling import conditions, workload
 from millstream_operator.reconciling.admission import pods_not_created
 from millstream_operator.reconciling.conditions import Condition
 from millstream_operator.reconciling.diagnosis import Diagnosis, sentence
-from millstream_operator.reconciling.pod_facts import claims, runtime_status, secrets
+from millstream_operator.reconciling.pod_facts import claims, is_ready, runtime_status, secrets
 from millstream_operator.reconciling.pod_failures import diagnose
 from millstream_operator.reconciling.reasons import NEEDS_A_PERSON, Reason
 from millstream_operator.reconciling.seen import Seen
 from millstream_operator.reconciling.warmup import last_phase, stalled
+from millstream_operator.reconciling.workload import digest_of_pod
 from millstream_operator.rendering.service import service_url
 
 
@@ -64,11 +65,21 @@ def obstacle(seen: Seen) -> Diagnosis | None:
     if seen.rolled_out:
         return None
     if (found := diagnose(seen.own_pods, seen.revision.plan, last_phase(seen))) is not None:
-        return found
+        return _with_a_way_out(seen, found)
     told = workload.replica_failure(seen.workload, seen.revision.digest)
     if told is not None and (found := pods_not_created(told)) is not None:
         return found
     return stalled(seen) or deadline_passed(seen)
+
+
+def _with_a_way_out(seen: Seen, found: Diagnosis) -> Diagnosis:
+    """Who insists on a surge that finds no GPU waits for ever, and may not know of the other way."""
+    surges = seen.intent is not None and seen.intent.strategy is AppliedStrategy.AVAILABILITY
+    older_serve = any(is_ready(pod) and digest_of_pod(pod) != seen.revision.digest for pod in seen.pods)
+    if found.reason is not Reason.INSUFFICIENT_GPU or not surges or not older_serve:
+        return found
+    hint = "Older pods serve on; rollout.strategy ResourceAware would replace them in place."
+    return Diagnosis(found.reason, f"{found.message} {hint}")
 
 
 def deadline_passed(seen: Seen) -> Diagnosis | None:

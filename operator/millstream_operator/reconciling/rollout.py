@@ -88,7 +88,8 @@ def intent(scene: Scene) -> Intent:
     good = last_answered(scene.records, but=scene.pin)
     failure = scene.pin.marks.failure or _new_failure(scene, good)
     rolls_back = strategy is IN_PLACE or scene.pin.marks.failure is not None
-    marks = replace(scene.pin.marks, strategy=strategy, failure=failure if rolls_back else None)
+    chosen = None if asked_strategy(scene.owner) is not None else strategy
+    marks = replace(scene.pin.marks, strategy=chosen, failure=failure if rolls_back else None)
     pin = replace(scene.pin, marks=marks)
     if marks.failure is not None and good is not None:
         # Its pods serve nobody: they make room first, whatever the strategy of the next revision will be.

@@ -42,6 +42,7 @@ class Seen:
     reports: Mapping[str, PodReport] = field(default_factory=dict)  # of pods that warm up, by uid
     intent: Intent | None = None  # of the rollout
     companions: Sequence[Condition] | None = None  # of what stands beside the model; None: nobody looked
+    outdated: Diagnosis | None = None  # what a new plan would gain
 
     @property
     def running(self) -> Revision:
@@ -67,6 +68,11 @@ class Seen:
     @property
     def rolled_out(self) -> bool:
         return rolled_out(self.owner, self.revision, self.workload)
+
+    @property
+    def is_rolled_back(self) -> bool:
+        """The wanted revision failed, and another one runs in its place."""
+        return self.intent is not None and self.intent.failure is not None
 
     @property
     def is_first(self) -> bool:

@@ -14,10 +14,16 @@ from millstream_operator.reconciling.workload import rolled_out
 
 def available(seen: Seen) -> Condition:
     """At least one replica serves, of whatever revision."""
-    if seen.workload_status.get("availableReplicas", 0):
-        return Condition(conditions.AVAILABLE, True, Reason.AVAILABLE, "At least one replica serves.")
-    if seen.owner.spec.replicas == 0:
+    some = bool(seen.workload_status.get("availableReplicas", 0))
+    if not some and seen.owner.spec.replicas == 0:
         return Condition(conditions.AVAILABLE, False, Reason.SCALED_TO_ZERO, "spec.replicas is 0: nothing serves.")
+    return serves(some)
+
+
+def serves(some: bool) -> Condition:
+    """Available, by the count of available replicas alone."""
+    if some:
+        return Condition(conditions.AVAILABLE, True, Reason.AVAILABLE, "At least one replica serves.")
     return Condition(conditions.AVAILABLE, False, Reason.NO_REPLICA_AVAILABLE, "No replica serves.")
 
 

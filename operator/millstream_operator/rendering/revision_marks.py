@@ -29,7 +29,7 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class Marks:
     answered: bool = False  # all its replicas were available, and the model answered through the Service
-    strategy: AppliedStrategy | None = None  # how it reaches the pods
+    strategy: AppliedStrategy | None = None  # what rollout.strategy Auto chose for it
     failure: Failure | None = None  # it is not tried again
 
     def annotations(self) -> dict[str, str]:

@@ -15,12 +15,13 @@ import argparse
 import asyncio
 import importlib.util
 import os
+import socket
 import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millstream.arguments import CommandLineParser
 from millstream.boot_view import BootView
@@ -30,9 +31,12 @@ from millstream_runtime.config import RuntimeConfig, argument_parser, from_names
 from millstream_runtime.config_files import read_boot
 from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
 
+if TYPE_CHECKING:
+    from millstream_runtime.server.engine_client import LaunchEngine
+
 LOCAL_HOST = "127.0.0.1"
-RUNTIME_PACKAGES = ("torch", "fastapi", "uvicorn", "tokenizers", "jinja2", "prometheus_client")
-BUSY_THREADS = ("engine", "import-torch", "tokenizer")
+RUNTIME_PACKAGES = ("torch", "fastapi", "uvicorn", "tokenizers", "jinja2", "msgspec", "prometheus_client")
+BUSY_THREADS = ("tokenizer",)
 MANIFEST_SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -47,12 +51,33 @@ def run(argv: Sequence[str]) -> int:
     config = config_of(given)
     require_model_folder(Path(config.model))
     require_runtime_packages()
+    from millstream_runtime.server.engine_subprocess import EngineProcesses
     from millstream_runtime.server.sockets import bind
 
     listener = bind(config.host, config.port)
-    # torch is the longest import of all; let it overlap with FastAPI's.
-    threading.Thread(target=_import_torch, name="import-torch", daemon=True).start()
-    from millstream_runtime.server.logs import configure_logging, set_log_level
+    engines = EngineProcesses(config)
+    engines.prepare()  # torch is the longest import of all; let it overlap with FastAPI's
+    try:
+        serve(config, listener, ledger, engines, given.live_config)
+    finally:
+        engines.discard()
+    _leave_if_stuck()
+    return 0
+
+
+def serve(
+    config: RuntimeConfig,
+    listener: socket.socket,
+    ledger: BootLedger,
+    launch_engine: LaunchEngine,
+    live_config: Path | None = None,
+) -> None:
+    """Answer on `listener` until drained.
+
+    Raises:
+        RuntimeFailure: as `run`.
+    """
+    from millstream_runtime.logs import configure_logging, set_log_level
     from millstream_runtime.server.model_server import ModelServer
 
     on_terminal = sys.stderr.isatty()
@@ -62,11 +87,9 @@ def run(argv: Sequence[str]) -> int:
     by_a_person = on_terminal or config.host == LOCAL_HOST
     view = BootView(ledger, config, listener.getsockname()[1], sys.stderr, live=on_terminal, inviting=by_a_person)
     try:
-        asyncio.run(ModelServer(config, listener, ledger, live_config=given.live_config).run())
+        asyncio.run(ModelServer(config, listener, ledger, launch_engine, live_config=live_config).run())
     finally:
         view.close()
-    _leave_if_stuck()
-    return 0
 
 
 def config_from_command_line(argv: Sequence[str]) -> RuntimeConfig:
@@ -156,13 +179,8 @@ def require_runtime_packages() -> None:
         )
 
 
-def _import_torch() -> None:
-    importlib.import_module("millstream_runtime.engine")  # sets OpenMP's environment, which torch reads as it loads
-    importlib.import_module("torch")
-
-
 def _leave_if_stuck() -> None:
-    """A thread inside torch or the tokenizer can hold up or crash the interpreter's shutdown: leave without it."""
+    """A thread inside the tokenizer can hold up or crash the interpreter's shutdown: leave without it."""
     if any(thread.name.startswith(BUSY_THREADS) for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()

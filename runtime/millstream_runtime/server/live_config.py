@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from millstream_runtime.config import LiveConfig
 from millstream_runtime.config_files import parse_live, read_text
 from millstream_runtime.errors import InvalidConfigError
-from millstream_runtime.server.logs import log
+from millstream_runtime.logs import log
 
 POLL_SECONDS = 2.0
 

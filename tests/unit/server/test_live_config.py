@@ -16,6 +16,7 @@ from millstream_runtime.errors import InvalidConfigError
 from millstream_runtime.server.live_config import LiveConfigFile
 from millstream_runtime.server.model_server import ModelServer
 from millstream_runtime.server.sockets import bind
+from tests.support.engine_thread import EngineThreads
 from tests.support.server_thread import serving, wait_for
 from tests.support.slow_steps import SlowSteps
 
@@ -97,13 +98,13 @@ async def test_a_server_takes_heartbeats_and_log_level_over_without_a_restart(tm
     write(file, LiveConfig(heartbeat_interval_seconds=7, log_level=LogLevel.INFO))
     config = RuntimeConfig(model=str(tmp_path), served_model_name="tiny", device=Device.CPU, host="127.0.0.1", port=0)
     listener = bind(config.host, config.port)
-    server = ModelServer(config, listener, BootLedger(0.0), make_engine=SlowSteps().make, live_config=file)
+    server = ModelServer(config, listener, BootLedger(0.0), EngineThreads(config), live_config=file)
     try:
-        assert server.service.engine_loop.heartbeat_interval_seconds == 7, "the file wins over what was begun with"
+        assert server.service.engine.heartbeat_interval_seconds == 7, "the file wins over what was begun with"
         assert server.live_config is not None
         write(file, LiveConfig(heartbeat_interval_seconds=0, log_level=LogLevel.ERROR))
         server.live_config.look()
-        assert server.service.engine_loop.heartbeat_interval_seconds == 0
+        assert server.service.engine.heartbeat_interval_seconds == 0
         assert logging.getLogger("millstream").level == logging.ERROR
         exposed = server.service.metrics.exposition().decode()
         assert 'millstream_live_config_loads_total{engine="0",model_name="tiny"} 2.0' in exposed
@@ -122,6 +123,26 @@ def test_a_pods_command_line_is_a_file_and_flags_win_over_it(tmp_path: Path) -> 
     assert (changed.max_num_seqs, changed.log_level) == (5, LogLevel.DEBUG)
 
 
+MANIFEST = """
+apiVersion: millstream.dev/v1alpha1
+kind: LLMDeployment
+metadata: {name: chat}
+spec:
+  model: {source: {local: {path: tiny}}}
+  accelerator: {type: CPU}
+  warmup: {heartbeatInterval: 5s}
+"""
+
+
+def test_a_manifest_on_a_laptop_brings_its_live_half_along(tmp_path: Path) -> None:
+    file = tmp_path / "chat.yaml"
+    file.write_text(MANIFEST)
+    config = config_from_command_line([str(file)])
+    assert (config.heartbeat_interval_seconds, config.log_level) == (5, None)
+    file.write_text(f"{MANIFEST}  runtime: {{logLevel: Warning}}\n")
+    assert config_from_command_line([str(file)]).log_level is LogLevel.WARNING
+
+
 @pytest.mark.parametrize("other", ["models/x", "--model=/models/x"])
 def test_a_file_and_a_model_are_not_both_given(other: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match="not both"):
@@ -133,5 +154,5 @@ def test_an_idle_engine_begins_to_beat_when_it_is_told_to(tiny_model: Path) -> N
     with serving(tiny_model, make_engine=slow.make, heartbeat_interval_seconds=0) as server:
         server.wait_ready()
         steps_of_warm_up = slow.engine.stats().steps_total
-        server.server.service.engine_loop.set_heartbeat_interval(0.01)
+        server.server._on_loop(lambda: server.server.service.engine.set_heartbeat_interval(0.01))
         wait_for(lambda: slow.engine.stats().steps_total >= steps_of_warm_up + 2, "two heartbeats")

@@ -30,6 +30,7 @@ class StillEngine:
     heartbeat_age_seconds = 1.0
     heartbeat_interval_seconds = 30.0
     heartbeat_latency_seconds = 0.1
+    restarts_total = 0
 
     @property
     def stats(self) -> EngineStats:

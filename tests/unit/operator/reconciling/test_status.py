@@ -302,12 +302,15 @@ def test_the_status_names_model_plan_image_and_url() -> None:
 def test_an_invalid_spec_keeps_what_was_known_of_what_runs() -> None:
     before = status_of(seen(), NOW)
     problem = Diagnosis(Reason.INVALID_SPEC, "spec.replicas is -1.")
-    after = status_of_invalid(before, 2, problem, LATER)
+    after = status_of_invalid(before, 2, problem, LATER, workload=workload(ONE))
     assert condition(after, "Ready") == condition(after, "Planned") == ("False", "InvalidSpec")
     assert condition(after, "Stalled") == ("True", "InvalidSpec")
     assert condition(after, "Available") == ("True", "Available")
     assert (after["observedGeneration"], after["plan"]) == (2, before["plan"])
-    assert status_of_invalid(after, 2, problem, "2026-01-01T00:00:00Z") == after
+    assert status_of_invalid(after, 2, problem, "2026-01-01T00:00:00Z", workload=workload(ONE)) == after
+    died = status_of_invalid(after, 2, problem, LATER, workload=workload(ONE, available=0))
+    assert condition(died, "Available") == ("False", "NoReplicaAvailable"), "what serves is still watched"
+    assert (died["replicas"], died["availableReplicas"]) == (1, 0)
     LLMDeploymentStatus.model_validate(after, strict=False)
 
 
