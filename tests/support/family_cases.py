@@ -210,6 +210,9 @@ CASES = {
 }
 
 
+UNEVEN_HEADS = {"llama-ratio-5-tied", "qwen2-ratio-7-tied"}  # odd numbers of query heads: no two ranks can share them
+
+
 class Models:
     """Cases written once: `folder(name)` and the transformers model of it, `reference(name)`."""
 

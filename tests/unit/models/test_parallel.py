@@ -18,11 +18,9 @@ from millstream_runtime.models.parallel import Planned, Ranks
 from millstream_runtime.models.registry import FAMILIES, expected_weights, load_model_config
 from millstream_runtime.models.shares import even_share, kv_head_share, rank_config, vocabulary_share
 from millstream_runtime.models.weights import LoadedWeights
-from tests.support.family_cases import CASES, Models, dense
+from tests.support.family_cases import CASES, UNEVEN_HEADS, Models, dense
 from tests.support.thread_ranks import on_ranks
 from tests.support.tiny_families import model_logits, prompts_of, with_fields, write_family
-
-UNEVEN = {"llama-ratio-5-tied", "qwen2-ratio-7-tied"}  # odd numbers of heads
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +40,7 @@ def _one_thread() -> Any:
 def test_two_ranks_compute_the_logits_of_one(name: str, models: Models) -> None:
     """Vocabulary 97 divides by nothing. Where heads do not divide, the size is refused by the field's name."""
     folder, [prompt] = models.folder(name), prompts_of([41])
-    if name in UNEVEN:
+    if name in UNEVEN_HEADS:
         with pytest.raises(InvalidConfigError, match="must divide num_attention_heads"):
             on_ranks(2, lambda ranks: model_logits(folder, prompt, 23, ranks=ranks))
         return
