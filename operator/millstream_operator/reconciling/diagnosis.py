@@ -34,6 +34,7 @@ ORDER = (
     Reason.DOWNLOAD_FAILED,
     Reason.UNSUPPORTED_BY_RUNTIME,
     Reason.OUT_OF_MEMORY,
+    Reason.NCCL_FAILED,
     Reason.PORT_IN_USE,
     Reason.RUNTIME_CRASHED,
     Reason.WARMUP_STALLED,

@@ -38,6 +38,7 @@ class Reason(StrEnum):
     DISK_FULL = "DiskFull"
     CHECKPOINT_INVALID = "CheckpointInvalid"
     INVALID_CONFIG = "InvalidConfig"
+    NCCL_FAILED = "NCCLFailed"
     OUT_OF_MEMORY = "OutOfMemory"
     PORT_IN_USE = "PortInUse"
     UNSUPPORTED_BY_RUNTIME = "UnsupportedByRuntime"

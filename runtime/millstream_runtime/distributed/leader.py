@@ -131,8 +131,8 @@ class Leader:
             with contextlib.suppress(OSError):
                 rank.link.send(Leave())
         deadline = time.monotonic() + LEAVE_SECONDS
-        if hasattr(self, "ranks") and not self.is_lost:
-            self.ranks.leave()
+        if hasattr(self, "ranks"):
+            self.ranks.leave(after_a_loss=self.is_lost)
         os.close(self._lifeline)  # whoever did not hear Leave hears this
         for rank in self._ranks:
             rank.end(max(0.1, deadline - time.monotonic()))

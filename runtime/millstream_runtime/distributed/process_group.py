@@ -72,8 +72,10 @@ class DistributedRanks:
             with contextlib.suppress(RuntimeError):
                 self._group.abort()
 
-    def leave(self) -> None:
-        """After a loss do not: NCCL would wait for the lost."""
+    def leave(self, *, after_a_loss: bool = False) -> None:
+        """Nothing is exchanged after this. NCCL would wait for the lost, and the process is about to end anyway."""
+        if after_a_loss and self.backend == "nccl":
+            return
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group(self._group)
 

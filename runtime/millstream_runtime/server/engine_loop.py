@@ -18,10 +18,11 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from millstream_runtime.boot import BootLedger, Phase
+from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.request import EngineStats, Request, SamplingParams, TokenOutput
 from millstream_runtime.errors import Reason, RuntimeFailure
 from millstream_runtime.server.logs import log
@@ -43,6 +44,10 @@ class EngineLike(Protocol):
 
     @property
     def model_config(self) -> ModelLimits: ...
+    @property
+    def topology(self) -> Topology | None: ...
+    def when_lost(self, on_lost: Callable[[RuntimeFailure], None]) -> None: ...
+    def close(self) -> None: ...
     def add_request(self, request: Request) -> None: ...
     def abort(self, request_id: str) -> None: ...
     def step(self) -> Sequence[TokenOutput]: ...
@@ -124,6 +129,7 @@ class EngineLoop:
         self.heartbeat_latency_seconds: float | None = None
         self.stats: EngineStats | None = None
         self.model_limits: ModelLimits | None = None  # known once the engine has sized its KV cache
+        self.topology: Topology | None = None  # of several ranks, known from then on
 
     # On the event loop -------------------------------------------------------------------------------------------
 
@@ -193,6 +199,8 @@ class EngineLoop:
             mailbox.fail(failure)
 
     def _deliver_failure(self, failure: RuntimeFailure) -> None:
+        if self._failure is not None:
+            return  # a lost rank tells of itself, and the step that missed it fails as well
         self._failure = failure
         self._ledger.enter(Phase.FAILED, failure.message)
         for mailbox in self._mailboxes.values():
@@ -205,14 +213,21 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             engine = self._boot()
-            while self._wait_for_work(engine):
-                self._step(engine)
+            try:
+                while self._wait_for_work(engine):
+                    self._step(engine)
+            finally:
+                engine.close()
         except BaseException as error:  # the thread must never end in silence
             self._post(self._deliver_failure, as_failure(error))
 
     def _boot(self) -> EngineLike:
         engine = self._make_engine(self._ledger.enter)
         self.model_limits = engine.model_config
+        self.topology = engine.topology
+        if self.topology is not None:
+            log.info("topology", **asdict(self.topology))
+        engine.when_lost(lambda failure: self._post(self._deliver_failure, failure))
         began = time.monotonic()
         engine.warm_up()
         self._last_step_at_seconds = time.monotonic()

@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import CounterMetricFamily
 from millstream_runtime.boot import BootLedger, Phase
 from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill
 from millstream_runtime.server.engine_loop import EngineLoop
+from millstream_runtime.server.topology_view import topology_gauges
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -225,6 +226,7 @@ class _EngineView:
         yield seconds
         yield from self._engine_gauges()
         yield from self._heartbeat_gauges()
+        yield from topology_gauges(self._labels, self._engine_loop.topology)
 
     def _engine_gauges(self) -> Iterable[Metric]:
         stats = self._engine_loop.stats
