@@ -12,5 +12,5 @@ bit-equal decisions for ever: one rank that rounds otherwise, and answers diverg
 bytes a request and takes tens of microseconds; the sampled tokens travel with the next one.
 
 `messages` and `channel` are the conversation, `process_group` the tensors, `leader` and `follower` the two ends of it,
-`topology` what connects them.
+`probe` finds out what connects them, and `topology` is the finding.
 """

@@ -35,8 +35,8 @@ from millstream_runtime.distributed.messages import (
     Measured,
     Reply,
 )
+from millstream_runtime.distributed.probe import find_topology
 from millstream_runtime.distributed.process_group import DistributedRanks
-from millstream_runtime.distributed.topology import find_topology
 from millstream_runtime.engine import shard
 from millstream_runtime.engine.forward import Forward
 from millstream_runtime.engine.step_input import Scrub, StepInput

@@ -28,7 +28,8 @@ import torch
 from millstream_runtime.distributed import process_group
 from millstream_runtime.distributed.channel import Channel
 from millstream_runtime.distributed.messages import Command, Failed, Join, Joined, Leave, Loaded, Measured, Reply
-from millstream_runtime.distributed.topology import Topology, find_topology
+from millstream_runtime.distributed.probe import find_topology
+from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.errors import Reason, RuntimeFailure
 
 EXCHANGE_TIMEOUT_SECONDS = 120.0

@@ -1,4 +1,4 @@
-"""What connects the ranks: found and measured once, at start. Imports no torch until it measures.
+"""What connects the ranks of a pod, as found at start (`probe`). Plain data: the HTTP server and its metrics read it.
 
 A pair of GPUs that should talk over NVLink and does not (a node wired otherwise, peer access switched off by a
 hypervisor, a container without shared memory) computes the same tokens at a fraction of the speed, and nothing else
@@ -7,20 +7,7 @@ would say so. The finding is in the log, in `/ready` and in `/metrics`.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from millstream_runtime.distributed import nvlink
-
-if TYPE_CHECKING:
-    import torch
-
-    from millstream_runtime.models.parallel import Ranks
-
-LATENCY_BYTES, LATENCY_ROUNDS = 8 << 10, 10  # one decode's row of a large model
-BANDWIDTH_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
-BANDWIDTH_ROUNDS = {"cpu": 3, "cuda": 10}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,50 +22,3 @@ class Topology:
     # What 2 (n - 1) / n of the bytes of a large all-reduce take: to be compared with a link's speed, whatever n is.
     allreduce_bytes_per_second: float
     allreduce_latency_seconds: float  # of a small one
-
-
-def find_topology(ranks: Ranks, device: torch.device) -> Topology:
-    """Every rank calls this at once, for the measurements are exchanges of all."""
-    latency_seconds = measure_allreduce(ranks, device, LATENCY_BYTES, LATENCY_ROUNDS)
-    kind = "cuda" if device.type == "cuda" else "cpu"
-    num_bytes = BANDWIDTH_BYTES[kind]
-    seconds = measure_allreduce(ranks, device, num_bytes, BANDWIDTH_ROUNDS[kind])
-    moved_bytes = num_bytes * 2 * (ranks.size - 1) / ranks.size
-    link, peer_access, device_count = _links(ranks.size) if kind == "cuda" else ("Memory", None, 0)
-    return Topology(
-        world_size=ranks.size,
-        backend=str(getattr(ranks, "backend", "none")),
-        device_count=device_count,
-        link=link,
-        peer_access=peer_access,
-        allreduce_bytes_per_second=moved_bytes / seconds,
-        allreduce_latency_seconds=latency_seconds,
-    )
-
-
-def measure_allreduce(ranks: Ranks, device: torch.device, num_bytes: int, rounds: int) -> float:
-    """Seconds of one sum of so many bytes, the best of `rounds` after one that nobody counts."""
-    import torch
-
-    values = torch.zeros(num_bytes // 4, dtype=torch.float32, device=device)
-    best = float("inf")
-    for _ in range(rounds + 1):
-        began = time.perf_counter()
-        ranks.sum_(values)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        if _:
-            best = min(best, time.perf_counter() - began)
-    return best
-
-
-def _links(size: int) -> tuple[str, bool, int]:
-    """The first `size` CUDA devices, one a rank."""
-    import torch
-
-    pairs = [(one, other) for one in range(size) for other in range(size) if one != other]
-    peer_access = all(torch.cuda.can_device_access_peer(one, other) for one, other in pairs)
-    uuids = [f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in range(size)]
-    joined = nvlink.all_joined(uuids)
-    link = "Unknown" if joined is None else "NVLink" if joined else "PCIe"
-    return link, peer_access, torch.cuda.device_count()

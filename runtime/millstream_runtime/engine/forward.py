@@ -29,7 +29,7 @@ class Forward:
             start = chunk.context_len - chunk.num_tokens
             rotary_row = start + chunk.rotary_offset
             positions += range(rotary_row, rotary_row + chunk.num_tokens)
-            slots += _slots(chunk.block_table, start, chunk.context_len, self._cache.block_size_tokens)
+            slots += _slots(chunk, self._cache.block_size_tokens)
         inputs = torch.tensor([step.token_ids, positions, slots], device=self.device)
         attention = TorchAttention(self._cache, inputs[2], [_attention_chunk(chunk) for chunk in step.chunks])
         return self.model.forward(inputs[0], inputs[1], attention)
@@ -50,9 +50,14 @@ def _attention_chunk(chunk: ChunkInput) -> AttentionChunk:
     return AttentionChunk(chunk.num_tokens, chunk.context_len, chunk.block_table, chunk.is_contiguous)
 
 
-def _slots(block_table: Sequence[int], start: int, stop: int, block_size_tokens: int) -> list[int]:
-    """Places in the pool of tokens `start .. stop - 1`."""
+def _slots(chunk: ChunkInput, block_size_tokens: int) -> Sequence[int]:
+    """Places in the pool of the chunk's new tokens."""
+    start, stop = chunk.context_len - chunk.num_tokens, chunk.context_len
+    blocks = chunk.scattered_blocks
+    if blocks is None:
+        home = chunk.first_block * block_size_tokens
+        return range(home + start, home + stop)
     return [
-        block_table[position // block_size_tokens] * block_size_tokens + position % block_size_tokens
+        blocks[position // block_size_tokens] * block_size_tokens + position % block_size_tokens
         for position in range(start, stop)
     ]

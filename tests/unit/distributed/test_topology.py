@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from millstream_runtime.distributed import nvlink
-from millstream_runtime.distributed.topology import BANDWIDTH_BYTES, find_topology
+from millstream_runtime.distributed.probe import BANDWIDTH_BYTES, find_topology
 from tests.support.thread_ranks import on_ranks
 
 
@@ -69,7 +69,7 @@ def test_without_the_library_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_bandwidth_counts_what_each_rank_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """2 (n - 1) / n of the bytes, as NCCL's tests count: so that the number does not depend on n."""
-    monkeypatch.setattr("millstream_runtime.distributed.topology.measure_allreduce", lambda *_: 0.5)
+    monkeypatch.setattr("millstream_runtime.distributed.probe.measure_allreduce", lambda *_: 0.5)
 
     def bandwidth(ranks: Any) -> torch.Tensor:
         found = find_topology(ranks, torch.device("cpu"))
