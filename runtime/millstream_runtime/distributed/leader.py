@@ -74,8 +74,9 @@ class Leader:
 
     def _meet(self, size: int, device: torch.device) -> None:
         rendezvous = self._folder / "store"
-        for rank in self._ranks:
-            rank.link.send(Join(rank.number, size, device.type, str(rendezvous), self._exchange_timeout_seconds))
+        with contextlib.suppress(OSError):  # whoever has gone already will not be heard either
+            for rank in self._ranks:
+                rank.link.send(Join(rank.number, size, device.type, str(rendezvous), self._exchange_timeout_seconds))
         self.hear(Joined)
         with self.computing():
             self.ranks = process_group.join(0, size, device, rendezvous, self._exchange_timeout_seconds)
