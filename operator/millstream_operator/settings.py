@@ -7,12 +7,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pydantic import TypeAdapter, ValidationError
+
+from millstream_operator.api.base import LabelValue, QualifiedName
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.reconciling.reconciler import Defaults
+from millstream_operator.rendering.companions import CompanionDefaults
 from millstream_operator.rendering.pod_defaults import load_pod_defaults
 
 LOG_LEVELS = {name: logging.getLevelNamesMapping()[name] for name in ("DEBUG", "INFO", "WARNING", "ERROR")}
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_PROMETHEUS_URL = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
+_LABELS = TypeAdapter(dict[QualifiedName, LabelValue])
 _LEASE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
@@ -36,6 +42,9 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     """
     MILLSTREAM_RUNTIME_IMAGE    image of new plans whose spec names none (required)
     MILLSTREAM_POD_DEFAULTS     JSON file with defaults of the pods
+    MILLSTREAM_PROMETHEUS_URL   where KEDA asks for metrics; empty: KEDA is not used
+    MILLSTREAM_MONITORING_LABELS
+                                JSON object: labels of PodMonitors and PrometheusRules
     MILLSTREAM_WATCH_NAMESPACES comma-separated; empty: all namespaces
     MILLSTREAM_LOG_LEVEL        DEBUG, INFO, WARNING or ERROR
     MILLSTREAM_HEALTH_PORT      where /healthz, /readyz and /metrics answer
@@ -62,7 +71,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     except ValueError as error:
         raise SettingsError(str(error)) from None
     return Settings(
-        defaults=Defaults(PlanDefaults(runtime_image=image), pods),
+        defaults=Defaults(PlanDefaults(runtime_image=image), pods, _companions(environment)),
         watch_namespaces=namespaces,
         log_level=_choice(environment, "MILLSTREAM_LOG_LEVEL", LOG_LEVELS, "INFO"),
         health_port=_port(environment.get("MILLSTREAM_HEALTH_PORT") or "8080"),
@@ -89,6 +98,27 @@ def _choice(environment: Mapping[str, str], variable: str, choices: Mapping[str,
     if value not in choices:
         raise SettingsError(f"{variable} is {value!r}; it must be one of {', '.join(choices)}.")
     return choices[value]
+
+
+def _companions(environment: Mapping[str, str]) -> CompanionDefaults:
+    url = environment.get("MILLSTREAM_PROMETHEUS_URL", "").strip()
+    if "@" in url:  # never shown: whoever may read a ScaledObject would read the password, too
+        raise SettingsError("MILLSTREAM_PROMETHEUS_URL holds credentials; give the address without them.")
+    if url and (len(url) > 2048 or not _PROMETHEUS_URL.fullmatch(url)):
+        raise SettingsError(
+            f"MILLSTREAM_PROMETHEUS_URL is {url[:80]!r}; it must be a URL such as "
+            "http://prometheus.monitoring.svc:9090, without a query."
+        )
+    try:
+        labels = _LABELS.validate_json(environment.get("MILLSTREAM_MONITORING_LABELS", "").strip() or "{}")
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(step) for step in first["loc"])
+        raise SettingsError(
+            f"MILLSTREAM_MONITORING_LABELS: {f'{where}: ' if where else ''}{first['msg']}; it must be a JSON object of "
+            "labels."
+        ) from None
+    return CompanionDefaults(url, labels)
 
 
 def _port(value: str) -> int:

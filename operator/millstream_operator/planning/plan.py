@@ -131,7 +131,6 @@ class Plan:
     model_path: str  # relative to the model root, or absolute
     served_name: str
     engine: EnginePlan
-    heartbeat_interval_seconds: int
     warmup_timeout_seconds: int
     drain_timeout_seconds: int
     runtime_image: str

@@ -48,7 +48,6 @@ from millstream_operator.planning.requires import requirements, source_kind, unk
 from millstream_operator.planning.speculation_choice import SpeculationChoice, choose_speculation
 from millstream_operator.planning.wishes import batching, given_or, wishes_of
 
-DEFAULT_HEARTBEAT_INTERVAL = "30s"
 DEFAULT_DRAIN_TIMEOUT = "10m"
 PROGRESS_MARGIN_SECONDS = 600  # for scheduling and pulling the image, before the warm-up begins
 
@@ -119,9 +118,8 @@ def plan(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts | None 
         model_path=_model_path(spec),
         served_name=deployment.served_name,
         engine=engine,
-        heartbeat_interval_seconds=duration.seconds(_warmup(spec).heartbeat_interval or DEFAULT_HEARTBEAT_INTERVAL),
         warmup_timeout_seconds=duration.seconds(_warmup(spec).timeout or DEFAULT_WARMUP_TIMEOUT),
-        drain_timeout_seconds=duration.seconds((spec.rollout or Rollout()).drain_timeout or DEFAULT_DRAIN_TIMEOUT),
+        drain_timeout_seconds=drain_timeout_seconds(spec),
         runtime_image=_runtime_image(spec, defaults, reasons),
         resources=_resources(gpus, reasons),
         input_hash=input_hash(deployment),
@@ -130,6 +128,11 @@ def plan(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts | None 
         requires=(*missing, *unknown_facts(spec)),
         rejected=speculation.rejected,
     )
+
+
+def drain_timeout_seconds(spec: LLMDeploymentSpec) -> int:
+    """Seconds that a leaving pod has to finish its requests."""
+    return duration.seconds((spec.rollout or Rollout()).drain_timeout or DEFAULT_DRAIN_TIMEOUT)
 
 
 def progress_deadline_seconds(spec: LLMDeploymentSpec) -> int:

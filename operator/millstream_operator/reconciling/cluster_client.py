@@ -34,6 +34,7 @@ REQUEST_TIMEOUT_SECONDS = 15.0
 LIST_TIMEOUT_SECONDS = 60.0
 LIST_PAGE = 500
 MAX_CONNECTIONS = 16
+NO_VERSION = "1"  # etcd's revision of the empty store: the first object that is written gets 2
 
 
 class ApiUnreachable(Exception):
@@ -41,12 +42,23 @@ class ApiUnreachable(Exception):
 
 
 class ApiError(Exception):
-    """The API server said no. `reason` is the machine-readable word of its Status object, `status` the HTTP code."""
+    """The API server said no. `reason` is the machine-readable word of its Status object, `status` the HTTP code.
 
-    def __init__(self, status: int, reason: str, message: str, retry_after_seconds: float = 0.0) -> None:
+    `body` is the whole answer where it was a JSON object: behind a proxy path, it is somebody else's.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        retry_after_seconds: float = 0.0,
+        body: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(message)
         self.status, self.reason, self.message = status, reason, message
         self.retry_after_seconds = retry_after_seconds
+        self.body: Mapping[str, Any] = body or {}
 
 
 class RequestObserver(Protocol):
@@ -153,6 +165,21 @@ class ClusterClient:
         self._count("apply", f"{kind.kind}/{subresource}" if subresource else kind.kind)
         return await self._request("PATCH", path, query=query, body=manifest, content_type=APPLY)
 
+    async def apply_new(self, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Server-side apply of what is not there yet; None where something of that name is, whosever it may be.
+
+        An apply that names a resourceVersion is refused with a Conflict for every other version of the object, and
+        creates where there is none. No object has NO_VERSION, so this is the look before a forced apply and the apply
+        in one request. Should a server refuse to create like this, that is None, too, and the caller looks for itself.
+        """
+        metadata = {**manifest["metadata"], "resourceVersion": NO_VERSION}
+        try:
+            return await self.apply({**manifest, "metadata": metadata})
+        except ApiError as error:
+            if error.status == 409:
+                return None
+            raise
+
     async def create(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Create; an object of that name is an ApiError with reason AlreadyExists."""
         kind = kind_of(dict(manifest))
@@ -196,7 +223,7 @@ class ClusterClient:
                 raise
 
     async def get_raw(self, path: str, timeout_seconds: float) -> dict[str, Any]:
-        """GET of any path that answers JSON (the Service proxy of a development setup)."""
+        """GET of any path that answers JSON (the Service and pod proxies of a development setup)."""
         return await self._request("GET", path, timeout_seconds=timeout_seconds)
 
     async def post_raw(self, path: str, body: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
@@ -298,4 +325,4 @@ def _api_error(status: int, text: str, retry_after: str | None) -> ApiError:
     told = told if isinstance(told, dict) else {}
     seconds = float(retry_after) if retry_after and retry_after.isdigit() else 0.0
     message = told.get("message") or f"HTTP {status}: {text[:200]}"
-    return ApiError(status, told.get("reason") or "", str(message), seconds)
+    return ApiError(status, str(told.get("reason") or ""), str(message), seconds, told)

@@ -16,6 +16,7 @@ from millstream_operator.api.pod_template import Container, PodMetadata, PodSpec
 from millstream_operator.api.spec import AcceleratorType
 from millstream_operator.inventory.nodes import PRODUCT_LABEL
 from millstream_operator.planning.plan import GPU_RESOURCE, Plan, ResourcePlan
+from millstream_operator.rendering.config_maps import CONFIG_ARGS, config_mount, config_volume
 from millstream_operator.rendering.model_source import ModelFiles, model_files
 from millstream_operator.rendering.names import (
     HTTP_PORT_NAME,
@@ -27,7 +28,7 @@ from millstream_operator.rendering.names import (
 )
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.quantity import canonical
-from millstream_operator.rendering.runtime_config import RUNTIME_PORT, runtime_config
+from millstream_operator.rendering.runtime_config import RUNTIME_PORT, boot_config
 
 NON_ROOT_ID = 65532
 # NCCL moves what GPUs cannot read from each other through /dev/shm, of which a container has 64 MiB by default: too
@@ -93,7 +94,12 @@ def _pod_spec(owner: LLMDeployment, plan: Plan, defaults: PodDefaults, overlay: 
             }
         ],
         "containers": [_container(plan, container, model)],
-        "volumes": [{"name": "tmp", "emptyDir": {}}, *_shared_memory(plan), *model.volumes],
+        "volumes": [
+            {"name": "tmp", "emptyDir": {}},
+            config_volume(name, boot_config(plan).config_hash()),
+            *_shared_memory(plan),
+            *model.volumes,
+        ],
         **_affinity(plan),
         **{key: value for key, value in optional.items() if value},
     }
@@ -104,7 +110,7 @@ def _container(plan: Plan, overlay: Container | None, model: ModelFiles) -> dict
         "name": RUNTIME_CONTAINER,
         "image": plan.runtime_image,
         "imagePullPolicy": "IfNotPresent",
-        "args": ["serve", *runtime_config(plan).to_args()],
+        "args": ["serve", *CONFIG_ARGS],
         "env": _env(overlay),
         "ports": [{"name": HTTP_PORT_NAME, "containerPort": RUNTIME_PORT, "protocol": "TCP"}],
         "resources": _resources(plan.resources, overlay),
@@ -115,6 +121,7 @@ def _container(plan: Plan, overlay: Container | None, model: ModelFiles) -> dict
         "securityContext": _SECURITY_CONTEXT,
         "volumeMounts": [
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+            config_mount(),
             *({"name": volume["name"], "mountPath": "/dev/shm"} for volume in _shared_memory(plan)),  # noqa: S108
             *model.mounts,
         ],

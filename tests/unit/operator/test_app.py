@@ -11,7 +11,7 @@ from millstream_operator import app
 from millstream_operator.app import EndlessBackoffs, Operator, kopf_settings
 from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable
 from millstream_operator.reconciling.index import OwnerKey
-from millstream_operator.reconciling.kinds import LLM_DEPLOYMENT, POD, WATCHED, Kind
+from millstream_operator.reconciling.kinds import LLM_DEPLOYMENT, POD, POD_MONITOR, WATCHED, Kind
 from millstream_operator.settings import read_settings
 from tests.support.fake_cluster import FakeCluster, FakeClusterClient, Fault
 from tests.support.llmdeployments import manifest
@@ -122,3 +122,28 @@ async def test_it_waits_for_the_api_server_and_says_for_what(
     one.client = FakeClusterClient(FakeCluster(), Fault(0, error, writes_only=False))
     await one._first_listing()
     assert said in caplog.text
+
+
+async def test_kinds_that_appear_concern_everybody() -> None:
+    """A CRD is installed while the operator runs: nobody else would tell it."""
+    one, cluster = operator(), FakeCluster()
+    cluster.put(manifest())
+    one.client = FakeClusterClient(cluster)
+    await one.resync()
+    one.queue.schedule.clear()
+    await one.look()
+    assert one.queue.schedule.pop(float("inf")) is None, "no news"
+    cluster.installed.add(POD_MONITOR)
+    await one.look()
+    assert one.queue.schedule.pop(float("inf")) == DEMO
+
+
+async def test_a_kind_that_is_listed_and_not_watched_is_no_proof_of_a_dead_watch() -> None:
+    one, cluster = operator(), FakeCluster()
+    cluster.installed.add(POD_MONITOR)
+    metadata = {"name": "demo", "namespace": "team", "labels": {"millstream.dev/deployment": "demo"}}
+    cluster.put({"apiVersion": POD_MONITOR.api_version, "kind": "PodMonitor", "metadata": metadata, "spec": {}})
+    one.client = FakeClusterClient(cluster)
+    await one.look()
+    assert one.index.get(POD_MONITOR, "team", "demo") is not None
+    assert one.freshness.overdue(float("inf")) == []

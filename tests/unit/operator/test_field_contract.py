@@ -20,10 +20,20 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import ManifestError, parse
 from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.reconciling.revisions import PlanRefused, choose
+from millstream_operator.rendering.companions import (
+    POD_MONITOR,
+    PROMETHEUS_RULE,
+    SCALED_OBJECT,
+    Autoscaler,
+    CompanionDefaults,
+    autoscaler,
+    monitors,
+)
 from millstream_operator.rendering.objects import objects
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from tests.support.llmdeployments import full_manifest
@@ -31,6 +41,8 @@ from tests.support.llmdeployments import full_manifest
 Manifest = dict[str, Any]
 Objects = dict[str, Manifest]
 DEPLOYMENT, SERVICE, BUDGET = "Deployment", "Service", "PodDisruptionBudget"
+LIVE = "ConfigMap"  # watched by the runtime: a change of it restarts nothing
+SCALER, MONITORS = "HorizontalPodAutoscaler", ("PodMonitor", "PrometheusRule")
 
 
 @dataclass(frozen=True)
@@ -139,12 +151,22 @@ CHANGES: dict[str, Changes | Refused | NotYet] = {
     "engine.maxNumSeqs": Changes(17),
     "engine.gpuMemoryUtilizationPercent": Changes(81),
     "engine.prefixCaching": Changes("Enabled"),
-    "warmup.heartbeatInterval": Changes("0s"),
-    "warmup.timeout": Changes("16m"),
+    "warmup.heartbeatInterval": Changes("0s", kinds=(LIVE, "PrometheusRule")),
+    "warmup.timeout": Changes("16m", kinds=(DEPLOYMENT, "PrometheusRule")),
+    "rollout.strategy": Changes("Availability"),
     "rollout.progressDeadline": Changes("41m"),
     "rollout.drainTimeout": Changes("6m"),
     "replicas": Changes(1, kinds=(DEPLOYMENT, BUDGET)),
+    "autoscaling.minReplicas": Changes(3, kinds=(SCALER,)),
+    "autoscaling.maxReplicas": Changes(6, kinds=(SCALER,)),
+    "autoscaling.metrics[].type": Changes("KVCacheUsage", kinds=(SCALER,)),
+    "autoscaling.metrics[].target": Changes(7, kinds=(SCALER,)),
+    "autoscaling.scaleDownStabilization": Changes("11m", kinds=(SCALER,)),
+    "autoscaling.provider": Changes("KEDA", kinds=(SCALER, "ScaledObject")),
+    "monitoring.mode": Changes("Disabled", kinds=MONITORS),
+    "monitoring.labels{}": Changes("other", kinds=MONITORS),
     "runtime.image": Changes("registry.example.com/millstream-runtime:2.0"),
+    "runtime.logLevel": Changes("Error", kinds=(LIVE,)),
     "service.type": Changes("LoadBalancer", kinds=(SERVICE,)),
     "service.port": Changes(8081, kinds=(SERVICE,)),
     "podTemplate.metadata.labels{}": Changes("ranking"),
@@ -174,7 +196,7 @@ CHANGES: dict[str, Changes | Refused | NotYet] = {
     f"{RESOURCES}.limits.ephemeral-storage": Changes("4Gi"),
 }
 # The full manifest says here what the default is, or defaults of what it says itself: leaving it out changes nothing.
-SAYS_THE_DEFAULT = {"accelerator.type", "tier", "workload.profile"}
+SAYS_THE_DEFAULT = {"accelerator.type", "monitoring.mode", "tier", "workload.profile"}
 
 
 def leaves(model: type[BaseModel], path: str = "") -> Iterator[str]:
@@ -223,10 +245,21 @@ def place(spec: Any, path: str) -> tuple[Any, str | int]:
 
 
 def applied(stored: Manifest) -> Objects:
-    """What the cluster would be told, by kind."""
+    """What the cluster would be told, by kind. The boot ConfigMap is the Deployment's: that names it by its content."""
     owner = parse(stored)
     pin = choose(owner, PlanDefaults(runtime_image="registry.example.com/default:1"), PodDefaults(), [])
-    return {rendered["kind"]: rendered for rendered in objects(owner, pin.revision)}
+    rendered = [*objects(owner, pin.revision), *beside(owner)]
+    return {one["kind"]: one for one in rendered if not one.get("immutable")}
+
+
+def beside(owner: LLMDeployment) -> Iterator[Manifest]:
+    """What stands beside the model, in a cluster without any of the optional kinds and in one with all of them."""
+    defaults = CompanionDefaults("http://prometheus:9090")
+    everything = (SCALED_OBJECT, POD_MONITOR, PROMETHEUS_RULE)
+    for served in ((), everything):
+        if isinstance(scaler := autoscaler(owner, served, defaults), Autoscaler):
+            yield scaler.manifest
+    yield from monitors(owner, everything, defaults)
 
 
 def changed_kinds(before: Objects, after: Objects) -> set[str]:

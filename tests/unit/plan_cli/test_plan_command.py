@@ -86,6 +86,18 @@ def test_json_is_what_the_status_holds(millstream: Any, tmp_path: Path) -> None:
     assert [printed[key] for key in without] == [golden[key] for key in without]
 
 
+def test_what_autoscaling_may_cost_is_seen_before_it_is_applied(millstream: Any, tmp_path: Path) -> None:
+    manifest = yaml.safe_load((EXAMPLES / "startup.yaml").read_text())
+    manifest["spec"]["autoscaling"] = {"maxReplicas": 3}
+    done = millstream(
+        "plan", write(tmp_path / "m.yaml", yaml.safe_dump(manifest)), "--gpus", "A100-40GB:1", "-o", "json"
+    )
+    plan = json.loads(done.out)
+    told = {one["field"]: one["reason"] for one in plan["reasons"]}
+    at_most = plan["cost"]["monthlyUSD"] * 3 // plan["replicas"]
+    assert f"Up to 3 replicas: ${at_most:,} a month at most" in told["autoscaling.maxReplicas"]
+
+
 def test_infeasible_ends_with_2_and_says_what_would_do(millstream: Any) -> None:
     done = millstream("plan", EXAMPLES / "mid.yaml", "--gpus", "L4:1")
     assert done.code == 2
