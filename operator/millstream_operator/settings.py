@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -36,6 +37,8 @@ class Settings:
     leader_election: bool
     operator_namespace: str  # of the Lease
     lease_name: str
+    gpu_catalog: Path | None = None  # own prices and parts over the shipped catalogue
+    inventory: bool = True  # look at the cluster's nodes and at what pods hold of their GPUs
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
@@ -53,6 +56,8 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     MILLSTREAM_OPERATOR_NAMESPACE, MILLSTREAM_LEASE_NAME
                                 the Lease. The defaults are the documented release's, so that an operator started by
                                 hand outside the cluster stands by while that one runs
+    MILLSTREAM_GPU_CATALOG      YAML file with own prices and GPUs, read again when it changes
+    MILLSTREAM_INVENTORY        Enabled, or Disabled to plan without a look at nodes
 
     Raises:
         SettingsError: one sentence that names the variable, its value and what it may be.
@@ -83,6 +88,8 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         ),
         operator_namespace=_name(environment, "MILLSTREAM_OPERATOR_NAMESPACE", _NAMESPACE, "millstream-system"),
         lease_name=_name(environment, "MILLSTREAM_LEASE_NAME", _LEASE_NAME, "millstream"),
+        gpu_catalog=Path(path) if (path := environment.get("MILLSTREAM_GPU_CATALOG", "")) else None,
+        inventory=bool(_choice(environment, "MILLSTREAM_INVENTORY", {"Enabled": 1, "Disabled": 0}, "Enabled")),
     )
 
 

@@ -10,11 +10,11 @@ preconditions of a delete, immutable fields, and the garbage collector. What is 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
-from millstream_operator.reconciling.cluster_client import NO_VERSION, ApiError, ClusterClient
+from millstream_operator.reconciling.cluster_client import NO_VERSION, ApiError, ClusterClient, Page
 from millstream_operator.reconciling.kinds import DEPLOYMENT, LLM_DEPLOYMENT, OPTIONAL, POD, Kind
 
 Manifest = dict[str, Any]
@@ -244,6 +244,11 @@ class FakeClusterClient(ClusterClient):
             return items, self.cluster.version
 
         return self._do(Request("list", kind.kind, ""), found)
+
+    async def pages(
+        self, kind: Kind, namespace: str | None, query: Mapping[str, str], limit: int = 500
+    ) -> AsyncIterator[Page]:
+        yield Page(*await self.list(kind, namespace, query.get("labelSelector")))
 
     async def apply(self, manifest: Mapping[str, Any], subresource: str | None = None) -> Manifest:
         self.writes += 1

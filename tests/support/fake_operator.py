@@ -11,9 +11,12 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import parse
+from millstream_operator.inventory.nodes import read_node
 from millstream_operator.planning.plan import PlanDefaults
+from millstream_operator.reconciling.facts import FactsBook, Shapes, shape_from_catalogue
+from millstream_operator.reconciling.gpu_watch import read_pod
 from millstream_operator.reconciling.index import Index, OwnerKey
-from millstream_operator.reconciling.kinds import CONTROLLER_REVISION, DEPLOYMENT, LLM_DEPLOYMENT, WATCHED
+from millstream_operator.reconciling.kinds import CONTROLLER_REVISION, DEPLOYMENT, LLM_DEPLOYMENT, NODE, POD, WATCHED
 from millstream_operator.reconciling.optional_kinds import OptionalKinds
 from millstream_operator.reconciling.pod_access import PodUnreachable
 from millstream_operator.reconciling.pod_reports import PodReports
@@ -89,15 +92,18 @@ class FakeOperator:
         image: str = IMAGE,
         pods: PodDefaults | None = None,
         model: FakeModel | None = None,
+        shapes: Shapes = shape_from_catalogue,
         companions: CompanionDefaults | None = None,
     ) -> None:
         self.cluster, self.model = cluster, model or FakeModel(cluster)
         self.client = FakeClusterClient(cluster, fault)
-        self.index = Index()
+        self.index = Index(changed=lambda kind, manifest: self.facts.changed(kind, manifest))
         self.now = NOW
         self.pods, self.woken, self.seconds = FakePods(), list[OwnerKey](), 0.0
         self.reports = PodReports(self.pods, self.woken.append, lambda: self.seconds)
         defaults = Defaults(PlanDefaults(image), pods or PodDefaults(), companions or CompanionDefaults())
+        self.facts = FactsBook(self.index, defaults.pods, shapes=shapes)
+        self.facts.problem = None
         self.looker = FakeClusterClient(cluster)  # of its own: what it asks is the resync's, as the listings are
         self.optional = OptionalKinds(self.index)
         self.reconciler = Reconciler(
@@ -108,6 +114,8 @@ class FakeOperator:
             self.optional,
             now=lambda: self.now,
             reports=self.reports,
+            facts=self.facts,
+            spare=self.facts.spare,
         )
         self.retries: list[RetryLater] = []
 
@@ -116,6 +124,9 @@ class FakeOperator:
         for kind in WATCHED:
             listed = [one for one in self.cluster.all(kind) if kind is LLM_DEPLOYMENT or _is_labelled(one)]
             self.index.replace(kind, listed, self.cluster.version)
+        self.facts.replace_nodes(filter(None, map(read_node, self.cluster.all(NODE))))
+        self.facts.replace_pods(filter(None, map(read_pod, self.cluster.all(POD))))
+        self.facts.advance()
         await self.optional.look(self.looker)
         try:
             await self.reconciler.reconcile(OwnerKey(NAMESPACE, name))

@@ -125,6 +125,11 @@ class Rollout(ApiModel):
     )
 
 
+class UpdatePolicy(StrEnum):
+    PINNED = "Pinned"
+    FOLLOW_OPERATOR = "FollowOperator"
+
+
 class LogLevel(StrEnum):
     DEBUG = "Debug"
     INFO = "Info"
@@ -137,6 +142,11 @@ class Runtime(ApiModel):
 
     image: Image | None = Field(
         None, description="Image of the runtime. Default: the operator's own, kept until the spec next changes."
+    )
+    update_policy: UpdatePolicy | None = Field(
+        None,
+        description="When a better plan or other defaults of the operator are taken over. Pinned: when the spec next "
+        "changes. FollowOperator: at once, by a rollout. Default: Pinned.",
     )
     log_level: LogLevel | None = Field(
         None, description="How much the runtime logs; a change restarts nothing. Default: Info."

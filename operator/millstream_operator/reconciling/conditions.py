@@ -20,9 +20,10 @@ MODEL_READY = "ModelReady"
 AVAILABLE = "Available"
 AUTOSCALED = "Autoscaled"  # with spec.autoscaling
 MONITORED = "Monitored"  # where the Prometheus operator is, or was asked for
-RECONCILING = "Reconciling"  # these three are there only while true
+RECONCILING = "Reconciling"  # these four are there only while true
 STALLED = "Stalled"
 NAME_CONFLICT = "NameConflict"
+PLAN_OUTDATED = "PlanOutdated"
 
 
 @dataclass(frozen=True, slots=True)

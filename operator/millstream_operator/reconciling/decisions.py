@@ -22,6 +22,7 @@ class DecisionType(StrEnum):
     REPLACING_IN_PLACE = "ReplacingInPlace"
     ROLLOUT_STOPPED = "RolloutStopped"
     ROLLED_BACK = "RolledBack"
+    PLAN_ADOPTED = "PlanAdopted"
 
 
 @dataclass(frozen=True, slots=True)

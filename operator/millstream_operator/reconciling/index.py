@@ -51,11 +51,16 @@ def interested(kind: Kind, manifest: Manifest) -> set[OwnerKey]:
 class Index:
     """Objects by kind, namespace and name. Manifests in it are shared: never change one.
 
-    `learned` is told of each newer state, before it is kept and whoever brought it.
+    `learned` is told of each newer state, before it is kept and whoever brought it; `changed` of each object that has
+    another state now, or is gone.
     """
 
-    def __init__(self, learned: Callable[[Kind, Manifest], None] = lambda _kind, _manifest: None) -> None:
-        self._learned = learned
+    def __init__(
+        self,
+        learned: Callable[[Kind, Manifest], None] = lambda _kind, _manifest: None,
+        changed: Callable[[Kind, Manifest], None] = lambda _kind, _manifest: None,
+    ) -> None:
+        self._learned, self._changed = learned, changed
         self._objects: dict[tuple[str, str, str], Manifest] = {}
         self._children: defaultdict[tuple[OwnerKey, str], set[tuple[str, str, str]]] = defaultdict(set)
 
@@ -73,6 +78,7 @@ class Index:
         )
         self._objects[key] = slim
         self._children[owner_key(kind, slim), kind.kind].add(key)
+        self._changed(kind, slim)
         return known is None or _news(kind, known) != _news(kind, slim)
 
     def remove(self, kind: Kind, manifest: Manifest) -> bool:
@@ -83,6 +89,7 @@ class Index:
             return False
         self._unlink(kind, key, known)
         del self._objects[key]
+        self._changed(kind, known)
         return True
 
     def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:

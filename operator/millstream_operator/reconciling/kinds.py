@@ -15,7 +15,7 @@ from millstream_operator.rendering.names import DEPLOYMENT_LABEL
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A namespaced kind. `owned`: we create and delete it; otherwise we only look."""
+    """A kind; all but Node are namespaced. `owned`: we create and delete it; otherwise we only look."""
 
     group: str
     version: str
@@ -36,6 +36,7 @@ class Kind:
 
 LLM_DEPLOYMENT = Kind(GROUP, VERSION, KIND, PLURAL, owned=False)
 POD = Kind("", "v1", "Pod", "pods", owned=False)
+NODE = Kind("", "v1", "Node", "nodes", owned=False)  # looked at by `gpu_watch.py`, with what pods hold of its GPUs
 EVENT = Kind("", "v1", "Event", "events", owned=False)
 LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases", owned=False)
 SERVICE_ACCOUNT = Kind("", "v1", "ServiceAccount", "serviceaccounts")

@@ -52,5 +52,11 @@ def _name_conflict(seen: Seen) -> Condition | None:
     return Condition(conditions.NAME_CONFLICT, True, seen.problem.reason, seen.problem.message)
 
 
+def _plan_outdated(seen: Seen) -> Condition | None:
+    if seen.outdated is None:
+        return None
+    return Condition(conditions.PLAN_OUTDATED, True, seen.outdated.reason, seen.outdated.message)
+
+
 # There only while true: each function gives its condition, or None.
-ABNORMAL: tuple[Callable[[Seen], Condition | None], ...] = (_name_conflict,)
+ABNORMAL: tuple[Callable[[Seen], Condition | None], ...] = (_name_conflict, _plan_outdated)

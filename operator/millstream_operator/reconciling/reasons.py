@@ -63,6 +63,10 @@ class Reason(StrEnum):
     MONITORED = "Monitored"
     MONITORING_UNAVAILABLE = "MonitoringUnavailable"
 
+    # A new plan would be another one.
+    NEW_FACTS = "NewFacts"
+    NEW_DEFAULTS = "NewDefaults"
+
     # The Service.
     SERVICE_UNREACHABLE = "ServiceUnreachable"
     WRONG_ANSWER = "WrongAnswer"

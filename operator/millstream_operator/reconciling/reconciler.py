@@ -24,7 +24,8 @@ from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreacha
 from millstream_operator.reconciling.companions import Beside, Companions, CompanionsOf, ServedKinds
 from millstream_operator.reconciling.conditions import find
 from millstream_operator.reconciling.diagnosis import Diagnosis
-from millstream_operator.reconciling.events import events_for
+from millstream_operator.reconciling.events import events_for, news
+from millstream_operator.reconciling.facts import FactsSource, NoFacts
 from millstream_operator.reconciling.index import Index, OwnerKey
 from millstream_operator.reconciling.kinds import (
     CONTROLLER_REVISION,
@@ -33,6 +34,7 @@ from millstream_operator.reconciling.kinds import (
     OWNED,
     POD,
 )
+from millstream_operator.reconciling.pinning import Pinning
 from millstream_operator.reconciling.pod_reports import NobodyAnswers, PodReports
 from millstream_operator.reconciling.pruning import (
     also_running,
@@ -42,7 +44,7 @@ from millstream_operator.reconciling.pruning import (
     superfluous_records,
 )
 from millstream_operator.reconciling.reasons import Reason
-from millstream_operator.reconciling.revisions import Pin, PlanRefused, choose, last_answered, last_good
+from millstream_operator.reconciling.revisions import Pin, PlanRefused, last_answered, last_good
 from millstream_operator.reconciling.rollout import Intent, Scene, SpareGPUs, intent, nobody_knows
 from millstream_operator.reconciling.seen import Answer, Seen
 from millstream_operator.reconciling.service_probe import ServiceAccess, ask
@@ -89,9 +91,11 @@ class Reconciler:
         now: Callable[[], str] = _utc_now,
         reports: PodReports | None = None,
         spare: SpareGPUs = nobody_knows,
+        facts: FactsSource | None = None,
     ) -> None:
-        self._client, self._index, self._access, self._defaults, self._now = client, index, access, defaults, now
+        self._client, self._index, self._access, self._now = client, index, access, now
         self._spare = spare
+        self.pinning = Pinning(facts or NoFacts(), defaults.plan, defaults.pods)
         self._children = Children(client, index)
         self._reports = reports or PodReports(NobodyAnswers(), lambda _key: None, time.monotonic)
         self._companions = CompanionsOf(self._children, served, defaults.companions)
@@ -122,7 +126,7 @@ class Reconciler:
             return
         records = self._children.own(owner, key, CONTROLLER_REVISION)
         try:
-            pin = choose(owner, self._defaults.plan, self._defaults.pods, records)
+            chosen = self.pinning.choose(owner, records)
         except PlanRefused as refused:
             # The pods stay what they were, and are repaired; what no plan decides (replicas, Service) follows the spec.
             beside = None
@@ -132,9 +136,10 @@ class Reconciler:
                 beside = await self._beside(owner, key, kept, manifest)
             await self._write_invalid(manifest, refused.problem, refused.plan, beside)
             return
+        pin = chosen.pin
         rollout = intent(self._scene(owner, key, pin))
         if rollout.decisions:
-            await self._tell(owner, key, rollout)
+            await self._tell(owner, key, rollout, chosen.outdated)
         wanted = self._wanted(owner, key, rollout)
         problem = await self._children.bring_about(owner, wanted)
         if problem is None:
@@ -154,10 +159,11 @@ class Reconciler:
             answer,
             problem,
             previous,
-            decisions=beside.decisions,
+            decisions=(*chosen.decisions, *beside.decisions),
             companions=beside.conditions,
             reports=self._reports.of(key),
             intent=rollout,
+            outdated=chosen.outdated,
         )
         self._reports.follow(key, warming_up(seen))
         await self._write_status(owner, previous, status_of(seen, self._now()))
@@ -183,7 +189,7 @@ class Reconciler:
             self._spare(owner, pin.revision),
         )
 
-    async def _tell(self, owner: LLMDeployment, key: OwnerKey, rollout: Intent) -> None:
+    async def _tell(self, owner: LLMDeployment, key: OwnerKey, rollout: Intent, outdated: Diagnosis | None) -> None:
         """Before the deed: whoever looks on when the first pod is drained finds out why."""
         scene, previous = self._scene(owner, key, rollout.pin), self._status(key)
         seen = Seen(
@@ -194,6 +200,7 @@ class Reconciler:
             previous=previous,
             decisions=rollout.decisions,
             intent=rollout,
+            outdated=outdated,
         )
         await self._write_status(owner, previous, status_of(seen, self._now()))
 
@@ -235,7 +242,7 @@ class Reconciler:
         """Ask once for each revision and set of pods; a failure is asked again at the next try."""
         uid = owner.metadata.uid or ""
         if owner.spec.replicas == 0 or not rolled_out(owner, pin.revision, workload):
-            self.forget(uid)
+            self._forget_answer(uid)
             return None
         asked = (pin.revision.name, owner.spec.service, _serving(pods))
         known = self._answers.get(uid)
@@ -266,10 +273,14 @@ class Reconciler:
         answer = await self._client.apply(manifest, subresource="status")
         self._index.put(LLM_DEPLOYMENT, answer)
         for event in events_for(owner, before, after, self._now()):
-            try:
-                await self._client.create(event)
-            except (ApiError, ApiUnreachable) as error:  # news, not state: the conditions say the same
-                log.info("%s/%s: no Event written: %s", owner.metadata.namespace, owner.name, error)
+            await self._publish(event)
+
+    async def _publish(self, event: Manifest) -> None:
+        try:
+            await self._client.create(event)
+        except (ApiError, ApiUnreachable) as error:  # news, not state: the conditions say the same
+            involved = event["involvedObject"]
+            log.info("%s/%s: no Event written: %s", involved["namespace"], involved["name"], error)
 
     async def _write_invalid(
         self,
@@ -292,9 +303,15 @@ class Reconciler:
             "status": after,
         }
         self._index.put(LLM_DEPLOYMENT, await self._client.apply(body, subresource="status"))
+        if (event := news(metadata, previous, after, self._now())) is not None:
+            await self._publish(event)
 
     def forget(self, uid: str) -> None:
-        """Nothing is known any more about an LLMDeployment that is gone, or whose pods are."""
+        """Nothing is known any more about an LLMDeployment that is gone."""
+        self._forget_answer(uid)
+        self.pinning.forget(uid)
+
+    def _forget_answer(self, uid: str) -> None:
         self._answers.pop(uid, None)
         self._unanswered.pop(uid, None)
 

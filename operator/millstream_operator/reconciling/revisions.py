@@ -57,20 +57,42 @@ def choose(
     Raises:
         PlanRefused: there is no plan, or it cannot be run.
     """
+    records = list(stored)
+    return pinned(owner, records) or plan_anew(owner, plan_defaults, pod_defaults, records, facts or Facts())
+
+
+def pinned(owner: LLMDeployment, stored: Iterable[Manifest]) -> Pin | None:
+    """The newest revision, if it was planned from what the spec still says, or the one that served before it."""
     records = newest_first(stored)
-    if records:
-        pinned = read_pin(records[0])
-        if pinned is not None and _asks_for(owner, pinned.revision):
-            return pinned
-        # Back from a revision that never served: what served before it still runs, so it is not rendered anew.
-        good = last_answered(records)
-        if good is not None and _asks_for(owner, good.revision):
-            return Pin(good.revision, records[0]["revision"] + 1, Marks(answered=True))
-    planned = decide(owner, plan_defaults, facts or Facts())
+    if not records:
+        return None
+    newest = read_pin(records[0])
+    if newest is not None and _asks_for(owner, newest.revision):
+        return newest
+    # Back from a revision that never served: what served before it still runs, so it is not rendered anew.
+    good = last_answered(records)
+    if good is not None and _asks_for(owner, good.revision):
+        return Pin(good.revision, records[0]["revision"] + 1, Marks(answered=True))
+    return None
+
+
+def plan_anew(
+    owner: LLMDeployment,
+    plan_defaults: PlanDefaults,
+    pod_defaults: PodDefaults,
+    stored: Iterable[Manifest],
+    facts: Facts,
+) -> Pin:
+    """A plan that is made and rendered now.
+
+    Raises:
+        PlanRefused: there is no plan, or it cannot be run.
+    """
+    planned = decide(owner, plan_defaults, facts)
     if isinstance(planned, Infeasible) or planned.requires:
         raise PlanRefused(_why_refused(planned), planned.status_plan())
-    fresh = render_revision(owner, planned, pod_defaults)
-    return Pin(fresh, (records[0]["revision"] if records else 0) + 1)
+    records = newest_first(stored)
+    return Pin(render_revision(owner, planned, pod_defaults), (records[0]["revision"] if records else 0) + 1)
 
 
 def _asks_for(owner: LLMDeployment, revision: Revision) -> bool:
@@ -109,4 +131,4 @@ def _why_refused(planned: Plan | Infeasible) -> Diagnosis:
 
 
 def newest_first(stored: Iterable[Manifest]) -> list[Manifest]:
-    return sorted(stored, key=lambda record: int(record["revision"]), reverse=True)
+    return sorted(stored, key=lambda record: (int(record["revision"]), record["metadata"]["name"]), reverse=True)

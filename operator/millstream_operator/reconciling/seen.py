@@ -42,6 +42,7 @@ class Seen:
     reports: Mapping[str, PodReport] = field(default_factory=dict)  # of pods that warm up, by uid
     intent: Intent | None = None  # of the rollout
     companions: Sequence[Condition] = ()  # of what stands beside the model
+    outdated: Diagnosis | None = None  # what a new plan would gain
 
     @property
     def running(self) -> Revision:

@@ -62,7 +62,7 @@ def render_revision(owner: LLMDeployment, plan: Plan, defaults: PodDefaults) -> 
     """Render the pods of a plan, and name the result after its content.
 
     The pods are labelled by the digest of the template alone: a spec that says the same in other words (`60s` for
-    `1m`) makes a new record and restarts nothing.
+    `1m`), or a plan with other prices, makes a new record and restarts nothing. A record cannot be changed.
     """
     template = pod_template(owner, plan, defaults)
     digest = _digest(template)

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from docs import chart_reference
+from millstream_operator.catalog.catalog_file import read_catalog_file
 from millstream_operator.reconciling.kinds import OPTIONAL, WATCHED
 from millstream_operator.settings import read_settings
 
@@ -106,7 +107,7 @@ def test_the_crd_is_the_generated_one_word_for_word() -> None:
 
 def test_pod_defaults_reach_the_operator_and_restart_it() -> None:
     plain, changed = render(), render("podDefaults.labels.team=search", 'podDefaults.tolerations=[{"key":"gpu"}]')
-    (config,) = of_kind(changed, "ConfigMap")
+    (config,) = (found for found in of_kind(changed, "ConfigMap") if "pod-defaults.json" in found["data"])
     assert json.loads(config["data"]["pod-defaults.json"]) == {
         "labels": {"team": "search"},
         "annotations": {},
@@ -131,6 +132,68 @@ def test_named_namespaces_are_all_that_the_operator_gets() -> None:
     assert {subject["namespace"] for binding in bindings for subject in binding["subjects"]} == {"system"}
     env = operator_of(documents)["spec"]["template"]["spec"]["containers"][0]["env"]
     assert {"name": "MILLSTREAM_WATCH_NAMESPACES", "value": "a,b"} in env
+
+
+def test_the_inventory_is_looked_at_and_nothing_more() -> None:
+    documents = render()
+    (role,) = (found for found in of_kind(documents, "ClusterRole") if found["metadata"]["name"].endswith("-inventory"))
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["list", "watch"]}]
+    bound = {binding["roleRef"]["name"] for binding in of_kind(documents, "ClusterRoleBinding")}
+    assert role["metadata"]["name"] in bound
+    for values in (["inventory.mode=Disabled"], ['operator.watchNamespaces=["a"]']):
+        without = render(*values)
+        assert "-inventory" not in yaml.safe_dump_all(without)
+        assert environment(without)["MILLSTREAM_INVENTORY"] == "Disabled"
+    insisted = render('operator.watchNamespaces=["a"]', "inventory.mode=Enabled")
+    (binding,) = of_kind(insisted, "ClusterRoleBinding")
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+
+
+def environment(documents: list[Document]) -> dict[str, str]:
+    (container,) = operator_of(documents)["spec"]["template"]["spec"]["containers"]
+    return {variable["name"]: variable.get("value") for variable in container["env"]}
+
+
+def test_own_gpus_reach_the_operator_as_a_file_that_it_can_read(tmp_path: Path) -> None:
+    """Helm turns numbers into floats on their way: what arrives must still be a catalogue."""
+    part = {
+        "computeCapability": "9.0",
+        "usableMemoryBytes": 137438953472,
+        "memoryBandwidthBytesPerSecond": 4000000000000,
+        "denseFlopsPerSecond": {"fp16": 400000000000000},
+        "pcieBytesPerSecond": 63000000000,
+        "listPriceUSDPerHour": 3.25,
+        "source": "our own measurement",
+    }
+    values = tmp_path / "values.yaml"
+    gpus = {"L4-24GB": {"listPriceUSDPerHour": 0.5}, "X1-128GB": part}
+    values.write_text(yaml.safe_dump({"catalog": {"gpus": gpus}}))
+    sets = [word for image in IMAGES for word in ("--set", image)]
+    done = helm("template", "m", str(CHART), "--kube-version", "1.34.0", *sets, "-f", str(values))
+    documents = [document for document in yaml.safe_load_all(done.stdout) if document]
+    (config,) = (found for found in of_kind(documents, "ConfigMap") if "catalog.yaml" in found["data"])
+    file = tmp_path / "catalog.yaml"
+    file.write_text(config["data"]["catalog.yaml"])
+    catalog = read_catalog_file(file)
+    known, own = catalog.get("L4-24GB"), catalog.get("X1-128GB")
+    assert known is not None
+    assert own is not None
+    assert known.hourly_milli_usd == 500
+    assert own.usable_memory_bytes == part["usableMemoryBytes"]
+    pod = operator_of(documents)["spec"]["template"]["spec"]
+    (volume,) = (
+        found for found in pod["volumes"] if found.get("configMap", {}).get("name") == config["metadata"]["name"]
+    )
+    (mount,) = (found for found in pod["containers"][0]["volumeMounts"] if found["name"] == volume["name"])
+    assert environment(documents)["MILLSTREAM_GPU_CATALOG"] == f"{mount['mountPath']}/catalog.yaml"
+    assert "subPath" not in mount, "it would not follow the ConfigMap"
+
+
+def test_a_catalogue_may_be_a_configmap_of_ones_own() -> None:
+    documents = render("catalog.configMap=prices")
+    assert not [found for found in of_kind(documents, "ConfigMap") if "catalog.yaml" in found["data"]]
+    volumes = operator_of(documents)["spec"]["template"]["spec"]["volumes"]
+    assert {"name": "gpu-catalog", "configMap": {"name": "prices"}} in volumes
 
 
 def test_two_replicas_are_kept_apart_and_never_all_taken_away() -> None:
@@ -216,6 +279,8 @@ def test_two_releases_share_no_name() -> None:
         ('podDefaults.tolerations=[{"keyy":"gpu"}]', "keyy"),
         ("operator.resources.limits.memory=much", "memory"),
         ('operator.watchNamespaces=["UPPER"]', "watchNamespaces"),
+        ("inventory.mode=Maybe", "mode"),
+        ("catalog.gpus.L4=cheap", "L4"),
     ],
 )
 def test_a_value_that_would_do_nothing_is_refused_by_name(value: str, complaint: str) -> None:

@@ -168,7 +168,8 @@ async def test_another_default_image_restarts_nothing_until_the_spec_changes() -
     cluster = (await served()).cluster
     newer = FakeOperator(cluster, image="registry.example.com/runtime:2", pods=PodDefaults(priority_class_name="high"))
     await newer.settle()
-    assert newer.writes == []
+    assert newer.writes == [("apply", "LLMDeployment/status")], "it is told, and nothing else is done"
+    assert newer.condition("PlanOutdated")["reason"] == "NewDefaults"
     assert runtime_image(cluster) == "registry.example.com/runtime:1"
     respec(cluster, replicas=2)
     await newer.settle()
@@ -177,6 +178,7 @@ async def test_another_default_image_restarts_nothing_until_the_spec_changes() -
     await newer.settle()
     assert runtime_image(cluster) == "registry.example.com/runtime:2"
     assert cluster.the(DEPLOYMENT)["spec"]["template"]["spec"]["priorityClassName"] == "high"
+    assert newer.condition("PlanOutdated") == {}
 
 
 # Delete
