@@ -73,9 +73,7 @@ class Client:
             "ignore_eos": True,
             "stream": stream,
         }
-        self._connection.request(
-            "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
-        )
+        self._connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
         answer = self._connection.getresponse()
         content = answer.read()
         if answer.status != 200:

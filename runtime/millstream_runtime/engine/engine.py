@@ -21,6 +21,7 @@ from millstream_runtime.engine.host import memory_limit_bytes, resident_bytes, u
 from millstream_runtime.engine.kv_cache import KVCache
 from millstream_runtime.engine.logits_processors import LogitsProcessor
 from millstream_runtime.engine.model_runner import ModelRunner, Sampled
+from millstream_runtime.engine.pacing import Pace, StepTime, balance_tokens
 from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill, Request, SamplingParams, TokenOutput
 from millstream_runtime.engine.scheduler import Chunk, Scheduler
 from millstream_runtime.engine.sequence import Sequence
@@ -68,6 +69,8 @@ class Engine:
         )
         self._scheduler = Scheduler(self._blocks, config.max_num_batched_tokens, config.max_num_seqs)
         self._runner = ModelRunner(model, cache, self._device, model_config.eos_token_ids)
+        self._pace = Pace(balance_tokens(model_config))
+        self.step_clock: Callable[[], float] = time.perf_counter  # what the pace is measured by
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
         self._steps_total = 0
@@ -101,14 +104,16 @@ class Engine:
 
     def step(self) -> list[TokenOutput]:
         """Compute one step for all requests that fit in it; at most one new token a request."""
-        chunks = self._scheduler.schedule()
+        chunks = self._scheduler.schedule(self._max_prompt_tokens())
         if not chunks:
             return []
         now = time.monotonic()
         for chunk in chunks:
             if chunk.sequence.scheduled_at_seconds is None:
                 chunk.sequence.scheduled_at_seconds = now
+        began = self.step_clock()
         sampled = self._runner.execute(chunks)
+        self._pace.observe(_step_time(chunks, self.step_clock() - began))
         self._scheduler.advance(chunks)
         self._steps_total += 1
         self._last_step_tokens = sum(chunk.num_tokens for chunk in chunks if not chunk.sequence.request.is_heartbeat)
@@ -155,6 +160,13 @@ class Engine:
         unscheduled = len(self._sequences) - len(self._scheduler.running) - self._scheduler.num_waiting
         if unscheduled:
             raise RuntimeError(f"{unscheduled} requests are known to the engine but not to its scheduler.")
+
+    def _max_prompt_tokens(self) -> int | None:
+        """The bound on prompts for a step that decodes share, by how far the longest-reaching prompt has come."""
+        entering = [one.num_computed_tokens for one in self._scheduler.running if one.num_uncomputed_tokens > 1]
+        if not entering and not self._scheduler.num_waiting:
+            return None
+        return self._pace.limit(max(entering, default=0))
 
     def _advance(self, sequence: Sequence, sampled: Sampled) -> TokenOutput:
         """Append a sampled token to its sequence and finish it where it ends."""
@@ -240,6 +252,17 @@ class Engine:
             reserve_bytes=activation_bytes,
             available_bytes=max(0, limit_bytes - used_bytes - activation_bytes),
         )
+
+
+def _step_time(chunks: list[Chunk], seconds: float) -> StepTime:
+    """Before the chunks count as computed."""
+    prompts = [chunk for chunk in chunks if chunk.num_tokens > 1]
+    return StepTime(
+        num_decodes=len(chunks) - len(prompts),
+        prompt_tokens=sum(chunk.num_tokens for chunk in prompts),
+        context_tokens=max((chunk.sequence.num_computed_tokens for chunk in prompts), default=0),
+        seconds=seconds,
+    )
 
 
 def _prefill(sequence: Sequence) -> Prefill:
