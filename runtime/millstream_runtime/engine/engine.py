@@ -15,8 +15,9 @@ from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.block_manager import BlockManager
 from millstream_runtime.engine.logits_processors import LogitsProcessor
 from millstream_runtime.engine.model_runner import ModelRunner, Sampled
+from millstream_runtime.engine.pacing import Pace, StepTime, balance_tokens
 from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill, Request, SamplingParams, TokenOutput
-from millstream_runtime.engine.scheduler import Scheduler
+from millstream_runtime.engine.scheduler import Chunk, Scheduler
 from millstream_runtime.engine.sequence import Sequence
 from millstream_runtime.engine.team import Team, assemble, start_team
 from millstream_runtime.errors import Reason, RuntimeFailure
@@ -62,6 +63,8 @@ class Engine:
         )
         self._scheduler = Scheduler(self._blocks, config.max_num_batched_tokens, config.max_num_seqs)
         self._runner = ModelRunner(assembled.forward, model_config.eos_token_ids, self._team.tell)
+        self._pace = Pace(balance_tokens(model_config))
+        self.step_clock: Callable[[], float] = time.perf_counter  # what the pace is measured by
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
         self._steps_total = 0
@@ -114,15 +117,17 @@ class Engine:
             RuntimeFailure: NCCLFailed, or whatever a rank failed with; the engine is of no use after it.
         """
         self._team.check()
-        chunks = self._scheduler.schedule()
+        chunks = self._scheduler.schedule(self._max_prompt_tokens())
         if not chunks:
             return []
         now = time.monotonic()
         for chunk in chunks:
             if chunk.sequence.scheduled_at_seconds is None:
                 chunk.sequence.scheduled_at_seconds = now
+        began = self.step_clock()
         with self._team.computing():
             sampled = self._runner.execute(chunks)
+        self._pace.observe(_step_time(chunks, self.step_clock() - began))
         self._scheduler.advance(chunks)
         self._steps_total += 1
         self._last_step_tokens = sum(chunk.num_tokens for chunk in chunks if not chunk.sequence.request.is_heartbeat)
@@ -170,6 +175,13 @@ class Engine:
         if unscheduled:
             raise RuntimeError(f"{unscheduled} requests are known to the engine but not to its scheduler.")
 
+    def _max_prompt_tokens(self) -> int | None:
+        """The bound on prompts for a step that decodes share, by how far the longest-reaching prompt has come."""
+        entering = [one.num_computed_tokens for one in self._scheduler.running if one.num_uncomputed_tokens > 1]
+        if not entering and not self._scheduler.num_waiting:
+            return None
+        return self._pace.limit(max(entering, default=0))
+
     def _advance(self, sequence: Sequence, sampled: Sampled) -> TokenOutput:
         """Append a sampled token to its sequence and finish it where it ends."""
         request_id, token_id = sequence.request.request_id, sampled.token_id
@@ -214,6 +226,17 @@ class Engine:
             raise ValueError(f"a stop or biased token is outside the vocabulary of {self.model_config.vocab_size}")
         if request.sampling.max_tokens < 1:
             raise ValueError(f"max_tokens is {request.sampling.max_tokens}; it must be at least 1")
+
+
+def _step_time(chunks: list[Chunk], seconds: float) -> StepTime:
+    """Before the chunks count as computed."""
+    prompts = [chunk for chunk in chunks if chunk.num_tokens > 1]
+    return StepTime(
+        num_decodes=len(chunks) - len(prompts),
+        prompt_tokens=sum(chunk.num_tokens for chunk in prompts),
+        context_tokens=max((chunk.sequence.num_computed_tokens for chunk in prompts), default=0),
+        seconds=seconds,
+    )
 
 
 def _prefill(sequence: Sequence) -> Prefill:
