@@ -76,8 +76,8 @@ def main() -> int:
             bad += bool(asyncio.run(_prove(name, found, options)))
         except* (TooSlow, DidNotStart) as group:
             bad += 1
-            for error in group.exceptions:
-                print(f"soak: {name}: {error}", file=sys.stderr)
+            for one in group.exceptions:
+                print(f"soak: {name}: {one}", file=sys.stderr)
     return 1 if bad else 0
 
 
