@@ -96,7 +96,7 @@ def calls_of(path: Path) -> Iterator[tuple[int, str]]:
         else:
             names = set()
         for name in names & UNSAFE_MODULES:
-            yield node.lineno, name
+            yield getattr(node, "lineno", 0), name
         if isinstance(node, ast.Call):
             function = node.func
             if isinstance(function, ast.Name) and function.id in UNSAFE_CALLS:
