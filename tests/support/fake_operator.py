@@ -5,6 +5,7 @@ The watches are replaced by whole listings before each turn, which is what the r
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,26 @@ Manifest = dict[str, Any]
 IMAGE = "registry.example.com/runtime:1"
 NOW = "2025-01-01T00:00:00Z"
 PATIENCE_TURNS = 40
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 512,
+    "max_position_embeddings": 2048,
+}
+
+
+def answer_of(revision: str | None = COMMIT, file_bytes: int = 1 << 20, **config: object) -> str:
+    """What `millstream inspect` leaves as termination message, of a small Llama unless told otherwise."""
+    shape = {"version": 1, "revision": revision, "config": {**CONFIG, **config}, "quantization_config": None}
+    return json.dumps(shape | {"weights": {"file_bytes": file_bytes}})
+
+
+TINY_LLAMA = answer_of()
 
 
 class FakeModel:
@@ -42,7 +63,7 @@ class FakeModel:
         pinned = next(
             record
             for record in self.cluster.all(CONTROLLER_REVISION)
-            if record["data"]["inputHash"] == input_hash(owner)
+            if record["data"].get("inputHash") == input_hash(owner)
         )
         return {"config_hash": pinned["data"]["configHash"], "model": owner.served_name} | self.ready
 
@@ -86,13 +107,16 @@ class FakeOperator:
         except RetryLater as later:
             self.retries.append(later)
 
-    async def settle(self, name: str = "demo", *, roll_out: bool = True) -> None:
+    async def settle(
+        self, name: str = "demo", *, roll_out: bool = True, inspected: str = TINY_LLAMA, code: int = 0
+    ) -> None:
         """Turn, with the other controllers acting in between, until nothing changes and nothing is to be retried."""
         for _ in range(PATIENCE_TURNS):
             before, retries = self.cluster.version, len(self.retries)
             await self.turn(name)
             if roll_out:
                 self.cluster.roll_out()
+            self.cluster.run_jobs(inspected, code)
             self.cluster.collect_garbage()
             if self.cluster.version == before and len(self.retries) == retries:
                 return

@@ -38,6 +38,8 @@ class Facts:
     shape: ModelShape | None = None
     draft_shape: ModelShape | None = None
     inventory: Inventory | None = None
+    model_revision: str | None = None  # commit or digest that the source was resolved to; None: it has none
+    checkpoint_bytes: int | None = None  # of the weights files, as they are downloaded
     catalog: GpuCatalog = field(default_factory=load_catalog)
     runtime: Capabilities = CAPABILITIES
     choosable: Capabilities = CAPABILITIES

@@ -149,6 +149,8 @@ class Plan:
     cost: Cost | None = None
     requires: tuple[str, ...] = ()  # what the runtime or the operator lacks for it; empty: it can be applied
     rejected: tuple[Rejected, ...] = ()
+    model_revision: str | None = None  # what every pod of this plan downloads; None: the spec's own words
+    checkpoint_bytes: int | None = None  # what a download weighs; None: not known
 
     @property
     def feasible(self) -> bool:

@@ -79,14 +79,14 @@ def requirements(
     return tuple(found)
 
 
-def unknown_facts(spec: LLMDeploymentSpec) -> tuple[str, ...]:
+def unknown_facts(spec: LLMDeploymentSpec, shape: ModelShape | None) -> tuple[str, ...]:
     """What a spec asks for that nobody can keep who knows neither model nor GPUs."""
     found = []
     workload = spec.workload or Workload()
     numbers = (workload.input_tokens, workload.output_tokens, workload.requests_per_minute, workload.concurrency)
     if spec.objectives is not None or spec.budget is not None or any(number is not None for number in numbers):
         found.append("inventory")
-    if spec.model.config_map_ref is not None:
+    if spec.model.config_map_ref is not None and shape is None:
         found.append("configMapRef")
     return tuple(found)
 

@@ -39,10 +39,13 @@ ORDER = (
     Reason.WARMUP_STALLED,
     Reason.CONTAINER_CONFIG_INVALID,
     Reason.IMAGE_PULL_FAILED,
+    Reason.VOLUME_PENDING,
     Reason.INSUFFICIENT_GPU,
     Reason.UNSCHEDULABLE,
     Reason.EVICTED,
 )
+# The scheduler's words for a claim that is unbound, missing, going, taken by another pod, or bound to a lost volume.
+_VOLUME = re.compile(r"persistent ?volume|\bpvc", re.IGNORECASE)
 _RUNTIME_REASONS = frozenset(str(reason) for reason in ORDER)
 
 
@@ -58,8 +61,8 @@ def diagnose(pods: Iterable[Pod]) -> Diagnosis | None:
     return min(found, key=lambda diagnosis: (ORDER.index(diagnosis.reason), diagnosis.message), default=None)
 
 
-def diagnose_pod(pod: Pod) -> Diagnosis | None:
-    """What keeps one pod from serving. A pod that serves, that is going, or that is merely starting has nothing."""
+def diagnose_pod(pod: Pod, name: str = RUNTIME_CONTAINER) -> Diagnosis | None:
+    """What keeps one pod's container from running. One that serves, that is going, or merely starts has nothing."""
     status = pod.get("status", {})
     if pod["metadata"].get("deletionTimestamp") or _condition(status, "Ready").get("status") == "True":
         return None
@@ -70,10 +73,10 @@ def diagnose_pod(pod: Pod) -> Diagnosis | None:
         return _unschedulable(scheduled.get("message", ""))
     if (fetching := _fetch_status(status)) is not None and (found := _fetch_failure(fetching)) is not None:
         return found
-    container = _runtime_status(status)
+    container = _container_status(status, name)
     waiting = container.get("state", {}).get("waiting", {})
     if waiting.get("reason") in PULL_FAILURES:
-        return _image_pull(pod, waiting)
+        return _image_pull(pod, name, waiting)
     if waiting.get("reason") in CONFIG_FAILURES:
         said = f"The container cannot be made: {waiting.get('message') or waiting['reason']}"
         return Diagnosis(Reason.CONTAINER_CONFIG_INVALID, _sentence(said))
@@ -90,7 +93,7 @@ def _fetch_failure(container: dict[str, Any]) -> Diagnosis | None:
     ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated")
     if ended is None or ended.get("exitCode") == 0:
         return None
-    if told := _runtime_report(ended.get("message", "")):
+    if told := told_by_container(ended.get("message", "")):
         return told
     return Diagnosis(Reason.DOWNLOAD_FAILED, f"The model's download ended with exit code {ended.get('exitCode')}.")
 
@@ -98,12 +101,14 @@ def _fetch_failure(container: dict[str, Any]) -> Diagnosis | None:
 def _unschedulable(message: str) -> Diagnosis:
     if f"Insufficient {GPU_RESOURCE}" in message:
         return Diagnosis(Reason.INSUFFICIENT_GPU, _sentence(f"No node has a free GPU: {message}"))
+    if _VOLUME.search(message):
+        return Diagnosis(Reason.VOLUME_PENDING, _sentence(f"A volume of the pod is not there yet: {message}"))
     return Diagnosis(Reason.UNSCHEDULABLE, _sentence(f"No node takes the pod: {message}"))
 
 
-def _image_pull(pod: Pod, waiting: dict[str, Any]) -> Diagnosis:
+def _image_pull(pod: Pod, name: str, waiting: dict[str, Any]) -> Diagnosis:
     """ErrImagePull and ImagePullBackOff take turns; told in the same words, the status does not change with them."""
-    image = next((c["image"] for c in pod["spec"]["containers"] if c["name"] == RUNTIME_CONTAINER), "?")
+    image = next((c["image"] for c in pod["spec"]["containers"] if c["name"] == name), "?")
     detail = waiting.get("message") or ""
     detail = re.sub(r'^Back-off pulling image "[^"]*"(: )?', "", detail)
     detail = re.sub(r"^(ErrImagePull|ImagePullBackOff): ", "", detail)
@@ -119,7 +124,7 @@ def _ended(ended: dict[str, Any], container: dict[str, Any]) -> Diagnosis | None
     code = ended.get("exitCode")
     if code == 0:
         return None
-    if told := _runtime_report(ended.get("message", "")):
+    if told := told_by_container(ended.get("message", "")):
         return told
     if ended.get("reason") == "OOMKilled":
         return Diagnosis(
@@ -139,8 +144,8 @@ def _ended(ended: dict[str, Any], container: dict[str, Any]) -> Diagnosis | None
     return Diagnosis(Reason.RUNTIME_CRASHED, _sentence(f"The runtime ended with exit code {code}{said}"))
 
 
-def _runtime_report(message: str) -> Diagnosis | None:
-    """What the runtime wrote to its termination log (`millstream_runtime.errors`)."""
+def told_by_container(message: str) -> Diagnosis | None:
+    """What the runtime, or a download, wrote to its termination log (`millstream_runtime.errors`)."""
     try:
         told = json.loads(message)
         reason, sentence = told["reason"], told["message"]
@@ -165,9 +170,9 @@ def _fetch_status(status: dict[str, Any]) -> dict[str, Any] | None:
     return next((one for one in statuses if one.get("name") == FETCH_CONTAINER), None)
 
 
-def _runtime_status(status: dict[str, Any]) -> dict[str, Any]:
+def _container_status(status: dict[str, Any], name: str) -> dict[str, Any]:
     statuses = status.get("containerStatuses") or []
-    return next((one for one in statuses if one.get("name") == RUNTIME_CONTAINER), {})
+    return next((one for one in statuses if one.get("name") == name), {})
 
 
 def _condition(status: dict[str, Any], kind: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ class Reason(StrEnum):
     AVAILABLE = "Available"
 
     # It is on its way.
+    INSPECTING = "Inspecting"
     STARTING = "Starting"
     ROLLING_OUT = "RollingOut"
     ASKING_MODEL = "AskingModel"
@@ -31,6 +32,7 @@ class Reason(StrEnum):
     # The pods.
     UNSCHEDULABLE = "Unschedulable"
     INSUFFICIENT_GPU = "InsufficientGPU"
+    VOLUME_PENDING = "VolumePending"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_CONFIG_INVALID = "ContainerConfigInvalid"
     DOWNLOAD_UNAUTHORIZED = "DownloadUnauthorized"
@@ -74,6 +76,7 @@ MESSAGE_HAS_VARYING_NUMBERS = frozenset(
     {
         Reason.UNSCHEDULABLE,
         Reason.INSUFFICIENT_GPU,
+        Reason.VOLUME_PENDING,
         Reason.IMAGE_PULL_FAILED,
         Reason.DOWNLOAD_FAILED,
         Reason.DISK_FULL,

@@ -16,26 +16,31 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import ManifestError, parse
+from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.reconciling import conditions
 from millstream_operator.reconciling.children import Children, namespace_is_going
+from millstream_operator.reconciling.claims import Claims
 from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable, ClusterClient
 from millstream_operator.reconciling.conditions import find
 from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.events import event_for
 from millstream_operator.reconciling.index import Index, OwnerKey
+from millstream_operator.reconciling.inspector import Inspector
 from millstream_operator.reconciling.kinds import (
     CONTROLLER_REVISION,
     DEPLOYMENT,
     LLM_DEPLOYMENT,
     OWNED,
+    PERSISTENT_VOLUME_CLAIM,
     POD,
 )
 from millstream_operator.reconciling.reasons import Reason
-from millstream_operator.reconciling.revisions import Pin, PlanRefused, choose, last_good, superfluous
+from millstream_operator.reconciling.revisions import Pin, PlanRefused, choose, last_good, pinned, superfluous
 from millstream_operator.reconciling.service_probe import ServiceAccess, ask
 from millstream_operator.reconciling.status import Answer, Seen, rolled_out, status_of, status_of_invalid
 from millstream_operator.reconciling.work_queue import RetryLater
+from millstream_operator.rendering.deployment import deployment
 from millstream_operator.rendering.names import LEADER, ROLE_LABEL
 from millstream_operator.rendering.objects import objects
 from millstream_operator.rendering.pod_defaults import PodDefaults
@@ -73,6 +78,8 @@ class Reconciler:
     ) -> None:
         self._client, self._index, self._access, self._defaults, self._now = client, index, access, defaults, now
         self._children = Children(client, index)
+        self._claims = Claims(client, index)
+        self._inspector = Inspector(self._children, index, defaults.plan, defaults.pods, lambda: self._now())
         # By owner's uid: which revision and pods were asked, and what came of it.
         self._answers: dict[str, tuple[object, Answer]] = {}
         self._unanswered: dict[str, int] = {}  # failures in a row
@@ -99,14 +106,18 @@ class Reconciler:
             return
         records = self._children.own(owner, key, CONTROLLER_REVISION)
         try:
-            pin = choose(owner, self._defaults.plan, self._defaults.pods, records)
+            facts = Facts() if pinned(owner, records) is not None else await self._inspector.facts(owner, key)
+            pin = choose(owner, self._defaults.plan, self._defaults.pods, records, facts)
         except PlanRefused as refused:
             # The pods stay what they were, and are repaired; what no plan decides (replicas, Service) follows the spec.
             if (kept := last_good(records)) is not None:
                 await self._bring_about(owner, kept)
             await self._write_invalid(manifest, refused.problem, refused.plan)
+            if refused.recheck_seconds is not None:
+                raise RetryLater(refused.problem.message, refused.recheck_seconds) from None
             return
-        problem = await self._bring_about(owner, pin)
+        problem = await self._claims.problem(owner, deployment(owner, pin.revision.template))
+        problem = problem or await self._bring_about(owner, pin)
         if problem is None:
             await self._prune(owner, key, pin)
         workload = self._children.get(owner, key, DEPLOYMENT)
@@ -132,8 +143,11 @@ class Reconciler:
     async def _prune(self, owner: LLMDeployment, key: OwnerKey, pin: Pin) -> None:
         """Delete what is ours and no longer wanted."""
         wanted = {(o["kind"], o["metadata"]["name"]) for o in objects(owner, pin.revision)}
+        live = self._children.get(owner, key, DEPLOYMENT)
         for kind in OWNED:
             mine = self._children.own(owner, key, kind)
+            if kind is PERSISTENT_VOLUME_CLAIM and not rolled_out(owner, pin.revision, live):
+                continue  # pods of an older revision may still load from it
             if kind is CONTROLLER_REVISION:
                 doomed = superfluous(mine, pin.revision)
             else:
@@ -196,6 +210,7 @@ class Reconciler:
         """Nothing is known any more about an LLMDeployment that is gone, or whose pods are."""
         self._answers.pop(uid, None)
         self._unanswered.pop(uid, None)
+        self._claims.forget(uid)
 
 
 def _serving(pods: Sequence[Manifest]) -> frozenset[str]:

@@ -21,6 +21,7 @@ from millstream_operator.planning.planner import decide
 from millstream_operator.planning.requires import refusal
 from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.reasons import Reason
+from millstream_operator.rendering.inspection_record import is_inspection, superfluous_inspections
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import Revision, read_revision, render_revision
 
@@ -39,9 +40,10 @@ class Pin:
 class PlanRefused(Exception):
     """A plan that must not be applied: it is infeasible, or needs what the runtime cannot do. Nothing is changed."""
 
-    def __init__(self, problem: Diagnosis, plan: dict[str, Any]) -> None:
+    def __init__(self, problem: Diagnosis, plan: dict[str, Any] | None, recheck_seconds: float | None = None) -> None:
+        """`plan`: what was planned and not applied. `recheck_seconds`: where time alone may help."""
         super().__init__(problem.message)
-        self.problem, self.plan = problem, plan
+        self.problem, self.plan, self.recheck_seconds = problem, plan, recheck_seconds
 
 
 def choose(
@@ -57,15 +59,22 @@ def choose(
         PlanRefused: there is no plan, or it cannot be run.
     """
     records = newest_first(stored)
-    if records:
-        pinned = read_revision(records[0])
-        if pinned is not None and pinned.input_hash == input_hash(owner):
-            return Pin(pinned, records[0]["revision"])
+    if (pin := pinned(owner, records)) is not None:
+        return pin
     planned = decide(owner, plan_defaults, facts or Facts())
     if isinstance(planned, Infeasible) or planned.requires:
         raise PlanRefused(_why_refused(planned), planned.status_plan())
     fresh = render_revision(owner, planned, pod_defaults)
     return Pin(fresh, (records[0]["revision"] if records else 0) + 1)
+
+
+def pinned(owner: LLMDeployment, stored: Iterable[Manifest]) -> Pin | None:
+    """The newest revision, if the spec still asks for it: then nothing is planned and no fact is needed."""
+    for record in newest_first(stored)[:1]:
+        revision = read_revision(record)
+        if revision is not None and revision.input_hash == input_hash(owner):
+            return Pin(revision, record["revision"])
+    return None
 
 
 def last_good(stored: Iterable[Manifest]) -> Pin | None:
@@ -86,10 +95,13 @@ def _why_refused(planned: Plan | Infeasible) -> Diagnosis:
 
 
 def superfluous(stored: Iterable[Manifest], current: Revision) -> list[Manifest]:
-    """Records beyond the history limit, oldest last; never the current one."""
-    others = [record for record in newest_first(stored) if record["metadata"]["name"] != current.name]
-    return others[HISTORY_LIMIT - 1 :]
+    """Records beyond the history limits, oldest last; never the current one."""
+    records = list(stored)
+    others = [record for record in newest_first(records) if record["metadata"]["name"] != current.name]
+    return [*others[HISTORY_LIMIT - 1 :], *superfluous_inspections(records)]
 
 
 def newest_first(stored: Iterable[Manifest]) -> list[Manifest]:
-    return sorted(stored, key=lambda record: int(record["revision"]), reverse=True)
+    """Records of plans; those of inspections are kept beside them."""
+    plans = [record for record in stored if not is_inspection(record)]
+    return sorted(plans, key=lambda record: int(record["revision"]), reverse=True)

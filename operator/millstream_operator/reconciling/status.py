@@ -77,7 +77,7 @@ def status_of(seen: Seen, now: str) -> Manifest:
         "availableReplicas": workload.get("availableReplicas", 0),
         "selector": selector_string(owner.name),
         "url": service_url(owner),
-        "model": {"servedName": owner.served_name},
+        "model": _model(owner, seen.revision),
         "plan": seen.revision.plan,
         "runtime": {"image": seen.revision.image},
         "rollout": ({"currentRevision": current} if current else {}) | {"updateRevision": seen.revision.name},
@@ -85,17 +85,27 @@ def status_of(seen: Seen, now: str) -> Manifest:
     }
 
 
+def _model(owner: LLMDeployment, revision: Revision) -> Manifest:
+    resolved = revision.resolved_revision
+    return {"servedName": owner.served_name} | ({"resolvedRevision": resolved} if resolved is not None else {})
+
+
 def status_of_invalid(
     previous: Manifest, generation: int, problem: Diagnosis, now: str, plan: Manifest | None = None
 ) -> Manifest:
-    """A spec that this version cannot read or run: say so, and leave all else, for the last good state serves on.
+    """A spec that cannot be read, run, or planned yet: say so, and leave all else, for the last good state serves on.
 
     `plan` is what was planned and not applied, for the person who wants to know what it would have been.
     """
     found = [
         Condition(conditions.READY, False, problem.reason, problem.message),
         Condition(conditions.PLANNED, False, problem.reason, problem.message),
-        Condition(conditions.STALLED, True, problem.reason, problem.message),
+        Condition(
+            conditions.STALLED if problem.reason in NEEDS_A_PERSON else conditions.RECONCILING,
+            True,
+            problem.reason,
+            problem.message,
+        ),
     ]
     kept = [c for c in previous.get("conditions", ()) if c["type"] in (conditions.AVAILABLE, conditions.MODEL_READY)]
     return (

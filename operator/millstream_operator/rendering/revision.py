@@ -37,6 +37,7 @@ class Revision:
     image: str
     plan: dict[str, Any]  # status.plan
     template: dict[str, Any]  # PodTemplateSpec
+    resolved_revision: str | None = None  # of the model: the commit or image digest that every pod loads
 
     def data(self) -> dict[str, Any]:
         return {
@@ -46,7 +47,7 @@ class Revision:
             "image": self.image,
             "plan": self.plan,
             "template": self.template,
-        }
+        } | ({"resolvedRevision": self.resolved_revision} if self.resolved_revision is not None else {})
 
 
 def render_revision(owner: LLMDeployment, plan: Plan, defaults: PodDefaults) -> Revision:
@@ -66,6 +67,7 @@ def render_revision(owner: LLMDeployment, plan: Plan, defaults: PodDefaults) -> 
         image=plan.runtime_image,
         plan=plan.status_plan(),
         template=template,
+        resolved_revision=plan.model_revision,
     )
 
 
@@ -93,4 +95,5 @@ def read_revision(stored: dict[str, Any]) -> Revision | None:
         image=data["image"],
         plan=data["plan"],
         template=data["template"],
+        resolved_revision=data.get("resolvedRevision"),
     )

@@ -22,15 +22,22 @@ from pydantic import BaseModel
 
 from millstream_operator.api.load import ManifestError, parse
 from millstream_operator.api.spec import LLMDeploymentSpec
+from millstream_operator.catalog.read_shape import read_shape
+from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import PlanDefaults
+from millstream_operator.reconciling.inspection import subjects
 from millstream_operator.reconciling.revisions import PlanRefused, choose
+from millstream_operator.rendering.inspect_job import inspect_job
 from millstream_operator.rendering.objects import objects
 from millstream_operator.rendering.pod_defaults import PodDefaults
+from tests.support.fake_operator import CONFIG as CONFIG_JSON
 from tests.support.llmdeployments import full_manifest
 
 Manifest = dict[str, Any]
 Objects = dict[str, Manifest]
 DEPLOYMENT, SERVICE, BUDGET = "Deployment", "Service", "PodDisruptionBudget"
+JOB, CLAIM_OBJECT = "Job", "PersistentVolumeClaim"
+EVERY_POD = (DEPLOYMENT, JOB)  # those that serve, and the one that inspects the model before
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,14 @@ IMAGE = {"image": {"reference": "registry.example.com/model:1", "pullPolicy": "A
 CONFIG = {
     "model": {"source": {"local": {"path": "demo-chat"}}, "configMapRef": {"name": "shape", "key": "config.json"}}
 }
+FROM_IMAGE = {"model": {"source": IMAGE}}
+CACHED = {
+    "model": {
+        "source": {"huggingFace": {"repository": "org/name"}},
+        "cache": {"size": "1Ti", "storageClassName": "fast", "accessMode": "ReadWriteOnce"},
+    },
+    "replicas": 1,
+}
 BATCHING = ("engine.maxNumBatchedTokens", "engine.maxNumSeqs", "engine.gpuMemoryUtilizationPercent")
 DRAFT, DRAFTS = "speculation.draftModel", "speculation=DraftModel"
 POD = "podTemplate.spec"
@@ -93,18 +108,23 @@ CHANGES: dict[str, Changes | Refused | NotYet] = {
     "workload.requestsPerMinute": NotYet({"workload": {"requestsPerMinute": 100}}, "inventory"),
     "workload.concurrency": NotYet({"workload": {"concurrency": 100}}, "inventory"),
     "model.servedName": Changes("another"),
-    "model.source.local.path": Changes("/models/another"),
-    "model.source.huggingFace.repository": Changes("org/other", instead=hub()),
-    "model.source.huggingFace.revision": Changes("v2", instead=hub(revision="v1")),
-    "model.source.huggingFace.tokenSecretRef.name": Changes("other", instead=hub(**TOKEN)),
-    "model.source.huggingFace.tokenSecretRef.key": Changes("other", instead=hub(**TOKEN)),
-    "model.source.image.reference": NotYet({"model": {"source": IMAGE}}, "source=image"),
-    "model.source.image.pullPolicy": NotYet({"model": {"source": IMAGE}}, "source=image"),
-    "model.source.persistentVolumeClaim.claimName": Changes("other", instead={"model": {"source": CLAIM}}),
-    "model.source.persistentVolumeClaim.path": Changes("other", instead={"model": {"source": CLAIM}}),
-    "model.configMapRef.name": NotYet(CONFIG, "configMapRef"),
-    "model.configMapRef.key": NotYet(CONFIG, "configMapRef"),
-    "accelerator.type": Changes("CPU", without=("engine.gpuMemoryUtilizationPercent", "accelerator.products")),
+    "model.source.local.path": Changes("/models/another", EVERY_POD),
+    "model.source.huggingFace.repository": Changes("org/other", EVERY_POD, instead=hub()),
+    "model.source.huggingFace.revision": Changes("v2", EVERY_POD, instead=hub(revision="v1")),
+    "model.source.huggingFace.tokenSecretRef.name": Changes("other", EVERY_POD, instead=hub(**TOKEN)),
+    "model.source.huggingFace.tokenSecretRef.key": Changes("other", EVERY_POD, instead=hub(**TOKEN)),
+    "model.source.image.reference": Changes("registry.example.com/other:1", EVERY_POD, instead=FROM_IMAGE),
+    "model.source.image.pullPolicy": Changes("IfNotPresent", (JOB,), instead=FROM_IMAGE),
+    "model.source.persistentVolumeClaim.claimName": Changes("other", EVERY_POD, instead={"model": {"source": CLAIM}}),
+    "model.source.persistentVolumeClaim.path": Changes("other", EVERY_POD, instead={"model": {"source": CLAIM}}),
+    "model.configMapRef.name": Changes("other", (JOB,), instead=CONFIG),
+    "model.configMapRef.key": Changes("other.json", (JOB,), instead=CONFIG),
+    "model.cache.size": Changes("2Ti", (CLAIM_OBJECT,), instead=CACHED),
+    "model.cache.storageClassName": Changes("slow", (CLAIM_OBJECT,), instead=CACHED),
+    "model.cache.accessMode": Changes("ReadWriteMany", (CLAIM_OBJECT,), instead=CACHED),
+    "accelerator.type": Changes(
+        "CPU", EVERY_POD, without=("engine.gpuMemoryUtilizationPercent", "accelerator.products")
+    ),
     "accelerator.products[]": Changes("L4"),
     "parallelism.tensor": NotYet({"parallelism": {"tensor": 2}}, "tensorParallelSize=2"),
     "parallelism.pipeline": NotYet({"parallelism": {"pipeline": 2}}, "pipelineParallelSize=2"),
@@ -144,28 +164,30 @@ CHANGES: dict[str, Changes | Refused | NotYet] = {
     "rollout.progressDeadline": Changes("41m"),
     "rollout.drainTimeout": Changes("6m"),
     "replicas": Changes(1, kinds=(DEPLOYMENT, BUDGET)),
-    "runtime.image": Changes("registry.example.com/millstream-runtime:2.0"),
+    "runtime.image": Changes("registry.example.com/millstream-runtime:2.0", EVERY_POD),
     "service.type": Changes("LoadBalancer", kinds=(SERVICE,)),
     "service.port": Changes(8081, kinds=(SERVICE,)),
     "podTemplate.metadata.labels{}": Changes("ranking"),
     "podTemplate.metadata.annotations{}": Changes("ranking@example.com"),
-    f"{POD}.nodeSelector{{}}": Changes("nvme"),
-    f"{POD}.tolerations[].key": Changes("preemptible"),
-    f"{POD}.tolerations[].operator": Changes("Exists", without=(f"{POD}.tolerations[0].value",)),
-    f"{POD}.tolerations[].value": Changes("false"),
-    f"{POD}.tolerations[].effect": Changes("NoSchedule", without=(f"{POD}.tolerations[0].tolerationSeconds",)),
-    f"{POD}.tolerations[].tolerationSeconds": Changes(61),
-    f"{POD}.priorityClassName": Changes("low"),
-    f"{POD}.imagePullSecrets[].name": Changes("other-registry"),
+    f"{POD}.nodeSelector{{}}": Changes("nvme", EVERY_POD),
+    f"{POD}.tolerations[].key": Changes("preemptible", EVERY_POD),
+    f"{POD}.tolerations[].operator": Changes("Exists", EVERY_POD, without=(f"{POD}.tolerations[0].value",)),
+    f"{POD}.tolerations[].value": Changes("false", EVERY_POD),
+    f"{POD}.tolerations[].effect": Changes(
+        "NoSchedule", EVERY_POD, without=(f"{POD}.tolerations[0].tolerationSeconds",)
+    ),
+    f"{POD}.tolerations[].tolerationSeconds": Changes(61, EVERY_POD),
+    f"{POD}.priorityClassName": Changes("low", EVERY_POD),
+    f"{POD}.imagePullSecrets[].name": Changes("other-registry", EVERY_POD),
     f"{POD}.containers[].name": Refused("sidecar", "runtime"),
-    f"{ENV}.name": Changes("OTHER"),
-    f"{ENV}.value": Changes("2"),
-    f"{ENV}.valueFrom.secretKeyRef.name": Changes("other-tokens"),
-    f"{ENV}.valueFrom.secretKeyRef.key": Changes("other"),
-    f"{ENV}.valueFrom.secretKeyRef.optional": Changes(False),
-    f"{ENV}.valueFrom.configMapKeyRef.name": Changes("other-settings"),
-    f"{ENV}.valueFrom.configMapKeyRef.key": Changes("other"),
-    f"{ENV}.valueFrom.configMapKeyRef.optional": Changes(False),
+    f"{ENV}.name": Changes("OTHER", EVERY_POD),
+    f"{ENV}.value": Changes("2", EVERY_POD),
+    f"{ENV}.valueFrom.secretKeyRef.name": Changes("other-tokens", EVERY_POD),
+    f"{ENV}.valueFrom.secretKeyRef.key": Changes("other", EVERY_POD),
+    f"{ENV}.valueFrom.secretKeyRef.optional": Changes(False, EVERY_POD),
+    f"{ENV}.valueFrom.configMapKeyRef.name": Changes("other-settings", EVERY_POD),
+    f"{ENV}.valueFrom.configMapKeyRef.key": Changes("other", EVERY_POD),
+    f"{ENV}.valueFrom.configMapKeyRef.optional": Changes(False, EVERY_POD),
     f"{RESOURCES}.requests.cpu": Changes("4"),
     f"{RESOURCES}.requests.memory": Changes("7Gi"),
     f"{RESOURCES}.requests.ephemeral-storage": Changes("2Gi"),
@@ -223,10 +245,14 @@ def place(spec: Any, path: str) -> tuple[Any, str | int]:
 
 
 def applied(stored: Manifest) -> Objects:
-    """What the cluster would be told, by kind."""
-    owner = parse(stored)
-    pin = choose(owner, PlanDefaults(runtime_image="registry.example.com/default:1"), PodDefaults(), [])
-    return {rendered["kind"]: rendered for rendered in objects(owner, pin.revision)}
+    """What the cluster would be told, by kind: first, where the plan needs it, the Job that inspects the model."""
+    owner, defaults = parse(stored), PlanDefaults(runtime_image="registry.example.com/default:1")
+    wanted = subjects(owner, defaults)
+    image = (owner.spec.runtime.image if owner.spec.runtime else None) or defaults.runtime_image
+    jobs = [inspect_job(owner, subject, image, PodDefaults()) for subject in wanted.values()]
+    facts = Facts(read_shape(CONFIG_JSON)) if wanted else Facts()
+    pin = choose(owner, defaults, PodDefaults(), [], facts)
+    return {rendered["kind"]: rendered for rendered in [*jobs, *objects(owner, pin.revision)]}
 
 
 def changed_kinds(before: Objects, after: Objects) -> set[str]:
