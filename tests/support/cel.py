@@ -234,4 +234,5 @@ def _quantity(text: str) -> int:
     if match is None:
         raise CelError(f"no quantity: {text}")
     power = "kMGTPE".find(match[2]) + 1 if match[2] else "KMGTPE".find(match[3]) + 1 if match[3] else 0
-    return int(match[1]) * (1000 if match[2] else 1024) ** power
+    scale: int = (1000 if match[2] else 1024) ** power
+    return int(match[1]) * scale

@@ -72,12 +72,12 @@ FAILURES: dict[str, tuple[Pod, Reason, list[str]]] = {
     "an unbound claim": (
         unschedulable("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."),
         Reason.VOLUME_PENDING,
-        "unbound immediate PersistentVolumeClaims",
+        ["unbound immediate PersistentVolumeClaims"],
     ),
     "no claim": (
         unschedulable('0/1 nodes are available: persistentvolumeclaim "models" not found.'),
         Reason.VOLUME_PENDING,
-        '"models" not found',
+        ['"models" not found'],
     ),
     "a claim in use": (
         unschedulable(
@@ -85,7 +85,7 @@ FAILURES: dict[str, tuple[Pod, Reason, list[str]]] = {
             "ReadWriteOncePod access mode."
         ),
         Reason.VOLUME_PENDING,
-        "ReadWriteOncePod",
+        ["ReadWriteOncePod"],
     ),
     "no free GPU": (
         unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),

@@ -310,7 +310,7 @@ async def test_what_serves_goes_on_serving_and_is_repaired_while_the_next_model_
     assert operator.condition("Reconciling")["reason"] == "DownloadFailed", "it may pass"
 
 
-WAITING = {
+WAITING: dict[str, tuple[Manifest, str, str]] = {
     "a claim that is not there": (
         {
             "conditions": [
