@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 
 HASH_LENGTH = 16
-BESIDE_THE_PODS: dict[str, bool | dict[str, bool]] = {
+BESIDE_THE_PODS: dict[str, Any] = {
+    "model": {"cache": {"size": True, "storage_class_name": True, "access_mode": True}},  # that there is one counts
     "replicas": True,
     "service": True,
     "rollout": {"progress_deadline": True},

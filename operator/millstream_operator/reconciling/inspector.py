@@ -64,13 +64,7 @@ class Inspector:
         jobs = self._children.own(owner, key, JOB)
         await self._children.delete(owner, [job for job in jobs if _inspects(job) not in names])
         found = {name: await self._inspected(owner, key, subject) for name, subject in wanted.items()}
-        model, draft = found.get("model"), found.get("draft")
-        return Facts(
-            shape=model.shape if model is not None else None,
-            draft_shape=draft.shape if draft is not None else None,
-            model_revision=model.revision if model is not None else None,
-            checkpoint_bytes=model.checkpoint_bytes if model is not None else None,
-        )
+        return _facts(found.get("model"), found.get("draft"))
 
     async def _inspected(self, owner: LLMDeployment, key: OwnerKey, subject: Subject) -> InspectedModel:
         name = inspection_key(owner, subject, self._image(owner))
@@ -112,6 +106,15 @@ class Inspector:
         """The runtime image that the next plan would have."""
         runtime = owner.spec.runtime
         return (runtime.image if runtime is not None else None) or self._plan_defaults.runtime_image
+
+
+def _facts(model: InspectedModel | None, draft: InspectedModel | None) -> Facts:
+    return Facts(
+        shape=model.shape if model is not None else None,
+        draft_shape=draft.shape if draft is not None else None,
+        model_revision=model.revision if model is not None else None,
+        checkpoint_bytes=model.checkpoint_bytes if model is not None else None,
+    )
 
 
 def _inspects(job: Manifest) -> str | None:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from millstream_operator.reconciling.kinds import WATCHED
+
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "charts" / "millstream"
 HELM = ROOT / ".tools" / "bin" / "helm"
@@ -74,6 +76,20 @@ def test_rights_are_spelled_out_and_leave_secrets_alone() -> None:
         r for rule in rules if {"create", "patch", "update", "delete"} & {*rule["verbs"]} for r in rule["resources"]
     }
     assert "llmdeployments" not in writable, "the spec is the user's; the operator writes the status alone"
+
+
+def test_every_kind_that_is_watched_may_be_read_and_every_child_written() -> None:
+    (role,) = of_kind(render(), "ClusterRole")
+    granted = {
+        (group, resource): {*rule["verbs"]}
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    for kind in WATCHED:
+        verbs = granted[kind.group, kind.plural]
+        assert {"get", "list", "watch"} <= verbs, kind
+        assert ({"create", "patch", "delete"} <= verbs) == kind.owned, kind
 
 
 def test_every_pod_meets_the_restricted_profile() -> None:
