@@ -65,6 +65,7 @@ def test_what_cannot_be_run_is_refused_by_name_and_never_rendered(name: str) -> 
         applied(**spec)
     assert caught.value.problem.reason is Reason.UNSUPPORTED_BY_RUNTIME
     assert f"({requirement})" in caught.value.problem.message
+    assert caught.value.plan is not None
     assert requirement in caught.value.plan["requires"]
 
 

@@ -65,6 +65,24 @@ FAILURES: dict[str, tuple[Pod, Reason, list[str]]] = {
         Reason.UNSCHEDULABLE,
         ["No node takes the pod. Of 3 nodes: 3 without enough free memory."],
     ),
+    "an unbound claim": (
+        unschedulable("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."),
+        Reason.VOLUME_PENDING,
+        ["unbound immediate PersistentVolumeClaims"],
+    ),
+    "no claim": (
+        unschedulable('0/1 nodes are available: persistentvolumeclaim "models" not found.'),
+        Reason.VOLUME_PENDING,
+        ['"models" not found'],
+    ),
+    "a claim in use": (
+        unschedulable(
+            "0/1 nodes are available: 1 node has pod using PersistentVolumeClaim with the same name and "
+            "ReadWriteOncePod access mode."
+        ),
+        Reason.VOLUME_PENDING,
+        ["ReadWriteOncePod"],
+    ),
     "no free GPU": (
         unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
         Reason.INSUFFICIENT_GPU,
