@@ -170,6 +170,12 @@ class FakeOperator:
         self.now = now.strftime("%Y-%m-%dT%H:%M:%SZ")
         await self.reports.ask_due()
 
+    async def inspect(self) -> None:
+        """One turn, and one more when the model was inspected."""
+        await self.turn()
+        self.cluster.run_jobs(answer_to)
+        await self.turn()
+
     async def settle(
         self, name: str = "demo", *, roll_out: bool = True, inspected: str | None = None, code: int = 0
     ) -> None:
