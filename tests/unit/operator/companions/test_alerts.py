@@ -31,6 +31,7 @@ class StillEngine:
     heartbeat_interval_seconds = 30.0
     heartbeat_latency_seconds = 0.1
     restarts_total = 0
+    topology = None
 
     @property
     def stats(self) -> EngineStats:
