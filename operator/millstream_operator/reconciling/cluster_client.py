@@ -32,7 +32,7 @@ APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 REQUEST_TIMEOUT_SECONDS = 15.0
 LIST_TIMEOUT_SECONDS = 60.0
-LIST_PAGE = 500
+LIST_PAGE = 100  # objects with their managed fields: a page is about a megabyte
 MAX_CONNECTIONS = 16
 NO_VERSION = "1"  # etcd's revision of the empty store: the first object that is written gets 2
 
