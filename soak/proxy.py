@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -142,11 +143,17 @@ class FaultProxy:
 
     async def _ask_fake_runtime(self, asked: Asked) -> web.Response:
         """Which Deployment stands behind the Service of that name?"""
-        path = f"/apis/apps/v1/namespaces/{asked.namespace}/deployments/{asked.name.partition(':')[0]}"
-        async with self._session.get(self.upstream + path) as answer:
-            found = json.loads(await answer.read()) if answer.status == 200 else None
-        status, body = fake_runtime.answer(asked.path.partition("/proxy")[2], found)
+        name = asked.name.partition(":")[0]
+        found = await self._read(f"/apis/apps/v1/namespaces/{asked.namespace}/deployments/{name}")
+        boot = fake_runtime.boot_map_of(found) if found is not None else None
+        mounted = await self._read(f"/api/v1/namespaces/{asked.namespace}/configmaps/{boot}") if boot else None
+        status, body = fake_runtime.answer(asked.path.partition("/proxy")[2], found, mounted)
         return web.json_response(body, status=status)
+
+    async def _read(self, path: str) -> dict[str, Any] | None:
+        async with self._session.get(self.upstream + path) as answer:
+            found: dict[str, Any] | None = json.loads(await answer.read()) if answer.status == 200 else None
+            return found
 
 
 async def _stream(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:

@@ -68,12 +68,12 @@ FAILURES: dict[str, tuple[Pod, Reason, list[str]]] = {
     "an unbound claim": (
         unschedulable("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."),
         Reason.VOLUME_PENDING,
-        ["unbound immediate PersistentVolumeClaims"],
+        ["is not bound to a volume"],
     ),
     "no claim": (
         unschedulable('0/1 nodes are available: persistentvolumeclaim "models" not found.'),
         Reason.VOLUME_PENDING,
-        ['"models" not found'],
+        ["The PersistentVolumeClaim models does not exist"],
     ),
     "a claim in use": (
         unschedulable(
