@@ -118,8 +118,10 @@ def main(argv: list[str] | None = None) -> None:
     report: dict[str, Any] = {"machine": machine.describe(), "model": args.model.name, "target_ratio": TARGET}
     report["clock"] = "processor time of one thread" if args.processor_time else "wall"
     for name, results in runs.items():
-        summary = {key: round(statistics.median(one[key] for one in results), 5) for key in results[0]}
-        report[name] = {**summary, "ratios": [round(one["ratio"], 2) for one in results]}
+        summary: dict[str, Any] = {
+            key: round(statistics.median(one[key] for one in results), 5) for key in results[0]
+        } | {"ratios": [round(one["ratio"], 2) for one in results]}
+        report[name] = summary
         print(
             f"{name:10} gap before {summary['median_before_seconds'] * 1e3:7.2f} ms   p99 while the prompt enters "
             f"{summary['p99_during_seconds'] * 1e3:8.2f} ms   ratio {summary['ratio']:6.2f} "

@@ -28,14 +28,14 @@ READY = '.status.conditions[?(@.type=="Ready")]'
 COLUMNS: tuple[dict[str, Any], ...] = (
     {"name": "Ready", "type": "string", "jsonPath": f"{READY}.status", "description": "The model answers."},
     {"name": "Reason", "type": "string", "jsonPath": f"{READY}.reason", "description": "Why, or why not."},
-    {"name": "Model", "type": "string", "jsonPath": ".status.model.servedName", "description": "Name in requests."},
-    {"name": "TP", "type": "integer", "jsonPath": ".status.plan.tensorParallelSize", "description": "GPUs a layer."},
-    {"name": "Quant", "type": "string", "jsonPath": ".status.plan.quantization", "description": "Of the weights."},
     {"name": "Replicas", "type": "integer", "jsonPath": ".spec.replicas", "description": "Replicas wanted."},
+    {"name": "Plan", "type": "string", "jsonPath": ".status.plan.summary", "description": "What was chosen."},
+    {"name": "URL", "type": "string", "jsonPath": ".status.url", "description": "Where the model answers."},
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+    {"name": "Model", "type": "string", "jsonPath": ".status.model.servedName", "priority": 1},
     {"name": "Available", "type": "integer", "jsonPath": ".status.availableReplicas", "priority": 1},
-    {"name": "Plan", "type": "string", "jsonPath": ".status.plan.summary", "priority": 1},
-    {"name": "URL", "type": "string", "jsonPath": ".status.url", "priority": 1},
+    {"name": "Warm-up", "type": "string", "jsonPath": ".status.warmup.phase", "priority": 1},
+    {"name": "Message", "type": "string", "jsonPath": f"{READY}.message", "priority": 1},
 )
 
 
@@ -82,7 +82,8 @@ def _object_schema() -> dict[str, Any]:
     status["default"] = {"observedGeneration": -1}  # a fresh object is not "Current" for kstatus
     schema: dict[str, Any] = {
         "type": "object",
-        "description": "An LLMDeployment serves one language model behind one Service.",
+        "description": "An LLMDeployment serves one language model behind one Service. Name the model; the operator "
+        "chooses what the spec leaves open, says why in status.plan, and keeps it true.",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}"},

@@ -1,6 +1,6 @@
 """`reconcile(key)`: make the cluster hold what one LLMDeployment says, and write down what is.
 
-    index -> parse -> pinned revision -> apply what differs -> prune -> ask the model -> status, if it changed
+    index -> parse -> pinned revision -> intent of the rollout -> apply what differs -> prune -> ask the model -> status
 
 Level-triggered: it looks at everything each time and remembers nothing that it could not find out again, so it may
 be killed before or after any of its writes. Reads come from the index; a live GET comes before anything destructive.
@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import ManifestError, parse
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.reconciling import conditions
+from millstream_operator.reconciling.children import Children, controller_uid, namespace_is_going
 from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable, ClusterClient
+from millstream_operator.reconciling.companions import Beside, Companions, CompanionsOf, ServedKinds
 from millstream_operator.reconciling.conditions import find
 from millstream_operator.reconciling.diagnosis import Diagnosis
-from millstream_operator.reconciling.diff import Settled, stamped
-from millstream_operator.reconciling.events import event_for
+from millstream_operator.reconciling.events import events_for, news
+from millstream_operator.reconciling.facts import FactsSource, NoFacts
 from millstream_operator.reconciling.index import Index, OwnerKey
 from millstream_operator.reconciling.kinds import (
     CONTROLLER_REVISION,
@@ -30,14 +33,26 @@ from millstream_operator.reconciling.kinds import (
     LLM_DEPLOYMENT,
     OWNED,
     POD,
-    Kind,
-    kind_of,
+)
+from millstream_operator.reconciling.pinning import Pinning
+from millstream_operator.reconciling.pod_reports import NobodyAnswers, PodReports
+from millstream_operator.reconciling.pruning import (
+    also_running,
+    digests_in_use,
+    needed_maps,
+    superfluous,
+    superfluous_records,
 )
 from millstream_operator.reconciling.reasons import Reason
-from millstream_operator.reconciling.revisions import Pin, PlanRefused, choose, last_good, superfluous
+from millstream_operator.reconciling.revisions import Pin, PlanRefused, last_answered, last_good
+from millstream_operator.reconciling.rollout import Intent, Scene, SpareGPUs, intent, nobody_knows
+from millstream_operator.reconciling.seen import Answer, Seen
 from millstream_operator.reconciling.service_probe import ServiceAccess, ask
-from millstream_operator.reconciling.status import Answer, Seen, rolled_out, status_of, status_of_invalid
+from millstream_operator.reconciling.status import status_of, status_of_invalid
+from millstream_operator.reconciling.warmup import warming_up
 from millstream_operator.reconciling.work_queue import RetryLater
+from millstream_operator.reconciling.workload import rolled_out
+from millstream_operator.rendering.companions import CompanionDefaults
 from millstream_operator.rendering.names import LEADER, ROLE_LABEL
 from millstream_operator.rendering.objects import objects
 from millstream_operator.rendering.pod_defaults import PodDefaults
@@ -45,8 +60,6 @@ from millstream_operator.rendering.revision import controller_revision
 
 log = logging.getLogger(__name__)
 Manifest = dict[str, Any]
-# What the API server refuses for good; anything else may pass, and is tried again.
-REFUSED = (400, 403, 422)
 RECHECK_OBSTACLE_SECONDS = 30.0
 # The node's proxy learns of a new pod a moment after we do: that many unanswered questions are no news.
 PATIENCE = 4
@@ -58,6 +71,7 @@ class Defaults:
 
     plan: PlanDefaults = field(default_factory=PlanDefaults)
     pods: PodDefaults = field(default_factory=PodDefaults)
+    companions: CompanionDefaults = field(default_factory=CompanionDefaults)
 
 
 def _utc_now() -> str:
@@ -73,10 +87,18 @@ class Reconciler:
         index: Index,
         access: ServiceAccess,
         defaults: Defaults,
+        served: ServedKinds,
         now: Callable[[], str] = _utc_now,
+        reports: PodReports | None = None,
+        spare: SpareGPUs = nobody_knows,
+        facts: FactsSource | None = None,
     ) -> None:
-        self._client, self._index, self._access, self._defaults, self._now = client, index, access, defaults, now
-        self._settled = Settled()
+        self._client, self._index, self._access, self._now = client, index, access, now
+        self._spare = spare
+        self.pinning = Pinning(facts or NoFacts(), defaults.plan, defaults.pods)
+        self._children = Children(client, index)
+        self._reports = reports or PodReports(NobodyAnswers(), lambda _key: None, time.monotonic)
+        self._companions = CompanionsOf(self._children, served, defaults.companions)
         # By owner's uid: which revision and pods were asked, and what came of it.
         self._answers: dict[str, tuple[object, Answer]] = {}
         self._unanswered: dict[str, int] = {}  # failures in a row
@@ -85,13 +107,14 @@ class Reconciler:
         """Raises RetryLater when the work is not finished; the queue comes back with backoff."""
         manifest = self._index.get(LLM_DEPLOYMENT, key.namespace, key.name)
         if manifest is None or manifest["metadata"].get("deletionTimestamp"):
+            self._reports.follow(key, ())
             return  # its children go by their owner references
         try:
             await self._reconcile(key, manifest)
         except ApiUnreachable as error:
             raise RetryLater(str(error)) from error
         except ApiError as error:
-            if _namespace_is_going(error):
+            if namespace_is_going(error):
                 return
             raise RetryLater(f"{error.status} {error.message}", error.retry_after_seconds) from error
 
@@ -101,23 +124,48 @@ class Reconciler:
         except ManifestError as error:
             await self._write_invalid(manifest, Diagnosis(Reason.INVALID_SPEC, str(error)))
             return
-        records = self._own_children(owner, key, CONTROLLER_REVISION)
+        records = self._children.own(owner, key, CONTROLLER_REVISION)
         try:
-            pin = choose(owner, self._defaults.plan, self._defaults.pods, records)
+            chosen = self.pinning.choose(owner, records)
         except PlanRefused as refused:
             # The pods stay what they were, and are repaired; what no plan decides (replicas, Service) follows the spec.
+            beside = None
             if (kept := last_good(records)) is not None:
-                await self._bring_about(owner, kept)
-            await self._write_invalid(manifest, refused.problem, refused.plan)
+                rollout = intent(self._scene(owner, key, kept))
+                await self._children.bring_about(owner, self._wanted(owner, key, rollout))
+                beside = await self._beside(owner, key, kept, manifest)
+            await self._write_invalid(manifest, refused.problem, refused.plan, beside)
             return
-        problem = await self._bring_about(owner, pin)
+        pin = chosen.pin
+        rollout = intent(self._scene(owner, key, pin))
+        if rollout.decisions:
+            await self._tell(owner, key, rollout, chosen.outdated)
+        wanted = self._wanted(owner, key, rollout)
+        problem = await self._children.bring_about(owner, wanted)
         if problem is None:
-            await self._prune(owner, key, pin)
-        workload = self._own(owner, DEPLOYMENT, key)
+            await self._prune(owner, key, rollout, wanted)
+        beside = await self._beside(owner, key, rollout.running, manifest)
+        workload = self._children.get(owner, key, DEPLOYMENT)
         pods = self._index.children(key, POD)
-        answer = await self._answer(owner, pin, workload, pods) if problem is None else None
-        previous = manifest.get("status") or {}
-        seen = Seen(owner, pin.revision, workload, pods, answer, problem, previous)
+        answer = await self._answer(owner, rollout.running, workload, pods) if problem is None else None
+        if answer is not None and answer.failure is None:
+            await self._remember_answer(owner, rollout)
+        previous = self._status(key)
+        seen = Seen(
+            owner,
+            pin.revision,
+            workload,
+            pods,
+            answer,
+            problem,
+            previous,
+            decisions=(*chosen.decisions, *beside.decisions),
+            companions=beside.conditions,
+            reports=self._reports.of(key),
+            intent=rollout,
+            outdated=chosen.outdated,
+        )
+        self._reports.follow(key, warming_up(seen))
         await self._write_status(owner, previous, status_of(seen, self._now()))
         if problem is not None:
             raise RetryLater(problem.message, RECHECK_OBSTACLE_SECONDS)
@@ -125,79 +173,66 @@ class Reconciler:
             raise RetryLater(answer.failure.message)
         if answer is None and self._unanswered.get(owner.metadata.uid or ""):
             raise RetryLater("the model does not answer through its Service yet")
+        if beside.problem:
+            raise RetryLater(beside.problem, RECHECK_OBSTACLE_SECONDS)
 
     # Children
 
-    async def _bring_about(self, owner: LLMDeployment, pin: Pin) -> Diagnosis | None:
-        """Apply what differs, the record first: a pod never runs a revision that is not written down."""
-        record = controller_revision(owner, pin.revision, pin.number)
-        for wanted in map(stamped, [record, *objects(owner, pin.revision)]):
-            try:
-                problem = await self._apply(owner, wanted)
-            except ApiError as error:
-                problem = _refusal(error, wanted)
-                if problem is None or _namespace_is_going(error):
-                    raise
-            if problem is not None:
-                return problem
-        return None
+    def _scene(self, owner: LLMDeployment, key: OwnerKey, pin: Pin) -> Scene:
+        return Scene(
+            owner,
+            pin,
+            self._children.own(owner, key, CONTROLLER_REVISION),
+            self._children.get(owner, key, DEPLOYMENT),
+            self._index.children(key, POD),
+            self._status(key).get("decisions") or (),
+            self._spare(owner, pin.revision),
+        )
 
-    async def _apply(self, owner: LLMDeployment, wanted: Manifest) -> Diagnosis | None:
-        kind, metadata = kind_of(wanted), wanted["metadata"]
-        live = self._index.get(kind, metadata["namespace"], metadata["name"])
-        if live is not None and _controlled_by(live, owner) and not self._settled.needs_apply(live, wanted):
-            return None
-        # The index holds labelled objects only and may be behind: before a forced apply, whose object is it really?
-        live = await self._client.get(kind, metadata["namespace"], metadata["name"])
-        if live is not None and not _controlled_by(live, owner):
-            if _belonged_to_namesake(live, owner) or live["metadata"].get("deletionTimestamp"):
-                raise RetryLater(f"waiting for the old {kind.kind} {metadata['name']} to be deleted", 1.0)
-            return _name_conflict(kind.kind, live)
-        if live is not None and not self._settled.needs_apply(live, wanted):
-            self._index.put(kind, live)
-            return None
-        answer = await self._write(kind, live, wanted)
-        self._settled.applied(answer, wanted)
-        self._index.put(kind, answer)
-        return None
+    async def _tell(self, owner: LLMDeployment, key: OwnerKey, rollout: Intent, outdated: Diagnosis | None) -> None:
+        """Before the deed: whoever looks on when the first pod is drained finds out why."""
+        scene, previous = self._scene(owner, key, rollout.pin), self._status(key)
+        seen = Seen(
+            owner,
+            rollout.pin.revision,
+            scene.workload,
+            scene.pods,
+            previous=previous,
+            decisions=rollout.decisions,
+            intent=rollout,
+            outdated=outdated,
+        )
+        await self._write_status(owner, previous, status_of(seen, self._now()))
 
-    async def _write(self, kind: Kind, live: Manifest | None, wanted: Manifest) -> Manifest:
-        """Server-side apply, also over an edit that it alone cannot undo.
+    def _wanted(self, owner: LLMDeployment, key: OwnerKey, rollout: Intent) -> list[Manifest]:
+        """The record first: a pod never runs a revision that is not written down, and no failure is forgotten."""
+        scene, running = self._scene(owner, key, rollout.pin), rollout.running.revision
+        others = also_running(scene.records, digests_in_use(scene.workload, scene.pods), running)
+        return [_record(owner, rollout.pin), *objects(owner, running, rollout.strategy, others)]
 
-        Whoever changes a Service's port 80 to 81 owns a port of their own. Ours would be added to it as a second one
-        of the same name, which the server refuses. A merge patch sets whole lists, so it puts ours in their place.
-        """
-        try:
-            return await self._client.apply(wanted)
-        except ApiError as error:
-            if error.status != 422 or live is None or "spec" not in wanted:
-                raise
-        metadata = wanted["metadata"]
-        await self._client.merge(kind, metadata["namespace"], metadata["name"], {"spec": wanted["spec"]})
-        return await self._client.apply(wanted)
+    async def _remember_answer(self, owner: LLMDeployment, rollout: Intent) -> None:
+        """What answered once is what a later revision goes back to when it fails."""
+        if rollout.running is rollout.pin and not rollout.pin.marks.answered:
+            pin = replace(rollout.pin, marks=replace(rollout.pin.marks, answered=True))
+            await self._children.bring_about(owner, [_record(owner, pin)])
 
-    async def _prune(self, owner: LLMDeployment, key: OwnerKey, pin: Pin) -> None:
-        """Delete what is ours and no longer wanted, after a live look."""
-        wanted = {(o["kind"], o["metadata"]["name"]) for o in objects(owner, pin.revision)}
+    async def _prune(self, owner: LLMDeployment, key: OwnerKey, rollout: Intent, wanted: Sequence[Manifest]) -> None:
+        """Delete what is ours and no longer wanted."""
+        scene = self._scene(owner, key, rollout.pin)
+        good = last_answered(scene.records)
+        keep = {one.revision.name for one in (rollout.pin, rollout.running, good) if one is not None}
+        doomed = superfluous_records(scene.records, keep, digests_in_use(scene.workload, scene.pods))
+        names = {record["metadata"]["name"] for record in doomed}
+        kept = [record for record in scene.records if record["metadata"]["name"] not in names]
+        applied = {(one["kind"], one["metadata"]["name"]) for one in wanted}
+        maps = needed_maps(owner.name, kept, scene.pods)
         for kind in OWNED:
-            mine = self._own_children(owner, key, kind)
-            if kind is CONTROLLER_REVISION:
-                doomed: Iterable[Manifest] = superfluous(mine, pin.revision)
-            else:
-                doomed = [child for child in mine if (kind.kind, child["metadata"]["name"]) not in wanted]
-            for child in doomed:
-                live = await self._client.get(kind, owner.metadata.namespace or "", child["metadata"]["name"])
-                if live is not None and _controlled_by(live, owner):
-                    await self._client.delete(kind, live)
-                self._index.remove(kind, child)
-                self._settled.forget(child["metadata"]["uid"])
+            mine = self._children.own(owner, key, kind)
+            await self._children.delete(owner, superfluous(kind, mine, applied, names, maps))
 
-    def _own_children(self, owner: LLMDeployment, key: OwnerKey, kind: Any) -> list[Manifest]:
-        return [child for child in self._index.children(key, kind) if _controlled_by(child, owner)]
-
-    def _own(self, owner: LLMDeployment, kind: Any, key: OwnerKey) -> Manifest | None:
-        live = self._index.get(kind, key.namespace, key.name)
-        return live if live is not None and _controlled_by(live, owner) else None
+    async def _beside(self, owner: LLMDeployment, key: OwnerKey, pin: Pin, manifest: Manifest) -> Companions:
+        previous = (manifest.get("status") or {}).get("conditions") or ()
+        return await self._companions.bring_about(Beside(owner, key, pin.revision.plan, previous))
 
     # The model
 
@@ -207,7 +242,7 @@ class Reconciler:
         """Ask once for each revision and set of pods; a failure is asked again at the next try."""
         uid = owner.metadata.uid or ""
         if owner.spec.replicas == 0 or not rolled_out(owner, pin.revision, workload):
-            self.forget(uid)
+            self._forget_answer(uid)
             return None
         asked = (pin.revision.name, owner.spec.service, _serving(pods))
         known = self._answers.get(uid)
@@ -223,6 +258,11 @@ class Reconciler:
 
     # Status
 
+    def _status(self, key: OwnerKey) -> Manifest:
+        """As it was written last."""
+        manifest = self._index.get(LLM_DEPLOYMENT, key.namespace, key.name) or {}
+        return manifest.get("status") or {}
+
     async def _write_status(self, owner: LLMDeployment, before: Manifest, after: Manifest) -> None:
         """One patch, and only if something changed: our own write wakes us again."""
         after = {name: value for name, value in after.items() if value is not None}
@@ -232,15 +272,28 @@ class Reconciler:
         manifest = {"apiVersion": owner.api_version, "kind": owner.kind, "metadata": metadata, "status": after}
         answer = await self._client.apply(manifest, subresource="status")
         self._index.put(LLM_DEPLOYMENT, answer)
-        if (event := event_for(owner, before, after, self._now())) is not None:
-            try:
-                await self._client.create(event)
-            except (ApiError, ApiUnreachable) as error:  # news, not state: the conditions say the same
-                log.info("%s/%s: no Event written: %s", owner.metadata.namespace, owner.name, error)
+        for event in events_for(owner, before, after, self._now()):
+            await self._publish(event)
 
-    async def _write_invalid(self, manifest: Manifest, problem: Diagnosis, plan: Manifest | None = None) -> None:
+    async def _publish(self, event: Manifest) -> None:
+        try:
+            await self._client.create(event)
+        except (ApiError, ApiUnreachable) as error:  # news, not state: the conditions say the same
+            involved = event["involvedObject"]
+            log.info("%s/%s: no Event written: %s", involved["namespace"], involved["name"], error)
+
+    async def _write_invalid(
+        self,
+        manifest: Manifest,
+        problem: Diagnosis,
+        plan: Manifest | None = None,
+        beside: Companions | None = None,
+    ) -> None:
         metadata, previous = manifest["metadata"], manifest.get("status") or {}
-        after = status_of_invalid(previous, metadata.get("generation", 0), problem, self._now(), plan)
+        told = beside.conditions if beside is not None else None
+        live = self._index.get(DEPLOYMENT, metadata["namespace"], metadata["name"])
+        ours = live if live is not None and controller_uid(live) == metadata["uid"] else None
+        after = status_of_invalid(previous, metadata.get("generation", 0), problem, self._now(), plan, ours, told)
         if after == previous:
             return
         body = {
@@ -250,26 +303,21 @@ class Reconciler:
             "status": after,
         }
         self._index.put(LLM_DEPLOYMENT, await self._client.apply(body, subresource="status"))
+        if (event := news(metadata, previous, after, self._now())) is not None:
+            await self._publish(event)
 
     def forget(self, uid: str) -> None:
-        """Nothing is known any more about an LLMDeployment that is gone, or whose pods are."""
+        """Nothing is known any more about an LLMDeployment that is gone."""
+        self._forget_answer(uid)
+        self.pinning.forget(uid)
+
+    def _forget_answer(self, uid: str) -> None:
         self._answers.pop(uid, None)
         self._unanswered.pop(uid, None)
 
 
-def _controller(manifest: Manifest) -> Manifest:
-    references = manifest["metadata"].get("ownerReferences") or ()
-    return next((reference for reference in references if reference.get("controller")), {})
-
-
-def _controlled_by(manifest: Manifest, owner: LLMDeployment) -> bool:
-    return bool(_controller(manifest).get("uid") == owner.metadata.uid)
-
-
-def _belonged_to_namesake(manifest: Manifest, owner: LLMDeployment) -> bool:
-    """A child of a deleted LLMDeployment of the same name, which the garbage collector has not reached yet."""
-    controller = _controller(manifest)
-    return controller.get("kind") == owner.kind and controller.get("name") == owner.name
+def _record(owner: LLMDeployment, pin: Pin) -> Manifest:
+    return controller_revision(owner, pin.revision, pin.number, pin.marks)
 
 
 def _serving(pods: Sequence[Manifest]) -> frozenset[str]:
@@ -280,30 +328,3 @@ def _serving(pods: Sequence[Manifest]) -> frozenset[str]:
         if pod["metadata"].get("labels", {}).get(ROLE_LABEL) == LEADER
         and find(pod.get("status", {}).get("conditions") or [], conditions.READY).get("status") == "True"
     )
-
-
-def _name_conflict(kind: str, live: Manifest) -> Diagnosis:
-    name = live["metadata"]["name"]
-    controller = _controller(live)
-    whose = f"it belongs to {controller['kind']} {controller['name']}" if controller else "somebody else made it"
-    return Diagnosis(
-        Reason.NAME_CONFLICT,
-        f"A {kind} named {name} already exists and {whose}; it is left alone. Delete it, or choose another "
-        "metadata.name for the LLMDeployment.",
-    )
-
-
-def _refusal(error: ApiError, wanted: Manifest) -> Diagnosis | None:
-    """A child that the API server will not take as it is; None for what may pass by itself."""
-    if error.status not in REFUSED:
-        return None
-    what = f"{wanted['kind']} {wanted['metadata']['name']}"
-    if "exceeded quota" in error.message:
-        return Diagnosis(Reason.QUOTA_EXCEEDED, f"The {what} exceeds the namespace's quota: {error.message}")
-    if error.status == 403 or "admission webhook" in error.message:
-        return Diagnosis(Reason.ADMISSION_DENIED, f"The cluster does not admit the {what}: {error.message}")
-    return Diagnosis(Reason.APPLY_REFUSED, f"The API server refuses the {what}: {error.message}")
-
-
-def _namespace_is_going(error: ApiError) -> bool:
-    return error.status == 403 and "being terminated" in error.message

@@ -13,6 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.request import EngineStats, Request, TokenOutput
 from millstream_runtime.errors import Reason, RuntimeFailure
 
@@ -42,6 +43,12 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
+class SetHeartbeatInterval(msgspec.Struct, frozen=True, tag=True):
+    """How long the engine may be idle before it keeps itself warm; 0: for ever."""
+
+    seconds: float
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """End after the current step."""
 
@@ -57,6 +64,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     """The weights are read and the KV pool is sized; the warm-up comes next."""
 
     limits: ModelLimits
+    topology: Topology | None = None  # of several ranks
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -93,7 +101,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
         return RuntimeFailure(self.reason, self.message)
 
 
-Command = Load | Submit | Abort | Stop
+Command = Load | Submit | Abort | SetHeartbeatInterval | Stop
 Event = PhaseEntered | Loaded | Ready | StepDone | Refused | Failed
 
 _encoder = msgspec.msgpack.Encoder()

@@ -27,6 +27,7 @@ from millstream_runtime.server.requests import (
 )
 from millstream_runtime.server.responses import ChatDialect, CompletionDialect, Dialect, sse_answer, whole_answer
 from millstream_runtime.server.service import Service
+from millstream_runtime.server.topology_view import topology_json
 from millstream_runtime.server.traces import RequestTraces
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's code; nobody is left to read it
@@ -66,6 +67,7 @@ def _add_probes(app: FastAPI, service: Service) -> None:
             "model": service.config.served_model_name,
             "config_hash": service.config.config_hash(),
             "message": boot.message,
+            "topology": topology_json(service.engine.topology),
             "boot_seconds": {phase.value: round(seconds, 3) for phase, seconds in boot.seconds.items()},
         }
         return JSONResponse(body, 200 if is_ready else 503)

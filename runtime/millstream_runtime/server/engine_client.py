@@ -13,9 +13,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Protocol
 
 from millstream_runtime.boot import BootLedger, Phase
+from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.request import EngineStats, Request
 from millstream_runtime.engine_process.messages import (
     Abort,
@@ -27,6 +29,7 @@ from millstream_runtime.engine_process.messages import (
     PhaseEntered,
     Ready,
     Refused,
+    SetHeartbeatInterval,
     StepDone,
     Submit,
 )
@@ -67,6 +70,7 @@ class EngineClient:
         ledger: BootLedger,
         *,
         on_failure: Callable[[RuntimeFailure], None],
+        heartbeat_interval_seconds: float,
         restart_delays_seconds: Sequence[float] = RESTART_DELAYS_SECONDS,
     ) -> None:
         """`on_failure`: there will be no engine any more. `restart_delays_seconds`: () never restarts."""
@@ -83,6 +87,7 @@ class EngineClient:
         self._last_step_at_seconds: float | None = None
         self.on_step: Callable[[EngineStats], None] = lambda stats: None
         self.on_ready: Callable[[], None] = lambda: ledger.enter(Phase.READY)
+        self.heartbeat_interval_seconds = heartbeat_interval_seconds
         # Read by /metrics, /ready and requests.
         self.failure: RuntimeFailure | None = None  # why there is no engine now; None while one boots or serves
         self.is_ready = False
@@ -90,12 +95,14 @@ class EngineClient:
         self.restarts_total = 0
         self.heartbeat_latency_seconds: float | None = None
         self.stats: EngineStats | None = None
+        self.topology: Topology | None = None  # what connects several ranks
         self.model_limits: ModelLimits | None = None  # known once an engine has sized its KV cache
 
     def start(self) -> None:
         """Launch the first engine."""
         self._told = None
         self._connection = self._launch(self._on_event, self._on_end)
+        self._connection.send(SetHeartbeatInterval(self.heartbeat_interval_seconds))  # it may have changed since boot
 
     @property
     def is_restarting(self) -> bool:
@@ -106,6 +113,12 @@ class EngineClient:
     def heartbeat_age_seconds(self) -> float | None:
         """Since the last completed step of any kind: load never looks like silence. None before the first."""
         return None if self._last_step_at_seconds is None else time.monotonic() - self._last_step_at_seconds
+
+    def set_heartbeat_interval(self, seconds: float) -> None:
+        """0 switches heartbeats off. An engine that is idle counts anew at once; a later one begins with it."""
+        self.heartbeat_interval_seconds = seconds
+        if self._connection is not None:
+            self._connection.send(SetHeartbeatInterval(seconds))
 
     def submit(self, request: Request, mailbox: Mailbox) -> None:
         """Queue a generation; its tokens come to `mailbox`.
@@ -152,8 +165,10 @@ class EngineClient:
                 self._deliver(event)
             case PhaseEntered(phase, message):
                 self._ledger.enter(phase, message)
-            case Loaded(limits):
-                self.model_limits = limits
+            case Loaded(limits, topology):
+                self.model_limits, self.topology = limits, topology
+                if topology is not None:
+                    log.info("topology", **asdict(topology))
             case Ready(stats, at_seconds, warm_up_seconds):
                 self.stats, self._last_step_at_seconds = stats, at_seconds
                 self.heartbeat_latency_seconds = warm_up_seconds

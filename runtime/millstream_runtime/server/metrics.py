@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.metrics_core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from millstream_runtime.boot import BootLedger, Phase
 from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill
 from millstream_runtime.server.engine_client import EngineClient
+from millstream_runtime.server.topology_view import topology_gauges
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -111,6 +113,14 @@ class ServerMetrics:
         self._steps_total = 0
         engine.on_step = self._step
         self._registry.register(_EngineView(self._labels, ledger, engine))
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(self._labels)
+
+    def register(self, collector: Collector) -> None:
+        """Let another part of this process tell its own metrics here."""
+        self._registry.register(collector)
 
     def first_token(self, times: RequestTimes, at_seconds: float, prefill: Prefill) -> None:
         """A prompt is computed."""
@@ -230,6 +240,7 @@ class _EngineView:
         yield restarts
         yield from self._engine_gauges()
         yield from self._heartbeat_gauges()
+        yield from topology_gauges(self._labels, self._engine.topology)
 
     def _engine_gauges(self) -> Iterable[Metric]:
         stats = self._engine.stats
@@ -271,6 +282,11 @@ class _EngineView:
 
     def _heartbeat_gauges(self) -> Iterable[Metric]:
         readings: tuple[tuple[str, str, Callable[[], float | None]], ...] = (
+            (
+                "millstream_heartbeat_interval_seconds",
+                "Idle time after which a heartbeat comes, as configured now; 0: never",
+                lambda: self._engine.heartbeat_interval_seconds,
+            ),
             (
                 "millstream_heartbeat_age_seconds",
                 "Since the last completed engine step, of a user or a heartbeat",

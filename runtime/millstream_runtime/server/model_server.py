@@ -15,18 +15,20 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import uvicorn
 
 from millstream_runtime.boot import BootLedger, BootSnapshot, Phase
-from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.config import LiveConfig, RuntimeConfig
 from millstream_runtime.errors import RuntimeFailure
-from millstream_runtime.logs import log
+from millstream_runtime.logs import log, set_log_level
 from millstream_runtime.server import limits
 from millstream_runtime.server.api_errors import unavailable
 from millstream_runtime.server.app import build_app
 from millstream_runtime.server.engine_client import LaunchEngine
+from millstream_runtime.server.live_config import LiveConfigFile
 from millstream_runtime.server.restart_policy import RESTART_DELAYS_SECONDS
 from millstream_runtime.server.service import Service
 
@@ -46,14 +48,17 @@ class ModelServer:
         *,
         drain_grace_seconds: float = limits.DRAIN_GRACE_SECONDS,
         restart_delays_seconds: Sequence[float] = RESTART_DELAYS_SECONDS,
+        live_config: Path | None = None,
     ) -> None:
-        """`restart_delays_seconds`: see `EngineClient`."""
+        """`restart_delays_seconds`: see `EngineClient`. `live_config`: the file of the live half, watched while this
+        runs; None: what `config` says stays."""
         self._config = config
         self._listener = listener
         self._ledger = ledger
         self._drain_grace_seconds = drain_grace_seconds
         self._draining: asyncio.Task[None] | None = None
         self._failure: RuntimeFailure | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # once it runs
         ledger.subscribe(_log_phase)
         self.service = Service(
             config,
@@ -62,6 +67,7 @@ class ModelServer:
             on_failure=self._on_failure,
             restart_delays_seconds=restart_delays_seconds,
         )
+        self.live_config = self._watch_live_config(live_config) if live_config is not None else None
 
     async def run(self) -> None:
         """Serve until drained.
@@ -69,7 +75,7 @@ class ModelServer:
         Raises:
             RuntimeFailure: the engine could not load, or stopped.
         """
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         self._http = _Http(
             uvicorn.Config(
                 build_app(self.service),
@@ -81,14 +87,37 @@ class ModelServer:
                 timeout_graceful_shutdown=limits.FLUSH_TIMEOUT_SECONDS,
             )
         )
+        if self.live_config is not None:
+            self.live_config.start()
         self.service.start()
         with self._signals(loop):
             await self._http.serve([self._listener])
+        if self.live_config is not None:
+            self.live_config.stop()
         self.service.close()
         ended = await self.service.engine.stop(ENGINE_STOP_TIMEOUT_SECONDS)
         if self._failure is not None:
             raise self._failure
         log.info("stopped", engine_ended_by_itself=ended)
+
+    def _watch_live_config(self, path: Path) -> LiveConfigFile:
+        def apply(live: LiveConfig) -> None:
+            self._on_loop(lambda: self.service.engine.set_heartbeat_interval(live.heartbeat_interval_seconds))
+            if live.log_level is not None:
+                set_log_level(live.log_level)
+
+        file = LiveConfigFile(path, apply, labels=self.service.metrics.labels)
+        self.service.metrics.register(file)
+        file.look()  # before the engine is there: it begins with these values
+        return file
+
+    def _on_loop(self, call: Callable[[], None]) -> None:
+        """The engine belongs to the event loop; before that runs, to whoever makes this."""
+        if self._loop is None:
+            call()
+            return
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nothing is left to tell
+            self._loop.call_soon_threadsafe(call)
 
     def begin_drain(self, grace_seconds: float | None = None) -> None:
         """Finish what is running, then end `run()`. A second call changes nothing."""

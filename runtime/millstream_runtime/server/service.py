@@ -60,7 +60,11 @@ class Service:
         self.ledger = ledger
         self.created_at = int(time.time())
         self.engine = EngineClient(
-            launch_engine, ledger, on_failure=on_failure, restart_delays_seconds=restart_delays_seconds
+            launch_engine,
+            ledger,
+            on_failure=on_failure,
+            heartbeat_interval_seconds=config.heartbeat_interval_seconds,
+            restart_delays_seconds=restart_delays_seconds,
         )
         self.engine.on_ready = self._enter_ready
         self.metrics = ServerMetrics(config.served_model_name, ledger, self.engine)

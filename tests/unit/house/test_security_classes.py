@@ -95,8 +95,8 @@ def calls_of(path: Path) -> Iterator[tuple[int, str]]:
             names = {(node.module or "").partition(".")[0]}
         else:
             names = set()
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield from ((node.lineno, name) for name in sorted(names & UNSAFE_MODULES))
+        for name in names & UNSAFE_MODULES:
+            yield getattr(node, "lineno", 0), name
         if isinstance(node, ast.Call):
             function = node.func
             if isinstance(function, ast.Name) and function.id in UNSAFE_CALLS:
