@@ -16,9 +16,9 @@ demo: cluster-up images ## cluster, images, helm install, kubectl apply, one str
 	$(BIN)/python -m demo
 
 .PHONY: test
-test: ## lint, types, unit tests, then e2e on the local cluster; says where the time went
+test: ## lint, types, unit tests, faults, then e2e on the local cluster; says where the time went
 	@times=""; \
-	for stage in venv lint unit cluster-up images e2e; do \
+	for stage in venv lint unit cluster-up faults images e2e; do \
 	  began=$$SECONDS; echo; echo "== make $$stage"; \
 	  $(MAKE) --no-print-directory $$stage; \
 	  times="$$times$$(printf '%6d s  %s' $$((SECONDS - began)) $$stage)\n"; \
@@ -28,6 +28,14 @@ test: ## lint, types, unit tests, then e2e on the local cluster; says where the 
 .PHONY: unit
 unit: venv ## unit tests: no cluster, no Docker
 	$(BIN)/pytest tests
+
+.PHONY: faults
+faults: venv ## a seeded sample of the operator's fault and scale proofs, on a control plane without a node
+	$(BIN)/pytest soak
+
+.PHONY: soak
+soak: venv ## all of those proofs in full (about two hours on two cores); writes soak/results/
+	$(BIN)/python -m soak
 
 .PHONY: e2e
 e2e: cluster-up images ## end-to-end tests on the local cluster
@@ -71,9 +79,10 @@ cluster-down: ## delete the cluster; caches stay
 	$(PYTHON) -m cluster down
 
 .PHONY: crds
-crds: venv ## regenerate crds/, the chart's copy and docs/api.md from the API types
+crds: venv ## regenerate crds/, the chart's copy, docs/api.md and docs/chart.md
 	$(BIN)/python -m millstream_operator.api.crd
 	$(BIN)/python -m docs.api_reference
+	$(BIN)/python -m docs.chart_reference
 
 .PHONY: venv
 venv: $(VENV)/.installed ## the development environment, from the hash-pinned lock

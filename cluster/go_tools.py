@@ -90,9 +90,17 @@ HELM = GoTool(
 KWOK = GoTool(
     "kwok", (("kwok", "sigs.k8s.io/kwok/cmd/kwok"),), variables=("sigs.k8s.io/kwok/pkg/consts.Version=0.7.0",)
 )
+KSTATUS = GoTool("kstatus", (("kstatus", "."),))  # for tests: what Flux and Helm make of a status
 CONTROL_PLANE = GoTool(
     "kubernetes",
     _kubernetes("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubeadm"),
+    variables=_KUBERNETES_VARIABLES,
+)
+# For the soak tests' control plane without a node, on a machine where CONTROL_PLANE was not built (kind's own image).
+BARE_CONTROL_PLANE = GoTool(
+    "bare-control-plane",
+    _kubernetes("kube-apiserver", "kube-controller-manager", "kube-scheduler"),
+    module="kubernetes",
     variables=_KUBERNETES_VARIABLES,
 )
 ETCD = GoTool("etcd", (("etcd", "go.etcd.io/etcd/server/v3"),))
@@ -100,7 +108,7 @@ COREDNS = GoTool("coredns", (("coredns", "."),))
 PAUSE = GoTool("pause", (("pause", "."),))
 
 NODE_TOOLS = (CONTROL_PLANE, KUBECTL, ETCD, COREDNS, PAUSE)  # what the node image is made of
-USER_TOOLS = {tool.name: tool for tool in (KIND, KUBECTL, HELM, KWOK)}  # what is linked into .tools/bin
+USER_TOOLS = {tool.name: tool for tool in (KIND, KUBECTL, HELM, KWOK, KSTATUS)}  # what is linked into .tools/bin
 
 
 def ensure(tools: Iterable[GoTool], steps: Steps) -> None:

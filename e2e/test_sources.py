@@ -68,8 +68,8 @@ def test_a_model_from_a_hub_is_inspected_pinned_and_downloaded_with_the_token(
     assert (fetched(pod)["event"], fetched(pod)["requested_revision"]) == ("fetched", COMMIT)
     assert TOKEN not in str(pod["spec"])
     assert not cluster.items("jobs", "-n", namespace), "what was read is deleted"
-    records = [name for kind, name in children(cluster, namespace, "downloaded") if kind == "ControllerRevision"]
-    assert len(records) == 2, "one of the plan, one of the inspection"
+    (record,) = cluster.items("configmaps", "-n", namespace, "-l", "millstream.dev/inspection")
+    assert record["immutable"] is True
 
 
 def test_a_refused_token_is_one_clear_reason_and_a_good_one_mends_it(

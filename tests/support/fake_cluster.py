@@ -10,12 +10,12 @@ preconditions of a delete, immutable fields, and the garbage collector. What is 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
-from millstream_operator.reconciling.cluster_client import ApiError, ClusterClient
-from millstream_operator.reconciling.kinds import DEPLOYMENT, JOB, LLM_DEPLOYMENT, POD, Kind
+from millstream_operator.reconciling.cluster_client import NO_VERSION, ApiError, ClusterClient, Page
+from millstream_operator.reconciling.kinds import DEPLOYMENT, JOB, LLM_DEPLOYMENT, OPTIONAL, POD, Kind
 
 Manifest = dict[str, Any]
 Answer = TypeVar("Answer")
@@ -46,6 +46,7 @@ class Request:
     kind: str
     name: str
     subresource: str | None = None
+    unless_there: bool = False  # an apply that an object of that name refuses
 
     @property
     def is_write(self) -> bool:
@@ -68,6 +69,7 @@ class FakeCluster:
     def __init__(self) -> None:
         self.objects: dict[Key, Manifest] = {}
         self.events: list[Manifest] = []
+        self.installed: set[Kind] = set()  # of the optional kinds: their CRDs
         self._owned: dict[tuple[Key, str], Manifest] = {}  # by object and part ("", "status"): what we applied last
         self._version = 100
         self._uids = 0
@@ -97,6 +99,21 @@ class FakeCluster:
         self._version += 1
         for part in ("", "status"):
             self._owned.pop(((kind.kind, namespace, name), part), None)
+
+    def uninstall(self, kind: Kind) -> None:
+        """`kubectl delete crd`: the kind goes, and every object of it."""
+        self.installed.discard(kind)
+        for live in self.all(kind):
+            self.remove(kind, live["metadata"]["name"], live["metadata"]["namespace"])
+        self._version += 1
+
+    def resources_of(self, path: str) -> Manifest:
+        """The discovery document of an optional group and version."""
+        found = [kind for kind in self.installed if path == f"/apis/{kind.group}/{kind.version}"]
+        if not found:
+            _refuse(404, "", "404 page not found")
+        names = [{"name": kind.plural, "kind": kind.kind} for kind in found]
+        return {"kind": "APIResourceList", "resources": [*names, *({"name": f"{n['name']}/status"} for n in names)]}
 
     def get(self, kind: Kind, name: str, namespace: str = "team") -> Manifest | None:
         return copy.deepcopy(self.objects.get((kind.kind, namespace, name)))
@@ -144,13 +161,16 @@ class FakeCluster:
                 },
             )
 
-    def run_jobs(self, answer: str, code: int = 0, at: str = "2025-01-01T00:00:00Z") -> None:
+    def run_jobs(
+        self, answer: str | Callable[[Manifest], str], code: int = 0, at: str = "2025-01-01T00:00:00Z"
+    ) -> None:
         """The Job controller, the scheduler and the kubelet: every Job that has not ended runs to its end."""
         for job in self.all(JOB):
             if job.get("status", {}).get("conditions"):
                 continue
             name = job["metadata"]["name"]
-            ended = {"exitCode": code, "message": answer, "finishedAt": at}
+            said = answer if isinstance(answer, str) else answer(job)
+            ended = {"exitCode": code, "message": said, "finishedAt": at}
             container = {"name": "inspect-model", "state": {"terminated": ended}}
             pod = pod_of(f"{name}-x", job["spec"]["template"], ready=False, containerStatuses=[container])
             pod["metadata"]["ownerReferences"] = [{"kind": "Job", "name": name, "uid": job["metadata"]["uid"]}]
@@ -174,6 +194,9 @@ class FakeCluster:
         live = self.objects.get(key)
         if live is None and subresource is not None:
             _refuse(404, "NotFound", f"{key[0].lower()}s {key[2]!r} not found")
+        version = given["metadata"].pop("resourceVersion", None)
+        if live is not None and version not in (None, live["metadata"]["resourceVersion"]):
+            _refuse(409, "Conflict", f"{key[2]!r}: the object has been modified")
         given["metadata"] = {k: v for k, v in given["metadata"].items() if k not in ("name", "namespace")}
         part = subresource or ""
         content = {"status": given["status"]} if subresource else {k: v for k, v in given.items() if k != "status"}
@@ -241,9 +264,16 @@ class FakeClusterClient(ClusterClient):
 
         return self._do(Request("list", kind.kind, ""), found)
 
+    async def pages(
+        self, kind: Kind, namespace: str | None, query: Mapping[str, str], limit: int = 500
+    ) -> AsyncIterator[Page]:
+        yield Page(*await self.list(kind, namespace, query.get("labelSelector")))
+
     async def apply(self, manifest: Mapping[str, Any], subresource: str | None = None) -> Manifest:
         self.writes += 1
-        request = Request("apply", manifest["kind"], manifest["metadata"]["name"], subresource)
+        metadata = manifest["metadata"]
+        unless_there = metadata.get("resourceVersion") == NO_VERSION
+        request = Request("apply", manifest["kind"], metadata["name"], subresource, unless_there)
         return self._do(request, lambda: self.cluster.apply(manifest, subresource))
 
     async def create(self, manifest: Mapping[str, Any]) -> Manifest:
@@ -281,11 +311,16 @@ class FakeClusterClient(ClusterClient):
 
         self._do(Request("delete", kind.kind, metadata["name"]), do)
 
+    async def get_raw(self, path: str, timeout_seconds: float) -> Manifest:
+        return self._do(Request("get", "APIResourceList", path), lambda: self.cluster.resources_of(path))
+
     def _do(self, request: Request, act: Callable[[], Answer]) -> Answer:
         fault = self.fault
         counted = self.written if fault is not None and fault.writes_only else self.requests
         hit = fault is not None and fault.at == len(counted) and (request.is_write or not fault.writes_only)
         self.requests.append(request)
+        if request.verb != "get" and request.kind in {k.kind for k in OPTIONAL if k not in self.cluster.installed}:
+            _refuse(404, "NotFound", "the server could not find the requested resource")
         if hit and fault is not None and not fault.after:
             raise fault.error
         answer = act()
@@ -352,6 +387,8 @@ def _validate(manifest: Manifest, live: Manifest | None) -> None:
         _refuse(422, "Invalid", "Job is invalid: spec.template: Invalid value: field is immutable")
     if kind == "Deployment" and live is not None and live["spec"]["selector"] != manifest["spec"]["selector"]:
         _refuse(422, "Invalid", "Deployment is invalid: spec.selector: Invalid value: field is immutable")
+    if kind == "ConfigMap" and live is not None and live.get("immutable") and live.get("data") != manifest.get("data"):
+        _refuse(422, "Invalid", "ConfigMap is invalid: data: Forbidden: field is immutable when `immutable` is set")
     if kind == "Service":
         names = [port.get("name") for port in manifest["spec"]["ports"]]
         if len(set(names)) < len(names):

@@ -29,14 +29,14 @@ READY = '.status.conditions[?(@.type=="Ready")]'
 COLUMNS: tuple[dict[str, Any], ...] = (
     {"name": "Ready", "type": "string", "jsonPath": f"{READY}.status", "description": "The model answers."},
     {"name": "Reason", "type": "string", "jsonPath": f"{READY}.reason", "description": "Why, or why not."},
-    {"name": "Model", "type": "string", "jsonPath": ".status.model.servedName", "description": "Name in requests."},
-    {"name": "TP", "type": "integer", "jsonPath": ".status.plan.tensorParallelSize", "description": "GPUs a layer."},
-    {"name": "Quant", "type": "string", "jsonPath": ".status.plan.quantization", "description": "Of the weights."},
     {"name": "Replicas", "type": "integer", "jsonPath": ".spec.replicas", "description": "Replicas wanted."},
+    {"name": "Plan", "type": "string", "jsonPath": ".status.plan.summary", "description": "What was chosen."},
+    {"name": "URL", "type": "string", "jsonPath": ".status.url", "description": "Where the model answers."},
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+    {"name": "Model", "type": "string", "jsonPath": ".status.model.servedName", "priority": 1},
     {"name": "Available", "type": "integer", "jsonPath": ".status.availableReplicas", "priority": 1},
-    {"name": "Plan", "type": "string", "jsonPath": ".status.plan.summary", "priority": 1},
-    {"name": "URL", "type": "string", "jsonPath": ".status.url", "priority": 1},
+    {"name": "Warm-up", "type": "string", "jsonPath": ".status.warmup.phase", "priority": 1},
+    {"name": "Message", "type": "string", "jsonPath": f"{READY}.message", "priority": 1},
 )
 
 

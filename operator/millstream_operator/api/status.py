@@ -51,6 +51,20 @@ class RuntimeStatus(ApiModel):
     image: Annotated[str, StringConstraints(max_length=512)] = Field(description="Image that the plan is pinned to.")
 
 
+class AppliedStrategy(StrEnum):
+    """What `spec.rollout.strategy` came to."""
+
+    AVAILABILITY = "Availability"
+    RESOURCE_AWARE = "ResourceAware"
+
+
+class RolloutPhase(StrEnum):
+    PROGRESSING = "Progressing"
+    STOPPED = "Stopped"
+    ROLLED_BACK = "RolledBack"
+    COMPLETE = "Complete"
+
+
 class RolloutStatus(ApiModel):
     """Revisions are ControllerRevisions: `kubectl get controllerrevisions -l millstream.dev/deployment=NAME`."""
 
@@ -60,6 +74,15 @@ class RolloutStatus(ApiModel):
     update_revision: Annotated[str, StringConstraints(max_length=63)] | None = Field(
         None, description="The revision that the spec asks for."
     )
+    strategy: AppliedStrategy | None = Field(
+        None, description="How the update revision reaches the pods: what spec.rollout.strategy came to."
+    )
+    phase: RolloutPhase | None = Field(
+        None,
+        description="Progressing; Stopped: the update revision fails and the older pods serve on; RolledBack: it "
+        "failed, and the current revision runs again; Complete.",
+    )
+    available_replicas: int | None = Field(None, ge=0, description="Available pods of the update revision.")
 
 
 class DecisionStatus(ApiModel):
@@ -72,6 +95,43 @@ class DecisionStatus(ApiModel):
     message: Annotated[str, StringConstraints(max_length=1024)] = Field(description="What was decided, and why.")
 
 
+class WarmupStatus(ApiModel):
+    """How far the slowest pod has come. The phases are a growing list: read them, do not depend on them."""
+
+    phase: Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Za-z]*$", min_length=1, max_length=63)] | None = Field(
+        None,
+        description="Scheduling, Downloading, Starting, LoadingWeights, SizingKVCache, WarmingUp, Ready. Absent: "
+        "nothing is wanted.",
+    )
+    estimated_ready_time: Annotated[str, Field(json_schema_extra={"format": "date-time"}, max_length=64)] | None = (
+        Field(
+            None,
+            description="When the last replica is expected to be ready, in UTC. Rewritten only when it moves by more "
+            "than a fifth of what remains.",
+        )
+    )
+    seconds: int | None = Field(
+        None, ge=0, description="What the last warm-up took, from the start of the process to Ready."
+    )
+
+
+class MemoryUse(ApiModel):
+    """Bytes of one GPU (or container)."""
+
+    weights_bytes: int | None = Field(None, ge=0, description="All weights, embeddings and draft model included.")
+    activations_bytes: int | None = Field(None, ge=0, description="Peak of the largest step.")
+    graphs_bytes: int | None = Field(None, ge=0, description="CUDA graphs.")
+    kv_cache_bytes: int | None = Field(None, ge=0, description="The KV cache.")
+    kv_cache_tokens: int | None = Field(None, ge=0, description="Tokens that the KV cache holds.")
+
+
+class MemoryComparison(ApiModel):
+    """The plan's numbers beside the runtime's own."""
+
+    predicted: MemoryUse | None = Field(None, description="By the plan. Absent: it knew too little of model or device.")
+    measured: MemoryUse | None = Field(None, description="By the runtime, once a revision.")
+
+
 class LLMDeploymentStatus(ApiModel):
     """What is. Written by the operator."""
 
@@ -80,8 +140,8 @@ class LLMDeploymentStatus(ApiModel):
     )
     conditions: Annotated[list[Condition], Field(max_length=32)] | None = Field(
         None,
-        description="Ready is the summary; Planned, Available and ModelReady are its parts; Reconciling and Stalled "
-        "are there only while true.",
+        description="Ready is the summary; Planned, PodsScheduled, WarmedUp, ModelReady and Available are its parts; "
+        "Reconciling and Stalled are there only while true.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     replicas: int | None = Field(None, ge=0, description="Pods that exist.")
@@ -96,6 +156,8 @@ class LLMDeploymentStatus(ApiModel):
     )
     model: ModelStatus | None = Field(None, description="The model as it is served.")
     plan: PlanStatus | None = Field(None, description="What the operator chose, and why.")
+    memory: MemoryComparison | None = Field(None, description="Predicted beside measured memory.")
+    warmup: WarmupStatus | None = Field(None, description="How far the slowest pod has come.")
     runtime: RuntimeStatus | None = Field(None, description="The runtime that is pinned.")
     rollout: RolloutStatus | None = Field(None, description="Which revision serves, and which is wanted.")
     decisions: Annotated[list[DecisionStatus], Field(max_length=20)] | None = Field(

@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.reconciling.admission import not_admitted
 from millstream_operator.reconciling.cluster_client import ApiError, ClusterClient
 from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.diff import Settled, stamped
 from millstream_operator.reconciling.index import Index, OwnerKey
-from millstream_operator.reconciling.kinds import Kind, kind_of
+from millstream_operator.reconciling.kinds import LLM_DEPLOYMENT, Kind, kind_of
 from millstream_operator.reconciling.reasons import Reason
 from millstream_operator.reconciling.work_queue import RetryLater
 
@@ -72,6 +73,9 @@ class Children:
         live = self._index.get(kind, metadata["namespace"], metadata["name"])
         if live is not None and controlled_by(live, owner) and not self._settled.needs_apply(live, wanted):
             return None
+        if live is None and self._is_new(owner) and (made := await self._client.apply_new(wanted)) is not None:
+            self._took(kind, made, wanted)
+            return None
         # The index holds labelled objects only and may be behind: before a forced apply, whose object is it really?
         live = await self._client.get(kind, metadata["namespace"], metadata["name"])
         if live is not None and not controlled_by(live, owner):
@@ -81,10 +85,18 @@ class Children:
         if live is not None and not self._settled.needs_apply(live, wanted):
             self._index.put(kind, live)
             return None
-        answer = await self._write(kind, live, wanted)
+        self._took(kind, await self._write(kind, live, wanted), wanted)
+        return None
+
+    def _is_new(self, owner: LLMDeployment) -> bool:
+        """Nothing was ever said about it, so most likely none of its children is there."""
+        known = self._index.get(LLM_DEPLOYMENT, owner.metadata.namespace or "", owner.name)
+        return known is not None and not (known.get("status") or {}).get("conditions")
+
+    def _took(self, kind: Kind, answer: Manifest, wanted: Manifest) -> None:
+        """Remember the answer to an apply."""
         self._settled.applied(answer, wanted)
         self._index.put(kind, answer)
-        return None
 
     async def _write(self, kind: Kind, live: Manifest | None, wanted: Manifest) -> Manifest:
         """Server-side apply, also over an edit that it alone cannot undo.
@@ -107,8 +119,14 @@ def _controller(manifest: Manifest) -> Manifest:
     return next((reference for reference in references if reference.get("controller")), {})
 
 
+def controller_uid(manifest: Manifest) -> str | None:
+    """Of whoever controls an object; None where nobody does."""
+    found: str | None = _controller(manifest).get("uid")
+    return found
+
+
 def controlled_by(manifest: Manifest, owner: LLMDeployment) -> bool:
-    return bool(_controller(manifest).get("uid") == owner.metadata.uid)
+    return controller_uid(manifest) == owner.metadata.uid
 
 
 def _belonged_to_namesake(manifest: Manifest, owner: LLMDeployment) -> bool:
@@ -130,12 +148,12 @@ def _name_conflict(kind: str, live: Manifest) -> Diagnosis:
 
 def _refusal(error: ApiError, wanted: Manifest) -> Diagnosis | None:
     """A child that the API server will not take as it is; None for what may pass by itself."""
+    what = f"{wanted['kind']} {wanted['metadata']['name']}"
+    if (found := not_admitted(error.message, what)) is not None:
+        return found
     if error.status not in REFUSED:
         return None
-    what = f"{wanted['kind']} {wanted['metadata']['name']}"
-    if "exceeded quota" in error.message:
-        return Diagnosis(Reason.QUOTA_EXCEEDED, f"The {what} exceeds the namespace's quota: {error.message}")
-    if error.status == 403 or "admission webhook" in error.message:
+    if error.status == 403:
         return Diagnosis(Reason.ADMISSION_DENIED, f"The cluster does not admit the {what}: {error.message}")
     return Diagnosis(Reason.APPLY_REFUSED, f"The API server refuses the {what}: {error.message}")
 

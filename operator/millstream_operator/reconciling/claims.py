@@ -6,13 +6,14 @@ modes, which Kubernetes never changes, and the answer is remembered. The claim o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.reconciling.cluster_client import ClusterClient
 from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.index import Index
-from millstream_operator.reconciling.kinds import PERSISTENT_VOLUME_CLAIM
+from millstream_operator.reconciling.kinds import DEPLOYMENT, PERSISTENT_VOLUME_CLAIM
 from millstream_operator.reconciling.volumes import cache_problem, needs_claim, source_problem
 from millstream_operator.rendering.model_cache import cache_claim_name
 
@@ -26,13 +27,14 @@ class Claims:
         self._client, self._index = client, index
         self._modes: dict[tuple[str, str], frozenset[str]] = {}  # by the owner's uid and the claim's name
 
-    async def problem(self, owner: LLMDeployment, workload: Manifest) -> Diagnosis | None:
-        """Why pods of this Deployment could not all mount what they need; None when nothing is known against it.
+    async def problem(self, owner: LLMDeployment, wanted: Iterable[Manifest]) -> Diagnosis | None:
+        """Why the pods that `wanted` would make could not all mount what they need; None: nothing is known against it.
 
         Raises:
             ApiError, ApiUnreachable: the claim could not be read.
         """
         namespace = owner.metadata.namespace or ""
+        workload = next(one for one in wanted if one["kind"] == DEPLOYMENT.kind)
         live = self._index.get(PERSISTENT_VOLUME_CLAIM, namespace, cache_claim_name(owner))
         if (found := cache_problem(owner, workload, live)) is not None:
             return found

@@ -16,7 +16,7 @@ import asyncio
 import dataclasses
 import json
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,7 +33,9 @@ MERGE = "application/merge-patch+json"
 REQUEST_TIMEOUT_SECONDS = 15.0
 LIST_TIMEOUT_SECONDS = 60.0
 LIST_PAGE = 500
+WATCH_SILENCE_SECONDS = 70.0  # the API server sends a bookmark a minute
 MAX_CONNECTIONS = 16
+NO_VERSION = "1"  # etcd's revision of the empty store: the first object that is written gets 2
 
 
 class ApiUnreachable(Exception):
@@ -41,12 +43,23 @@ class ApiUnreachable(Exception):
 
 
 class ApiError(Exception):
-    """The API server said no. `reason` is the machine-readable word of its Status object, `status` the HTTP code."""
+    """The API server said no. `reason` is the machine-readable word of its Status object, `status` the HTTP code.
 
-    def __init__(self, status: int, reason: str, message: str, retry_after_seconds: float = 0.0) -> None:
+    `body` is the whole answer where it was a JSON object: behind a proxy path, it is somebody else's.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        retry_after_seconds: float = 0.0,
+        body: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(message)
         self.status, self.reason, self.message = status, reason, message
         self.retry_after_seconds = retry_after_seconds
+        self.body: Mapping[str, Any] = body or {}
 
 
 class RequestObserver(Protocol):
@@ -76,6 +89,14 @@ class _Request:
             return None
         data = json.dumps(self.body).encode()
         return data if self.fence is None else FencedBody(data, self.fence)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A part of a listing, and the resourceVersion of the whole."""
+
+    items: list[dict[str, Any]]
+    version: str
 
 
 class FencedBody(aiohttp.BytesPayload):
@@ -133,17 +154,48 @@ class ClusterClient:
 
     async def list(self, kind: Kind, namespace: str | None, selector: str | None) -> tuple[list[dict[str, Any]], str]:
         """All objects of a kind (of one namespace, or of all), and the resourceVersion of the listing."""
-        query = {"limit": str(LIST_PAGE)} | ({"labelSelector": selector} if selector else {})
         items: list[dict[str, Any]] = []
-        while True:
-            path = kind.path(namespace)
-            page = await self._request("GET", path, query=query, timeout_seconds=LIST_TIMEOUT_SECONDS)
+        version = ""
+        async for page in self.pages(kind, namespace, {"labelSelector": selector} if selector else {}):
             # Items of a list carry neither their kind nor their version.
-            items += ({"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in page["items"])
+            items += ({"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in page.items)
+            version = page.version
+        return items, version
+
+    async def pages(
+        self, kind: Kind, namespace: str | None, query: Mapping[str, str], limit: int = LIST_PAGE
+    ) -> AsyncIterator[Page]:
+        """A listing page by page, for who keeps little of each object."""
+        path, asked = kind.path(namespace), {**query, "limit": str(limit)}
+        while True:
+            page = await self._request("GET", path, query=asked, timeout_seconds=LIST_TIMEOUT_SECONDS)
+            yield Page(page["items"], page["metadata"]["resourceVersion"])
             token = page["metadata"].get("continue")
             if not token:
-                return items, page["metadata"]["resourceVersion"]
-            query["continue"] = token
+                return
+            asked["continue"] = token
+
+    async def watch(
+        self, kind: Kind, query: Mapping[str, str], version: str, seconds: int
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Events of a kind after a version, bookmarks included, for so many seconds at most."""
+        asked = {**query, "watch": "true", "allowWatchBookmarks": "true"}
+        asked |= {"resourceVersion": version, "timeoutSeconds": str(seconds)}
+        timeout = aiohttp.ClientTimeout(total=seconds + 10, sock_connect=10, sock_read=WATCH_SILENCE_SECONDS)
+        session, server = self._connect()
+        try:
+            async with session.get(server + kind.path(None), params=asked, timeout=timeout) as response:
+                if response.status == 401:
+                    await self.close()  # a rotated token: whoever asks next logs in again
+                if response.status >= 400:
+                    raise _api_error(response.status, await response.text(), response.headers.get("Retry-After"))
+                rest = b""
+                async for chunk in response.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in filter(None, lines):
+                        yield json.loads(line)
+        except (aiohttp.ClientError, TimeoutError, ssl.SSLError, ValueError) as error:
+            raise ApiUnreachable(f"watch of {kind.plural}: {type(error).__name__} {error}".rstrip()) from error
 
     async def apply(self, manifest: Mapping[str, Any], subresource: str | None = None) -> dict[str, Any]:
         """Server-side apply: our fields become as given, our former fields go, everyone else's stay."""
@@ -152,6 +204,21 @@ class ClusterClient:
         query = {"fieldManager": MANAGER, "force": "true"}
         self._count("apply", f"{kind.kind}/{subresource}" if subresource else kind.kind)
         return await self._request("PATCH", path, query=query, body=manifest, content_type=APPLY)
+
+    async def apply_new(self, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Server-side apply of what is not there yet; None where something of that name is, whosever it may be.
+
+        An apply that names a resourceVersion is refused with a Conflict for every other version of the object, and
+        creates where there is none. No object has NO_VERSION, so this is the look before a forced apply and the apply
+        in one request. Should a server refuse to create like this, that is None, too, and the caller looks for itself.
+        """
+        metadata = {**manifest["metadata"], "resourceVersion": NO_VERSION}
+        try:
+            return await self.apply({**manifest, "metadata": metadata})
+        except ApiError as error:
+            if error.status == 409:
+                return None
+            raise
 
     async def create(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Create; an object of that name is an ApiError with reason AlreadyExists."""
@@ -196,7 +263,7 @@ class ClusterClient:
                 raise
 
     async def get_raw(self, path: str, timeout_seconds: float) -> dict[str, Any]:
-        """GET of any path that answers JSON (the Service proxy of a development setup)."""
+        """GET of any path that answers JSON (the Service and pod proxies of a development setup)."""
         return await self._request("GET", path, timeout_seconds=timeout_seconds)
 
     async def post_raw(self, path: str, body: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
@@ -298,4 +365,4 @@ def _api_error(status: int, text: str, retry_after: str | None) -> ApiError:
     told = told if isinstance(told, dict) else {}
     seconds = float(retry_after) if retry_after and retry_after.isdigit() else 0.0
     message = told.get("message") or f"HTTP {status}: {text[:200]}"
-    return ApiError(status, told.get("reason") or "", str(message), seconds)
+    return ApiError(status, str(told.get("reason") or ""), str(message), seconds, told)

@@ -14,11 +14,16 @@ from millstream_operator.reconciling.reasons import MESSAGE_HAS_VARYING_NUMBERS,
 
 READY = "Ready"
 PLANNED = "Planned"
-AVAILABLE = "Available"
+PODS_SCHEDULED = "PodsScheduled"
+WARMED_UP = "WarmedUp"
 MODEL_READY = "ModelReady"
-RECONCILING = "Reconciling"  # these three are there only while true
+AVAILABLE = "Available"
+AUTOSCALED = "Autoscaled"  # with spec.autoscaling
+MONITORED = "Monitored"  # where the Prometheus operator is, or was asked for
+RECONCILING = "Reconciling"  # these four are there only while true
 STALLED = "Stalled"
 NAME_CONFLICT = "NameConflict"
+PLAN_OUTDATED = "PlanOutdated"
 
 
 @dataclass(frozen=True, slots=True)

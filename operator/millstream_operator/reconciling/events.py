@@ -1,21 +1,35 @@
-"""Kubernetes Events on the LLMDeployment: one for each change of the reason why it is, or is not, Ready. Pure.
+"""Kubernetes Events on the LLMDeployment: of what was decided, and of each change of why it is, or is not, Ready. Pure.
 
 `kubectl describe llmd` shows them under the conditions, so a person sees the story and not only its last page.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from millstream_operator.api import API_VERSION, KIND
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.reconciling.conditions import READY, find
+from millstream_operator.reconciling.decisions import DecisionType
 from millstream_operator.reconciling.reasons import NEEDS_A_PERSON, Reason
 from millstream_operator.rendering.names import MANAGER
 
 MESSAGE_LIMIT_CHARACTERS = 1000  # the API's limit is 1024
+BAD_DECISIONS = frozenset({DecisionType.ROLLED_BACK, DecisionType.ROLLOUT_STOPPED})
 # Steps on the way, not news: the conditions show them while they last.
 QUIET = frozenset({Reason.ASKING_MODEL, Reason.NO_REPLICA_AVAILABLE})
+
+
+def events_for(
+    owner: LLMDeployment, before: dict[str, Any], after: dict[str, Any], now: str
+) -> Iterator[dict[str, Any]]:
+    """The Events that a change from one status to another deserves: decisions first, for they come before the deed."""
+    known = before.get("decisions") or ()
+    for entry in reversed([entry for entry in after.get("decisions") or () if entry not in known]):
+        yield _event(owner, entry["type"], entry["message"], now, is_warning=entry["type"] in BAD_DECISIONS)
+    if (event := event_for(owner, before, after, now)) is not None:
+        yield event
 
 
 def event_for(owner: LLMDeployment, before: dict[str, Any], after: dict[str, Any], now: str) -> dict[str, Any] | None:
@@ -25,6 +39,10 @@ def event_for(owner: LLMDeployment, before: dict[str, Any], after: dict[str, Any
         return None
     if ready["reason"] in QUIET:
         return None
+    return _event(owner, ready["reason"], ready["message"], now, is_warning=_is_bad_news(was, ready))
+
+
+def _event(owner: LLMDeployment, reason: str, message: str, now: str, *, is_warning: bool) -> dict[str, Any]:
     metadata = owner.metadata
     return {
         "apiVersion": "v1",
@@ -38,9 +56,9 @@ def event_for(owner: LLMDeployment, before: dict[str, Any], after: dict[str, Any
             "uid": metadata.uid,
             "resourceVersion": metadata.resource_version,
         },
-        "type": "Warning" if _is_bad_news(was, ready) else "Normal",
-        "reason": ready["reason"],
-        "message": ready["message"][:MESSAGE_LIMIT_CHARACTERS],
+        "type": "Warning" if is_warning else "Normal",
+        "reason": reason,
+        "message": message[:MESSAGE_LIMIT_CHARACTERS],
         "source": {"component": MANAGER},
         "firstTimestamp": now,
         "lastTimestamp": now,

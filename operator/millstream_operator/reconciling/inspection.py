@@ -30,8 +30,12 @@ from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.planning.planner import plan
 from millstream_operator.planning.requires import source_kind
 from millstream_operator.reconciling import conditions
-from millstream_operator.reconciling.diagnosis import Diagnosis, diagnose_pod, told_by_container
+from millstream_operator.reconciling.container_failures import container_waits, runtime_report
+from millstream_operator.reconciling.diagnosis import Diagnosis
+from millstream_operator.reconciling.pod_facts import Pod
+from millstream_operator.reconciling.pod_failures import diagnose_node
 from millstream_operator.reconciling.reasons import Reason
+from millstream_operator.reconciling.scheduling import diagnose_scheduling
 from millstream_operator.rendering.inspect_job import Subject
 from millstream_operator.rendering.names import ATTEMPT_LABEL, INSPECT_CONTAINER
 
@@ -40,7 +44,7 @@ FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 10.0, 300.0
 # A Job may be seen to be complete before its pod is: their watches are two streams.
 ANSWER_PATIENCE_SECONDS = 30.0
 # What a plan lacks only because the facts are not there yet.
-WANTS_FACTS = frozenset({"inventory", "configMapRef"})
+WANTS_FACTS = frozenset({"inventory", "modelShape", "configMapRef"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +149,7 @@ def _outcome(job: Manifest, pods: Sequence[Manifest], now: str) -> _Answered | _
         if _is_of(pod, job) and (found := _told(pod, seconds_ago)) is not None:
             return found
     told = {one["type"]: one for one in job.get("status", {}).get("conditions") or [] if one["status"] == "True"}
-    waiting = [diagnose_pod(pod, INSPECT_CONTAINER) for pod in pods if _is_of(pod, job)]
-    diagnosed = next((one for one in waiting if one is not None), None)
+    diagnosed = next((one for pod in pods if _is_of(pod, job) and (one := _held_up(pod)) is not None), None)
     if failed := told.get("Failed"):
         if diagnosed is not None:  # an eviction, or what it waited for until its time was over
             return _Failed(diagnosed, seconds_ago)
@@ -163,14 +166,12 @@ def _outcome(job: Manifest, pods: Sequence[Manifest], now: str) -> _Answered | _
 
 def _told(pod: Manifest, seconds_ago: float | None) -> _Answered | _Failed | None:
     """What a pod that has ended left behind."""
-    statuses = pod.get("status", {}).get("containerStatuses") or []
-    status: Manifest = next((one for one in statuses if one.get("name") == INSPECT_CONTAINER), {})
-    ended = status.get("state", {}).get("terminated")
+    ended = _container(pod).get("state", {}).get("terminated")
     if ended is None:
         return None
     message = ended.get("message", "")
     if ended.get("exitCode") != 0:
-        problem = told_by_container(message) or Diagnosis(
+        problem = runtime_report(message) or Diagnosis(
             Reason.DOWNLOAD_FAILED, f"The inspection of the model ended with exit code {ended.get('exitCode')}."
         )
         return _Failed(problem, seconds_ago)
@@ -184,6 +185,18 @@ def _told(pod: Manifest, seconds_ago: float | None) -> _Answered | _Failed | Non
     except ConfigError as error:
         return _Failed(Diagnosis(Reason.CHECKPOINT_INVALID, str(error)), seconds_ago)
     return _Answered(answer)
+
+
+def _held_up(pod: Pod) -> Diagnosis | None:
+    """Why the pod does not run: its node, the scheduler, or what its container waits for."""
+    containers = pod.get("spec", {}).get("containers") or []
+    image = next((str(one.get("image", "")) for one in containers if one.get("name") == INSPECT_CONTAINER), "")
+    return diagnose_node(pod) or diagnose_scheduling(pod) or container_waits(_container(pod), image)
+
+
+def _container(pod: Pod) -> Manifest:
+    statuses = pod.get("status", {}).get("containerStatuses") or []
+    return next((one for one in statuses if one.get("name") == INSPECT_CONTAINER), {})
 
 
 def _is_of(pod: Manifest, job: Manifest) -> bool:

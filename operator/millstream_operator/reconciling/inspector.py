@@ -6,23 +6,24 @@ the next turn finds either the answer or the question.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.catalog.config_fields import ConfigError
 from millstream_operator.catalog.inspected_model import InspectedModel, read_inspected
-from millstream_operator.planning.facts import Facts
+from millstream_operator.planning.inspected import Inspected
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.reconciling.children import Children
 from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.index import Index, OwnerKey
 from millstream_operator.reconciling.inspection import attempt_of, decide, subjects
-from millstream_operator.reconciling.kinds import CONTROLLER_REVISION, JOB, POD
+from millstream_operator.reconciling.kinds import CONFIG_MAP, JOB, POD
 from millstream_operator.reconciling.reasons import Reason
 from millstream_operator.reconciling.revisions import PlanRefused
 from millstream_operator.rendering.inspect_job import Subject, inspect_job, inspection_key
-from millstream_operator.rendering.inspection_record import inspection_record, next_number, read_record
+from millstream_operator.rendering.inspection_record import inspection_record, is_inspection, read_record
 from millstream_operator.rendering.names import INSPECTION_LABEL
 from millstream_operator.rendering.network_policy import network_policy
 from millstream_operator.rendering.pod_defaults import PodDefaults
@@ -53,27 +54,38 @@ class Inspector:
         self._children, self._index, self._now = children, index, now
         self._plan_defaults, self._pod_defaults = plan_defaults, pod_defaults
 
-    async def facts(self, owner: LLMDeployment, key: OwnerKey) -> Facts:
+    async def ask(self, owner: LLMDeployment, key: OwnerKey) -> Inspected:
         """What a new plan must know of the models: nothing where it needs nothing.
 
         Raises:
             NotInspected: it is not known yet; the inspection is under way, or failed.
         """
         wanted = subjects(owner, self._plan_defaults)
-        names = {inspection_key(owner, subject, self._image(owner)) for subject in wanted.values()}
+        names = {inspection_key(owner, subject) for subject in wanted.values()}
         jobs = self._children.own(owner, key, JOB)
         await self._children.delete(owner, [job for job in jobs if _inspects(job) not in names])
-        found = {name: await self._inspected(owner, key, subject) for name, subject in wanted.items()}
-        return _facts(found.get("model"), found.get("draft"))
+        return Inspected(**{name: await self._inspected(owner, key, subject) for name, subject in wanted.items()})
+
+    def known(self, owner: LLMDeployment, key: OwnerKey) -> Inspected:
+        """What is on record, for a plan that is there already."""
+        records = self._children.own(owner, key, CONFIG_MAP)
+        if not any(map(is_inspection, records)):
+            return Inspected()
+        found: dict[str, InspectedModel] = {}
+        for name, subject in subjects(owner, self._plan_defaults).items():
+            if (answer := read_record(records, inspection_key(owner, subject))) is not None:
+                with contextlib.suppress(ConfigError):
+                    found[name] = read_inspected(answer)
+        return Inspected(**found)
 
     async def _inspected(self, owner: LLMDeployment, key: OwnerKey, subject: Subject) -> InspectedModel:
-        name = inspection_key(owner, subject, self._image(owner))
-        records = self._children.own(owner, key, CONTROLLER_REVISION)
+        name = inspection_key(owner, subject)
+        records = self._children.own(owner, key, CONFIG_MAP)
         jobs = [job for job in self._children.own(owner, key, JOB) if _inspects(job) == name]
         answer = read_record(records, name)
         if answer is None:
             answer = await self._ask(owner, key, subject, jobs)
-            await self._apply(owner, [inspection_record(owner, name, answer, next_number(records))])
+            await self._apply(owner, [inspection_record(owner, name, answer)])
         await self._children.delete(owner, jobs)
         try:
             return read_inspected(answer)
@@ -106,15 +118,6 @@ class Inspector:
         """The runtime image that the next plan would have."""
         runtime = owner.spec.runtime
         return (runtime.image if runtime is not None else None) or self._plan_defaults.runtime_image
-
-
-def _facts(model: InspectedModel | None, draft: InspectedModel | None) -> Facts:
-    return Facts(
-        shape=model.shape if model is not None else None,
-        draft_shape=draft.shape if draft is not None else None,
-        model_revision=model.revision if model is not None else None,
-        checkpoint_bytes=model.checkpoint_bytes if model is not None else None,
-    )
 
 
 def _inspects(job: Manifest) -> str | None:

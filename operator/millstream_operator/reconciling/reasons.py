@@ -9,6 +9,8 @@ class Reason(StrEnum):
     # It works.
     READY = "Ready"
     PLANNED = "Planned"
+    SCHEDULED = "Scheduled"
+    WARMED_UP = "WarmedUp"
     ANSWERING = "Answering"
     AVAILABLE = "Available"
 
@@ -16,6 +18,7 @@ class Reason(StrEnum):
     INSPECTING = "Inspecting"
     STARTING = "Starting"
     ROLLING_OUT = "RollingOut"
+    WARMING_UP = "WarmingUp"
     ASKING_MODEL = "AskingModel"
     NO_REPLICA_AVAILABLE = "NoReplicaAvailable"
     SCALED_TO_ZERO = "ScaledToZero"
@@ -27,6 +30,7 @@ class Reason(StrEnum):
     NAME_CONFLICT = "NameConflict"
     APPLY_REFUSED = "ApplyRefused"
     ADMISSION_DENIED = "AdmissionDenied"
+    ADMISSION_UNAVAILABLE = "AdmissionUnavailable"
     QUOTA_EXCEEDED = "QuotaExceeded"
 
     # The pods.
@@ -41,12 +45,28 @@ class Reason(StrEnum):
     CHECKPOINT_INVALID = "CheckpointInvalid"
     INVALID_CONFIG = "InvalidConfig"
     OUT_OF_MEMORY = "OutOfMemory"
+    NCCL_FAILED = "NCCLFailed"
     PORT_IN_USE = "PortInUse"
     UNSUPPORTED_BY_RUNTIME = "UnsupportedByRuntime"
     WARMUP_STALLED = "WarmupStalled"
     RUNTIME_CRASHED = "RuntimeCrashed"
     EVICTED = "Evicted"
+    NODE_LOST = "NodeLost"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
+    ROLLED_BACK = "RolledBack"
+
+    # What stands beside the model (of Autoscaled and Monitored).
+    AUTOSCALING = "Autoscaling"
+    AUTOSCALER_STARTING = "AutoscalerStarting"
+    AUTOSCALER_UNAVAILABLE = "AutoscalerUnavailable"
+    AUTOSCALER_FAILING = "AutoscalerFailing"
+    METRICS_UNAVAILABLE = "MetricsUnavailable"
+    MONITORED = "Monitored"
+    MONITORING_UNAVAILABLE = "MonitoringUnavailable"
+
+    # A new plan would be another one.
+    NEW_FACTS = "NewFacts"
+    NEW_DEFAULTS = "NewDefaults"
 
     # The Service.
     SERVICE_UNREACHABLE = "ServiceUnreachable"
@@ -68,6 +88,7 @@ NEEDS_A_PERSON = frozenset(
         Reason.INVALID_CONFIG,
         Reason.UNSUPPORTED_BY_RUNTIME,
         Reason.PROGRESS_DEADLINE_EXCEEDED,
+        Reason.ROLLED_BACK,
     }
 )
 
@@ -81,8 +102,11 @@ MESSAGE_HAS_VARYING_NUMBERS = frozenset(
         Reason.DOWNLOAD_FAILED,
         Reason.DISK_FULL,
         Reason.ADMISSION_DENIED,
+        Reason.ADMISSION_UNAVAILABLE,
         Reason.QUOTA_EXCEEDED,
         Reason.APPLY_REFUSED,
         Reason.SERVICE_UNREACHABLE,
+        Reason.AUTOSCALER_FAILING,
+        Reason.METRICS_UNAVAILABLE,
     }
 )

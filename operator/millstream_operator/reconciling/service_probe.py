@@ -13,10 +13,11 @@ from typing import Any, Protocol
 import aiohttp
 
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.reconciling.boot_report import read_boot_report
 from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable, ClusterClient
 from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.reasons import Reason
-from millstream_operator.reconciling.status import Answer
+from millstream_operator.reconciling.seen import Answer
 from millstream_operator.rendering.names import HTTP_PORT_NAME
 from millstream_operator.rendering.revision import Revision
 from millstream_operator.rendering.service import service_url
@@ -104,7 +105,8 @@ async def ask(access: ServiceAccess, owner: LLMDeployment, revision: Revision) -
         told = await access.get(owner, "/ready", READY_TIMEOUT_SECONDS)
         if (problem := _not_the_wanted_one(told, owner, revision)) is not None:
             return Answer(failure=problem)
-        question = {"model": owner.served_name, "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
+        served_name = revision.served_name or owner.served_name
+        question = {"model": served_name, "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
         completion = await access.post(owner, "/v1/completions", question, COMPLETION_TIMEOUT_SECONDS)
     except ServiceUnreachable as error:
         return Answer(
@@ -115,11 +117,12 @@ async def ask(access: ServiceAccess, owner: LLMDeployment, revision: Revision) -
         )
     if not completion.get("choices") or completion.get("usage", {}).get("completion_tokens") != 1:
         return Answer(failure=Diagnosis(Reason.WRONG_ANSWER, "The Service answered, but not with a generated token."))
-    return Answer()
+    return Answer(boot=read_boot_report(told))
 
 
 def _not_the_wanted_one(told: dict[str, Any], owner: LLMDeployment, revision: Revision) -> Diagnosis | None:
-    if told.get("config_hash") == revision.config_hash and told.get("model") == owner.served_name:
+    served_name = revision.served_name or owner.served_name
+    if told.get("config_hash") == revision.config_hash and told.get("model") == served_name:
         return None
     return Diagnosis(
         Reason.WRONG_ANSWER,

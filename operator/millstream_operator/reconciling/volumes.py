@@ -52,7 +52,7 @@ def cache_problem(owner: LLMDeployment, workload: Manifest, live: Manifest | Non
     return Diagnosis(
         Reason.INFEASIBLE,
         f"model.cache.accessMode is {mode}, and a change brings up the new pod beside the old one, perhaps on another "
-        "node, where it could not mount the volume. Use ReadWriteMany, or leave model.cache out.",
+        "node, where it could not mount the volume. Use ReadWriteMany, or rollout.strategy ResourceAware.",
     )
 
 

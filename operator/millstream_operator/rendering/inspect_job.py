@@ -68,19 +68,20 @@ class Subject:
         return source.local.path if source.local is not None else "nothing"
 
 
-def inspection_key(owner: LLMDeployment, subject: Subject, image: str) -> str:
+def inspection_key(owner: LLMDeployment, subject: Subject) -> str:
     """What an answer is kept by: ten hex digits of the source and its revision, as the spec names them.
 
-    The token is not in it, for it does not change the model. The runtime image is where it holds the model itself; a
-    tag that is always to be resolved anew counts as another source at each change of the spec.
+    The token is not in it, for it does not change the model. A runtime image that the spec names is, where it holds
+    the model; the default one is not, or every upgrade of the operator would have to ask again. A tag that is always
+    to be resolved anew counts as another source at each change of the spec.
     """
     source = subject.source
     named = source.model_dump(mode="json", by_alias=True, exclude_none=True)
     named.get("huggingFace", {}).pop("tokenSecretRef", None)
     if source.image is not None and named["image"].pop("pullPolicy", None) == PullPolicy.ALWAYS:
         named["spec"] = input_hash(owner)
-    if source.local is not None:
-        named["runtimeImage"] = image
+    if source.local is not None and owner.spec.runtime is not None and owner.spec.runtime.image is not None:
+        named["runtimeImage"] = owner.spec.runtime.image
     if subject.config is not None:
         named["config"] = subject.config.model_dump(mode="json", by_alias=True)
     return _digest(named)
@@ -90,7 +91,7 @@ def inspect_job(
     owner: LLMDeployment, subject: Subject, image: str, defaults: PodDefaults, attempt: int = 1
 ) -> dict[str, Any]:
     """One attempt to inspect `subject` with the runtime image `image`."""
-    labels = {INSPECTION_LABEL: inspection_key(owner, subject, image), ATTEMPT_LABEL: str(attempt)}
+    labels = {INSPECTION_LABEL: inspection_key(owner, subject), ATTEMPT_LABEL: str(attempt)}
     template = {
         "metadata": {"labels": {**defaults.labels, **common_labels(owner.name), ROLE_LABEL: INSPECTOR, **labels}},
         "spec": _pod_spec(owner, subject, image, defaults),

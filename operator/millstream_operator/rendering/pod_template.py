@@ -16,6 +16,7 @@ from millstream_operator.api.pod_template import Container, PodMetadata, PodSpec
 from millstream_operator.api.spec import AcceleratorType
 from millstream_operator.inventory.nodes import PRODUCT_LABEL
 from millstream_operator.planning.plan import GPU_RESOURCE, Plan, ResourcePlan
+from millstream_operator.rendering.config_maps import CONFIG_ARGS, config_mount, config_volume
 from millstream_operator.rendering.model_source import ModelFiles, model_files
 from millstream_operator.rendering.names import (
     HTTP_PORT_NAME,
@@ -27,7 +28,7 @@ from millstream_operator.rendering.names import (
 )
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.quantity import canonical
-from millstream_operator.rendering.runtime_config import RUNTIME_PORT, runtime_config
+from millstream_operator.rendering.runtime_config import RUNTIME_PORT, boot_config
 
 NON_ROOT_ID = 65532
 DRAIN_MARGIN_SECONDS = 30  # after the drain: closing connections, leaving the process
@@ -91,7 +92,11 @@ def _pod_spec(owner: LLMDeployment, plan: Plan, defaults: PodDefaults, overlay: 
             }
         ],
         "containers": [_container(plan, container, model)],
-        "volumes": [{"name": "tmp", "emptyDir": {}}, *model.volumes],
+        "volumes": [
+            {"name": "tmp", "emptyDir": {}},
+            config_volume(name, boot_config(plan).config_hash()),
+            *model.volumes,
+        ],
         **_affinity(plan),
         **{key: value for key, value in optional.items() if value},
     }
@@ -102,7 +107,7 @@ def _container(plan: Plan, overlay: Container | None, model: ModelFiles) -> dict
         "name": RUNTIME_CONTAINER,
         "image": plan.runtime_image,
         "imagePullPolicy": "IfNotPresent",
-        "args": ["serve", *runtime_config(plan).to_args()],
+        "args": ["serve", *CONFIG_ARGS],
         "env": container_env(overlay),
         "ports": [{"name": HTTP_PORT_NAME, "containerPort": RUNTIME_PORT, "protocol": "TCP"}],
         "resources": _resources(plan.resources, overlay),
@@ -111,7 +116,7 @@ def _container(plan: Plan, overlay: Container | None, model: ModelFiles) -> dict
         "livenessProbe": {**_get("/health"), "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 6},
         "terminationMessagePolicy": "File",
         "securityContext": CONTAINER_SECURITY,
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *model.mounts],  # noqa: S108
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, config_mount(), *model.mounts],  # noqa: S108
     }
 
 

@@ -48,9 +48,11 @@ def build_app(service: Service) -> FastAPI:
 def _add_probes(app: FastAPI, service: Service) -> None:
     @app.get("/health", tags=["probes"])
     async def health() -> Response:
-        """200 while the process and its engine thread live, loading included."""
-        alive = service.engine_loop.alive
-        return JSONResponse({"status": "ok" if alive else "failed"}, 200 if alive else 503)
+        """200 while this process can do its work, which is also to load, and to start a new engine after a death."""
+        engine = service.engine
+        status = "failed" if engine.given_up else "restarting" if engine.is_restarting else "ok"
+        body = {"status": status, "engine_restarts": engine.restarts_total}
+        return JSONResponse(body, 503 if engine.given_up else 200)
 
     @app.get("/ready", tags=["probes"])
     async def ready() -> Response:
@@ -80,7 +82,7 @@ def _add_probes(app: FastAPI, service: Service) -> None:
 
 def _add_models(app: FastAPI, service: Service) -> None:
     def card() -> dict[str, Any]:
-        limits = service.engine_loop.model_limits
+        limits = service.engine.model_limits
         return {
             "id": service.config.served_model_name,
             "object": "model",

@@ -17,7 +17,8 @@ from millstream_runtime.engine.request import FinishReason, Request, SamplingPar
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.server.api_errors import engine_failed, internal_error
 from millstream_runtime.server.choice import Choice, Delta, Echo
-from millstream_runtime.server.engine_loop import EngineLoop, Mailbox
+from millstream_runtime.server.engine_client import EngineClient
+from millstream_runtime.server.mailbox import Mailbox
 from millstream_runtime.server.metrics import RequestTimes, ServerMetrics
 from millstream_runtime.tokenizer import Tokenizer
 
@@ -65,7 +66,7 @@ class Generation:
 
     def __init__(
         self,
-        engine_loop: EngineLoop,
+        engine: EngineClient,
         tokenizer: Tokenizer,
         metrics: ServerMetrics,
         plan: GenerationPlan,
@@ -73,7 +74,7 @@ class Generation:
     ) -> None:
         self.plan = plan
         self.spell = tokenizer.token_bytes
-        self._engine_loop = engine_loop
+        self._engine = engine
         self._metrics = metrics
         self._progress = [
             self._begin(tokenizer, index, arrived_at_seconds)
@@ -150,7 +151,7 @@ class Generation:
         """Abort what has not ended. Safe to call twice."""
         now = time.monotonic()
         for request_id, index in self._running.items():
-            self._engine_loop.abort(request_id)
+            self._engine.abort(request_id)
             self._metrics.finished(FinishReason.ABORT, self._progress[index].times, now)
         self._running.clear()
 
@@ -164,7 +165,7 @@ class Generation:
             priority=plan.priority,
             cache_salt=plan.cache_salt,
         )
-        self._engine_loop.submit(request, mailbox)
+        self._engine.submit(request, mailbox)
 
     def _accept(self, at_seconds: float, output: TokenOutput) -> Delta | None:
         index = self._running.get(output.request_id)
@@ -176,7 +177,7 @@ class Generation:
         if delta is not None and delta.finish_reason is not None:
             del self._running[output.request_id]
             if output.finish_reason is None:
-                self._engine_loop.abort(output.request_id)
+                self._engine.abort(output.request_id)
             self._metrics.finished(delta.finish_reason, progress.times, at_seconds)
             if delta.finish_reason is FinishReason.ABORT:
                 raise internal_error()

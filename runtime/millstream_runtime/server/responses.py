@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from millstream_runtime.engine.request import FinishReason
+from millstream_runtime.logs import log
 from millstream_runtime.server import limits
 from millstream_runtime.server.api_errors import ApiError, internal_error
 from millstream_runtime.server.choice import Delta, ShownToken
 from millstream_runtime.server.generation import Generation
 from millstream_runtime.server.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
-from millstream_runtime.server.logs import log
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"  # an SSE comment: clients skip it

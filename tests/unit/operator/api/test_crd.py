@@ -155,5 +155,5 @@ def test_columns_and_subresources_point_at_fields_that_exist() -> None:
             field = re.sub(r"\[\?\(.*\)\]", "[]", path.removeprefix("."))
             assert field in NODES, path
     names = [column["name"] for column in version["additionalPrinterColumns"]]
-    assert names[:7] == ["Ready", "Reason", "Model", "TP", "Quant", "Replicas", "Age"]
+    assert names[:7] == ["Ready", "Reason", "Replicas", "Plan", "URL", "Age", "Model"]
     assert version["subresources"]["status"] == {}

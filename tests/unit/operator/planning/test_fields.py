@@ -42,7 +42,6 @@ def applied(**spec: Any) -> Any:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "huggingFace": ({"model": {"source": HUB}}, "source=huggingFace"),
-    "image": ({"model": {"source": {"image": {"reference": "registry.example.com/m:1"}}}}, "source=image"),
     "volume": ({"model": {"source": {"persistentVolumeClaim": {"claimName": "m"}}}}, "source=persistentVolumeClaim"),
     "configMapRef": ({"model": {"source": LOCAL, "configMapRef": {"name": "m", "key": "c"}}}, "configMapRef"),
     "tensor": ({"parallelism": {"tensor": 2}}, "tensorParallelSize=2"),

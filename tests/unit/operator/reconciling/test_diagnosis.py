@@ -7,13 +7,9 @@ from typing import Any
 
 import pytest
 
-from millstream_operator.reconciling.diagnosis import (
-    MESSAGE_LIMIT_CHARACTERS,
-    ORDER,
-    diagnose,
-    diagnose_pod,
-    diagnose_replica_failure,
-)
+from millstream_operator.reconciling.admission import pods_not_created
+from millstream_operator.reconciling.diagnosis import MESSAGE_LIMIT_CHARACTERS
+from millstream_operator.reconciling.pod_failures import ORDER, diagnose, diagnose_pod
 from millstream_operator.reconciling.reasons import Reason
 from millstream_runtime.errors import Reason as RuntimeReason
 from millstream_runtime.errors import RuntimeFailure
@@ -67,17 +63,7 @@ FAILURES: dict[str, tuple[Pod, Reason, list[str]]] = {
     "no node has room": (
         unschedulable("0/3 nodes are available: 3 Insufficient memory."),
         Reason.UNSCHEDULABLE,
-        ["No node takes the pod", "Insufficient memory"],
-    ),
-    "an unbound claim": (
-        unschedulable("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."),
-        Reason.VOLUME_PENDING,
-        ["unbound immediate PersistentVolumeClaims"],
-    ),
-    "no claim": (
-        unschedulable('0/1 nodes are available: persistentvolumeclaim "models" not found.'),
-        Reason.VOLUME_PENDING,
-        ['"models" not found'],
+        ["No node takes the pod. Of 3 nodes: 3 without enough free memory."],
     ),
     "a claim in use": (
         unschedulable(
@@ -85,12 +71,31 @@ FAILURES: dict[str, tuple[Pod, Reason, list[str]]] = {
             "ReadWriteOncePod access mode."
         ),
         Reason.VOLUME_PENDING,
-        ["ReadWriteOncePod"],
+        ["1 where another pod holds its ReadWriteOncePod claim"],
     ),
     "no free GPU": (
         unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
         Reason.INSUFFICIENT_GPU,
-        ["No node has a free GPU"],
+        ["No node has enough free nvidia.com/gpu for the pod. Of 3 nodes: 3 without enough free nvidia.com/gpu."],
+    ),
+    "a claim that is not there": (
+        unschedulable('0/3 nodes are available: persistentvolumeclaim "weights" not found. not found'),
+        Reason.VOLUME_PENDING,
+        ["The PersistentVolumeClaim weights does not exist in this namespace"],
+    ),
+    "the node is silent": (
+        pod(
+            conditions={"ContainersReady": {"status": "True"}, "Ready": {"status": "False"}},
+            container={"ready": True, "started": True, "state": {"running": {}}},
+        ),
+        Reason.NODE_LOST,
+        ["does not answer"],
+    ),
+    "the node shuts down": (pod(reason="NodeShutdown", phase="Failed"), Reason.NODE_LOST, ["shutting down"]),
+    "the node refused it": (
+        pod(reason="UnexpectedAdmissionError", message="Allocate failed due to no healthy devices", phase="Failed"),
+        Reason.UNSCHEDULABLE,
+        ["did not take the pod: Allocate failed due to no healthy devices."],
     ),
     "image pull": (
         waiting("ErrImagePull", 'rpc error: code = NotFound desc = failed to pull "x": not found'),
@@ -147,6 +152,11 @@ FAILURES: dict[str, tuple[Pod, Reason, list[str]]] = {
         ended(137, reason="OOMKilled"),
         Reason.OUT_OF_MEMORY,
         ["resources.limits.memory", "engine.maxNumSeqs"],
+    ),
+    "NCCL": (
+        ended(1, report("NCCLFailed", "Rank 1 lost rank 0: ncclRemoteError.")),
+        Reason.NCCL_FAILED,
+        ["Rank 1 lost rank 0"],
     ),
     "killed before it was ready": (crash_looping(137, started=False), Reason.WARMUP_STALLED, ["warmup.timeout"]),
     "terminated before it was ready": (crash_looping(143), Reason.WARMUP_STALLED, ["warmup.timeout"]),
@@ -253,9 +263,10 @@ def test_every_diagnosis_has_its_place_in_the_order() -> None:
     ],
 )
 def test_pods_that_cannot_be_made_are_told_without_their_changing_names(message: str, reason: Reason) -> None:
-    found = diagnose_replica_failure(message)
+    found = pods_not_created(message)
+    assert found is not None
     assert found.reason is reason
-    assert found == diagnose_replica_failure(message.replace("demo-1-x", "demo-1-y"))
+    assert found == pods_not_created(message.replace("demo-1-x", "demo-1-y"))
 
 
 def fetching(**state: Any) -> dict[str, Any]:
@@ -291,3 +302,67 @@ def test_a_missing_token_is_named_before_the_download_starts() -> None:
 def test_a_download_that_runs_or_is_done_has_nothing_to_tell() -> None:
     assert diagnose_pod(fetching(state={"running": {}})) is None
     assert diagnose_pod(fetching(state={"terminated": {"exitCode": 0, "message": '{"event":"fetched"}'}})) is None
+
+
+# Interpreted endings
+
+
+def restarted(code: int, lived_seconds: int, *, budget_seconds: int = 600, **container: Any) -> Pod:
+    """A pod whose runtime ended after so many seconds and runs again."""
+    minutes, seconds = divmod(lived_seconds, 60)
+    ended = {
+        "exitCode": code,
+        "startedAt": "2025-01-01T10:00:00Z",
+        "finishedAt": f"2025-01-01T10:{minutes:02d}:{seconds:02d}Z",
+    }
+    found = pod(container={"state": {"running": {}}, "started": False, "lastState": {"terminated": ended}, **container})
+    found["spec"]["containers"][1]["startupProbe"] = {"periodSeconds": 1, "failureThreshold": budget_seconds}
+    return found
+
+
+@pytest.mark.parametrize("code", [0, 137, 143])
+def test_who_is_ended_when_its_time_is_over_was_too_slow_and_the_phase_is_named(code: int) -> None:
+    """The runtime leaves in good order, with exit code 0, when the kubelet's startup probe gives it up."""
+    found = diagnose_pod(restarted(code, 601), {}, "LoadingWeights")
+    assert found is not None
+    assert found.reason is Reason.WARMUP_STALLED
+    assert "600 seconds" in found.message
+    assert "still in phase LoadingWeights" in found.message
+
+
+def test_who_is_killed_at_another_time_was_not_too_slow() -> None:
+    """A liveness probe's kill of a model that served, seen while it boots again."""
+    for seconds in (30, 1700):
+        found = diagnose_pod(restarted(137, seconds))
+        assert found is not None
+        assert found.reason is Reason.RUNTIME_CRASHED
+        assert diagnose_pod(restarted(0, seconds)) is None
+
+
+CPU_PLAN = {
+    "accelerator": "CPU",
+    "memory": {"usableBytes": 2 << 30, "weightsBytes": 1200 << 20, "kvCacheBytes": 600 << 20, "activationsBytes": 0},
+}
+
+
+def test_out_of_memory_shows_what_was_planned_beside_the_limit() -> None:
+    killed = ended(137, reason="OOMKilled")
+    killed["spec"]["containers"][1]["resources"] = {"limits": {"memory": "2Gi"}}
+    found = diagnose_pod(killed, CPU_PLAN)
+    assert found is not None
+    assert "memory limit of 2Gi" in found.message
+    assert "The plan counted on 2.0 GiB: 1.2 GiB weights, 0.6 GiB KV cache." in found.message
+    on_gpu = diagnose_pod(killed, {**CPU_PLAN, "accelerator": "A100-80GB"})
+    assert on_gpu is not None
+    assert "The plan" not in on_gpu.message, "the kernel's limit has nothing to do with the GPU's ledger"
+    own = diagnose_pod(ended(1, report("OutOfMemory", "CUDA has 1 GiB left.")), {**CPU_PLAN, "accelerator": "L4"})
+    assert own is not None
+    assert own.message.startswith("CUDA has 1 GiB left. The plan counted on")
+
+
+def test_an_image_that_an_init_container_cannot_pull_is_told() -> None:
+    """A pod that downloads its model pulls for that container first; the runtime's own only says PodInitializing."""
+    waits = {"name": "fetch-model", "image": IMAGE, "state": {"waiting": {"reason": "ErrImagePull", "message": "no"}}}
+    found = diagnose_pod(pod(initContainerStatuses=[waits], container={"state": {"waiting": {"reason": "PodInit"}}}))
+    assert found is not None
+    assert (found.reason, IMAGE in found.message) == (Reason.IMAGE_PULL_FAILED, True)

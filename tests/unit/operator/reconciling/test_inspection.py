@@ -9,6 +9,7 @@ import pytest
 
 from millstream_operator.reconciling.inspection import LONGEST_RETRY_SECONDS, retry_seconds
 from millstream_operator.reconciling.kinds import (
+    CONFIG_MAP,
     CONTROLLER_REVISION,
     DEPLOYMENT,
     JOB,
@@ -37,7 +38,7 @@ def hub(**fields: Any) -> Manifest:
 
 
 def inspections(cluster: FakeCluster) -> list[Manifest]:
-    return [record for record in cluster.all(CONTROLLER_REVISION) if is_inspection(record)]
+    return [record for record in cluster.all(CONFIG_MAP) if is_inspection(record)]
 
 
 def the_job(cluster: FakeCluster) -> Manifest:
@@ -88,7 +89,8 @@ async def test_the_answer_is_kept_the_job_goes_and_the_commit_is_what_all_pods_l
     assert f"--revision={COMMIT}" in fetch["args"]
     assert cluster.the(LLM_DEPLOYMENT)["status"]["model"] == {"servedName": "demo", "resolvedRevision": COMMIT}
     (record,) = inspections(cluster)
-    assert record["data"]["answer"] == json.loads(TINY_LLAMA)
+    assert json.loads(record["data"]["answer.json"]) == json.loads(TINY_LLAMA)
+    assert record["immutable"] is True
     assert record["metadata"]["ownerReferences"][0]["kind"] == "LLMDeployment"
 
 
@@ -140,7 +142,7 @@ async def test_what_was_pinned_before_there_were_inspections_is_left_alone() -> 
     """An upgrade of the operator restarts nothing, and starts no Job either."""
     operator = await served(manifest(model=hub()))
     for record in inspections(operator.cluster):
-        operator.cluster.remove(CONTROLLER_REVISION, record["metadata"]["name"])
+        operator.cluster.remove(CONFIG_MAP, record["metadata"]["name"])
     restarted = FakeOperator(operator.cluster)
     await restarted.turn()
     assert restarted.client.written == []
@@ -323,7 +325,7 @@ WAITING: dict[str, tuple[Manifest, str, str]] = {
             ]
         },
         "VolumePending",
-        '"models" not found',
+        "models does not exist",
     ),
     "an image that is not there": (
         {
@@ -412,5 +414,5 @@ async def test_a_deletion_takes_everything_along() -> None:
     operator = await served(manifest(model=hub()))
     operator.cluster.remove(LLM_DEPLOYMENT, "demo")
     operator.cluster.collect_garbage()
-    for kind in (CONTROLLER_REVISION, JOB, SERVICE_ACCOUNT):
+    for kind in (CONTROLLER_REVISION, CONFIG_MAP, JOB, SERVICE_ACCOUNT):
         assert operator.cluster.all(kind) == []

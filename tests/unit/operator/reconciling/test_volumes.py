@@ -93,6 +93,13 @@ async def test_a_cache_for_one_node_is_refused_while_rollouts_bring_up_a_second_
     assert operator.cluster.get(PERSISTENT_VOLUME_CLAIM, "demo-model-cache") is None
 
 
+async def test_a_cache_for_one_node_serves_where_rollouts_replace_in_place() -> None:
+    stored = manifest(model=cached(accessMode="ReadWriteOnce"), rollout={"strategy": "ResourceAware"})
+    operator = await served(stored)
+    claim = operator.cluster.the(PERSISTENT_VOLUME_CLAIM, "demo-model-cache")
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+
+
 async def test_a_cache_is_made_grown_and_deleted_when_no_old_pod_needs_it() -> None:
     operator = await served(manifest(model=cached()))
     cluster = operator.cluster

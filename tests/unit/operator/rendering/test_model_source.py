@@ -15,7 +15,7 @@ from millstream_operator.rendering.model_cache import model_cache
 from millstream_operator.rendering.network_policy import network_policy
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.pod_template import pod_template
-from millstream_runtime.config import RuntimeConfig
+from millstream_operator.rendering.runtime_config import boot_config
 from tests.support.llmdeployments import deployment
 
 TOKEN = {"tokenSecretRef": {"name": "hub", "key": "reader"}}
@@ -36,24 +36,26 @@ def hub(**fields: Any) -> dict[str, Any]:
     return {"huggingFace": {"repository": "org/name", **fields}}
 
 
-def served_folder(spec: dict[str, Any]) -> str:
-    return RuntimeConfig.from_args(spec["containers"][0]["args"][1:]).model
+def served_folder(source: dict[str, Any], facts: Facts | None = None, cache: dict[str, Any] | None = None) -> str:
+    owner = deployment(model={"source": source} | ({"cache": cache} if cache else {}))
+    return boot_config(plan(owner, PlanDefaults("runtime:1"), facts)).model
 
 
 def test_a_local_model_adds_nothing() -> None:
     spec = pod({"local": {"path": "demo-chat"}})
     assert "initContainers" not in spec
-    assert [volume["name"] for volume in spec["volumes"]] == ["tmp"]
+    assert [volume["name"] for volume in spec["volumes"]] == ["tmp", "config"]
 
 
 def test_a_volume_is_mounted_to_be_read_and_its_folder_is_served() -> None:
-    spec = pod({"persistentVolumeClaim": {"claimName": "models", "path": "/chat/v1/"}})
+    source = {"persistentVolumeClaim": {"claimName": "models", "path": "/chat/v1/"}}
+    spec = pod(source)
     volume = next(volume for volume in spec["volumes"] if volume["name"] == "model")
     assert volume["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
     mount = next(mount for mount in spec["containers"][0]["volumeMounts"] if mount["name"] == "model")
     assert mount["readOnly"] is True
-    assert served_folder(spec) == f"{mount['mountPath']}/chat/v1"
-    assert served_folder(pod({"persistentVolumeClaim": {"claimName": "models"}})) == mount["mountPath"]
+    assert served_folder(source) == f"{mount['mountPath']}/chat/v1"
+    assert served_folder({"persistentVolumeClaim": {"claimName": "models"}}) == mount["mountPath"]
 
 
 def test_a_hub_model_is_downloaded_to_where_the_runtime_reads_it() -> None:
@@ -64,7 +66,8 @@ def test_a_hub_model_is_downloaded_to_where_the_runtime_reads_it() -> None:
     add_source_arguments(parser)
     parser.add_argument("--into")
     given = parser.parse_args(flags)  # the verb's own flags: a word that it does not know ends the test
-    assert (verb, given.hugging_face, given.revision, given.into) == ("fetch", "org/name", "v1", served_folder(spec))
+    assert (verb, given.hugging_face, given.revision) == ("fetch", "org/name", "v1")
+    assert given.into == served_folder(hub(revision="v1"))
     assert fetch["image"] == spec["containers"][0]["image"]
     writable = {mount["mountPath"]: not mount.get("readOnly", False) for mount in fetch["volumeMounts"]}
     assert writable[given.into], "the download writes there"
@@ -122,7 +125,7 @@ def test_an_image_is_pulled_by_digest_with_the_pods_own_logins() -> None:
     parser.add_argument("--into")
     given = parser.parse_args(flags)
     assert (verb, given.image) == ("fetch", f"registry.example.com/model:1@{DIGEST}")
-    assert given.into == served_folder(spec) == "/models/image"
+    assert given.into == served_folder(IMAGE) == "/models/image"
     projected = volume_of(spec, "registry-logins")["projected"]["sources"]
     folder = next(mount["mountPath"] for mount in fetch["volumeMounts"] if mount["name"] == "registry-logins")
     paths = [f"{folder}/{source['secret']['items'][0]['path']}" for source in projected]
@@ -145,17 +148,16 @@ def test_a_download_may_take_its_size_of_the_nodes_disk_and_not_all(source: dict
 
 
 def test_a_cache_is_one_volume_with_a_folder_for_each_revision() -> None:
-    spec = pod(hub(), Facts(model_revision=COMMIT), {"size": "20Gi"})
+    facts, cache = Facts(model_revision=COMMIT), {"size": "20Gi"}
+    spec, folder = pod(hub(), facts, cache), served_folder(hub(), facts, cache)
     assert volume_of(spec)["persistentVolumeClaim"] == {"claimName": "demo-model-cache"}
     (fetch,) = spec["initContainers"]
-    assert f"--into={served_folder(spec)}" in fetch["args"]
+    assert f"--into={folder}" in fetch["args"]
     mount = next(mount for mount in spec["containers"][0]["volumeMounts"] if mount["name"] == "model")
-    assert served_folder(spec).startswith(f"{mount['mountPath']}/org--name-0123456789ab")
-    other = pod(hub(), Facts(model_revision="f" * 40), {"size": "20Gi"})
-    assert served_folder(other) != served_folder(spec)
+    assert folder == f"{mount['mountPath']}/org--name-0123456789ab"
     assert mount["readOnly"] is True
-    image = pod(IMAGE, Facts(model_revision=DIGEST), {"size": "20Gi"})
-    assert served_folder(image) == "/models/image/model-abababababab"
+    assert served_folder(hub(), Facts(model_revision="f" * 40), cache) != folder
+    assert served_folder(IMAGE, Facts(model_revision=DIGEST), cache) == "/models/image/model-abababababab"
 
 
 def test_the_claim_of_a_cache_says_what_the_spec_says_in_the_servers_words() -> None:

@@ -1,0 +1,30 @@
+-- Health of an LLMDeployment for Argo CD (argocd-cm: resource.customizations.health.millstream.dev_LLMDeployment).
+-- docs/gitops.md says what each state means.
+local health = {status = "Progressing", message = "Waiting for the operator to look at it."}
+
+if obj.metadata.deletionTimestamp ~= nil then
+  health.message = "Being deleted."
+  return health
+end
+if obj.status == nil or obj.status.observedGeneration ~= obj.metadata.generation then
+  return health
+end
+
+local found = {}
+for _, condition in ipairs(obj.status.conditions or {}) do
+  found[condition.type] = condition
+end
+
+local ready = found.Ready
+if ready == nil then
+  return health
+end
+health.message = ready.reason .. ": " .. ready.message
+if found.Stalled ~= nil and found.Stalled.status == "True" then
+  health.status = "Degraded"
+elseif ready.status == "True" then
+  health.status = "Healthy"
+elseif ready.reason == "ScaledToZero" then
+  health.status = "Suspended"
+end
+return health

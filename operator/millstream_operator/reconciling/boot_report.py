@@ -1,0 +1,92 @@
+"""What a runtime's `/ready` tells of its boot. Pure, and careful: whatever answers at a pod's address may be anything.
+
+    {"phase": "LoadingWeights", "boot_seconds": {"Starting": 2.1, "LoadingWeights": 7.9},
+     "eta_seconds": 12.5, "progress": {"done_bytes": 3221225472, "total_bytes": 8053063680},
+     "memory": {"weights_bytes": …, "activations_bytes": …, "graphs_bytes": …, "kv_cache_bytes": …,
+                "kv_cache_tokens": …}}
+
+`eta_seconds`, `progress` and `memory` are there once the runtime knows them. A part that is not as it should be is left
+out, and a body without a phase is no report.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+STARTING, READY = "Starting", "Ready"
+# The runtime's words in the order in which they come; others, of a newer one, lie between loading and Ready.
+RUNTIME_PHASES = (STARTING, "LoadingWeights", "SizingKVCache", "WarmingUp")
+MEMORY_KEYS = ("weights_bytes", "activations_bytes", "graphs_bytes", "kv_cache_bytes", "kv_cache_tokens")
+_PHASE = re.compile(r"[A-Z][A-Za-z]{0,62}")
+_LARGEST_INTEGER = 1 << 53
+_LONGEST_SECONDS = 30 * 86400.0
+_MOST_PHASES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class BootReport:
+    """`seconds` by phase, the running one included. `eta_seconds` is from when the report was made."""
+
+    phase: str
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    eta_seconds: float | None = None
+    done_bytes: int | None = None
+    memory: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def total_seconds(self) -> float:
+        return sum(self.seconds.values())
+
+
+@dataclass(frozen=True, slots=True)
+class PodReport:
+    """What one pod told last. `is_stalled`: neither its phase nor its bytes moved for half of the whole budget."""
+
+    boot: BootReport
+    is_stalled: bool = False
+
+
+def aged(report: PodReport, seconds: float) -> PodReport:
+    """A report, so many seconds after it was made: that much less remains."""
+    if report.boot.eta_seconds is None:
+        return report
+    return replace(report, boot=replace(report.boot, eta_seconds=max(0.0, report.boot.eta_seconds - seconds)))
+
+
+def read_boot_report(body: object) -> BootReport | None:
+    """The report in the body of `/ready`; None when it is none."""
+    told = _mapping(body)
+    phase = told.get("phase")
+    if not isinstance(phase, str) or not _PHASE.fullmatch(phase):
+        return None
+    seconds = {
+        str(name): found
+        for name, value in list(_mapping(told.get("boot_seconds")).items())[:_MOST_PHASES]
+        if (found := _seconds(value)) is not None
+    }
+    memory = _mapping(told.get("memory"))
+    return BootReport(
+        phase=phase,
+        seconds=seconds,
+        eta_seconds=_seconds(told.get("eta_seconds")),
+        done_bytes=_count(_mapping(told.get("progress")).get("done_bytes")),
+        memory={key: found for key in MEMORY_KEYS if (found := _count(memory.get(key))) is not None},
+    )
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _seconds(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LONGEST_SECONDS:
+        return None
+    return float(value)
+
+
+def _count(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST_INTEGER:
+        return None
+    return value

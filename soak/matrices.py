@@ -1,0 +1,189 @@
+"""The matrices: kill at every write, every fault at every request, and both at every request of a start."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from soak import snapshot
+from soak.api import TooSlow, eventually, llmd_path
+from soak.experiments import (
+    ABANDON,
+    CREATE,
+    DELETE,
+    NAME,
+    REPAIR,
+    REPLACE,
+    SCENARIOS,
+    UPDATE,
+    Outcome,
+    Reference,
+    experiment,
+    injections,
+    prepare,
+    reference,
+    spread,
+)
+from soak.faults import ANSWERS, KILLS, Fault, Injection
+from soak.operator_process import OperatorProcess
+from soak.snapshot import differences
+from soak.world import OPERATOR_NAMESPACE, World
+
+Result = dict[str, Any]
+TOGETHER = 8  # experiments beside each other
+STARTS_TOGETHER = 3
+STEADY_SECONDS = 200.0
+
+
+async def kills(world: World, *, places: int | None = None, offset: int = 0, how: tuple[Fault, ...] = KILLS) -> Result:
+    """SIGKILL before and after every write, one after the other; the operator is started again like a pod."""
+    outcomes: list[Outcome] = []
+    async with OperatorProcess(world.plane, "killed") as operator:
+        await operator.wait_ready()
+        for scenario in (CREATE, UPDATE, DELETE, ABANDON, REPLACE, REPAIR):
+            expected = await reference(world, operator, scenario)
+            for injection in injections(expected, how, only_writes=True, wanted=places, offset=offset):
+                outcomes.append(await experiment(world, operator, scenario, expected, injection))
+        left = await _orphans(world)
+        return _result(outcomes, operator, left) | {"kills": operator.kills}
+
+
+async def faults(world: World, *, places: int | None = None, offset: int = 0) -> Result:
+    """Every fault at every request about an object, several namespaces beside each other under one operator."""
+    outcomes: list[Outcome] = []
+    async with OperatorProcess(world.plane, "troubled") as operator:
+        await operator.wait_ready()
+        planned: list[tuple[Any, Reference, Injection]] = []
+        for scenario in SCENARIOS:
+            expected = await reference(world, operator, scenario)
+            for injection in injections(expected, ANSWERS, only_writes=False, wanted=places, offset=offset):
+                planned.append((scenario, expected, injection))
+        # Those that keep a worker waiting apart from each other, so that they do not wait for one another.
+        waiting = iter(sorted(planned, key=lambda one: (one[2].number, one[2].fault)))
+
+        async def run() -> None:
+            for scenario, expected, injection in waiting:
+                outcomes.append(await experiment(world, operator, scenario, expected, injection))
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(TOGETHER):
+                group.create_task(run())
+        left = await _orphans(world)
+        return _result(outcomes, operator, left)
+
+
+async def starts(
+    world: World, *, places: int | None = None, offset: int = 0, how: tuple[Fault, ...] = (*ANSWERS, *KILLS)
+) -> Result:
+    """Every fault at every request of a process's life until all is steady: listings, watches, the Lease's too."""
+    outcomes: list[Outcome] = []
+    crashes: list[str] = []
+    expected, total = await _reference_start(world)
+    planned = iter(
+        [
+            Injection(fault, number)
+            for position, fault in enumerate(how)
+            for number in spread(total, total if places is None else places, offset + position)
+        ]
+    )
+
+    async def run(lane: int) -> None:
+        for injection in planned:
+            outcome = Outcome("start", str(injection.fault), injection.number)
+            namespace = await world.namespace("start")
+            async with _elected(world, namespace, f"start-{lane}") as operator:
+                operator.proxy.plan.injections[""] = injection
+                loop = asyncio.get_running_loop()
+                began = loop.time()
+                try:
+                    await prepare(world, namespace)
+                    await _same(world, namespace, expected)
+                    outcome.seconds = round(loop.time() - began, 2)
+                except TooSlow as error:
+                    outcome.differences = [str(error)]
+                outcome.struck = str(injection.struck).replace(namespace, "NAMESPACE") if injection.struck else ""
+                crashes.extend(operator.crashes)
+            outcomes.append(outcome)
+            await world.admin.delete(llmd_path(namespace, NAME))
+
+    async with asyncio.TaskGroup() as group:
+        for lane in range(STARTS_TOGETHER):
+            group.create_task(run(lane))
+    return _summary(outcomes) | {"crashes": crashes}
+
+
+def _elected(world: World, namespace: str, name: str) -> OperatorProcess:
+    settings = {
+        "MILLSTREAM_WATCH_NAMESPACES": namespace,
+        "MILLSTREAM_LEADER_ELECTION": "Enabled",
+        "MILLSTREAM_LEASE_NAME": namespace,
+        "MILLSTREAM_OPERATOR_NAMESPACE": OPERATOR_NAMESPACE,
+    }
+    return OperatorProcess(world.plane, name, settings)
+
+
+async def _reference_start(world: World) -> tuple[dict[str, Any], int]:
+    """The fault-free state, and how many requests a start takes until it is reached."""
+    namespace = await world.namespace("start")
+    async with _elected(world, namespace, "start-reference") as operator:
+        await prepare(world, namespace)
+        requests = len(operator.proxy.exchanges)
+        return await world.state(namespace), requests
+
+
+async def _same(world: World, namespace: str, expected: dict[str, Any]) -> None:
+    async def left_to_do() -> list[str]:
+        return differences(expected, await world.state(namespace))
+
+    await eventually(
+        left_to_do, lambda found: not found, what="as without a fault", seconds=STEADY_SECONDS, pause_seconds=0.5
+    )
+
+
+async def _orphans(world: World) -> list[str]:
+    """When every experiment's LLMDeployment is deleted: what is left in their namespaces."""
+
+    async def look() -> list[str]:
+        everything = await snapshot.read_all(world.admin, world.kinds)
+        return [
+            f"{namespace}: {key}"
+            for namespace, found in everything.items()
+            if namespace.startswith("run-")
+            for key in snapshot.of_namespace(found)
+            if key != "counted"
+        ]
+
+    try:
+        await eventually(look, lambda found: not found, what="empty", seconds=60, pause_seconds=1)
+    except TooSlow:
+        return await look()
+    return []
+
+
+def _result(outcomes: Iterable[Outcome], operator: OperatorProcess, orphans: list[str]) -> Result:
+    return _summary(outcomes) | {"crashes": operator.crashes, "orphans": orphans}
+
+
+def _summary(outcomes: Iterable[Outcome]) -> Result:
+    """Counts, a row for each scenario and fault, and every place that was hit."""
+    outcomes = sorted(outcomes, key=lambda one: (one.scenario, one.fault, one.number))
+    table: dict[str, dict[str, Any]] = {}
+    for outcome in outcomes:
+        row = table.setdefault(
+            f"{outcome.scenario}: {outcome.fault}",
+            {"runs": 0, "struck": 0, "converged": 0, "slowest_seconds": 0.0, "places": []},
+        )
+        row["runs"] += 1
+        row["struck"] += bool(outcome.struck)
+        row["converged"] += not outcome.differences
+        row["slowest_seconds"] = max(row["slowest_seconds"], outcome.seconds)
+        row["places"].append(f"{outcome.number}: {outcome.struck or 'no such request'}, {outcome.seconds} s")
+    return {
+        "runs": len(outcomes),
+        "struck": sum(bool(one.struck) for one in outcomes),
+        "converged": sum(not one.differences for one in outcomes),
+        "table": table,
+        "failures": [asdict(one) for one in outcomes if one.differences],
+    }

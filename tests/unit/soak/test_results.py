@@ -1,0 +1,66 @@
+"""A goal that is not reached is told, in every kind of result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from soak.load import percentile
+from soak.results import missed
+
+GOOD: dict[str, dict[str, Any]] = {
+    "kills": {"runs": 3, "converged": 3, "crashes": [], "orphans": []},
+    "transitions": {"runs": 3, "equal": 3, "crashes": []},
+    "outage": {
+        "recovered_seconds": 3,
+        "same_process": True,
+        "healthy_meanwhile": True,
+        "healthy_after": True,
+        "crashes": [],
+        "problems": [],
+    },
+    "leaders": {"slowest_takeover_seconds": 16, "writes_out_of_turn": [], "crashes": [], "problems": []},
+    "scale": {
+        "ratio": 1.5,
+        "restart": {"steady_seconds": 12, "writes": 0},
+        "idle": {"writes": 0},
+        "idle after the restart": {"writes": 0},
+        "spec_change_to_first_write": {"p99_seconds": 0.1},
+        "deleted_child_repaired": {"p99_seconds": 0.1},
+        "edited_child_repaired": {"p99_seconds": 0.1},
+        "memory_mib": {"idle": {"most": 200}},
+        "deleted_without_operator": {"orphans": []},
+        "crashes": [],
+    },
+}
+BAD: list[tuple[str, dict[str, Any]]] = [
+    ("kills", {"converged": 2}),
+    ("kills", {"crashes": ["exit code 1"]}),
+    ("kills", {"orphans": ["run-1: services/demo"]}),
+    ("transitions", {"equal": 2}),
+    ("outage", {"recovered_seconds": 31}),
+    ("outage", {"same_process": False}),
+    ("leaders", {"slowest_takeover_seconds": 20.5}),
+    ("leaders", {"writes_out_of_turn": ["one wrote"]}),
+    ("scale", {"ratio": 2.01}),
+    ("scale", {"idle": {"writes": 1}}),
+    ("scale", {"restart": {"steady_seconds": 31, "writes": 0}}),
+    ("scale", {"memory_mib": {"idle": {"most": 301}}}),
+    ("scale", {"edited_child_repaired": {"p99_seconds": 5.1}}),
+]
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_result_misses_nothing(name: str) -> None:
+    assert missed(name, GOOD[name]) == []
+
+
+@pytest.mark.parametrize(("name", "instead"), BAD)
+def test_a_bad_result_is_told(name: str, instead: dict[str, Any]) -> None:
+    assert len(missed(name, GOOD[name] | instead)) == 1
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    values = [float(n) for n in range(1, 201)]
+    assert (percentile(values, 50), percentile(values, 99), percentile([3.0], 99)) == (100.0, 198.0, 3.0)
