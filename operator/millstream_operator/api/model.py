@@ -68,10 +68,11 @@ class PersistentVolumeClaimSource(ApiModel):
 
 
 class PullPolicy(StrEnum):
-    """When a tag is looked up. `Never` has no meaning here: nothing but our own pods pulls a model."""
+    """When a tag is looked up. `Never` is refused by a rule: nothing but our own pods pulls a model."""
 
     ALWAYS = "Always"
     IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
 
 
 class ImageSource(ApiModel):

@@ -96,6 +96,15 @@ def _one_source(path: str) -> Rule:
     )
 
 
+def _pulled(path: str) -> Rule:
+    return Rule(
+        path,
+        "self != 'Never'",
+        lambda value: value != "Never",
+        "Never would leave the pods without a model, for nothing else pulls it; use IfNotPresent.",
+    )
+
+
 def _latency(path: str) -> Rule:
     return Rule(
         path,
@@ -161,6 +170,8 @@ RULES: tuple[Rule, ...] = (
         "not mount the volume.",
     ),
     _one_source("spec.speculation.draftModel.source"),
+    _pulled("spec.model.source.image.pullPolicy"),
+    _pulled("spec.speculation.draftModel.source.image.pullPolicy"),
     Rule(
         "spec.speculation",
         "!(has(self.method) && self.method == 'DraftModel') || has(self.draftModel)",

@@ -93,6 +93,11 @@ BAD: dict[str, tuple[Manifest, str, str]] = {
     "name in capitals": (manifest("Demo"), "", "DNS label"),
     "no source": (source(), "spec.model.source", "exactly one"),
     "two sources": (source(local=LOCAL, image={"reference": "m:1"}), "spec.model.source", "exactly one"),
+    "an image that nobody pulls": (
+        source(image={"reference": "m:1", "pullPolicy": "Never"}),
+        "spec.model.source.image.pullPolicy",
+        "use IfNotPresent",
+    ),
     "a cache of what is there": (
         manifest(model={"source": {"local": LOCAL}, "cache": {"size": "1Gi"}}),
         "spec.model",

@@ -65,23 +65,13 @@ FAILURES: dict[str, tuple[Pod, Reason, list[str]]] = {
         Reason.UNSCHEDULABLE,
         ["No node takes the pod. Of 3 nodes: 3 without enough free memory."],
     ),
-    "an unbound claim": (
-        unschedulable("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."),
-        Reason.VOLUME_PENDING,
-        ["is not bound to a volume"],
-    ),
-    "no claim": (
-        unschedulable('0/1 nodes are available: persistentvolumeclaim "models" not found.'),
-        Reason.VOLUME_PENDING,
-        ["The PersistentVolumeClaim models does not exist"],
-    ),
     "a claim in use": (
         unschedulable(
             "0/1 nodes are available: 1 node has pod using PersistentVolumeClaim with the same name and "
             "ReadWriteOncePod access mode."
         ),
         Reason.VOLUME_PENDING,
-        ["ReadWriteOncePod"],
+        ["1 where another pod holds its ReadWriteOncePod claim"],
     ),
     "no free GPU": (
         unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
