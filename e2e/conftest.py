@@ -89,7 +89,7 @@ def _namespace(request: pytest.FixtureRequest, cluster: Cluster, wish: str) -> I
     cluster.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
     yield name
     if not request.config.getoption("--keep-namespaces"):
-        cluster.kubectl("delete", "namespace", name, "--wait=false")
+        cluster.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
 
 
 @pytest.fixture(scope="session")

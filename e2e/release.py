@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from demo.interrupted import forget_pending
 from e2e.cluster import Cluster, Object, eventually
 
 REPLICAS = 2  # the chart's default
@@ -28,6 +29,7 @@ class Release:
         place = ["--namespace", self.namespace, "--create-namespace"]
         wait = ["--wait", "--timeout", "180s"]
         command = ["helm", "upgrade", "--install", self.name, str(chart), *place, *wait]
+        self.cluster.run(*forget_pending(self.name, self.namespace))  # of a run that was interrupted
         self.cluster.run(*command, *self.image_flags(), *sets)
 
     def image_flags(self) -> list[str]:

@@ -13,9 +13,11 @@ from typing import Any
 from cluster.errors import ClusterError
 from cluster.steps import Steps
 from soak import results, tools
+from soak.api import TooSlow
 from soak.leaders import leaders
 from soak.matrices import faults, kills, starts
 from soak.outages import outage
+from soak.processes import DidNotStart
 from soak.scale import scale
 from soak.transitions import transitions
 from soak.world import World, world
@@ -70,7 +72,12 @@ def main() -> int:
         steps.close()
     bad = 0
     for name in options.names or PROOFS:
-        bad += bool(asyncio.run(_prove(name, found, options)))
+        try:
+            bad += bool(asyncio.run(_prove(name, found, options)))
+        except* (TooSlow, DidNotStart) as group:
+            bad += 1
+            for one in group.exceptions:
+                print(f"soak: {name}: {one}", file=sys.stderr)
     return 1 if bad else 0
 
 

@@ -172,5 +172,12 @@ async def eventually(
         if holds(seen):
             return seen
         if asyncio.get_running_loop().time() > give_up:
-            raise TooSlow(f"not {what} after {seconds:.0f} s; last seen: {json.dumps(seen, default=str)[:2000]}")
+            raise TooSlow(f"not {what} after {seconds:.0f} s; last seen: {_short(seen)}")
         await asyncio.sleep(pause_seconds)
+
+
+def _short(seen: object) -> str:
+    """Of an LLMDeployment the conditions, which say why."""
+    if isinstance(seen, dict) and "conditions" in (seen.get("status") or {}):
+        seen = {"generation": seen["metadata"].get("generation"), "conditions": seen["status"]["conditions"]}
+    return json.dumps(seen, default=str)[:2000]

@@ -100,6 +100,10 @@ class ControlPlane:
         path.write_text(json.dumps(content))
         return path
 
+    def cpu_seconds(self) -> float:
+        """Processor time of the whole control plane so far: work that a busy machine cannot stretch."""
+        return sum(process.cpu_seconds() for process in self.processes)
+
     def check(self) -> None:
         """Raises DidNotStart when one of the processes has ended."""
         for process in self.processes:

@@ -85,7 +85,7 @@ class Scale:
             if not self.yardstick:
                 return self.result
             await self._delete_all(names)
-            bare.append(await self._bare("bare-2", names, pattern))
+            bare.append(await self._bare("bare-2", names, pattern, clean_up=False))
         self.result["bare_client_seconds"] = [round(seconds, 1) for seconds in bare]
         self.result["ratio"] = round(self.result["apply"]["all_children_seconds"] / min(bare), 2)
         return self.result
@@ -111,7 +111,9 @@ class Scale:
         listed = await self.world.admin.request("GET", version)
         return next(one["kind"] for one in listed["resources"] if one["name"] == plural), listed["groupVersion"]
 
-    async def _bare(self, word: str, names: list[tuple[str, str]], pattern: list[Child]) -> float:
+    async def _bare(
+        self, word: str, names: list[tuple[str, str]], pattern: list[Child], *, clean_up: bool = True
+    ) -> float:
         """Write everything the operator would write, and wait for nothing but the answers."""
         text = json.dumps(pattern)
 
@@ -122,8 +124,12 @@ class Scale:
                 path = f"{version}/namespaces/{namespace}/{plural}/{child['metadata']['name']}"
                 await self.world.admin.apply(path, child, "bare-client")
 
+        cpu = self.world.plane.cpu_seconds()
         seconds = await for_each(names, write, TOGETHER)
+        self._control_plane_cpu(word, cpu)
         self.say(f"bare client: {len(names) * len(pattern)} objects in {seconds:.1f} s")
+        if not clean_up:
+            return seconds
         await for_each([f"{word}-{n:02}" for n in range(NAMESPACES)], self._empty, 4)
         await self._until_no_pods(word)
         return seconds
@@ -143,7 +149,7 @@ class Scale:
     async def _apply(self, names: list[tuple[str, str]], children_each: int) -> None:
         """All at once; until every child was answered for, and until every model is Ready."""
         loop = asyncio.get_running_loop()
-        cpu, began = self.operator.process.cpu_seconds(), loop.time()
+        cpu, plane, began = self.operator.process.cpu_seconds(), self.world.plane.cpu_seconds(), loop.time()
 
         async def create(one: tuple[str, str]) -> None:
             await self.world.admin.create(llmd_path(one[0]), llmd(one[1], gpu_spec()))
@@ -155,6 +161,7 @@ class Scale:
             return len({x.asked.path for x in self._answered(began) if _is_child(x)})
 
         await eventually(written, lambda n: n >= wanted, what=f"{wanted} children", seconds=APPLY_SECONDS)
+        self._control_plane_cpu("operator", plane)
         children = [x.answered_at for x in self._answered(began) if _is_child(x)]
         self.result["apply"] = {
             "llmdeployments_created_seconds": round(applied, 1),
@@ -305,6 +312,11 @@ class Scale:
         await eventually(
             lambda: self.world.admin.request("GET", llmd_path(namespace, name)), is_ready, what="Ready", seconds=120
         )
+
+    def _control_plane_cpu(self, word: str, before: float) -> None:
+        """Processor time of API server, etcd, controllers and kwok in a phase."""
+        spent = self.world.plane.cpu_seconds() - before
+        self.result.setdefault("control_plane_cpu_seconds", {})[word] = round(spent, 1)
 
     def _memory(self, word: str) -> None:
         now, most = self.operator.process.memory_bytes()

@@ -24,6 +24,7 @@ from millstream_runtime.errors import InvalidConfigError
 
 MAX_MODEL_LEN_LIMIT_TOKENS = 1 << 20
 MAX_NUM_SEQS_LIMIT = 4096
+TENSOR_PARALLEL_SIZE_LIMIT = 8  # ranks of one pod: the GPUs that one node connects
 MAX_DURATION_SECONDS = 86_400
 DEFAULT_HEARTBEAT_INTERVAL_SECONDS = 30
 
@@ -84,7 +85,7 @@ CAPABILITIES = Capabilities(
     online_quantization_methods=frozenset(),
     kv_cache_methods=frozenset({"None"}),
     speculation_methods=frozenset({"Disabled"}),
-    max_tensor_parallel_size=1,
+    max_tensor_parallel_size=TENSOR_PARALLEL_SIZE_LIMIT,
     max_pipeline_parallel_size=1,
 )
 
@@ -120,12 +121,13 @@ class BootConfig:
     served_model_name: str
     device: Device = Device.AUTO
     dtype: DType = DType.AUTO
+    tensor_parallel_size: int = 1  # processes that share every layer, each with a GPU of its own or a part of the CPUs
     max_model_len: int | None = None  # tokens, prompt and answer together
     max_num_batched_tokens: int = 2048  # tokens one step may compute
     max_num_seqs: int = 64  # requests one step may hold
     block_size_tokens: int = 16
     gpu_memory_utilization_percent: int = 90
-    kv_cache_memory_bytes: int | None = None  # on a CPU: None takes a share of the container's memory
+    kv_cache_memory_bytes: int | None = None  # of all ranks; on a CPU None takes a share of the container's memory
     enable_prefix_caching: bool = True  # share KV blocks among requests that begin alike
     api_keys_file: str | None = None  # one key a line; None: everyone may ask
     drain_timeout_seconds: int = 600
@@ -140,6 +142,7 @@ class BootConfig:
             self.served_model_name,
             "1 to 253 characters",
         )
+        _in_range("--tensor-parallel-size", self.tensor_parallel_size, 1, TENSOR_PARALLEL_SIZE_LIMIT)
         if self.max_model_len is not None:
             _in_range("--max-model-len", self.max_model_len, 1, MAX_MODEL_LEN_LIMIT_TOKENS)
         _in_range("--max-num-batched-tokens", self.max_num_batched_tokens, 16, MAX_MODEL_LEN_LIMIT_TOKENS)
@@ -249,6 +252,7 @@ def argument_parser(parser: argparse.ArgumentParser | None = None) -> argparse.A
     flag("--served-model-name", metavar="NAME", help="name in /v1/models and in requests (default: the folder's name)")
     flag("--device", choices=[*Device], type=Device, help="auto takes CUDA where there is one (default: auto)")
     flag("--dtype", choices=[*DType], type=DType, help="auto: the checkpoint's own on CUDA, float32 on a CPU")
+    integer("--tensor-parallel-size", "GPUs, or on a CPU processes, that share every layer (default: 1)")
     integer("--max-model-len", "tokens of prompt and answer together (default: what the model allows)")
     integer("--max-num-batched-tokens", "tokens one step may compute (default: 2048)")
     integer("--max-num-seqs", "requests one step may hold (default: 64)")

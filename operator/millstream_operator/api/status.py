@@ -129,7 +129,7 @@ class MemoryComparison(ApiModel):
     """The plan's numbers beside the runtime's own."""
 
     predicted: MemoryUse | None = Field(None, description="By the plan. Absent: it knew too little of model or device.")
-    measured: MemoryUse | None = Field(None, description="By the runtime, once a revision.")
+    measured: MemoryUse | None = Field(None, description="By the runtime, once a revision. Absent: it did not tell.")
 
 
 class LLMDeploymentStatus(ApiModel):

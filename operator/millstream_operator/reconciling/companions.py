@@ -19,7 +19,7 @@ from millstream_operator.reconciling.autoscaled import autoscaled
 from millstream_operator.reconciling.children import Children, namespace_is_going
 from millstream_operator.reconciling.cluster_client import ApiError
 from millstream_operator.reconciling.conditions import Condition
-from millstream_operator.reconciling.decisions import Decision
+from millstream_operator.reconciling.decisions import Decision, DecisionType
 from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.index import OwnerKey
 from millstream_operator.reconciling.kinds import (
@@ -44,7 +44,6 @@ Manifest = dict[str, Any]
 AUTOSCALERS = (HORIZONTAL_POD_AUTOSCALER, SCALED_OBJECT)
 MONITORS = (POD_MONITOR, PROMETHEUS_RULE)
 PASSING = (409, 429)  # tried again at once, from fresh state
-AUTOSCALER_CHOSEN = "AutoscalerChosen"
 
 
 class ServedKinds(Protocol):
@@ -111,7 +110,7 @@ class CompanionsOf:
         problem = await self._settle(beside, AUTOSCALERS, manifests)
         if wanted is None:
             return Companions(problem=problem.message if problem else "")
-        chosen = (Decision(AUTOSCALER_CHOSEN, wanted.chosen),) if wanted.chosen else ()
+        chosen = (Decision(DecisionType.AUTOSCALER_CHOSEN, wanted.chosen),) if wanted.chosen else ()
         if problem is not None:
             return _one(conditions.AUTOSCALED, problem, retry=True)
         live = self._children.get(owner, beside.key, kind_of(wanted.manifest)) or wanted.manifest

@@ -23,6 +23,7 @@ class DecisionType(StrEnum):
     ROLLOUT_STOPPED = "RolloutStopped"
     ROLLED_BACK = "RolledBack"
     PLAN_ADOPTED = "PlanAdopted"
+    AUTOSCALER_CHOSEN = "AutoscalerChosen"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ as equal: a normalised value must not cause a write for ever.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from typing import Any
@@ -25,11 +24,11 @@ ATOMIC_MAPS = frozenset({"selector", "podSelector", "labelSelector", "nodeSelect
 
 
 def stamped(manifest: dict[str, Any]) -> dict[str, Any]:
-    """A manifest that carries its own digest."""
+    """The manifest with its own digest. What lies deeper is shared with it, so neither may be changed afterwards."""
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:DIGEST_LENGTH]
-    stamped_manifest = copy.deepcopy(manifest)
-    stamped_manifest["metadata"].setdefault("annotations", {})[APPLIED_ANNOTATION] = digest
-    return stamped_manifest
+    metadata = manifest["metadata"]
+    annotations = {**metadata.get("annotations", {}), APPLIED_ANNOTATION: digest}
+    return {**manifest, "metadata": {**metadata, "annotations": annotations}}
 
 
 def projected(live: Any, wanted: Any) -> Any:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from millstream_operator.api import API_VERSION, KIND
@@ -27,34 +27,45 @@ def events_for(
     """The Events that a change from one status to another deserves: decisions first, for they come before the deed."""
     known = before.get("decisions") or ()
     for entry in reversed([entry for entry in after.get("decisions") or () if entry not in known]):
-        yield _event(owner, entry["type"], entry["message"], now, is_warning=entry["type"] in BAD_DECISIONS)
+        yield _event(_metadata(owner), entry["type"], entry["message"], now, is_warning=entry["type"] in BAD_DECISIONS)
     if (event := event_for(owner, before, after, now)) is not None:
         yield event
 
 
 def event_for(owner: LLMDeployment, before: dict[str, Any], after: dict[str, Any], now: str) -> dict[str, Any] | None:
     """The Event that a change from one status to another deserves; None when Ready's reason did not change."""
+    return news(_metadata(owner), before, after, now)
+
+
+def news(metadata: Mapping[str, Any], before: dict[str, Any], after: dict[str, Any], now: str) -> dict[str, Any] | None:
+    """As `event_for`, also of an object whose spec cannot be read: `metadata` is as the API has it."""
     was, ready = find(before.get("conditions", ()), READY), find(after.get("conditions", ()), READY)
     if not ready or (was.get("status"), was.get("reason")) == (ready["status"], ready["reason"]):
         return None
     if ready["reason"] in QUIET:
         return None
-    return _event(owner, ready["reason"], ready["message"], now, is_warning=_is_bad_news(was, ready))
+    return _event(metadata, ready["reason"], ready["message"], now, is_warning=_is_bad_news(was, ready))
 
 
-def _event(owner: LLMDeployment, reason: str, message: str, now: str, *, is_warning: bool) -> dict[str, Any]:
+def _metadata(owner: LLMDeployment) -> dict[str, Any]:
     metadata = owner.metadata
+    return {
+        "name": owner.name,
+        "namespace": metadata.namespace,
+        "uid": metadata.uid,
+        "resourceVersion": metadata.resource_version,
+    }
+
+
+def _event(metadata: Mapping[str, Any], reason: str, message: str, now: str, *, is_warning: bool) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"generateName": f"{owner.name}.", "namespace": metadata.namespace},
+        "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
         "involvedObject": {
             "apiVersion": API_VERSION,
             "kind": KIND,
-            "name": owner.name,
-            "namespace": metadata.namespace,
-            "uid": metadata.uid,
-            "resourceVersion": metadata.resource_version,
+            **{key: metadata.get(key) for key in ("name", "namespace", "uid", "resourceVersion")},
         },
         "type": "Warning" if is_warning else "Normal",
         "reason": reason,

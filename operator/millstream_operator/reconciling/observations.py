@@ -37,7 +37,7 @@ def observed(seen: Seen, in_the_way: Diagnosis | None, phase: str | None = None)
         available(seen),
     ]
     found += (abnormal for look in ABNORMAL if (abnormal := look(seen)) is not None)
-    found += (one for one in seen.companions if one.type not in {other.type for other in found})
+    found += (one for one in seen.companions or () if one.type not in {other.type for other in found})
     way = reconciling_or_stalled(seen, summary)
     return [*found, way] if way is not None else found
 

@@ -25,7 +25,7 @@ from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreacha
 from millstream_operator.reconciling.companions import Beside, Companions, CompanionsOf, ServedKinds
 from millstream_operator.reconciling.conditions import find
 from millstream_operator.reconciling.diagnosis import Diagnosis
-from millstream_operator.reconciling.events import events_for
+from millstream_operator.reconciling.events import events_for, news
 from millstream_operator.reconciling.facts import FactsSource, NoFacts
 from millstream_operator.reconciling.index import Index, OwnerKey
 from millstream_operator.reconciling.inspector import Inspector
@@ -289,10 +289,14 @@ class Reconciler:
         answer = await self._client.apply(manifest, subresource="status")
         self._index.put(LLM_DEPLOYMENT, answer)
         for event in events_for(owner, before, after, self._now()):
-            try:
-                await self._client.create(event)
-            except (ApiError, ApiUnreachable) as error:  # news, not state: the conditions say the same
-                log.info("%s/%s: no Event written: %s", owner.metadata.namespace, owner.name, error)
+            await self._publish(event)
+
+    async def _publish(self, event: Manifest) -> None:
+        try:
+            await self._client.create(event)
+        except (ApiError, ApiUnreachable) as error:  # news, not state: the conditions say the same
+            involved = event["involvedObject"]
+            log.info("%s/%s: no Event written: %s", involved["namespace"], involved["name"], error)
 
     async def _write_invalid(
         self,
@@ -315,6 +319,8 @@ class Reconciler:
             "status": after,
         }
         self._index.put(LLM_DEPLOYMENT, await self._client.apply(body, subresource="status"))
+        if (event := news(metadata, previous, after, self._now())) is not None:
+            await self._publish(event)
 
     def forget(self, uid: str) -> None:
         """Nothing is known any more about an LLMDeployment that is gone."""

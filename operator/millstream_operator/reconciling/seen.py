@@ -41,7 +41,7 @@ class Seen:
     decisions: Sequence[Decision] = ()  # made in this turn
     reports: Mapping[str, PodReport] = field(default_factory=dict)  # of pods that warm up, by uid
     intent: Intent | None = None  # of the rollout
-    companions: Sequence[Condition] = ()  # of what stands beside the model
+    companions: Sequence[Condition] | None = None  # of what stands beside the model; None: nobody looked
     outdated: Diagnosis | None = None  # what a new plan would gain
 
     @property

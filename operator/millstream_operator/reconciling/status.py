@@ -40,7 +40,10 @@ def status_of(seen: Seen, now: str) -> Manifest:
     ready = found[0].status is True
     return {
         "observedGeneration": generation,
-        "conditions": conditions.merged(seen.previous.get("conditions", ()), found, generation, now),
+        "conditions": [
+            *conditions.merged(seen.previous.get("conditions", ()), found, generation, now),
+            *_not_looked_at(seen.previous, seen.companions),
+        ],
         **{count: workload.get(count, 0) for count in REPLICA_COUNTS},
         "selector": selector_string(owner.name),
         "url": service_url(owner),
@@ -89,8 +92,8 @@ def status_of_invalid(
     ]
     if conditions.find(previous.get("conditions", ()), conditions.AVAILABLE) or live:
         found.append(serves(bool(live.get("availableReplicas"))))
-    beside = () if companions is not None else (conditions.AUTOSCALED, conditions.MONITORED)
-    kept = [one for one in previous.get("conditions", ()) if one["type"] in (*KEPT_WHILE_INVALID, *beside)]
+    kept = [one for one in previous.get("conditions", ()) if one["type"] in KEPT_WHILE_INVALID]
+    kept += _not_looked_at(previous, companions)
     found += companions or ()
     return (
         previous
@@ -101,6 +104,12 @@ def status_of_invalid(
             "conditions": [*conditions.merged(previous.get("conditions", ()), found, generation, now), *kept],
         }
     )
+
+
+def _not_looked_at(previous: Manifest, companions: Sequence[Condition] | None) -> list[Manifest]:
+    """What was said of what stands beside the model stays, where a turn ends before it is looked at."""
+    beside = (conditions.AUTOSCALED, conditions.MONITORED)
+    return [c for c in previous.get("conditions", ()) if companions is None and c["type"] in beside]
 
 
 def _rollout(seen: Seen, ready: bool) -> Manifest:

@@ -31,6 +31,9 @@ from millstream_operator.rendering.quantity import canonical
 from millstream_operator.rendering.runtime_config import RUNTIME_PORT, boot_config
 
 NON_ROOT_ID = 65532
+# NCCL moves what GPUs cannot read from each other through /dev/shm, of which a container has 64 MiB by default: too
+# little for two of its ranks. Pages count against the pod's memory as they are touched; the limit only caps them.
+SHARED_MEMORY_MEBIBYTES_PER_RANK = 512
 DRAIN_MARGIN_SECONDS = 30  # after the drain: closing connections, leaving the process
 POD_SECURITY = {
     "runAsNonRoot": True,
@@ -95,6 +98,7 @@ def _pod_spec(owner: LLMDeployment, plan: Plan, defaults: PodDefaults, overlay: 
         "volumes": [
             {"name": "tmp", "emptyDir": {}},
             config_volume(name, boot_config(plan).config_hash()),
+            *_shared_memory(plan),
             *model.volumes,
         ],
         **_affinity(plan),
@@ -116,8 +120,21 @@ def _container(plan: Plan, overlay: Container | None, model: ModelFiles) -> dict
         "livenessProbe": {**_get("/health"), "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 6},
         "terminationMessagePolicy": "File",
         "securityContext": CONTAINER_SECURITY,
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, config_mount(), *model.mounts],  # noqa: S108
+        "volumeMounts": [
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+            config_mount(),
+            *({"name": volume["name"], "mountPath": "/dev/shm"} for volume in _shared_memory(plan)),  # noqa: S108
+            *model.mounts,
+        ],
     }
+
+
+def _shared_memory(plan: Plan) -> list[dict[str, Any]]:
+    """Room for the ranks of a replica to talk through, where there are several."""
+    if plan.tensor_parallel_size == 1:
+        return []
+    size = canonical(f"{plan.tensor_parallel_size * SHARED_MEMORY_MEBIBYTES_PER_RANK}Mi")
+    return [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}]
 
 
 def _get(path: str) -> dict[str, Any]:

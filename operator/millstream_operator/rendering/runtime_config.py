@@ -41,6 +41,7 @@ def boot_config(
         model=posixpath.join(model_root, plan.model_path),
         served_model_name=plan.served_name,
         device=_DEVICES[plan.accelerator],
+        tensor_parallel_size=plan.tensor_parallel_size,
         max_model_len=engine.max_model_len_tokens,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_num_seqs=engine.max_num_seqs,

@@ -16,10 +16,12 @@ import threading
 
 from millstream_runtime.engine_process.framing import FrameReader, frame
 from millstream_runtime.engine_process.loop import EngineLoop
-from millstream_runtime.engine_process.messages import Event, Load, decode_command, encode
+from millstream_runtime.engine_process.messages import Event, Failed, Load, decode_command, encode
+from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.logs import configure_logging
 
 RECEIVE_BYTES = 1 << 16
+STUCK_SECONDS = 10.0  # longer than ranks take to be ended in good order
 
 
 def main(fd: int) -> int:
@@ -27,7 +29,7 @@ def main(fd: int) -> int:
     configure_logging("warning")  # phases are logged by the HTTP process, which hears of them first
     link = socket.socket(fileno=fd)
     link.set_inheritable(False)  # a process that the engine starts must not keep the stream open after its death
-    engine_loop = EngineLoop(lambda event: _send(link, event))
+    engine_loop = EngineLoop(lambda event: _send(link, event), on_lost=lambda failure: _leave_soon(link, failure))
     reader = FrameReader()
     commands: list[Load] = []
     while not commands:
@@ -55,6 +57,18 @@ def _receive(link: socket.socket) -> bytes:
     if not piece:
         os._exit(0)  # the HTTP process is gone: nobody is left to work for
     return piece
+
+
+def _leave_soon(link: socket.socket, failure: RuntimeFailure) -> None:
+    """A rank is gone. The loop says so and ends, unless it waits on the device for that rank: then this does."""
+
+    def leave() -> None:
+        _send(link, Failed(failure.reason, failure.message))
+        os._exit(1)
+
+    timer = threading.Timer(STUCK_SECONDS, leave)
+    timer.daemon = True
+    timer.start()
 
 
 def _send(link: socket.socket, event: Event) -> None:

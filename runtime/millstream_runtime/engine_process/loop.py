@@ -9,6 +9,7 @@ meets it. A heartbeat never runs beside other work, and what it costs is told ap
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import traceback
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.request import EngineStats, Request, SamplingParams, TokenOutput
 from millstream_runtime.engine_process.messages import (
     Abort,
@@ -49,11 +51,18 @@ class ModelShape(Protocol):
     def vocab_size(self) -> int: ...
 
 
+OnLost = Callable[[RuntimeFailure], None]
+
+
 class EngineLike(Protocol):
     """What the loop needs of `engine.engine.Engine`."""
 
     @property
     def model_config(self) -> ModelShape: ...
+    @property
+    def topology(self) -> Topology | None: ...
+    def when_lost(self, on_lost: OnLost) -> None: ...
+    def close(self) -> None: ...
     def add_request(self, request: Request) -> None: ...
     def abort(self, request_id: str) -> None: ...
     def step(self) -> Sequence[TokenOutput]: ...
@@ -76,8 +85,15 @@ def load_engine(config: RuntimeConfig, on_phase: OnPhase) -> EngineLike:
 class EngineLoop:
     """Runs one engine until `Stop`. Any thread may call `put`; one calls `run`, and `send` is called there."""
 
-    def __init__(self, send: Callable[[Event], None], make_engine: MakeEngine = load_engine) -> None:
+    def __init__(
+        self,
+        send: Callable[[Event], None],
+        make_engine: MakeEngine = load_engine,
+        on_lost: OnLost = lambda failure: None,
+    ) -> None:
+        """`on_lost`: called by any thread when a rank is gone. The next step fails with it, unless one is stuck."""
         self._send = send
+        self._on_lost = on_lost
         self._make_engine = make_engine
         self._commands: deque[Command] = deque()
         self._changed = threading.Condition()
@@ -98,25 +114,34 @@ class EngineLoop:
 
     def run(self, config: RuntimeConfig) -> bool:
         """Build the engine and serve. False when it failed, which `Failed` has told then."""
-        try:
-            engine = self._boot(config)
-            while self._wait_for_work(engine):
-                self._step(engine)
-        except BaseException as error:  # it must never end in silence
-            failure = as_failure(error)
-            self._send(Failed(failure.reason, failure.message))
-            return False
+        with contextlib.ExitStack() as stack:
+            try:
+                engine = self._boot(config, stack)
+                while self._wait_for_work(engine):
+                    self._step(engine)
+            except BaseException as error:  # it must never end in silence
+                failure = as_failure(error)
+                self._send(Failed(failure.reason, failure.message))
+                return False
         return True
 
-    def _boot(self, config: RuntimeConfig) -> EngineLike:
+    def _boot(self, config: RuntimeConfig, stack: contextlib.ExitStack) -> EngineLike:
         self._heartbeat_interval_seconds = config.heartbeat_interval_seconds
         engine = self._make_engine(config, lambda phase, message: self._send(PhaseEntered(phase, message)))
-        self._send(Loaded(ModelLimits(engine.model_config.max_model_len, engine.model_config.vocab_size)))
+        stack.callback(engine.close)
+        engine.when_lost(self._wake_for_a_loss)
+        limits = ModelLimits(engine.model_config.max_model_len, engine.model_config.vocab_size)
+        self._send(Loaded(limits, engine.topology))
         began = time.monotonic()
         engine.warm_up()
         now = self._last_step_at_seconds = time.monotonic()
         self._send(Ready(engine.stats(), now, now - began))
         return engine
+
+    def _wake_for_a_loss(self, failure: RuntimeFailure) -> None:
+        self._on_lost(failure)
+        with self._changed:
+            self._changed.notify()
 
     def _wait_for_work(self, engine: EngineLike) -> bool:
         """Carry out commands; block while idle. False when it is time to end."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.request import EngineStats, Request, TokenOutput
 from millstream_runtime.errors import Reason, RuntimeFailure
 
@@ -63,6 +64,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     """The weights are read and the KV pool is sized; the warm-up comes next."""
 
     limits: ModelLimits
+    topology: Topology | None = None  # of several ranks
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

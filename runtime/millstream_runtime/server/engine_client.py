@@ -13,9 +13,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Protocol
 
 from millstream_runtime.boot import BootLedger, Phase
+from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.request import EngineStats, Request
 from millstream_runtime.engine_process.messages import (
     Abort,
@@ -93,6 +95,7 @@ class EngineClient:
         self.restarts_total = 0
         self.heartbeat_latency_seconds: float | None = None
         self.stats: EngineStats | None = None
+        self.topology: Topology | None = None  # what connects several ranks
         self.model_limits: ModelLimits | None = None  # known once an engine has sized its KV cache
 
     def start(self) -> None:
@@ -162,8 +165,10 @@ class EngineClient:
                 self._deliver(event)
             case PhaseEntered(phase, message):
                 self._ledger.enter(phase, message)
-            case Loaded(limits):
-                self.model_limits = limits
+            case Loaded(limits, topology):
+                self.model_limits, self.topology = limits, topology
+                if topology is not None:
+                    log.info("topology", **asdict(topology))
             case Ready(stats, at_seconds, warm_up_seconds):
                 self.stats, self._last_step_at_seconds = stats, at_seconds
                 self.heartbeat_latency_seconds = warm_up_seconds

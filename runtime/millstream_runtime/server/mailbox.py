@@ -25,13 +25,20 @@ class Mailbox:
         self._failure = failure
         self._wake.set()
 
-    async def take(self) -> list[tuple[float, TokenOutput]]:
-        """Everything that arrived since the last call, at least one token.
+    async def take(self, silence_seconds: float) -> list[tuple[float, TokenOutput]]:
+        """Everything that arrived since the last call; [] when nothing came for `silence_seconds`.
+
+        A timer and an event, not `asyncio.wait_for`: that would make a task for every token of every stream.
 
         Raises:
             Exception: what `fail` was given: the engine stopped, or the server gave this request up.
         """
-        await self._wake.wait()
+        if not self._wake.is_set():
+            timer = asyncio.get_running_loop().call_later(silence_seconds, self._wake.set)
+            try:
+                await self._wake.wait()
+            finally:
+                timer.cancel()
         if self._failure is not None:
             raise self._failure
         self._wake.clear()

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from millstream_runtime.boot import BootLedger, Phase
 from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill
 from millstream_runtime.server.engine_client import EngineClient
+from millstream_runtime.server.topology_view import topology_gauges
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -239,6 +240,7 @@ class _EngineView:
         yield restarts
         yield from self._engine_gauges()
         yield from self._heartbeat_gauges()
+        yield from topology_gauges(self._labels, self._engine.topology)
 
     def _engine_gauges(self) -> Iterable[Metric]:
         stats = self._engine.stats

@@ -37,6 +37,7 @@ from millstream_runtime.server.sampling import (
     require_in_vocabulary,
     sampling_params,
 )
+from millstream_runtime.server.traces import RequestTraces
 from millstream_runtime.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
@@ -69,6 +70,7 @@ class Service:
         self.metrics = ServerMetrics(config.served_model_name, ledger, self.engine)
         self.admission = Admission(config.max_num_seqs + limits.max_waiting_requests(config.max_num_seqs))
         self.api_keys = ApiKeys(Path(config.api_keys_file)) if config.api_keys_file is not None else None
+        self.traces = RequestTraces.from_environment(config.served_model_name)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
         self._tokenizer: Tokenizer | None = None
         self._defaults = SamplingDefaults()
@@ -198,6 +200,8 @@ class Service:
         return {"prompt": await self._off_the_loop(lambda: tokenizer.decode(request.tokens))}
 
     def close(self) -> None:
+        if self.traces is not None:
+            self.traces.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _generation(

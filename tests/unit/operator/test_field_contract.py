@@ -165,7 +165,7 @@ CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts] = {
         "CPU", EVERY_POD, without=("engine.gpuMemoryUtilizationPercent", "accelerator.products")
     ),
     "accelerator.products[]": Changes("L4"),
-    "parallelism.tensor": NotYet({"parallelism": {"tensor": 2}}, "tensorParallelSize=2"),
+    "parallelism.tensor": Changes(4, instead={"parallelism": {"tensor": 2}}),
     "parallelism.pipeline": NotYet({"parallelism": {"pipeline": 2}}, "pipelineParallelSize=2"),
     "quantization.method": NotYet({"quantization": {"method": "AWQ"}}, "quantization=AWQ"),
     "quantization.kvCache": NotYet({"quantization": {"kvCache": "FP8"}}, "kvCache=FP8"),

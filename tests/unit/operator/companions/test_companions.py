@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
+from millstream_operator.reconciling.children import Children
 from millstream_operator.reconciling.cluster_client import ApiError
+from millstream_operator.reconciling.companions import Beside, CompanionsOf
+from millstream_operator.reconciling.conditions import find
+from millstream_operator.reconciling.index import OwnerKey
 from millstream_operator.reconciling.kinds import (
+    CONTROLLER_REVISION,
     HORIZONTAL_POD_AUTOSCALER,
     LLM_DEPLOYMENT,
     OPTIONAL,
@@ -16,7 +21,10 @@ from millstream_operator.reconciling.kinds import (
     SCALED_OBJECT,
     Kind,
 )
+from millstream_operator.reconciling.seen import Seen
+from millstream_operator.reconciling.status import status_of
 from millstream_operator.rendering.companions import CompanionDefaults
+from millstream_operator.rendering.revision import read_revision
 from tests.support.fake_cluster import FakeCluster, Fault
 from tests.support.fake_operator import FakeOperator, respec, served, world
 from tests.support.llmdeployments import manifest
@@ -227,6 +235,34 @@ async def test_a_spec_that_is_refused_still_has_its_autoscaler() -> None:
     assert operator.cluster.the(SCALED_OBJECT)["spec"]["maxReplicaCount"] == 7
     assert said(operator, "Autoscaled")[1] == "AutoscalerStarting"
     assert said(operator, "Monitored") == ("True", "Monitored")
+
+
+async def test_a_turn_that_ends_early_takes_no_word_back() -> None:
+    """A decision is told before the deed, when nobody has looked at the autoscaler yet: that is no news of it."""
+    operator = await running(*OPTIONAL, **SCALED)
+    previous = operator.cluster.the(LLM_DEPLOYMENT)["status"]
+    (record,) = operator.cluster.all(CONTROLLER_REVISION)
+    revision = read_revision(record)
+    assert revision is not None
+    told = status_of(Seen(operator.owner(), revision, None, previous=previous), "2030-01-01T00:00:00Z")
+    kinds = ("Autoscaled", "Monitored")
+    assert [find(told["conditions"], one) for one in kinds] == [operator.condition(one) for one in kinds]
+
+
+async def test_more_replicas_than_the_budget_pays_for_are_not_asked_for() -> None:
+    """The pinned plan knows a price: two replicas cost $2,000 a month."""
+    operator = await running(**SCALED)
+    spec = {"accelerator": None, "budget": {"maxMonthlyUSD": 3000}, "autoscaling": {"maxReplicas": 9}}
+    respec(operator.cluster, **spec)
+    plan = {"replicas": 2, "cost": {"monthlyUSD": 2000}}
+    operator.index.put(LLM_DEPLOYMENT, operator.cluster.the(LLM_DEPLOYMENT))
+    children = Children(operator.client, operator.index)
+    companions = CompanionsOf(children, operator.optional, PROMETHEUS)
+    found = await companions.bring_about(Beside(operator.owner(), OwnerKey("team", "demo"), plan))
+    (autoscaled,) = found.conditions
+    assert (autoscaled.type, autoscaled.status, autoscaled.reason) == ("Autoscaled", False, "BudgetExceeded")
+    assert "set maxReplicas to 3 or less" in autoscaled.message
+    assert operator.cluster.the(HORIZONTAL_POD_AUTOSCALER)["spec"]["maxReplicas"] == 4, "the one that is there stays"
 
 
 # What its controller says

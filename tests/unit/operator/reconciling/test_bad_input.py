@@ -87,8 +87,12 @@ async def test_a_spec_of_wrong_types_that_was_stored_all_the_same_changes_nothin
     operator = await served()
     before = {key: value for key, value in operator.cluster.snapshot().items() if key[0] != LLM_DEPLOYMENT.kind}
     respec(operator.cluster, **spec)
-    await operator.turn()
+    operator.cluster.events.clear()
+    for _ in range(3):
+        await operator.turn()
     assert operator.condition("Ready")["reason"] == "InvalidSpec"
+    told = [(event["type"], event["reason"], event["involvedObject"]["name"]) for event in operator.cluster.events]
+    assert told == [("Warning", "InvalidSpec", "demo")], "news, once"
     assert operator.condition("Available")["status"] == "True"
     after = {key: value for key, value in operator.cluster.snapshot().items() if key[0] != LLM_DEPLOYMENT.kind}
     assert after == before

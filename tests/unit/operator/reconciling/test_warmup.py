@@ -51,7 +51,7 @@ async def test_the_phases_of_a_pod_are_told_as_it_comes_up() -> None:
     put_pod(operator, scheduled=False)
     await operator.turn()
     assert operator.status()["warmup"] == {"phase": "Scheduling"}
-    fetching: dict[str, Any] = {"initContainerStatuses": [{"name": "fetch-model", "state": {"running": {}}}]}
+    fetching: Manifest = {"initContainerStatuses": [{"name": "fetch-model", "state": {"running": {}}}]}
     operator.cluster.remove(POD, POD_NAME)
     put_pod(operator, **fetching)
     await operator.turn()

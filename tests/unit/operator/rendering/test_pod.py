@@ -76,6 +76,18 @@ def test_the_pod_meets_the_restricted_profile(name: str) -> None:
         assert all("hostPort" not in port for port in one.get("ports", []))
 
 
+def test_a_replica_over_several_gpus_is_told_so_and_has_shared_memory_for_its_ranks() -> None:
+    """NCCL's ranks talk through /dev/shm where GPUs cannot reach each other; 64 MiB, the default, are too few."""
+    owner = deployment(accelerator={"type": "GPU"}, parallelism={"tensor": 4})
+    pod = spec(owner)
+    (one,) = pod["containers"]
+    assert boot_config(plan(owner, PlanDefaults(IMAGE))).tensor_parallel_size == 4
+    assert one["resources"]["limits"]["nvidia.com/gpu"] == "4"
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}} in pod["volumes"]
+    assert {"name": "shm", "mountPath": "/dev/shm"} in one["volumeMounts"]  # noqa: S108
+    assert "shm" not in str(spec(deployment(accelerator={"type": "GPU"})))
+
+
 def test_the_pod_can_write_to_tmp_alone_and_holds_no_token() -> None:
     pod = spec(deployment())
     (one,) = pod["containers"]
