@@ -79,9 +79,10 @@ cluster-down: ## delete the cluster; caches stay
 	$(PYTHON) -m cluster down
 
 .PHONY: crds
-crds: venv ## regenerate crds/, the chart's copy and docs/api.md from the API types
+crds: venv ## regenerate crds/, the chart's copy, docs/api.md and docs/chart.md
 	$(BIN)/python -m millstream_operator.api.crd
 	$(BIN)/python -m docs.api_reference
+	$(BIN)/python -m docs.chart_reference
 
 .PHONY: venv
 venv: $(VENV)/.installed ## the development environment, from the hash-pinned lock

@@ -33,8 +33,9 @@ from benchmarks.cases import MAX_NEW_TOKENS, Case, make_cases
 from benchmarks.contenders import Contender, Runtime, TransformersContinuous, TransformersGenerate
 from benchmarks.llama_cpp_side import LlamaCpp, NotInstalledError, find_interpreter
 from benchmarks.memory_stream import stream_bytes_per_second, weight_bytes_per_token
-from benchmarks.random_model import LARGER, write_random_model
+from benchmarks.random_model import write_random_model
 from benchmarks.runtime_vs_transformers import DEMO_MODEL
+from benchmarks.shapes import LARGER
 
 RESULT = Path(__file__).parent / "results" / "vs_peers.json"
 DTYPES = ("float32", "bfloat16", "float16")

@@ -50,7 +50,11 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("status", help="what runs; exit status 0 when the cluster is healthy")
     tools = commands.add_parser("tools", help="have tools in .tools/bin")
     tools.add_argument(
-        "names", nargs="+", choices=["uv", *go_tools.USER_TOOLS], metavar="name", help="uv, kind, kubectl, helm, kwok"
+        "names",
+        nargs="+",
+        choices=["uv", *go_tools.USER_TOOLS],
+        metavar="name",
+        help="uv and the tools of Go modules",
     )
     commands.add_parser("base-image", help="print the image that our images are built from, making it if need be")
     return parser

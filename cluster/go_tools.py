@@ -90,6 +90,7 @@ HELM = GoTool(
 KWOK = GoTool(
     "kwok", (("kwok", "sigs.k8s.io/kwok/cmd/kwok"),), variables=("sigs.k8s.io/kwok/pkg/consts.Version=0.7.0",)
 )
+KSTATUS = GoTool("kstatus", (("kstatus", "."),))  # for tests: what Flux and Helm make of a status
 CONTROL_PLANE = GoTool(
     "kubernetes",
     _kubernetes("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubeadm"),
@@ -107,7 +108,7 @@ COREDNS = GoTool("coredns", (("coredns", "."),))
 PAUSE = GoTool("pause", (("pause", "."),))
 
 NODE_TOOLS = (CONTROL_PLANE, KUBECTL, ETCD, COREDNS, PAUSE)  # what the node image is made of
-USER_TOOLS = {tool.name: tool for tool in (KIND, KUBECTL, HELM, KWOK)}  # what is linked into .tools/bin
+USER_TOOLS = {tool.name: tool for tool in (KIND, KUBECTL, HELM, KWOK, KSTATUS)}  # what is linked into .tools/bin
 
 
 def ensure(tools: Iterable[GoTool], steps: Steps) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from demo.chat import Timing, stream_answer
+from demo.interrupted import forget_pending
 from demo.progress import progress
 from demo.tools import Cluster, DemoError
 from demo.view import View
@@ -98,6 +99,7 @@ def _run(options: argparse.Namespace, steps: Steps) -> None:
 
 def install_chart(cluster: Cluster, images: dict[str, str]) -> None:
     """Install or upgrade the release and wait until the operator runs; nothing happens when nothing changed."""
+    cluster.run(*forget_pending(RELEASE, SYSTEM_NAMESPACE), what="look at earlier installations")
     cluster.run(
         *("helm", "upgrade", "--install", RELEASE, str(CHECKOUT / "charts" / "millstream")),
         *("--namespace", SYSTEM_NAMESPACE, "--create-namespace", "--wait", "--timeout", "3m"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ from e2e.cluster import Cluster, Object, eventually
 
 MODEL = "demo-chat"
 READY_TIMEOUT_SECONDS = 180.0  # the first one may pull five gigabytes
-CHILD_KINDS = "deployment,service,serviceaccount,networkpolicy,controllerrevision"
+CHILD_KINDS = "deployment,service,serviceaccount,networkpolicy,controllerrevision,configmap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +90,11 @@ def children(cluster: Cluster, namespace: str, name: str) -> set[tuple[str, str]
         for item in cluster.items(CHILD_KINDS, "-n", namespace)
         if any(o["kind"] == "LLMDeployment" and o["name"] == name for o in item["metadata"].get("ownerReferences", []))
     }
+
+
+def boot_config(cluster: Cluster, namespace: str, pod_spec: Object) -> Object:
+    """What a pod is told when it starts: boot.json of the ConfigMap that it mounts."""
+    volume = next(volume for volume in pod_spec["volumes"] if volume["name"] == "config")
+    name = volume["projected"]["sources"][0]["configMap"]["name"]
+    told: Object = json.loads(cluster.get("configmap", name, "-n", namespace)["data"]["boot.json"])
+    return told

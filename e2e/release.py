@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from demo.interrupted import forget_pending
 from e2e.cluster import Cluster, Object, eventually
 
 REPLICAS = 2  # the chart's default
@@ -21,13 +23,35 @@ class Release:
     name: str = "millstream"
     namespace: str = "millstream-system"
 
-    def install(self, *values: str) -> None:
+    def install(self, *values: str, chart: Path = CHART) -> None:
         """Install, or upgrade to exactly these values, and wait until the operator runs."""
-        images = (f"operator.image={self.operator_image}", f"runtime.image={self.runtime_image}")
-        sets = [word for value in (*images, *values) for word in ("--set", value)]
+        sets = [word for value in values for word in ("--set", value)]
         place = ["--namespace", self.namespace, "--create-namespace"]
         wait = ["--wait", "--timeout", "180s"]
-        self.cluster.run("helm", "upgrade", "--install", self.name, str(CHART), *place, *wait, *sets)
+        command = ["helm", "upgrade", "--install", self.name, str(chart), *place, *wait]
+        self.cluster.run(*forget_pending(self.name, self.namespace))  # of a run that was interrupted
+        self.cluster.run(*command, *self.image_flags(), *sets)
+
+    def image_flags(self) -> list[str]:
+        """helm's flags for the images under test."""
+        images = (f"operator.image={self.operator_image}", f"runtime.image={self.runtime_image}")
+        return [word for image in images for word in ("--set", image)]
+
+    def rollback(self) -> None:
+        """Back to the release before, and wait until the operator runs."""
+        wait = ["--wait", "--timeout", "180s"]
+        self.cluster.run("helm", "rollback", self.name, "--namespace", self.namespace, *wait)
+
+    def uninstall(self) -> None:
+        """Remove the release, and wait until its objects are gone."""
+        self.cluster.run("helm", "uninstall", self.name, "--namespace", self.namespace, "--wait", "--timeout", "120s")
+        eventually(self.pods, lambda found: not found, what="no operator")
+
+    def chart_version(self) -> str:
+        """Of the chart that is installed now."""
+        found = self.cluster.run("helm", "list", "--namespace", self.namespace, "-o", "json").stdout
+        chart = next(one["chart"] for one in json.loads(found) if one["name"] == self.name)
+        return str(chart).removeprefix("millstream-")
 
     def pods(self) -> list[Object]:
         """The operator's pods."""

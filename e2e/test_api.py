@@ -19,11 +19,10 @@ EXAMPLES = sorted((Path(__file__).resolve().parent.parent / "examples").glob("*.
 
 def test_get_shows_the_columns(cluster: Cluster, served: Served) -> None:
     header, row = cluster.kubectl("get", "llmd", served.name, "-n", served.namespace).splitlines()
-    names = header.split()
-    assert [names[0], *names[-1:]] == ["NAME", "AGE"]
-    assert {"READY", "MODEL", "TP", "QUANT", "REPLICAS"} <= set(names)
-    shown = dict(zip(names, row.split(), strict=True))
-    assert (shown["READY"], shown["MODEL"], shown["REPLICAS"]) == ("True", MODEL, "1")
+    assert header.split() == ["NAME", "READY", "REASON", "REPLICAS", "PLAN", "URL", "AGE"]
+    assert row.split()[1:4] == ["True", "Ready", "1"]
+    wide, _ = cluster.kubectl("get", "llmd", served.name, "-n", served.namespace, "-o", "wide").splitlines()
+    assert {"MODEL", "AVAILABLE", "WARM-UP", "MESSAGE"} <= set(wide.split())
 
 
 def test_every_field_is_explained(cluster: Cluster, release: Release) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from e2e.client_pod import traffic
 from e2e.cluster import Cluster, Object, eventually
-from e2e.deployments import Served, condition, is_ready, llmd, pods, read, wait_ready
+from e2e.deployments import Served, boot_config, condition, is_ready, llmd, pods, read, wait_ready
 from e2e.durations import Durations
 from e2e.release import Release
 
@@ -27,11 +27,11 @@ def test_a_changed_spec_rolls_out_without_a_lost_request(
         name = before["metadata"]["name"]
         eventually(lambda: cluster.find("pod", name, "-n", namespace), lambda pod: pod is None, what="the old pod gone")
         requests.wait_for(5)
-        lost = [line for line in requests.lines() if line != "ok"]
+        lost = requests.lost()
     assert not lost
     assert seen["status"]["updatedReplicas"] == 1
     (after,) = pods(cluster, namespace, "rolling")
-    assert "--max-model-len=1024" in after["spec"]["containers"][0]["args"]
+    assert boot_config(cluster, namespace, after["spec"])["max_model_len"] == 1024
 
 
 def test_the_scale_subresource_is_followed(

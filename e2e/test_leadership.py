@@ -174,6 +174,7 @@ NEEDED = [
     ("patch", "deployments.apps"),
     ("delete", "services"),
     ("watch", "pods"),
+    ("list", "nodes"),
     ("create", "events"),
 ]
 

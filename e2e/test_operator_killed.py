@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 from e2e.cluster import Cluster, eventually
-from e2e.deployments import children, is_ready, llmd, read
+from e2e.deployments import boot_config, children, is_ready, llmd, read
 from e2e.durations import Durations
 from e2e.release import Release
 
 NAMES = [f"many-{number}" for number in range(6)]
-KINDS = {"Deployment", "Service", "ServiceAccount", "NetworkPolicy", "ControllerRevision"}
+KINDS = {"Deployment", "Service", "ServiceAccount", "NetworkPolicy", "ControllerRevision", "ConfigMap"}
 
 
 def test_killed_in_the_middle_of_several_applies_it_converges(
@@ -35,10 +35,11 @@ def test_killed_in_the_middle_of_several_applies_it_converges(
     for name in NAMES:
         found = children(cluster, namespace, name)
         assert {kind for kind, _ in found} == KINDS
-        once = [kind for kind, _ in found if kind != "ControllerRevision"]
-        assert len(once) == len(KINDS) - 1, f"{name} has a child twice: {sorted(found)}"
+        once = [kind for kind, _ in found if kind not in ("ControllerRevision", "ConfigMap")]
+        assert len(once) == len(KINDS) - 2, f"{name} has a child twice: {sorted(found)}"
+        assert ("ConfigMap", f"{name}-live") in found
     deployment = cluster.get("deployment", NAMES[1], "-n", namespace)
-    assert "--max-model-len=512" in deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert boot_config(cluster, namespace, deployment["spec"]["template"]["spec"])["max_model_len"] == 512
     orphans = [
         item["metadata"]["name"]
         for item in cluster.items("deployment,service,controllerrevision", "-n", namespace)

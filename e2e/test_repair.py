@@ -18,7 +18,7 @@ EDITS = {
     "NetworkPolicy": ("networkpolicy", {"spec": {"ingress": []}}, "spec.ingress"),
     "ServiceAccount": ("serviceaccount", {"automountServiceAccountToken": True}, "automountServiceAccountToken"),
 }
-DELETABLE = ("service", "networkpolicy", "serviceaccount", "controllerrevision")
+DELETABLE = ("service", "networkpolicy", "serviceaccount", "controllerrevision", "configmap")
 
 
 def field(cluster: Cluster, namespace: str, kind: str, name: str, path: str) -> str:

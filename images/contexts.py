@@ -20,7 +20,7 @@ from images.errors import ImageError
 from images.layer import Entry, content_hash, copy_entries, entries_below
 
 # The operator reads the runtime's contract and nothing else of it, so an edit of the engine leaves its image alone.
-CONTRACT_FILES = ("__init__.py", "config.py", "errors.py")
+CONTRACT_FILES = ("__init__.py", "config.py", "config_files.py", "errors.py")
 
 
 @dataclass(frozen=True, slots=True)

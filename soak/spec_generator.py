@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 import random
-from re import _constants as constants  # type: ignore[attr-defined]
-from re import _parser as parser  # type: ignore[attr-defined]
+from re import _constants as constants
+from re import _parser as parser
 from typing import Any
 
 from soak.api import Object

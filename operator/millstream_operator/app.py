@@ -23,6 +23,7 @@ from typing import Any
 import kopf
 
 from millstream_operator.health import HealthServer
+from millstream_operator.reconciling.catalog_watch import CatalogWatch
 from millstream_operator.reconciling.cluster_client import (
     LIST_PAGE,
     MAX_CONNECTIONS,
@@ -32,11 +33,14 @@ from millstream_operator.reconciling.cluster_client import (
     ClusterClient,
 )
 from millstream_operator.reconciling.elector import Elector, LeaseObject, new_identity
+from millstream_operator.reconciling.facts import FactsBook
 from millstream_operator.reconciling.fence import Fence, steady_seconds
+from millstream_operator.reconciling.gpu_watch import GpuWatch
 from millstream_operator.reconciling.index import Index, OwnerKey, interested, owner_key
 from millstream_operator.reconciling.kinds import LLM_DEPLOYMENT, WATCHED, Kind, label_selector
 from millstream_operator.reconciling.leadership import Election, Timing
 from millstream_operator.reconciling.metrics import OperatorMetrics, View
+from millstream_operator.reconciling.optional_kinds import LOOK_SECONDS, OptionalKinds
 from millstream_operator.reconciling.pod_access import DirectPods, PodAccess, ProxyPods
 from millstream_operator.reconciling.pod_reports import PodReports
 from millstream_operator.reconciling.reconciler import Reconciler
@@ -52,6 +56,7 @@ log = logging.getLogger(__name__)
 WORKERS = MAX_CONNECTIONS
 RESYNC_SECONDS = 300.0
 RESYNC_RETRY_SECONDS = 5.0
+FACTS_SECONDS = 30.0
 # A worker waits at most for a handful of requests with timeouts; far beyond that it hangs, and a restart helps.
 HUNG_WORKER_SECONDS = 600.0
 WATCH_TIMEOUT_SECONDS = 290
@@ -120,15 +125,28 @@ class Operator:
     def __post_init__(self) -> None:
         self.listed = False  # is the index whole?
         self.freshness = WatchFreshness(WATCHED, steady_seconds())
-        self.index = Index(self._learned)
+        self.catalog = CatalogWatch(self.settings.gpu_catalog)
+        self.index = Index(self._learned, lambda kind, manifest: self.facts.changed(kind, manifest))
+        self.facts = FactsBook(self.index, self.settings.defaults.pods, self.catalog.catalog)
+        self.gpus = GpuWatch(self.facts, enabled=self.settings.inventory)
         self.queue: WorkQueue[OwnerKey] = WorkQueue(observe=self.metrics.reconciled)
         self.client = self._new_client(self.fence)
         access: ServiceAccess = DirectAccess()
         pods: PodAccess = DirectPods()
         if self.settings.service_access_by_proxy:
             access, pods = ProxyAccess(self.client), ProxyPods(self.client)
+        self.optional = OptionalKinds(self.index, self._namespaces())
         self.reports = PodReports(pods, self.queue.add, steady_seconds)
-        self.reconciler = Reconciler(self.client, self.index, access, self.settings.defaults, reports=self.reports)
+        self.reconciler = Reconciler(
+            self.client,
+            self.index,
+            access,
+            self.settings.defaults,
+            self.optional,
+            reports=self.reports,
+            facts=self.facts,
+            spare=self.facts.spare,
+        )
         self.elector: Elector | None = None
         self.metrics.registry.register(self._view())
 
@@ -173,6 +191,9 @@ class Operator:
             asyncio.create_task(self._resync_for_ever(), name="resync"),
             asyncio.create_task(self.reports.run(), name="pod reports"),
             asyncio.create_task(self._verify_watches_for_ever(), name="watch freshness"),
+            asyncio.create_task(self._refresh_facts_for_ever(), name="facts"),
+            *([asyncio.create_task(self.gpus.run(self.client), name="GPUs")] if self.settings.inventory else []),
+            asyncio.create_task(self._look_for_ever(), name="optional kinds"),
             *([asyncio.create_task(self._lead_for_ever(elector), name="leading")] if elector is not None else []),
         ]
         parts = [*competing, *background, asyncio.create_task(self._watch(), name="watching")]
@@ -253,6 +274,26 @@ class Operator:
         for manifest in self.index.all(LLM_DEPLOYMENT):
             self.queue.add(owner_key(LLM_DEPLOYMENT, manifest))
 
+    # Facts
+
+    async def _refresh_facts_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(FACTS_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+            self.refresh_facts()
+
+    def refresh_facts(self) -> None:
+        """Have plans looked at again where the world has changed: all, or those that wait for GPUs by themselves.
+
+        Spread over the time until the next look, so that a thousand of them hold nothing else up.
+        """
+        if self.catalog.refresh():
+            self.facts.use_catalog(self.catalog.catalog)
+        if self.facts.advance():
+            for manifest in self.index.all(LLM_DEPLOYMENT):
+                self.queue.add(owner_key(LLM_DEPLOYMENT, manifest), random.uniform(0.0, FACTS_SECONDS))  # noqa: S311
+        for key in list(self.reconciler.pinning.waiting.values()):
+            self.queue.add(key)
+
     # Health
 
     def problems(self) -> list[str]:
@@ -274,9 +315,13 @@ class Operator:
             },
             leading=lambda: self.elector.leading if self.elector is not None else not self.settings.leader_election,
             llmdeployments=lambda: self.index.all(LLM_DEPLOYMENT),
+            inventory_known=lambda: self.facts.problem is None,
+            catalog_valid=lambda: self.catalog.problem is None,
         )
 
     def _learned(self, kind: Kind, manifest: dict[str, Any]) -> None:
+        if kind not in WATCHED:
+            return
         metadata = manifest["metadata"]
         version = int(metadata["resourceVersion"])
         self.freshness.expect(kind, metadata["namespace"], metadata["name"], version, steady_seconds())
@@ -304,6 +349,7 @@ class Operator:
         while True:
             try:
                 await self.resync()
+                self.facts.advance()
                 self.listed = True
                 return
             except ApiError as error:
@@ -319,11 +365,10 @@ class Operator:
 
     async def resync(self) -> None:
         """Compare the index with whole listings, and enqueue whom a difference is about."""
-        namespaces: tuple[str | None, ...] = self.settings.watch_namespaces or (None,)
         for kind in WATCHED:
             items: list[dict[str, Any]] = []
             versions: list[int] = []
-            for namespace in namespaces:
+            for namespace in self._namespaces():
                 found, version = await self.client.list(kind, namespace, label_selector(kind))
                 items += found
                 versions.append(int(version))
@@ -332,6 +377,27 @@ class Operator:
                 self.queue.add(key)
             present = {(item["metadata"]["namespace"], item["metadata"]["name"]) for item in items}
             self.freshness.listed(kind, present, steady_seconds())
+        await self.gpus.list(self.client, steady_seconds())
+        await self.look()
+
+    def _namespaces(self) -> tuple[str | None, ...]:
+        return self.settings.watch_namespaces or (None,)
+
+    async def look(self) -> None:
+        """Find out which optional kinds are served; another set of them concerns everybody."""
+        found = await self.optional.look(self.client)
+        for key in found.changed:
+            self.queue.add(key)
+        if found.other_kinds:
+            self._enqueue_all()
+
+    async def _look_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+            try:
+                await self.look()
+            except (ApiError, ApiUnreachable) as error:
+                log.info("looking for optional kinds: %s", error)
 
     async def _resync_for_ever(self) -> None:
         while True:

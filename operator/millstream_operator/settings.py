@@ -6,13 +6,20 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
+from millstream_operator.api.base import LabelValue, QualifiedName
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.reconciling.reconciler import Defaults
+from millstream_operator.rendering.companions import CompanionDefaults
 from millstream_operator.rendering.pod_defaults import load_pod_defaults
 
 LOG_LEVELS = {name: logging.getLevelNamesMapping()[name] for name in ("DEBUG", "INFO", "WARNING", "ERROR")}
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_PROMETHEUS_URL = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
+_LABELS = TypeAdapter(dict[QualifiedName, LabelValue])
 _LEASE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
@@ -30,12 +37,17 @@ class Settings:
     leader_election: bool
     operator_namespace: str  # of the Lease
     lease_name: str
+    gpu_catalog: Path | None = None  # own prices and parts over the shipped catalogue
+    inventory: bool = True  # look at the cluster's nodes and at what pods hold of their GPUs
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
     """
     MILLSTREAM_RUNTIME_IMAGE    image of new plans whose spec names none (required)
     MILLSTREAM_POD_DEFAULTS     JSON file with defaults of the pods
+    MILLSTREAM_PROMETHEUS_URL   where KEDA asks for metrics; empty: KEDA is not used
+    MILLSTREAM_MONITORING_LABELS
+                                JSON object: labels of PodMonitors and PrometheusRules
     MILLSTREAM_WATCH_NAMESPACES comma-separated; empty: all namespaces
     MILLSTREAM_LOG_LEVEL        DEBUG, INFO, WARNING or ERROR
     MILLSTREAM_HEALTH_PORT      where /healthz, /readyz and /metrics answer
@@ -44,6 +56,8 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     MILLSTREAM_OPERATOR_NAMESPACE, MILLSTREAM_LEASE_NAME
                                 the Lease. The defaults are the documented release's, so that an operator started by
                                 hand outside the cluster stands by while that one runs
+    MILLSTREAM_GPU_CATALOG      YAML file with own prices and GPUs, read again when it changes
+    MILLSTREAM_INVENTORY        Enabled, or Disabled to plan without a look at nodes
 
     Raises:
         SettingsError: one sentence that names the variable, its value and what it may be.
@@ -62,7 +76,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     except ValueError as error:
         raise SettingsError(str(error)) from None
     return Settings(
-        defaults=Defaults(PlanDefaults(runtime_image=image), pods),
+        defaults=Defaults(PlanDefaults(runtime_image=image), pods, _companions(environment)),
         watch_namespaces=namespaces,
         log_level=_choice(environment, "MILLSTREAM_LOG_LEVEL", LOG_LEVELS, "INFO"),
         health_port=_port(environment.get("MILLSTREAM_HEALTH_PORT") or "8080"),
@@ -74,6 +88,8 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         ),
         operator_namespace=_name(environment, "MILLSTREAM_OPERATOR_NAMESPACE", _NAMESPACE, "millstream-system"),
         lease_name=_name(environment, "MILLSTREAM_LEASE_NAME", _LEASE_NAME, "millstream"),
+        gpu_catalog=Path(path) if (path := environment.get("MILLSTREAM_GPU_CATALOG", "")) else None,
+        inventory=bool(_choice(environment, "MILLSTREAM_INVENTORY", {"Enabled": 1, "Disabled": 0}, "Enabled")),
     )
 
 
@@ -89,6 +105,27 @@ def _choice(environment: Mapping[str, str], variable: str, choices: Mapping[str,
     if value not in choices:
         raise SettingsError(f"{variable} is {value!r}; it must be one of {', '.join(choices)}.")
     return choices[value]
+
+
+def _companions(environment: Mapping[str, str]) -> CompanionDefaults:
+    url = environment.get("MILLSTREAM_PROMETHEUS_URL", "").strip()
+    if "@" in url:  # never shown: whoever may read a ScaledObject would read the password, too
+        raise SettingsError("MILLSTREAM_PROMETHEUS_URL holds credentials; give the address without them.")
+    if url and (len(url) > 2048 or not _PROMETHEUS_URL.fullmatch(url)):
+        raise SettingsError(
+            f"MILLSTREAM_PROMETHEUS_URL is {url[:80]!r}; it must be a URL such as "
+            "http://prometheus.monitoring.svc:9090, without a query."
+        )
+    try:
+        labels = _LABELS.validate_json(environment.get("MILLSTREAM_MONITORING_LABELS", "").strip() or "{}")
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(step) for step in first["loc"])
+        raise SettingsError(
+            f"MILLSTREAM_MONITORING_LABELS: {f'{where}: ' if where else ''}{first['msg']}; it must be a JSON object of "
+            "labels."
+        ) from None
+    return CompanionDefaults(url, labels)
 
 
 def _port(value: str) -> int:

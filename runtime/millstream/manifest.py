@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,18 @@ def config_from_manifest(path: Path, host: str) -> RuntimeConfig:
     from millstream_operator.planning.plan import PlanDefaults
     from millstream_operator.planning.planner import plan
     from millstream_operator.planning.requires import refusal
-    from millstream_operator.rendering.runtime_config import runtime_config
+    from millstream_operator.rendering.runtime_config import boot_config, live_config
 
     if (hint := _only_in_a_pod(deployment.spec.model.source)) is not None:
         raise RuntimeFailure(Reason.UNSUPPORTED_BY_RUNTIME, f"{path}: {hint}")
     planned = plan(deployment, PlanDefaults())
     if (missing := refusal(planned.requires)) is not None:
         raise RuntimeFailure(Reason.UNSUPPORTED_BY_RUNTIME, f"{path}: {missing}")
-    return runtime_config(planned, model_root=str(model_root()), host=host)
+    boot = boot_config(planned, model_root=str(model_root()), host=host)
+    live = live_config(deployment.spec)
+    asked = deployment.spec.runtime is not None and deployment.spec.runtime.log_level is not None
+    # A pod logs at Info unless told otherwise; here a terminal and $MILLSTREAM_LOG_LEVEL have a say.
+    return RuntimeConfig.of(boot, live if asked else replace(live, log_level=None))
 
 
 def _only_in_a_pod(source: Any) -> str | None:

@@ -13,6 +13,7 @@ from millstream_operator.api import GROUP, PLURAL, VERSION
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.model import ModelSource
 from millstream_operator.api.spec import Accelerator, AcceleratorType
+from millstream_operator.catalog.catalog_file import read_catalog_file
 from millstream_operator.catalog.config_fields import ConfigError
 from millstream_operator.catalog.gpu import CatalogError, GpuCatalog, load_catalog
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part, parse_island
@@ -24,7 +25,6 @@ from millstream_operator.inventory.nodes import NodesError, inventory_from_nodes
 from millstream_runtime.errors import Reason, RuntimeFailure
 
 MAX_FILE_BYTES = 512 << 20  # a thousand nodes print as some ten megabytes
-MAX_CATALOG_BYTES = 1 << 20
 REQUEST_TIMEOUT_SECONDS = 30
 
 
@@ -37,13 +37,10 @@ def read_catalog(path: Path | None) -> GpuCatalog:
     """The shipped catalogue, with a file of own prices and parts over it."""
     if path is None:
         return load_catalog()
-    values = _yaml(path, MAX_CATALOG_BYTES)
-    if not isinstance(values, dict):
-        raise bad_input(f"{path}: holds no mapping of GPU names to fields.")
     try:
-        return load_catalog(values)
+        return read_catalog_file(path)
     except CatalogError as error:
-        raise bad_input(f"{path}: {error}") from None
+        raise bad_input(str(error)) from None
 
 
 def shape_of(source: ModelSource, config: Path | None, option: str) -> ModelShape:

@@ -3,9 +3,11 @@
     Starting -> LoadingWeights -> SizingKVCache -> WarmingUp -> Ready -> Draining
          \\____________\\______________\\____________\\_________\\-> Failed
 
+An engine that died and is started again goes the way once more, from Starting.
+
 `Starting` begins when the kernel created the process, not when this module was imported: the interpreter's start
-and the imports are part of what a user waits for. The ledger is written by the engine thread and read by the event
-loop, so every access takes a lock. It imports nothing heavy.
+and the imports are part of what a user waits for. Several threads read and write the ledger, so every access takes a
+lock. It imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -73,6 +75,17 @@ class BootLedger:
             if self._phase in BOOT_PHASES:
                 self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._entered_at
             self._phase, self._message, self._entered_at = Phase(phase), message, now
+        snapshot = self.snapshot()
+        for observer in self._observers:
+            observer(snapshot)
+
+    def begin_again(self, message: str) -> None:
+        """A new engine is starting: the seconds of the first boot make room for those of this one."""
+        with self._lock:
+            if self._phase in (Phase.FAILED, Phase.DRAINING):
+                return
+            self._seconds.clear()
+            self._phase, self._message, self._entered_at = Phase.STARTING, message, time.monotonic()
         snapshot = self.snapshot()
         for observer in self._observers:
             observer(snapshot)

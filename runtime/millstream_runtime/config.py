@@ -1,10 +1,13 @@
 """RuntimeConfig: the contract between the operator and the runtime, and nothing else.
 
-    LLMDeployment -> Plan -> RuntimeConfig -> to_args() -> pod args -> from_args() -> RuntimeConfig -> engine
+    LLMDeployment -> Plan -> BootConfig -> boot.json (an immutable ConfigMap) -\\
+    LLMDeployment ---------> LiveConfig -> live.json (a ConfigMap, watched) ----+-> RuntimeConfig -> engine
+    a person ------------------------------------------------------> flags ----/
 
-Both ends import this file, so it imports neither torch nor anything that does. A config is immutable, checked
-when it is made, and hashed: `/ready` carries the hash, so that the operator can tell that an answer through the
-Service came from the configuration it rendered and not from an older pod.
+Both ends import this file, so it imports neither torch nor anything that does. It has two halves. What a process
+reads once is `BootConfig`: a change of it is a rollout. What may change while it runs is `LiveConfig`: no restart.
+A config is immutable, checked when it is made, and its boot half is hashed: `/ready` carries the hash, so that the
+operator can tell that an answer through the Service came from the configuration it rendered and not from an older pod.
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ from millstream_runtime.errors import InvalidConfigError
 
 MAX_MODEL_LEN_LIMIT_TOKENS = 1 << 20
 MAX_NUM_SEQS_LIMIT = 4096
+TENSOR_PARALLEL_SIZE_LIMIT = 8  # ranks of one pod: the GPUs that one node connects
+MAX_DURATION_SECONDS = 86_400
+DEFAULT_HEARTBEAT_INTERVAL_SECONDS = 30
 
 
 class Device(StrEnum):
@@ -38,6 +44,15 @@ class DType(StrEnum):
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
+
+
+class LogLevel(StrEnum):
+    """How much a runtime logs; each level holds those below it."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +85,33 @@ CAPABILITIES = Capabilities(
     online_quantization_methods=frozenset(),
     kv_cache_methods=frozenset({"None"}),
     speculation_methods=frozenset({"Disabled"}),
-    max_tensor_parallel_size=1,
+    max_tensor_parallel_size=TENSOR_PARALLEL_SIZE_LIMIT,
     max_pipeline_parallel_size=1,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeConfig:
-    """Everything a runtime process is told. `None` means that the runtime chooses, from the model and the memory.
+class LiveConfig:
+    """What a runtime takes over while it serves (`config_files.py` has its file). It is not hashed.
+
+    Raises:
+        InvalidConfigError: a value out of its range.
+    """
+
+    heartbeat_interval_seconds: int = DEFAULT_HEARTBEAT_INTERVAL_SECONDS  # 0 switches heartbeats off
+    log_level: LogLevel | None = None  # None: what the environment says
+
+    def __post_init__(self) -> None:
+        _in_range("--heartbeat-interval-seconds", self.heartbeat_interval_seconds, 0, MAX_DURATION_SECONDS)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Field names to plain JSON values."""
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootConfig:
+    """What a runtime process reads once. `None` means that the runtime chooses, from the model and the memory.
 
     Raises:
         InvalidConfigError: a value out of its range; the message names the flag, the value and the range.
@@ -87,15 +121,15 @@ class RuntimeConfig:
     served_model_name: str
     device: Device = Device.AUTO
     dtype: DType = DType.AUTO
+    tensor_parallel_size: int = 1  # processes that share every layer, each with a GPU of its own or a part of the CPUs
     max_model_len: int | None = None  # tokens, prompt and answer together
     max_num_batched_tokens: int = 2048  # tokens one step may compute
     max_num_seqs: int = 64  # requests one step may hold
     block_size_tokens: int = 16
     gpu_memory_utilization_percent: int = 90
-    kv_cache_memory_bytes: int | None = None  # on a CPU: None takes a share of the container's memory
+    kv_cache_memory_bytes: int | None = None  # of all ranks; on a CPU None takes a share of the container's memory
     enable_prefix_caching: bool = True  # share KV blocks among requests that begin alike
     api_keys_file: str | None = None  # one key a line; None: everyone may ask
-    heartbeat_interval_seconds: int = 30  # 0 switches heartbeats off
     drain_timeout_seconds: int = 600
     host: str = "0.0.0.0"  # noqa: S104 - a pod is reached through its Service
     port: int = 8000
@@ -108,6 +142,7 @@ class RuntimeConfig:
             self.served_model_name,
             "1 to 253 characters",
         )
+        _in_range("--tensor-parallel-size", self.tensor_parallel_size, 1, TENSOR_PARALLEL_SIZE_LIMIT)
         if self.max_model_len is not None:
             _in_range("--max-model-len", self.max_model_len, 1, MAX_MODEL_LEN_LIMIT_TOKENS)
         _in_range("--max-num-batched-tokens", self.max_num_batched_tokens, 16, MAX_MODEL_LEN_LIMIT_TOKENS)
@@ -129,9 +164,43 @@ class RuntimeConfig:
             _in_range("--kv-cache-memory-bytes", self.kv_cache_memory_bytes, 1 << 20, 1 << 50)
         if self.api_keys_file is not None:
             _require(bool(self.api_keys_file), "--api-keys-file", self.api_keys_file, "a file with one key a line")
-        _in_range("--heartbeat-interval-seconds", self.heartbeat_interval_seconds, 0, 86_400)
-        _in_range("--drain-timeout-seconds", self.drain_timeout_seconds, 0, 86_400)
+        _in_range("--drain-timeout-seconds", self.drain_timeout_seconds, 0, MAX_DURATION_SECONDS)
         _in_range("--port", self.port, 0, 65_535)
+
+    def config_hash(self) -> str:
+        """Sixteen hex digits of SHA-256 over this half: equal configs have equal hashes on every machine."""
+        told = {field.name: _plain(getattr(self, field.name)) for field in fields(BootConfig)}
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Field names to plain JSON values."""
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeConfig(BootConfig):
+    """Everything a runtime process is told: the boot half, and with what the live half begins."""
+
+    heartbeat_interval_seconds: int = DEFAULT_HEARTBEAT_INTERVAL_SECONDS
+    log_level: LogLevel | None = None
+
+    def __post_init__(self) -> None:
+        BootConfig.__post_init__(self)
+        _ = self.live  # its values are checked when it is made
+
+    @staticmethod
+    def of(boot: BootConfig, live: LiveConfig | None = None) -> RuntimeConfig:
+        """Both halves in one; without a live half its defaults."""
+        halves = ((boot, BootConfig), (live or LiveConfig(), LiveConfig))
+        return RuntimeConfig(**{field.name: getattr(half, field.name) for half, of in halves for field in fields(of)})
+
+    @property
+    def boot(self) -> BootConfig:
+        return BootConfig(**{field.name: getattr(self, field.name) for field in fields(BootConfig)})
+
+    @property
+    def live(self) -> LiveConfig:
+        return LiveConfig(**{field.name: getattr(self, field.name) for field in fields(LiveConfig)})
 
     def to_args(self) -> list[str]:
         """Flags that `from_args` reads back to an equal config. Chosen-by-the-runtime values are left out."""
@@ -149,14 +218,6 @@ class RuntimeConfig:
             InvalidConfigError: unknown flag, missing required flag, or a value that cannot work.
         """
         return from_namespace(argument_parser().parse_args(list(argv)))
-
-    def config_hash(self) -> str:
-        """Sixteen hex digits of SHA-256 over all fields: equal configs have equal hashes on every machine."""
-        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()[:16]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Field names to plain JSON values."""
-        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
 
 def from_namespace(namespace: argparse.Namespace) -> RuntimeConfig:
@@ -191,6 +252,7 @@ def argument_parser(parser: argparse.ArgumentParser | None = None) -> argparse.A
     flag("--served-model-name", metavar="NAME", help="name in /v1/models and in requests (default: the folder's name)")
     flag("--device", choices=[*Device], type=Device, help="auto takes CUDA where there is one (default: auto)")
     flag("--dtype", choices=[*DType], type=DType, help="auto: the checkpoint's own on CUDA, float32 on a CPU")
+    integer("--tensor-parallel-size", "GPUs, or on a CPU processes, that share every layer (default: 1)")
     integer("--max-model-len", "tokens of prompt and answer together (default: what the model allows)")
     integer("--max-num-batched-tokens", "tokens one step may compute (default: 2048)")
     integer("--max-num-seqs", "requests one step may hold (default: 64)")
@@ -200,6 +262,7 @@ def argument_parser(parser: argparse.ArgumentParser | None = None) -> argparse.A
     flag("--enable-prefix-caching", type=_switch, metavar="true|false", help="share KV blocks (default: true)")
     flag("--api-keys-file", metavar="FILE", help="one API key a line, read again when it changes (default: no keys)")
     integer("--heartbeat-interval-seconds", "idle time between warm-up heartbeats, 0 = off (default: 30)")
+    flag("--log-level", choices=[*LogLevel], type=LogLevel, help="default: $MILLSTREAM_LOG_LEVEL, else info")
     integer("--drain-timeout-seconds", "how long SIGTERM waits for running requests (default: 600)")
     flag("--host", help="address to listen on (default: 0.0.0.0)")
     integer("--port", "port to listen on (default: 8000)")

@@ -21,6 +21,7 @@ class Reason(StrEnum):
     DOWNLOAD_FAILED = "DownloadFailed"
     DOWNLOAD_UNAUTHORIZED = "DownloadUnauthorized"
     INVALID_CONFIG = "InvalidConfig"
+    NCCL_FAILED = "NCCLFailed"  # ranks lost each other, by NCCL on GPUs or gloo on CPUs
     OUT_OF_MEMORY = "OutOfMemory"
     PORT_IN_USE = "PortInUse"
     RUNTIME_CRASHED = "RuntimeCrashed"

@@ -18,10 +18,10 @@ from typing import Any
 import yaml
 from aiohttp import web
 
-from millstream_operator.reconciling.kinds import EVENT, LEASE, WATCHED, Kind
+from millstream_operator.reconciling.kinds import EVENT, LEASE, NODE, WATCHED, Kind
 
 Manifest = dict[str, Any]
-KINDS = (*WATCHED, EVENT, LEASE)
+KINDS = (*WATCHED, EVENT, LEASE, NODE)
 
 
 @dataclass(frozen=True, slots=True)

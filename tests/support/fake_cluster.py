@@ -10,12 +10,12 @@ preconditions of a delete, immutable fields, and the garbage collector. What is 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
-from millstream_operator.reconciling.cluster_client import NO_VERSION, ApiError, ClusterClient
-from millstream_operator.reconciling.kinds import DEPLOYMENT, LLM_DEPLOYMENT, POD, Kind
+from millstream_operator.reconciling.cluster_client import NO_VERSION, ApiError, ClusterClient, Page
+from millstream_operator.reconciling.kinds import DEPLOYMENT, LLM_DEPLOYMENT, OPTIONAL, POD, Kind
 
 Manifest = dict[str, Any]
 Answer = TypeVar("Answer")
@@ -69,6 +69,7 @@ class FakeCluster:
     def __init__(self) -> None:
         self.objects: dict[Key, Manifest] = {}
         self.events: list[Manifest] = []
+        self.installed: set[Kind] = set()  # of the optional kinds: their CRDs
         self._owned: dict[tuple[Key, str], Manifest] = {}  # by object and part ("", "status"): what we applied last
         self._version = 100
         self._uids = 0
@@ -98,6 +99,21 @@ class FakeCluster:
         self._version += 1
         for part in ("", "status"):
             self._owned.pop(((kind.kind, namespace, name), part), None)
+
+    def uninstall(self, kind: Kind) -> None:
+        """`kubectl delete crd`: the kind goes, and every object of it."""
+        self.installed.discard(kind)
+        for live in self.all(kind):
+            self.remove(kind, live["metadata"]["name"], live["metadata"]["namespace"])
+        self._version += 1
+
+    def resources_of(self, path: str) -> Manifest:
+        """The discovery document of an optional group and version."""
+        found = [kind for kind in self.installed if path == f"/apis/{kind.group}/{kind.version}"]
+        if not found:
+            _refuse(404, "", "404 page not found")
+        names = [{"name": kind.plural, "kind": kind.kind} for kind in found]
+        return {"kind": "APIResourceList", "resources": [*names, *({"name": f"{n['name']}/status"} for n in names)]}
 
     def get(self, kind: Kind, name: str, namespace: str = "team") -> Manifest | None:
         return copy.deepcopy(self.objects.get((kind.kind, namespace, name)))
@@ -229,6 +245,11 @@ class FakeClusterClient(ClusterClient):
 
         return self._do(Request("list", kind.kind, ""), found)
 
+    async def pages(
+        self, kind: Kind, namespace: str | None, query: Mapping[str, str], limit: int = 500
+    ) -> AsyncIterator[Page]:
+        yield Page(*await self.list(kind, namespace, query.get("labelSelector")))
+
     async def apply(self, manifest: Mapping[str, Any], subresource: str | None = None) -> Manifest:
         self.writes += 1
         metadata = manifest["metadata"]
@@ -271,11 +292,16 @@ class FakeClusterClient(ClusterClient):
 
         self._do(Request("delete", kind.kind, metadata["name"]), do)
 
+    async def get_raw(self, path: str, timeout_seconds: float) -> Manifest:
+        return self._do(Request("get", "APIResourceList", path), lambda: self.cluster.resources_of(path))
+
     def _do(self, request: Request, act: Callable[[], Answer]) -> Answer:
         fault = self.fault
         counted = self.written if fault is not None and fault.writes_only else self.requests
         hit = fault is not None and fault.at == len(counted) and (request.is_write or not fault.writes_only)
         self.requests.append(request)
+        if request.verb != "get" and request.kind in {k.kind for k in OPTIONAL if k not in self.cluster.installed}:
+            _refuse(404, "NotFound", "the server could not find the requested resource")
         if hit and fault is not None and not fault.after:
             raise fault.error
         answer = act()
@@ -335,6 +361,8 @@ def _validate(manifest: Manifest, live: Manifest | None) -> None:
         _refuse(422, "Invalid", "ControllerRevision is invalid: data: Invalid value: field is immutable")
     if kind == "Deployment" and live is not None and live["spec"]["selector"] != manifest["spec"]["selector"]:
         _refuse(422, "Invalid", "Deployment is invalid: spec.selector: Invalid value: field is immutable")
+    if kind == "ConfigMap" and live is not None and live.get("immutable") and live.get("data") != manifest.get("data"):
+        _refuse(422, "Invalid", "ConfigMap is invalid: data: Forbidden: field is immutable when `immutable` is set")
     if kind == "Service":
         names = [port.get("name") for port in manifest["spec"]["ports"]]
         if len(set(names)) < len(names):

@@ -5,18 +5,26 @@ The watches are replaced by whole listings before each turn, which is what the r
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import parse
-from millstream_operator.planning.input_hash import input_hash
+from millstream_operator.inventory.nodes import read_node
 from millstream_operator.planning.plan import PlanDefaults
+from millstream_operator.reconciling.facts import FactsBook, Shapes, shape_from_catalogue
+from millstream_operator.reconciling.gpu_watch import read_pod
 from millstream_operator.reconciling.index import Index, OwnerKey
-from millstream_operator.reconciling.kinds import CONTROLLER_REVISION, LLM_DEPLOYMENT, WATCHED
+from millstream_operator.reconciling.kinds import CONTROLLER_REVISION, DEPLOYMENT, LLM_DEPLOYMENT, NODE, POD, WATCHED
+from millstream_operator.reconciling.optional_kinds import OptionalKinds
+from millstream_operator.reconciling.pod_access import PodUnreachable
+from millstream_operator.reconciling.pod_reports import PodReports
 from millstream_operator.reconciling.reconciler import Defaults, Reconciler
 from millstream_operator.reconciling.service_probe import ServiceUnreachable
 from millstream_operator.reconciling.work_queue import RetryLater
+from millstream_operator.rendering.companions import CompanionDefaults
+from millstream_operator.rendering.names import REVISION_LABEL
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from tests.support.fake_cluster import FakeCluster, FakeClusterClient, Fault
 from tests.support.llmdeployments import NAMESPACE, manifest
@@ -28,7 +36,7 @@ PATIENCE_TURNS = 40
 
 
 class FakeModel:
-    """A fake of the model behind the Service. It answers with the pinned configuration, unless told otherwise."""
+    """A fake of the model behind the Service: it answers with what the Deployment runs, unless told otherwise."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
@@ -39,12 +47,14 @@ class FakeModel:
 
     async def get(self, owner: LLMDeployment, path: str, timeout_seconds: float) -> Manifest:
         self._asked(path, None)
-        pinned = next(
-            record
+        labels = self.cluster.the(DEPLOYMENT, owner.name)["spec"]["template"]["metadata"]["labels"]
+        running = next(
+            record["data"]
             for record in self.cluster.all(CONTROLLER_REVISION)
-            if record["data"]["inputHash"] == input_hash(owner)
+            if record["metadata"]["labels"][REVISION_LABEL] == labels[REVISION_LABEL]
         )
-        return {"config_hash": pinned["data"]["configHash"], "model": owner.served_name} | self.ready
+        served_name = running.get("boot", {}).get("served_model_name", owner.served_name)
+        return {"config_hash": running["configHash"], "model": served_name} | self.ready
 
     async def post(self, owner: LLMDeployment, path: str, body: Mapping[str, Any], timeout_seconds: float) -> Manifest:
         self._asked(path, dict(body))
@@ -54,6 +64,21 @@ class FakeModel:
         self.questions.append((path, body))
         if self.unreachable:
             raise ServiceUnreachable(self.unreachable)
+
+
+class FakePods:
+    """A fake of the pods' own addresses: each pod's `/ready` by its name, and who was asked."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, Manifest] = {}
+        self.asked: list[str] = []
+
+    async def ready(self, pod: Mapping[str, Any], timeout_seconds: float) -> Manifest:
+        name = pod["metadata"]["name"]
+        self.asked.append(name)
+        if name not in self.told:
+            raise PodUnreachable("connection refused")
+        return self.told[name]
 
 
 class FakeOperator:
@@ -67,13 +92,31 @@ class FakeOperator:
         image: str = IMAGE,
         pods: PodDefaults | None = None,
         model: FakeModel | None = None,
+        shapes: Shapes = shape_from_catalogue,
+        companions: CompanionDefaults | None = None,
     ) -> None:
         self.cluster, self.model = cluster, model or FakeModel(cluster)
         self.client = FakeClusterClient(cluster, fault)
-        self.index = Index()
+        self.index = Index(changed=lambda kind, manifest: self.facts.changed(kind, manifest))
         self.now = NOW
-        defaults = Defaults(PlanDefaults(image), pods or PodDefaults())
-        self.reconciler = Reconciler(self.client, self.index, self.model, defaults, now=lambda: self.now)
+        self.pods, self.woken, self.seconds = FakePods(), list[OwnerKey](), 0.0
+        self.reports = PodReports(self.pods, self.woken.append, lambda: self.seconds)
+        defaults = Defaults(PlanDefaults(image), pods or PodDefaults(), companions or CompanionDefaults())
+        self.facts = FactsBook(self.index, defaults.pods, shapes=shapes)
+        self.facts.problem = None
+        self.looker = FakeClusterClient(cluster)  # of its own: what it asks is the resync's, as the listings are
+        self.optional = OptionalKinds(self.index)
+        self.reconciler = Reconciler(
+            self.client,
+            self.index,
+            self.model,
+            defaults,
+            self.optional,
+            now=lambda: self.now,
+            reports=self.reports,
+            facts=self.facts,
+            spare=self.facts.spare,
+        )
         self.retries: list[RetryLater] = []
 
     async def turn(self, name: str = "demo") -> None:
@@ -81,10 +124,21 @@ class FakeOperator:
         for kind in WATCHED:
             listed = [one for one in self.cluster.all(kind) if kind is LLM_DEPLOYMENT or _is_labelled(one)]
             self.index.replace(kind, listed, self.cluster.version)
+        self.facts.replace_nodes(filter(None, map(read_node, self.cluster.all(NODE))))
+        self.facts.replace_pods(filter(None, map(read_pod, self.cluster.all(POD))))
+        self.facts.advance()
+        await self.optional.look(self.looker)
         try:
             await self.reconciler.reconcile(OwnerKey(NAMESPACE, name))
         except RetryLater as later:
             self.retries.append(later)
+
+    async def ask_pods(self, after_seconds: float = 1.0) -> None:
+        """So much time passes; then whoever is due is asked. `woken` has the keys that an answer was news for."""
+        self.seconds += after_seconds
+        now = datetime.datetime.fromisoformat(self.now) + datetime.timedelta(seconds=after_seconds)
+        self.now = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        await self.reports.ask_due()
 
     async def settle(self, name: str = "demo", *, roll_out: bool = True) -> None:
         """Turn, with the other controllers acting in between, until nothing changes and nothing is to be retried."""
@@ -106,6 +160,11 @@ class FakeOperator:
             for request in self.client.written
             if request.kind != "Event"
         ]
+
+    def status(self, name: str = "demo") -> Manifest:
+        """The stored status."""
+        found: Manifest = self.cluster.the(LLM_DEPLOYMENT, name)["status"]
+        return found
 
     def owner(self, name: str = "demo") -> LLMDeployment:
         return parse({k: v for k, v in self.cluster.the(LLM_DEPLOYMENT, name).items() if k != "status"})

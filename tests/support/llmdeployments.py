@@ -42,10 +42,18 @@ _FULL_SPEC: dict[str, Any] = {
         "prefixCaching": "Disabled",
     },
     "warmup": {"heartbeatInterval": "45s", "timeout": "15m"},
-    "rollout": {"progressDeadline": "40m", "drainTimeout": "5m"},
+    "rollout": {"strategy": "ResourceAware", "progressDeadline": "40m", "drainTimeout": "5m"},
     "replicas": 2,
-    "runtime": {"image": "registry.example.com/millstream-runtime:1.0"},
+    "autoscaling": {
+        "minReplicas": 2,
+        "maxReplicas": 5,
+        "metrics": [{"type": "RequestsWaiting", "target": 6}],
+        "scaleDownStabilization": "10m",
+        "provider": "HPA",
+    },
+    "runtime": {"image": "registry.example.com/millstream-runtime:1.0", "logLevel": "Debug"},
     "service": {"type": "NodePort", "port": 8080},
+    "monitoring": {"mode": "Auto", "labels": {"release": "prometheus"}},
     "podTemplate": {
         "metadata": {"labels": {"team": "search"}, "annotations": {"example.com/contact": "search@example.com"}},
         "spec": {

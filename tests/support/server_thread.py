@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ import httpx
 
 from millstream_runtime.boot import BootLedger, Phase
 from millstream_runtime.config import Device, RuntimeConfig
+from millstream_runtime.engine_process.loop import MakeEngine, load_engine
+from millstream_runtime.server.engine_client import LaunchEngine
 from millstream_runtime.server.model_server import ModelServer
-from millstream_runtime.server.service import MakeEngine, load_engine
 from millstream_runtime.server.sockets import bind
+from tests.support.engine_thread import EngineThreads
 
 PATIENCE_SECONDS = 60.0
 
@@ -24,15 +26,22 @@ PATIENCE_SECONDS = 60.0
 class ServerThread:
     """One ModelServer; `url` ends without a slash."""
 
-    def __init__(self, config: RuntimeConfig, make_engine: MakeEngine, drain_grace_seconds: float) -> None:
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        launch_engine: LaunchEngine,
+        drain_grace_seconds: float,
+        restart_delays_seconds: Sequence[float],
+    ) -> None:
         self.config = config
         self.ledger = BootLedger(process_age_seconds=0.0)
         listener = bind(config.host, config.port)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self.failure: BaseException | None = None
         self._listener = listener
-        self._make_engine = make_engine
+        self._launch_engine = launch_engine
         self._drain_grace_seconds = drain_grace_seconds
+        self._restart_delays_seconds = restart_delays_seconds
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._main, name="server", daemon=True)
 
@@ -48,8 +57,9 @@ class ServerThread:
                 self.config,
                 self._listener,
                 self.ledger,
-                make_engine=self._make_engine,
+                self._launch_engine,
                 drain_grace_seconds=self._drain_grace_seconds,
+                restart_delays_seconds=self._restart_delays_seconds,
             )
             self._started.set()
             await self.server.run()
@@ -93,9 +103,20 @@ class ServerThread:
 
 @contextmanager
 def serving(
-    folder: Path, *, make_engine: MakeEngine = load_engine, drain_grace_seconds: float = 0.0, **overrides: Any
+    folder: Path,
+    *,
+    make_engine: MakeEngine = load_engine,
+    launcher: Callable[[RuntimeConfig], LaunchEngine] | None = None,
+    drain_grace_seconds: float = 0.0,
+    restart_delays_seconds: Sequence[float] = (),
+    **overrides: Any,
 ) -> Iterator[ServerThread]:
-    """Serve `folder` on a free port, and drain at the end. `overrides` are RuntimeConfig fields."""
+    """Serve `folder` on a free port, and drain at the end. `overrides` are RuntimeConfig fields.
+
+    Args:
+        launcher: where the engine runs; by default in a thread, made by `make_engine`.
+        restart_delays_seconds: by default an engine that dies is not started again, which a thread could not survive.
+    """
     settings: dict[str, Any] = {
         "model": str(folder),
         "served_model_name": "tiny",
@@ -106,7 +127,9 @@ def serving(
         "heartbeat_interval_seconds": 0,
         "drain_timeout_seconds": 60,
     }
-    server = ServerThread(RuntimeConfig(**{**settings, **overrides}), make_engine, drain_grace_seconds).start()
+    config = RuntimeConfig(**{**settings, **overrides})
+    launch = launcher(config) if launcher is not None else EngineThreads(config, make_engine)
+    server = ServerThread(config, launch, drain_grace_seconds, restart_delays_seconds).start()
     try:
         yield server
     finally:

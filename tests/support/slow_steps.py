@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.engine.request import TokenOutput
-from millstream_runtime.server.engine_loop import EngineLike, OnPhase
-from millstream_runtime.server.service import load_engine
+from millstream_runtime.engine_process.loop import EngineLike, OnPhase, load_engine
 
 
 class SlowSteps:

@@ -18,7 +18,9 @@ from millstream_runtime.engine.attention import AttentionChunk, TorchAttention
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.kv_cache import KVCache
 from millstream_runtime.engine.request import Request, SamplingParams
+from millstream_runtime.models.parallel import ALONE, Ranks
 from millstream_runtime.models.registry import load_model, load_model_config
+from millstream_runtime.models.shares import rank_config
 
 VOCABULARY = 97
 BLOCK_SIZE_TOKENS = 16
@@ -110,14 +112,17 @@ def reference_logits(model: Any, prompt: list[int], dtype: torch.dtype = torch.f
 
 @torch.inference_mode()
 def model_logits(
-    folder: Path, prompt: list[int], chunk_tokens: int, dtype: torch.dtype = torch.float64
+    folder: Path, prompt: list[int], chunk_tokens: int, dtype: torch.dtype = torch.float64, ranks: Ranks = ALONE
 ) -> torch.Tensor:
-    """This runtime's logits of every position, the prompt computed in chunks over a paged cache."""
+    """This runtime's logits of every position, the prompt computed in chunks over a paged cache.
+
+    With `ranks` its share of the work; the logits are rank 0's.
+    """
     cpu = torch.device("cpu")
     config = load_model_config(folder)
-    model = load_model(config, folder, dtype, cpu)
+    model = load_model(config, folder, dtype, cpu, ranks)
     num_blocks = -(-len(prompt) // BLOCK_SIZE_TOKENS)
-    cache = KVCache(config, num_blocks, BLOCK_SIZE_TOKENS, dtype, cpu)
+    cache = KVCache(rank_config(config, ranks), num_blocks, BLOCK_SIZE_TOKENS, dtype, cpu)
     offset = config.rotary_offset(len(prompt))
     logits = []
     for start in range(0, len(prompt), chunk_tokens):

@@ -41,3 +41,12 @@ capabilities:
 {{- define "millstream.operatorImage" -}}
 {{ required "operator.image is required: the reference that `make images` prints (kept in .tools/images.json)" .Values.operator.image }}
 {{- end -}}
+
+{{/* Enabled or Disabled: does the operator look at the cluster's nodes and at what pods hold of their GPUs? */}}
+{{- define "millstream.inventory" -}}
+{{- if eq .Values.inventory.mode "Auto" -}}
+{{- if .Values.operator.watchNamespaces }}Disabled{{ else }}Enabled{{ end -}}
+{{- else -}}
+{{- .Values.inventory.mode -}}
+{{- end -}}
+{{- end }}

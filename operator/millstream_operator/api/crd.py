@@ -82,7 +82,8 @@ def _object_schema() -> dict[str, Any]:
     status["default"] = {"observedGeneration": -1}  # a fresh object is not "Current" for kstatus
     schema: dict[str, Any] = {
         "type": "object",
-        "description": "An LLMDeployment serves one language model behind one Service.",
+        "description": "An LLMDeployment serves one language model behind one Service. Name the model; the operator "
+        "chooses what the spec leaves open, says why in status.plan, and keeps it true.",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}"},

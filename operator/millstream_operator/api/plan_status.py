@@ -106,6 +106,9 @@ class PlanStatus(ApiModel):
     """What the operator chose, and why. Kept until the spec changes."""
 
     summary: Summary = Field(description="The plan in a few words, for example 2×A100-40GB TP2 AWQ.")
+    preferred: Summary | None = Field(
+        None, description="What would have been chosen if no GPU was taken. Absent: this plan."
+    )
     feasible: bool | None = Field(None, description="False: there is no plan; reasons say why and fixes what helps.")
     accelerator: Name | None = Field(None, description="The GPU's name, or GPU where any will do, or CPU.")
     gpus_per_replica: int | None = Field(None, ge=0, description="GPUs that one replica takes.")
@@ -133,4 +136,8 @@ class PlanStatus(ApiModel):
     )
     input_hash: Annotated[str, StringConstraints(max_length=64)] = Field(
         description="Hash of the part of the spec that decides about the pods: the same hash, the same plan."
+    )
+    facts_hash: Annotated[str, StringConstraints(max_length=64)] | None = Field(
+        None,
+        description="Hash of what it was made from beside the spec: the cluster's GPUs, prices, the model's shape.",
     )

@@ -211,6 +211,33 @@ RULES: tuple[Rule, ...] = (
         f"rollout.progressDeadline must be longer than warmup.timeout ({DEFAULT_WARMUP_TIMEOUT} where absent), "
         "or a rollout would be called failed while a pod still has time to get ready.",
     ),
+    Rule(
+        "spec.autoscaling",
+        "!has(self.minReplicas) || self.minReplicas <= self.maxReplicas",
+        lambda value: value.min_replicas is None or value.min_replicas <= value.max_replicas,
+        "minReplicas must be at most maxReplicas.",
+    ),
+    Rule(
+        "spec.autoscaling",
+        "!(has(self.minReplicas) && self.minReplicas == 0 && has(self.provider) && self.provider == 'HPA')",
+        lambda value: not (value.min_replicas == 0 and value.provider == "HPA"),
+        "minReplicas 0 needs KEDA: a HorizontalPodAutoscaler keeps at least 1.",
+    ),
+    Rule(
+        "spec.autoscaling.metrics",
+        "self.all(one, self.filter(other, other.type == one.type).size() == 1)",
+        lambda value: len({one.type for one in value}) == len(value),
+        "name each type once.",
+    ),
+    Rule(
+        "spec.autoscaling.metrics[]",
+        "self.type != 'KVCacheUsage' || self.target <= 100",
+        lambda value: value.type != "KVCacheUsage" or value.target <= 100,
+        "the target of KVCacheUsage is a percentage, 1 to 100.",
+    ),
+    _duration("spec.autoscaling.scaleDownStabilization", "0s", "1h"),
+    _qualified_keys("spec.monitoring.labels"),
+    _no_prefix("spec.monitoring.labels", OPERATOR_LABEL_PREFIXES),
     _qualified_keys("spec.podTemplate.metadata.labels"),
     _no_prefix("spec.podTemplate.metadata.labels", OPERATOR_LABEL_PREFIXES),
     _qualified_keys("spec.podTemplate.metadata.annotations"),

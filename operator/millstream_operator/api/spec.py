@@ -14,8 +14,10 @@ from pydantic import Field, StringConstraints
 
 from millstream_operator.api.base import ApiModel, Duration
 from millstream_operator.api.model import Image, Model
+from millstream_operator.api.monitoring import Monitoring
 from millstream_operator.api.optimization import Parallelism, Quantization, Speculation
 from millstream_operator.api.pod_template import PodTemplate
+from millstream_operator.api.scaling import Autoscaling
 from millstream_operator.api.workload import Budget, Objectives, Tier, Workload
 from millstream_runtime.config import MAX_MODEL_LEN_LIMIT_TOKENS, MAX_NUM_SEQS_LIMIT
 
@@ -89,7 +91,7 @@ class Warmup(ApiModel):
     heartbeat_interval: Duration | None = Field(
         None,
         description="Idle time after which a replica runs one small step to stay warm, for example 30s. "
-        "0s switches heartbeats off. Default: 30s.",
+        "0s switches heartbeats off. A change restarts nothing. Default: 30s.",
     )
     timeout: Duration | None = Field(
         None,
@@ -97,9 +99,21 @@ class Warmup(ApiModel):
     )
 
 
-class Rollout(ApiModel):
-    """How a change reaches the pods: one more pod comes up first, none that serves is taken away before."""
+class RolloutStrategy(StrEnum):
+    AUTO = "Auto"
+    AVAILABILITY = "Availability"
+    RESOURCE_AWARE = "ResourceAware"
 
+
+class Rollout(ApiModel):
+    """How a change reaches the pods. A new revision that fails stops at its first pod."""
+
+    strategy: RolloutStrategy | None = Field(
+        None,
+        description="Availability: one more pod comes up first, none that serves is taken away before. ResourceAware: "
+        "one pod after another is drained and replaced in place, without a spare GPU; what fails is rolled back. Auto: "
+        "Availability where there is a GPU for one more replica, else ResourceAware. Default: Auto.",
+    )
     progress_deadline: Duration | None = Field(
         None,
         description="Time without progress after which a rollout is reported as failed, for example 30m. Longer than "
@@ -111,11 +125,31 @@ class Rollout(ApiModel):
     )
 
 
+class UpdatePolicy(StrEnum):
+    PINNED = "Pinned"
+    FOLLOW_OPERATOR = "FollowOperator"
+
+
+class LogLevel(StrEnum):
+    DEBUG = "Debug"
+    INFO = "Info"
+    WARNING = "Warning"
+    ERROR = "Error"
+
+
 class Runtime(ApiModel):
     """The runtime container."""
 
     image: Image | None = Field(
         None, description="Image of the runtime. Default: the operator's own, kept until the spec next changes."
+    )
+    update_policy: UpdatePolicy | None = Field(
+        None,
+        description="When a better plan or other defaults of the operator are taken over. Pinned: when the spec next "
+        "changes. FollowOperator: at once, by a rollout. Default: Pinned.",
+    )
+    log_level: LogLevel | None = Field(
+        None, description="How much the runtime logs; a change restarts nothing. Default: Info."
     )
 
 
@@ -152,8 +186,10 @@ class LLMDeploymentSpec(ApiModel):
     replicas: int = Field(
         1, ge=0, le=1000, description="Identical replicas behind the Service. 0 stops serving. Default: 1."
     )
+    autoscaling: Autoscaling | None = Field(None, description="Replicas by load. Default: replicas stays as it is.")
     runtime: Runtime | None = Field(None, description="The runtime container.")
     service: Service | None = Field(None, description="The Service in front of the replicas.")
+    monitoring: Monitoring | None = Field(None, description="Scraping and alerts by the Prometheus operator.")
     pod_template: PodTemplate | None = Field(
         None, description="Changes to the pods: labels, scheduling, environment, resources."
     )

@@ -48,6 +48,20 @@ class RuntimeStatus(ApiModel):
     image: Annotated[str, StringConstraints(max_length=512)] = Field(description="Image that the plan is pinned to.")
 
 
+class AppliedStrategy(StrEnum):
+    """What `spec.rollout.strategy` came to."""
+
+    AVAILABILITY = "Availability"
+    RESOURCE_AWARE = "ResourceAware"
+
+
+class RolloutPhase(StrEnum):
+    PROGRESSING = "Progressing"
+    STOPPED = "Stopped"
+    ROLLED_BACK = "RolledBack"
+    COMPLETE = "Complete"
+
+
 class RolloutStatus(ApiModel):
     """Revisions are ControllerRevisions: `kubectl get controllerrevisions -l millstream.dev/deployment=NAME`."""
 
@@ -57,6 +71,15 @@ class RolloutStatus(ApiModel):
     update_revision: Annotated[str, StringConstraints(max_length=63)] | None = Field(
         None, description="The revision that the spec asks for."
     )
+    strategy: AppliedStrategy | None = Field(
+        None, description="How the update revision reaches the pods: what spec.rollout.strategy came to."
+    )
+    phase: RolloutPhase | None = Field(
+        None,
+        description="Progressing; Stopped: the update revision fails and the older pods serve on; RolledBack: it "
+        "failed, and the current revision runs again; Complete.",
+    )
+    available_replicas: int | None = Field(None, ge=0, description="Available pods of the update revision.")
 
 
 class DecisionStatus(ApiModel):
@@ -103,7 +126,7 @@ class MemoryComparison(ApiModel):
     """The plan's numbers beside the runtime's own."""
 
     predicted: MemoryUse | None = Field(None, description="By the plan. Absent: it knew too little of model or device.")
-    measured: MemoryUse | None = Field(None, description="By the runtime, once a revision.")
+    measured: MemoryUse | None = Field(None, description="By the runtime, once a revision. Absent: it did not tell.")
 
 
 class LLMDeploymentStatus(ApiModel):

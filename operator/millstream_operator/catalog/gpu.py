@@ -8,6 +8,8 @@ An override changes single fields of a known part (usually its price) or, given 
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import Annotated, Any
@@ -106,6 +108,12 @@ class GpuCatalog:
 
     def names(self) -> list[str]:
         return list(self._parts)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Sixteen hex digits, equal for equal catalogues on every machine."""
+        parts = [part.model_dump(mode="json") for _, part in sorted(self._parts.items())]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def load_catalog(overrides: Mapping[str, Mapping[str, Any]] | None = None) -> GpuCatalog:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from millstream_operator.catalog.gpu import GpuCatalog, load_catalog
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.inventory.node_kinds import Inventory
+from millstream_operator.planning.plan import Reason
 from millstream_runtime.config import CAPABILITIES, Capabilities
 
 # Everything that the API can name: to plan what a later runtime could do.
@@ -31,13 +32,16 @@ EVERYTHING = Capabilities(
 class Facts:
     """`None`: not known. A plan is then made from the spec alone, and says less.
 
-    `choosable` is what the planner may choose by itself; what a spec insists on is planned in any case, and compared
-    with `runtime` afterwards.
+    `inventory` is what is free for this plan, `capacity` all that there is, free or not (None: there is no more than
+    `inventory`). `unknown` says why something is not known. `choosable` is what the planner may choose by itself; what
+    a spec insists on is planned in any case, and compared with `runtime` afterwards.
     """
 
     shape: ModelShape | None = None
     draft_shape: ModelShape | None = None
     inventory: Inventory | None = None
+    capacity: Inventory | None = None
+    unknown: tuple[Reason, ...] = ()
     catalog: GpuCatalog = field(default_factory=load_catalog)
     runtime: Capabilities = CAPABILITIES
     choosable: Capabilities = CAPABILITIES

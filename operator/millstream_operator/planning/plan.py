@@ -131,7 +131,6 @@ class Plan:
     model_path: str  # relative to the model root, or absolute
     served_name: str
     engine: EnginePlan
-    heartbeat_interval_seconds: int
     warmup_timeout_seconds: int
     drain_timeout_seconds: int
     runtime_image: str
@@ -149,6 +148,9 @@ class Plan:
     cost: Cost | None = None
     requires: tuple[str, ...] = ()  # what the runtime or the operator lacks for it; empty: it can be applied
     rejected: tuple[Rejected, ...] = ()
+    waits: bool = False  # its GPUs are there, and taken
+    preferred: str | None = None  # what would have been chosen if none was taken; None: this plan
+    facts_hash: str | None = None  # of what it was made from beside the spec
 
     @property
     def feasible(self) -> bool:
@@ -158,6 +160,7 @@ class Plan:
         """`status.plan`: what `millstream plan -o json` prints too."""
         found = {
             "summary": self.summary,
+            "preferred": self.preferred,
             "feasible": True,
             "accelerator": self.product or self.accelerator.value,
             "gpusPerReplica": self.gpus_per_replica,
@@ -176,6 +179,7 @@ class Plan:
             "rejected": [rejected.as_dict() for rejected in self.rejected[:MAX_REJECTED]],
             "fixes": [],
             "inputHash": self.input_hash,
+            "factsHash": self.facts_hash,
         }
         return {name: value for name, value in found.items() if value is not None}
 

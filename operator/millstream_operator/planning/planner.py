@@ -31,6 +31,7 @@ from millstream_operator.planning.candidates import Outcome, Problem, Question, 
 from millstream_operator.planning.choice import Choice, Stopped, choose
 from millstream_operator.planning.cpu import CPU_MEMORY_LIMIT, cpu_memory
 from millstream_operator.planning.facts import Facts
+from millstream_operator.planning.facts_hash import facts_hash
 from millstream_operator.planning.fixes import nearest_fixes
 from millstream_operator.planning.input_hash import input_hash
 from millstream_operator.planning.plan import (
@@ -46,15 +47,20 @@ from millstream_operator.planning.plan import (
 from millstream_operator.planning.quantization_choice import formats
 from millstream_operator.planning.requires import requirements, source_kind, unknown_facts
 from millstream_operator.planning.speculation_choice import SpeculationChoice, choose_speculation
+from millstream_operator.planning.waiting import find
 from millstream_operator.planning.wishes import batching, given_or, wishes_of
 
-DEFAULT_HEARTBEAT_INTERVAL = "30s"
 DEFAULT_DRAIN_TIMEOUT = "10m"
 PROGRESS_MARGIN_SECONDS = 600  # for scheduling and pulling the image, before the warm-up begins
 
 
-def decide(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts) -> Plan | Infeasible:
-    """The plan for these facts, or why there is none and what would help. Pure, total and deterministic."""
+def decide(
+    deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts, *, explain: bool = True
+) -> Plan | Infeasible:
+    """The plan for these facts, or why there is none and what would help. Pure, total and deterministic.
+
+    Without `explain` alternatives and fixes are left out, in a third of the time.
+    """
     spec, shape = deployment.spec, facts.shape
     if shape is None:
         return plan(deployment, defaults, facts)
@@ -63,17 +69,22 @@ def decide(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts) -> P
     if facts.inventory is None:
         return plan(deployment, defaults, facts)
     speculation = choose_speculation(spec, facts.choosable)
-    found = _search(deployment, facts)
-    if isinstance(found, Stopped):
-        fixes = nearest_fixes(deployment, facts, found, functools.partial(_search, explain=False))
+    found = find(lambda known, told: _search(deployment, known, explain=told), facts, explain=explain)
+    choice = found.choice
+    if isinstance(choice, Stopped):
+        blind_search = functools.partial(_search, explain=False)
+        fixes = nearest_fixes(deployment, found.facts, choice, blind_search) if explain else ()
         return Infeasible(
-            found.problem.stage.constraint,
-            _sentence(found.problem.sentence),
+            choice.problem.stage.constraint,
+            _sentence(choice.problem.sentence),
             input_hash(deployment),
-            found.rejected,
+            choice.rejected,
             fixes,
         )
-    return _planned(deployment, defaults, facts, found, speculation)
+    planned = _planned(deployment, defaults, facts, choice, speculation)
+    if found.waits is not None:
+        return replace(planned, waits=True, reasons=(found.waits, *planned.reasons))
+    return replace(planned, preferred=found.preferred)
 
 
 def plan(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts | None = None) -> Plan:
@@ -119,17 +130,22 @@ def plan(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts | None 
         model_path=_model_path(spec),
         served_name=deployment.served_name,
         engine=engine,
-        heartbeat_interval_seconds=duration.seconds(_warmup(spec).heartbeat_interval or DEFAULT_HEARTBEAT_INTERVAL),
         warmup_timeout_seconds=duration.seconds(_warmup(spec).timeout or DEFAULT_WARMUP_TIMEOUT),
-        drain_timeout_seconds=duration.seconds((spec.rollout or Rollout()).drain_timeout or DEFAULT_DRAIN_TIMEOUT),
+        drain_timeout_seconds=drain_timeout_seconds(spec),
         runtime_image=_runtime_image(spec, defaults, reasons),
         resources=_resources(gpus, reasons),
         input_hash=input_hash(deployment),
-        reasons=(*reasons, speculation.reason),
+        reasons=(*reasons, speculation.reason, *(facts.unknown if on_gpu else ())),
+        facts_hash=facts_hash(facts),
         product_labels=_product_labels(spec, facts),
-        requires=(*missing, *unknown_facts(spec)),
+        requires=(*missing, *unknown_facts(spec, facts)),
         rejected=speculation.rejected,
     )
+
+
+def drain_timeout_seconds(spec: LLMDeploymentSpec) -> int:
+    """Seconds that a leaving pod has to finish its requests."""
+    return duration.seconds((spec.rollout or Rollout()).drain_timeout or DEFAULT_DRAIN_TIMEOUT)
 
 
 def progress_deadline_seconds(spec: LLMDeploymentSpec) -> int:

@@ -12,6 +12,7 @@ from millstream_operator.api.model import ModelSource
 from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.api.workload import Workload
 from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.quantization_choice import NEEDS_QUANTIZED_CHECKPOINT
 from millstream_runtime.config import Capabilities
 
@@ -25,6 +26,7 @@ _MEANINGS = {
     "pipelineParallelSize": "{} groups of GPUs that share the layers",
     "quantizedCheckpoint": "a checkpoint that is already quantized (name one as model.source)",
     "inventory": "knowing the cluster's GPUs, without which objectives, budget and load cannot be kept",
+    "modelShape": "knowing the model's config.json, without which objectives, budget and load cannot be kept",
     "configMapRef": "reading model.configMapRef",
 }
 
@@ -79,14 +81,14 @@ def requirements(
     return tuple(found)
 
 
-def unknown_facts(spec: LLMDeploymentSpec) -> tuple[str, ...]:
-    """What a spec asks for that nobody can keep who knows neither model nor GPUs."""
+def unknown_facts(spec: LLMDeploymentSpec, facts: Facts) -> tuple[str, ...]:
+    """What a spec asks for that nobody can keep who does not know both model and GPUs."""
     found = []
     workload = spec.workload or Workload()
     numbers = (workload.input_tokens, workload.output_tokens, workload.requests_per_minute, workload.concurrency)
     if spec.objectives is not None or spec.budget is not None or any(number is not None for number in numbers):
-        found.append("inventory")
-    if spec.model.config_map_ref is not None:
+        found.append("inventory" if facts.inventory is None else "modelShape")
+    if spec.model.config_map_ref is not None and facts.shape is None:
         found.append("configMapRef")
     return tuple(found)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 STARTING, READY = "Starting", "Ready"
 # The runtime's words in the order in which they come; others, of a newer one, lie between loading and Ready.
@@ -46,6 +46,13 @@ class PodReport:
 
     boot: BootReport
     is_stalled: bool = False
+
+
+def aged(report: PodReport, seconds: float) -> PodReport:
+    """A report, so many seconds after it was made: that much less remains."""
+    if report.boot.eta_seconds is None:
+        return report
+    return replace(report, boot=replace(report.boot, eta_seconds=max(0.0, report.boot.eta_seconds - seconds)))
 
 
 def read_boot_report(body: object) -> BootReport | None:

@@ -119,8 +119,14 @@ def _controller(manifest: Manifest) -> Manifest:
     return next((reference for reference in references if reference.get("controller")), {})
 
 
+def controller_uid(manifest: Manifest) -> str | None:
+    """Of whoever controls an object; None where nobody does."""
+    found: str | None = _controller(manifest).get("uid")
+    return found
+
+
 def controlled_by(manifest: Manifest, owner: LLMDeployment) -> bool:
-    return bool(_controller(manifest).get("uid") == owner.metadata.uid)
+    return controller_uid(manifest) == owner.metadata.uid
 
 
 def _belonged_to_namesake(manifest: Manifest, owner: LLMDeployment) -> bool:

@@ -16,7 +16,7 @@ import asyncio
 import dataclasses
 import json
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,6 +33,7 @@ MERGE = "application/merge-patch+json"
 REQUEST_TIMEOUT_SECONDS = 15.0
 LIST_TIMEOUT_SECONDS = 60.0
 LIST_PAGE = 100  # objects with their managed fields: a page is about a megabyte
+WATCH_SILENCE_SECONDS = 70.0  # the API server sends a bookmark a minute
 MAX_CONNECTIONS = 16
 NO_VERSION = "1"  # etcd's revision of the empty store: the first object that is written gets 2
 
@@ -90,6 +91,14 @@ class _Request:
         return data if self.fence is None else FencedBody(data, self.fence)
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A part of a listing, and the resourceVersion of the whole."""
+
+    items: list[dict[str, Any]]
+    version: str
+
+
 class FencedBody(aiohttp.BytesPayload):
     """A body that does not leave once the fence is closed: a request without its body changes nothing."""
 
@@ -145,17 +154,48 @@ class ClusterClient:
 
     async def list(self, kind: Kind, namespace: str | None, selector: str | None) -> tuple[list[dict[str, Any]], str]:
         """All objects of a kind (of one namespace, or of all), and the resourceVersion of the listing."""
-        query = {"limit": str(LIST_PAGE)} | ({"labelSelector": selector} if selector else {})
         items: list[dict[str, Any]] = []
-        while True:
-            path = kind.path(namespace)
-            page = await self._request("GET", path, query=query, timeout_seconds=LIST_TIMEOUT_SECONDS)
+        version = ""
+        async for page in self.pages(kind, namespace, {"labelSelector": selector} if selector else {}):
             # Items of a list carry neither their kind nor their version.
-            items += ({"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in page["items"])
+            items += ({"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in page.items)
+            version = page.version
+        return items, version
+
+    async def pages(
+        self, kind: Kind, namespace: str | None, query: Mapping[str, str], limit: int = LIST_PAGE
+    ) -> AsyncIterator[Page]:
+        """A listing page by page, for who keeps little of each object."""
+        path, asked = kind.path(namespace), {**query, "limit": str(limit)}
+        while True:
+            page = await self._request("GET", path, query=asked, timeout_seconds=LIST_TIMEOUT_SECONDS)
+            yield Page(page["items"], page["metadata"]["resourceVersion"])
             token = page["metadata"].get("continue")
             if not token:
-                return items, page["metadata"]["resourceVersion"]
-            query["continue"] = token
+                return
+            asked["continue"] = token
+
+    async def watch(
+        self, kind: Kind, query: Mapping[str, str], version: str, seconds: int
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Events of a kind after a version, bookmarks included, for so many seconds at most."""
+        asked = {**query, "watch": "true", "allowWatchBookmarks": "true"}
+        asked |= {"resourceVersion": version, "timeoutSeconds": str(seconds)}
+        timeout = aiohttp.ClientTimeout(total=seconds + 10, sock_connect=10, sock_read=WATCH_SILENCE_SECONDS)
+        session, server = self._connect()
+        try:
+            async with session.get(server + kind.path(None), params=asked, timeout=timeout) as response:
+                if response.status == 401:
+                    await self.close()  # a rotated token: whoever asks next logs in again
+                if response.status >= 400:
+                    raise _api_error(response.status, await response.text(), response.headers.get("Retry-After"))
+                rest = b""
+                async for chunk in response.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in filter(None, lines):
+                        yield json.loads(line)
+        except (aiohttp.ClientError, TimeoutError, ssl.SSLError, ValueError) as error:
+            raise ApiUnreachable(f"watch of {kind.plural}: {type(error).__name__} {error}".rstrip()) from error
 
     async def apply(self, manifest: Mapping[str, Any], subresource: str | None = None) -> dict[str, Any]:
         """Server-side apply: our fields become as given, our former fields go, everyone else's stay."""

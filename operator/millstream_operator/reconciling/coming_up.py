@@ -25,6 +25,8 @@ BEFORE_A_NODE = frozenset(
     }
 )
 
+_TAKEN_AWAY = "The pods of the wanted revision were taken away; the last good revision runs."
+
 
 def pods_scheduled(seen: Seen, in_the_way: Diagnosis | None) -> Condition:
     """Every replica of the wanted revision has its pod, and every pod has a node."""
@@ -33,6 +35,8 @@ def pods_scheduled(seen: Seen, in_the_way: Diagnosis | None) -> Condition:
         return Condition(kind, False, Reason.SCALED_TO_ZERO, "spec.replicas is 0: no pod is wanted.")
     if seen.rolled_out:
         return Condition(kind, True, Reason.SCHEDULED, "All pods have a node.")
+    if seen.is_rolled_back:
+        return Condition(kind, False, Reason.ROLLED_BACK, _TAKEN_AWAY)
     if in_the_way is not None and in_the_way.reason in BEFORE_A_NODE:
         return Condition(kind, False, in_the_way.reason, in_the_way.message)
     placed = min(sum(is_scheduled(pod) and not is_going(pod) for pod in seen.own_pods), wanted)
@@ -51,6 +55,8 @@ def warmed_up(seen: Seen, in_the_way: Diagnosis | None, phase: str | None) -> Co
     warm = min(sum(is_ready(pod) and not is_going(pod) for pod in seen.own_pods), wanted)
     if seen.rolled_out or warm == wanted:
         return Condition(kind, True, Reason.WARMED_UP, "All replicas are warm.")
+    if seen.is_rolled_back:
+        return Condition(kind, False, Reason.ROLLED_BACK, _TAKEN_AWAY)
     if in_the_way is not None and seen.problem is None and in_the_way.reason not in BEFORE_A_NODE:
         return Condition(kind, False, in_the_way.reason, in_the_way.message)
     where = f"; the slowest is in phase {phase}" if phase is not None and seen.own_pods else ""

@@ -18,9 +18,12 @@ PODS_SCHEDULED = "PodsScheduled"
 WARMED_UP = "WarmedUp"
 MODEL_READY = "ModelReady"
 AVAILABLE = "Available"
-RECONCILING = "Reconciling"  # these three are there only while true
+AUTOSCALED = "Autoscaled"  # with spec.autoscaling
+MONITORED = "Monitored"  # where the Prometheus operator is, or was asked for
+RECONCILING = "Reconciling"  # these four are there only while true
 STALLED = "Stalled"
 NAME_CONFLICT = "NameConflict"
+PLAN_OUTDATED = "PlanOutdated"
 
 
 @dataclass(frozen=True, slots=True)

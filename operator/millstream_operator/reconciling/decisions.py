@@ -9,10 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 LIMIT = 20
 MESSAGE_LIMIT_CHARACTERS = 1000
+
+
+class DecisionType(StrEnum):
+    """Stable: machines and runbooks depend on them."""
+
+    REPLACING_IN_PLACE = "ReplacingInPlace"
+    ROLLOUT_STOPPED = "RolloutStopped"
+    ROLLED_BACK = "RolledBack"
+    PLAN_ADOPTED = "PlanAdopted"
+    AUTOSCALER_CHOSEN = "AutoscalerChosen"
 
 
 @dataclass(frozen=True, slots=True)

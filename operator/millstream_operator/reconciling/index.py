@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from millstream_operator.reconciling.kinds import LLM_DEPLOYMENT, Kind
+from millstream_operator.reconciling.kinds import HORIZONTAL_POD_AUTOSCALER, LLM_DEPLOYMENT, Kind
 from millstream_operator.rendering.names import DEPLOYMENT_LABEL
 
 Manifest = dict[str, Any]
@@ -51,16 +51,21 @@ def interested(kind: Kind, manifest: Manifest) -> set[OwnerKey]:
 class Index:
     """Objects by kind, namespace and name. Manifests in it are shared: never change one.
 
-    `learned` is told of each newer state, before it is kept and whoever brought it.
+    `learned` is told of each newer state, before it is kept and whoever brought it; `changed` of each object that has
+    another state now, or is gone.
     """
 
-    def __init__(self, learned: Callable[[Kind, Manifest], None] = lambda _kind, _manifest: None) -> None:
-        self._learned = learned
+    def __init__(
+        self,
+        learned: Callable[[Kind, Manifest], None] = lambda _kind, _manifest: None,
+        changed: Callable[[Kind, Manifest], None] = lambda _kind, _manifest: None,
+    ) -> None:
+        self._learned, self._changed = learned, changed
         self._objects: dict[tuple[str, str, str], Manifest] = {}
         self._children: defaultdict[tuple[OwnerKey, str], set[tuple[str, str, str]]] = defaultdict(set)
 
     def put(self, kind: Kind, manifest: Manifest) -> bool:
-        """Keep an object unless a newer state of it is known. True when something changed."""
+        """Keep an object unless a newer state of it is known. True when something worth a look changed."""
         key = _key(kind, manifest)
         known = self._objects.get(key)
         if known is not None and _version(known) >= _version(manifest):
@@ -73,7 +78,8 @@ class Index:
         )
         self._objects[key] = slim
         self._children[owner_key(kind, slim), kind.kind].add(key)
-        return True
+        self._changed(kind, slim)
+        return known is None or _news(kind, known) != _news(kind, slim)
 
     def remove(self, kind: Kind, manifest: Manifest) -> bool:
         """Forget an object, unless what is known under its name is another one. True when something changed."""
@@ -83,6 +89,7 @@ class Index:
             return False
         self._unlink(kind, key, known)
         del self._objects[key]
+        self._changed(kind, known)
         return True
 
     def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
@@ -133,6 +140,16 @@ def _shared(value: Any) -> Any:
 
 def _key(kind: Kind, manifest: Manifest) -> tuple[str, str, str]:
     return kind.kind, manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+
+
+def _news(kind: Kind, manifest: Manifest) -> object:
+    """What of a state is worth a look. An autoscaler's readings change every few seconds; nothing here uses them."""
+    if kind is not HORIZONTAL_POD_AUTOSCALER:
+        return _version(manifest)
+    metadata = {name: value for name, value in manifest["metadata"].items() if name != "resourceVersion"}
+    told = (manifest.get("status") or {}).get("conditions") or []
+    verdicts = sorted((one["type"], one.get("status", ""), one.get("reason", "")) for one in told)
+    return metadata, manifest.get("spec"), verdicts
 
 
 def _version(manifest: Manifest) -> int:

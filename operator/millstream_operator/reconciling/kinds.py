@@ -15,7 +15,7 @@ from millstream_operator.rendering.names import DEPLOYMENT_LABEL
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A namespaced kind. `owned`: we create and delete it; otherwise we only look."""
+    """A kind; all but Node are namespaced. `owned`: we create and delete it; otherwise we only look."""
 
     group: str
     version: str
@@ -36,14 +36,21 @@ class Kind:
 
 LLM_DEPLOYMENT = Kind(GROUP, VERSION, KIND, PLURAL, owned=False)
 POD = Kind("", "v1", "Pod", "pods", owned=False)
+NODE = Kind("", "v1", "Node", "nodes", owned=False)  # looked at by `gpu_watch.py`, with what pods hold of its GPUs
 EVENT = Kind("", "v1", "Event", "events", owned=False)
 LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases", owned=False)
 SERVICE_ACCOUNT = Kind("", "v1", "ServiceAccount", "serviceaccounts")
+CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")
 SERVICE = Kind("", "v1", "Service", "services")
 DEPLOYMENT = Kind("apps", "v1", "Deployment", "deployments")
 CONTROLLER_REVISION = Kind("apps", "v1", "ControllerRevision", "controllerrevisions")
 NETWORK_POLICY = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
 POD_DISRUPTION_BUDGET = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
+HORIZONTAL_POD_AUTOSCALER = Kind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+# Kinds of other projects, which a cluster may have or not (`optional_kinds.py`).
+SCALED_OBJECT = Kind("keda.sh", "v1alpha1", "ScaledObject", "scaledobjects")
+POD_MONITOR = Kind("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors")
+PROMETHEUS_RULE = Kind("monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules")
 
 OWNED = (
     SERVICE_ACCOUNT,
@@ -52,9 +59,11 @@ OWNED = (
     POD_DISRUPTION_BUDGET,
     DEPLOYMENT,
     CONTROLLER_REVISION,
+    CONFIG_MAP,
 )
-WATCHED = (LLM_DEPLOYMENT, *OWNED, POD)
-BY_KIND = {kind.kind: kind for kind in (*WATCHED, EVENT)}
+WATCHED = (LLM_DEPLOYMENT, *OWNED, HORIZONTAL_POD_AUTOSCALER, POD)
+OPTIONAL = (SCALED_OBJECT, POD_MONITOR, PROMETHEUS_RULE)
+BY_KIND = {kind.kind: kind for kind in (*WATCHED, *OPTIONAL, EVENT)}
 
 
 def label_selector(kind: Kind) -> str | None:

@@ -41,6 +41,6 @@ def _measured(seen: Seen) -> Manifest:
     if known and rollout.get("updateRevision") == seen.revision.name:
         return known
     reports = [seen.reports[uid].boot for uid in sorted(seen.reports)]
-    if seen.answer is not None and seen.answer.boot is not None:
+    if seen.answer is not None and seen.answer.boot is not None and not seen.is_rolled_back:
         reports.insert(0, seen.answer.boot)
     return next(({_NAMES[key]: value for key, value in boot.memory.items()} for boot in reports if boot.memory), {})

@@ -74,6 +74,8 @@ class View(Collector):
     watch_age_seconds: Callable[[], Mapping[str, float]]  # by kind
     leading: Callable[[], bool]
     llmdeployments: Callable[[], Iterable[dict[str, Any]]]
+    inventory_known: Callable[[], bool] = lambda: False
+    catalog_valid: Callable[[], bool] = lambda: True
 
     def collect(self) -> Iterable[Metric]:
         depth = GaugeMetricFamily(
@@ -95,6 +97,14 @@ class View(Collector):
         yield fresh
         leading = self.leading()
         yield GaugeMetricFamily(f"{PREFIX}_leader", "1 on the replica that may write.", float(leading))
+        yield GaugeMetricFamily(
+            f"{PREFIX}_inventory_known", "1 while the cluster's GPUs are known to plans.", float(self.inventory_known())
+        )
+        yield GaugeMetricFamily(
+            f"{PREFIX}_gpu_catalog_valid",
+            "0 while the file of own GPU prices cannot be used, and the last good one is.",
+            float(self.catalog_valid()),
+        )
         yield self._deployments() if leading else _deployments_family()
 
     def _deployments(self) -> Metric:

@@ -37,6 +37,7 @@ def observed(seen: Seen, in_the_way: Diagnosis | None, phase: str | None = None)
         available(seen),
     ]
     found += (abnormal for look in ABNORMAL if (abnormal := look(seen)) is not None)
+    found += (one for one in seen.companions or () if one.type not in {other.type for other in found})
     way = reconciling_or_stalled(seen, summary)
     return [*found, way] if way is not None else found
 
@@ -51,5 +52,11 @@ def _name_conflict(seen: Seen) -> Condition | None:
     return Condition(conditions.NAME_CONFLICT, True, seen.problem.reason, seen.problem.message)
 
 
+def _plan_outdated(seen: Seen) -> Condition | None:
+    if seen.outdated is None:
+        return None
+    return Condition(conditions.PLAN_OUTDATED, True, seen.outdated.reason, seen.outdated.message)
+
+
 # There only while true: each function gives its condition, or None.
-ABNORMAL: tuple[Callable[[Seen], Condition | None], ...] = (_name_conflict,)
+ABNORMAL: tuple[Callable[[Seen], Condition | None], ...] = (_name_conflict, _plan_outdated)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from millstream_operator.reconciling.boot_report import BootReport, PodReport, read_boot_report
+from millstream_operator.reconciling.boot_report import READY, BootReport, PodReport, aged, read_boot_report
 from millstream_operator.reconciling.index import OwnerKey
 from millstream_operator.reconciling.pod_access import PodAccess, PodUnreachable
 from millstream_operator.reconciling.pod_facts import warmup_budget_seconds
@@ -64,9 +64,9 @@ class PodReports:
             self._changed.set()
 
     def of(self, key: OwnerKey) -> dict[str, PodReport]:
-        """The last reports of the owner's followed pods, by their uids."""
-        followed = self._followed.get(key, {})
-        return {uid: one.report for uid, one in followed.items() if one.report is not None}
+        """The last reports of the owner's followed pods, by their uids; what remains is counted from now."""
+        followed, now = self._followed.get(key, {}), self._clock()
+        return {uid: aged(one.report, now - one.asked_at) for uid, one in followed.items() if one.report is not None}
 
     def clear(self) -> None:
         """Ask nobody: another replica leads."""
@@ -107,7 +107,7 @@ class PodReports:
             return
         one.moved_at = _moved_at(one, boot, now)
         allowed = max(LEAST_STALL_SECONDS, (warmup_budget_seconds(one.pod) or 0.0) / 2)
-        before, one.report = one.report, PodReport(boot, now - one.moved_at > allowed)
+        before, one.report = one.report, PodReport(boot, now - one.moved_at > allowed and boot.phase != READY)
         is_news, one.asked_at = _is_news(before, one.report, now - one.asked_at), now
         if is_news and one in self._followed.get(one.key, {}).values():
             self._news(one.key)

@@ -8,15 +8,17 @@ While it is False, `Reconciling` or `Stalled` says whether it gets there by itse
 
 from __future__ import annotations
 
-from millstream_operator.reconciling import conditions
+from millstream_operator.api.status import AppliedStrategy
+from millstream_operator.reconciling import conditions, workload
 from millstream_operator.reconciling.admission import pods_not_created
 from millstream_operator.reconciling.conditions import Condition
 from millstream_operator.reconciling.diagnosis import Diagnosis, sentence
 from millstream_operator.reconciling.pod_facts import claims, is_ready, runtime_status, secrets
 from millstream_operator.reconciling.pod_failures import diagnose
 from millstream_operator.reconciling.reasons import NEEDS_A_PERSON, Reason
-from millstream_operator.reconciling.seen import Seen, revision_of
+from millstream_operator.reconciling.seen import Seen
 from millstream_operator.reconciling.warmup import last_phase, stalled
+from millstream_operator.reconciling.workload import digest_of_pod
 from millstream_operator.rendering.service import service_url
 
 
@@ -54,25 +56,36 @@ def obstacle(seen: Seen) -> Diagnosis | None:
     """The first thing that is in the way, from the outside in."""
     if seen.problem is not None:
         return seen.problem
+    if seen.intent is not None and (failure := seen.intent.failure) is not None:
+        return Diagnosis(
+            Reason.ROLLED_BACK,
+            f"Rolled back to revision {seen.running.name}, because revision {seen.revision.name} failed. "
+            f"{failure.reason}: {failure.message} Change the spec to try again.",
+        )
     if seen.rolled_out:
         return None
     if (found := diagnose(seen.own_pods, seen.revision.plan, last_phase(seen))) is not None:
-        return found
-    failure = conditions.find(seen.workload_status.get("conditions", ()), "ReplicaFailure")
-    if failure.get("status") == "True" and (found := pods_not_created(failure.get("message", ""))) is not None:
+        return _with_a_way_out(seen, found)
+    told = workload.replica_failure(seen.workload, seen.revision.digest)
+    if told is not None and (found := pods_not_created(told)) is not None:
         return found
     return stalled(seen) or deadline_passed(seen)
 
 
+def _with_a_way_out(seen: Seen, found: Diagnosis) -> Diagnosis:
+    """Who insists on a surge that finds no GPU waits for ever, and may not know of the other way."""
+    surges = seen.intent is not None and seen.intent.strategy is AppliedStrategy.AVAILABILITY
+    older_serve = any(is_ready(pod) and digest_of_pod(pod) != seen.revision.digest for pod in seen.pods)
+    if found.reason is not Reason.INSUFFICIENT_GPU or not surges or not older_serve:
+        return found
+    hint = "Older pods serve on; rollout.strategy ResourceAware would replace them in place."
+    return Diagnosis(found.reason, f"{found.message} {hint}")
+
+
 def deadline_passed(seen: Seen) -> Diagnosis | None:
     """The Deployment controller gave the rollout of the wanted revision up (it still goes on)."""
-    progressing = conditions.find(seen.workload_status.get("conditions", ()), "Progressing")
-    if seen.workload is None or progressing.get("reason") != Reason.PROGRESS_DEADLINE_EXCEEDED:
+    if not workload.deadline_passed(seen.workload, seen.revision.digest):
         return None
-    if revision_of(seen.workload) != seen.revision.digest:
-        return None
-    if seen.workload_status.get("observedGeneration", 0) < seen.workload["metadata"]["generation"]:
-        return None  # said of an older rollout
     return Diagnosis(
         Reason.PROGRESS_DEADLINE_EXCEEDED,
         sentence(f"The rollout made no progress within rollout.progressDeadline. {_what_is_waited_for(seen)}"),
@@ -93,11 +106,12 @@ def _what_is_waited_for(seen: Seen) -> str:
 
 def _on_its_way(seen: Seen, phase: str | None) -> Condition:
     wanted = seen.owner.spec.replicas
-    available = min(sum(is_ready(pod) for pod in seen.own_pods), wanted)
+    in_place = seen.intent is not None and seen.intent.strategy is AppliedStrategy.RESOURCE_AWARE
     where = f"; the slowest is in phase {phase}" if phase is not None and seen.own_pods else ""
     return Condition(
         conditions.READY,
         False,
         Reason.STARTING if seen.is_first else Reason.ROLLING_OUT,
-        f"{available} of {wanted} replicas of revision {seen.revision.name} available{where}.",
+        f"{seen.updated_and_available} of {wanted} replicas of revision {seen.revision.name} available{where}."
+        + (" The pods are replaced in place: an old one is drained before its successor starts." if in_place else ""),
     )

@@ -52,6 +52,20 @@ class Reason(StrEnum):
     EVICTED = "Evicted"
     NODE_LOST = "NodeLost"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
+    ROLLED_BACK = "RolledBack"
+
+    # What stands beside the model (of Autoscaled and Monitored).
+    AUTOSCALING = "Autoscaling"
+    AUTOSCALER_STARTING = "AutoscalerStarting"
+    AUTOSCALER_UNAVAILABLE = "AutoscalerUnavailable"
+    AUTOSCALER_FAILING = "AutoscalerFailing"
+    METRICS_UNAVAILABLE = "MetricsUnavailable"
+    MONITORED = "Monitored"
+    MONITORING_UNAVAILABLE = "MonitoringUnavailable"
+
+    # A new plan would be another one.
+    NEW_FACTS = "NewFacts"
+    NEW_DEFAULTS = "NewDefaults"
 
     # The Service.
     SERVICE_UNREACHABLE = "ServiceUnreachable"
@@ -73,6 +87,7 @@ NEEDS_A_PERSON = frozenset(
         Reason.INVALID_CONFIG,
         Reason.UNSUPPORTED_BY_RUNTIME,
         Reason.PROGRESS_DEADLINE_EXCEEDED,
+        Reason.ROLLED_BACK,
     }
 )
 
@@ -90,5 +105,7 @@ MESSAGE_HAS_VARYING_NUMBERS = frozenset(
         Reason.QUOTA_EXCEEDED,
         Reason.APPLY_REFUSED,
         Reason.SERVICE_UNREACHABLE,
+        Reason.AUTOSCALER_FAILING,
+        Reason.METRICS_UNAVAILABLE,
     }
 )

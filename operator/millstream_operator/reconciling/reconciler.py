@@ -1,6 +1,6 @@
 """`reconcile(key)`: make the cluster hold what one LLMDeployment says, and write down what is.
 
-    index -> parse -> pinned revision -> apply what differs -> prune -> ask the model -> status, if it changed
+    index -> parse -> pinned revision -> intent of the rollout -> apply what differs -> prune -> ask the model -> status
 
 Level-triggered: it looks at everything each time and remembers nothing that it could not find out again, so it may
 be killed before or after any of its writes. Reads come from the index; a live GET comes before anything destructive.
@@ -12,18 +12,20 @@ import datetime
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import ManifestError, parse
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.reconciling import conditions
-from millstream_operator.reconciling.children import Children, namespace_is_going
+from millstream_operator.reconciling.children import Children, controller_uid, namespace_is_going
 from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable, ClusterClient
+from millstream_operator.reconciling.companions import Beside, Companions, CompanionsOf, ServedKinds
 from millstream_operator.reconciling.conditions import find
 from millstream_operator.reconciling.diagnosis import Diagnosis
-from millstream_operator.reconciling.events import event_for
+from millstream_operator.reconciling.events import events_for, news
+from millstream_operator.reconciling.facts import FactsSource, NoFacts
 from millstream_operator.reconciling.index import Index, OwnerKey
 from millstream_operator.reconciling.kinds import (
     CONTROLLER_REVISION,
@@ -32,14 +34,25 @@ from millstream_operator.reconciling.kinds import (
     OWNED,
     POD,
 )
+from millstream_operator.reconciling.pinning import Pinning
 from millstream_operator.reconciling.pod_reports import NobodyAnswers, PodReports
+from millstream_operator.reconciling.pruning import (
+    also_running,
+    digests_in_use,
+    needed_maps,
+    superfluous,
+    superfluous_records,
+)
 from millstream_operator.reconciling.reasons import Reason
-from millstream_operator.reconciling.revisions import Pin, PlanRefused, choose, last_good, superfluous
-from millstream_operator.reconciling.seen import Answer, Seen, rolled_out
+from millstream_operator.reconciling.revisions import Pin, PlanRefused, last_answered, last_good
+from millstream_operator.reconciling.rollout import Intent, Scene, SpareGPUs, intent, nobody_knows
+from millstream_operator.reconciling.seen import Answer, Seen
 from millstream_operator.reconciling.service_probe import ServiceAccess, ask
 from millstream_operator.reconciling.status import status_of, status_of_invalid
 from millstream_operator.reconciling.warmup import warming_up
 from millstream_operator.reconciling.work_queue import RetryLater
+from millstream_operator.reconciling.workload import rolled_out
+from millstream_operator.rendering.companions import CompanionDefaults
 from millstream_operator.rendering.names import LEADER, ROLE_LABEL
 from millstream_operator.rendering.objects import objects
 from millstream_operator.rendering.pod_defaults import PodDefaults
@@ -58,6 +71,7 @@ class Defaults:
 
     plan: PlanDefaults = field(default_factory=PlanDefaults)
     pods: PodDefaults = field(default_factory=PodDefaults)
+    companions: CompanionDefaults = field(default_factory=CompanionDefaults)
 
 
 def _utc_now() -> str:
@@ -73,12 +87,18 @@ class Reconciler:
         index: Index,
         access: ServiceAccess,
         defaults: Defaults,
+        served: ServedKinds,
         now: Callable[[], str] = _utc_now,
         reports: PodReports | None = None,
+        spare: SpareGPUs = nobody_knows,
+        facts: FactsSource | None = None,
     ) -> None:
-        self._client, self._index, self._access, self._defaults, self._now = client, index, access, defaults, now
+        self._client, self._index, self._access, self._now = client, index, access, now
+        self._spare = spare
+        self.pinning = Pinning(facts or NoFacts(), defaults.plan, defaults.pods)
         self._children = Children(client, index)
         self._reports = reports or PodReports(NobodyAnswers(), lambda _key: None, time.monotonic)
+        self._companions = CompanionsOf(self._children, served, defaults.companions)
         # By owner's uid: which revision and pods were asked, and what came of it.
         self._answers: dict[str, tuple[object, Answer]] = {}
         self._unanswered: dict[str, int] = {}  # failures in a row
@@ -106,21 +126,45 @@ class Reconciler:
             return
         records = self._children.own(owner, key, CONTROLLER_REVISION)
         try:
-            pin = choose(owner, self._defaults.plan, self._defaults.pods, records)
+            chosen = self.pinning.choose(owner, records)
         except PlanRefused as refused:
             # The pods stay what they were, and are repaired; what no plan decides (replicas, Service) follows the spec.
+            beside = None
             if (kept := last_good(records)) is not None:
-                await self._bring_about(owner, kept)
-            await self._write_invalid(manifest, refused.problem, refused.plan)
+                rollout = intent(self._scene(owner, key, kept))
+                await self._children.bring_about(owner, self._wanted(owner, key, rollout))
+                beside = await self._beside(owner, key, kept, manifest)
+            await self._write_invalid(manifest, refused.problem, refused.plan, beside)
             return
-        problem = await self._bring_about(owner, pin)
+        pin = chosen.pin
+        rollout = intent(self._scene(owner, key, pin))
+        if rollout.decisions:
+            await self._tell(owner, key, rollout, chosen.outdated)
+        wanted = self._wanted(owner, key, rollout)
+        problem = await self._children.bring_about(owner, wanted)
         if problem is None:
-            await self._prune(owner, key, pin)
+            await self._prune(owner, key, rollout, wanted)
+        beside = await self._beside(owner, key, rollout.running, manifest)
         workload = self._children.get(owner, key, DEPLOYMENT)
         pods = self._index.children(key, POD)
-        answer = await self._answer(owner, pin, workload, pods) if problem is None else None
-        previous = manifest.get("status") or {}
-        seen = Seen(owner, pin.revision, workload, pods, answer, problem, previous, reports=self._reports.of(key))
+        answer = await self._answer(owner, rollout.running, workload, pods) if problem is None else None
+        if answer is not None and answer.failure is None:
+            await self._remember_answer(owner, rollout)
+        previous = self._status(key)
+        seen = Seen(
+            owner,
+            pin.revision,
+            workload,
+            pods,
+            answer,
+            problem,
+            previous,
+            decisions=(*chosen.decisions, *beside.decisions),
+            companions=beside.conditions,
+            reports=self._reports.of(key),
+            intent=rollout,
+            outdated=chosen.outdated,
+        )
         self._reports.follow(key, warming_up(seen))
         await self._write_status(owner, previous, status_of(seen, self._now()))
         if problem is not None:
@@ -129,24 +173,66 @@ class Reconciler:
             raise RetryLater(answer.failure.message)
         if answer is None and self._unanswered.get(owner.metadata.uid or ""):
             raise RetryLater("the model does not answer through its Service yet")
+        if beside.problem:
+            raise RetryLater(beside.problem, RECHECK_OBSTACLE_SECONDS)
 
     # Children
 
-    async def _bring_about(self, owner: LLMDeployment, pin: Pin) -> Diagnosis | None:
-        """The record first: a pod never runs a revision that is not written down."""
-        record = controller_revision(owner, pin.revision, pin.number)
-        return await self._children.bring_about(owner, [record, *objects(owner, pin.revision)])
+    def _scene(self, owner: LLMDeployment, key: OwnerKey, pin: Pin) -> Scene:
+        return Scene(
+            owner,
+            pin,
+            self._children.own(owner, key, CONTROLLER_REVISION),
+            self._children.get(owner, key, DEPLOYMENT),
+            self._index.children(key, POD),
+            self._status(key).get("decisions") or (),
+            self._spare(owner, pin.revision),
+        )
 
-    async def _prune(self, owner: LLMDeployment, key: OwnerKey, pin: Pin) -> None:
+    async def _tell(self, owner: LLMDeployment, key: OwnerKey, rollout: Intent, outdated: Diagnosis | None) -> None:
+        """Before the deed: whoever looks on when the first pod is drained finds out why."""
+        scene, previous = self._scene(owner, key, rollout.pin), self._status(key)
+        seen = Seen(
+            owner,
+            rollout.pin.revision,
+            scene.workload,
+            scene.pods,
+            previous=previous,
+            decisions=rollout.decisions,
+            intent=rollout,
+            outdated=outdated,
+        )
+        await self._write_status(owner, previous, status_of(seen, self._now()))
+
+    def _wanted(self, owner: LLMDeployment, key: OwnerKey, rollout: Intent) -> list[Manifest]:
+        """The record first: a pod never runs a revision that is not written down, and no failure is forgotten."""
+        scene, running = self._scene(owner, key, rollout.pin), rollout.running.revision
+        others = also_running(scene.records, digests_in_use(scene.workload, scene.pods), running)
+        return [_record(owner, rollout.pin), *objects(owner, running, rollout.strategy, others)]
+
+    async def _remember_answer(self, owner: LLMDeployment, rollout: Intent) -> None:
+        """What answered once is what a later revision goes back to when it fails."""
+        if rollout.running is rollout.pin and not rollout.pin.marks.answered:
+            pin = replace(rollout.pin, marks=replace(rollout.pin.marks, answered=True))
+            await self._children.bring_about(owner, [_record(owner, pin)])
+
+    async def _prune(self, owner: LLMDeployment, key: OwnerKey, rollout: Intent, wanted: Sequence[Manifest]) -> None:
         """Delete what is ours and no longer wanted."""
-        wanted = {(o["kind"], o["metadata"]["name"]) for o in objects(owner, pin.revision)}
+        scene = self._scene(owner, key, rollout.pin)
+        good = last_answered(scene.records)
+        keep = {one.revision.name for one in (rollout.pin, rollout.running, good) if one is not None}
+        doomed = superfluous_records(scene.records, keep, digests_in_use(scene.workload, scene.pods))
+        names = {record["metadata"]["name"] for record in doomed}
+        kept = [record for record in scene.records if record["metadata"]["name"] not in names]
+        applied = {(one["kind"], one["metadata"]["name"]) for one in wanted}
+        maps = needed_maps(owner.name, kept, scene.pods)
         for kind in OWNED:
             mine = self._children.own(owner, key, kind)
-            if kind is CONTROLLER_REVISION:
-                doomed = superfluous(mine, pin.revision)
-            else:
-                doomed = [child for child in mine if (kind.kind, child["metadata"]["name"]) not in wanted]
-            await self._children.delete(owner, doomed)
+            await self._children.delete(owner, superfluous(kind, mine, applied, names, maps))
+
+    async def _beside(self, owner: LLMDeployment, key: OwnerKey, pin: Pin, manifest: Manifest) -> Companions:
+        previous = (manifest.get("status") or {}).get("conditions") or ()
+        return await self._companions.bring_about(Beside(owner, key, pin.revision.plan, previous))
 
     # The model
 
@@ -156,7 +242,7 @@ class Reconciler:
         """Ask once for each revision and set of pods; a failure is asked again at the next try."""
         uid = owner.metadata.uid or ""
         if owner.spec.replicas == 0 or not rolled_out(owner, pin.revision, workload):
-            self.forget(uid)
+            self._forget_answer(uid)
             return None
         asked = (pin.revision.name, owner.spec.service, _serving(pods))
         known = self._answers.get(uid)
@@ -172,6 +258,11 @@ class Reconciler:
 
     # Status
 
+    def _status(self, key: OwnerKey) -> Manifest:
+        """As it was written last."""
+        manifest = self._index.get(LLM_DEPLOYMENT, key.namespace, key.name) or {}
+        return manifest.get("status") or {}
+
     async def _write_status(self, owner: LLMDeployment, before: Manifest, after: Manifest) -> None:
         """One patch, and only if something changed: our own write wakes us again."""
         after = {name: value for name, value in after.items() if value is not None}
@@ -181,15 +272,28 @@ class Reconciler:
         manifest = {"apiVersion": owner.api_version, "kind": owner.kind, "metadata": metadata, "status": after}
         answer = await self._client.apply(manifest, subresource="status")
         self._index.put(LLM_DEPLOYMENT, answer)
-        if (event := event_for(owner, before, after, self._now())) is not None:
-            try:
-                await self._client.create(event)
-            except (ApiError, ApiUnreachable) as error:  # news, not state: the conditions say the same
-                log.info("%s/%s: no Event written: %s", owner.metadata.namespace, owner.name, error)
+        for event in events_for(owner, before, after, self._now()):
+            await self._publish(event)
 
-    async def _write_invalid(self, manifest: Manifest, problem: Diagnosis, plan: Manifest | None = None) -> None:
+    async def _publish(self, event: Manifest) -> None:
+        try:
+            await self._client.create(event)
+        except (ApiError, ApiUnreachable) as error:  # news, not state: the conditions say the same
+            involved = event["involvedObject"]
+            log.info("%s/%s: no Event written: %s", involved["namespace"], involved["name"], error)
+
+    async def _write_invalid(
+        self,
+        manifest: Manifest,
+        problem: Diagnosis,
+        plan: Manifest | None = None,
+        beside: Companions | None = None,
+    ) -> None:
         metadata, previous = manifest["metadata"], manifest.get("status") or {}
-        after = status_of_invalid(previous, metadata.get("generation", 0), problem, self._now(), plan)
+        told = beside.conditions if beside is not None else None
+        live = self._index.get(DEPLOYMENT, metadata["namespace"], metadata["name"])
+        ours = live if live is not None and controller_uid(live) == metadata["uid"] else None
+        after = status_of_invalid(previous, metadata.get("generation", 0), problem, self._now(), plan, ours, told)
         if after == previous:
             return
         body = {
@@ -199,11 +303,21 @@ class Reconciler:
             "status": after,
         }
         self._index.put(LLM_DEPLOYMENT, await self._client.apply(body, subresource="status"))
+        if (event := news(metadata, previous, after, self._now())) is not None:
+            await self._publish(event)
 
     def forget(self, uid: str) -> None:
-        """Nothing is known any more about an LLMDeployment that is gone, or whose pods are."""
+        """Nothing is known any more about an LLMDeployment that is gone."""
+        self._forget_answer(uid)
+        self.pinning.forget(uid)
+
+    def _forget_answer(self, uid: str) -> None:
         self._answers.pop(uid, None)
         self._unanswered.pop(uid, None)
+
+
+def _record(owner: LLMDeployment, pin: Pin) -> Manifest:
+    return controller_revision(owner, pin.revision, pin.number, pin.marks)
 
 
 def _serving(pods: Sequence[Manifest]) -> frozenset[str]:

@@ -10,12 +10,12 @@ runs.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.planning.facts import Facts
-from millstream_operator.planning.input_hash import input_hash
+from millstream_operator.planning.input_hash import input_hash, input_hash_of_format_1
 from millstream_operator.planning.plan import Infeasible, Plan, PlanDefaults
 from millstream_operator.planning.planner import decide
 from millstream_operator.planning.requires import refusal
@@ -23,17 +23,18 @@ from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.reasons import Reason
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import Revision, read_revision, render_revision
+from millstream_operator.rendering.revision_marks import Marks, read_marks
 
 Manifest = dict[str, Any]
-HISTORY_LIMIT = 4  # records kept, the current one included
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """The revision to run and the number of its record."""
+    """The revision to run, and its record's number and marks."""
 
     revision: Revision
     number: int
+    marks: Marks = field(default_factory=Marks)
 
 
 class PlanRefused(Exception):
@@ -56,23 +57,67 @@ def choose(
     Raises:
         PlanRefused: there is no plan, or it cannot be run.
     """
+    records = list(stored)
+    return pinned(owner, records) or plan_anew(owner, plan_defaults, pod_defaults, records, facts or Facts())
+
+
+def pinned(owner: LLMDeployment, stored: Iterable[Manifest]) -> Pin | None:
+    """The newest revision, if it was planned from what the spec still says, or the one that served before it."""
     records = newest_first(stored)
-    if records:
-        pinned = read_revision(records[0])
-        if pinned is not None and pinned.input_hash == input_hash(owner):
-            return Pin(pinned, records[0]["revision"])
-    planned = decide(owner, plan_defaults, facts or Facts())
+    if not records:
+        return None
+    newest = read_pin(records[0])
+    if newest is not None and _asks_for(owner, newest.revision):
+        return newest
+    # Back from a revision that never served: what served before it still runs, so it is not rendered anew.
+    good = last_answered(records)
+    if good is not None and _asks_for(owner, good.revision):
+        return Pin(good.revision, records[0]["revision"] + 1, Marks(answered=True))
+    return None
+
+
+def plan_anew(
+    owner: LLMDeployment,
+    plan_defaults: PlanDefaults,
+    pod_defaults: PodDefaults,
+    stored: Iterable[Manifest],
+    facts: Facts,
+) -> Pin:
+    """A plan that is made and rendered now.
+
+    Raises:
+        PlanRefused: there is no plan, or it cannot be run.
+    """
+    planned = decide(owner, plan_defaults, facts)
     if isinstance(planned, Infeasible) or planned.requires:
         raise PlanRefused(_why_refused(planned), planned.status_plan())
-    fresh = render_revision(owner, planned, pod_defaults)
-    return Pin(fresh, (records[0]["revision"] if records else 0) + 1)
+    records = newest_first(stored)
+    return Pin(render_revision(owner, planned, pod_defaults), (records[0]["revision"] if records else 0) + 1)
+
+
+def _asks_for(owner: LLMDeployment, revision: Revision) -> bool:
+    wanted = input_hash(owner) if revision.boot is not None else input_hash_of_format_1(owner)
+    return revision.input_hash == wanted
+
+
+def read_pin(record: Manifest) -> Pin | None:
+    """A stored record; None when its format is not known here."""
+    revision = read_revision(record)
+    return Pin(revision, record["revision"], read_marks(record)) if revision is not None else None
 
 
 def last_good(stored: Iterable[Manifest]) -> Pin | None:
-    """The newest revision that was ever applied: what goes on serving while a newer spec is refused."""
+    """The newest revision that was applied and not given up: what goes on serving while a newer spec is refused."""
+    pins = [pin for record in newest_first(stored) if (pin := read_pin(record)) is not None]
+    return next((pin for pin in pins if pin.marks.failure is None), pins[0] if pins else None)
+
+
+def last_answered(stored: Iterable[Manifest], but: Pin | None = None) -> Pin | None:
+    """The newest revision that answered through the Service, other than `but`: what a failed one goes back to."""
     for record in newest_first(stored):
-        if (revision := read_revision(record)) is not None:
-            return Pin(revision, record["revision"])
+        pin = read_pin(record)
+        if pin is not None and pin.marks.answered and (but is None or pin.revision.name != but.revision.name):
+            return pin
     return None
 
 
@@ -85,11 +130,5 @@ def _why_refused(planned: Plan | Infeasible) -> Diagnosis:
     return Diagnosis(reason, f"{planned.message}{f' What would do: {fixes}.' if fixes else ''}")
 
 
-def superfluous(stored: Iterable[Manifest], current: Revision) -> list[Manifest]:
-    """Records beyond the history limit, oldest last; never the current one."""
-    others = [record for record in newest_first(stored) if record["metadata"]["name"] != current.name]
-    return others[HISTORY_LIMIT - 1 :]
-
-
 def newest_first(stored: Iterable[Manifest]) -> list[Manifest]:
-    return sorted(stored, key=lambda record: int(record["revision"]), reverse=True)
+    return sorted(stored, key=lambda record: (int(record["revision"]), record["metadata"]["name"]), reverse=True)

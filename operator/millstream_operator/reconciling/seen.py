@@ -8,9 +8,12 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.reconciling.boot_report import BootReport, PodReport
+from millstream_operator.reconciling.conditions import Condition
 from millstream_operator.reconciling.decisions import Decision
 from millstream_operator.reconciling.diagnosis import Diagnosis
-from millstream_operator.rendering.names import REVISION_LABEL
+from millstream_operator.reconciling.pod_facts import is_ready
+from millstream_operator.reconciling.rollout import Intent
+from millstream_operator.reconciling.workload import digest_of_pod, rolled_out
 from millstream_operator.rendering.revision import Revision
 
 Manifest = dict[str, Any]
@@ -37,6 +40,14 @@ class Seen:
     previous: Manifest = field(default_factory=dict)  # the status before
     decisions: Sequence[Decision] = ()  # made in this turn
     reports: Mapping[str, PodReport] = field(default_factory=dict)  # of pods that warm up, by uid
+    intent: Intent | None = None  # of the rollout
+    companions: Sequence[Condition] | None = None  # of what stands beside the model; None: nobody looked
+    outdated: Diagnosis | None = None  # what a new plan would gain
+
+    @property
+    def running(self) -> Revision:
+        """What the pods shall run: what the spec asks for, or what was put back after that failed."""
+        return self.intent.running.revision if self.intent is not None else self.revision
 
     @property
     def workload_status(self) -> Manifest:
@@ -46,35 +57,24 @@ class Seen:
     @property
     def own_pods(self) -> list[Manifest]:
         """Pods of the wanted revision; those of an older one may fail as they like."""
-        digest = self.revision.digest
-        return [pod for pod in self.pods if pod["metadata"].get("labels", {}).get(REVISION_LABEL) == digest]
+        return [pod for pod in self.pods if digest_of_pod(pod) == self.revision.digest]
+
+    @property
+    def updated_and_available(self) -> int:
+        """Replicas of the wanted revision that serve."""
+        wanted = self.owner.spec.replicas
+        return wanted if self.rolled_out else min(sum(is_ready(pod) for pod in self.own_pods), wanted)
 
     @property
     def rolled_out(self) -> bool:
         return rolled_out(self.owner, self.revision, self.workload)
 
     @property
+    def is_rolled_back(self) -> bool:
+        """The wanted revision failed, and another one runs in its place."""
+        return self.intent is not None and self.intent.failure is not None
+
+    @property
     def is_first(self) -> bool:
         """No revision ever answered."""
         return not self.previous.get("rollout", {}).get("currentRevision")
-
-
-def rolled_out(owner: LLMDeployment, revision: Revision, workload: Manifest | None) -> bool:
-    """All replicas run the wanted revision and are available, and no older one is left."""
-    if workload is None or revision_of(workload) != revision.digest:
-        return False
-    status, wanted = workload.get("status", {}), owner.spec.replicas
-    return bool(
-        workload["spec"].get("replicas") == wanted
-        and status.get("observedGeneration", 0) >= workload["metadata"]["generation"]
-        and status.get("updatedReplicas", 0) == wanted
-        and status.get("replicas", 0) == wanted
-        and status.get("availableReplicas", 0) == wanted
-    )
-
-
-def revision_of(workload: Manifest) -> str | None:
-    """The digest of the revision that a Deployment's template runs."""
-    metadata = workload["spec"]["template"].get("metadata", {})
-    found: str | None = metadata.get("labels", {}).get(REVISION_LABEL)
-    return found

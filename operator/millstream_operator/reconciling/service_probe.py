@@ -105,7 +105,8 @@ async def ask(access: ServiceAccess, owner: LLMDeployment, revision: Revision) -
         told = await access.get(owner, "/ready", READY_TIMEOUT_SECONDS)
         if (problem := _not_the_wanted_one(told, owner, revision)) is not None:
             return Answer(failure=problem)
-        question = {"model": owner.served_name, "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
+        served_name = revision.served_name or owner.served_name
+        question = {"model": served_name, "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
         completion = await access.post(owner, "/v1/completions", question, COMPLETION_TIMEOUT_SECONDS)
     except ServiceUnreachable as error:
         return Answer(
@@ -120,7 +121,8 @@ async def ask(access: ServiceAccess, owner: LLMDeployment, revision: Revision) -
 
 
 def _not_the_wanted_one(told: dict[str, Any], owner: LLMDeployment, revision: Revision) -> Diagnosis | None:
-    if told.get("config_hash") == revision.config_hash and told.get("model") == owner.served_name:
+    served_name = revision.served_name or owner.served_name
+    if told.get("config_hash") == revision.config_hash and told.get("model") == served_name:
         return None
     return Diagnosis(
         Reason.WRONG_ANSWER,

@@ -9,20 +9,27 @@ from millstream_operator.reconciling import conditions
 from millstream_operator.reconciling.conditions import Condition
 from millstream_operator.reconciling.reasons import Reason
 from millstream_operator.reconciling.seen import Seen
+from millstream_operator.reconciling.workload import rolled_out
 
 
 def available(seen: Seen) -> Condition:
     """At least one replica serves, of whatever revision."""
-    if seen.workload_status.get("availableReplicas", 0):
-        return Condition(conditions.AVAILABLE, True, Reason.AVAILABLE, "At least one replica serves.")
-    if seen.owner.spec.replicas == 0:
+    some = bool(seen.workload_status.get("availableReplicas", 0))
+    if not some and seen.owner.spec.replicas == 0:
         return Condition(conditions.AVAILABLE, False, Reason.SCALED_TO_ZERO, "spec.replicas is 0: nothing serves.")
+    return serves(some)
+
+
+def serves(some: bool) -> Condition:
+    """Available, by the count of available replicas alone."""
+    if some:
+        return Condition(conditions.AVAILABLE, True, Reason.AVAILABLE, "At least one replica serves.")
     return Condition(conditions.AVAILABLE, False, Reason.NO_REPLICA_AVAILABLE, "No replica serves.")
 
 
 def model_ready(seen: Seen) -> Condition:
     """Does the model answer through its Service, with the wanted configuration?"""
-    if not seen.rolled_out or seen.owner.spec.replicas == 0:
+    if not rolled_out(seen.owner, seen.running, seen.workload) or seen.owner.spec.replicas == 0:
         reason = Reason.SCALED_TO_ZERO if seen.owner.spec.replicas == 0 else Reason.NO_REPLICA_AVAILABLE
         if seen.workload_status.get("availableReplicas", 0):
             reason = Reason.ROLLING_OUT

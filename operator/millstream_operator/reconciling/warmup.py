@@ -113,7 +113,7 @@ def _seconds_taken(seen: Seen, before: Mapping[str, Any]) -> int | None:
     """What a warm-up took: told by the pod that answered, once a revision; until then, what the last one took."""
     known: int | None = before.get("seconds")
     measured = seen.previous.get("rollout", {}).get("currentRevision") == seen.revision.name
-    if (known is not None and measured) or seen.answer is None or seen.answer.boot is None:
+    if (known is not None and measured) or seen.is_rolled_back or seen.answer is None or seen.answer.boot is None:
         return known
     return round(seen.answer.boot.total_seconds) or known
 

@@ -5,20 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
-from millstream_operator.planning.planner import progress_deadline_seconds
+from millstream_operator.api.status import AppliedStrategy
+from millstream_operator.planning.planner import drain_timeout_seconds, progress_deadline_seconds
 from millstream_operator.rendering.names import child, selector_labels
 
 REVISION_HISTORY_LIMIT = 2  # ReplicaSets; what to roll back to is the ControllerRevisions' business
+# One pod at a time either way: a new revision that fails has failed in one pod, and the others never meet it.
+ROLLING_UPDATES = {
+    AppliedStrategy.AVAILABILITY: {"maxSurge": 1, "maxUnavailable": 0},
+    AppliedStrategy.RESOURCE_AWARE: {"maxSurge": 0, "maxUnavailable": 1},
+}
 
 
-def deployment(owner: LLMDeployment, template: dict[str, Any]) -> dict[str, Any]:
-    """One Deployment around a pinned pod template. A new pod comes up before an old one leaves."""
+def deployment(
+    owner: LLMDeployment, template: dict[str, Any], strategy: AppliedStrategy = AppliedStrategy.AVAILABILITY
+) -> dict[str, Any]:
+    """One Deployment around a pinned pod template.
+
+    In place a new pod may wait for the GPUs of one that drains: that is no want of progress, so the deadline is longer.
+    """
+    waits = drain_timeout_seconds(owner.spec) if strategy is AppliedStrategy.RESOURCE_AWARE else 0
     return child(owner, "apps/v1", "Deployment") | {
         "spec": {
             "replicas": owner.spec.replicas,
             "selector": {"matchLabels": selector_labels(owner.name)},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
-            "progressDeadlineSeconds": progress_deadline_seconds(owner.spec),
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": ROLLING_UPDATES[strategy]},
+            "progressDeadlineSeconds": progress_deadline_seconds(owner.spec) + waits,
             "revisionHistoryLimit": REVISION_HISTORY_LIMIT,
             "template": template,
         },

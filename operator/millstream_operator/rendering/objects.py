@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.status import AppliedStrategy
+from millstream_operator.planning.rollout_strategy import rollout_strategy
+from millstream_operator.rendering.config_maps import boot_config_map, live_config_map
 from millstream_operator.rendering.deployment import deployment
 from millstream_operator.rendering.network_policy import network_policy
 from millstream_operator.rendering.pod_disruption_budget import pod_disruption_budget
@@ -13,13 +17,25 @@ from millstream_operator.rendering.service import service
 from millstream_operator.rendering.service_account import service_account
 
 
-def objects(owner: LLMDeployment, revision: Revision) -> list[dict[str, Any]]:
-    """What a pod needs comes before the Deployment that makes pods."""
+def objects(
+    owner: LLMDeployment,
+    revision: Revision,
+    strategy: AppliedStrategy | None = None,
+    also_running: Iterable[Revision] = (),
+) -> list[dict[str, Any]]:
+    """What a pod needs comes before the Deployment that makes pods.
+
+    `strategy`: how the revision reaches the pods; None: as the spec and the plan alone would have it. `also_running`:
+    older revisions with pods, whose configuration must stay while they do.
+    """
+    boots = {one.config_hash: one.boot for one in (*also_running, revision) if one.boot is not None}
     wanted = [
         service_account(owner),
         network_policy(owner),
         service(owner),
         pod_disruption_budget(owner),
-        deployment(owner, revision.template),
+        *(boot_config_map(owner, boot, config_hash) for config_hash, boot in boots.items()),
+        live_config_map(owner) if revision.boot is not None else None,
+        deployment(owner, revision.template, strategy or rollout_strategy(owner, revision.plan, None)),
     ]
     return [rendered for rendered in wanted if rendered is not None]

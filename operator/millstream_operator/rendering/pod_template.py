@@ -16,6 +16,7 @@ from millstream_operator.api.pod_template import Container, PodMetadata, PodSpec
 from millstream_operator.api.spec import AcceleratorType
 from millstream_operator.inventory.nodes import PRODUCT_LABEL
 from millstream_operator.planning.plan import GPU_RESOURCE, Plan, ResourcePlan
+from millstream_operator.rendering.config_maps import CONFIG_ARGS, config_mount, config_volume
 from millstream_operator.rendering.model_source import ModelFiles, model_files
 from millstream_operator.rendering.names import (
     HTTP_PORT_NAME,
@@ -27,9 +28,12 @@ from millstream_operator.rendering.names import (
 )
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.quantity import canonical
-from millstream_operator.rendering.runtime_config import RUNTIME_PORT, runtime_config
+from millstream_operator.rendering.runtime_config import RUNTIME_PORT, boot_config
 
 NON_ROOT_ID = 65532
+# NCCL moves what GPUs cannot read from each other through /dev/shm, of which a container has 64 MiB by default: too
+# little for two of its ranks. Pages count against the pod's memory as they are touched; the limit only caps them.
+SHARED_MEMORY_MEBIBYTES_PER_RANK = 512
 DRAIN_MARGIN_SECONDS = 30  # after the drain: closing connections, leaving the process
 _SECURITY_CONTEXT = {
     "allowPrivilegeEscalation": False,
@@ -90,7 +94,12 @@ def _pod_spec(owner: LLMDeployment, plan: Plan, defaults: PodDefaults, overlay: 
             }
         ],
         "containers": [_container(plan, container, model)],
-        "volumes": [{"name": "tmp", "emptyDir": {}}, *model.volumes],
+        "volumes": [
+            {"name": "tmp", "emptyDir": {}},
+            config_volume(name, boot_config(plan).config_hash()),
+            *_shared_memory(plan),
+            *model.volumes,
+        ],
         **_affinity(plan),
         **{key: value for key, value in optional.items() if value},
     }
@@ -101,7 +110,7 @@ def _container(plan: Plan, overlay: Container | None, model: ModelFiles) -> dict
         "name": RUNTIME_CONTAINER,
         "image": plan.runtime_image,
         "imagePullPolicy": "IfNotPresent",
-        "args": ["serve", *runtime_config(plan).to_args()],
+        "args": ["serve", *CONFIG_ARGS],
         "env": _env(overlay),
         "ports": [{"name": HTTP_PORT_NAME, "containerPort": RUNTIME_PORT, "protocol": "TCP"}],
         "resources": _resources(plan.resources, overlay),
@@ -110,8 +119,21 @@ def _container(plan: Plan, overlay: Container | None, model: ModelFiles) -> dict
         "livenessProbe": {**_get("/health"), "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 6},
         "terminationMessagePolicy": "File",
         "securityContext": _SECURITY_CONTEXT,
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *model.mounts],  # noqa: S108
+        "volumeMounts": [
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+            config_mount(),
+            *({"name": volume["name"], "mountPath": "/dev/shm"} for volume in _shared_memory(plan)),  # noqa: S108
+            *model.mounts,
+        ],
     }
+
+
+def _shared_memory(plan: Plan) -> list[dict[str, Any]]:
+    """Room for the ranks of a replica to talk through, where there are several."""
+    if plan.tensor_parallel_size == 1:
+        return []
+    size = canonical(f"{plan.tensor_parallel_size * SHARED_MEMORY_MEBIBYTES_PER_RANK}Mi")
+    return [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}]
 
 
 def _get(path: str) -> dict[str, Any]:

@@ -9,10 +9,9 @@ and DaemonSets store theirs, and stands until the spec's input hash changes. The
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
@@ -20,10 +19,13 @@ from millstream_operator.planning.plan import Plan
 from millstream_operator.rendering.names import REVISION_LABEL, child
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.pod_template import pod_template
-from millstream_operator.rendering.runtime_config import runtime_config
+from millstream_operator.rendering.revision_marks import Marks
+from millstream_operator.rendering.runtime_config import boot_config
 
 HASH_LENGTH = 10
-FORMAT = 1  # of `data`; raise it when its keys change their meaning
+# Of `data`; raise it when its keys change their meaning. 1 told the pod its configuration by flags; 2 has `boot`, which
+# becomes a ConfigMap. Both are read: a record of format 1 goes on running as it was rendered.
+FORMAT_WITH_FLAGS, FORMAT = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +39,17 @@ class Revision:
     image: str
     plan: dict[str, Any]  # status.plan
     template: dict[str, Any]  # PodTemplateSpec
+    boot: dict[str, Any] | None = None  # the fields of a BootConfig; None: format 1
+
+    @property
+    def served_name(self) -> str | None:
+        """The model's name in requests, as it was pinned; None where only flags tell it."""
+        return self.boot["served_model_name"] if self.boot is not None else None
 
     def data(self) -> dict[str, Any]:
+        told = {"format": FORMAT_WITH_FLAGS} if self.boot is None else {"format": FORMAT, "boot": self.boot}
         return {
-            "format": FORMAT,
+            **told,
             "inputHash": self.input_hash,
             "configHash": self.config_hash,
             "image": self.image,
@@ -53,37 +62,46 @@ def render_revision(owner: LLMDeployment, plan: Plan, defaults: PodDefaults) -> 
     """Render the pods of a plan, and name the result after its content.
 
     The pods are labelled by the digest of the template alone: a spec that says the same in other words (`60s` for
-    `1m`) makes a new record and restarts nothing.
+    `1m`), or a plan with other prices, makes a new record and restarts nothing. A record cannot be changed.
     """
     template = pod_template(owner, plan, defaults)
     digest = _digest(template)
     template["metadata"]["labels"][REVISION_LABEL] = digest
-    return Revision(
-        name=f"{owner.name}-{_digest([plan.input_hash, template])}",
+    boot = boot_config(plan)
+    unnamed = Revision(
+        name="",
         digest=digest,
         input_hash=plan.input_hash,
-        config_hash=runtime_config(plan).config_hash(),
+        config_hash=boot.config_hash(),
         image=plan.runtime_image,
         plan=plan.status_plan(),
         template=template,
+        # Without what is left to the runtime: a null may not survive the trip through the API server, and the text of
+        # an immutable ConfigMap is made of this.
+        boot={name: value for name, value in boot.as_dict().items() if value is not None},
     )
+    return replace(unnamed, name=f"{owner.name}-{_digest(unnamed.data())}")
 
 
 def _digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:HASH_LENGTH]
 
 
-def controller_revision(owner: LLMDeployment, revision: Revision, number: int) -> dict[str, Any]:
+def controller_revision(
+    owner: LLMDeployment, revision: Revision, number: int, marks: Marks | None = None
+) -> dict[str, Any]:
     """The object that keeps a revision. `number` grows with every change of the spec."""
     rendered = child(owner, "apps/v1", "ControllerRevision", name=revision.name)
     rendered["metadata"]["labels"][REVISION_LABEL] = revision.digest
+    if marks is not None and (annotations := marks.annotations()):
+        rendered["metadata"]["annotations"] = annotations
     return rendered | {"revision": number, "data": revision.data()}
 
 
 def read_revision(stored: dict[str, Any]) -> Revision | None:
-    """A revision from its object; None when it was written by a version whose format is not known here."""
-    data = copy.deepcopy(stored.get("data") or {})
-    if data.get("format") != FORMAT:
+    """A revision from its object, whose parts it shares; None when a version of an unknown format wrote it."""
+    data = stored.get("data") or {}
+    if data.get("format") not in (FORMAT_WITH_FLAGS, FORMAT):
         return None
     return Revision(
         name=stored["metadata"]["name"],
@@ -93,4 +111,5 @@ def read_revision(stored: dict[str, Any]) -> Revision | None:
         image=data["image"],
         plan=data["plan"],
         template=data["template"],
+        boot=data.get("boot"),
     )

@@ -1,7 +1,7 @@
-"""Plan -> RuntimeConfig: the one place where the words of the API become flags of the runtime.
+"""Plan -> BootConfig, spec -> LiveConfig: the one place where the words of the API become those of the runtime.
 
-The operator renders `runtime_config(plan).to_args()` into the pod; `millstream serve FILE` starts the engine with
-`runtime_config(plan, model_root=…)` on a laptop. Only where the model lies and where HTTP listens may differ.
+The operator renders both halves into ConfigMaps (`config_maps.py`); `millstream serve FILE` starts the engine with
+`boot_config(plan, model_root=…)` on a laptop. Only where the model lies and where HTTP listens may differ.
 """
 
 from __future__ import annotations
@@ -9,24 +9,27 @@ from __future__ import annotations
 import posixpath
 from dataclasses import replace
 
-from millstream_operator.api.spec import AcceleratorType
+from millstream_operator.api import duration
+from millstream_operator.api.spec import AcceleratorType, LLMDeploymentSpec, LogLevel, Runtime, Warmup
 from millstream_operator.planning.plan import Plan
-from millstream_runtime.config import Device, RuntimeConfig
+from millstream_runtime import config
+from millstream_runtime.config import BootConfig, Device, LiveConfig
 
 IMAGE_MODEL_ROOT = "/models"
 RUNTIME_PORT = 8000
+DEFAULT_HEARTBEAT_INTERVAL = "30s"
 
 _DEVICES = {AcceleratorType.GPU: Device.CUDA, AcceleratorType.CPU: Device.CPU}
 
 
-def runtime_config(
+def boot_config(
     plan: Plan,
     *,
     model_root: str = IMAGE_MODEL_ROOT,
     host: str = "0.0.0.0",  # noqa: S104 - a pod is reached through its Service
     port: int = RUNTIME_PORT,
-) -> RuntimeConfig:
-    """The runtime's configuration for a plan.
+) -> BootConfig:
+    """What the runtime of a plan is told once, when it starts.
 
     `model_root` is the folder that a relative `spec.model.source.local.path` starts from.
 
@@ -34,19 +37,28 @@ def runtime_config(
         InvalidConfigError: never for a plan that `planner.plan` made; the bounds of the API are the runtime's own.
     """
     engine = plan.engine
-    config = RuntimeConfig(
+    boot = BootConfig(
         model=posixpath.join(model_root, plan.model_path),
         served_model_name=plan.served_name,
         device=_DEVICES[plan.accelerator],
+        tensor_parallel_size=plan.tensor_parallel_size,
         max_model_len=engine.max_model_len_tokens,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_num_seqs=engine.max_num_seqs,
         enable_prefix_caching=engine.prefix_caching,
-        heartbeat_interval_seconds=plan.heartbeat_interval_seconds,
         drain_timeout_seconds=plan.drain_timeout_seconds,
         host=host,
         port=port,
     )
     if engine.gpu_memory_utilization_percent is None:
-        return config
-    return replace(config, gpu_memory_utilization_percent=engine.gpu_memory_utilization_percent)
+        return boot
+    return replace(boot, gpu_memory_utilization_percent=engine.gpu_memory_utilization_percent)
+
+
+def live_config(spec: LLMDeploymentSpec) -> LiveConfig:
+    """What the runtime takes over while it serves."""
+    warmup, runtime = spec.warmup or Warmup(), spec.runtime or Runtime()
+    return LiveConfig(
+        heartbeat_interval_seconds=duration.seconds(warmup.heartbeat_interval or DEFAULT_HEARTBEAT_INTERVAL),
+        log_level=config.LogLevel((runtime.log_level or LogLevel.INFO).lower()),
+    )

@@ -47,7 +47,10 @@ EXIT_NOTHING_MEASURED, EXIT_INTERRUPTED = 1, 130
 MAX_TRACE_BYTES = 1 << 30
 MAX_TOKEN_ID = (1 << 31) - 1
 API_KEY_VARIABLE = "OPENAI_API_KEY"
-OFFLINE_MEANS_NOTHING = ("served_model_name", "host", "port", "heartbeat_interval_seconds", "drain_timeout_seconds")
+OFFLINE_MEANS_NOTHING = (
+    *("served_model_name", "host", "port"),
+    *("heartbeat_interval_seconds", "drain_timeout_seconds", "log_level"),
+)
 
 
 def run(argv: Sequence[str]) -> int:

@@ -85,6 +85,7 @@ def _work(deployment: Any, catalog: Any, arguments: argparse.Namespace) -> tuple
     from millstream_operator.explaining.comparison import compare
     from millstream_operator.planning.plan import PlanDefaults
     from millstream_operator.planning.planner import decide
+    from millstream_operator.planning.scaling_cost import planned_with_scaling_cost
 
     facts, defaults = _facts(deployment, catalog, arguments), PlanDefaults(arguments.image)
     if arguments.compare:
@@ -92,7 +93,7 @@ def _work(deployment: Any, catalog: Any, arguments: argparse.Namespace) -> tuple
         return (deployment, rows), any(row.plan.feasible for row in rows)
     for node in facts.inventory.refused:
         print(node.reason, file=sys.stderr)
-    found = decide(deployment, defaults, facts)
+    found = planned_with_scaling_cost(decide(deployment, defaults, facts), deployment.spec)
     return (deployment, found), found.feasible
 
 
@@ -168,6 +169,7 @@ def _manifests(deployment: Any, found: Any) -> list[dict[str, Any]]:
     """What the operator would apply, without owner references: there is no owner yet."""
     from millstream.plan_inputs import bad_input
     from millstream_operator.planning.requires import refusal
+    from millstream_operator.rendering.companions import Autoscaler, CompanionDefaults, autoscaler
     from millstream_operator.rendering.objects import objects
     from millstream_operator.rendering.pod_defaults import PodDefaults
     from millstream_operator.rendering.revision import render_revision
@@ -179,6 +181,10 @@ def _manifests(deployment: Any, found: Any) -> list[dict[str, Any]]:
     if (missing := refusal(found.requires)) is not None:
         raise bad_input(f"{deployment.name}: there are no manifests. {missing}")
     rendered = objects(deployment, render_revision(deployment, found, PodDefaults()))
+    # Of what stands beside the model, the part that every cluster has.
+    scaler = autoscaler(deployment, (), CompanionDefaults())
+    if isinstance(scaler, Autoscaler):
+        rendered.append(scaler.manifest)
     for manifest in rendered:
         manifest["metadata"].pop("ownerReferences", None)
         if manifest["metadata"].get("namespace") is None:

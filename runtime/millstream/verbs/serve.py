@@ -2,10 +2,11 @@
 
     millstream serve models/demo-chat               a model folder
     millstream serve examples/demo.yaml --port 9000 an LLMDeployment; flags win over the file
-    millstream serve --model=/models/demo-chat …    flags alone, as the operator renders them into a pod
+    millstream serve --config=boot.json --live-config=live.json       files, as the operator mounts them into a pod
+    millstream serve --model=/models/demo-chat …    flags alone
 
-With a folder or a file the server listens on 127.0.0.1 unless --host says otherwise; with flags alone it is a pod
-and listens on every address.
+With a folder or a manifest the server listens on 127.0.0.1 unless --host says otherwise; else it is a pod and listens
+on every address. Flags win over every file; --live-config is watched, and taken over while the server runs.
 """
 
 from __future__ import annotations
@@ -14,23 +15,28 @@ import argparse
 import asyncio
 import importlib.util
 import os
+import socket
 import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millstream.arguments import CommandLineParser
 from millstream.boot_view import BootView
 from millstream.manifest import config_from_manifest, model_root
 from millstream_runtime.boot import BootLedger
 from millstream_runtime.config import RuntimeConfig, argument_parser, from_namespace
+from millstream_runtime.config_files import read_boot
 from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
 
+if TYPE_CHECKING:
+    from millstream_runtime.server.engine_client import LaunchEngine
+
 LOCAL_HOST = "127.0.0.1"
-RUNTIME_PACKAGES = ("torch", "fastapi", "uvicorn", "tokenizers", "jinja2", "prometheus_client")
-BUSY_THREADS = ("engine", "import-torch", "tokenizer")
+RUNTIME_PACKAGES = ("torch", "fastapi", "uvicorn", "tokenizers", "jinja2", "msgspec", "prometheus_client")
+BUSY_THREADS = ("tokenizer",)
 MANIFEST_SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -41,35 +47,62 @@ def run(argv: Sequence[str]) -> int:
         RuntimeFailure: bad flags, a bad file, a busy port, or a failure of the engine.
     """
     ledger = BootLedger()
-    config = config_from_command_line(argv)
+    given = parse_command_line(argv)
+    config = config_of(given)
     require_model_folder(Path(config.model))
     require_runtime_packages()
+    from millstream_runtime.server.engine_subprocess import EngineProcesses
     from millstream_runtime.server.sockets import bind
 
     listener = bind(config.host, config.port)
-    # torch is the longest import of all; let it overlap with FastAPI's.
-    threading.Thread(target=_import_torch, name="import-torch", daemon=True).start()
-    from millstream_runtime.server.logs import configure_logging
-    from millstream_runtime.server.model_server import ModelServer
-
-    on_terminal = sys.stderr.isatty()
-    configure_logging(default_level="warning" if on_terminal else "info")
-    by_a_person = on_terminal or config.host == LOCAL_HOST
-    view = BootView(ledger, config, listener.getsockname()[1], sys.stderr, live=on_terminal, inviting=by_a_person)
+    engines = EngineProcesses(config)
+    engines.prepare()  # torch is the longest import of all; let it overlap with FastAPI's
     try:
-        asyncio.run(ModelServer(config, listener, ledger).run())
+        serve(config, listener, ledger, engines, given.live_config)
     finally:
-        view.close()
+        engines.discard()
     _leave_if_stuck()
     return 0
 
 
+def serve(
+    config: RuntimeConfig,
+    listener: socket.socket,
+    ledger: BootLedger,
+    launch_engine: LaunchEngine,
+    live_config: Path | None = None,
+) -> None:
+    """Answer on `listener` until drained.
+
+    Raises:
+        RuntimeFailure: as `run`.
+    """
+    from millstream_runtime.logs import configure_logging, set_log_level
+    from millstream_runtime.server.model_server import ModelServer
+
+    on_terminal = sys.stderr.isatty()
+    configure_logging(default_level="warning" if on_terminal else "info")
+    if config.log_level is not None:
+        set_log_level(config.log_level)
+    by_a_person = on_terminal or config.host == LOCAL_HOST
+    view = BootView(ledger, config, listener.getsockname()[1], sys.stderr, live=on_terminal, inviting=by_a_person)
+    try:
+        asyncio.run(ModelServer(config, listener, ledger, launch_engine, live_config=live_config).run())
+    finally:
+        view.close()
+
+
 def config_from_command_line(argv: Sequence[str]) -> RuntimeConfig:
-    """Flags, or a target with flags over it.
+    """Flags, or a target or a file with flags over it.
 
     Raises:
         RuntimeFailure: a flag, the file or the folder cannot be used; the message names it.
     """
+    return config_of(parse_command_line(argv))
+
+
+def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
+    """Raises InvalidConfigError: an unknown flag, or a value of another type."""
     parser = CommandLineParser(
         prog="millstream serve",
         allow_abbrev=False,
@@ -77,8 +110,18 @@ def config_from_command_line(argv: Sequence[str]) -> RuntimeConfig:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("target", nargs="?", metavar="MODEL_FOLDER|DEPLOYMENT.yaml", help="what to serve")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the boot half of the configuration, as JSON")
+    parser.add_argument("--live-config", type=Path, metavar="FILE", help="the live half: watched while the server runs")
     argument_parser(parser)
-    given = parser.parse_args(list(argv))
+    return parser.parse_args(list(argv))
+
+
+def config_of(given: argparse.Namespace) -> RuntimeConfig:
+    """The configuration that a parsed command line asks for; it raises what `config_from_command_line` does."""
+    if given.config is not None:
+        if given.target is not None or given.model is not None:
+            raise InvalidConfigError(f"Give either --config={given.config} or a model, not both.")
+        return replace(RuntimeConfig.of(read_boot(given.config)), **_given_fields(given))
     if given.target is None:
         if given.model is None:
             raise InvalidConfigError("Nothing to serve: give a model folder, an LLMDeployment file or --model.")
@@ -136,13 +179,8 @@ def require_runtime_packages() -> None:
         )
 
 
-def _import_torch() -> None:
-    importlib.import_module("millstream_runtime.engine")  # sets OpenMP's environment, which torch reads as it loads
-    importlib.import_module("torch")
-
-
 def _leave_if_stuck() -> None:
-    """A thread inside torch or the tokenizer can hold up or crash the interpreter's shutdown: leave without it."""
+    """A thread inside the tokenizer can hold up or crash the interpreter's shutdown: leave without it."""
     if any(thread.name.startswith(BUSY_THREADS) for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()

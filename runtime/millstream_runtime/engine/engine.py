@@ -5,31 +5,23 @@ add_request -> Scheduler.schedule -> ModelRunner.execute -> finish or go on -> T
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
-import torch
-
-from millstream_runtime.config import Device, DType, RuntimeConfig
-from millstream_runtime.engine import memory
+from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.block_manager import BlockManager
-from millstream_runtime.engine.host import memory_limit_bytes, resident_bytes, usable_cpus
-from millstream_runtime.engine.kv_cache import KVCache
 from millstream_runtime.engine.logits_processors import LogitsProcessor
 from millstream_runtime.engine.model_runner import ModelRunner, Sampled
+from millstream_runtime.engine.pacing import Pace, StepTime, balance_tokens
 from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill, Request, SamplingParams, TokenOutput
 from millstream_runtime.engine.scheduler import Chunk, Scheduler
 from millstream_runtime.engine.sequence import Sequence
-from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.engine.team import Team, assemble, start_team
+from millstream_runtime.errors import Reason, RuntimeFailure
 from millstream_runtime.models.config import ModelConfig
-from millstream_runtime.models.decoder import Decoder
-from millstream_runtime.models.registry import expected_weights, load_model, load_model_config
-
-_TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class Engine:
@@ -40,25 +32,28 @@ class Engine:
         processors_for: makes the logits processors of a request; by default there are none.
     """
 
-    def __init__(self, config: RuntimeConfig, on_phase: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, config: RuntimeConfig, on_phase: Callable[[str, str], None], *, team: Team | None = None
+    ) -> None:
         """Load the model and size the pool. `on_phase(phase, message)` tells where it is; `warm_up` comes after.
 
+        Args:
+            team: ranks that are running already; the engine starts its own where there are none.
+
         Raises:
-            RuntimeFailure: CheckpointInvalid, UnsupportedByRuntime, OutOfMemory or InvalidConfig, in one sentence.
+            RuntimeFailure: CheckpointInvalid, UnsupportedByRuntime, OutOfMemory, InvalidConfig or NCCLFailed, in one
+                sentence.
         """
         self._on_phase = on_phase
         on_phase("LoadingWeights", f"Reading {config.model}.")
-        model_config = _with_max_model_len(load_model_config(Path(config.model)), config)
-        self._device = _device(config)
-        self._dtype = _dtype(config, model_config, self._device)
-        if self._device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(usable_cpus())
-        model = _load_model(config, model_config, self._dtype, self._device)
-
-        on_phase("SizingKVCache", f"{memory.gibibytes(model.weight_bytes)} of weights are loaded.")
-        pool = self._size_pool(config, model)
+        self._team = team if team is not None else start_team(config)
+        try:
+            assembled = assemble(config, self._team, on_phase)
+        except BaseException:
+            self._team.close()
+            raise
+        model_config, pool = assembled.placement.model_config, assembled.pool
         self.model_config: ModelConfig = replace(model_config, max_model_len=pool.max_model_len)
-        cache = KVCache(model_config, pool.num_blocks, config.block_size_tokens, self._dtype, self._device)
         self._blocks = BlockManager(
             pool.num_blocks,
             config.block_size_tokens,
@@ -67,12 +62,28 @@ class Engine:
             window_tokens=_window_of_all_layers(model_config),
         )
         self._scheduler = Scheduler(self._blocks, config.max_num_batched_tokens, config.max_num_seqs)
-        self._runner = ModelRunner(model, cache, self._device, model_config.eos_token_ids)
+        self._runner = ModelRunner(assembled.forward, model_config.eos_token_ids, self._team.tell)
+        self._pace = Pace(balance_tokens(model_config))
+        self.step_clock: Callable[[], float] = time.perf_counter  # what the pace is measured by
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
         self._steps_total = 0
         self._last_step_tokens = 0
         self.processors_for: Callable[[Request], tuple[LogitsProcessor, ...]] = lambda request: ()
+
+    @property
+    def topology(self) -> Topology | None:
+        """What connects the ranks; None where there is one."""
+        return self._team.topology
+
+    def when_lost(self, on_lost: Callable[[RuntimeFailure], None]) -> None:
+        """Have `on_lost` called, by any thread, when a rank is gone: an idle engine has no step to raise it from, and a
+        step may be stuck on the device."""
+        self._team.on_lost = on_lost
+
+    def close(self) -> None:
+        """End the other ranks. They end by themselves with this process, however it ends."""
+        self._team.close()
 
     def add_request(self, request: Request) -> None:
         """Queue a request; its first token comes from a later `step`.
@@ -96,19 +107,27 @@ class Engine:
             self._scheduler.remove(sequence)
 
     def has_work(self) -> bool:
-        """Whether `step` has anything to compute."""
-        return self._scheduler.has_work
+        """Whether `step` has anything to compute, or to tell: that a rank is lost."""
+        return self._scheduler.has_work or self._team.is_lost
 
     def step(self) -> list[TokenOutput]:
-        """Compute one step for all requests that fit in it; at most one new token a request."""
-        chunks = self._scheduler.schedule()
+        """Compute one step for all requests that fit in it; at most one new token a request.
+
+        Raises:
+            RuntimeFailure: NCCLFailed, or whatever a rank failed with; the engine is of no use after it.
+        """
+        self._team.check()
+        chunks = self._scheduler.schedule(self._max_prompt_tokens())
         if not chunks:
             return []
         now = time.monotonic()
         for chunk in chunks:
             if chunk.sequence.scheduled_at_seconds is None:
                 chunk.sequence.scheduled_at_seconds = now
-        sampled = self._runner.execute(chunks)
+        began = self.step_clock()
+        with self._team.computing():
+            sampled = self._runner.execute(chunks)
+        self._pace.observe(_step_time(chunks, self.step_clock() - began))
         self._scheduler.advance(chunks)
         self._steps_total += 1
         self._last_step_tokens = sum(chunk.num_tokens for chunk in chunks if not chunk.sequence.request.is_heartbeat)
@@ -156,6 +175,13 @@ class Engine:
         if unscheduled:
             raise RuntimeError(f"{unscheduled} requests are known to the engine but not to its scheduler.")
 
+    def _max_prompt_tokens(self) -> int | None:
+        """The bound on prompts for a step that decodes share, by how far the longest-reaching prompt has come."""
+        entering = [one.num_computed_tokens for one in self._scheduler.running if one.num_uncomputed_tokens > 1]
+        if not entering and not self._scheduler.num_waiting:
+            return None
+        return self._pace.limit(max(entering, default=0))
+
     def _advance(self, sequence: Sequence, sampled: Sampled) -> TokenOutput:
         """Append a sampled token to its sequence and finish it where it ends."""
         request_id, token_id = sequence.request.request_id, sampled.token_id
@@ -201,45 +227,16 @@ class Engine:
         if request.sampling.max_tokens < 1:
             raise ValueError(f"max_tokens is {request.sampling.max_tokens}; it must be at least 1")
 
-    def _size_pool(self, config: RuntimeConfig, model: Decoder) -> memory.PoolSize:
-        block_bytes = model.config.kv_bytes_per_token(self._dtype.itemsize) * config.block_size_tokens
-        if self._device.type == "cpu":
-            ledger = memory.cpu_ledger(memory_limit_bytes(), resident_bytes())
-        else:
-            ledger = self._cuda_ledger(config, model)
-        return memory.size_pool(
-            ledger,
-            asked_bytes=config.kv_cache_memory_bytes,
-            block_bytes=block_bytes,
-            block_size_tokens=config.block_size_tokens,
-            max_model_len=model.config.max_model_len,
-            max_model_len_is_explicit=config.max_model_len is not None,
-            max_num_seqs=config.max_num_seqs,
-        )
 
-    def _cuda_ledger(self, config: RuntimeConfig, model: Decoder) -> memory.MemoryLedger:
-        """Measure the activations of the largest step on a small throw-away pool, then count what is left."""
-        num_tokens = min(config.max_num_batched_tokens, model.config.max_model_len)
-        num_blocks = -(-num_tokens // config.block_size_tokens)
-        cache = KVCache(model.config, num_blocks, config.block_size_tokens, self._dtype, self._device)
-        request = Request("profile", [0] * num_tokens, SamplingParams(max_tokens=1, temperature=0.0))
-        sequence = Sequence(request, 0, 0, list(request.prompt_token_ids), num_tokens)
-        sequence.block_table = list(range(num_blocks))
-        torch.cuda.reset_peak_memory_stats(self._device)
-        before_bytes = torch.cuda.memory_allocated(self._device)
-        ModelRunner(model, cache, self._device, frozenset()).execute([Chunk(sequence, num_tokens)])
-        activation_bytes = torch.cuda.max_memory_allocated(self._device) - before_bytes
-        del cache
-        torch.cuda.empty_cache()
-        free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
-        limit_bytes = total_bytes * config.gpu_memory_utilization_percent // 100
-        used_bytes = total_bytes - free_bytes
-        return memory.MemoryLedger(
-            limit_bytes=limit_bytes,
-            used_bytes=used_bytes,
-            reserve_bytes=activation_bytes,
-            available_bytes=max(0, limit_bytes - used_bytes - activation_bytes),
-        )
+def _step_time(chunks: list[Chunk], seconds: float) -> StepTime:
+    """Before the chunks count as computed."""
+    prompts = [chunk for chunk in chunks if chunk.num_tokens > 1]
+    return StepTime(
+        num_decodes=len(chunks) - len(prompts),
+        prompt_tokens=sum(chunk.num_tokens for chunk in prompts),
+        context_tokens=max((chunk.sequence.num_computed_tokens for chunk in prompts), default=0),
+        seconds=seconds,
+    )
 
 
 def _prefill(sequence: Sequence) -> Prefill:
@@ -256,46 +253,3 @@ def _window_of_all_layers(model_config: ModelConfig) -> int | None:
     """How far back any layer looks; None where one looks to the start, and so needs every block."""
     windows = [window for window in model_config.windows if window is not None]
     return max(windows) if windows and len(windows) == model_config.num_layers else None
-
-
-def _with_max_model_len(model_config: ModelConfig, config: RuntimeConfig) -> ModelConfig:
-    asked, limit = config.max_model_len, model_config.max_position_embeddings
-    if asked is None:
-        return model_config
-    if asked > limit:
-        raise InvalidConfigError(
-            f"--max-model-len is {asked}; the model's max_position_embeddings allows at most {limit}."
-        )
-    return replace(model_config, max_model_len=asked)
-
-
-def _device(config: RuntimeConfig) -> torch.device:
-    if config.device is Device.CUDA and not torch.cuda.is_available():
-        raise InvalidConfigError("--device is 'cuda', but torch sees no CUDA device; use 'cpu' or 'auto'.")
-    use_cuda = config.device is not Device.CPU and torch.cuda.is_available()
-    return torch.device("cuda", torch.cuda.current_device()) if use_cuda else torch.device("cpu")
-
-
-def _dtype(config: RuntimeConfig, model_config: ModelConfig, device: torch.device) -> torch.dtype:
-    if config.dtype is not DType.AUTO:
-        return _TORCH_DTYPES[config.dtype.value]
-    if device.type == "cpu":
-        return torch.float32
-    return _TORCH_DTYPES.get(model_config.checkpoint_dtype, torch.bfloat16)
-
-
-def _load_model(config: RuntimeConfig, model_config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Weights onto the device, refused in a sentence where they cannot fit."""
-    weight_bytes = expected_weights(model_config, dtype).num_bytes
-    limit_bytes = memory_limit_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-    too_large = RuntimeFailure(
-        Reason.OUT_OF_MEMORY,
-        f"The weights of {config.model} need {memory.gibibytes(weight_bytes)} as {str(dtype).removeprefix('torch.')}, "
-        f"but {memory.gibibytes(limit_bytes)} of memory is usable; give more memory or a smaller dtype.",
-    )
-    if weight_bytes > limit_bytes:
-        raise too_large
-    try:
-        return load_model(model_config, Path(config.model), dtype, device)
-    except torch.OutOfMemoryError:
-        raise too_large from None

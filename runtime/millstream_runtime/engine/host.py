@@ -33,6 +33,17 @@ def usable_cpus(cgroup: Path = _CGROUP) -> int:
     return max(1, math.ceil(min(cpus, quota)) if quota else int(cpus))
 
 
+def oom_kills(cgroup: Path = _CGROUP) -> int:
+    """How many processes of this container the kernel has killed for want of memory (cgroup v2, then v1)."""
+    for path in (cgroup / "memory.events", cgroup / "memory" / "memory.oom_control"):
+        try:
+            counts = dict(line.split() for line in path.read_text().splitlines())
+            return int(counts["oom_kill"])
+        except (OSError, ValueError, KeyError):
+            continue
+    return 0
+
+
 def _quota_v2(path: Path) -> float | None:
     try:
         quota, period = path.read_text().split()

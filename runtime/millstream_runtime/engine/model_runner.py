@@ -1,20 +1,20 @@
-"""One step on the device: chunks -> input tensors -> forward -> sampled tokens."""
+"""One step on the device: chunks -> step input -> forward -> sampled tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from millstream_runtime.engine import logprobs
-from millstream_runtime.engine.attention import AttentionChunk, TorchAttention
-from millstream_runtime.engine.kv_cache import KVCache
+from millstream_runtime.engine.forward import Forward
 from millstream_runtime.engine.request import TokenLogprobs
 from millstream_runtime.engine.sampler import SamplingRow, greedy, sample
 from millstream_runtime.engine.scheduler import Chunk
 from millstream_runtime.engine.sequence import Sequence
-from millstream_runtime.models.decoder import Decoder
+from millstream_runtime.engine.step_input import ChunkInput, Scrub, StepInput
 
 
 class Sampled(NamedTuple):
@@ -24,53 +24,77 @@ class Sampled(NamedTuple):
     logprobs: TokenLogprobs | None = None
 
 
-class ModelRunner:
-    """Owner of the model and of the KV pool. The device is read once a step, when the tokens come back."""
+class PromptSlab(NamedTuple):
+    """Rows of a step whose logits tell the probabilities of a prompt's next tokens, few enough to be in memory at once.
 
-    def __init__(self, model: Decoder, cache: KVCache, device: torch.device, eos_token_ids: frozenset[int]) -> None:
-        self._model = model
-        self._cache = cache
-        self._device = device
+    `first`: the position in the sequence of the first row's token.
+    """
+
+    sequence: Sequence
+    first: int
+    rows: range
+
+
+class ModelRunner:
+    """One step: what the model is asked, and what is sampled from its answer. The device is read once a step.
+
+    With several ranks this is rank 0: `announce` tells the others what to compute, before it computes its own part.
+    """
+
+    def __init__(
+        self, forward: Forward, eos_token_ids: frozenset[int], announce: Callable[[StepInput | Scrub], None]
+    ) -> None:
+        self._forward = forward
+        self._announce = announce
+        self._device = forward.device
+        self._model_config = config = forward.model.config
         # A checkpoint may name an end-of-sequence token that its vocabulary lacks: it can never come up.
-        self._eos_token_ids = frozenset(one for one in eos_token_ids if 0 <= one < model.config.vocab_size)
+        self._eos_token_ids = frozenset(one for one in eos_token_ids if 0 <= one < config.vocab_size)
 
     @torch.inference_mode()
     def execute(self, chunks: list[Chunk]) -> dict[Sequence, Sampled]:
         """Compute all chunks; the next token of each sequence whose chunk samples."""
         # Decodes first, in the order of their places in the pool: see TorchAttention.
         ordered = sorted(chunks, key=lambda chunk: (chunk.num_tokens > 1, chunk.sequence.block_table[0]))
-        residual = self._forward(ordered)
+        token_ids: list[int] = []
+        inputs: list[ChunkInput] = []
         last_rows: list[int] = []
         sampling: list[Sequence] = []
-        row = -1
+        slabs: list[PromptSlab] = []
         for chunk in ordered:
-            if chunk.sequence.request.sampling.prompt_logprobs is not None:
-                self._record_prompt_logprobs(chunk, residual[row + 1 : row + 1 + chunk.num_tokens])
-            row += chunk.num_tokens
+            sequence, num_tokens = chunk
+            start = sequence.num_computed_tokens
+            if sequence.request.sampling.prompt_logprobs is not None:
+                if not sequence.prompt_logprobs:
+                    sequence.prompt_logprobs.append(None)  # nothing comes before the first token
+                slabs += _prompt_slabs(chunk, first_row=len(token_ids))
+            token_ids += sequence.token_ids[start : start + num_tokens]
+            inputs.append(self._chunk_input(chunk))
             if chunk.samples:
-                last_rows.append(row)
-                sampling.append(chunk.sequence)
+                last_rows.append(len(token_ids) - 1)
+                sampling.append(sequence)
+        logits_rows = [*(list(slab.rows) for slab in slabs), *([last_rows] if last_rows else [])]
+        step = StepInput(token_ids, inputs, logits_rows)
+        self._announce(step)
+        residual = self._forward.residual(step)
+        for slab in slabs:
+            self._record_prompt_logprobs(slab, self._forward.logits(residual, slab.rows))
         if not sampling:
             return {}
-        if len(last_rows) < residual.shape[0]:
-            residual = residual[torch.tensor(last_rows, device=self._device)]
-        return dict(zip(sampling, self._sample(self._model.logits(residual), sampling), strict=True))
+        logits = self._forward.logits(residual, last_rows)
+        return dict(zip(sampling, self._sample(logits, sampling), strict=True))
 
-    def _forward(self, chunks: list[Chunk]) -> Tensor:
-        """The last layer's residual stream of all tokens, `[T, hidden]`."""
-        token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        for sequence, num_tokens in chunks:
-            start = sequence.num_computed_tokens
-            stop = start + num_tokens
-            token_ids += sequence.token_ids[start:stop]
-            rotary_row = start + self._model.config.rotary_offset(len(sequence.token_ids))
-            positions += range(rotary_row, rotary_row + num_tokens)
-            slots += _slots(sequence.block_table, start, stop, self._cache.block_size_tokens)
-        inputs = torch.tensor([token_ids, positions, slots], device=self._device)
-        attention = TorchAttention(self._cache, inputs[2], [_attention_chunk(chunk) for chunk in chunks])
-        return self._model.forward(inputs[0], inputs[1], attention)
+    def _chunk_input(self, chunk: Chunk) -> ChunkInput:
+        sequence, num_tokens = chunk
+        blocks = sequence.block_table
+        return ChunkInput(
+            num_tokens,
+            sequence.num_computed_tokens + num_tokens,
+            self._model_config.rotary_offset(len(sequence.token_ids)),
+            blocks[0],
+            len(blocks),
+            None if sequence.blocks_are_contiguous else blocks,
+        )
 
     def _sample(self, logits: Tensor, sequences: list[Sequence]) -> list[Sampled]:
         if all(sequence.is_plain_greedy for sequence in sequences):
@@ -88,31 +112,26 @@ class ModelRunner:
             for index, token in enumerate(sampled.tolist())
         ]
 
-    def _record_prompt_logprobs(self, chunk: Chunk, residual: Tensor) -> None:
-        """`residual` `[num_tokens, hidden]` of the chunk predicts the tokens behind each; known ones are skipped."""
-        sequence, start = chunk.sequence, chunk.sequence.num_computed_tokens
-        known = sequence.prompt_logprobs
-        if not known:
-            known.append(None)  # nothing comes before the first token
-        stop = min(start + chunk.num_tokens, sequence.num_prompt_tokens - 1)
+    def _record_prompt_logprobs(self, slab: PromptSlab, logits: Tensor) -> None:
+        """`logits` `[rows, vocab]` predict the tokens behind each row."""
+        sequence, first, last = slab.sequence, slab.first, slab.first + len(slab.rows)
+        targets = torch.tensor(sequence.token_ids[first + 1 : last + 1], device=self._device)
         count = sequence.request.sampling.prompt_logprobs or 0
-        for first in range(max(start, len(known) - 1), stop, logprobs.PROMPT_SLAB_ROWS):
-            last = min(first + logprobs.PROMPT_SLAB_ROWS, stop)
-            raw = logprobs.log_softmax(self._model.logits(residual[first - start : last - start]))
-            targets = torch.tensor(sequence.token_ids[first + 1 : last + 1], device=self._device)
-            known += logprobs.describe(raw, targets, [count] * (last - first))
+        raw = logprobs.log_softmax(logits)
+        sequence.prompt_logprobs += logprobs.describe(raw, targets, [count] * (last - first))
 
     def scrub(self, blocks: list[int]) -> None:
         """Zero the KV blocks of a sequence whose numbers went wrong, before anyone else is given them."""
-        self._cache.scrub(blocks)
+        self._announce(Scrub(blocks))
+        self._forward.scrub(blocks)
 
     def must_recompute(self, sequence: Sequence) -> bool:
         """Whether the token just appended made all cached keys of the sequence stale (longrope)."""
-        return self._model.config.must_recompute(len(sequence.token_ids))
+        return self._model_config.must_recompute(len(sequence.token_ids))
 
     def kv_variant(self, num_known_tokens: int) -> int:
         """Equal numbers: equal tokens have equal keys. It differs where the length turns the angles (longrope)."""
-        return self._model.config.rotary_offset(num_known_tokens)
+        return self._model_config.rotary_offset(num_known_tokens)
 
     def _sampling_row(self, sequence: Sequence) -> SamplingRow:
         params = sequence.request.sampling
@@ -130,19 +149,13 @@ class ModelRunner:
         )
 
 
-def _attention_chunk(chunk: Chunk) -> AttentionChunk:
-    sequence = chunk.sequence
-    return AttentionChunk(
-        num_tokens=chunk.num_tokens,
-        context_len=sequence.num_computed_tokens + chunk.num_tokens,
-        block_table=sequence.block_table,
-        is_contiguous=sequence.blocks_are_contiguous,
-    )
-
-
-def _slots(block_table: list[int], start: int, stop: int, block_size_tokens: int) -> list[int]:
-    """Places in the pool of tokens `start .. stop - 1`."""
+def _prompt_slabs(chunk: Chunk, first_row: int) -> list[PromptSlab]:
+    """The rows of a chunk, which begins at `first_row`, whose predictions are asked for and not known yet."""
+    sequence, start = chunk.sequence, chunk.sequence.num_computed_tokens
+    stop = min(start + chunk.num_tokens, sequence.num_prompt_tokens - 1)
+    known, step = len(sequence.prompt_logprobs) - 1, logprobs.PROMPT_SLAB_ROWS
+    shift = first_row - start
     return [
-        block_table[position // block_size_tokens] * block_size_tokens + position % block_size_tokens
-        for position in range(start, stop)
+        PromptSlab(sequence, first, range(first + shift, min(first + step, stop) + shift))
+        for first in range(max(start, known), stop, step)
     ]

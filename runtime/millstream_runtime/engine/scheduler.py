@@ -51,6 +51,7 @@ class SchedulerState:
     waiting: list[Sequence]
     num_free_rows: int
     max_num_batched_tokens: int
+    max_prompt_tokens: int | None = None  # of a step that decodes share (see `pacing`); None is no bound of its own
 
 
 @dataclass(slots=True)
@@ -70,13 +71,16 @@ class StepPlan:
 def schedule(state: SchedulerState) -> StepPlan:
     """Choose the chunks of the next step: the running first, then as many of the waiting as fit, by rank."""
     draft = _Draft(state)
-    # Decodes come first, one token each, so that no prompt, however long, stalls an answer under way.
+    # Decodes come first, one token each, so that no prompt, however long, stalls an answer under way; and what prompts
+    # take of a step with decodes in it is bounded, so that it does not make one wait either.
     prompts: list[Sequence] = []
     for sequence in state.running:
         if len(sequence.token_ids) - sequence.num_computed_tokens > 1:
             prompts.append(sequence)
         else:
             draft.run(sequence)
+    if draft.plan.chunks and state.max_prompt_tokens is not None:
+        draft.bound_prompts(state.max_prompt_tokens)
     for sequence in prompts:
         draft.run(sequence)
     if not draft.plan.preempted:  # what was just put back must not return by pushing out another
@@ -99,6 +103,10 @@ class _Draft:
         self._put_back: set[Sequence] = set()
         self._released: dict[int, int] = {}  # holders that preemptions take from a block
         self._revived: set[int] = set()  # evictable blocks that an admission of this plan holds again
+
+    def bound_prompts(self, max_prompt_tokens: int) -> None:
+        """From now on there are prompts only, and they may take so many tokens together."""
+        self._tokens_left = min(self._tokens_left, max_prompt_tokens)
 
     def run(self, sequence: Sequence) -> None:
         """Plan the next chunk of a running sequence, putting others back where the pool is short."""
@@ -189,13 +197,19 @@ class Scheduler:
         else:
             self._release(sequence)
 
-    def schedule(self) -> list[Chunk]:
+    def schedule(self, max_prompt_tokens: int | None = None) -> list[Chunk]:
         """Decide on the next step and prepare it: rows, blocks and cached tokens are in place when this returns.
 
-        The caller computes every chunk and calls `advance` before it calls this again.
+        The caller computes every chunk and calls `advance` before it calls this again. `max_prompt_tokens` bounds the
+        prompts' share of a step that decodes share.
         """
         state = SchedulerState(
-            self._blocks, self.running, self._waiting, len(self._free_rows), self._max_num_batched_tokens
+            self._blocks,
+            self.running,
+            self._waiting,
+            len(self._free_rows),
+            self._max_num_batched_tokens,
+            max_prompt_tokens,
         )
         return self._carry_out(schedule(state))
 

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from millstream_runtime.models.config import ModelConfig
-from millstream_runtime.models.linear import Linear
+from millstream_runtime.models.linear import Linear, Projection
 from millstream_runtime.models.rope import rotate_
+from millstream_runtime.models.shares import Cut, heads_of, side_by_side
 from millstream_runtime.models.weights import Weights
 
 
@@ -46,7 +47,7 @@ class AttentionBlock(Protocol):
     """Normed hidden states to attended heads; `output` brings these back to the residual stream."""
 
     @property
-    def output(self) -> Linear: ...
+    def output(self) -> Projection: ...
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """`[T, hidden]` to `[T, heads * value size]`."""
@@ -54,7 +55,10 @@ class AttentionBlock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupedQueryAttention:
-    """H query heads over KV key and value heads (Ainslie et al. 2023, arXiv 2305.13245). Q, K and V are one product."""
+    """H query heads over KV key and value heads (Ainslie et al. 2023, arXiv 2305.13245). Q, K and V are one product.
+
+    Heads are those of this rank.
+    """
 
     layer: int
     spec: AttentionSpec
@@ -62,7 +66,7 @@ class GroupedQueryAttention:
     num_kv_heads: int
     head_dim: int
     qkv: Linear  # hidden -> (H + 2 KV) D: queries, keys, values
-    output: Linear  # H D -> hidden
+    output: Projection  # H D -> hidden
     rotation: int = 0  # which of Step.rotations
     qk_norm: Tensor | None = None  # [H + KV, D]: RMS norm of each query and key head
     qk_norm_eps: float = 1e-6
@@ -97,28 +101,38 @@ def grouped_query_attention(
         spec: where it is not the usual scale with the config's window.
         fused: whether the checkpoint has one `qkv_proj` instead of three.
         qk_norm: `qk_norm_of` the layer's two norm weights.
+
+    Raises:
+        InvalidConfigError: the heads do not divide among the ranks.
     """
     prefix = f"model.layers.{layer}.self_attn"
-    query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    parts = {"qkv_proj": query + 2 * kv} if fused else {"q_proj": query, "k_proj": kv, "v_proj": kv}
+    heads = heads_of(config, weights.ranks)
+    query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    query, kv = heads.elements(heads.query), heads.elements(heads.kv)
+    parts = (
+        {"qkv_proj": side_by_side([query_size, kv_size, kv_size], [query, kv, kv])}
+        if fused
+        else {"q_proj": Cut(query_size, (query,)), "k_proj": Cut(kv_size, (kv,)), "v_proj": Cut(kv_size, (kv,))}
+    )
     return GroupedQueryAttention(
         layer=layer,
         spec=spec or AttentionSpec(config.head_dim**-0.5, config.window(layer)),
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
+        num_heads=heads.num_query,
+        num_kv_heads=heads.num_kv,
         head_dim=config.head_dim,
         qkv=weights.linear(
             {f"{prefix}.{name}": size for name, size in parts.items()}, config.hidden_size, config.attention_bias
         ),
-        output=weights.linear({f"{prefix}.o_proj": config.hidden_size}, query, output_bias),
+        output=weights.output_linear(f"{prefix}.o_proj", config.hidden_size, Cut(query_size, (query,)), output_bias),
         rotation=rotation,
         qk_norm=qk_norm,
         qk_norm_eps=config.rms_norm_eps,
     )
 
 
-def qk_norm_of(config: ModelConfig, query: Tensor, key: Tensor) -> Tensor:
-    """Norm weights of a query and of a key head, each `[D]`, repeated for every head: `[H + KV, D]`."""
-    heads = query.new_empty(config.num_heads + config.num_kv_heads, config.head_dim)
-    heads[: config.num_heads], heads[config.num_heads :] = query, key
+def qk_norm_of(config: ModelConfig, weights: Weights, query: Tensor, key: Tensor) -> Tensor:
+    """Norm weights of a query and of a key head, each `[D]`, repeated for every head of this rank: `[H + KV, D]`."""
+    share = heads_of(config, weights.ranks)
+    heads = query.new_empty(share.num_query + share.num_kv, config.head_dim)
+    heads[: share.num_query], heads[share.num_query :] = query, key
     return heads

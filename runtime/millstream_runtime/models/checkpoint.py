@@ -7,8 +7,9 @@ Safetensors only: a pickle can run code, so `*.bin` and `*.pt` are refused by na
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -71,9 +72,16 @@ class Checkpoint:
 
     def read(self, name: str) -> Tensor:
         """One tensor on the CPU, in the file's own dtype; the data is the mapped file, so copy before changing it."""
+        return self._counted(name, lambda file: file.get_tensor(name))
+
+    def read_cut(self, name: str, ranges: Sequence[tuple[range, ...]]) -> Tensor:
+        """Of one tensor only `ranges`, for each dimension those that are kept, one after another; no other byte."""
+        return self._counted(name, lambda file: _cut(file.get_slice(name), ranges))
+
+    def _counted(self, name: str, read: Callable[[Any], Tensor]) -> Tensor:
         path = self._file_of[name]
         try:
-            tensor: Tensor = self._files[path].get_tensor(name)
+            tensor = read(self._files[path])
         except (SafetensorError, OSError) as error:
             raise _invalid(f"{path}: tensor {name} cannot be read: {error}.") from error
         self.bytes_read += tensor.numel() * tensor.element_size()
@@ -84,6 +92,17 @@ def check_finite(name: str, tensor: Tensor) -> None:
     """Refuse weights with NaN or infinity: every answer would be noise."""
     if not torch.isfinite(tensor.sum(dtype=torch.float32)):
         raise _invalid(f"Tensor {name} holds NaN or infinite values; the checkpoint is damaged.")
+
+
+def _cut(view: Any, ranges: Sequence[tuple[range, ...]]) -> Tensor:
+    """`view`: safetensors' own lazy slice."""
+    parts: list[Tensor] = [
+        view[tuple(slice(one.start, one.stop) for one in place)] for place in itertools.product(*ranges)
+    ]
+    if len(parts) == 1:
+        return parts[0].contiguous()
+    (dimension,) = (index for index, kept in enumerate(ranges) if len(kept) > 1)  # nothing is fused in two dimensions
+    return torch.cat(parts, dim=dimension)
 
 
 def _safetensors_files(folder: Path) -> list[Path]:

@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from millstream_runtime.models.attention import Attention, AttentionBlock, Step
 from millstream_runtime.models.config import ModelConfig
 from millstream_runtime.models.mlp import Mlp
+from millstream_runtime.models.parallel import Embedding, Head, VocabularyParallelEmbedding, VocabularyParallelHead
 from millstream_runtime.models.rope import rotary_table
 from millstream_runtime.models.rope_config import RopeConfig
+from millstream_runtime.models.shares import Cut, vocabulary_share
 from millstream_runtime.models.weights import Weights
 
 # A tied output head shares the embedding. It is copied into [in, out] order while that costs less than this.
@@ -57,9 +58,9 @@ class Decoder:
         """`more_ropes`: rotary tables beyond the config's, in the order of `Step.rotations` (1, 2, ...)."""
         self.config = config
         self._layers = list(layers)
-        self._embedding = weights.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self._embedding = _load_embedding(config, weights)
         self._norm = self._load_norm(weights)
-        self._head = self._load_head(weights)  # [hidden, vocab]
+        self._head = _load_head(config, weights, self._embedding.weight)
         self._tables = (
             []
             if weights.device.type == "meta"
@@ -80,23 +81,14 @@ class Decoder:
         return residual
 
     def logits(self, residual: Tensor) -> Tensor:
-        """`[rows, hidden]` from `forward` to `[rows, vocab]`, in the model's dtype."""
-        return torch.mm(rms_norm(residual, self._norm, self.config.rms_norm_eps), self._head)
+        """`[rows, hidden]` from `forward` to `[rows, vocab]`, in the model's dtype; on ranks beyond 0 no rows."""
+        return self._head(rms_norm(residual, self._norm, self.config.rms_norm_eps))
 
     def _embed(self, token_ids: Tensor) -> Tensor:
-        return F.embedding(token_ids, self._embedding)
+        return self._embedding(token_ids)
 
     def _load_norm(self, weights: Weights) -> Tensor:
         return weights.tensor("model.norm.weight", self.config.hidden_size)
-
-    def _load_head(self, weights: Weights) -> Tensor:
-        hidden, vocabulary = self.config.hidden_size, self.config.vocab_size
-        if not self.config.tie_word_embeddings:
-            return weights.linear({"lm_head": vocabulary}, hidden).weight
-        head = self._embedding.t()
-        if head.numel() * head.element_size() > TIED_HEAD_COPY_LIMIT_BYTES:
-            return head
-        return weights.empty(hidden, vocabulary).copy_(head)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -122,3 +114,23 @@ def _table(rope: RopeConfig, config: ModelConfig, weights: Weights) -> tuple[Ten
     head_dim = config.rotary_head_dim
     cos, sin = rotary_table(rope, head_dim, config.max_model_len, weights.device)
     return cos.to(weights.dtype), sin.to(weights.dtype)
+
+
+def _load_embedding(config: ModelConfig, weights: Weights) -> Embedding | VocabularyParallelEmbedding:
+    share = vocabulary_share(config.vocab_size, weights.ranks)
+    table = weights.tensor("model.embed_tokens.weight", Cut(config.vocab_size, (share,)), config.hidden_size)
+    if weights.ranks.size == 1:
+        return Embedding(table)
+    return VocabularyParallelEmbedding(table, share.start, weights.ranks)
+
+
+def _load_head(config: ModelConfig, weights: Weights, embedding: Tensor) -> Head | VocabularyParallelHead:
+    """`embedding`: this rank's rows of it; a tied head has the same share of the vocabulary."""
+    hidden, share = config.hidden_size, vocabulary_share(config.vocab_size, weights.ranks)
+    if not config.tie_word_embeddings:
+        weight = weights.linear({"lm_head": Cut(config.vocab_size, (share,))}, hidden).weight
+    else:
+        weight = embedding.t()
+        if weight.numel() * weight.element_size() <= TIED_HEAD_COPY_LIMIT_BYTES:
+            weight = weights.empty(*weight.shape).copy_(weight)
+    return Head(weight) if weights.ranks.size == 1 else VocabularyParallelHead(weight, config.vocab_size, weights.ranks)

@@ -9,6 +9,8 @@ that of H query heads over one head of `kv_lora_rank + qk_rope_head_dim` element
     query of head  [ up_k^T(query part)    | rotated query part             ]
     attended       [ latent mix            | dropped ]  -> up_v -> output
 
+Ranks share the heads; the latent, which has none, each of them computes and caches whole.
+
 The checkpoints pair neighbouring elements for rotation; the weights' rows are put in the half-split order of `rotate_`
 at load, which no score can tell.
 """
@@ -25,14 +27,16 @@ from millstream_runtime.models.attention import AttentionSpec, Step
 from millstream_runtime.models.config import ModelConfig, common_fields
 from millstream_runtime.models.decoder import Decoder, pre_norm_layer, rms_norm
 from millstream_runtime.models.fields import Fields
-from millstream_runtime.models.linear import Linear
+from millstream_runtime.models.linear import Linear, Projection
 from millstream_runtime.models.mlp import Mlp, gated_mlp
 from millstream_runtime.models.moe import Router, read_experts, sparse_mlp
 from millstream_runtime.models.rope import rotate_
 from millstream_runtime.models.rope_config import read_rope, yarn_mscale
+from millstream_runtime.models.shares import Cut, even_share
 from millstream_runtime.models.weights import Weights
 
 LATENT_NORM_EPS = 1e-6  # of the latents' norms, whatever rms_norm_eps says
+EXPERT_SIZE = "moe_intermediate_size"  # as config.json says
 TOPK_METHODS = ("greedy", "group_limited_greedy")  # V2
 
 
@@ -102,7 +106,7 @@ class LatentQuery:
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """MLA in its absorbed form; see the top of the file."""
+    """MLA in its absorbed form; see the top of the file. Heads are those of this rank."""
 
     layer: int
     spec: AttentionSpec
@@ -112,7 +116,7 @@ class LatentAttention:
     latent_norm: Tensor  # [latent]
     key_up: Tensor  # [H, nope, latent]
     value_up: Tensor  # [H, latent, value]
-    output: Linear  # H value -> hidden
+    output: Projection  # H value -> hidden
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         num_tokens, (_, nope, rank) = x.shape[0], self.key_up.shape
@@ -169,35 +173,43 @@ class GroupedRouter:
 
 def _attention(config: DeepseekConfig, weights: Weights, layer: int) -> LatentAttention:
     prefix = f"model.layers.{layer}.self_attn"
-    heads, rank, nope, rope = config.num_heads, config.kv_lora_rank, config.nope_head_dim, config.head_dim
+    rank, nope, value, rope = config.kv_lora_rank, config.nope_head_dim, config.value_head_dim, config.head_dim
     latent = weights.linear({f"{prefix}.kv_a_proj_with_mqa": rank + rope}, config.hidden_size, config.attention_bias)
-    up = weights.tensor(f"{prefix}.kv_b_proj.weight", heads * (nope + config.value_head_dim), rank)
-    up = up.view(heads, nope + config.value_head_dim, rank)
+    up = weights.tensor(f"{prefix}.kv_b_proj.weight", _heads(config, weights, nope + value), rank)
+    up = up.view(-1, nope + value, rank)
     return LatentAttention(
         layer=layer,
         spec=AttentionSpec(config.attention_scale, latent_dim=rank),
-        num_heads=heads,
+        num_heads=len(up),
         query=_query(config, weights, prefix),
         latent=_half_split(latent, config, 1, rank),
         latent_norm=weights.tensor(f"{prefix}.kv_a_layernorm.weight", rank),
         key_up=up[:, :nope].contiguous(),
         value_up=up[:, nope:].transpose(1, 2).contiguous(),
-        output=weights.linear(
-            {f"{prefix}.o_proj": config.hidden_size}, heads * config.value_head_dim, config.attention_bias
+        output=weights.output_linear(
+            f"{prefix}.o_proj", config.hidden_size, _heads(config, weights, value), config.attention_bias
         ),
     )
 
 
+def _heads(config: DeepseekConfig, weights: Weights, elements: int) -> Cut:
+    """This rank's heads, of so many elements each, among all."""
+    share = even_share(config.num_heads, weights.ranks, "num_attention_heads")
+    return Cut(config.num_heads * elements, (range(share.start * elements, share.stop * elements),))
+
+
 def _query(config: DeepseekConfig, weights: Weights, prefix: str) -> Linear | LatentQuery:
-    outputs, rank = config.num_heads * (config.nope_head_dim + config.head_dim), config.q_lora_rank
+    size, rank = config.nope_head_dim + config.head_dim, config.q_lora_rank
+    outputs = _heads(config, weights, size)
+    num_heads = outputs.size // size
     if rank is None:
         query = weights.linear({f"{prefix}.q_proj": outputs}, config.hidden_size)
-        return _half_split(query, config, config.num_heads, config.nope_head_dim)
+        return _half_split(query, config, num_heads, config.nope_head_dim)
     up = weights.linear({f"{prefix}.q_b_proj": outputs}, rank)
     return LatentQuery(
         down=weights.linear({f"{prefix}.q_a_proj": rank}, config.hidden_size, config.attention_bias),
         norm=weights.tensor(f"{prefix}.q_a_layernorm.weight", rank),
-        up=_half_split(up, config, config.num_heads, config.nope_head_dim),
+        up=_half_split(up, config, num_heads, config.nope_head_dim),
     )
 
 
@@ -231,7 +243,10 @@ def _mlp(config: DeepseekConfig, weights: Weights, layer: int) -> Mlp:
         [f"{prefix}.experts.{expert}" for expert in range(config.num_experts)],
         hidden,
         config.expert_intermediate_size,
-        shared=gated_mlp(config, weights, f"{prefix}.shared_experts", shared_size),
+        size_field=EXPERT_SIZE,
+        shared=gated_mlp(
+            config, weights, f"{prefix}.shared_experts", shared_size, size_field=EXPERT_SIZE, partial_sum=True
+        ),
     )
 
 
@@ -256,7 +271,7 @@ def _read(fields: Fields, *, grouped: bool, is_v3: bool) -> DeepseekConfig:
         num_experts=num_experts,
         num_experts_per_token=top_k,
         num_shared_experts=fields.integer("n_shared_experts"),
-        expert_intermediate_size=fields.integer("moe_intermediate_size"),
+        expert_intermediate_size=fields.integer(EXPERT_SIZE),
         num_groups=num_groups,
         top_k_groups=top_k_groups,
         routed_scaling_factor=fields.number("routed_scaling_factor", 2.5 if is_v3 else 1.0),

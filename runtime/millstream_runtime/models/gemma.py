@@ -96,13 +96,13 @@ class GemmaDecoder(Decoder):
     config: GemmaConfig
 
     def logits(self, residual: Tensor) -> Tensor:
-        logits = torch.mm(wide_rms_norm(residual, self._norm, self.config.rms_norm_eps), self._head)
+        logits = self._head(wide_rms_norm(residual, self._norm, self.config.rms_norm_eps))
         cap = self.config.logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         # The root is rounded to the model's type first: 55.4256 is 55.5 in bfloat16, and trained as that.
-        root = torch.tensor(self.config.hidden_size**0.5).to(self._embedding.dtype).item()
+        root = torch.tensor(self.config.hidden_size**0.5).to(self._embedding.weight.dtype).item()
         return super()._embed(token_ids).mul_(root)
 
     def _load_norm(self, weights: Weights) -> Tensor:
@@ -124,7 +124,7 @@ def _load_layer(config: GemmaConfig, weights: Weights, layer: int) -> GemmaLayer
     qk_norm = None
     if config.qk_norm:
         names = (f"{prefix}.self_attn.{name}_norm.weight" for name in ("q", "k"))
-        qk_norm = qk_norm_of(config, *(_one_plus(weights, name, config.head_dim) for name in names))
+        qk_norm = qk_norm_of(config, weights, *(_one_plus(weights, name, config.head_dim) for name in names))
     attention = grouped_query_attention(
         config,
         weights,

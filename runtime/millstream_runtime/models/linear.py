@@ -7,9 +7,19 @@ on a CPU is 1.2 to 2.3 times as fast as the transposed product at 4 to 16 rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+
+class Projection(Protocol):
+    """A linear as a layer sees it: its weight whole, or spread over ranks."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        """`residual += self(x)` in place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,5 +51,6 @@ def _experts(config: MixtralConfig, weights: Weights, layer: int) -> SparseMlp:
         [f"{prefix}.experts.{expert}" for expert in range(config.num_experts)],
         config.hidden_size,
         config.intermediate_size,
+        size_field="intermediate_size",
         names=("w1", "w3", "w2"),
     )

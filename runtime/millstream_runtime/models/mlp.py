@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from millstream_runtime.models.config import ModelConfig
-from millstream_runtime.models.linear import Linear
+from millstream_runtime.models.linear import Linear, Projection
+from millstream_runtime.models.shares import Cut, even_share, side_by_side
 from millstream_runtime.models.weights import Weights
 
 Activation = Callable[[Tensor], Tensor]
@@ -29,8 +30,8 @@ class Mlp(Protocol):
 class GatedMlp:
     """`down(activation(gate(x)) * up(x))`."""
 
-    gate_up: Linear  # hidden -> 2 intermediate: gate, up
-    down: Linear  # intermediate -> hidden
+    gate_up: Linear  # hidden -> 2 intermediate of this rank: gate, up
+    down: Projection  # intermediate of this rank -> hidden
     activation: Activation = F.silu
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -53,14 +54,30 @@ def gated_mlp(
     *,
     fused: bool = False,
     activation: Activation = F.silu,
+    size_field: str = "intermediate_size",
+    partial_sum: bool = False,
 ) -> GatedMlp:
-    """Load one. `fused`: whether the checkpoint has one `gate_up_proj` instead of two."""
+    """Load one.
+
+    Args:
+        fused: whether the checkpoint has one `gate_up_proj` instead of two.
+        size_field: what config.json calls `intermediate_size`, or the field that it follows from.
+        partial_sum: leave the sum over the ranks to the caller.
+
+    Raises:
+        InvalidConfigError: the units do not divide among the ranks.
+    """
+    units = even_share(intermediate_size, weights.ranks, size_field)
+    share = Cut(intermediate_size, (units,))
     parts = (
-        {"gate_up_proj": 2 * intermediate_size} if fused else dict.fromkeys(("gate_proj", "up_proj"), intermediate_size)
+        {"gate_up_proj": side_by_side([intermediate_size] * 2, [units] * 2)}
+        if fused
+        else dict.fromkeys(("gate_proj", "up_proj"), share)
     )
+    output = weights.partial_linear if partial_sum else weights.output_linear
     inputs = {f"{prefix}.{name}": size for name, size in parts.items()}
     return GatedMlp(
         gate_up=weights.linear(inputs, config.hidden_size, config.mlp_bias),
-        down=weights.linear({f"{prefix}.down_proj": config.hidden_size}, intermediate_size, config.mlp_bias),
+        down=output(f"{prefix}.down_proj", config.hidden_size, share, config.mlp_bias),
         activation=activation,
     )

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from millstream_runtime.models.fields import Fields
 from millstream_runtime.models.mlp import GatedMlp
+from millstream_runtime.models.parallel import Ranks
+from millstream_runtime.models.shares import Cut, even_share
 from millstream_runtime.models.weights import Weights
 
 EXPERTS_LIMIT = 4096
@@ -42,14 +44,26 @@ class SparseMlp:
 
     Rows are sorted by expert, so that each expert that was chosen computes all of its tokens as one product. A token's
     experts are added in the order of their numbers, whoever else is in the batch: the sum never depends on company.
+
+    Every rank has its share of the units of every expert, so that all are equally busy whatever the router chooses, and
+    the layer ends in one sum. (With whole experts on one rank each, ranks would wait for the busiest.)
     """
 
     router: Router
-    gate_up: Tensor  # [experts, hidden, 2 intermediate]
-    down: Tensor  # [experts, intermediate, hidden]
-    shared: GatedMlp | None = None
+    gate_up: Tensor  # [experts, hidden, 2 intermediate of this rank]
+    down: Tensor  # [experts, intermediate of this rank, hidden]
+    ranks: Ranks
+    shared: GatedMlp | None = None  # leaves the sum over ranks to this layer
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
+        if self.ranks.size == 1:
+            self._add_part_to(residual, x)
+        else:
+            part = torch.zeros_like(residual)
+            self._add_part_to(part, x)
+            residual.add_(self.ranks.sum_(part))
+
+    def _add_part_to(self, total: Tensor, x: Tensor) -> None:
         shares, experts = self.router(x)
         top_k = experts.shape[1]
         by_expert = experts.flatten().argsort(stable=True)
@@ -62,10 +76,10 @@ class SparseMlp:
                 rows = tokens[start : start + count]
                 gate, up = torch.mm(x[rows], self.gate_up[expert]).chunk(2, dim=-1)
                 computed = torch.mm(F.silu(gate).mul_(up), self.down[expert])
-                residual.index_add_(0, rows, computed.mul_(shares[start : start + count]))
+                total.index_add_(0, rows, computed.mul_(shares[start : start + count]))
                 start += count
         if self.shared is not None:
-            self.shared.add_to(residual, x)
+            self.shared.add_to(total, x)
 
 
 def sparse_mlp(
@@ -75,17 +89,30 @@ def sparse_mlp(
     hidden_size: int,
     intermediate_size: int,
     *,
+    size_field: str,
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     shared: GatedMlp | None = None,
 ) -> SparseMlp:
-    """Load one. `experts`: the prefix of each; `names`: what the family calls gate, up and down."""
+    """Load one.
+
+    Args:
+        experts: the prefix of each.
+        size_field: what config.json calls `intermediate_size`.
+        names: what the family calls gate, up and down.
+        shared: loaded with `partial_sum`.
+
+    Raises:
+        InvalidConfigError: the units do not divide among the ranks.
+    """
     gate, up, down = names
-    inputs = [{f"{expert}.{gate}": intermediate_size, f"{expert}.{up}": intermediate_size} for expert in experts]
+    units = Cut(intermediate_size, (even_share(intermediate_size, weights.ranks, size_field),))
+    inputs = [{f"{expert}.{gate}": units, f"{expert}.{up}": units} for expert in experts]
     outputs = [{f"{expert}.{down}": hidden_size} for expert in experts]
     return SparseMlp(
         router=router,
         gate_up=weights.stacked_linear(inputs, hidden_size),
-        down=weights.stacked_linear(outputs, intermediate_size),
+        down=weights.stacked_linear(outputs, units),
+        ranks=weights.ranks,
         shared=shared,
     )
 

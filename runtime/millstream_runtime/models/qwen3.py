@@ -22,7 +22,7 @@ def attention(config: ModelConfig, weights: Weights, layer: int) -> GroupedQuery
     prefix = f"model.layers.{layer}.self_attn"
     query, key = (weights.tensor(f"{prefix}.{name}_norm.weight", config.head_dim) for name in ("q", "k"))
     return grouped_query_attention(
-        config, weights, layer, output_bias=config.attention_bias, qk_norm=qk_norm_of(config, query, key)
+        config, weights, layer, output_bias=config.attention_bias, qk_norm=qk_norm_of(config, weights, query, key)
     )
 
 

@@ -58,6 +58,7 @@ def _mlp(config: Qwen3MoeConfig, weights: Weights, layer: int) -> Mlp:
         [f"{prefix}.experts.{expert}" for expert in range(config.num_experts)],
         config.hidden_size,
         config.expert_intermediate_size,
+        size_field="moe_intermediate_size",
     )
 
 

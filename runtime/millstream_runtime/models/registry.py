@@ -15,6 +15,7 @@ from millstream_runtime.models.checkpoint import Checkpoint
 from millstream_runtime.models.config import ModelConfig, architecture_of
 from millstream_runtime.models.decoder import Decoder
 from millstream_runtime.models.fields import Fields
+from millstream_runtime.models.parallel import ALONE, Ranks
 from millstream_runtime.models.weights import ExpectedWeights, LoadedWeights, Weights
 
 
@@ -60,19 +61,25 @@ def load_model_config(folder: Path) -> ModelConfig:
     return FAMILIES[architecture].read_config(fields)
 
 
-def expected_weights(config: ModelConfig, dtype: torch.dtype) -> ExpectedWeights:
-    """Every tensor that a checkpoint of this configuration must hold, and the bytes that the model will take."""
-    weights = ExpectedWeights(dtype)
+def expected_weights(config: ModelConfig, dtype: torch.dtype, ranks: Ranks = ALONE) -> ExpectedWeights:
+    """Every tensor that a checkpoint of this configuration must hold, and the bytes that a rank's share will take.
+
+    Raises:
+        InvalidConfigError: the model cannot be shared by so many ranks; the message names what does not divide.
+    """
+    weights = ExpectedWeights(dtype, ranks)
     FAMILIES[config.architecture].build(config, weights)
     return weights
 
 
-def load_model(config: ModelConfig, folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Check every tensor of the folder's checkpoint, then load.
+def load_model(
+    config: ModelConfig, folder: Path, dtype: torch.dtype, device: torch.device, ranks: Ranks = ALONE
+) -> Decoder:
+    """Check every tensor of the folder's checkpoint, then load this rank's share; nothing else is read.
 
     Raises:
-        RuntimeFailure: CheckpointInvalid, naming file and tensor.
+        RuntimeFailure: CheckpointInvalid, naming file and tensor; InvalidConfig, as `expected_weights`.
     """
     with Checkpoint(folder) as checkpoint:
-        checkpoint.check(expected_weights(config, dtype).expected.items())
-        return FAMILIES[config.architecture].build(config, LoadedWeights(checkpoint, dtype, device))
+        checkpoint.check(expected_weights(config, dtype, ranks).expected.items())
+        return FAMILIES[config.architecture].build(config, LoadedWeights(checkpoint, dtype, device, ranks))

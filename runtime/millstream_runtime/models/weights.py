@@ -4,6 +4,9 @@ A family's `build` runs twice over the same code, so that names and shapes are w
 
     ExpectedWeights   meta tensors; notes every name, shape and byte -> the memory estimate and `Checkpoint.check`
     LoadedWeights     the tensors themselves, after the whole checkpoint was checked
+
+With several ranks each asks for its own share: shapes are always those of the checkpoint, a `Cut` says what of them is
+kept, and only that is read.
 """
 
 from __future__ import annotations
@@ -15,19 +18,25 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.models.checkpoint import Checkpoint, check_finite
-from millstream_runtime.models.linear import Linear
+from millstream_runtime.models.linear import Linear, Projection
+from millstream_runtime.models.parallel import ALONE, Ranks, RowParallelLinear
+from millstream_runtime.models.shares import Cut
+
+Size = int | Cut  # of a tensor in the checkpoint along one dimension: all of it, or what this rank keeps
 
 
 class Weights(ABC):
-    """Attributes: `num_bytes`, what the tensors handed out so far take on the device."""
+    """Attributes: `ranks`, among whom the model is shared; `num_bytes`, what the tensors handed out so far take on the
+    device."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, ranks: Ranks = ALONE) -> None:
         self.dtype = dtype
         self.device = device
+        self.ranks = ranks
         self.num_bytes = 0
 
     @abstractmethod
-    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def _read(self, name: str, shape: tuple[Size, ...]) -> Tensor:
         """One tensor of the checkpoint on `device`, in the file's dtype. It may be the mapped file: copy it."""
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -36,36 +45,44 @@ class Weights(ABC):
         self.num_bytes += room.numel() * room.element_size()
         return room
 
-    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    def tensor(self, name: str, *shape: Size, dtype: torch.dtype | None = None) -> Tensor:
         """As it is in the checkpoint, but never the mapped file itself: that may be replaced under a running server."""
-        return self.empty(*shape, dtype=dtype).copy_(self._read(name, shape))
+        return self.empty(*map(_kept, shape), dtype=dtype).copy_(self._read(name, shape))
 
     def wide_tensor(self, name: str, *shape: int) -> Tensor:
         """`tensor` in at least float32, for the little weights whose rounding would show."""
         return self.tensor(name, *shape, dtype=torch.promote_types(self.dtype, torch.float32))
 
-    def linear(self, parts: Mapping[str, int], in_features: int, bias: bool = False) -> Linear:
+    def linear(self, parts: Mapping[str, Size], in_features: Size, bias: bool = False) -> Linear:
         """Linears that share their input (name to outputs), side by side in one weight `[in, sum of outs]`."""
-        weight = self.empty(in_features, sum(parts.values()))
+        out_features = sum(map(_kept, parts.values()))
+        weight = self.empty(_kept(in_features), out_features)
         self._fill(weight, parts, in_features)
         if not bias:
             return Linear(weight, None)
-        biases = [self._read(f"{name}.bias", (out_features,)).to(self.dtype) for name, out_features in parts.items()]
-        return Linear(weight, self.empty(sum(parts.values())).copy_(self._joined(biases)))
+        biases = [self._read(f"{name}.bias", (size,)).to(self.dtype) for name, size in parts.items()]
+        return Linear(weight, self.empty(out_features).copy_(self._joined(biases)))
 
-    def stacked_linear(self, experts: Sequence[Mapping[str, int]], in_features: int) -> Tensor:
+    def output_linear(self, name: str, out_features: int, in_features: Cut, bias: bool = False) -> Projection:
+        """The linear that ends a block, of those inputs that this rank computes: its output is everybody's sum."""
+        linear = self.linear({name: out_features}, in_features, bias)
+        return linear if self.ranks.size == 1 else RowParallelLinear(linear.weight, linear.bias, self.ranks)
+
+    def partial_linear(self, name: str, out_features: int, in_features: Cut, bias: bool = False) -> Linear:
+        """The same without the sum, for a block that sums several at once. Rank 0 alone adds the bias."""
+        linear = self.linear({name: out_features}, in_features, bias)
+        return linear if self.ranks.rank == 0 else Linear(linear.weight, None)
+
+    def stacked_linear(self, experts: Sequence[Mapping[str, Size]], in_features: Size) -> Tensor:
         """The weights of `linear` for each expert: `[experts, in, sum of outs]`."""
-        weights = self.empty(len(experts), in_features, sum(experts[0].values()))
+        weights = self.empty(len(experts), _kept(in_features), sum(map(_kept, experts[0].values())))
         for weight, parts in zip(weights, experts, strict=True):
             self._fill(weight, parts, in_features)
         return weights
 
-    def _fill(self, weight: Tensor, parts: Mapping[str, int], in_features: int) -> None:
+    def _fill(self, weight: Tensor, parts: Mapping[str, Size], in_features: Size) -> None:
         """Whole and in one dtype before it is transposed: torch has a fast path for exactly that."""
-        rows = [
-            self._read(f"{name}.weight", (out_features, in_features)).to(self.dtype)
-            for name, out_features in parts.items()
-        ]
+        rows = [self._read(f"{name}.weight", (size, in_features)).to(self.dtype) for name, size in parts.items()]
         weight.copy_((rows[0] if len(rows) == 1 else self._joined(rows)).t())
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
@@ -76,13 +93,13 @@ class Weights(ABC):
 class ExpectedWeights(Weights):
     """No data, only demands. `expected`: name and shape of every tensor that the checkpoint must hold."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__(dtype, torch.device("meta"))
+    def __init__(self, dtype: torch.dtype, ranks: Ranks = ALONE) -> None:
+        super().__init__(dtype, torch.device("meta"), ranks)
         self.expected: dict[str, tuple[int, ...]] = {}
 
-    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        self.expected[name] = shape
-        return torch.empty(shape, dtype=self.dtype, device="meta")
+    def _read(self, name: str, shape: tuple[Size, ...]) -> Tensor:
+        self.expected[name] = tuple(size if isinstance(size, int) else size.total for size in shape)
+        return torch.empty(tuple(map(_kept, shape)), dtype=self.dtype, device="meta")
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
         # On meta tensors, torch.cat first imports torch's symbolic shapes: five seconds of every start.
@@ -92,11 +109,22 @@ class ExpectedWeights(Weights):
 class LoadedWeights(Weights):
     """Tensors of a checkpoint that was checked before."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(dtype, device)
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, ranks: Ranks = ALONE) -> None:
+        super().__init__(dtype, device, ranks)
         self._checkpoint = checkpoint
 
-    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        source = self._checkpoint.read(name)
+    def _read(self, name: str, shape: tuple[Size, ...]) -> Tensor:
+        cut = [size for size in shape if isinstance(size, Cut) and not size.is_whole]
+        source = (
+            self._checkpoint.read_cut(name, [_ranges(size) for size in shape]) if cut else self._checkpoint.read(name)
+        )
         check_finite(name, source)
         return source.to(self.device)
+
+
+def _kept(size: Size) -> int:
+    return size if isinstance(size, int) else size.size
+
+
+def _ranges(size: Size) -> tuple[range, ...]:
+    return (range(size),) if isinstance(size, int) else size.kept

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from millstream_runtime.errors import InvalidConfigError
-from millstream_runtime.server.logs import log
+from millstream_runtime.logs import log
 
 RECHECK_SECONDS = 1.0
 MAX_FILE_BYTES = 1 << 20

@@ -27,6 +27,8 @@ from millstream_runtime.server.requests import (
 )
 from millstream_runtime.server.responses import ChatDialect, CompletionDialect, Dialect, sse_answer, whole_answer
 from millstream_runtime.server.service import Service
+from millstream_runtime.server.topology_view import topology_json
+from millstream_runtime.server.traces import RequestTraces
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's code; nobody is left to read it
 
@@ -48,9 +50,11 @@ def build_app(service: Service) -> FastAPI:
 def _add_probes(app: FastAPI, service: Service) -> None:
     @app.get("/health", tags=["probes"])
     async def health() -> Response:
-        """200 while the process and its engine thread live, loading included."""
-        alive = service.engine_loop.alive
-        return JSONResponse({"status": "ok" if alive else "failed"}, 200 if alive else 503)
+        """200 while this process can do its work, which is also to load, and to start a new engine after a death."""
+        engine = service.engine
+        status = "failed" if engine.given_up else "restarting" if engine.is_restarting else "ok"
+        body = {"status": status, "engine_restarts": engine.restarts_total}
+        return JSONResponse(body, 503 if engine.given_up else 200)
 
     @app.get("/ready", tags=["probes"])
     async def ready() -> Response:
@@ -63,6 +67,7 @@ def _add_probes(app: FastAPI, service: Service) -> None:
             "model": service.config.served_model_name,
             "config_hash": service.config.config_hash(),
             "message": boot.message,
+            "topology": topology_json(service.engine.topology),
             "boot_seconds": {phase.value: round(seconds, 3) for phase, seconds in boot.seconds.items()},
         }
         return JSONResponse(body, 200 if is_ready else 503)
@@ -80,7 +85,7 @@ def _add_probes(app: FastAPI, service: Service) -> None:
 
 def _add_models(app: FastAPI, service: Service) -> None:
     def card() -> dict[str, Any]:
-        limits = service.engine_loop.model_limits
+        limits = service.engine.model_limits
         return {
             "id": service.config.served_model_name,
             "object": "model",
@@ -150,11 +155,18 @@ async def _answer(
     with ExitStack() as stack:
         stack.enter_context(service.admission.places(places))
         generation = await prepare()
+        if service.traces is not None:
+            stack.callback(_trace, service.traces, request, generation)
         stack.callback(generation.close)
         if body.stream:
             return _SseResponse(sse_answer(generation, dialect, body.include_usage), stack.pop_all())
         answer = await _unless_disconnected(request, whole_answer(generation, dialect))
     return JSONResponse(answer) if answer is not None else Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+def _trace(traces: RequestTraces, request: Request, generation: Generation) -> None:
+    route, request_id = str(request.url.path), str(request.state.request_id)
+    traces.finished(route, request_id, request.headers, generation.record)
 
 
 class _SseResponse(StreamingResponse):

@@ -35,7 +35,7 @@ class EdgeMiddleware:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        request_id = request_id_of(headers)
+        request_id = scope.setdefault("state", {})["request_id"] = request_id_of(headers)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field, replace
 
 from millstream_runtime.engine.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
 from millstream_runtime.errors import RuntimeFailure
+from millstream_runtime.server import limits
 from millstream_runtime.server.api_errors import engine_failed, internal_error
 from millstream_runtime.server.choice import Choice, Delta, Echo
-from millstream_runtime.server.engine_loop import EngineLoop, Mailbox
+from millstream_runtime.server.engine_client import EngineClient
+from millstream_runtime.server.mailbox import Mailbox
 from millstream_runtime.server.metrics import RequestTimes, ServerMetrics
 from millstream_runtime.tokenizer import Tokenizer
 
@@ -56,6 +58,7 @@ class _Progress:
 
     choice: Choice
     times: RequestTimes
+    finish_reason: FinishReason | None = None
     cached_tokens: int = 0
     prompt_logprobs: Sequence[TokenLogprobs | None] = field(default_factory=tuple)
 
@@ -65,7 +68,7 @@ class Generation:
 
     def __init__(
         self,
-        engine_loop: EngineLoop,
+        engine: EngineClient,
         tokenizer: Tokenizer,
         metrics: ServerMetrics,
         plan: GenerationPlan,
@@ -73,7 +76,7 @@ class Generation:
     ) -> None:
         self.plan = plan
         self.spell = tokenizer.token_bytes
-        self._engine_loop = engine_loop
+        self._engine = engine
         self._metrics = metrics
         self._progress = [
             self._begin(tokenizer, index, arrived_at_seconds)
@@ -101,6 +104,11 @@ class Generation:
         return len(self._progress)
 
     @property
+    def record(self) -> list[tuple[RequestTimes, FinishReason | None]]:
+        """The life of each choice: moments and counts, no text."""
+        return [(one.times, one.finish_reason) for one in self._progress]
+
+    @property
     def usage(self) -> dict[str, object]:
         """OpenAI's usage object. A prompt counts once, however many answers it has; every candidate counts."""
         prompt = sum(len(ids) for ids in self.plan.prompts)
@@ -126,7 +134,7 @@ class Generation:
         return self._progress[index].prompt_logprobs if self.plan.shows_prompt_logprobs else None
 
     async def deltas(self) -> AsyncGenerator[list[Delta], None]:
-        """Batches of news, one for each wake-up, until every choice has ended.
+        """Batches of news, one a wake-up, until every choice has ended; [] after SSE_KEEP_ALIVE_SECONDS of silence.
 
         Raises:
             ApiError: the engine stopped, or gave a request up.
@@ -136,9 +144,9 @@ class Generation:
             for index in range(self.num_choices):
                 self._submit(index, mailbox)
             while self._running:
-                arrived = await mailbox.take()
+                arrived = await mailbox.take(limits.SSE_KEEP_ALIVE_SECONDS)
                 news = [delta for at, output in arrived if (delta := self._accept(at, output)) is not None]
-                if news:
+                if news or not arrived:
                     yield news
             self._metrics.answered([one.choice.num_tokens for one in self._progress])
         except RuntimeFailure as failure:
@@ -150,8 +158,8 @@ class Generation:
         """Abort what has not ended. Safe to call twice."""
         now = time.monotonic()
         for request_id, index in self._running.items():
-            self._engine_loop.abort(request_id)
-            self._metrics.finished(FinishReason.ABORT, self._progress[index].times, now)
+            self._engine.abort(request_id)
+            self._finish(self._progress[index], FinishReason.ABORT, now)
         self._running.clear()
 
     def _submit(self, index: int, mailbox: Mailbox) -> None:
@@ -164,7 +172,7 @@ class Generation:
             priority=plan.priority,
             cache_salt=plan.cache_salt,
         )
-        self._engine_loop.submit(request, mailbox)
+        self._engine.submit(request, mailbox)
 
     def _accept(self, at_seconds: float, output: TokenOutput) -> Delta | None:
         index = self._running.get(output.request_id)
@@ -176,11 +184,15 @@ class Generation:
         if delta is not None and delta.finish_reason is not None:
             del self._running[output.request_id]
             if output.finish_reason is None:
-                self._engine_loop.abort(output.request_id)
-            self._metrics.finished(delta.finish_reason, progress.times, at_seconds)
+                self._engine.abort(output.request_id)
+            self._finish(progress, delta.finish_reason, at_seconds)
             if delta.finish_reason is FinishReason.ABORT:
                 raise internal_error()
         return delta
+
+    def _finish(self, progress: _Progress, reason: FinishReason, at_seconds: float) -> None:
+        progress.finish_reason = reason
+        self._metrics.finished(reason, progress.times, at_seconds)
 
     def _observe(self, progress: _Progress, at_seconds: float, output: TokenOutput) -> None:
         if output.token_id is None:

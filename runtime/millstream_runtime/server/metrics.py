@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.metrics_core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from millstream_runtime.boot import BootLedger, Phase
 from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill
-from millstream_runtime.server.engine_loop import EngineLoop
+from millstream_runtime.server.engine_client import EngineClient
+from millstream_runtime.server.topology_view import topology_gauges
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -85,7 +87,7 @@ class RequestTimes:
 class ServerMetrics:
     """What the requests observe, and a view on the engine that is read at each scrape."""
 
-    def __init__(self, model_name: str, ledger: BootLedger, engine_loop: EngineLoop) -> None:
+    def __init__(self, model_name: str, ledger: BootLedger, engine: EngineClient) -> None:
         self._registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
         self._histograms = {
@@ -109,8 +111,16 @@ class ServerMetrics:
             registry=self._registry,
         )
         self._steps_total = 0
-        engine_loop.on_step = self._step
-        self._registry.register(_EngineView(self._labels, ledger, engine_loop))
+        engine.on_step = self._step
+        self._registry.register(_EngineView(self._labels, ledger, engine))
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(self._labels)
+
+    def register(self, collector: Collector) -> None:
+        """Let another part of this process tell its own metrics here."""
+        self._registry.register(collector)
 
     def first_token(self, times: RequestTimes, at_seconds: float, prefill: Prefill) -> None:
         """A prompt is computed."""
@@ -170,7 +180,7 @@ class ServerMetrics:
         return generate_latest(self._registry)
 
     def _step(self, stats: EngineStats) -> None:
-        if stats.steps_total > self._steps_total and stats.last_step_tokens:
+        if stats.steps_total != self._steps_total and stats.last_step_tokens:
             self._histograms["iteration_tokens_total"].observe(stats.last_step_tokens)
         self._steps_total = stats.steps_total
 
@@ -209,10 +219,10 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 class _EngineView:
     """Gauges read from the engine's last snapshot and from the boot ledger, at scrape time."""
 
-    def __init__(self, labels: dict[str, str], ledger: BootLedger, engine_loop: EngineLoop) -> None:
+    def __init__(self, labels: dict[str, str], ledger: BootLedger, engine: EngineClient) -> None:
         self._labels = labels
         self._ledger = ledger
-        self._engine_loop = engine_loop
+        self._engine = engine
 
     def collect(self) -> Iterable[Metric]:
         boot = self._ledger.snapshot()
@@ -223,11 +233,17 @@ class _EngineView:
         for phase, spent in boot.seconds.items():
             seconds.add_metric([*self._labels.values(), phase.value], spent)
         yield seconds
+        restarts = CounterMetricFamily(
+            "millstream_engine_restarts", "Engines started again after one had died", labels=[*self._labels]
+        )
+        restarts.add_metric([*self._labels.values()], self._engine.restarts_total)
+        yield restarts
         yield from self._engine_gauges()
         yield from self._heartbeat_gauges()
+        yield from topology_gauges(self._labels, self._engine.topology)
 
     def _engine_gauges(self) -> Iterable[Metric]:
-        stats = self._engine_loop.stats
+        stats = self._engine.stats
         if stats is None:
             return
         running, waiting = float(stats.num_requests_running), float(stats.num_requests_waiting)
@@ -267,14 +283,19 @@ class _EngineView:
     def _heartbeat_gauges(self) -> Iterable[Metric]:
         readings: tuple[tuple[str, str, Callable[[], float | None]], ...] = (
             (
+                "millstream_heartbeat_interval_seconds",
+                "Idle time after which a heartbeat comes, as configured now; 0: never",
+                lambda: self._engine.heartbeat_interval_seconds,
+            ),
+            (
                 "millstream_heartbeat_age_seconds",
                 "Since the last completed engine step, of a user or a heartbeat",
-                lambda: self._engine_loop.heartbeat_age_seconds,
+                lambda: self._engine.heartbeat_age_seconds,
             ),
             (
                 "millstream_heartbeat_latency_seconds",
                 "Duration of the last heartbeat (before the first: of the warm-up)",
-                lambda: self._engine_loop.heartbeat_latency_seconds,
+                lambda: self._engine.heartbeat_latency_seconds,
             ),
         )
         for name, text, read in readings:

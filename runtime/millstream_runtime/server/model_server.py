@@ -1,6 +1,6 @@
-"""One process, one model: socket, engine thread, HTTP, signals, drain, exit.
+"""One server, one model: socket, engine process, HTTP, signals, drain, exit.
 
-    bind ── start engine thread (import torch, load, warm up) ─────────────► Ready ─┐
+    bind ── start engine process (import torch, load, warm up) ────────────► Ready ─┐
       └──── import FastAPI, listen: /ready tells the phase from the first moment ───┴─► serve
     SIGTERM: /ready 503 at once ─► grace: still serve ─► door closed: 503 ─► last answer sent ─► exit 0
 
@@ -15,18 +15,22 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import uvicorn
 
 from millstream_runtime.boot import BootLedger, BootSnapshot, Phase
-from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.config import LiveConfig, RuntimeConfig
 from millstream_runtime.errors import RuntimeFailure
+from millstream_runtime.logs import log, set_log_level
 from millstream_runtime.server import limits
 from millstream_runtime.server.api_errors import unavailable
 from millstream_runtime.server.app import build_app
-from millstream_runtime.server.logs import log
-from millstream_runtime.server.service import MakeEngine, Service, load_engine
+from millstream_runtime.server.engine_client import LaunchEngine
+from millstream_runtime.server.live_config import LiveConfigFile
+from millstream_runtime.server.restart_policy import RESTART_DELAYS_SECONDS
+from millstream_runtime.server.service import Service
 
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that they close first and never meet a reset
 ENGINE_STOP_TIMEOUT_SECONDS = 5.0
@@ -40,18 +44,30 @@ class ModelServer:
         config: RuntimeConfig,
         listener: socket.socket,
         ledger: BootLedger,
+        launch_engine: LaunchEngine,
         *,
-        make_engine: MakeEngine = load_engine,
         drain_grace_seconds: float = limits.DRAIN_GRACE_SECONDS,
+        restart_delays_seconds: Sequence[float] = RESTART_DELAYS_SECONDS,
+        live_config: Path | None = None,
     ) -> None:
+        """`restart_delays_seconds`: see `EngineClient`. `live_config`: the file of the live half, watched while this
+        runs; None: what `config` says stays."""
         self._config = config
         self._listener = listener
         self._ledger = ledger
         self._drain_grace_seconds = drain_grace_seconds
         self._draining: asyncio.Task[None] | None = None
         self._failure: RuntimeFailure | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # once it runs
         ledger.subscribe(_log_phase)
-        self.service = Service(config, ledger, self._on_failure, make_engine)
+        self.service = Service(
+            config,
+            ledger,
+            launch_engine,
+            on_failure=self._on_failure,
+            restart_delays_seconds=restart_delays_seconds,
+        )
+        self.live_config = self._watch_live_config(live_config) if live_config is not None else None
 
     async def run(self) -> None:
         """Serve until drained.
@@ -59,8 +75,7 @@ class ModelServer:
         Raises:
             RuntimeFailure: the engine could not load, or stopped.
         """
-        loop = asyncio.get_running_loop()
-        self.service.engine_loop.start(loop)
+        loop = self._loop = asyncio.get_running_loop()
         self._http = _Http(
             uvicorn.Config(
                 build_app(self.service),
@@ -72,13 +87,37 @@ class ModelServer:
                 timeout_graceful_shutdown=limits.FLUSH_TIMEOUT_SECONDS,
             )
         )
+        if self.live_config is not None:
+            self.live_config.start()
+        self.service.start()
         with self._signals(loop):
             await self._http.serve([self._listener])
+        if self.live_config is not None:
+            self.live_config.stop()
         self.service.close()
-        ended = self.service.engine_loop.stop(ENGINE_STOP_TIMEOUT_SECONDS)
+        ended = await self.service.engine.stop(ENGINE_STOP_TIMEOUT_SECONDS)
         if self._failure is not None:
             raise self._failure
-        log.info("stopped", engine_thread_ended=ended)
+        log.info("stopped", engine_ended_by_itself=ended)
+
+    def _watch_live_config(self, path: Path) -> LiveConfigFile:
+        def apply(live: LiveConfig) -> None:
+            self._on_loop(lambda: self.service.engine.set_heartbeat_interval(live.heartbeat_interval_seconds))
+            if live.log_level is not None:
+                set_log_level(live.log_level)
+
+        file = LiveConfigFile(path, apply, labels=self.service.metrics.labels)
+        self.service.metrics.register(file)
+        file.look()  # before the engine is there: it begins with these values
+        return file
+
+    def _on_loop(self, call: Callable[[], None]) -> None:
+        """The engine belongs to the event loop; before that runs, to whoever makes this."""
+        if self._loop is None:
+            call()
+            return
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nothing is left to tell
+            self._loop.call_soon_threadsafe(call)
 
     def begin_drain(self, grace_seconds: float | None = None) -> None:
         """Finish what is running, then end `run()`. A second call changes nothing."""
@@ -96,7 +135,7 @@ class ModelServer:
             if not await admission.wait_idle(self._config.drain_timeout_seconds - grace_seconds):
                 log.warning("drain_timeout", cut_requests=admission.live)
                 cut = unavailable("The server shut down before this answer was complete; try again.", "draining")
-                self.service.engine_loop.abort_all(cut)
+                self.service.engine.abort_all(cut)
         self._http.should_exit = True
 
     def _on_failure(self, failure: RuntimeFailure) -> None:

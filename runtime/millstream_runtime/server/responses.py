@@ -6,22 +6,20 @@ strict clients check for them.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from millstream_runtime.engine.request import FinishReason
-from millstream_runtime.server import limits
+from millstream_runtime.logs import log
 from millstream_runtime.server.api_errors import ApiError, internal_error
 from millstream_runtime.server.choice import Delta, ShownToken
 from millstream_runtime.server.generation import Generation
 from millstream_runtime.server.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
-from millstream_runtime.server.logs import log
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"  # an SSE comment: clients skip it
@@ -153,9 +151,9 @@ async def sse_answer(generation: Generation, dialect: Dialect, include_usage: bo
     usage_so_far: dict[str, Any] = {"usage": None} if include_usage else {}
     opened: set[int] = set()
     try:
-        async with aclosing(generation.deltas()) as deltas, aclosing(or_silence(deltas)) as batches:
-            async for news in batches:
-                if news is None:
+        async with aclosing(generation.deltas()) as deltas:
+            async for news in deltas:
+                if not news:
                     yield KEEP_ALIVE
                     continue
                 choices = [choice for delta in news for choice in _choices(dialect, delta, opened)]
@@ -170,23 +168,6 @@ async def sse_answer(generation: Generation, dialect: Dialect, include_usage: bo
     if include_usage:
         yield sse_event({**dialect.frame([]), "usage": generation.usage})
     yield DONE
-
-
-async def or_silence(deltas: AsyncGenerator[list[Delta], None]) -> AsyncGenerator[list[Delta] | None, None]:
-    """The same batches, and None whenever none came for SSE_KEEP_ALIVE_SECONDS."""
-    while True:
-        coming = asyncio.ensure_future(anext(deltas, None))
-        try:
-            while not (await asyncio.wait({coming}, timeout=limits.SSE_KEEP_ALIVE_SECONDS))[0]:
-                yield None
-        finally:
-            if not coming.done():  # the client left: end the generation before its generator is closed
-                coming.cancel()
-                await asyncio.gather(coming, return_exceptions=True)
-        news = coming.result()
-        if news is None:
-            return
-        yield news
 
 
 def sse_event(payload: dict[str, Any]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,13 +12,15 @@ from typing import Any, TypeVar
 
 from millstream_runtime.boot import BootLedger, Phase
 from millstream_runtime.config import RuntimeConfig
-from millstream_runtime.errors import RuntimeFailure
+from millstream_runtime.engine_process.messages import ModelLimits
+from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.logs import log
 from millstream_runtime.server import limits
 from millstream_runtime.server.admission import Admission
 from millstream_runtime.server.api_errors import ApiError, engine_failed, unavailable
 from millstream_runtime.server.api_keys import ApiKeys
 from millstream_runtime.server.chat_template import ChatTemplateError
-from millstream_runtime.server.engine_loop import EngineLike, EngineLoop, ModelLimits, OnPhase
+from millstream_runtime.server.engine_client import EngineClient, LaunchEngine
 from millstream_runtime.server.generation import Generation, GenerationPlan
 from millstream_runtime.server.metrics import ServerMetrics
 from millstream_runtime.server.requests import (
@@ -34,58 +37,75 @@ from millstream_runtime.server.sampling import (
     require_in_vocabulary,
     sampling_params,
 )
+from millstream_runtime.server.traces import RequestTraces
 from millstream_runtime.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
-MakeEngine = Callable[[RuntimeConfig, OnPhase], EngineLike]
-
-
-def load_engine(config: RuntimeConfig, on_phase: OnPhase) -> EngineLike:
-    """Import torch and build the engine; seconds, so only the engine thread calls this."""
-    from millstream_runtime.engine.engine import Engine
-
-    return Engine(config, on_phase)
 
 
 class Service:
-    """Made before anything is loaded: the tokenizer and the engine arrive in the engine thread, while HTTP listens."""
+    """Made before anything is loaded: `start` begins to load the tokenizer and the engine, while HTTP listens."""
 
     def __init__(
         self,
         config: RuntimeConfig,
         ledger: BootLedger,
+        launch_engine: LaunchEngine,
+        *,
         on_failure: Callable[[RuntimeFailure], None],
-        make_engine: MakeEngine = load_engine,
+        restart_delays_seconds: Sequence[float],
     ) -> None:
         """Raises InvalidConfigError: the file of API keys cannot be used."""
         self.config = config
         self.ledger = ledger
         self.created_at = int(time.time())
-        self.engine_loop = EngineLoop(
-            self._load,
+        self.engine = EngineClient(
+            launch_engine,
             ledger,
-            heartbeat_interval_seconds=config.heartbeat_interval_seconds,
             on_failure=on_failure,
+            heartbeat_interval_seconds=config.heartbeat_interval_seconds,
+            restart_delays_seconds=restart_delays_seconds,
         )
-        self.metrics = ServerMetrics(config.served_model_name, ledger, self.engine_loop)
+        self.engine.on_ready = self._enter_ready
+        self.metrics = ServerMetrics(config.served_model_name, ledger, self.engine)
         self.admission = Admission(config.max_num_seqs + limits.max_waiting_requests(config.max_num_seqs))
         self.api_keys = ApiKeys(Path(config.api_keys_file)) if config.api_keys_file is not None else None
-        self._make_engine = make_engine
+        self.traces = RequestTraces.from_environment(config.served_model_name)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
         self._tokenizer: Tokenizer | None = None
         self._defaults = SamplingDefaults()
 
-    def _load(self, on_phase: OnPhase) -> EngineLike:
+    def start(self) -> None:
+        """Begin to load, on the event loop; the ledger tells how far it is."""
+        self.engine.start()
+        self._loading = asyncio.get_running_loop().create_task(self._load_tokenizer())
+
+    async def _load_tokenizer(self) -> None:
         folder = Path(self.config.model)
-        self._tokenizer = Tokenizer.from_folder(folder)
-        self._defaults = SamplingDefaults.from_folder(folder)
-        return self._make_engine(self.config, on_phase)
+
+        def load() -> tuple[Tokenizer, SamplingDefaults]:
+            return Tokenizer.from_folder(folder), SamplingDefaults.from_folder(folder)
+
+        try:
+            self._tokenizer, self._defaults = await asyncio.get_running_loop().run_in_executor(self._threads, load)
+        except RuntimeFailure as failure:
+            self.engine.give_up(failure)
+        except Exception as error:  # a bug; the sentence must not hide it
+            log.error("tokenizer_crashed", traceback="".join(traceback.format_exception(error)))
+            message = f"The tokenizer in {folder} cannot be loaded ({type(error).__name__}); see the log."
+            self.engine.give_up(RuntimeFailure(Reason.CHECKPOINT_INVALID, message))
+        else:
+            self._enter_ready()
+
+    def _enter_ready(self) -> None:
+        if self.engine.is_ready and self._tokenizer is not None:
+            self.ledger.enter(Phase.READY)
 
     def require_ready(self, model: str | None) -> None:
-        """Raises ApiError: 503 before Ready and after a failure, 404 for another model."""
-        boot = self.ledger.snapshot()
-        if boot.phase is Phase.FAILED:
+        """Raises ApiError: 503 before Ready and while there is no engine, 404 for another model."""
+        if self.engine.failure is not None:
             raise engine_failed()
+        boot = self.ledger.snapshot()
         if boot.phase not in (Phase.READY, Phase.DRAINING):
             raise unavailable(f"The model is not ready yet ({boot.phase.value}); try again.", "model_loading")
         if model is not None:
@@ -180,6 +200,8 @@ class Service:
         return {"prompt": await self._off_the_loop(lambda: tokenizer.decode(request.tokens))}
 
     def close(self) -> None:
+        if self.traces is not None:
+            self.traces.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _generation(
@@ -214,7 +236,7 @@ class Service:
             # Holders of different keys never share a prefix; whoever shares a key may be told apart by a salt.
             cache_salt=f"{tenant}\n{request.cache_salt or ''}",
         )
-        return Generation(self.engine_loop, self._loaded_tokenizer(), self.metrics, plan, arrived_at_seconds)
+        return Generation(self.engine, self._loaded_tokenizer(), self.metrics, plan, arrived_at_seconds)
 
     def _require_in_vocabulary(self, param: str, lists: Sequence[Sequence[int]]) -> None:
         if any(max(token_ids) >= self._limits().vocab_size for token_ids in lists):
@@ -227,8 +249,8 @@ class Service:
             raise context_length_exceeded(param, f"at least {least_tokens}", None, self._limits().max_model_len)
 
     def _limits(self) -> ModelLimits:
-        assert self.engine_loop.model_limits is not None  # noqa: S101 - Ready means sized
-        return self.engine_loop.model_limits
+        assert self.engine.model_limits is not None  # noqa: S101 - Ready means sized
+        return self.engine.model_limits
 
     def _loaded_tokenizer(self) -> Tokenizer:
         assert self._tokenizer is not None  # noqa: S101 - Ready means loaded

@@ -12,6 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
+from docs import chart_reference
+from millstream_operator.catalog.catalog_file import read_catalog_file
+from millstream_operator.reconciling.kinds import OPTIONAL, WATCHED
+from millstream_operator.settings import read_settings
+
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "charts" / "millstream"
 HELM = ROOT / ".tools" / "bin" / "helm"
@@ -31,9 +36,9 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([HELM, *arguments], capture_output=True, text=True, check=False)
 
 
-def render(*values: str, release: str = "millstream") -> list[Document]:
+def render(*values: str, release: str = "millstream", chart: Path = CHART) -> list[Document]:
     sets = [word for value in (*IMAGES, *values) for word in ("--set-json" if "=[" in value else "--set", value)]
-    done = helm("template", release, str(CHART), "--namespace", "system", "--kube-version", "1.34.0", *sets)
+    done = helm("template", release, str(chart), "--namespace", "system", "--kube-version", "1.34.0", *sets)
     assert done.returncode == 0, done.stderr
     return [document for document in yaml.safe_load_all(done.stdout) if document]
 
@@ -102,7 +107,7 @@ def test_the_crd_is_the_generated_one_word_for_word() -> None:
 
 def test_pod_defaults_reach_the_operator_and_restart_it() -> None:
     plain, changed = render(), render("podDefaults.labels.team=search", 'podDefaults.tolerations=[{"key":"gpu"}]')
-    (config,) = of_kind(changed, "ConfigMap")
+    (config,) = (found for found in of_kind(changed, "ConfigMap") if "pod-defaults.json" in found["data"])
     assert json.loads(config["data"]["pod-defaults.json"]) == {
         "labels": {"team": "search"},
         "annotations": {},
@@ -127,6 +132,68 @@ def test_named_namespaces_are_all_that_the_operator_gets() -> None:
     assert {subject["namespace"] for binding in bindings for subject in binding["subjects"]} == {"system"}
     env = operator_of(documents)["spec"]["template"]["spec"]["containers"][0]["env"]
     assert {"name": "MILLSTREAM_WATCH_NAMESPACES", "value": "a,b"} in env
+
+
+def test_the_inventory_is_looked_at_and_nothing_more() -> None:
+    documents = render()
+    (role,) = (found for found in of_kind(documents, "ClusterRole") if found["metadata"]["name"].endswith("-inventory"))
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["list", "watch"]}]
+    bound = {binding["roleRef"]["name"] for binding in of_kind(documents, "ClusterRoleBinding")}
+    assert role["metadata"]["name"] in bound
+    for values in (["inventory.mode=Disabled"], ['operator.watchNamespaces=["a"]']):
+        without = render(*values)
+        assert "-inventory" not in yaml.safe_dump_all(without)
+        assert environment(without)["MILLSTREAM_INVENTORY"] == "Disabled"
+    insisted = render('operator.watchNamespaces=["a"]', "inventory.mode=Enabled")
+    (binding,) = of_kind(insisted, "ClusterRoleBinding")
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+
+
+def environment(documents: list[Document]) -> dict[str, str]:
+    (container,) = operator_of(documents)["spec"]["template"]["spec"]["containers"]
+    return {variable["name"]: variable.get("value") for variable in container["env"]}
+
+
+def test_own_gpus_reach_the_operator_as_a_file_that_it_can_read(tmp_path: Path) -> None:
+    """Helm turns numbers into floats on their way: what arrives must still be a catalogue."""
+    part = {
+        "computeCapability": "9.0",
+        "usableMemoryBytes": 137438953472,
+        "memoryBandwidthBytesPerSecond": 4000000000000,
+        "denseFlopsPerSecond": {"fp16": 400000000000000},
+        "pcieBytesPerSecond": 63000000000,
+        "listPriceUSDPerHour": 3.25,
+        "source": "our own measurement",
+    }
+    values = tmp_path / "values.yaml"
+    gpus = {"L4-24GB": {"listPriceUSDPerHour": 0.5}, "X1-128GB": part}
+    values.write_text(yaml.safe_dump({"catalog": {"gpus": gpus}}))
+    sets = [word for image in IMAGES for word in ("--set", image)]
+    done = helm("template", "m", str(CHART), "--kube-version", "1.34.0", *sets, "-f", str(values))
+    documents = [document for document in yaml.safe_load_all(done.stdout) if document]
+    (config,) = (found for found in of_kind(documents, "ConfigMap") if "catalog.yaml" in found["data"])
+    file = tmp_path / "catalog.yaml"
+    file.write_text(config["data"]["catalog.yaml"])
+    catalog = read_catalog_file(file)
+    known, own = catalog.get("L4-24GB"), catalog.get("X1-128GB")
+    assert known is not None
+    assert own is not None
+    assert known.hourly_milli_usd == 500
+    assert own.usable_memory_bytes == part["usableMemoryBytes"]
+    pod = operator_of(documents)["spec"]["template"]["spec"]
+    (volume,) = (
+        found for found in pod["volumes"] if found.get("configMap", {}).get("name") == config["metadata"]["name"]
+    )
+    (mount,) = (found for found in pod["containers"][0]["volumeMounts"] if found["name"] == volume["name"])
+    assert environment(documents)["MILLSTREAM_GPU_CATALOG"] == f"{mount['mountPath']}/catalog.yaml"
+    assert "subPath" not in mount, "it would not follow the ConfigMap"
+
+
+def test_a_catalogue_may_be_a_configmap_of_ones_own() -> None:
+    documents = render("catalog.configMap=prices")
+    assert not [found for found in of_kind(documents, "ConfigMap") if "catalog.yaml" in found["data"]]
+    volumes = operator_of(documents)["spec"]["template"]["spec"]["volumes"]
+    assert {"name": "gpu-catalog", "configMap": {"name": "prices"}} in volumes
 
 
 def test_two_replicas_are_kept_apart_and_never_all_taken_away() -> None:
@@ -207,9 +274,13 @@ def test_two_releases_share_no_name() -> None:
         ("operator.replicas=-1", "replicas"),
         ("operator.replicas=two", "replicas"),
         ("serviceMonitor.interval=often", "interval"),
+        ("monitoring.prometheusURL=prometheus", "prometheusURL"),
+        ("monitoring.prometheusURL=http://me:secret@prometheus", "prometheusURL"),
         ('podDefaults.tolerations=[{"keyy":"gpu"}]', "keyy"),
         ("operator.resources.limits.memory=much", "memory"),
         ('operator.watchNamespaces=["UPPER"]', "watchNamespaces"),
+        ("inventory.mode=Maybe", "mode"),
+        ("catalog.gpus.L4=cheap", "L4"),
     ],
 )
 def test_a_value_that_would_do_nothing_is_refused_by_name(value: str, complaint: str) -> None:
@@ -225,6 +296,89 @@ def test_an_image_that_nobody_named_is_asked_for(image: str) -> None:
     done = helm("template", "m", str(CHART), "--kube-version", "1.34.0", "--set", image)
     assert done.returncode != 0
     assert "image is required: the reference that `make images` prints" in done.stderr
+
+
+def test_what_stands_beside_models_reaches_the_operator() -> None:
+    documents = render("monitoring.prometheusURL=http://prometheus:9090", "monitoring.labels.release=prometheus")
+    (container,) = operator_of(documents)["spec"]["template"]["spec"]["containers"]
+    env = {variable["name"]: variable.get("value") for variable in container["env"]}
+    settings = read_settings(
+        {name: value for name, value in env.items() if value and name != "MILLSTREAM_POD_DEFAULTS"}
+    )
+    companions = settings.defaults.companions
+    assert companions.prometheus_url == "http://prometheus:9090"
+    assert companions.monitoring_labels == {"release": "prometheus"}
+    bare = {
+        v["name"]: v.get("value") for v in operator_of(render())["spec"]["template"]["spec"]["containers"][0]["env"]
+    }
+    assert (bare["MILLSTREAM_PROMETHEUS_URL"], bare["MILLSTREAM_MONITORING_LABELS"]) == ("", "{}")
+
+
+def test_every_kind_that_is_read_or_written_is_granted_and_no_more() -> None:
+    """A right that is missing is found by nobody before the first cluster that has the kind."""
+    (role,) = of_kind(render(), "ClusterRole")
+    granted = {
+        (group, resource): set(rule["verbs"])
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    written = {"get", "list", "create", "patch", "delete"}
+    for kind in (*WATCHED, *OPTIONAL):
+        wanted = {"get", "list"} | ({"watch"} if kind in WATCHED else set()) | (written if kind.owned else set())
+        assert granted[kind.group, kind.plural] == wanted, kind.kind
+
+
+PREVIOUS = ROOT / "e2e" / "charts" / "millstream-0.1.0"
+
+
+def test_an_upgrade_changes_nothing_that_cannot_be_changed() -> None:
+    """A selector that differs, and helm upgrade ends half-way, with the old operator gone."""
+    before, after = render(chart=PREVIOUS), render()
+    versions = [yaml.safe_load((chart / "Chart.yaml").read_text())["version"] for chart in (PREVIOUS, CHART)]
+    assert versions[0] != versions[1], "a change of the templates is another version of the chart"
+    assert operator_of(before)["spec"]["selector"] == operator_of(after)["spec"]["selector"]
+    named = [{(d["kind"], d["metadata"]["name"]) for d in documents} for documents in (before, after)]
+    assert named[0] <= named[1], "what goes by its name is deleted by an upgrade"
+    roles = [{str(binding["roleRef"]) for binding in of_kind(d, "ClusterRoleBinding")} for d in (before, after)]
+    assert roles[0] == roles[1], "a binding's role cannot be changed"
+
+
+def test_a_newer_crd_takes_every_object_of_the_older_one() -> None:
+    """Fields are only added, and no enum loses a value: objects outlive the chart that they were written under."""
+    before, after = (fields_of(render("crds.keep=false", chart=chart)) for chart in (PREVIOUS, CHART))
+    assert before
+    for path, node in before.items():
+        assert path in after, f"{path} is gone"
+        assert node.get("type") == after[path].get("type"), path
+        assert set(node.get("enum", [])) <= set(after[path].get("enum", [])), path
+        assert set(after[path].get("required", [])) <= set(node.get("required", [])), path
+
+
+def fields_of(documents: list[Document]) -> dict[str, Document]:
+    """Every node of the CRD's schema, by its path."""
+    (crd,) = of_kind(documents, "CustomResourceDefinition")
+    found: dict[str, Document] = {}
+    waiting = [("", crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"])]
+    while waiting:
+        path, node = waiting.pop()
+        found[path] = node
+        waiting += [(f"{path}.{name}", child) for name, child in node.get("properties", {}).items()]
+        waiting += [(f"{path}[]", node["items"])] if "items" in node else []
+    return found
+
+
+def test_the_page_of_values_is_what_the_chart_says() -> None:
+    assert chart_reference.PAGE.read_text(encoding="utf-8") == chart_reference.page(), "run `make crds`"
+
+
+def test_every_value_is_explained_where_it_stands() -> None:
+    text = (CHART / "values.yaml").read_text(encoding="utf-8")
+    told = {value.path: value.text for _, _, values in chart_reference.sections(text) for value in values}
+    wanted = {f"{section}.{name}" for section, values in yaml.safe_load(text).items() for name in values}
+    assert told.keys() == wanted
+    assert all(told.values()), [path for path, words in told.items() if not words]
+    assert all(intro for _, intro, _ in chart_reference.sections(text))
 
 
 def test_every_value_has_a_schema_and_every_schema_a_value() -> None:

@@ -18,6 +18,7 @@ VERSIONS = {
     "kind": ("sigs.k8s.io/kind", "v0.30.0"),
     "helm": ("helm.sh/helm/v3", "v3.21.4"),
     "kwok": ("sigs.k8s.io/kwok", "v0.7.0"),
+    "kstatus": ("sigs.k8s.io/cli-utils", "v0.37.2"),
     "registry": ("github.com/distribution/distribution/v3", "v3.0.0"),
     "kubernetes": ("k8s.io/kubernetes", go_tools.KUBERNETES_VERSION),
     "etcd": ("go.etcd.io/etcd/server/v3", "v3.6.5"),

@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.request import Request, SamplingParams
+from millstream_runtime.engine.team import Team
 
 WriteModel = Callable[..., Path]
 MakeEngine = Callable[..., Engine]
@@ -54,13 +55,17 @@ def write_model(tmp_path_factory: pytest.TempPathFactory) -> WriteModel:
 
 @pytest.fixture
 def make_engine() -> MakeEngine:
-    """`make_engine(folder, **config)`: an engine on the CPU, with a pool of 1 MiB unless told otherwise."""
+    """`make_engine(folder, **config)`: an engine on the CPU, with a pool of 1 MiB unless told otherwise.
 
-    def make(folder: Path, **config: Any) -> Engine:
+    `team`: ranks that are running already.
+    """
+
+    def make(folder: Path, *, team: Team | None = None, **config: Any) -> Engine:
         settings = {"max_num_seqs": 8, "kv_cache_memory_bytes": 1 << 20} | config
         return Engine(
             RuntimeConfig(model=str(folder), served_model_name="test", device=Device.CPU, **settings),
             lambda phase, message: None,
+            team=team,
         )
 
     return make

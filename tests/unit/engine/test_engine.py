@@ -233,7 +233,7 @@ def test_a_request_whose_numbers_go_wrong_ends_alone(engine: Engine) -> None:
     engine.add_request(Request("well", [4, 5, 6], greedy(12)))
     answers = [output for output in engine.step() if output.request_id == "well"]
     block = next(one.block_table[0] for one in engine._scheduler.running if one.request.request_id == "sick")
-    for layer in engine._runner._cache.layers:
+    for layer in engine._runner._forward._cache.layers:
         layer[block] = float("nan")
     ended: list[Any] = []
     while engine.has_work():

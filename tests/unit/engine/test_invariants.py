@@ -1,21 +1,28 @@
 """What the engine promises whatever else goes on: a request's tokens depend on the request alone.
 
 Each way of running below computes the same requests under another circumstance (company, chunks, cache hits,
-preemptions, ...). Whatever it is, every request must be answered as if it were alone in an engine without a cache,
-and afterwards every KV block must be free. A way also says how to see that its circumstance really arose.
+preemptions, two ranks, ...). Whatever it is, every request must be answered as if it were alone in an engine without a
+cache, and afterwards every KV block must be free. A way also says how to see that its circumstance really arose.
+
+The first half holds this for many ways and two samplings on one model; the second half, for every model family and the
+ways that could treat families differently, against `transformers`.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+import torch
 
+from millstream_runtime.distributed.leader import Leader
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.request import Request, SamplingParams
+from tests.support.family_cases import CASES, UNEVEN_HEADS, Models
+from tests.support.tiny_families import prompts_of, reference_answers
 
 from .conftest import MakeEngine, WriteModel, generate
 from .test_parity import shrink_pool
@@ -102,6 +109,7 @@ class Way:
     config: dict[str, Any] = field(default_factory=dict)
     pool_blocks: int | None = None
     happened: Callable[[Engine], bool] = never
+    ranks: int = 1
 
 
 NO_CACHE = {"enable_prefix_caching": False}
@@ -135,6 +143,17 @@ SAMPLINGS = {
         ignore_eos=True,
     ),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny products gain nothing from a second thread, and lose a lot to one that has to wait for a core."""
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        torch.set_num_threads(1)
+        yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -193,3 +212,72 @@ def test_no_block_is_lost_whoever_cancels_when(seed: int, write_model: WriteMode
         engine.abort(name)
     engine.check_integrity()
     assert (engine.has_work(), engine.stats().kv_blocks_used) == (False, 0)
+
+
+# Every family ---------------------------------------------------------------------------------------------------------
+
+FAMILY_PROMPT_LENGTHS = (15, 18, 31)
+FAMILY_NEW_TOKENS = 8
+# The three begin with 1, 2 and 2 blocks and end with 2, 2 and 3: one more than there are.
+CHUNKED, TIGHT_POOL_BLOCKS = {"max_num_batched_tokens": 17}, 6
+FAMILY_WAYS = {
+    "alone": Way(one_after_another, NO_CACHE),
+    "batched": Way(all_at_once, NO_CACHE),
+    "chunked": Way(all_at_once, NO_CACHE | CHUNKED),
+    "with prefix hits": Way(twice, happened=hits),
+    "preempted": Way(all_at_once, NO_CACHE, pool_blocks=TIGHT_POOL_BLOCKS, happened=preempts),
+    "at TP 2, chunked, with prefix hits": Way(twice, CHUNKED, happened=hits, ranks=2),
+    "at TP 2, preempted": Way(all_at_once, NO_CACHE, TIGHT_POOL_BLOCKS, happened=preempts, ranks=2),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp("families"))
+
+
+@pytest.fixture(scope="module")
+def by_transformers(models: Models) -> Callable[[str], list[list[int]]]:
+    """The answers of `transformers.generate`, one prompt at a time."""
+    known: dict[str, list[list[int]]] = {}
+
+    def answers(family: str) -> list[list[int]]:
+        if family not in known:
+            prompts = prompts_of(FAMILY_PROMPT_LENGTHS)
+            known[family] = reference_answers(models.reference(family), prompts, FAMILY_NEW_TOKENS)
+        return known[family]
+
+    return answers
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Leader]:
+    """Two ranks over gloo, started once: they load one family after another."""
+    leader = Leader(2, torch.device("cpu"))
+    yield leader
+    leader.close()
+
+
+@pytest.mark.parametrize("way", FAMILY_WAYS)
+@pytest.mark.parametrize("family", CASES)
+def test_every_family_answers_like_transformers(
+    family: str,
+    way: str,
+    models: Models,
+    by_transformers: Callable[[str], list[list[int]]],
+    make_engine: MakeEngine,
+    request: pytest.FixtureRequest,
+) -> None:
+    circumstance = FAMILY_WAYS[way]
+    if circumstance.ranks > 1 and family in UNEVEN_HEADS:
+        pytest.skip("its heads do not divide by two, and such a size is refused: see test_parallel.py")
+    team = request.getfixturevalue("pair") if circumstance.ranks > 1 else None
+    ranks = {"team": team, "tensor_parallel_size": circumstance.ranks} if team else {}
+    engine = make_engine(models.folder(family), **circumstance.config, **ranks)
+    if circumstance.pool_blocks is not None:
+        shrink_pool(engine, circumstance.pool_blocks)
+    sampling = SamplingParams(FAMILY_NEW_TOKENS, temperature=0.0, ignore_eos=True)
+    prompts = prompts_of(FAMILY_PROMPT_LENGTHS)
+    answers = circumstance.run(engine, [Request(str(i), prompt, sampling) for i, prompt in enumerate(prompts)])
+    assert list(answers.values()) == by_transformers(family)
+    assert circumstance.happened(engine), "the circumstance did not arise: this proved nothing"

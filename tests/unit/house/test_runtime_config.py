@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream_runtime.config import Device, DType, RuntimeConfig
+from millstream_runtime.config import Device, DType, LogLevel, RuntimeConfig
 from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
 
 configs = st.builds(
@@ -15,11 +15,13 @@ configs = st.builds(
     served_model_name=st.from_regex(r"[a-z][a-z0-9./-]{0,40}", fullmatch=True),
     device=st.sampled_from(Device),
     dtype=st.sampled_from(DType),
+    tensor_parallel_size=st.sampled_from([1, 2, 8]),
     max_model_len=st.none() | st.integers(1, 1 << 20),
     max_num_batched_tokens=st.integers(4096, 65536),
     max_num_seqs=st.integers(1, 4096),
     kv_cache_memory_bytes=st.none() | st.integers(1 << 20, 1 << 40),
     heartbeat_interval_seconds=st.integers(0, 86_400),
+    log_level=st.none() | st.sampled_from(LogLevel),
     port=st.integers(0, 65_535),
 )
 
@@ -33,7 +35,7 @@ def test_args_round_trip_to_an_equal_config_with_an_equal_hash(config: RuntimeCo
 
 @given(configs, configs)
 def test_different_configs_have_different_hashes(one: RuntimeConfig, other: RuntimeConfig) -> None:
-    assert (one == other) == (one.config_hash() == other.config_hash())
+    assert (one.boot == other.boot) == (one.config_hash() == other.config_hash())
 
 
 @pytest.mark.parametrize(
@@ -45,6 +47,7 @@ def test_different_configs_have_different_hashes(one: RuntimeConfig, other: Runt
             ["--model=/m", "--max-num-seqs=64", "--max-num-batched-tokens=32"],
             "--max-num-batched-tokens is 32",
         ),
+        (["--model=/m", "--tensor-parallel-size=9"], "--tensor-parallel-size is 9; it must be between 1 and 8"),
         (["--model=/m", "--port=70000"], "--port is 70000"),
         (["--model=/m", "--dtype=int3"], "--dtype"),
         (["--model=/m", "--max-num-sequences=3"], "--max-num-sequences"),

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from millstream_operator import app
 from millstream_operator.app import EndlessBackoffs, Operator, kopf_settings
+from millstream_operator.inventory.nodes import read_node
 from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable
 from millstream_operator.reconciling.index import OwnerKey
-from millstream_operator.reconciling.kinds import LLM_DEPLOYMENT, POD, WATCHED, Kind
+from millstream_operator.reconciling.kinds import LLM_DEPLOYMENT, POD, POD_MONITOR, WATCHED, Kind
 from millstream_operator.settings import read_settings
 from tests.support.fake_cluster import FakeCluster, FakeClusterClient, Fault
+from tests.support.gpu_nodes import gpu_node
 from tests.support.llmdeployments import manifest
 
 DEMO = OwnerKey("team", "demo")
@@ -122,3 +125,64 @@ async def test_it_waits_for_the_api_server_and_says_for_what(
     one.client = FakeClusterClient(FakeCluster(), Fault(0, error, writes_only=False))
     await one._first_listing()
     assert said in caplog.text
+
+
+async def test_kinds_that_appear_concern_everybody() -> None:
+    """A CRD is installed while the operator runs: nobody else would tell it."""
+    one, cluster = operator(), FakeCluster()
+    cluster.put(manifest())
+    one.client = FakeClusterClient(cluster)
+    await one.resync()
+    one.queue.schedule.clear()
+    await one.look()
+    assert one.queue.schedule.pop(float("inf")) is None, "no news"
+    cluster.installed.add(POD_MONITOR)
+    await one.look()
+    assert one.queue.schedule.pop(float("inf")) == DEMO
+
+
+async def test_a_kind_that_is_listed_and_not_watched_is_no_proof_of_a_dead_watch() -> None:
+    one, cluster = operator(), FakeCluster()
+    cluster.installed.add(POD_MONITOR)
+    metadata = {"name": "demo", "namespace": "team", "labels": {"millstream.dev/deployment": "demo"}}
+    cluster.put({"apiVersion": POD_MONITOR.api_version, "kind": "PodMonitor", "metadata": metadata, "spec": {}})
+    one.client = FakeClusterClient(cluster)
+    await one.look()
+    assert one.index.get(POD_MONITOR, "team", "demo") is not None
+    assert one.freshness.overdue(float("inf")) == []
+
+
+# Facts
+
+
+async def test_other_gpus_or_prices_have_every_plan_looked_at_again_and_nothing_else_does(tmp_path: Path) -> None:
+    file = tmp_path / "catalog.yaml"
+    file.write_text("")
+    one, cluster = operator(MILLSTREAM_GPU_CATALOG=str(file)), FakeCluster()
+    cluster.put(manifest())
+    cluster.put(gpu_node("a"))
+    one.client = FakeClusterClient(cluster)
+    await one._first_listing()
+    while (key := one.queue.schedule.pop(float("inf"))) is not None:
+        one.queue.schedule.done(key, 0.0, failed=False)
+    one.refresh_facts()
+    assert one.queue.schedule.pop(float("inf")) is None, "nothing new"
+    file.write_text("L4-24GB: {listPriceUSDPerHour: 0.125}")
+    one.refresh_facts()
+    assert one.queue.schedule.pop(float("inf")) == DEMO
+    one.queue.schedule.done(DEMO, 0.0, failed=False)
+    one.facts.put_node("b", read_node(gpu_node("b")))
+    one.refresh_facts()
+    assert one.queue.schedule.pop(float("inf")) == DEMO
+
+
+async def test_the_metrics_say_whether_gpus_and_prices_are_known(tmp_path: Path) -> None:
+    one = operator(MILLSTREAM_GPU_CATALOG=str(tmp_path / "missing.yaml"))
+    assert b"millstream_operator_inventory_known 0.0" in one.metrics.exposition(), "not listed yet"
+    assert b"millstream_operator_gpu_catalog_valid 0.0" in one.metrics.exposition()
+    one.client = FakeClusterClient(FakeCluster())
+    await one._first_listing()
+    (tmp_path / "missing.yaml").write_text("")
+    one.refresh_facts()
+    assert b"millstream_operator_inventory_known 1.0" in one.metrics.exposition()
+    assert b"millstream_operator_gpu_catalog_valid 1.0" in one.metrics.exposition()

@@ -12,6 +12,7 @@ import yaml
 from docs import api_reference
 from millstream_operator.api.crd import custom_resource_definition
 from millstream_operator.reconciling import conditions
+from millstream_operator.reconciling.decisions import DecisionType
 from millstream_operator.reconciling.reasons import NEEDS_A_PERSON, Reason
 from millstream_operator.settings import read_settings
 
@@ -54,6 +55,12 @@ def test_every_condition_is_explained() -> None:
     assert explained == types
 
 
+def test_every_decision_is_explained_and_no_other() -> None:
+    explained = {row[0].strip("`"): row for row in rows("reasons.md") if len(row) == 3}
+    assert explained.keys() == {str(kind) for kind in DecisionType}
+    assert all(cell for row in explained.values() for cell in row)
+
+
 def test_the_api_page_is_what_the_types_say() -> None:
     assert api_reference.PAGE.read_text(encoding="utf-8") == api_reference.page(), "run `make crds`"
 
@@ -93,7 +100,7 @@ def test_every_setting_is_explained() -> None:
     assert told == set(re.findall(r"MILLSTREAM_\w+", read_settings.__doc__ or ""))
 
 
-@pytest.mark.parametrize("page", ["operator.md", "reasons.md", "api.md"])
+@pytest.mark.parametrize("page", ["operator.md", "reasons.md", "api.md", "autoscaling.md", "monitoring.md", "chart.md"])
 def test_the_pages_are_linked_and_their_links_lead_somewhere(page: str) -> None:
     assert f"({page})" in (DOCS / "README.md").read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([\w./-]+\.md)", (DOCS / page).read_text(encoding="utf-8")):

@@ -12,7 +12,7 @@ import re
 import types
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from enum import Enum
 from typing import Any
@@ -20,17 +20,37 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import ManifestError, parse
 from millstream_operator.api.spec import LLMDeploymentSpec
+from millstream_operator.catalog.gpu import load_catalog
+from millstream_operator.catalog.gpu_names import parse_island
+from millstream_operator.catalog.known_models import known_shape
+from millstream_operator.inventory.node_kinds import inventory_of
+from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import PlanDefaults
+from millstream_operator.reconciling.facts import NoFacts
+from millstream_operator.reconciling.pinning import Pinning
 from millstream_operator.reconciling.revisions import PlanRefused, choose
+from millstream_operator.rendering.companions import (
+    POD_MONITOR,
+    PROMETHEUS_RULE,
+    SCALED_OBJECT,
+    Autoscaler,
+    CompanionDefaults,
+    autoscaler,
+    monitors,
+)
 from millstream_operator.rendering.objects import objects
 from millstream_operator.rendering.pod_defaults import PodDefaults
-from tests.support.llmdeployments import full_manifest
+from millstream_operator.rendering.revision import controller_revision
+from tests.support.llmdeployments import full_manifest, manifest
 
 Manifest = dict[str, Any]
 Objects = dict[str, Manifest]
 DEPLOYMENT, SERVICE, BUDGET = "Deployment", "Service", "PodDisruptionBudget"
+LIVE = "ConfigMap"  # watched by the runtime: a change of it restarts nothing
+SCALER, MONITORS = "HorizontalPodAutoscaler", ("PodMonitor", "PrometheusRule")
 
 
 @dataclass(frozen=True)
@@ -65,6 +85,26 @@ class NotYet:
     requirement: str
 
 
+@dataclass(frozen=True)
+class Planned:
+    """It decides by the cluster's GPUs and the model's shape: another value, and that it changes the Deployment.
+
+    `spec`: fields of a spec that already says something there. `refused`: the reason why the other value is refused
+    instead. Where GPUs or shape are not known any value is refused by name.
+    """
+
+    spec: dict[str, Any]
+    to: Any
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class Adopts:
+    """It changes nothing by itself: with this value what an older operator pinned is rendered anew."""
+
+    to: Any
+
+
 def hub(**fields: Any) -> dict[str, Any]:
     return {"model": {"source": {"huggingFace": {"repository": "org/name", **fields}}}}
 
@@ -85,13 +125,13 @@ POD = "podTemplate.spec"
 ENV = f"{POD}.containers[].env[]"
 RESOURCES = f"{POD}.containers[].resources"
 # `[]` is an item of a list and `{}` the value of a map, in the full manifest.
-CHANGES: dict[str, Changes | Refused | NotYet] = {
+CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts] = {
     "tier": Changes("Mid", without=("workload", *BATCHING)),
     "workload.profile": Changes("Batch", without=BATCHING),
-    "workload.inputTokens": NotYet({"workload": {"inputTokens": 100}}, "inventory"),
-    "workload.outputTokens": NotYet({"workload": {"outputTokens": 100}}, "inventory"),
-    "workload.requestsPerMinute": NotYet({"workload": {"requestsPerMinute": 100}}, "inventory"),
-    "workload.concurrency": NotYet({"workload": {"concurrency": 100}}, "inventory"),
+    "workload.inputTokens": Planned({"workload": {"inputTokens": 1000}}, 6000),
+    "workload.outputTokens": Planned({"workload": {"outputTokens": 100}}, 6000),
+    "workload.requestsPerMinute": Planned({"workload": {"requestsPerMinute": 10}}, 3000),
+    "workload.concurrency": Planned({"workload": {"concurrency": 10}}, 2000),
     "model.servedName": Changes("another"),
     "model.source.local.path": Changes("/models/another"),
     "model.source.huggingFace.repository": Changes("org/other", instead=hub()),
@@ -106,7 +146,7 @@ CHANGES: dict[str, Changes | Refused | NotYet] = {
     "model.configMapRef.key": NotYet(CONFIG, "configMapRef"),
     "accelerator.type": Changes("CPU", without=("engine.gpuMemoryUtilizationPercent", "accelerator.products")),
     "accelerator.products[]": Changes("L4"),
-    "parallelism.tensor": NotYet({"parallelism": {"tensor": 2}}, "tensorParallelSize=2"),
+    "parallelism.tensor": Changes(4, instead={"parallelism": {"tensor": 2}}),
     "parallelism.pipeline": NotYet({"parallelism": {"pipeline": 2}}, "pipelineParallelSize=2"),
     "quantization.method": NotYet({"quantization": {"method": "AWQ"}}, "quantization=AWQ"),
     "quantization.kvCache": NotYet({"quantization": {"kvCache": "FP8"}}, "kvCache=FP8"),
@@ -130,21 +170,34 @@ CHANGES: dict[str, Changes | Refused | NotYet] = {
     f"{DRAFT}.source.image.pullPolicy": NotYet(draft(**IMAGE), DRAFTS),
     f"{DRAFT}.source.persistentVolumeClaim.claimName": NotYet(draft(**CLAIM), DRAFTS),
     f"{DRAFT}.source.persistentVolumeClaim.path": NotYet(draft(**CLAIM), DRAFTS),
-    "objectives.ttft.p95": NotYet({"objectives": {"ttft": {"p95": "200ms"}}}, "inventory"),
-    "objectives.itl.p95": NotYet({"objectives": {"itl": {"p95": "40ms"}}}, "inventory"),
-    "budget.maxMonthlyUSD": NotYet({"budget": {"maxMonthlyUSD": 5000}}, "inventory"),
-    "budget.enforcement": NotYet({"budget": {"maxMonthlyUSD": 5000, "enforcement": "Observe"}}, "inventory"),
+    "objectives.ttft.p95": Planned({"objectives": {"ttft": {"p95": "200ms"}}}, "50ms"),
+    "objectives.itl.p95": Planned({"objectives": {"itl": {"p95": "60ms"}}}, "10ms"),
+    "budget.maxMonthlyUSD": Planned({"budget": {"maxMonthlyUSD": 5000}}, 100, refused="BudgetExceeded"),
+    "budget.enforcement": Planned(
+        {"budget": {"maxMonthlyUSD": 100, "enforcement": "Observe"}}, "Enforce", refused="BudgetExceeded"
+    ),
     "engine.maxModelLen": Changes(8192),
     "engine.maxNumBatchedTokens": Changes(512),
     "engine.maxNumSeqs": Changes(17),
     "engine.gpuMemoryUtilizationPercent": Changes(81),
     "engine.prefixCaching": Changes("Enabled"),
-    "warmup.heartbeatInterval": Changes("0s"),
-    "warmup.timeout": Changes("16m"),
+    "warmup.heartbeatInterval": Changes("0s", kinds=(LIVE, "PrometheusRule")),
+    "warmup.timeout": Changes("16m", kinds=(DEPLOYMENT, "PrometheusRule")),
+    "rollout.strategy": Changes("Availability"),
     "rollout.progressDeadline": Changes("41m"),
     "rollout.drainTimeout": Changes("6m"),
     "replicas": Changes(1, kinds=(DEPLOYMENT, BUDGET)),
+    "autoscaling.minReplicas": Changes(3, kinds=(SCALER,)),
+    "autoscaling.maxReplicas": Changes(6, kinds=(SCALER,)),
+    "autoscaling.metrics[].type": Changes("KVCacheUsage", kinds=(SCALER,)),
+    "autoscaling.metrics[].target": Changes(7, kinds=(SCALER,)),
+    "autoscaling.scaleDownStabilization": Changes("11m", kinds=(SCALER,)),
+    "autoscaling.provider": Changes("KEDA", kinds=(SCALER, "ScaledObject")),
+    "monitoring.mode": Changes("Disabled", kinds=MONITORS),
+    "monitoring.labels{}": Changes("other", kinds=MONITORS),
     "runtime.image": Changes("registry.example.com/millstream-runtime:2.0"),
+    "runtime.updatePolicy": Adopts("FollowOperator"),
+    "runtime.logLevel": Changes("Error", kinds=(LIVE,)),
     "service.type": Changes("LoadBalancer", kinds=(SERVICE,)),
     "service.port": Changes(8081, kinds=(SERVICE,)),
     "podTemplate.metadata.labels{}": Changes("ranking"),
@@ -174,7 +227,7 @@ CHANGES: dict[str, Changes | Refused | NotYet] = {
     f"{RESOURCES}.limits.ephemeral-storage": Changes("4Gi"),
 }
 # The full manifest says here what the default is, or defaults of what it says itself: leaving it out changes nothing.
-SAYS_THE_DEFAULT = {"accelerator.type", "tier", "workload.profile"}
+SAYS_THE_DEFAULT = {"accelerator.type", "monitoring.mode", "tier", "workload.profile"}
 
 
 def leaves(model: type[BaseModel], path: str = "") -> Iterator[str]:
@@ -222,11 +275,36 @@ def place(spec: Any, path: str) -> tuple[Any, str | int]:
     raise AssertionError(path)
 
 
-def applied(stored: Manifest) -> Objects:
-    """What the cluster would be told, by kind."""
+DEFAULTS = PlanDefaults(runtime_image="registry.example.com/default:1")
+# A cluster of three kinds of nodes, and a model that any of their GPUs holds.
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+CATALOG = load_catalog()
+NODES = ["L4:8"] * 8 + ["A100-80GB:8"] * 4 + ["H100-80GB-SXM:8"] * 4
+FACTS = Facts(
+    shape=known_shape(MODEL), inventory=inventory_of(parse_island(CATALOG, text) for text in NODES), catalog=CATALOG
+)
+
+
+def applied(stored: Manifest, facts: Facts | None = None) -> Objects:
+    """What the cluster would be told, by kind. The boot ConfigMap is the Deployment's: that names it by its content."""
     owner = parse(stored)
-    pin = choose(owner, PlanDefaults(runtime_image="registry.example.com/default:1"), PodDefaults(), [])
-    return {rendered["kind"]: rendered for rendered in objects(owner, pin.revision)}
+    pin = choose(owner, DEFAULTS, PodDefaults(), [], facts)
+    rendered = [*objects(owner, pin.revision), *beside(owner)]
+    return {one["kind"]: one for one in rendered if not one.get("immutable")}
+
+
+def beside(owner: LLMDeployment) -> Iterator[Manifest]:
+    """What stands beside the model, in a cluster without any of the optional kinds and in one with all of them."""
+    defaults = CompanionDefaults("http://prometheus:9090")
+    everything = (SCALED_OBJECT, POD_MONITOR, PROMETHEUS_RULE)
+    for served in ((), everything):
+        if isinstance(scaler := autoscaler(owner, served, defaults), Autoscaler):
+            yield scaler.manifest
+    yield from monitors(owner, everything, defaults)
+
+
+def on_a_gpu(**spec: Any) -> Manifest:
+    return manifest(model={"source": {"huggingFace": {"repository": MODEL}}}, accelerator={"type": "GPU"}, **spec)
 
 
 def changed_kinds(before: Objects, after: Objects) -> set[str]:
@@ -264,6 +342,12 @@ def test_a_field_changed_alone_changes_what_is_applied_or_is_refused(path: str) 
         with pytest.raises(PlanRefused, match=re.escape(f"({change.requirement})")):
             applied(stored)
         return
+    if isinstance(change, Planned):
+        changes_the_plan_or_is_refused(path, change)
+        return
+    if isinstance(change, Adopts):
+        takes_over_what_an_older_operator_pinned(path, change)
+        return
     base = without(full_manifest(), change.without if isinstance(change, Changes) else ())
     base["spec"] |= copy.deepcopy(change.instead) if isinstance(change, Changes) else {}
     mutated = copy.deepcopy(base)
@@ -276,6 +360,43 @@ def test_a_field_changed_alone_changes_what_is_applied_or_is_refused(path: str) 
     assert parent[key] != change.to, "the full manifest already says so"
     parent[key] = change.to
     assert changed_kinds(applied(base), applied(mutated)) == set(change.kinds)
+
+
+def changes_the_plan_or_is_refused(path: str, change: Planned) -> None:
+    base = on_a_gpu(**copy.deepcopy(change.spec))
+    mutated = copy.deepcopy(base)
+    parent, key = place(mutated["spec"], path)
+    assert parent[key] != change.to
+    parent[key] = change.to
+    before = applied(base, FACTS)
+    if change.refused is None:
+        assert changed_kinds(before, applied(mutated, FACTS)) == {DEPLOYMENT}, change.to
+        return
+    with pytest.raises(PlanRefused) as refused:
+        applied(mutated, FACTS)
+    assert refused.value.problem.reason == change.refused
+
+
+def takes_over_what_an_older_operator_pinned(path: str, change: Adopts) -> None:
+    owner = parse(manifest())
+    older = choose(owner, PlanDefaults("registry.example.com/default:0"), PodDefaults(), []).revision
+    record = controller_revision(owner, older, 1)
+    changed = manifest(runtime={})
+    parent, key = place(changed["spec"], path)
+    parent[key] = change.to
+    pinning = Pinning(NoFacts(), DEFAULTS, PodDefaults())
+    assert pinning.choose(owner, [record]).pin.revision == older
+    assert pinning.choose(parse(changed), [record]).pin.revision.image == DEFAULTS.runtime_image
+
+
+@pytest.mark.parametrize("path", [path for path, change in CHANGES.items() if isinstance(change, Planned)])
+def test_what_needs_gpus_and_shape_is_refused_by_name_where_they_are_not_known(path: str) -> None:
+    change = CHANGES[path]
+    assert isinstance(change, Planned)
+    stored = on_a_gpu(**copy.deepcopy(change.spec))
+    for facts, missing in ((None, "inventory"), (replace(FACTS, shape=None), "modelShape")):
+        with pytest.raises(PlanRefused, match=re.escape(f"({missing})")):
+            applied(stored, facts)
 
 
 @pytest.mark.parametrize("path", [path for path, change in CHANGES.items() if isinstance(change, Changes)])

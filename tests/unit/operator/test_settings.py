@@ -33,8 +33,17 @@ def test_everything_is_read(tmp_path: Path) -> None:
             "MILLSTREAM_LOG_LEVEL": "DEBUG",
             "MILLSTREAM_HEALTH_PORT": "9000",
             "MILLSTREAM_SERVICE_ACCESS": "Proxy",
+            "MILLSTREAM_GPU_CATALOG": "/etc/gpus/catalog.yaml",
+            "MILLSTREAM_INVENTORY": "Disabled",
+            "MILLSTREAM_PROMETHEUS_URL": "https://prometheus.monitoring.svc:9090/prefix",
+            "MILLSTREAM_MONITORING_LABELS": '{"release": "prometheus"}',
         }
     )
+    companions = settings.defaults.companions
+    assert companions.prometheus_url == "https://prometheus.monitoring.svc:9090/prefix"
+    assert companions.monitoring_labels == {"release": "prometheus"}
+    assert settings.gpu_catalog == Path("/etc/gpus/catalog.yaml")
+    assert not settings.inventory
     assert settings.watch_namespaces == ("a", "b-2")
     assert settings.defaults.pods.node_selector == {"disk": "ssd"}
     assert (settings.log_level, settings.health_port) == (logging.DEBUG, 9000)
@@ -42,7 +51,8 @@ def test_everything_is_read(tmp_path: Path) -> None:
 
 
 def test_a_variable_that_is_there_but_empty_is_the_default() -> None:
-    names = ("POD_DEFAULTS", "WATCH_NAMESPACES", "LOG_LEVEL", "HEALTH_PORT", "SERVICE_ACCESS")
+    names: tuple[str, ...] = ("POD_DEFAULTS", "WATCH_NAMESPACES", "LOG_LEVEL", "HEALTH_PORT", "SERVICE_ACCESS")
+    names += ("PROMETHEUS_URL", "MONITORING_LABELS", "GPU_CATALOG", "INVENTORY")
     assert read_settings(IMAGE | {f"MILLSTREAM_{name}": "" for name in names}) == read_settings(IMAGE)
 
 
@@ -57,6 +67,12 @@ BAD: dict[str, tuple[str, str, list[str]]] = {
     "port negative": ("HEALTH_PORT", "-1", ["'-1'"]),
     "port of 5000 digits": ("HEALTH_PORT", "1" * 5000, ["1 to 65535"]),
     "access": ("SERVICE_ACCESS", "Tunnel", ["'Tunnel'", "Direct, Proxy"]),
+    "inventory": ("INVENTORY", "Maybe", ["'Maybe'", "Enabled, Disabled"]),
+    "no URL": ("PROMETHEUS_URL", "prometheus:9090", ["'prometheus:9090'", "http://"]),
+    "a query": ("PROMETHEUS_URL", "http://p:9090/?x=1", ["without a query"]),
+    "no object": ("MONITORING_LABELS", "[]", ["JSON object"]),
+    "no JSON": ("MONITORING_LABELS", "release=a", ["JSON object"]),
+    "no label": ("MONITORING_LABELS", '{"release": "a b"}', ["release", "JSON object"]),
     "no such file": ("POD_DEFAULTS", "/nowhere/pods.json", ["/nowhere/pods.json", "No such file"]),
 }
 
@@ -113,3 +129,10 @@ def test_the_process_ends_with_one_line_and_no_traceback(
     assert capsys.readouterr().err == (
         "millstream-operator: MILLSTREAM_RUNTIME_IMAGE is empty; it must name the runtime's image.\n"
     )
+
+
+def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
+    """The address stands in every ScaledObject, and a refusal stands in the log."""
+    with pytest.raises(SettingsError, match="holds credentials") as refused:
+        read_settings(IMAGE | {"MILLSTREAM_PROMETHEUS_URL": "http://admin:hunter2@prometheus:9090"})
+    assert "hunter2" not in str(refused.value)

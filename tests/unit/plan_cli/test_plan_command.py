@@ -81,9 +81,21 @@ def test_json_is_what_the_status_holds(millstream: Any, tmp_path: Path) -> None:
     file = write(tmp_path / "case.yaml", yaml.safe_dump(manifest))
     done = millstream("plan", file, "--gpus", case.gpus[0], "-o", "json", "--ignore-runtime-limits")
     printed, golden = json.loads(done.out), json.loads((GOLDEN / "8b-awq-startup-a100-40gb.json").read_text())
-    assert printed.keys() == golden.keys()
+    assert printed.keys() == golden.keys() | {"factsHash"}
     without = [key for key in golden if key != "requires"]  # what this runtime lacks changes with it
     assert [printed[key] for key in without] == [golden[key] for key in without]
+
+
+def test_what_autoscaling_may_cost_is_seen_before_it_is_applied(millstream: Any, tmp_path: Path) -> None:
+    manifest = yaml.safe_load((EXAMPLES / "startup.yaml").read_text())
+    manifest["spec"]["autoscaling"] = {"maxReplicas": 3}
+    done = millstream(
+        "plan", write(tmp_path / "m.yaml", yaml.safe_dump(manifest)), "--gpus", "A100-40GB:1", "-o", "json"
+    )
+    plan = json.loads(done.out)
+    told = {one["field"]: one["reason"] for one in plan["reasons"]}
+    at_most = plan["cost"]["monthlyUSD"] * 3 // plan["replicas"]
+    assert f"Up to 3 replicas: ${at_most:,} a month at most" in told["autoscaling.maxReplicas"]
 
 
 def test_infeasible_ends_with_2_and_says_what_would_do(millstream: Any) -> None:

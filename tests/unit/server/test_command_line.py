@@ -17,9 +17,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from millstream.cli import main
-from millstream.verbs.serve import config_from_command_line
+from millstream.cli import report
+from millstream.verbs.serve import config_from_command_line, serve
+from millstream_runtime.boot import BootLedger
 from millstream_runtime.errors import InvalidConfigError, RuntimeFailure
+from millstream_runtime.server.sockets import bind
+from tests.support.engine_thread import EngineThreads
 from tests.support.server_thread import wait_for
 from tests.support.tiny_model import write_tiny_model
 
@@ -126,7 +129,7 @@ def test_a_busy_port_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_is_refused_with_the_file_named(
     tmp_path: Path, damage: str, named: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In this process, which has torch loaded already; the other tests here start one of their own."""
+    """With the engine in this process, which has torch loaded already; the other tests here start their own."""
     folder, log = write_tiny_model(tmp_path / "tiny"), tmp_path / "termination-log"
     log.touch()
     weights = folder / "model.safetensors"
@@ -137,8 +140,11 @@ def test_a_damaged_checkpoint_is_refused_with_the_file_named(
     monkeypatch.setenv("MILLSTREAM_TERMINATION_LOG", str(log))
     monkeypatch.setenv("MILLSTREAM_LOG_LEVEL", "error")
     handlers = list(logging.getLogger().handlers)
+    config = config_from_command_line([str(folder), "--port=0", *SMALL])
     try:
-        code = main(["serve", str(folder), "--port=0", *SMALL])
+        with pytest.raises(RuntimeFailure) as caught:
+            serve(config, bind(config.host, config.port), BootLedger(), EngineThreads(config))
+        code = report(caught.value)
     finally:
         logging.getLogger().handlers[:] = handlers
     told = capfd.readouterr().err

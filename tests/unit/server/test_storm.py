@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.engine_processes import serving_from_a_process
 from tests.support.server_thread import PATIENCE_SECONDS, ServerThread, serving, wait_for
 from tests.support.slow_steps import SlowSteps
 
@@ -208,3 +210,35 @@ def test_a_queue_that_overflows_refuses_at_once_and_serves_the_rest(tiny_model: 
         assert sum(client.status == 200 and client.is_whole for client in clients) == CAPACITY
         wait_for(lambda: slow.engine.stats().kv_blocks_used == 0, "every KV block to be free")
         slow.engine.check_integrity()  # type: ignore[attr-defined]
+
+
+def test_an_engine_killed_in_a_storm_leaves_nobody_hanging(tiny_model: Path) -> None:
+    """Across the border of two processes: whoever stays gets a whole answer or an error, and the next engine serves."""
+    with serving_from_a_process(tiny_model, max_num_seqs=MAX_NUM_SEQS, restart_delays_seconds=(0.0,)) as (
+        server,
+        engines,
+    ):
+        server.wait_ready()
+        before = answer_of(server)
+        clients = crowd(7, NUM_CLIENTS)
+        for client in clients[::4]:  # answers that are under way when it happens
+            client.leaves, client.max_tokens = Leaves.NEVER, 1500
+
+        async def storm() -> None:
+            visits = asyncio.create_task(visit_all(server, clients))
+            inside = server.server.service.admission
+            await asyncio.to_thread(wait_for, lambda: inside.live >= MAX_NUM_SEQS, "a crowd to be inside")
+            os.kill(engines.launched[0].pid, signal.SIGKILL)
+            await visits
+
+        asyncio.run(asyncio.wait_for(storm(), PATIENCE_SECONDS))
+        wait_for(lambda: server.server.service.admission.live == 0, "every place to be free")
+        stayed = [client for client in clients if client.leaves is Leaves.NEVER]
+        for client in stayed:
+            assert client.status in (200, 429, 503), client
+            told = b'"code":"engine_failed"' in client.received.replace(b'": "', b'":"')
+            assert client.status == 429 or told or client.is_whole, client
+        assert any(b"engine_failed" in client.received for client in stayed)
+        wait_for(lambda: server.get("/ready").status_code == 200, "the next engine")
+        assert answer_of(server) == before
+        assert server.metric("vllm:num_requests_running", model_name="tiny") == 0.0

@@ -55,6 +55,16 @@ GOOD: dict[str, Manifest] = {
     "a claim": source(persistentVolumeClaim={"claimName": "models"}),
     "a draft": manifest(speculation={"method": "DraftModel", "draftModel": {"source": {"local": LOCAL}}}),
     "latencies": manifest(objectives={"ttft": {"p95": "1s500ms"}, "itl": {"p95": "1ms"}}),
+    "one replica always": manifest(autoscaling={"minReplicas": 1, "maxReplicas": 1}),
+    "idle to zero": manifest(autoscaling={"minReplicas": 0, "maxReplicas": 4, "provider": "KEDA"}),
+    "by both readings": manifest(
+        autoscaling={
+            "maxReplicas": 2,
+            "metrics": [{"type": "KVCacheUsage", "target": 100}, {"type": "RequestsWaiting", "target": 101}],
+            "scaleDownStabilization": "1h",
+        }
+    ),
+    "a monitor's label": manifest(monitoring={"labels": {"release": "prometheus"}}),
     "mixed units": manifest(warmup={"timeout": "1h30m5s"}),
     "prefixed label": metadata(labels={"example.com/team": "a", "team": ""}),
     "like a reserved prefix": metadata(labels={"millstream.devs/x": "a"}, annotations={"app.kubernetes.io/x": "a"}),
@@ -116,6 +126,41 @@ BAD: dict[str, tuple[Manifest, str, str]] = {
         manifest(warmup={"timeout": "1h"}, rollout={"progressDeadline": "59m"}),
         "spec",
         "longer than warmup.timeout",
+    ),
+    "more at least than at most": (
+        manifest(autoscaling={"minReplicas": 3, "maxReplicas": 2}),
+        "spec.autoscaling",
+        "at most maxReplicas",
+    ),
+    "zero without KEDA": (
+        manifest(autoscaling={"minReplicas": 0, "maxReplicas": 2, "provider": "HPA"}),
+        "spec.autoscaling",
+        "needs KEDA",
+    ),
+    "one reading twice": (
+        manifest(
+            autoscaling={
+                "maxReplicas": 2,
+                "metrics": [{"type": "RequestsWaiting", "target": 1}, {"type": "RequestsWaiting", "target": 2}],
+            }
+        ),
+        "spec.autoscaling.metrics",
+        "once",
+    ),
+    "fuller than full": (
+        manifest(autoscaling={"maxReplicas": 2, "metrics": [{"type": "KVCacheUsage", "target": 101}]}),
+        "spec.autoscaling.metrics[0]",
+        "percentage",
+    ),
+    "two hours of patience": (
+        manifest(autoscaling={"maxReplicas": 2, "scaleDownStabilization": "2h"}),
+        "spec.autoscaling.scaleDownStabilization",
+        "to 1h",
+    ),
+    "our label on a monitor": (
+        manifest(monitoring={"labels": {"app.kubernetes.io/name": "x"}}),
+        "spec.monitoring.labels",
+        "the operator's own",
     ),
     "our label": (
         metadata(labels={"millstream.dev/deployment": "x"}),
@@ -186,6 +231,7 @@ KEYS_ONLY_IN_CEL: dict[str, tuple[Manifest, str]] = {
     "label key": (metadata(labels={"a b": "x"}), "spec.podTemplate.metadata.labels"),
     "annotation key": (metadata(annotations={"a/b/c": "x"}), "spec.podTemplate.metadata.annotations"),
     "long key": (metadata(annotations={"a" * 318: "x"}), "spec.podTemplate.metadata.annotations"),
+    "monitor label": (manifest(monitoring={"labels": {"a b": "x"}}), "spec.monitoring.labels"),
     "node label": (pod_spec(nodeSelector={"-a": "x"}), "spec.podTemplate.spec.nodeSelector"),
 }
 

@@ -17,7 +17,9 @@ GOLDEN = Path(__file__).parent / "golden"
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_plan_is_the_approved_one(name: str) -> None:
-    text = json.dumps(CASES[name].plan().status_plan(), indent=2, ensure_ascii=False) + "\n"
+    found = CASES[name].plan().status_plan()
+    found.pop("factsHash", None)  # of the whole catalogue: it has tests of its own
+    text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
     path = GOLDEN / f"{name}.json"
     if os.environ.get("MILLSTREAM_WRITE_GOLDEN"):
         path.write_text(text, encoding="utf-8")

@@ -125,6 +125,11 @@ FAILURES: dict[str, tuple[Pod, Reason, list[str]]] = {
         Reason.INVALID_CONFIG,
         ["--max-model-len is too long."],
     ),
+    "a lost rank": (
+        crash_looping(1, report("NCCLFailed", "Rank 1 was killed by SIGKILL.")),
+        Reason.NCCL_FAILED,
+        ["Rank 1 was killed by SIGKILL."],
+    ),
     "a newer runtime's word": (
         ended(1, report("SomethingNew", "The moon is full.")),
         Reason.RUNTIME_CRASHED,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from millstream_operator.reconciling.cluster_client import ApiError
 from millstream_operator.reconciling.kinds import (
+    CONFIG_MAP,
     CONTROLLER_REVISION,
     DEPLOYMENT,
     LLM_DEPLOYMENT,
@@ -29,6 +31,15 @@ CHILDREN = (SERVICE_ACCOUNT, NETWORK_POLICY, SERVICE, DEPLOYMENT, CONTROLLER_REV
 def runtime_image(cluster: FakeCluster) -> str:
     image: str = cluster.the(DEPLOYMENT)["spec"]["template"]["spec"]["containers"][0]["image"]
     return image
+
+
+def mounted_boot_config(cluster: FakeCluster) -> Manifest:
+    """What the pods of the Deployment are told when they start."""
+    volumes = cluster.the(DEPLOYMENT)["spec"]["template"]["spec"]["volumes"]
+    volume = next(volume for volume in volumes if volume["name"] == "config")
+    name = volume["projected"]["sources"][0]["configMap"]["name"]
+    found: Manifest = json.loads(cluster.the(CONFIG_MAP, name)["data"]["boot.json"])
+    return found
 
 
 # Create
@@ -85,8 +96,7 @@ async def test_a_changed_spec_reaches_the_pods_by_a_new_revision() -> None:
     operator = await served()
     respec(operator.cluster, engine={"maxNumSeqs": 8})
     await operator.settle()
-    args = operator.cluster.the(DEPLOYMENT)["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert "--max-num-seqs=8" in args
+    assert mounted_boot_config(operator.cluster)["max_num_seqs"] == 8
     assert sorted(record["revision"] for record in operator.cluster.all(CONTROLLER_REVISION)) == [1, 2]
     assert operator.condition("Ready")["observedGeneration"] == 2
 
@@ -158,7 +168,8 @@ async def test_another_default_image_restarts_nothing_until_the_spec_changes() -
     cluster = (await served()).cluster
     newer = FakeOperator(cluster, image="registry.example.com/runtime:2", pods=PodDefaults(priority_class_name="high"))
     await newer.settle()
-    assert newer.writes == []
+    assert newer.writes == [("apply", "LLMDeployment/status")], "it is told, and nothing else is done"
+    assert newer.condition("PlanOutdated")["reason"] == "NewDefaults"
     assert runtime_image(cluster) == "registry.example.com/runtime:1"
     respec(cluster, replicas=2)
     await newer.settle()
@@ -167,6 +178,7 @@ async def test_another_default_image_restarts_nothing_until_the_spec_changes() -
     await newer.settle()
     assert runtime_image(cluster) == "registry.example.com/runtime:2"
     assert cluster.the(DEPLOYMENT)["spec"]["template"]["spec"]["priorityClassName"] == "high"
+    assert newer.condition("PlanOutdated") == {}
 
 
 # Delete

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from millstream_operator.reconciling.kinds import (
+    CONFIG_MAP,
     CONTROLLER_REVISION,
     DEPLOYMENT,
     NETWORK_POLICY,
@@ -19,7 +20,7 @@ from tests.support.fake_operator import FakeOperator, respec, served, world
 from tests.support.llmdeployments import manifest
 
 Manifest = dict[str, Any]
-CHILDREN = (SERVICE_ACCOUNT, NETWORK_POLICY, SERVICE, DEPLOYMENT, CONTROLLER_REVISION)
+CHILDREN = (SERVICE_ACCOUNT, NETWORK_POLICY, SERVICE, CONFIG_MAP, DEPLOYMENT, CONTROLLER_REVISION)
 
 
 def _edit_selector(live: Manifest) -> None:
@@ -54,6 +55,10 @@ def _edit_args(live: Manifest) -> None:
     live["spec"]["template"]["spec"]["containers"][0]["args"].append("--port=1")
 
 
+def _edit_live_config(live: Manifest) -> None:
+    live["data"]["live.json"] = "{}"
+
+
 def _edit_ingress(live: Manifest) -> None:
     live["spec"]["ingress"] = []
 
@@ -78,6 +83,7 @@ EDITS: dict[str, tuple[Kind, Callable[[Manifest], None]]] = {
     "Deployment args": (DEPLOYMENT, _edit_args),
     "NetworkPolicy ingress": (NETWORK_POLICY, _edit_ingress),
     "ServiceAccount token": (SERVICE_ACCOUNT, _edit_token),
+    "live configuration": (CONFIG_MAP, _edit_live_config),
 }
 
 
@@ -86,7 +92,7 @@ async def test_an_edited_child_is_put_right_and_stays_so(name: str) -> None:
     operator = await served()
     before = operator.cluster.snapshot()
     kind, change = EDITS[name]
-    operator.cluster.edit(kind, "demo", change)
+    operator.cluster.edit(kind, "demo-live" if kind is CONFIG_MAP else "demo", change)
     assert operator.cluster.snapshot() != before
     await operator.settle()
     assert operator.cluster.snapshot() == before

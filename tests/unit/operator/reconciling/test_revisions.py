@@ -6,7 +6,8 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.planning.plan import PlanDefaults
-from millstream_operator.reconciling.revisions import HISTORY_LIMIT, Pin, choose, superfluous
+from millstream_operator.reconciling.pruning import HISTORY_LIMIT, superfluous_records
+from millstream_operator.reconciling.revisions import Pin, choose
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import controller_revision
 from tests.support.llmdeployments import deployment
@@ -60,8 +61,9 @@ def test_history_is_limited_and_the_current_record_is_never_superfluous() -> Non
     owners = [deployment(engine={"maxNumSeqs": number}) for number in range(1, 9)]
     records = [stored(owner, number) for number, owner in enumerate(owners, start=1)]
     current = choose(owners[-1], FIRST, PODS, records).revision
-    doomed = superfluous(records, current)
+    doomed = superfluous_records(records, {current.name})
     assert [record["revision"] for record in doomed] == [4, 3, 2, 1]
     assert len(records) - len(doomed) == HISTORY_LIMIT
     oldest = choose(owners[0], FIRST, PODS, []).revision
-    assert oldest.name not in [record["metadata"]["name"] for record in superfluous(records, oldest)]
+    for options in ({"keep": {oldest.name}}, {"keep": {current.name}, "in_use": {oldest.digest}}):
+        assert oldest.name not in [record["metadata"]["name"] for record in superfluous_records(records, **options)]

@@ -17,8 +17,9 @@ from millstream_operator.reconciling.conditions import Condition, find, merged
 from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.events import event_for
 from millstream_operator.reconciling.reasons import NEEDS_A_PERSON, Reason
-from millstream_operator.reconciling.seen import Answer, Seen, rolled_out
+from millstream_operator.reconciling.seen import Answer, Seen
 from millstream_operator.reconciling.status import status_of, status_of_invalid
+from millstream_operator.reconciling.workload import rolled_out
 from millstream_operator.rendering.deployment import deployment as render_deployment
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import Revision, render_revision
@@ -263,9 +264,12 @@ def test_an_unknown_status_is_unknown_and_not_false() -> None:
 
 def test_the_current_revision_is_the_last_one_that_answered() -> None:
     changing = status_of(seen(workload=workload(ONE, updatedReplicas=0), answer=None, previous=SERVED_BEFORE), NOW)
-    assert changing["rollout"] == {"currentRevision": OLD_REVISION, "updateRevision": revision(ONE).name}
+    assert (changing["rollout"]["currentRevision"], changing["rollout"]["updateRevision"]) == (
+        OLD_REVISION,
+        revision(ONE).name,
+    )
     done = status_of(seen(previous=changing), NOW)
-    assert done["rollout"] == {"currentRevision": revision(ONE).name, "updateRevision": revision(ONE).name}
+    assert done["rollout"]["currentRevision"] == done["rollout"]["updateRevision"] == revision(ONE).name
     assert "currentRevision" not in status_of(seen(workload=None, answer=None), NOW)["rollout"]
 
 
@@ -298,12 +302,15 @@ def test_the_status_names_model_plan_image_and_url() -> None:
 def test_an_invalid_spec_keeps_what_was_known_of_what_runs() -> None:
     before = status_of(seen(), NOW)
     problem = Diagnosis(Reason.INVALID_SPEC, "spec.replicas is -1.")
-    after = status_of_invalid(before, 2, problem, LATER)
+    after = status_of_invalid(before, 2, problem, LATER, workload=workload(ONE))
     assert condition(after, "Ready") == condition(after, "Planned") == ("False", "InvalidSpec")
     assert condition(after, "Stalled") == ("True", "InvalidSpec")
     assert condition(after, "Available") == ("True", "Available")
     assert (after["observedGeneration"], after["plan"]) == (2, before["plan"])
-    assert status_of_invalid(after, 2, problem, "2026-01-01T00:00:00Z") == after
+    assert status_of_invalid(after, 2, problem, "2026-01-01T00:00:00Z", workload=workload(ONE)) == after
+    died = status_of_invalid(after, 2, problem, LATER, workload=workload(ONE, available=0))
+    assert condition(died, "Available") == ("False", "NoReplicaAvailable"), "what serves is still watched"
+    assert (died["replicas"], died["availableReplicas"]) == (1, 0)
     LLMDeploymentStatus.model_validate(after, strict=False)
 
 

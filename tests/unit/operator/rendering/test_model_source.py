@@ -13,7 +13,7 @@ from millstream_operator.planning.planner import plan
 from millstream_operator.rendering.network_policy import network_policy
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.pod_template import pod_template
-from millstream_runtime.config import RuntimeConfig
+from millstream_operator.rendering.runtime_config import boot_config
 from tests.support.llmdeployments import deployment
 
 TOKEN = {"tokenSecretRef": {"name": "hub", "key": "reader"}}
@@ -30,24 +30,25 @@ def hub(**fields: Any) -> dict[str, Any]:
     return {"huggingFace": {"repository": "org/name", **fields}}
 
 
-def served_folder(spec: dict[str, Any]) -> str:
-    return RuntimeConfig.from_args(spec["containers"][0]["args"][1:]).model
+def served_folder(source: dict[str, Any]) -> str:
+    return boot_config(plan(deployment(model={"source": source}), PlanDefaults("runtime:1"))).model
 
 
 def test_a_local_model_adds_nothing() -> None:
     spec = pod({"local": {"path": "demo-chat"}})
     assert "initContainers" not in spec
-    assert [volume["name"] for volume in spec["volumes"]] == ["tmp"]
+    assert [volume["name"] for volume in spec["volumes"]] == ["tmp", "config"]
 
 
 def test_a_volume_is_mounted_to_be_read_and_its_folder_is_served() -> None:
-    spec = pod({"persistentVolumeClaim": {"claimName": "models", "path": "/chat/v1/"}})
+    source = {"persistentVolumeClaim": {"claimName": "models", "path": "/chat/v1/"}}
+    spec = pod(source)
     volume = next(volume for volume in spec["volumes"] if volume["name"] == "model")
     assert volume["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
     mount = next(mount for mount in spec["containers"][0]["volumeMounts"] if mount["name"] == "model")
     assert mount["readOnly"] is True
-    assert served_folder(spec) == f"{mount['mountPath']}/chat/v1"
-    assert served_folder(pod({"persistentVolumeClaim": {"claimName": "models"}})) == mount["mountPath"]
+    assert served_folder(source) == f"{mount['mountPath']}/chat/v1"
+    assert served_folder({"persistentVolumeClaim": {"claimName": "models"}}) == mount["mountPath"]
 
 
 def test_a_hub_model_is_downloaded_to_where_the_runtime_reads_it() -> None:
@@ -58,7 +59,8 @@ def test_a_hub_model_is_downloaded_to_where_the_runtime_reads_it() -> None:
     add_source_arguments(parser)
     parser.add_argument("--into")
     given = parser.parse_args(flags)  # the verb's own flags: a word that it does not know ends the test
-    assert (verb, given.hugging_face, given.revision, given.into) == ("fetch", "org/name", "v1", served_folder(spec))
+    assert (verb, given.hugging_face, given.revision) == ("fetch", "org/name", "v1")
+    assert given.into == served_folder(hub(revision="v1"))
     assert fetch["image"] == spec["containers"][0]["image"]
     writable = {mount["mountPath"]: not mount.get("readOnly", False) for mount in fetch["volumeMounts"]}
     assert writable[given.into], "the download writes there"

@@ -8,12 +8,14 @@ import pytest
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import parse
+from millstream_operator.api.status import AppliedStrategy
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.planning.planner import plan
 from millstream_operator.reconciling.kinds import OWNED
 from millstream_operator.rendering.objects import objects
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import Revision, controller_revision, read_revision, render_revision
+from millstream_operator.rendering.revision_marks import Failure, Marks, read_marks
 from millstream_operator.rendering.service import service_url
 from tests.support.llmdeployments import NAMESPACE, UID, deployment, full_manifest, manifest
 
@@ -30,7 +32,10 @@ def rendered(owner: LLMDeployment) -> dict[str, dict[str, Any]]:
 
 def test_what_a_pod_needs_comes_before_the_deployment_that_makes_pods() -> None:
     kinds = [one["kind"] for one in objects(deployment(replicas=2), revision(deployment(replicas=2)))]
-    assert kinds == ["ServiceAccount", "NetworkPolicy", "Service", "PodDisruptionBudget", "Deployment"]
+    assert kinds == [
+        *("ServiceAccount", "NetworkPolicy", "Service", "PodDisruptionBudget", "ConfigMap", "ConfigMap"),
+        "Deployment",
+    ]
 
 
 def test_every_child_is_owned_labelled_and_watched() -> None:
@@ -66,9 +71,39 @@ def test_selectors_stay_the_same_whatever_the_spec_says() -> None:
     assert large["PodDisruptionBudget"]["spec"]["selector"] == small["Deployment"]["spec"]["selector"]
 
 
-def test_a_new_pod_comes_up_before_an_old_one_leaves() -> None:
-    strategy = rendered(deployment())["Deployment"]["spec"]["strategy"]
-    assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+@pytest.mark.parametrize(
+    ("asked", "surge", "unavailable"), [("Auto", 1, 0), ("Availability", 1, 0), ("ResourceAware", 0, 1)]
+)
+def test_one_pod_at_a_time_meets_a_new_revision(asked: str, surge: int, unavailable: int) -> None:
+    strategy = rendered(deployment(rollout={"strategy": asked}))["Deployment"]["spec"]["strategy"]
+    assert strategy == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable},
+    }
+
+
+# Configuration
+
+
+def test_another_configuration_is_another_map_and_the_same_one_is_shared() -> None:
+    def boots(*owners: LLMDeployment) -> list[str]:
+        last = owners[-1]
+        found = objects(last, revision(last), None, [revision(owner) for owner in owners[:-1]])
+        return [one["metadata"]["name"] for one in found if one["kind"] == "ConfigMap" and one.get("immutable")]
+
+    before, after = deployment(), deployment(engine={"maxNumSeqs": 8})
+    labelled = deployment(podTemplate={"metadata": {"labels": {"team": "a"}}})
+    assert len(boots(before, after)) == 2, "that of pods which still run stays"
+    assert boots(before, labelled) == boots(before), "another pod, the same configuration"
+
+
+def test_no_childs_name_can_be_another_llmdeployments() -> None:
+    """`demo` and `demo-live` in one namespace, or a name that ends like a hash."""
+    names: list[str] = []
+    for name in ("demo", "demo-live", "demo-0123456789"):
+        owner = parse(manifest(name))
+        names += [one["metadata"]["name"] for one in objects(owner, revision(owner)) if one["kind"] == "ConfigMap"]
+    assert len(set(names)) == len(names) == 6
 
 
 @pytest.mark.parametrize(
@@ -77,6 +112,7 @@ def test_a_new_pod_comes_up_before_an_old_one_leaves() -> None:
         ({}, 1200 + 600),
         ({"warmup": {"timeout": "1h"}}, 3600 + 600),
         ({"rollout": {"progressDeadline": "45m"}}, 2700),
+        ({"rollout": {"progressDeadline": "45m", "drainTimeout": "2h", "strategy": "ResourceAware"}}, 2700 + 7200),
     ],
 )
 def test_the_progress_deadline_leaves_time_to_warm_up(spec: dict[str, Any], seconds: int) -> None:
@@ -124,9 +160,20 @@ def test_a_revision_survives_its_record() -> None:
     assert read_revision(controller_revision(owner, made, 3)) == made
 
 
+def test_marks_survive_their_record_and_nonsense_counts_as_none() -> None:
+    owner = deployment()
+    marks = Marks(answered=True, strategy=AppliedStrategy.RESOURCE_AWARE, failure=Failure("OutOfMemory", "Zu groß."))
+    assert read_marks(controller_revision(owner, revision(owner), 1, marks)) == marks
+    assert read_marks(controller_revision(owner, revision(owner), 1)) == Marks()
+    for annotation in ("answered", "rollout-strategy", "failed"):
+        record = controller_revision(owner, revision(owner), 1)
+        record["metadata"]["annotations"] = {f"millstream.dev/{annotation}": "[nonsense"}
+        assert read_marks(record) == Marks()
+
+
 def test_a_record_of_an_unknown_format_is_not_guessed_at() -> None:
     stored = controller_revision(deployment(), revision(deployment()), 1)
-    stored["data"]["format"] = 2
+    stored["data"]["format"] = 3
     assert read_revision(stored) is None
     del stored["data"]
     assert read_revision(stored) is None
@@ -140,8 +187,13 @@ def test_pods_carry_the_digest_of_their_template_and_no_number() -> None:
 
 UNTOUCHED_PODS: dict[str, dict[str, Any]] = {
     "replicas": {"replicas": 7},
+    "autoscaling": {"autoscaling": {"maxReplicas": 7}},
+    "monitoring": {"monitoring": {"mode": "Disabled"}},
     "service": {"service": {"type": "NodePort", "port": 8080}},
     "progressDeadline": {"rollout": {"progressDeadline": "3h"}},
+    "strategy": {"rollout": {"strategy": "ResourceAware"}},
+    "heartbeats": {"warmup": {"heartbeatInterval": "3s"}},
+    "log level": {"runtime": {"logLevel": "Debug"}},
 }
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from millstream.verbs.serve import parse_command_line
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import parse
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.planning.planner import plan
 from millstream_operator.rendering.names import DEPLOYMENT_LABEL, ROLE_LABEL
+from millstream_operator.rendering.objects import objects
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.pod_template import pod_template
-from millstream_operator.rendering.runtime_config import runtime_config
-from millstream_runtime.config import Device, RuntimeConfig
+from millstream_operator.rendering.revision import render_revision
+from millstream_operator.rendering.runtime_config import boot_config, live_config
+from millstream_runtime.config import Device, LogLevel
+from millstream_runtime.config_files import parse_live, read_boot
 from tests.support.llmdeployments import deployment, full_manifest
 
 IMAGE = "registry.example.com/runtime:1"
@@ -71,11 +76,24 @@ def test_the_pod_meets_the_restricted_profile(name: str) -> None:
         assert all("hostPort" not in port for port in one.get("ports", []))
 
 
+def test_a_replica_over_several_gpus_is_told_so_and_has_shared_memory_for_its_ranks() -> None:
+    """NCCL's ranks talk through /dev/shm where GPUs cannot reach each other; 64 MiB, the default, are too few."""
+    owner = deployment(accelerator={"type": "GPU"}, parallelism={"tensor": 4})
+    pod = spec(owner)
+    (one,) = pod["containers"]
+    assert boot_config(plan(owner, PlanDefaults(IMAGE))).tensor_parallel_size == 4
+    assert one["resources"]["limits"]["nvidia.com/gpu"] == "4"
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}} in pod["volumes"]
+    assert {"name": "shm", "mountPath": "/dev/shm"} in one["volumeMounts"]  # noqa: S108
+    assert "shm" not in str(spec(deployment(accelerator={"type": "GPU"})))
+
+
 def test_the_pod_can_write_to_tmp_alone_and_holds_no_token() -> None:
     pod = spec(deployment())
     (one,) = pod["containers"]
     assert one["securityContext"]["readOnlyRootFilesystem"] is True
-    assert [mount["mountPath"] for mount in one["volumeMounts"]] == ["/tmp"]  # noqa: S108
+    writable = [mount["mountPath"] for mount in one["volumeMounts"] if not mount.get("readOnly")]
+    assert writable == ["/tmp"]  # noqa: S108
     assert {"name": "HOME", "value": "/tmp"} in one["env"]  # noqa: S108
     assert pod["automountServiceAccountToken"] is False
     assert pod["enableServiceLinks"] is False  # thousands of Services would become environment variables
@@ -98,23 +116,50 @@ def test_probes_ask_what_they_are_for() -> None:
     assert liveness["periodSeconds"] * liveness["failureThreshold"] >= 60, "a busy engine is not killed"
 
 
-def test_the_args_are_the_runtimes_own_flags() -> None:
-    """What the operator writes the runtime reads: one contract, no second parser."""
+def mounted_files(owner: LLMDeployment, folder: Path) -> None:
+    """What the kubelet would make of the configuration's volume."""
+    rendered = objects(owner, render_revision(owner, plan(owner, PlanDefaults(IMAGE)), PodDefaults()))
+    maps = {one["metadata"]["name"]: one for one in rendered if one["kind"] == "ConfigMap"}
+    volume = next(volume for volume in spec(owner)["volumes"] if volume["name"] == "config")
+    for source in volume["projected"]["sources"]:
+        for item in source["configMap"]["items"]:
+            file = folder / item["path"]
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(maps[source["configMap"]["name"]]["data"][item["key"]])
+
+
+def test_what_the_operator_writes_the_runtime_reads(tmp_path: Path) -> None:
+    """One contract, no second parser: the files lie where the flags look for them, and say what the plan says."""
     owner = parse(full_manifest())
-    verb, *flags = container(owner)["args"]
+    one = container(owner)
+    mount = next(mount for mount in one["volumeMounts"] if mount["name"] == "config")
+    assert mount["readOnly"] is True
+    mounted_files(owner, tmp_path)
+    verb, *flags = one["args"]
     assert verb == "serve"
-    read = RuntimeConfig.from_args(flags)
-    assert read == runtime_config(plan(owner, PlanDefaults(IMAGE)))
+    given = parse_command_line([flag.replace(mount["mountPath"], str(tmp_path)) for flag in flags])
+    read = read_boot(given.config)
+    assert read == boot_config(plan(owner, PlanDefaults(IMAGE)))
     assert (read.model, read.served_model_name, read.device) == ("/models/demo-chat", "chat", Device.CUDA)
     assert (read.max_model_len, read.max_num_batched_tokens, read.max_num_seqs) == (4096, 1024, 16)
-    assert (read.heartbeat_interval_seconds, read.drain_timeout_seconds) == (45, 300)
-    assert (read.host, read.port) == ("0.0.0.0", container(owner)["ports"][0]["containerPort"])  # noqa: S104
+    assert read.drain_timeout_seconds == 300
+    assert (read.host, read.port) == ("0.0.0.0", one["ports"][0]["containerPort"])  # noqa: S104
+    live = parse_live(given.live_config.read_text(), given.live_config)
+    assert live == live_config(owner.spec)
+    assert (live.heartbeat_interval_seconds, live.log_level) == (45, LogLevel.DEBUG)
+
+
+def test_a_pod_starts_without_its_live_configuration_but_not_without_its_boot_configuration() -> None:
+    """Somebody may have deleted the one; the other is what the pod is."""
+    volume = next(volume for volume in spec(deployment())["volumes"] if volume["name"] == "config")
+    optional = [source["configMap"].get("optional", False) for source in volume["projected"]["sources"]]
+    assert optional == [False, True]
 
 
 def test_an_absolute_model_path_stays_and_a_relative_one_lies_below_the_root() -> None:
     def model(path: str) -> str:
         owner = deployment(model={"source": {"local": {"path": path}}})
-        return runtime_config(plan(owner, PlanDefaults(IMAGE))).model
+        return boot_config(plan(owner, PlanDefaults(IMAGE))).model
 
     assert model("/opt/models/x/") == "/opt/models/x"
     assert model("family/x") == "/models/family/x"

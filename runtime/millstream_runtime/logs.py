@@ -67,6 +67,11 @@ def configure_logging(default_level: str = "info") -> None:
     logging.getLogger("millstream").setLevel(_LEVELS.get(level, logging.INFO))
 
 
+def set_log_level(level: str) -> None:
+    """Of our own log; libraries go on speaking up only when something is wrong."""
+    logging.getLogger("millstream").setLevel(_LEVELS[level])
+
+
 def _quoted(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}"

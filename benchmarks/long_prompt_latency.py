@@ -1,0 +1,139 @@
+"""What running answers feel while a prompt of 8,000 tokens enters, and what the bound on that costs the prompt.
+
+bounded     as served: the chunks follow the measured step time (`engine/pacing.py`)
+unbounded   the same with chunks of --max-num-batched-tokens, as without the bound
+alone       the prompt with nobody beside it
+
+Target: the 99th percentile of the gaps between tokens while the prompt enters is at most 4 times their median before.
+The two alternate in one process, on the demo model, over random token ids.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import machine
+from millstream_runtime.config import Device, RuntimeConfig
+from millstream_runtime.engine.engine import Engine
+from millstream_runtime.engine.request import Request, SamplingParams
+
+RESULT = Path(__file__).parent / "results" / "long_prompt_latency.json"
+DEMO_MODEL = Path(__file__).parent.parent / "models" / "demo-chat"
+PROMPT_TOKENS, NUM_DECODES, STEPS_BEFORE = 8000, 4, 120
+TARGET = 4.0
+
+
+def run_once(engine: Engine, rng: random.Random, *, bounded: bool) -> dict[str, float]:
+    """Four answers run; after a while the long prompt enters. Gaps in seconds, and the prompt's own time."""
+    engine._max_prompt_tokens = engine.bound if bounded else lambda: None  # type: ignore[attr-defined, method-assign]
+    vocab_size = engine.model_config.vocab_size
+    for index in range(NUM_DECODES):
+        prompt = [rng.randrange(3, vocab_size) for _ in range(32)]
+        engine.add_request(Request(f"answer-{index}", prompt, SamplingParams(8000, temperature=0.0, ignore_eos=True)))
+    for _ in range(20):
+        engine.step()
+    before = gaps_of(engine, STEPS_BEFORE)
+    prompt = [rng.randrange(3, vocab_size) for _ in range(PROMPT_TOKENS)]
+    engine.add_request(Request("long", prompt, SamplingParams(1, temperature=0.0, ignore_eos=True)))
+    began = engine.step_clock()
+    during = gaps_of(engine, None)
+    prefill_seconds = engine.step_clock() - began
+    for index in range(NUM_DECODES):
+        engine.abort(f"answer-{index}")
+    engine.check_integrity()
+    median = statistics.median(before)
+    return {
+        "median_before_seconds": median,
+        "noise_ratio": percentile(before, 99) / median,  # what the machine does to gaps without any prompt
+        "p99_during_seconds": percentile(during, 99),
+        "median_during_seconds": statistics.median(during),
+        "ratio": percentile(during, 99) / median,
+        "prefill_seconds": prefill_seconds,
+        "steps": len(during),
+    }
+
+
+def gaps_of(engine: Engine, num_steps: int | None) -> list[float]:
+    """Seconds of so many steps, each of which gives every answer a token; None: until the long prompt is in."""
+    gaps: list[float] = []
+    while num_steps is None or len(gaps) < num_steps:
+        start = engine.step_clock()
+        outputs = engine.step()
+        gaps.append(engine.step_clock() - start)
+        if any(output.request_id == "long" for output in outputs):
+            break
+    return gaps
+
+
+def alone(engine: Engine, rng: random.Random) -> float:
+    """Seconds of the prompt with nobody beside it."""
+    prompt = [rng.randrange(3, engine.model_config.vocab_size) for _ in range(PROMPT_TOKENS)]
+    engine.add_request(Request("long", prompt, SamplingParams(1, temperature=0.0, ignore_eos=True)))
+    start = engine.step_clock()
+    while engine.has_work():
+        engine.step()
+    return engine.step_clock() - start
+
+
+def percentile(values: list[float], percent: int) -> float:
+    """The nearest rank."""
+    return sorted(values)[min(len(values) - 1, len(values) * percent // 100)]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure, print, save."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.long_prompt_latency")
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="count this process's own processor time on one thread: for a machine that is shared with other work",
+    )
+    args = parser.parse_args(argv)
+    config = RuntimeConfig(
+        model=str(args.model), served_model_name="bench", device=Device.CPU, max_num_seqs=8, enable_prefix_caching=False
+    )
+    engine = Engine(config, lambda phase, message: None)
+    if args.processor_time:
+        torch.set_num_threads(1)
+        engine.step_clock = time.process_time
+    engine.warm_up()
+    engine.bound = engine._max_prompt_tokens  # type: ignore[attr-defined]
+    rng = random.Random(11)
+    runs: dict[str, list[dict[str, float]]] = {"unbounded": [], "bounded": []}
+    for _ in range(args.repeats):
+        for name, results in runs.items():
+            results.append(run_once(engine, rng, bounded=name == "bounded"))
+    alone_seconds = statistics.median(alone(engine, rng) for _ in range(2))
+    report: dict[str, Any] = {"machine": machine.describe(), "model": args.model.name, "target_ratio": TARGET}
+    report["clock"] = "processor time of one thread" if args.processor_time else "wall"
+    for name, results in runs.items():
+        summary: dict[str, Any] = {
+            key: round(statistics.median(one[key] for one in results), 5) for key in results[0]
+        } | {"ratios": [round(one["ratio"], 2) for one in results]}
+        report[name] = summary
+        print(
+            f"{name:10} gap before {summary['median_before_seconds'] * 1e3:7.2f} ms   p99 while the prompt enters "
+            f"{summary['p99_during_seconds'] * 1e3:8.2f} ms   ratio {summary['ratio']:6.2f} "
+            f"(without a prompt {summary['noise_ratio']:.2f})   prompt in "
+            f"{summary['prefill_seconds']:6.2f} s over {summary['steps']:.0f} steps"
+        )
+    slower = report["bounded"]["prefill_seconds"] / report["unbounded"]["prefill_seconds"]
+    report |= {"alone_prefill_seconds": round(alone_seconds, 4), "prefill_slower_than_unbounded": round(slower, 3)}
+    print(f"the bound makes the prompt {slower:.2f} × as slow; alone it takes {alone_seconds:.2f} s")
+    args.output.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"saved {args.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+{{/* The name of everything that this release makes: the release's own, with the chart's where it does not say it. */}}
+{{- define "millstream.name" -}}
+{{- if contains .Chart.Name .Release.Name -}}
+{{ .Release.Name | trunc 52 | trimSuffix "-" }}
+{{- else -}}
+{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 52 | trimSuffix "-" }}
+{{- end -}}
+{{- end -}}
+
+{{/* What a selector may use: it can never change. */}}
+{{- define "millstream.selectorLabels" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end -}}
+
+{{- define "millstream.labels" -}}
+{{ include "millstream.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{/* The restricted Pod Security profile, and a root file system that nobody writes to. */}}
+{{- define "millstream.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "millstream.containerSecurityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{- define "millstream.operatorImage" -}}
+{{ required "operator.image is required: the reference that `make images` prints (kept in .tools/images.json)" .Values.operator.image }}
+{{- end -}}

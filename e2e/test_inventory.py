@@ -1,0 +1,117 @@
+"""Planning from the cluster's GPUs. The nodes are fakes: objects with GPUs, cordoned, so that no pod ever runs there.
+
+A cordoned node is one that the cluster has, so plans are made for it and wait. Nothing here needs a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from e2e.cluster import Cluster, Object, eventually
+from e2e.deployments import condition, llmd, read
+from e2e.release import Release
+
+MODEL = "meta-llama/Llama-3.2-1B-Instruct"
+L4, T4 = "NVIDIA-L4", "Tesla-T4"
+# Plans are looked at again within a minute after nodes have changed.
+LOOK_TIMEOUT_SECONDS = 150.0
+
+
+@pytest.fixture
+def add_node(cluster: Cluster) -> Iterator[Callable[[str, int], None]]:
+    """Add a fake node with so many GPUs of a product; the nodes are gone after the test."""
+    added: list[str] = []
+
+    def add(product: str, gpus: int) -> None:
+        name = f"e2e-gpu-{secrets.token_hex(3)}"
+        labels = {"nvidia.com/gpu.product": product, "millstream.dev/e2e": "fake"}
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+        cluster.kubectl("create", "-f", "-", stdin=json.dumps(node | {"spec": {"unschedulable": True}}))
+        added.append(name)
+        counts = {"nvidia.com/gpu": str(gpus), "cpu": "64", "memory": "512Gi", "pods": "110"}
+        status = json.dumps({"status": {"allocatable": counts, "capacity": counts}})
+        cluster.kubectl("patch", "node", name, "--subresource=status", "--type=merge", "-p", status)
+
+    yield add
+    for name in added:
+        cluster.kubectl("delete", "node", name, "--wait=false")
+
+
+def on_a_gpu(name: str, **spec: Any) -> Object:
+    gpu = {"model": {"source": {"huggingFace": {"repository": MODEL}}}, "accelerator": {"type": "GPU"}}
+    return llmd(name, **(gpu | {"engine": {}} | spec))
+
+
+def plan_of(deployment: Object) -> Object:
+    found: Object = (deployment.get("status") or {}).get("plan") or {}
+    return found
+
+
+def planned(cluster: Cluster, namespace: str, name: str, summary: str, timeout_seconds: float = 60.0) -> Object:
+    return eventually(
+        lambda: read(cluster, namespace, name),
+        lambda found: plan_of(found).get("summary") == summary,
+        what=f"{name} planned as {summary}",
+        timeout_seconds=timeout_seconds,
+    )
+
+
+def test_a_plan_is_made_for_the_clusters_gpus_and_waits_for_them(
+    cluster: Cluster, release: Release, namespace: str, add_node: Callable[[str, int], None]
+) -> None:
+    add_node(L4, 2)
+    cluster.apply(namespace, on_a_gpu("waits"))
+    plan = plan_of(planned(cluster, namespace, "waits", "1×L4-24GB TP1 None"))
+    assert any("pods wait" in reason["reason"] for reason in plan["reasons"] if reason["field"] == "inventory")
+    assert plan["memory"]["kvCacheBytes"] > 0
+    assert plan["factsHash"]
+    workload = cluster.get("deployment", "waits", "-n", namespace)
+    assert L4 in json.dumps(workload["spec"]["template"]["spec"]["affinity"])
+
+
+def test_budgets_need_gpus_that_are_known(
+    cluster: Cluster, release: Release, namespace: str, add_node: Callable[[str, int], None]
+) -> None:
+    cluster.apply(namespace, on_a_gpu("cheap", budget={"maxMonthlyUSD": 1000}))
+    refused = eventually(
+        lambda: condition(read(cluster, namespace, "cheap"), "Planned"),
+        lambda found: found.get("status") == "False",
+        what="cheap refused",
+    )
+    assert refused["reason"] == "UnsupportedByRuntime"
+    assert "(inventory)" in refused["message"]
+    add_node(L4, 1)
+    planned(cluster, namespace, "cheap", "1×L4-24GB TP1 None", LOOK_TIMEOUT_SECONDS)
+
+
+def test_a_node_that_comes_restarts_nothing_unless_it_is_asked_to(
+    cluster: Cluster, release: Release, namespace: str, add_node: Callable[[str, int], None]
+) -> None:
+    add_node(L4, 4)
+    cluster.apply(namespace, on_a_gpu("kept"), on_a_gpu("follows", runtime={"updatePolicy": "FollowOperator"}))
+    for name in ("kept", "follows"):
+        planned(cluster, namespace, name, "1×L4-24GB TP1 None")
+    generation = cluster.get("deployment", "kept", "-n", namespace)["metadata"]["generation"]
+    add_node(T4, 4)
+    outdated = eventually(
+        lambda: condition(read(cluster, namespace, "kept"), "PlanOutdated"),
+        lambda found: found.get("status") == "True",
+        what="kept outdated",
+        timeout_seconds=LOOK_TIMEOUT_SECONDS,
+    )
+    assert outdated["reason"] == "NewFacts"
+    assert "1×T4-16GB TP1 None instead of 1×L4-24GB TP1 None" in outdated["message"]
+    assert cluster.get("deployment", "kept", "-n", namespace)["metadata"]["generation"] == generation
+    follows = planned(cluster, namespace, "follows", "1×T4-16GB TP1 None", LOOK_TIMEOUT_SECONDS)
+    decisions = eventually(
+        lambda: read(cluster, namespace, "follows")["status"].get("decisions", []),
+        bool,
+        what="the decision in the journal",
+    )
+    assert decisions[0]["type"] == "PlanAdopted"
+    assert condition(follows, "PlanOutdated") == {}

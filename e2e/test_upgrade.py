@@ -1,0 +1,111 @@
+"""From the previous chart to this one and back: the models do not notice.
+
+The images are this checkout's both times, since only they exist: what differs is what the charts' templates say. A
+newer operator needs rights that the older chart does not grant, and writes status fields that the older CRD may not
+know; so while the older chart is there, the test grants the rights, and the CRD stays this checkout's. That a newer CRD
+takes every object of the older one is the business of tests/unit/chart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from e2e.client_pod import traffic
+from e2e.cluster import Cluster, Object, eventually
+from e2e.deployments import condition, is_ready, llmd, pods, read, wait_ready
+from e2e.durations import Durations
+from e2e.release import CHART, Release
+
+CHARTS = Path(__file__).resolve().parent / "charts"
+PREVIOUS = CHARTS / "millstream-0.1.0"
+EXTRA_RIGHTS = "millstream-e2e-newer-operator"
+
+
+def grant(cluster: Cluster, release: Release) -> None:
+    """This chart's rules for the operator's account, under another name."""
+    text = cluster.run("helm", "template", release.name, str(CHART), *release.image_flags()).stdout
+    (rules,) = [d["rules"] for d in yaml.safe_load_all(text) if d and d["kind"] == "ClusterRole"]
+    api = "rbac.authorization.k8s.io"
+    metadata = {"name": EXTRA_RIGHTS}
+    account = {"kind": "ServiceAccount", "name": release.name, "namespace": release.namespace}
+    role: Object = {"apiVersion": f"{api}/v1", "kind": "ClusterRole", "metadata": metadata, "rules": rules}
+    binding: Object = {
+        "apiVersion": f"{api}/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": metadata,
+        "roleRef": {"apiGroup": api, "kind": "ClusterRole", "name": EXTRA_RIGHTS},
+        "subjects": [account],
+    }
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": [role, binding]})
+    cluster.kubectl("apply", "-f", "-", stdin=text)
+
+
+def revoke(cluster: Cluster) -> None:
+    for kind in ("clusterrolebinding", "clusterrole"):
+        cluster.kubectl("delete", kind, EXTRA_RIGHTS, "--ignore-not-found")
+
+
+@pytest.fixture
+def from_previous(cluster: Cluster, release: Release) -> Iterator[None]:
+    """The previous chart is installed; afterwards this one is again, whatever happened."""
+    try:
+        grant(cluster, release)
+        release.install("crds.enabled=false", chart=PREVIOUS)
+        assert release.chart_version() == "0.1.0"
+        yield
+    finally:
+        revoke(cluster)
+        release.install()
+
+
+def identities(cluster: Cluster, namespace: str) -> set[tuple[str, int]]:
+    """What a restart would change: uid and restart count of each pod."""
+    return {
+        (pod["metadata"]["uid"], sum(s["restartCount"] for s in pod["status"]["containerStatuses"]))
+        for pod in pods(cluster, namespace, "kept")
+    }
+
+
+def wait_seen(cluster: Cluster, namespace: str, name: str, replicas: int) -> None:
+    """The operator that runs now has looked: it follows a scale and says Ready of it."""
+    cluster.kubectl("scale", f"llmd/{name}", "-n", namespace, f"--replicas={replicas}")
+    eventually(
+        lambda: read(cluster, namespace, name),
+        lambda now: is_ready(now) and now["status"].get("replicas") == replicas,
+        what=f"{replicas} replicas",
+        timeout_seconds=120,
+    )
+
+
+def test_an_upgrade_and_a_rollback_restart_no_model(
+    cluster: Cluster, release: Release, from_previous: None, warm_image: None, namespace: str, durations: Durations
+) -> None:
+    cluster.apply(namespace, llmd("kept"))
+    wait_ready(cluster, namespace, "kept")
+    (before,) = identities(cluster, namespace)
+    revisions = {r["metadata"]["uid"] for r in cluster.items("controllerrevision", "-n", namespace)}
+    with traffic(cluster, namespace, "kept", release.operator_image) as requests:
+        with durations.measure("helm upgrade 0.1.0 -> this chart"):
+            release.install()
+        revoke(cluster)  # from here on what the chart itself grants has to do
+        assert release.chart_version() != "0.1.0"
+        wait_seen(cluster, namespace, "kept", 2)
+        assert before in identities(cluster, namespace), "the pod of the older chart is still the same"
+        both = identities(cluster, namespace)
+        grant(cluster, release)
+        with durations.measure("helm rollback to 0.1.0"):
+            release.rollback()
+        assert release.chart_version() == "0.1.0"
+        wait_seen(cluster, namespace, "kept", 1)
+        requests.wait_for(3)
+        lost = [line for line in requests.lines() if line != "ok"]
+    assert not lost
+    (left,) = identities(cluster, namespace)
+    assert left in both, "the rollback took one away and restarted none"
+    assert {r["metadata"]["uid"] for r in cluster.items("controllerrevision", "-n", namespace)} == revisions
+    assert condition(read(cluster, namespace, "kept"), "Ready")["status"] == "True"

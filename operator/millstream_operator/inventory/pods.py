@@ -1,0 +1,56 @@
+"""Pod objects -> who holds how many GPUs on which node. Pure; of a pod without GPUs nothing is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from millstream_operator.inventory.nodes import GPU_RESOURCE, count
+
+ENDED = frozenset({"Succeeded", "Failed"})  # their GPUs are free again, though the object is still there
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPod:
+    """A pod that holds GPUs of a node."""
+
+    uid: str
+    node: str
+    gpus: int
+    owner: tuple[str, str] | None = None  # namespace and name of the LLMDeployment, for pods of ours
+    revision: str = ""
+
+
+def gpus_of(pod: Mapping[str, Any]) -> int:
+    """GPUs that a pod holds: of its containers together, or of the init container that takes most.
+
+    An init container that runs on beside the others (`restartPolicy: Always`) counts with them. For GPUs requests and
+    limits are the same, and either may be left out.
+    """
+    spec = pod.get("spec") or {}
+    init = spec.get("initContainers") or ()
+    beside = [one for one in init if one.get("restartPolicy") == "Always"]
+    running = sum(map(_gpus, [*(spec.get("containers") or ()), *beside]))
+    return max([running, *map(_gpus, init)])
+
+
+def holds_gpus(pod: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Node and number of a bound pod that has not ended; None for any other pod."""
+    node = (pod.get("spec") or {}).get("nodeName")
+    gpus = gpus_of(pod)
+    if not node or not gpus or (pod.get("status") or {}).get("phase") in ENDED:
+        return None
+    return str(node), gpus
+
+
+def used_by_node(pods: Iterable[GpuPod]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for pod in pods:
+        found[pod.node] = found.get(pod.node, 0) + pod.gpus
+    return found
+
+
+def _gpus(container: Mapping[str, Any]) -> int:
+    resources = container.get("resources") or {}
+    return max(count((resources.get(part) or {}).get(GPU_RESOURCE)) for part in ("limits", "requests"))

@@ -1,0 +1,22 @@
+"""The hash of what a plan was made from beside its spec: GPUs, prices, the model's shape.
+
+It decides about nothing; it lets a person see whether two plans were made from the same world. What pods hold at the
+moment stays out of it: the GPUs that there are count, not those that happen to be free.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from millstream_operator.planning.facts import Facts
+from millstream_operator.planning.input_hash import HASH_LENGTH
+
+
+def facts_hash(facts: Facts) -> str:
+    """Sixteen hex digits: equal for equal facts, on every machine."""
+    everything = facts.capacity or facts.inventory
+    kinds = [(kind.part.name, kind.gpus, kind.nodes) for kind in everything.kinds] if everything is not None else None
+    shapes = [repr(facts.shape), repr(facts.draft_shape)]  # of frozen dataclasses of numbers, words and tuples
+    text = json.dumps([shapes, kinds, facts.catalog.fingerprint])
+    return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]

@@ -1,0 +1,142 @@
+"""The alerts of one LLMDeployment: each means that somebody should look, and says at what. Pure.
+
+docs/monitoring.md has a paragraph for each, held to this list by a test. Times come from the spec where the spec knows
+them, so that an alert never fires on what was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from millstream_operator.api import duration
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.rules import DEFAULT_WARMUP_TIMEOUT
+from millstream_operator.api.spec import Warmup
+from millstream_operator.rendering.queries import (
+    HEARTBEAT_AGE_SECONDS,
+    KV_CACHE_USAGE,
+    PREEMPTIONS,
+    READY,
+    REQUESTS_FINISHED,
+    REQUESTS_WAITING,
+    per_pod,
+    series,
+    total,
+)
+from millstream_operator.rendering.runtime_config import DEFAULT_HEARTBEAT_INTERVAL
+
+KV_CACHE_FULL_PERCENT = 95
+MISSED_HEARTBEATS = 5
+HEARTBEAT_FLOOR_SECONDS = 300
+PREEMPTIONS_PERCENT = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """`summary` is one line for a phone; `help` says what to do first."""
+
+    name: str
+    severity: str  # critical: nobody is served. warning: somebody soon is not
+    expression: str
+    for_seconds: int
+    summary: str
+    help: str
+
+    def as_rule(self, owner: LLMDeployment) -> dict[str, Any]:
+        where = f"{owner.metadata.namespace}/{owner.name}"
+        return {
+            "alert": self.name,
+            "expr": self.expression,
+            "for": f"{self.for_seconds}s",
+            "labels": {
+                "severity": self.severity,
+                "namespace": owner.metadata.namespace,
+                "llmdeployment": owner.name,
+            },
+            "annotations": {
+                "summary": f"{where}: {self.summary}",
+                "description": self.help,
+                "runbook": f"docs/monitoring.md#{self.name.lower()}",
+            },
+        }
+
+
+def alerts(owner: LLMDeployment) -> list[Alert]:
+    """In the order of their weight."""
+    return [*_serving(owner), *_load(owner), *_heartbeats(owner)]
+
+
+def _warmup(owner: LLMDeployment) -> Warmup:
+    return owner.spec.warmup or Warmup()
+
+
+def _serving(owner: LLMDeployment) -> Iterator[Alert]:
+    ready = series(owner, READY)
+    if owner.spec.replicas > 0:  # nobody is called for a model that is switched off
+        yield Alert(
+            "MillstreamNoReadyReplica",
+            "critical",
+            f"({total(ready)} or vector(0)) == 0",
+            300,
+            "no replica is ready",
+            f"kubectl describe llmd {owner.name} -n {owner.metadata.namespace} has the reason. If it is Ready there, "
+            "Prometheus does not scrape its pods.",
+        )
+    timeout = duration.seconds(_warmup(owner).timeout or DEFAULT_WARMUP_TIMEOUT)
+    yield Alert(
+        "MillstreamWarmupStuck",
+        "warning",
+        f"{per_pod(ready)} == 0",
+        timeout,
+        "pod {{ $labels.pod }} has not become ready within warmup.timeout",
+        "kubectl describe llmd names what it waits for; millstream_boot_phase_seconds says in which phase it is.",
+    )
+
+
+def _load(owner: LLMDeployment) -> Iterator[Alert]:
+    waiting = f"min_over_time({series(owner, REQUESTS_WAITING, '10m')})"
+    trend = f"deriv({series(owner, REQUESTS_WAITING, '10m')})"
+    yield Alert(
+        "MillstreamQueueGrowing",
+        "warning",
+        f"{total(waiting)} > 0 and {total(trend)} > 0",
+        300,
+        "the queue has not been empty for ten minutes, and grows",
+        "More requests come than the replicas finish: raise replicas or autoscaling.maxReplicas, or send less.",
+    )
+    yield Alert(
+        "MillstreamKVCacheFull",
+        "warning",
+        f"{per_pod(series(owner, KV_CACHE_USAGE))} > 0.{KV_CACHE_FULL_PERCENT}",
+        600,
+        "the KV cache of pod {{ $labels.pod }} is full",
+        "Requests wait for room or are preempted: more replicas, shorter engine.maxModelLen, or more GPU memory.",
+    )
+    preempted = total(f"increase({series(owner, PREEMPTIONS, '15m')})")
+    finished = f"sum(max by (pod, finished_reason) (increase({series(owner, REQUESTS_FINISHED, '15m')})))"
+    yield Alert(
+        "MillstreamPreemptions",
+        "warning",
+        f"100 * {preempted} > {PREEMPTIONS_PERCENT} * {finished}",
+        900,
+        f"more than {PREEMPTIONS_PERCENT} of 100 requests lose their place in the batch and are computed again",
+        "The KV cache is too small for this many requests at once: lower engine.maxNumSeqs, or add replicas.",
+    )
+
+
+def _heartbeats(owner: LLMDeployment) -> Iterator[Alert]:
+    interval = duration.seconds(_warmup(owner).heartbeat_interval or DEFAULT_HEARTBEAT_INTERVAL)
+    if interval == 0:  # switched off: an idle replica then rightly does nothing
+        return
+    oldest = max(HEARTBEAT_FLOOR_SECONDS, MISSED_HEARTBEATS * interval)
+    yield Alert(
+        "MillstreamHeartbeatLate",
+        "warning",
+        f"{per_pod(series(owner, HEARTBEAT_AGE_SECONDS))} > {oldest}",
+        60,
+        "the engine of pod {{ $labels.pod }} has completed no step for too long",
+        "The engine hangs, or the GPU or CPU is taken by another process. The kubelet restarts a pod that is dead; "
+        "delete this one if it is not.",
+    )

@@ -1,0 +1,37 @@
+"""PromQL about the pods of one LLMDeployment, in the labels that every usual way of scraping gives.
+
+A PodMonitor (ours, by `podTargetLabels`) and the common scrape job for annotated pods (by `labelmap`) both turn the
+pod's label `millstream.dev/deployment` into `millstream_dev_deployment`, and both say `namespace` and `pod`. A cluster
+may do both at once, so nothing is summed before it was made one value a pod.
+"""
+
+from __future__ import annotations
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+
+DEPLOYMENT_METRIC_LABEL = "millstream_dev_deployment"
+
+# The runtime's own names; a test holds them to what it exports.
+READY = "millstream_ready"
+HEARTBEAT_AGE_SECONDS = "millstream_heartbeat_age_seconds"
+REQUESTS_RUNNING = "vllm:num_requests_running"
+REQUESTS_WAITING = "vllm:num_requests_waiting"
+KV_CACHE_USAGE = "vllm:kv_cache_usage_perc"  # 0 to 1, whatever its name says
+REQUESTS_FINISHED = "vllm:request_success_total"
+PREEMPTIONS = "vllm:num_preemptions_total"
+
+
+def series(owner: LLMDeployment, metric: str, window: str = "") -> str:
+    """A selector of one metric of the owner's pods; `window`, for example `10m`, makes it a range."""
+    labels = f'namespace="{owner.metadata.namespace}",{DEPLOYMENT_METRIC_LABEL}="{owner.name}"'
+    return f"{metric}{{{labels}}}" + (f"[{window}]" if window else "")
+
+
+def per_pod(expression: str) -> str:
+    """One value a pod, also where it is scraped twice."""
+    return f"max by (pod) ({expression})"
+
+
+def total(expression: str) -> str:
+    """The sum over the pods; no value at all where none is known, never 0."""
+    return f"sum({per_pod(expression)})"

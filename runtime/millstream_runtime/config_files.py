@@ -1,0 +1,83 @@
+"""The two halves of the configuration as files: boot.json is read once, live.json again whenever it changes.
+
+    operator: dump(config)  ->  ConfigMap  ->  kubelet  ->  read_boot(path), parse_live(text)  :runtime
+
+A boot file must be understood whole: a field that this version does not know would be a promise that it breaks. A live
+file may hold more, because an operator that is newer than the pinned runtime writes it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+
+from millstream_runtime.config import BootConfig, LiveConfig
+from millstream_runtime.errors import InvalidConfigError
+
+BOOT_FILE, LIVE_FILE = "boot.json", "live.json"
+MAX_FILE_BYTES = 1 << 16
+Half = TypeVar("Half", BootConfig, LiveConfig)
+
+
+def dump(half: BootConfig | LiveConfig) -> str:
+    """Canonical JSON: equal halves give equal text."""
+    return dump_fields(half.as_dict())
+
+
+def dump_fields(fields: dict[str, Any]) -> str:
+    """As `dump`, of fields that were kept."""
+    return json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def read_boot(path: Path) -> BootConfig:
+    """The boot half of a file.
+
+    Raises:
+        InvalidConfigError: the file cannot be read, holds a field that this version does not know, or a value that
+            cannot work.
+    """
+    return _parse(_strict(BootConfig), read_text(path), path)
+
+
+def parse_live(text: str, path: Path) -> LiveConfig:
+    """The live half from the text of a file; fields that this version does not know are left alone.
+
+    Raises:
+        InvalidConfigError: the text is no JSON object, or has a value that cannot work.
+    """
+    return _parse(TypeAdapter(LiveConfig), text, path)
+
+
+def read_text(path: Path) -> str:
+    """Raises InvalidConfigError: there is no such file, it is too large or is not UTF-8."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise InvalidConfigError(f"{path} is larger than {MAX_FILE_BYTES} bytes.")
+        return content.decode()
+    except OSError as error:
+        raise InvalidConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise InvalidConfigError(f"{path} is not UTF-8 text ({error.reason}).") from None
+
+
+def _strict(half: type[BootConfig]) -> TypeAdapter[BootConfig]:
+    return TypeAdapter(with_config(ConfigDict(extra="forbid"))(half))
+
+
+def _parse(adapter: TypeAdapter[Half], text: str, path: Path) -> Half:
+    try:
+        return adapter.validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(step) for step in first["loc"])
+        if first["type"] == "unexpected_keyword_argument":
+            raise InvalidConfigError(
+                f"{path} has a field {where}, which this version of the runtime does not know; use the image that "
+                "belongs to the operator, or leave out the spec's field that asks for it."
+            ) from None
+        raise InvalidConfigError(f"{path}: {f'{where}: ' if where else ''}{first['msg']}.") from None

@@ -1,0 +1,155 @@
+"""A rank beyond 0: `python -m millstream_runtime.distributed.follower LINK LIFELINE`. Nobody but the leader starts it.
+
+Both are inherited file descriptors. LINK carries commands and replies. Nothing is ever sent on LIFELINE: its end means
+that the leader is gone, whatever this process waits for just then, and it leaves at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import TypeVar
+
+import millstream_runtime.engine  # noqa: F401 - sets OpenMP's environment, which torch reads as it loads  # isort: skip
+import torch
+
+from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.distributed import process_group
+from millstream_runtime.distributed.channel import Channel
+from millstream_runtime.distributed.messages import (
+    Allocate,
+    Command,
+    Failed,
+    Join,
+    Joined,
+    Leave,
+    Load,
+    Loaded,
+    Measure,
+    Measured,
+    Reply,
+)
+from millstream_runtime.distributed.probe import find_topology
+from millstream_runtime.distributed.process_group import DistributedRanks
+from millstream_runtime.engine import shard
+from millstream_runtime.engine.forward import Forward
+from millstream_runtime.engine.step_input import Scrub, StepInput
+from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.models.decoder import Decoder
+
+Link = Channel[Reply, Command]
+Thing = TypeVar("Thing")
+
+
+class Follower:
+    """Carries out commands; the state is what the last `Load`, `Measure` and `Allocate` made."""
+
+    def __init__(self, link: Link, ranks: DistributedRanks) -> None:
+        self._link = link
+        self._ranks = ranks
+        self._config: RuntimeConfig | None = None
+        self._forward: Forward | None = None
+
+    def serve(self) -> None:
+        """Until `Leave`, or the end of the stream."""
+        while not isinstance(command := self._link.receive(), Leave | None):
+            self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case StepInput():
+                self._step(command)
+            case Scrub(blocks):
+                _made(self._forward).scrub(blocks)
+            case Load(config):
+                self._load(config)
+            case Measure():
+                ledger = shard.measure_memory(_made(self._config), self._placement, self._model, self._ranks)
+                self._link.send(Measured(ledger.available_bytes))
+            case Allocate(num_blocks):
+                cache = shard.make_cache(_made(self._config), self._placement, num_blocks, self._ranks)
+                self._forward = Forward(self._model, cache, self._placement.device)
+            case Join() | Leave():
+                raise RuntimeError(f"{type(command).__name__} comes at the beginning or the end")
+
+    def _load(self, config: RuntimeConfig) -> None:
+        self._forward = None
+        self._config = config
+        self._placement = shard.place(config, self._ranks)
+        self._model: Decoder = shard.load(config, self._placement, self._ranks)
+        self._link.send(Loaded())
+
+    @torch.inference_mode()
+    def _step(self, step: StepInput) -> None:
+        forward = _made(self._forward)
+        residual = forward.residual(step)
+        for rows in step.logits_rows:
+            forward.logits(residual, rows)
+
+
+def _made(thing: Thing | None) -> Thing:
+    if thing is None:
+        raise RuntimeError("a command came before the one that it builds on")
+    return thing
+
+
+def main(link_fd: int, lifeline_fd: int) -> int:
+    """Follow until told to leave; the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches a whole terminal; the leader decides what it means
+    threading.Thread(target=_leave_with_the_leader, args=(lifeline_fd,), name="lifeline", daemon=True).start()
+    connection = socket.socket(fileno=link_fd)
+    connection.set_inheritable(False)
+    os.set_inheritable(lifeline_fd, False)
+    link: Link = Channel(connection, Command)
+    join = link.receive()
+    if not isinstance(join, Join):
+        return 1
+    try:
+        ranks = _join(link, join)
+        Follower(link, ranks).serve()
+    except Exception as error:
+        failure = as_failure(error, join.rank)
+        link.send(Failed(failure.reason, failure.message))
+        return 1
+    ranks.leave()
+    return 0
+
+
+def as_failure(error: Exception, rank: int) -> RuntimeFailure:
+    """What the leader is told: memory exhaustion by name, a bug with its traceback in the log, all else as it is."""
+    if isinstance(error, RuntimeFailure):
+        return RuntimeFailure(error.reason, f"Rank {rank}: {error.message}")
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return RuntimeFailure(Reason.OUT_OF_MEMORY, f"Rank {rank} ran out of memory; give the pod more.")
+    logging.getLogger("millstream").error("rank_crashed\n%s", "".join(traceback.format_exception(error)))
+    return RuntimeFailure(
+        Reason.RUNTIME_CRASHED, f"Rank {rank} stopped on an internal error ({type(error).__name__}); see the log."
+    )
+
+
+def _join(link: Link, join: Join) -> DistributedRanks:
+    device = torch.device("cpu")
+    if join.device_type == "cuda":
+        torch.cuda.set_device(join.rank)
+        device = torch.device("cuda", join.rank)
+    link.send(Joined())
+    ranks = process_group.join(join.rank, join.size, device, Path(join.rendezvous), join.timeout_seconds)
+    find_topology(ranks, device)
+    return ranks
+
+
+def _leave_with_the_leader(lifeline_fd: int) -> None:
+    os.read(lifeline_fd, 1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    code = main(int(sys.argv[1]), int(sys.argv[2]))
+    sys.stderr.flush()
+    os._exit(code)  # without the interpreter's shutdown, which threads inside torch can hold up

@@ -1,0 +1,255 @@
+"""Rank 0's side: starts the other ranks, tells them each step, and notices at once when one is gone.
+
+A rank that dies closes its end of the link, and the thread that listens there reports it: so an idle engine learns it
+as soon as a busy one. A rank that lives and does not answer runs into the timeout of the exchange it misses (gloo), or
+of the step (NCCL). Either way `on_lost` is called once, with the reason of the rank that knows it best, and the running
+step ends with the same failure. Ranks are not started again one by one: the survivors' state is half a step's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from millstream_runtime.distributed import process_group
+from millstream_runtime.distributed.channel import Channel
+from millstream_runtime.distributed.messages import Command, Failed, Join, Joined, Leave, Loaded, Measured, Reply
+from millstream_runtime.distributed.probe import find_topology
+from millstream_runtime.distributed.topology import Topology
+from millstream_runtime.errors import Reason, RuntimeFailure
+
+EXCHANGE_TIMEOUT_SECONDS = 120.0
+LAST_WORDS_SECONDS = 0.5  # between the first rank's end and the verdict: the one at fault may not be the first
+NOTICE_SECONDS = 5.0  # for a death to show after an exchange has failed
+LEAVE_SECONDS = 5.0
+
+Kind = TypeVar("Kind", Joined, Loaded, Measured)
+
+
+class Leader:
+    """See `engine.team.Team`."""
+
+    def __init__(
+        self, size: int, device: torch.device, *, exchange_timeout_seconds: float = EXCHANGE_TIMEOUT_SECONDS
+    ) -> None:
+        """Start ranks 1 to `size - 1` and meet them.
+
+        Raises:
+            RuntimeFailure: NCCLFailed, or what one of them failed with.
+        """
+        self.on_lost: Callable[[RuntimeFailure], None] = lambda failure: None
+        self._exchange_timeout_seconds = exchange_timeout_seconds
+        self._lost: list[_Rank] = []
+        self._stuck: RuntimeFailure | None = None
+        self._some_lost = threading.Event()
+        self._closing = threading.Event()
+        self._computing_since: float | None = None
+        self._lock = threading.Lock()
+        self._told = False
+        self._folder = Path(tempfile.mkdtemp(prefix="millstream-ranks-"))  # for this user alone
+        lifeline, self._lifeline = os.pipe()
+        self._ranks = [_Rank(number, lifeline, self._on_end) for number in range(1, size)]
+        os.close(lifeline)
+        try:
+            self._meet(size, device)
+        except BaseException:
+            self.close()
+            raise
+        if device.type == "cuda":
+            threading.Thread(target=self._watch_the_clock, name="rank-deadline", daemon=True).start()
+
+    def _meet(self, size: int, device: torch.device) -> None:
+        rendezvous = self._folder / "store"
+        with contextlib.suppress(OSError):  # whoever has gone already will not be heard either
+            for rank in self._ranks:
+                rank.link.send(Join(rank.number, size, device.type, str(rendezvous), self._exchange_timeout_seconds))
+        self.hear(Joined)
+        with self.computing():
+            self.ranks = process_group.join(0, size, device, rendezvous, self._exchange_timeout_seconds)
+            self.topology: Topology = find_topology(self.ranks, device)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a rank is gone or stuck."""
+        return self._some_lost.is_set()
+
+    @property
+    def pids(self) -> list[int]:
+        """Of ranks 1 and up."""
+        return [rank.process.pid for rank in self._ranks]
+
+    def check(self) -> None:
+        if self.is_lost:
+            raise self._verdict()
+
+    def tell(self, command: Command) -> None:
+        try:
+            for rank in self._ranks:
+                rank.link.send(command)
+        except OSError:
+            raise self._verdict() from None
+
+    def hear(self, kind: type[Kind]) -> list[Kind]:
+        replies: list[Kind] = []
+        for rank in self._ranks:
+            reply = rank.inbox.get()
+            if not isinstance(reply, kind):
+                raise self._verdict()
+            replies.append(reply)
+        return replies
+
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        self._computing_since = time.monotonic()
+        try:
+            yield
+        except (RuntimeFailure, RuntimeError) as error:
+            about_ranks = not isinstance(error, RuntimeFailure) or error.reason is Reason.NCCL_FAILED
+            if about_ranks and self._some_lost.wait(NOTICE_SECONDS):
+                raise self._verdict() from error
+            raise
+        finally:
+            self._computing_since = None
+
+    def close(self) -> None:
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        for rank in self._ranks:
+            with contextlib.suppress(OSError):
+                rank.link.send(Leave())
+        deadline = time.monotonic() + LEAVE_SECONDS
+        if hasattr(self, "ranks"):
+            self.ranks.leave(after_a_loss=self.is_lost)
+        os.close(self._lifeline)  # whoever did not hear Leave hears this
+        for rank in self._ranks:
+            rank.end(max(0.1, deadline - time.monotonic()))
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _on_end(self, rank: _Rank) -> None:
+        """In the thread that listened to `rank`."""
+        if self._closing.is_set():
+            return
+        with self._lock:
+            self._lost.append(rank)
+        self._some_lost.set()
+        self._tell_the_loss()
+
+    def _watch_the_clock(self) -> None:
+        """NCCL's exchanges wait on the device, where no exception can end them."""
+        while not self._closing.wait(1.0):
+            since = self._computing_since
+            if since is not None and time.monotonic() - since > self._exchange_timeout_seconds:
+                self._stuck = RuntimeFailure(
+                    Reason.NCCL_FAILED,
+                    f"A step did not end within {self._exchange_timeout_seconds:.0f} s: a rank or the way to it is "
+                    "stuck; NCCL's own words are in the log (NCCL_DEBUG=INFO for more).",
+                )
+                self._some_lost.set()
+                self._tell_the_loss()
+                return
+
+    def _tell_the_loss(self) -> None:
+        with self._lock:
+            if self._told:
+                return
+            self._told = True
+        verdict = self._verdict()
+        if hasattr(self, "ranks"):
+            self.ranks.abort()
+        if not self._closing.is_set():
+            self.on_lost(verdict)
+
+    def _verdict(self) -> RuntimeFailure:
+        """Why the ranks cannot go on. One that told a reason of its own knows best, then one that was killed."""
+        self._some_lost.wait(NOTICE_SECONDS)
+        time.sleep(LAST_WORDS_SECONDS)
+        with self._lock:
+            lost = list(self._lost)
+        told = [
+            rank.failed for rank in lost if rank.failed is not None and rank.failed.reason is not Reason.NCCL_FAILED
+        ]
+        if told:
+            return told[0].as_failure()
+        silent = [rank for rank in lost if rank.failed is None]
+        if silent:
+            return silent[0].death()
+        complaints = [rank.failed for rank in lost if rank.failed is not None]
+        if complaints:
+            return complaints[0].as_failure()
+        return self._stuck or RuntimeFailure(Reason.NCCL_FAILED, "A rank is gone, and nobody knows why.")
+
+
+class _Rank:
+    """One other process, and the thread that listens to it."""
+
+    def __init__(self, number: int, lifeline: int, on_end: Callable[[_Rank], None]) -> None:
+        self.number = number
+        mine, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "millstream_runtime.distributed.follower",
+                    str(theirs.fileno()),
+                    str(lifeline),
+                ],
+                pass_fds=(theirs.fileno(), lifeline),
+                stdin=subprocess.DEVNULL,
+            )
+        self.link: Channel[Command, Reply] = Channel(mine, Reply)
+        self.inbox: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
+        self.failed: Failed | None = None
+        self._on_end = on_end
+        self._listener = threading.Thread(target=self._listen, name=f"rank-{number}", daemon=True)
+        self._listener.start()
+
+    def death(self) -> RuntimeFailure:
+        """What the end of the process tells, where it told nothing itself."""
+        code = self.process.poll()
+        if code is None:
+            how = "closed its connection"
+        elif code < 0:
+            name = signal.Signals(-code).name
+            how = f"was killed by {name}" + (" (often for want of memory)" if -code == signal.SIGKILL else "")
+        else:
+            how = f"ended with exit code {code}; see the log"
+        return RuntimeFailure(Reason.NCCL_FAILED, f"Rank {self.number} {how}.")
+
+    def end(self, timeout_seconds: float) -> None:
+        try:
+            self.process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._listener.join(timeout_seconds)
+        self.link.close()
+
+    def _listen(self) -> None:
+        try:
+            while (reply := self.link.receive()) is not None:
+                if isinstance(reply, Failed):
+                    self.failed = reply
+                else:
+                    self.inbox.put(reply)
+        except ValueError:
+            self.process.kill()  # what it says makes no sense
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(LAST_WORDS_SECONDS)
+        self._on_end(self)
+        self.inbox.put(None)

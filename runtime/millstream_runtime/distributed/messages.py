@@ -1,0 +1,71 @@
+"""What rank 0 and the other ranks say to each other: typed, msgpack, never pickle. Imports no torch.
+
+    Join ─► Joined ─► (Load ─► Loaded ─► Measure ─► Measured ─► Allocate ─► (StepInput | Scrub)*)* ─► Leave
+                                 anywhere: Failed, and the process ends
+
+A step needs no reply: ranks meet in its sums. A configuration travels as itself and is checked again as it is decoded.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.engine.step_input import Scrub, StepInput
+from millstream_runtime.errors import Reason, RuntimeFailure
+
+
+class Join(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The first command: meet the others."""
+
+    rank: int
+    size: int
+    device_type: str  # "cuda" or "cpu"
+    rendezvous: str  # a file in a folder of rank 0's own
+    timeout_seconds: float  # of every exchange of tensors
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Load this rank's share of a model; one that was there before goes."""
+
+    config: RuntimeConfig
+
+
+class Measure(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Find out what a KV pool may take here."""
+
+
+class Allocate(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Make the KV pool."""
+
+    num_blocks: int
+
+
+class Leave(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """End."""
+
+
+class Joined(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """This process is about to meet the others."""
+
+
+class Loaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The share is on the device."""
+
+
+class Measured(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    available_bytes: int
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The last words of a rank."""
+
+    reason: Reason
+    message: str
+
+    def as_failure(self) -> RuntimeFailure:
+        return RuntimeFailure(self.reason, self.message)
+
+
+Command = Join | Load | Measure | Allocate | StepInput | Scrub | Leave
+Reply = Joined | Loaded | Measured | Failed

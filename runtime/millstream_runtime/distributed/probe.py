@@ -1,0 +1,57 @@
+"""Finds out what connects the ranks: asked of the driver, and measured once by exchanges of all of them."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from millstream_runtime.distributed import nvlink
+from millstream_runtime.distributed.topology import Topology
+from millstream_runtime.models.parallel import Ranks
+
+LATENCY_BYTES, LATENCY_ROUNDS = 8 << 10, 10  # one decode's row of a large model
+BANDWIDTH_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
+BANDWIDTH_ROUNDS = {"cpu": 3, "cuda": 10}
+
+
+def find_topology(ranks: Ranks, device: torch.device) -> Topology:
+    """Every rank calls this at once, for the measurements are exchanges of all."""
+    latency_seconds = measure_allreduce(ranks, device, LATENCY_BYTES, LATENCY_ROUNDS)
+    kind = "cuda" if device.type == "cuda" else "cpu"
+    num_bytes = BANDWIDTH_BYTES[kind]
+    seconds = measure_allreduce(ranks, device, num_bytes, BANDWIDTH_ROUNDS[kind])
+    moved_bytes = num_bytes * 2 * (ranks.size - 1) / ranks.size
+    link, peer_access, device_count = _links(ranks.size) if kind == "cuda" else ("Memory", None, 0)
+    return Topology(
+        world_size=ranks.size,
+        backend=str(getattr(ranks, "backend", "none")),
+        device_count=device_count,
+        link=link,
+        peer_access=peer_access,
+        allreduce_bytes_per_second=moved_bytes / seconds,
+        allreduce_latency_seconds=latency_seconds,
+    )
+
+
+def measure_allreduce(ranks: Ranks, device: torch.device, num_bytes: int, rounds: int) -> float:
+    """Seconds of one sum of so many bytes, the best of `rounds` after one that nobody counts."""
+    values = torch.zeros(num_bytes // 4, dtype=torch.float32, device=device)
+    seconds = []
+    for _ in range(rounds + 1):
+        began = time.perf_counter()
+        ranks.sum_(values)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds[1:])
+
+
+def _links(size: int) -> tuple[str, bool, int]:
+    """The first `size` CUDA devices, one a rank."""
+    pairs = [(one, other) for one in range(size) for other in range(size) if one != other]
+    peer_access = all(torch.cuda.can_device_access_peer(one, other) for one, other in pairs)
+    uuids = [f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in range(size)]
+    joined = nvlink.all_joined(uuids)
+    link = "Unknown" if joined is None else "NVLink" if joined else "PCIe"
+    return link, peer_access, torch.cuda.device_count()

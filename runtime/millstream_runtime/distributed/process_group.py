@@ -1,0 +1,92 @@
+"""The tensors that ranks exchange: a process group of torch, NCCL on GPUs and gloo on CPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from millstream_runtime.errors import Reason, RuntimeFailure
+
+LOOPBACK = "lo"
+# NCCL's own watchdog ends the process without a word. It comes after the leader's deadline, which has a reason to give.
+NCCL_WATCHDOG_FACTOR = 5
+
+
+def join(rank: int, size: int, device: torch.device, rendezvous: Path, timeout_seconds: float) -> DistributedRanks:
+    """Meet the other ranks; every one of them calls this.
+
+    All are in one pod, so they talk over the loopback device: nothing is open to the network. NCCL says what is wrong
+    (`NCCL_DEBUG=WARN`) unless the environment asks for another level.
+
+    Raises:
+        RuntimeFailure: NCCLFailed.
+    """
+    os.environ.setdefault("NCCL_DEBUG", "WARN")
+    if Path("/sys/class/net", LOOPBACK).exists():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", LOOPBACK)
+    on_cuda = device.type == "cuda"
+    with collective_errors():
+        dist.init_process_group(
+            "nccl" if on_cuda else "gloo",
+            store=dist.FileStore(str(rendezvous), size),  # type: ignore[attr-defined]
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout_seconds * (NCCL_WATCHDOG_FACTOR if on_cuda else 1)),
+            device_id=device if on_cuda else None,
+        )
+    group = dist.group.WORLD
+    assert group is not None  # noqa: S101 - init_process_group has made it
+    return DistributedRanks(group)
+
+
+class DistributedRanks:
+    """`models.parallel.Ranks` over a process group."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self.rank, self.size = group.rank(), group.size()
+        self.backend: str = dist.get_backend(group)
+
+    def sum_(self, partial: Tensor) -> Tensor:
+        with collective_errors():
+            dist.all_reduce(partial, group=self._group)
+        return partial
+
+    def gather(self, part: Tensor) -> list[Tensor]:
+        parts = [torch.empty_like(part) for _ in range(self.size)] if self.rank == 0 else []
+        with collective_errors():
+            dist.gather(part.contiguous(), parts or None, dst=0, group=self._group)
+        return parts
+
+    def abort(self) -> None:
+        """Wake whoever waits for a rank that will not come. gloo notices by itself, by a closed connection."""
+        if self.backend == "nccl":
+            with contextlib.suppress(RuntimeError):
+                self._group.abort()
+
+    def leave(self, *, after_a_loss: bool = False) -> None:
+        """Nothing is exchanged after this. NCCL would wait for the lost, and the process is about to end anyway."""
+        if after_a_loss and self.backend == "nccl":
+            return
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group(self._group)
+
+
+@contextlib.contextmanager
+def collective_errors() -> Iterator[None]:
+    """torch's errors about other ranks, as a RuntimeFailure with the first line of what it says."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise RuntimeFailure(Reason.NCCL_FAILED, f"The ranks lost each other: {said[:500]}.") from error

@@ -1,0 +1,170 @@
+"""One rank's share of a deployment: where it computes, its part of the weights, and what memory is left for its pool.
+
+With one rank that is all of it. Every rank runs this same code over the same configuration; only rank 0 decides.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from millstream_runtime.config import Device, DType, RuntimeConfig
+from millstream_runtime.engine import memory
+from millstream_runtime.engine.forward import Forward
+from millstream_runtime.engine.host import memory_limit_bytes, resident_bytes, usable_cpus
+from millstream_runtime.engine.kv_cache import KVCache
+from millstream_runtime.engine.step_input import ChunkInput, StepInput
+from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.models.config import ModelConfig
+from millstream_runtime.models.decoder import Decoder
+from millstream_runtime.models.parallel import ALONE, Ranks
+from millstream_runtime.models.registry import expected_weights, load_model, load_model_config
+from millstream_runtime.models.shares import Place, rank_config
+
+_TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What is decided before a byte of weights is read."""
+
+    model_config: ModelConfig  # of the whole model, with max_model_len as the configuration limits it
+    device: torch.device
+    dtype: torch.dtype
+
+
+def place(config: RuntimeConfig, ranks: Place = ALONE) -> Placement:
+    """Where this rank computes, and in what arithmetic. On a CPU it also takes its share of the cores.
+
+    Raises:
+        RuntimeFailure: CheckpointInvalid, UnsupportedByRuntime or InvalidConfig, in one sentence.
+    """
+    model_config = _with_max_model_len(load_model_config(Path(config.model)), config)
+    device = _device(config, ranks)
+    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, usable_cpus() // ranks.size))
+    return Placement(model_config, device, _dtype(config, model_config, device))
+
+
+def load(config: RuntimeConfig, placement: Placement, ranks: Ranks = ALONE) -> Decoder:
+    """This rank's weights onto its device, refused in a sentence where they cannot fit.
+
+    Raises:
+        RuntimeFailure: OutOfMemory, CheckpointInvalid, or InvalidConfig where the model cannot be shared so.
+    """
+    dtype, device = placement.dtype, placement.device
+    weight_bytes = expected_weights(placement.model_config, dtype, ranks).num_bytes
+    limit_bytes = memory_limit_bytes() // ranks.size if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    whose = "" if ranks.size == 1 else f" on each of {ranks.size} ranks"
+    too_large = RuntimeFailure(
+        Reason.OUT_OF_MEMORY,
+        f"The weights of {config.model} need {memory.gibibytes(weight_bytes)}{whose} as "
+        f"{str(dtype).removeprefix('torch.')}, but {memory.gibibytes(limit_bytes)} of memory is usable; give more "
+        "memory or a smaller dtype.",
+    )
+    if weight_bytes > limit_bytes:
+        raise too_large
+    try:
+        return load_model(placement.model_config, Path(config.model), dtype, device, ranks)
+    except torch.OutOfMemoryError:
+        raise too_large from None
+
+
+def make_cache(config: RuntimeConfig, placement: Placement, num_blocks: int, ranks: Place = ALONE) -> KVCache:
+    """This rank's part of the KV pool: all blocks, its heads."""
+    shape = rank_config(placement.model_config, ranks)
+    return KVCache(shape, num_blocks, config.block_size_tokens, placement.dtype, placement.device)
+
+
+def measure_memory(
+    config: RuntimeConfig, placement: Placement, model: Decoder, ranks: Place = ALONE
+) -> memory.MemoryLedger:
+    """What this rank's pool may take. On CUDA all ranks measure together: the largest step is computed once."""
+    if placement.device.type == "cpu":
+        return memory.cpu_ledger(memory_limit_bytes() // ranks.size, resident_bytes())
+    return _cuda_ledger(config, placement, model, ranks)
+
+
+def size_pool(
+    config: RuntimeConfig, placement: Placement, ledger: memory.MemoryLedger, ranks: Place = ALONE
+) -> memory.PoolSize:
+    """Blocks of the pool: the same number on every rank, so `ledger` is that of the rank with the least room.
+
+    Raises:
+        RuntimeFailure: OutOfMemory, with the ledger.
+    """
+    token_bytes = rank_config(placement.model_config, ranks).kv_bytes_per_token(placement.dtype.itemsize)
+    asked_bytes = config.kv_cache_memory_bytes
+    return memory.size_pool(
+        ledger,
+        asked_bytes=None if asked_bytes is None else asked_bytes // ranks.size,
+        block_bytes=token_bytes * config.block_size_tokens,
+        block_size_tokens=config.block_size_tokens,
+        max_model_len=placement.model_config.max_model_len,
+        max_model_len_is_explicit=config.max_model_len is not None,
+        max_num_seqs=config.max_num_seqs,
+    )
+
+
+@torch.inference_mode()
+def _cuda_ledger(config: RuntimeConfig, placement: Placement, model: Decoder, ranks: Place) -> memory.MemoryLedger:
+    """Measure the activations of the largest step on a small throw-away pool, then count what is left."""
+    device = placement.device
+    num_tokens = min(config.max_num_batched_tokens, placement.model_config.max_model_len)
+    num_blocks = -(-num_tokens // config.block_size_tokens)
+    cache = make_cache(config, placement, num_blocks, ranks)
+    torch.cuda.reset_peak_memory_stats(device)
+    before_bytes = torch.cuda.memory_allocated(device)
+    forward = Forward(model, cache, device)
+    residual = forward.residual(StepInput([0] * num_tokens, [ChunkInput(num_tokens, num_tokens, 0, 0, num_blocks)], []))
+    forward.logits(residual, range(min(num_tokens, config.max_num_seqs)))
+    torch.cuda.synchronize(device)
+    activation_bytes = torch.cuda.max_memory_allocated(device) - before_bytes
+    del cache, forward, residual
+    torch.cuda.empty_cache()
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    limit_bytes = total_bytes * config.gpu_memory_utilization_percent // 100
+    used_bytes = total_bytes - free_bytes
+    return memory.MemoryLedger(
+        limit_bytes=limit_bytes,
+        used_bytes=used_bytes,
+        reserve_bytes=activation_bytes,
+        available_bytes=max(0, limit_bytes - used_bytes - activation_bytes),
+    )
+
+
+def _with_max_model_len(model_config: ModelConfig, config: RuntimeConfig) -> ModelConfig:
+    asked, limit = config.max_model_len, model_config.max_position_embeddings
+    if asked is None:
+        return model_config
+    if asked > limit:
+        raise InvalidConfigError(
+            f"--max-model-len is {asked}; the model's max_position_embeddings allows at most {limit}."
+        )
+    return replace(model_config, max_model_len=asked)
+
+
+def _device(config: RuntimeConfig, ranks: Place) -> torch.device:
+    if config.device is Device.CUDA and not torch.cuda.is_available():
+        raise InvalidConfigError("--device is 'cuda', but torch sees no CUDA device; use 'cpu' or 'auto'.")
+    if config.device is Device.CPU or not torch.cuda.is_available():
+        return torch.device("cpu")
+    if ranks.size == 1:
+        return torch.device("cuda", torch.cuda.current_device())
+    if torch.cuda.device_count() < ranks.size:
+        raise InvalidConfigError(
+            f"--tensor-parallel-size is {ranks.size}, but torch sees {torch.cuda.device_count()} CUDA devices."
+        )
+    torch.cuda.set_device(ranks.rank)
+    return torch.device("cuda", ranks.rank)
+
+
+def _dtype(config: RuntimeConfig, model_config: ModelConfig, device: torch.device) -> torch.dtype:
+    if config.dtype is not DType.AUTO:
+        return _TORCH_DTYPES[config.dtype.value]
+    if device.type == "cpu":
+        return torch.float32
+    return _TORCH_DTYPES.get(model_config.checkpoint_dtype, torch.bfloat16)

@@ -1,0 +1,46 @@
+"""What one step computes, as plain data: all that the model needs to know of requests. No torch.
+
+With several ranks it is also what rank 0 tells the others before each step, so it is small: a token id for each new
+token and a few numbers a request. Positions and places in the KV pool follow from those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+
+class ChunkInput(msgspec.Struct, frozen=True, array_like=True):
+    """`num_tokens` new tokens of one sequence, the last of `context_len` that are in the cache after the step."""
+
+    num_tokens: int
+    context_len: int
+    rotary_offset: int  # see ModelConfig.rotary_offset
+    first_block: int
+    num_blocks: int
+    scattered_blocks: list[int] | None = None  # None: each block follows the one before it, as nearly always
+
+    @property
+    def block_table(self) -> Sequence[int]:
+        if self.scattered_blocks is not None:
+            return self.scattered_blocks
+        return range(self.first_block, self.first_block + self.num_blocks)
+
+    @property
+    def is_contiguous(self) -> bool:
+        return self.scattered_blocks is None
+
+
+class StepInput(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """One forward pass, and the calls of the output head after it."""
+
+    token_ids: list[int]  # of all chunks, one after another
+    chunks: list[ChunkInput]  # those of one token first
+    logits_rows: list[list[int]]  # for each call of the head its rows of the residual stream, ascending
+
+
+class Scrub(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Zero these KV blocks: a request met numbers that are not finite."""
+
+    blocks: list[int]

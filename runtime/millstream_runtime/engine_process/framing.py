@@ -1,0 +1,50 @@
+"""Messages on a byte stream: four bytes of length, big-endian, then the payload. Pure: bytes in, payloads out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+HEADER_BYTES = 4
+# The largest message is the log-probabilities of a whole prompt: a million tokens with twenty alternatives each.
+MAX_PAYLOAD_BYTES = 1 << 30
+
+
+class FramingError(Exception):
+    """The stream is not what this module wrote."""
+
+
+def frame(payload: bytes) -> bytes:
+    """The payload with its length before it.
+
+    Raises:
+        FramingError: it is longer than any reader takes.
+    """
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise FramingError(f"a message of {len(payload)} bytes is longer than {MAX_PAYLOAD_BYTES}")
+    return len(payload).to_bytes(HEADER_BYTES, "big") + payload
+
+
+class FrameReader:
+    """Puts a stream's pieces together, however it was cut."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """The payloads that are whole now. Read the iterator to its end before the next call.
+
+        Raises:
+            FramingError: a length that nobody sends.
+        """
+        self._buffer += piece
+        start = 0
+        while len(self._buffer) - start >= HEADER_BYTES:
+            body = start + HEADER_BYTES
+            length = int.from_bytes(self._buffer[start:body], "big")
+            if length > MAX_PAYLOAD_BYTES:
+                raise FramingError(f"a message claims {length} bytes; at most {MAX_PAYLOAD_BYTES} are sent")
+            if len(self._buffer) - body < length:
+                break
+            yield bytes(self._buffer[body : body + length])
+            start = body + length
+        del self._buffer[:start]

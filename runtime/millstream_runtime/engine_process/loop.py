@@ -1,0 +1,215 @@
+"""The engine's main loop: commands in by a queue, events out by `send`, one step after another.
+
+    any thread: put(command) ──deque──▶ run(): engine.add_request / abort / step ──▶ send(StepDone(...))
+
+It sleeps on a condition while there is nothing to do. A heartbeat (a one-token generation) wakes it when it has been
+idle for the configured time, so that caches, clocks and allocators stay warm and a broken engine shows before a user
+meets it. A heartbeat never runs beside other work, and what it costs is told apart from users' tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.distributed.topology import Topology
+from millstream_runtime.engine.request import EngineStats, Request, SamplingParams, TokenOutput
+from millstream_runtime.engine_process.messages import (
+    Abort,
+    Command,
+    Event,
+    Failed,
+    Load,
+    Loaded,
+    ModelLimits,
+    PhaseEntered,
+    Ready,
+    Refused,
+    SetHeartbeatInterval,
+    StepDone,
+    Stop,
+    Submit,
+)
+from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.logs import log
+
+HEARTBEAT_PROMPT = (0,)
+
+
+class ModelShape(Protocol):
+    """What the loop reads of a model's configuration."""
+
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+
+
+OnLost = Callable[[RuntimeFailure], None]
+
+
+class EngineLike(Protocol):
+    """What the loop needs of `engine.engine.Engine`."""
+
+    @property
+    def model_config(self) -> ModelShape: ...
+    @property
+    def topology(self) -> Topology | None: ...
+    def when_lost(self, on_lost: OnLost) -> None: ...
+    def close(self) -> None: ...
+    def add_request(self, request: Request) -> None: ...
+    def abort(self, request_id: str) -> None: ...
+    def step(self) -> Sequence[TokenOutput]: ...
+    def has_work(self) -> bool: ...
+    def stats(self) -> EngineStats: ...
+    def warm_up(self) -> None: ...
+
+
+OnPhase = Callable[[str, str], None]
+MakeEngine = Callable[[RuntimeConfig, OnPhase], EngineLike]
+
+
+def load_engine(config: RuntimeConfig, on_phase: OnPhase) -> EngineLike:
+    """Import torch and build the engine: seconds."""
+    from millstream_runtime.engine.engine import Engine
+
+    return Engine(config, on_phase)
+
+
+class EngineLoop:
+    """Runs one engine until `Stop`. Any thread may call `put`; one calls `run`, and `send` is called there."""
+
+    def __init__(
+        self,
+        send: Callable[[Event], None],
+        make_engine: MakeEngine = load_engine,
+        on_lost: OnLost = lambda failure: None,
+    ) -> None:
+        """`on_lost`: called by any thread when a rank is gone. The next step fails with it, unless one is stuck."""
+        self._send = send
+        self._on_lost = on_lost
+        self._make_engine = make_engine
+        self._commands: deque[Command] = deque()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._heartbeat_interval_seconds = 0.0
+        self._last_step_at_seconds = 0.0
+        self._heartbeats = 0
+        self._heartbeat_id: str | None = None
+        self._heartbeat_began_at_seconds = 0.0
+
+    def put(self, command: Command) -> None:
+        """Queue a command; it is carried out before the next step."""
+        with self._changed:
+            self._commands.append(command)
+            if isinstance(command, Stop):
+                self._stopping = True
+            self._changed.notify()
+
+    def run(self, config: RuntimeConfig) -> bool:
+        """Build the engine and serve. False when it failed, which `Failed` has told then."""
+        with contextlib.ExitStack() as stack:
+            try:
+                engine = self._boot(config, stack)
+                while self._wait_for_work(engine):
+                    self._step(engine)
+            except BaseException as error:  # it must never end in silence
+                failure = as_failure(error)
+                self._send(Failed(failure.reason, failure.message))
+                return False
+        return True
+
+    def _boot(self, config: RuntimeConfig, stack: contextlib.ExitStack) -> EngineLike:
+        self._heartbeat_interval_seconds = config.heartbeat_interval_seconds
+        engine = self._make_engine(config, lambda phase, message: self._send(PhaseEntered(phase, message)))
+        stack.callback(engine.close)
+        engine.when_lost(self._wake_for_a_loss)
+        limits = ModelLimits(engine.model_config.max_model_len, engine.model_config.vocab_size)
+        self._send(Loaded(limits, engine.topology))
+        began = time.monotonic()
+        engine.warm_up()
+        now = self._last_step_at_seconds = time.monotonic()
+        self._send(Ready(engine.stats(), now, now - began))
+        return engine
+
+    def _wake_for_a_loss(self, failure: RuntimeFailure) -> None:
+        self._on_lost(failure)
+        with self._changed:
+            self._changed.notify()
+
+    def _wait_for_work(self, engine: EngineLike) -> bool:
+        """Carry out commands; block while idle. False when it is time to end."""
+        with self._changed:
+            while not (self._stopping or self._commands or engine.has_work()):
+                if not self._changed.wait(self._seconds_to_heartbeat()):
+                    self._begin_heartbeat(engine)
+            if self._stopping:
+                return False
+            commands = list(self._commands)
+            self._commands.clear()
+        for command in commands:
+            self._carry_out(engine, command)
+        return True
+
+    def _carry_out(self, engine: EngineLike, command: Command) -> None:
+        match command:
+            case Submit(request):
+                try:
+                    engine.add_request(request)
+                except ValueError as error:
+                    self._send(Refused(request.request_id, f"The engine refused the request: {error}"))
+            case Abort(request_id):
+                engine.abort(request_id)
+            case SetHeartbeatInterval(seconds):
+                self._heartbeat_interval_seconds = seconds
+            case Load() | Stop():  # Load came before the loop began, and Stop has ended it
+                pass
+
+    def _step(self, engine: EngineLike) -> None:
+        if not engine.has_work():  # the commands were aborts or settings
+            self._send(StepDone((), engine.stats(), self._last_step_at_seconds))
+            return
+        outputs = engine.step()
+        now = self._last_step_at_seconds = time.monotonic()
+        heartbeat_seconds = None
+        if self._heartbeat_id is not None:
+            users = [output for output in outputs if output.request_id != self._heartbeat_id]
+            if len(users) < len(outputs):  # it asks for one token only
+                heartbeat_seconds = now - self._heartbeat_began_at_seconds
+                self._heartbeat_id = None
+            outputs = users
+        self._send(StepDone(tuple(outputs), engine.stats(), now, heartbeat_seconds))
+
+    def _seconds_to_heartbeat(self) -> float | None:
+        if self._heartbeat_interval_seconds <= 0:
+            return None
+        return max(0.0, self._last_step_at_seconds + self._heartbeat_interval_seconds - time.monotonic())
+
+    def _begin_heartbeat(self, engine: EngineLike) -> None:
+        self._heartbeats += 1
+        self._heartbeat_id = f"heartbeat-{self._heartbeats}"
+        self._heartbeat_began_at_seconds = time.monotonic()
+        sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+        engine.add_request(Request(self._heartbeat_id, HEARTBEAT_PROMPT, sampling, is_heartbeat=True))
+
+
+def as_failure(error: BaseException) -> RuntimeFailure:
+    """A RuntimeFailure as it is; memory exhaustion by name; anything else is a bug, whose traceback is logged."""
+    if isinstance(error, RuntimeFailure):
+        return error
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's own class
+        return RuntimeFailure(
+            Reason.OUT_OF_MEMORY,
+            "The engine ran out of memory; give the pod more, or lower --max-num-seqs, --max-num-batched-tokens "
+            "or --kv-cache-memory-bytes.",
+        )
+    log.error("engine_crashed", traceback="".join(traceback.format_exception(error)))
+    return RuntimeFailure(
+        Reason.RUNTIME_CRASHED, f"The engine stopped on an internal error ({type(error).__name__}); see the log."
+    )

@@ -1,0 +1,124 @@
+"""What the HTTP process and the engine process say to each other: typed, msgpack, never pickle.
+
+    Load ─► PhaseEntered … ─► Loaded ─► Ready ─► (Submit | Abort ─► StepDone | Refused)* ─► Stop
+                                  anywhere: Failed, and the process ends
+
+The engine's own dataclasses (`Request`, `TokenOutput`, `EngineStats`) travel as they are, so there is no second set of
+types to keep equal. Decoding checks every field's type. Moments are `time.monotonic()`, which all processes of a
+machine share.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.distributed.topology import Topology
+from millstream_runtime.engine.request import EngineStats, Request, TokenOutput
+from millstream_runtime.errors import Reason, RuntimeFailure
+
+
+class ModelLimits(msgspec.Struct, frozen=True):
+    """What the server must know of the loaded model."""
+
+    max_model_len: int
+    vocab_size: int
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """The first command, and once only: build this engine."""
+
+    config: RuntimeConfig
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Queue a generation."""
+
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """End a generation early. Unknown and finished ids are no error: the answer may be on its way."""
+
+    request_id: str
+
+
+class SetHeartbeatInterval(msgspec.Struct, frozen=True, tag=True):
+    """How long the engine may be idle before it keeps itself warm; 0: for ever."""
+
+    seconds: float
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """End after the current step."""
+
+
+class PhaseEntered(msgspec.Struct, frozen=True, tag=True):
+    """The boot went on; `phase` is a word of `boot.Phase`."""
+
+    phase: str
+    message: str
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """The weights are read and the KV pool is sized; the warm-up comes next."""
+
+    limits: ModelLimits
+    topology: Topology | None = None  # of several ranks
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The first steps have run."""
+
+    stats: EngineStats
+    at_seconds: float
+    warm_up_seconds: float
+
+
+class StepDone(msgspec.Struct, frozen=True, tag=True):
+    """Everything that one step brought: users' tokens, and the moment they left the engine."""
+
+    outputs: tuple[TokenOutput, ...]
+    stats: EngineStats
+    at_seconds: float
+    heartbeat_seconds: float | None = None  # how long the heartbeat took that ended with this step
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """One request is at fault, and only that one ends."""
+
+    request_id: str
+    message: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The last event: the engine cannot go on, and the process ends."""
+
+    reason: Reason
+    message: str
+
+    def as_failure(self) -> RuntimeFailure:
+        return RuntimeFailure(self.reason, self.message)
+
+
+Command = Load | Submit | Abort | SetHeartbeatInterval | Stop
+Event = PhaseEntered | Loaded | Ready | StepDone | Refused | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_events: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+
+
+def encode(message: Command | Event) -> bytes:
+    """A message as msgpack."""
+    return _encoder.encode(message)
+
+
+def decode_command(payload: bytes | memoryview) -> Command:
+    """Raises msgspec.DecodeError: not a command, or a field of another type."""
+    return _commands.decode(payload)
+
+
+def decode_event(payload: bytes | memoryview) -> Event:
+    """Raises msgspec.DecodeError: not an event, or a field of another type."""
+    return _events.decode(payload)

@@ -1,0 +1,144 @@
+"""A fake of the Deployment controller, the scheduler and the kubelets, one step at a time, with pods that fail.
+
+It imitates `kube-controller-manager`'s rolling update (`pkg/controller/deployment/rolling.go`): scale the new
+ReplicaSet up within maxSurge, then the old ones down within maxUnavailable, those that are not ready first. Pods start
+one step after they were made. What is not imitated: ReplicaSets as objects, pods that take time to end, and time.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from millstream_operator.reconciling.kinds import DEPLOYMENT, POD
+from tests.support.fake_cluster import FakeCluster, pod_of
+
+Manifest = dict[str, Any]
+NO_GPU = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.",
+}
+
+
+def ended(message: str, *, restarts: int = 0, code: int = 1) -> Manifest:
+    """The status of a pod whose runtime ended with these last words."""
+    terminated = {"exitCode": code, "message": message}
+    return {
+        "containerStatuses": [{"name": "runtime", "restartCount": restarts, "lastState": {"terminated": terminated}}]
+    }
+
+
+class RolloutController:
+    """`failing`: by the container's image, the status that its pods come to instead of Ready. `gpus`: how many."""
+
+    def __init__(
+        self, cluster: FakeCluster, *, failing: Mapping[str, Manifest] | None = None, gpus: int | None = None
+    ) -> None:
+        self.cluster, self.failing, self.gpus = cluster, dict(failing or {}), gpus
+        self.most_pods = 0
+        self.fewest_available = 1 << 10  # while the rollout was watched
+        self.made: list[str] = []  # revisions of the pods, in the order in which they were made
+
+    def pods(self, name: str = "demo") -> list[Manifest]:
+        return [pod for pod in self.cluster.all(POD) if pod["metadata"]["labels"]["millstream.dev/deployment"] == name]
+
+    def available(self) -> list[Manifest]:
+        return [pod for pod in self.pods() if _is_ready(pod)]
+
+    def step(self, name: str = "demo") -> None:
+        """Let pods of the step before start, then move the rollout on by one decision."""
+        workload = self.cluster.get(DEPLOYMENT, name)
+        if workload is None:
+            return
+        self._start_pods(name)
+        self._scale(workload)
+        self._tell(name)
+        self.most_pods = max(self.most_pods, len(self.pods(name)))
+        self.fewest_available = min(self.fewest_available, len(self.available()))
+
+    def _start_pods(self, name: str) -> None:
+        running = sum(1 for pod in self.pods(name) if _is_scheduled(pod))
+        for pod in self.pods(name):
+            if _is_ready(pod) or pod["status"].get("containerStatuses"):
+                continue
+            if not _is_scheduled(pod):
+                if self.gpus is not None and running >= self.gpus:
+                    self._set(pod, {"conditions": [{"type": "Ready", "status": "False"}, NO_GPU]})
+                    continue
+                running += 1
+            scheduled = {"type": "PodScheduled", "status": "True"}
+            failure = self.failing.get(pod["spec"]["containers"][0]["image"])
+            ready = {"type": "Ready", "status": "False" if failure is not None else "True"}
+            self._set(pod, {"conditions": [ready, scheduled]} | copy.deepcopy(dict(failure or {})))
+
+    def _scale(self, workload: Manifest) -> None:
+        spec = workload["spec"]
+        wanted, rolling = spec["replicas"], spec["strategy"]["rollingUpdate"]
+        digest = _digest(spec["template"])
+        pods = self.pods(workload["metadata"]["name"])
+        new = [pod for pod in pods if _digest(pod) == digest]
+        old = sorted((pod for pod in pods if _digest(pod) != digest), key=_is_ready)  # not ready first
+        for _ in range(min(wanted - len(new), wanted + rolling["maxSurge"] - len(pods))):
+            self._make(workload)
+        for pod in sorted(new, key=_is_ready)[: max(0, len(new) - wanted)]:
+            self.cluster.remove(POD, pod["metadata"]["name"])
+        least = wanted - rolling["maxUnavailable"]
+        waiting = sum(1 for pod in new if not _is_ready(pod))
+        may_go = len(pods) - least - waiting
+        for pod in old[: max(0, may_go)]:
+            if _is_ready(pod) and len(self.available()) <= least:
+                break
+            self.cluster.remove(POD, pod["metadata"]["name"])
+
+    def _make(self, workload: Manifest) -> None:
+        template = workload["spec"]["template"]
+        name = f"{workload['metadata']['name']}-{_digest(template)}-{self.cluster.version}"
+        unscheduled = [{"type": "Ready", "status": "False"}]
+        self.cluster.put(pod_of(name, template, conditions=unscheduled))
+        self.made.append(_digest(template))
+
+    def _tell(self, name: str) -> None:
+        workload = self.cluster.the(DEPLOYMENT, name)
+        pods, digest = self.pods(name), _digest(workload["spec"]["template"])
+        told = {
+            "observedGeneration": workload["metadata"]["generation"],
+            "replicas": len(pods),
+            "updatedReplicas": sum(1 for pod in pods if _digest(pod) == digest),
+            "readyReplicas": sum(map(_is_ready, pods)),
+            "availableReplicas": sum(map(_is_ready, pods)),
+        }
+        self.cluster.set_status(DEPLOYMENT, name, {**told, **self._late(workload)})
+
+    @staticmethod
+    def _late(workload: Manifest) -> Manifest:
+        """A deadline that a test let pass stays passed until the template changes."""
+        kept = workload.get("status", {})
+        if kept.get("observedGeneration") != workload["metadata"]["generation"] or "conditions" not in kept:
+            return {}
+        return {"conditions": kept["conditions"]}
+
+    def let_the_deadline_pass(self, name: str = "demo") -> None:
+        late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+        self.cluster.edit(DEPLOYMENT, name, lambda live: live["status"].update(conditions=[late]))
+
+    def _set(self, pod: Manifest, status: Manifest) -> None:
+        self.cluster.set_status(POD, pod["metadata"]["name"], status)
+
+
+def _digest(manifest: Manifest) -> str:
+    return str(manifest["metadata"]["labels"]["millstream.dev/revision"])
+
+
+def _condition(pod: Manifest, kind: str) -> Manifest:
+    return next((one for one in pod["status"].get("conditions", []) if one["type"] == kind), {})
+
+
+def _is_ready(pod: Manifest) -> bool:
+    return bool(_condition(pod, "Ready").get("status") == "True")
+
+
+def _is_scheduled(pod: Manifest) -> bool:
+    return bool(_condition(pod, "PodScheduled").get("status") == "True")

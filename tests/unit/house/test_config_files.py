@@ -1,0 +1,77 @@
+"""The two halves as files: what the operator writes the runtime reads, and what it cannot keep it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream_runtime.config import BootConfig, Device, LiveConfig, LogLevel, RuntimeConfig
+from millstream_runtime.config_files import MAX_FILE_BYTES, dump, parse_live, read_boot
+from millstream_runtime.errors import InvalidConfigError
+
+BOOT = BootConfig(model="/models/x", served_model_name="x", device=Device.CPU, max_model_len=512)
+LIVE = Path("live.json")
+
+
+def test_the_boot_half_survives_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "boot.json"
+    file.write_text(dump(BOOT))
+    assert read_boot(file) == BOOT
+    assert read_boot(file).config_hash() == BOOT.config_hash()
+
+
+@given(st.builds(LiveConfig, heartbeat_interval_seconds=st.integers(0, 86_400), log_level=st.sampled_from(LogLevel)))
+def test_the_live_half_survives_its_file(live: LiveConfig) -> None:
+    assert parse_live(dump(live), LIVE) == live
+
+
+def test_the_hash_is_of_the_boot_half_alone() -> None:
+    config = RuntimeConfig(model="/models/x", served_model_name="x")
+    assert replace(config, heartbeat_interval_seconds=5, log_level=LogLevel.DEBUG).config_hash() == config.config_hash()
+    assert replace(config, max_num_seqs=5).config_hash() != config.config_hash()
+    assert config.boot.config_hash() == config.config_hash()
+
+
+BAD_BOOT = {
+    "nothing": ("", "Invalid JSON"),
+    "a list": ("[]", "should be an object"),
+    "another version's field": (dump(BOOT).replace('"port"', '"prot"'), "prot"),
+    "a number as text": (dump(BOOT).replace("8000", '"8000"'), "port"),
+    "a word that is none": (dump(BOOT).replace('"cpu"', '"tpu"'), "device"),
+    "a value out of its range": (dump(BOOT).replace("8000", "80000"), "--port is 80000"),
+    "too much": ("x" * (MAX_FILE_BYTES + 1), "larger than"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_BOOT)
+def test_a_boot_file_is_understood_whole_or_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
+    text, words = BAD_BOOT[name]
+    file = tmp_path / "boot.json"
+    file.write_text(text)
+    with pytest.raises(InvalidConfigError, match=words) as caught:
+        read_boot(file)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_boot_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match=r"none\.json cannot be read"):
+        read_boot(tmp_path / "none.json")
+    (tmp_path / "latin").write_bytes(b"\xe9")
+    with pytest.raises(InvalidConfigError, match="not UTF-8"):
+        read_boot(tmp_path / "latin")
+
+
+def test_a_live_file_of_a_newer_operator_is_taken_for_what_is_known_of_it() -> None:
+    assert parse_live('{"heartbeat_interval_seconds": 5, "governor": "eco"}', LIVE) == LiveConfig(
+        heartbeat_interval_seconds=5
+    )
+
+
+@pytest.mark.parametrize("text", ["", "null", '{"heartbeat_interval_seconds": -1}', '{"log_level": "Debug"}'])
+def test_a_bad_live_file_is_refused(text: str) -> None:
+    with pytest.raises(InvalidConfigError):
+        parse_live(text, LIVE)
