@@ -142,18 +142,17 @@ class FaultProxy:
         return web.Response(status=answer.status, body=content, headers=kept)
 
     async def _ask_fake_runtime(self, asked: Asked) -> web.Response:
-        """Which Deployment stands behind the Service of that name?"""
+        """Which Deployment stands behind the Service of that name, and with which configuration do its pods start?"""
         name = asked.name.partition(":")[0]
-        found = await self._read(f"/apis/apps/v1/namespaces/{asked.namespace}/deployments/{name}")
-        boot = fake_runtime.boot_map_of(found) if found is not None else None
-        mounted = await self._read(f"/api/v1/namespaces/{asked.namespace}/configmaps/{boot}") if boot else None
-        status, body = fake_runtime.answer(asked.path.partition("/proxy")[2], found, mounted)
+        workload = await self._get(f"/apis/apps/v1/namespaces/{asked.namespace}/deployments/{name}")
+        boot_name = fake_runtime.boot_map_name(workload)
+        boot = await self._get(f"/api/v1/namespaces/{asked.namespace}/configmaps/{boot_name}") if boot_name else None
+        status, body = fake_runtime.answer(asked.path.partition("/proxy")[2], workload, boot)
         return web.json_response(body, status=status)
 
-    async def _read(self, path: str) -> dict[str, Any] | None:
+    async def _get(self, path: str) -> dict[str, Any] | None:
         async with self._session.get(self.upstream + path) as answer:
-            found: dict[str, Any] | None = json.loads(await answer.read()) if answer.status == 200 else None
-            return found
+            return json.loads(await answer.read()) if answer.status == 200 else None
 
 
 async def _stream(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
