@@ -116,7 +116,7 @@ def wait_ready(cluster: Cluster, name: str, timeout_seconds: float) -> None:
         DemoError: with its reason and message when it cannot get Ready, or did not in time.
     """
     deadline = time.monotonic() + timeout_seconds
-    selector = f"millstream.dev/deployment={name}"
+    selector = f"millstream.dev/deployment={name},millstream.dev/role=leader"
     with View() as view:
         while True:
             deployment = cluster.get("llmd", name, "-n", NAMESPACE)

@@ -78,8 +78,9 @@ def wait_ready(
 
 
 def pods(cluster: Cluster, namespace: str, name: str) -> list[Object]:
-    """The pods of a deployment that are not on their way out."""
-    found = cluster.items("pods", "-n", namespace, "-l", f"millstream.dev/deployment={name}")
+    """The pods that serve a deployment and are not on their way out."""
+    selector = f"millstream.dev/deployment={name},millstream.dev/role=leader"
+    found = cluster.items("pods", "-n", namespace, "-l", selector)
     return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
 

@@ -15,10 +15,11 @@ from e2e.script_pod import script_pod
 
 PORT = 8080
 REPOSITORY = "org/demo"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SCRIPT = f"""
 import hashlib, http.server, json, os, pathlib
 folder = pathlib.Path("/models/{MODEL}")
-commit = "0123456789abcdef0123456789abcdef01234567"
+commit = "{COMMIT}"
 def sibling(path):
     content = path.read_bytes()
     blob = hashlib.sha1(b"blob %d\\0" % len(content) + content).hexdigest()
@@ -29,7 +30,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
         path = self.path.split("?")[0]
         if self.headers.get("Authorization") != "Bearer " + os.environ["TOKEN"]:
             return self.send_error(401)
-        if path == "/api/models/{REPOSITORY}/revision/main":
+        if path in ("/api/models/{REPOSITORY}/revision/main", "/api/models/{REPOSITORY}/revision/" + commit):
             return self.answer(info)
         if path.startswith("/{REPOSITORY}/resolve/" + commit + "/"):
             return self.answer((folder / path.rsplit("/", 1)[1]).read_bytes())

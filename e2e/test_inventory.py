@@ -15,6 +15,7 @@ import pytest
 from e2e.cluster import Cluster, Object, eventually
 from e2e.deployments import condition, llmd, read
 from e2e.release import Release
+from millstream_operator.catalog.known_models import known_config
 
 MODEL = "meta-llama/Llama-3.2-1B-Instruct"
 L4, T4 = "NVIDIA-L4", "Tesla-T4"
@@ -43,8 +44,14 @@ def add_node(cluster: Cluster) -> Iterator[Callable[[str, int], None]]:
 
 
 def on_a_gpu(name: str, **spec: Any) -> Object:
-    gpu = {"model": {"source": {"huggingFace": {"repository": MODEL}}}, "accelerator": {"type": "GPU"}}
-    return llmd(name, **(gpu | {"engine": {}} | spec))
+    """The shape is a known model's, from a ConfigMap: its repository is out of reach of a test cluster."""
+    model = {"source": {"local": {"path": MODEL.lower()}}, "configMapRef": {"name": "shape", "key": "config.json"}}
+    return llmd(name, **({"model": model, "accelerator": {"type": "GPU"}, "engine": {}} | spec))
+
+
+def shape() -> Object:
+    config = {"config.json": json.dumps(known_config(MODEL))}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "shape"}, "data": config}
 
 
 def plan_of(deployment: Object) -> Object:
@@ -62,10 +69,10 @@ def planned(cluster: Cluster, namespace: str, name: str, summary: str, timeout_s
 
 
 def test_a_plan_is_made_for_the_clusters_gpus_and_waits_for_them(
-    cluster: Cluster, release: Release, namespace: str, add_node: Callable[[str, int], None]
+    cluster: Cluster, release: Release, warm_image: None, namespace: str, add_node: Callable[[str, int], None]
 ) -> None:
     add_node(L4, 2)
-    cluster.apply(namespace, on_a_gpu("waits"))
+    cluster.apply(namespace, shape(), on_a_gpu("waits"))
     plan = plan_of(planned(cluster, namespace, "waits", "1×L4-24GB TP1 None"))
     assert any("pods wait" in reason["reason"] for reason in plan["reasons"] if reason["field"] == "inventory")
     assert plan["memory"]["kvCacheBytes"] > 0
@@ -75,25 +82,25 @@ def test_a_plan_is_made_for_the_clusters_gpus_and_waits_for_them(
 
 
 def test_budgets_need_gpus_that_are_known(
-    cluster: Cluster, release: Release, namespace: str, add_node: Callable[[str, int], None]
+    cluster: Cluster, release: Release, warm_image: None, namespace: str, add_node: Callable[[str, int], None]
 ) -> None:
-    cluster.apply(namespace, on_a_gpu("cheap", budget={"maxMonthlyUSD": 1000}))
+    cluster.apply(namespace, shape(), on_a_gpu("cheap", budget={"maxMonthlyUSD": 1000}))
     refused = eventually(
         lambda: condition(read(cluster, namespace, "cheap"), "Planned"),
-        lambda found: found.get("status") == "False",
+        lambda found: found.get("reason") == "UnsupportedByRuntime",
         what="cheap refused",
     )
-    assert refused["reason"] == "UnsupportedByRuntime"
+    assert refused["status"] == "False"
     assert "(inventory)" in refused["message"]
     add_node(L4, 1)
     planned(cluster, namespace, "cheap", "1×L4-24GB TP1 None", LOOK_TIMEOUT_SECONDS)
 
 
 def test_a_node_that_comes_restarts_nothing_unless_it_is_asked_to(
-    cluster: Cluster, release: Release, namespace: str, add_node: Callable[[str, int], None]
+    cluster: Cluster, release: Release, warm_image: None, namespace: str, add_node: Callable[[str, int], None]
 ) -> None:
     add_node(L4, 4)
-    cluster.apply(namespace, on_a_gpu("kept"), on_a_gpu("follows", runtime={"updatePolicy": "FollowOperator"}))
+    cluster.apply(namespace, shape(), on_a_gpu("kept"), on_a_gpu("follows", runtime={"updatePolicy": "FollowOperator"}))
     for name in ("kept", "follows"):
         planned(cluster, namespace, name, "1×L4-24GB TP1 None")
     generation = cluster.get("deployment", "kept", "-n", namespace)["metadata"]["generation"]

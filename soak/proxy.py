@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -141,12 +142,17 @@ class FaultProxy:
         return web.Response(status=answer.status, body=content, headers=kept)
 
     async def _ask_fake_runtime(self, asked: Asked) -> web.Response:
-        """Which Deployment stands behind the Service of that name?"""
-        path = f"/apis/apps/v1/namespaces/{asked.namespace}/deployments/{asked.name.partition(':')[0]}"
-        async with self._session.get(self.upstream + path) as answer:
-            found = json.loads(await answer.read()) if answer.status == 200 else None
-        status, body = fake_runtime.answer(asked.path.partition("/proxy")[2], found)
+        """Which Deployment stands behind the Service of that name, and with which configuration do its pods start?"""
+        name = asked.name.partition(":")[0]
+        workload = await self._get(f"/apis/apps/v1/namespaces/{asked.namespace}/deployments/{name}")
+        boot_name = fake_runtime.boot_map_name(workload)
+        boot = await self._get(f"/api/v1/namespaces/{asked.namespace}/configmaps/{boot_name}") if boot_name else None
+        status, body = fake_runtime.answer(asked.path.partition("/proxy")[2], workload, boot)
         return web.json_response(body, status=status)
+
+    async def _get(self, path: str) -> dict[str, Any] | None:
+        async with self._session.get(self.upstream + path) as answer:
+            return json.loads(await answer.read()) if answer.status == 200 else None
 
 
 async def _stream(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:

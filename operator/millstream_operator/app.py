@@ -25,6 +25,7 @@ import kopf
 from millstream_operator.health import HealthServer
 from millstream_operator.reconciling.catalog_watch import CatalogWatch
 from millstream_operator.reconciling.cluster_client import (
+    LIST_PAGE,
     MAX_CONNECTIONS,
     REQUEST_TIMEOUT_SECONDS,
     ApiError,
@@ -91,6 +92,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.networking.error_backoffs = EndlessBackoffs()
     settings.networking.request_timeout = 60.0
     settings.networking.connect_timeout = CONNECT_TIMEOUT_SECONDS
+    settings.watching.chunk_size = LIST_PAGE  # else a start holds the listings of all kinds in memory at once
     settings.watching.server_timeout = WATCH_TIMEOUT_SECONDS
     settings.watching.client_timeout = WATCH_TIMEOUT_SECONDS + 10
     settings.watching.inactivity_timeout = WATCH_SILENCE_SECONDS

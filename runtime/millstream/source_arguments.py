@@ -10,23 +10,37 @@ from pathlib import Path
 from millstream_runtime.errors import InvalidConfigError
 from millstream_runtime.sources.client import RetryPolicy
 from millstream_runtime.sources.hugging_face import DEFAULT_ENDPOINT, HuggingFace
+from millstream_runtime.sources.image_reference import parse_reference
 from millstream_runtime.sources.image_source import ImageSource
 from millstream_runtime.sources.source import Source
 
 ENDPOINT_VARIABLE, TOKEN_VARIABLE = "HF_ENDPOINT", "HF_TOKEN"
+# host:port of registries without TLS, separated by commas: what --plain-http says where nobody writes flags.
+PLAIN_HTTP_VARIABLE = "PLAIN_HTTP_REGISTRIES"
 SECRET_LIMIT_BYTES = 4096
 
 
-def add_source_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
+def add_source_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> argparse._MutuallyExclusiveGroup:
     """The flags; the returned group takes one more kind of source."""
-    kind = parser.add_mutually_exclusive_group(required=True)
+    kind = parser.add_mutually_exclusive_group(required=required)
     kind.add_argument("--hugging-face", metavar="ORG/NAME", help=f"repository on the hub, or on ${ENDPOINT_VARIABLE}")
     kind.add_argument("--image", metavar="REFERENCE", help="OCI image with the model in /models, or OCI artifact")
     flag = parser.add_argument
     flag("--revision", metavar="REVISION", help="branch, tag or commit of --hugging-face (default: main)")
     flag("--token-file", type=Path, metavar="FILE", help=f"file with the hub's token (else ${TOKEN_VARIABLE})")
-    flag("--docker-config", type=Path, metavar="FILE", help="docker config.json with the login for --image")
-    flag("--plain-http", action="store_true", help="--image is in a registry without TLS, inside the cluster")
+    flag(
+        "--docker-config",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="docker config.json with the login for --image; of several the first that has one",
+    )
+    flag(
+        "--plain-http",
+        action="store_true",
+        help=f"--image is in a registry without TLS, inside the cluster (as is any that ${PLAIN_HTTP_VARIABLE} names)",
+    )
     flag("--retries", type=int, default=6, metavar="N", help="attempts in a row without progress (default: 6)")
     flag("--timeout-seconds", type=int, default=30, metavar="N", help="patience with a silent server (default: 30)")
     return kind
@@ -44,7 +58,7 @@ def source_from(given: argparse.Namespace, environment: Mapping[str, str] = os.e
         raise InvalidConfigError(f"--timeout-seconds is {given.timeout_seconds}; it must be between 1 and 3600.")
     policy = RetryPolicy(attempts=given.retries, timeout_seconds=given.timeout_seconds)
     if given.hugging_face is not None:
-        if given.docker_config is not None or given.plain_http:
+        if given.docker_config or given.plain_http:
             raise InvalidConfigError("--docker-config and --plain-http go with --image, not with --hugging-face.")
         return HuggingFace(
             given.hugging_face,
@@ -55,7 +69,14 @@ def source_from(given: argparse.Namespace, environment: Mapping[str, str] = os.e
         )
     if given.revision is not None or given.token_file is not None:
         raise InvalidConfigError("--revision and --token-file go with --hugging-face; --image has its version in it.")
-    return ImageSource(given.image, docker_config=given.docker_config, plain_http=given.plain_http, policy=policy)
+    reference = parse_reference(given.image)
+    plain = {name.strip() for name in environment.get(PLAIN_HTTP_VARIABLE, "").split(",")}
+    return ImageSource(
+        reference,
+        docker_configs=given.docker_config,
+        plain_http=given.plain_http or reference.registry in plain,
+        policy=policy,
+    )
 
 
 def read_token(path: Path | None, environment: Mapping[str, str]) -> str | None:

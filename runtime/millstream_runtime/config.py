@@ -80,7 +80,7 @@ CAPABILITIES = Capabilities(
             *("deepseek_v2", "deepseek_v3"),
         }
     ),
-    sources=frozenset({"local", "huggingFace", "persistentVolumeClaim"}),
+    sources=frozenset({"local", "huggingFace", "image", "persistentVolumeClaim"}),
     quantization_methods=frozenset({"None"}),
     online_quantization_methods=frozenset(),
     kv_cache_methods=frozenset({"None"}),

@@ -39,7 +39,12 @@ def read_boot(path: Path) -> BootConfig:
         InvalidConfigError: the file cannot be read, holds a field that this version does not know, or a value that
             cannot work.
     """
-    return _parse(_strict(BootConfig), read_text(path), path)
+    return parse_boot(read_text(path), path)
+
+
+def parse_boot(text: str, path: Path) -> BootConfig:
+    """As `read_boot`, from the text of a file; `path` names it in errors."""
+    return _parse(_strict(BootConfig), text, path)
 
 
 def parse_live(text: str, path: Path) -> LiveConfig:

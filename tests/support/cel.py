@@ -1,7 +1,8 @@
 """A small evaluator of CEL, for the subset that `api/rules.py` uses. No library in the lock speaks CEL.
 
 It knows literals, lists, `self`, field selection, `has()`, `! && || == != >= <= > <`, `?:`, `in` over nothing, the
-string functions `size`, `matches`, `startsWith`, the macros `all`, `exists` and `filter`, and `duration()`. What it
+string functions `size`, `matches`, `startsWith`, the macros `all`, `exists` and `filter`, `duration()`,
+and `quantity()` with `compareTo`; in a rule about a change also `oldSelf`. What it
 does not know is an error, so a rule beyond the subset fails loudly rather than being half understood. The real
 server's verdict is the e2e suite's business; this one is there to hold each rule's two halves together quickly.
 """
@@ -23,10 +24,10 @@ class CelError(ValueError):
     """Not in the subset, or an evaluation that the API server would end with an error."""
 
 
-def evaluate(rule: str, value: Any) -> Any:
-    """The value of a CEL expression, with `self` bound to plain JSON data."""
+def evaluate(rule: str, value: Any, old: Any = None) -> Any:
+    """The value of a CEL expression, with `self` (and `oldSelf`) bound to plain JSON data."""
     parser = _Parser(rule)
-    return parser.whole()({"self": value})
+    return parser.whole()({"self": value, "oldSelf": old})
 
 
 class _Parser:
@@ -120,6 +121,10 @@ class _Parser:
             self.expect("(")
             (argument,) = self.arguments(")")
             return lambda v: _duration(argument(v))
+        if kind == "name" and text == "quantity":
+            self.expect("(")
+            (argument,) = self.arguments(")")
+            return lambda v: _quantity(argument(v))
         if kind == "name" and text == "size":
             self.expect("(")
             (argument,) = self.arguments(")")
@@ -162,6 +167,7 @@ class _Parser:
             "size": len,
             "matches": lambda text, pattern: re.search(pattern, text) is not None,
             "startsWith": str.startswith,
+            "compareTo": lambda one, other: (one > other) - (one < other),
         }
         if name not in functions:
             raise CelError(f"unknown function {name}")
@@ -220,3 +226,13 @@ def _duration(text: str) -> datetime.timedelta:
         raise CelError(f"no duration: {text}")
     unit = {"h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
     return datetime.timedelta(milliseconds=sum(int(n) * unit[u] for n, u in re.findall(r"([0-9]+)(ms|[hms])", text)))
+
+
+def _quantity(text: str) -> int:
+    """resource.ParseQuantity, for whole numbers with a suffix from k or Ki on."""
+    match = re.fullmatch(r"([0-9]+)(?:([kMGTPE])|([KMGTPE])i)?", text)
+    if match is None:
+        raise CelError(f"no quantity: {text}")
+    power = "kMGTPE".find(match[2]) + 1 if match[2] else "KMGTPE".find(match[3]) + 1 if match[3] else 0
+    scale: int = (1000 if match[2] else 1024) ** power
+    return int(match[1]) * scale

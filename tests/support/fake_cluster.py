@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from millstream_operator.reconciling.cluster_client import NO_VERSION, ApiError, ClusterClient, Page
-from millstream_operator.reconciling.kinds import DEPLOYMENT, LLM_DEPLOYMENT, OPTIONAL, POD, Kind
+from millstream_operator.reconciling.kinds import DEPLOYMENT, JOB, LLM_DEPLOYMENT, OPTIONAL, POD, Kind
 
 Manifest = dict[str, Any]
 Answer = TypeVar("Answer")
@@ -143,7 +143,7 @@ class FakeCluster:
             name, digest = deployment["metadata"]["name"], labels["millstream.dev/revision"]
             kept = {f"{name}-{digest}-{number}" for number in range(wanted)}
             for pod in self.all(POD):
-                ours = pod["metadata"]["labels"].get("millstream.dev/deployment") == name
+                ours = pod["metadata"]["labels"].get("millstream.dev/deployment") == name and _serves(pod)
                 if ours and pod["metadata"]["name"] not in kept:
                     self.remove(POD, pod["metadata"]["name"], namespace)
             for pod_name in sorted(kept):
@@ -159,6 +159,25 @@ class FakeCluster:
                     "readyReplicas": wanted,
                     "availableReplicas": wanted,
                 },
+            )
+
+    def run_jobs(
+        self, answer: str | Callable[[Manifest], str], code: int = 0, at: str = "2025-01-01T00:00:00Z"
+    ) -> None:
+        """The Job controller, the scheduler and the kubelet: every Job that has not ended runs to its end."""
+        for job in self.all(JOB):
+            if job.get("status", {}).get("conditions"):
+                continue
+            name = job["metadata"]["name"]
+            said = answer if isinstance(answer, str) else answer(job)
+            ended = {"exitCode": code, "message": said, "finishedAt": at}
+            container = {"name": "inspect-model", "state": {"terminated": ended}}
+            pod = pod_of(f"{name}-x", job["spec"]["template"], ready=False, containerStatuses=[container])
+            pod["metadata"]["ownerReferences"] = [{"kind": "Job", "name": name, "uid": job["metadata"]["uid"]}]
+            self.put(pod)
+            kind = "Failed" if code else "Complete"
+            self.set_status(
+                JOB, name, {"conditions": [{"type": kind, "status": "True", "lastTransitionTime": at}]}, "team"
             )
 
     def set_status(self, kind: Kind, name: str, status: Manifest, namespace: str = "team") -> None:
@@ -322,6 +341,11 @@ def pod_of(name: str, template: Manifest, *, ready: bool = True, **status: Any) 
     }
 
 
+def _serves(pod: Manifest) -> bool:
+    """Is it a pod of the Deployment, and not of a Job?"""
+    return bool(pod["metadata"]["labels"].get("millstream.dev/role") == "leader")
+
+
 def _no_login() -> NoReturn:
     raise AssertionError("the fake never connects")
 
@@ -359,6 +383,8 @@ def _validate(manifest: Manifest, live: Manifest | None) -> None:
     kind = manifest["kind"]
     if kind == "ControllerRevision" and live is not None and live["data"] != manifest["data"]:
         _refuse(422, "Invalid", "ControllerRevision is invalid: data: Invalid value: field is immutable")
+    if kind == "Job" and live is not None and live["spec"]["template"] != manifest["spec"]["template"]:
+        _refuse(422, "Invalid", "Job is invalid: spec.template: Invalid value: field is immutable")
     if kind == "Deployment" and live is not None and live["spec"]["selector"] != manifest["spec"]["selector"]:
         _refuse(422, "Invalid", "Deployment is invalid: spec.selector: Invalid value: field is immutable")
     if kind == "ConfigMap" and live is not None and live.get("immutable") and live.get("data") != manifest.get("data"):

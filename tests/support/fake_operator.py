@@ -6,11 +6,13 @@ The watches are replaced by whole listings before each turn, which is what the r
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import parse
+from millstream_operator.catalog.known_models import known_config
 from millstream_operator.inventory.nodes import read_node
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.reconciling.facts import FactsBook, Shapes, shape_from_catalogue
@@ -33,6 +35,34 @@ Manifest = dict[str, Any]
 IMAGE = "registry.example.com/runtime:1"
 NOW = "2025-01-01T00:00:00Z"
 PATIENCE_TURNS = 40
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 512,
+    "max_position_embeddings": 2048,
+}
+
+
+def answer_of(revision: str | None = COMMIT, file_bytes: int = 1 << 20, **config: object) -> str:
+    """What `millstream inspect` leaves as termination message, of a small Llama unless told otherwise."""
+    shape = {"version": 1, "revision": revision, "config": {**CONFIG, **config}, "quantization_config": None}
+    return json.dumps(shape | {"weights": {"file_bytes": file_bytes}})
+
+
+TINY_LLAMA = answer_of()
+
+
+def answer_to(job: Manifest) -> str:
+    """What the inspection of a well-known repository would say; of any other model, that it is a small Llama."""
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    names = [word.partition("=")[2] for word in container["args"] if word.startswith("--hugging-face=")]
+    config = known_config(names[0]) if names else None
+    return TINY_LLAMA if config is None else answer_of(**config)
 
 
 class FakeModel:
@@ -140,13 +170,22 @@ class FakeOperator:
         self.now = now.strftime("%Y-%m-%dT%H:%M:%SZ")
         await self.reports.ask_due()
 
-    async def settle(self, name: str = "demo", *, roll_out: bool = True) -> None:
+    async def inspect(self) -> None:
+        """One turn, and one more when the model was inspected."""
+        await self.turn()
+        self.cluster.run_jobs(answer_to)
+        await self.turn()
+
+    async def settle(
+        self, name: str = "demo", *, roll_out: bool = True, inspected: str | None = None, code: int = 0
+    ) -> None:
         """Turn, with the other controllers acting in between, until nothing changes and nothing is to be retried."""
         for _ in range(PATIENCE_TURNS):
             before, retries = self.cluster.version, len(self.retries)
             await self.turn(name)
             if roll_out:
                 self.cluster.roll_out()
+            self.cluster.run_jobs(answer_to if inspected is None else inspected, code)
             self.cluster.collect_garbage()
             if self.cluster.version == before and len(self.retries) == retries:
                 return

@@ -43,7 +43,8 @@ class RolloutController:
         self.made: list[str] = []  # revisions of the pods, in the order in which they were made
 
     def pods(self, name: str = "demo") -> list[Manifest]:
-        return [pod for pod in self.cluster.all(POD) if pod["metadata"]["labels"]["millstream.dev/deployment"] == name]
+        wanted = {"millstream.dev/deployment": name, "millstream.dev/role": "leader"}
+        return [pod for pod in self.cluster.all(POD) if wanted.items() <= pod["metadata"]["labels"].items()]
 
     def available(self) -> list[Manifest]:
         return [pod for pod in self.pods() if _is_ready(pod)]

@@ -122,7 +122,7 @@ async def _unanswered() -> FakeCluster:
 
 async def _refused_while_serving() -> FakeCluster:
     operator = await served()
-    respec(operator.cluster, model={"source": {"image": {"reference": "registry.example.com/model:1"}}})
+    respec(operator.cluster, speculation={"method": "NGram"})
     await operator.turn()
     return operator.cluster
 

@@ -21,6 +21,7 @@ IMAGE_PATTERN = (
     r"(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?(@sha256:[0-9a-f]{64})?$"
 )
 REPOSITORY_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$"
+STORAGE_PATTERN = r"^[1-9][0-9]{0,14}(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 REVISION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
 Image = Annotated[str, StringConstraints(pattern=IMAGE_PATTERN, min_length=1, max_length=512)]
 
@@ -67,16 +68,22 @@ class PersistentVolumeClaimSource(ApiModel):
 
 
 class PullPolicy(StrEnum):
+    """When a tag is looked up. `Never` is refused by a rule: nothing but our own pods pulls a model."""
+
     ALWAYS = "Always"
     IF_NOT_PRESENT = "IfNotPresent"
     NEVER = "Never"
 
 
 class ImageSource(ApiModel):
-    """An image whose files are the model."""
+    """An image or artifact whose files are the model. Pods pull it by digest, so that all run the same weights."""
 
     reference: Image = Field(description="Image with the model's files, by tag or digest.")
-    pull_policy: PullPolicy | None = Field(None, description="Always, IfNotPresent or Never. Default: IfNotPresent.")
+    pull_policy: PullPolicy | None = Field(
+        None,
+        description="IfNotPresent: a tag is resolved to a digest once and kept. Always: it is resolved anew with every "
+        "change of the spec that reaches the pods. Default: IfNotPresent.",
+    )
 
 
 class ModelSource(ApiModel):
@@ -87,6 +94,28 @@ class ModelSource(ApiModel):
     image: ImageSource | None = Field(None, description="An image whose files are the model.")
     persistent_volume_claim: PersistentVolumeClaimSource | None = Field(
         None, description="A folder in a volume of the namespace."
+    )
+
+
+class CacheAccessMode(StrEnum):
+    READ_WRITE_MANY = "ReadWriteMany"
+    READ_WRITE_ONCE = "ReadWriteOnce"
+    READ_WRITE_ONCE_POD = "ReadWriteOncePod"
+
+
+class ModelCache(ApiModel):
+    """A volume of the LLMDeployment's own for what is downloaded: the pods share one download."""
+
+    size: Annotated[str, StringConstraints(pattern=STORAGE_PATTERN, min_length=1, max_length=32)] = Field(
+        description="Size, for example 200Gi: room for two revisions of the model. It may grow and never shrink."
+    )
+    storage_class_name: DNSSubdomain | None = Field(
+        None, description="StorageClass of the volume; it cannot change. Default: the cluster's own."
+    )
+    access_mode: CacheAccessMode | None = Field(
+        None,
+        description="ReadWriteMany, or, where all pods are on one node, ReadWriteOnce or ReadWriteOncePod; it cannot "
+        "change. Default: ReadWriteMany.",
     )
 
 
@@ -103,4 +132,7 @@ class Model(ApiModel):
     source: ModelSource = Field(description="Where the weights come from: exactly one source.")
     config_map_ref: ObjectKey | None = Field(
         None, description="Key of a ConfigMap that holds the model's config.json, where the source cannot be read."
+    )
+    cache: ModelCache | None = Field(
+        None, description="A volume for what is downloaded. Default: each pod downloads for itself, to its node's disk."
     )

@@ -96,6 +96,15 @@ def _one_source(path: str) -> Rule:
     )
 
 
+def _pulled(path: str) -> Rule:
+    return Rule(
+        path,
+        "self != 'Never'",
+        lambda value: value != "Never",
+        "Never would leave the pods without a model, for nothing else pulls it; use IfNotPresent.",
+    )
+
+
 def _latency(path: str) -> Rule:
     return Rule(
         path,
@@ -144,7 +153,25 @@ RULES: tuple[Rule, ...] = (
         "the Service and the pods are named after it.",
     ),
     _one_source("spec.model.source"),
+    Rule(
+        "spec.model",
+        "!has(self.cache) || has(self.source.huggingFace) || has(self.source.image)",
+        lambda value: value.cache is None or _count(value.source.hugging_face, value.source.image) > 0,
+        "cache keeps what is downloaded; it needs the source huggingFace or image.",
+    ),
+    Rule(
+        "spec",
+        "!has(self.model.cache) || !has(self.model.cache.accessMode) || "
+        "self.model.cache.accessMode == 'ReadWriteMany' || !has(self.replicas) || self.replicas <= 1",
+        lambda value: (
+            value.model.cache is None or value.model.cache.access_mode in (None, "ReadWriteMany") or value.replicas <= 1
+        ),
+        "model.cache.accessMode must be ReadWriteMany where replicas is more than 1: replicas on another node could "
+        "not mount the volume.",
+    ),
     _one_source("spec.speculation.draftModel.source"),
+    _pulled("spec.model.source.image.pullPolicy"),
+    _pulled("spec.speculation.draftModel.source.image.pullPolicy"),
     Rule(
         "spec.speculation",
         "!(has(self.method) && self.method == 'DraftModel') || has(self.draftModel)",

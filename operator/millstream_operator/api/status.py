@@ -42,6 +42,9 @@ class Condition(ApiModel):
 
 class ModelStatus(ApiModel):
     served_name: Annotated[str, StringConstraints(max_length=253)] = Field(description="Name of the model in requests.")
+    resolved_revision: Annotated[str, StringConstraints(max_length=128)] | None = Field(
+        None, description="Commit or image digest that all pods load, where the source has one."
+    )
 
 
 class RuntimeStatus(ApiModel):

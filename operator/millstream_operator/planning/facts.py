@@ -42,6 +42,8 @@ class Facts:
     inventory: Inventory | None = None
     capacity: Inventory | None = None
     unknown: tuple[Reason, ...] = ()
+    model_revision: str | None = None  # commit or digest that the source was resolved to; None: it has none
+    checkpoint_bytes: int | None = None  # of the weights files, as they are downloaded
     catalog: GpuCatalog = field(default_factory=load_catalog)
     runtime: Capabilities = CAPABILITIES
     choosable: Capabilities = CAPABILITIES

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 
 HASH_LENGTH = 16
-Fields = dict[str, bool | dict[str, bool]]
+Fields = dict[str, Any]
 BESIDE_THE_PODS: Fields = {
+    "model": {"cache": {"size": True, "storage_class_name": True, "access_mode": True}},  # that there is one counts
     "replicas": True,
     "autoscaling": True,
     "service": True,

@@ -151,6 +151,8 @@ class Plan:
     waits: bool = False  # its GPUs are there, and taken
     preferred: str | None = None  # what would have been chosen if none was taken; None: this plan
     facts_hash: str | None = None  # of what it was made from beside the spec
+    model_revision: str | None = None  # what every pod of this plan downloads; None: the spec's own words
+    checkpoint_bytes: int | None = None  # what a download weighs; None: not known
 
     @property
     def feasible(self) -> bool:

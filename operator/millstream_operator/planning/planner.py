@@ -34,6 +34,7 @@ from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.facts_hash import facts_hash
 from millstream_operator.planning.fixes import nearest_fixes
 from millstream_operator.planning.input_hash import input_hash
+from millstream_operator.planning.model_path import model_path
 from millstream_operator.planning.plan import (
     GPU_RESOURCE,
     EnginePlan,
@@ -45,7 +46,7 @@ from millstream_operator.planning.plan import (
     ResourcePlan,
 )
 from millstream_operator.planning.quantization_choice import formats
-from millstream_operator.planning.requires import requirements, source_kind, unknown_facts
+from millstream_operator.planning.requires import requirements, unknown_facts
 from millstream_operator.planning.speculation_choice import SpeculationChoice, choose_speculation
 from millstream_operator.planning.waiting import find
 from millstream_operator.planning.wishes import batching, given_or, wishes_of
@@ -127,7 +128,7 @@ def plan(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts | None 
         quantization=method,
         kv_cache=kv_cache,
         speculation=speculation.plan,
-        model_path=_model_path(spec),
+        model_path=model_path(spec, facts.model_revision),
         served_name=deployment.served_name,
         engine=engine,
         warmup_timeout_seconds=duration.seconds(_warmup(spec).timeout or DEFAULT_WARMUP_TIMEOUT),
@@ -140,6 +141,8 @@ def plan(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts | None 
         product_labels=_product_labels(spec, facts),
         requires=(*missing, *unknown_facts(spec, facts)),
         rejected=speculation.rejected,
+        model_revision=facts.model_revision,
+        checkpoint_bytes=facts.checkpoint_bytes,
     )
 
 
@@ -348,16 +351,6 @@ def _engine(spec: LLMDeploymentSpec, on_gpu: bool, reasons: list[Reason]) -> Eng
     asked = f"spec.engine.prefixCaching asks for {caching}."
     reasons.append(Reason("engine.prefixCaching", asked if caching else otherwise))
     return EnginePlan(length, tokens, sequences, utilization if on_gpu else None, caching is not Switch.DISABLED)
-
-
-def _model_path(spec: LLMDeploymentSpec) -> str:
-    """Where the runtime finds the weights, below the model root: `rendering/model_source.py` puts them there."""
-    source = spec.model.source
-    if source.local is not None:
-        return source.local.path.rstrip("/") or "/"
-    if (claim := source.persistent_volume_claim) is not None and claim.path is not None:
-        return f"{source_kind(source)}/{claim.path.strip('/')}"
-    return source_kind(source)
 
 
 def _product_labels(spec: LLMDeploymentSpec, facts: Facts) -> tuple[str, ...]:

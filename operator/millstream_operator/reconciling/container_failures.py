@@ -55,18 +55,19 @@ def diagnose_containers(pod: Pod, plan: Mapping[str, Any], phase: str | None) ->
     `plan` is the pinned `status.plan`; `phase` is where the warm-up was seen last, or None.
     """
     for one in pod.get("status", {}).get("initContainerStatuses") or []:
-        if (found := _waits(one)) is not None:
+        if (found := container_waits(one)) is not None:
             return found
     if (found := _fetch_ended(fetch_status(pod))) is not None:
         return found
     container = runtime_status(pod)
-    if (found := _waits(container, runtime_container(pod).get("image", ""))) is not None:
+    if (found := container_waits(container, runtime_container(pod).get("image", ""))) is not None:
         return found
     ended = _ended(container)
     return _runtime_ended(ended, pod, plan, phase) if ended else None
 
 
-def _waits(container: Mapping[str, Any], image: str = "") -> Diagnosis | None:
+def container_waits(container: Mapping[str, Any], image: str = "") -> Diagnosis | None:
+    """Why a container is not even made: its image, or what its configuration names."""
     waiting = container.get("state", {}).get("waiting", {})
     if waiting.get("reason") in PULL_FAILURES:
         return _image_pull(image or container.get("image", "?"), waiting.get("message") or "")

@@ -44,6 +44,8 @@ CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")
 SERVICE = Kind("", "v1", "Service", "services")
 DEPLOYMENT = Kind("apps", "v1", "Deployment", "deployments")
 CONTROLLER_REVISION = Kind("apps", "v1", "ControllerRevision", "controllerrevisions")
+JOB = Kind("batch", "v1", "Job", "jobs")
+PERSISTENT_VOLUME_CLAIM = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 NETWORK_POLICY = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
 POD_DISRUPTION_BUDGET = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
 HORIZONTAL_POD_AUTOSCALER = Kind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
@@ -57,6 +59,8 @@ OWNED = (
     NETWORK_POLICY,
     SERVICE,
     POD_DISRUPTION_BUDGET,
+    PERSISTENT_VOLUME_CLAIM,
+    JOB,
     DEPLOYMENT,
     CONTROLLER_REVISION,
     CONFIG_MAP,

@@ -18,6 +18,7 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.spec import UpdatePolicy
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.input_hash import input_hash
+from millstream_operator.planning.inspected import Inspected
 from millstream_operator.planning.plan import Infeasible, Plan, PlanDefaults
 from millstream_operator.planning.planner import decide
 from millstream_operator.reconciling.decisions import Decision, DecisionType
@@ -50,21 +51,22 @@ class Pinning:
         self._compared: dict[str, tuple[object, Diagnosis | None]] = {}  # by uid
         self.waiting: dict[str, OwnerKey] = {}  # by uid: would adopt another plan if GPUs were free
 
-    def choose(self, owner: LLMDeployment, records: Sequence[Manifest]) -> Chosen:
+    def choose(self, owner: LLMDeployment, records: Sequence[Manifest], inspected: Inspected | None = None) -> Chosen:
         """The pinned plan, or a new one. No await in between: two plans never take the same free GPUs.
 
         Raises:
             PlanRefused: there is no plan for the spec, or it cannot be run.
         """
-        uid = owner.metadata.uid or ""
+        uid, read = owner.metadata.uid or "", inspected or Inspected()
         self.waiting.pop(uid, None)
         if (made := self._made.pop(uid, None)) is not None and _is_on_its_way(made, owner, records):
             return self._promised(owner, made)
         if (kept := pinned(owner, records)) is None:
-            return self._promised(owner, plan_anew(owner, self._plans, self._pods, records, self._facts.of(owner)))
-        problem = self._outdated(owner, kept.revision)
+            facts = read.over(self._facts.of(owner))
+            return self._promised(owner, plan_anew(owner, self._plans, self._pods, records, facts))
+        problem = self._outdated(owner, kept.revision, read)
         if problem is not None and follows(owner):
-            if (fresh := self._adopted(owner, kept, records)) is not None:
+            if (fresh := self._adopted(owner, kept, records, read)) is not None:
                 return self._promised(owner, fresh)
             self.waiting[uid] = OwnerKey(owner.metadata.namespace or "", owner.name)
         return Chosen(kept, problem, adoption(records))
@@ -79,10 +81,10 @@ class Pinning:
         self._facts.promise(owner, made.revision)
         return Chosen(made)
 
-    def _outdated(self, owner: LLMDeployment, kept: Revision) -> Diagnosis | None:
+    def _outdated(self, owner: LLMDeployment, kept: Revision, read: Inspected) -> Diagnosis | None:
         """Compared once for each change of the world, however often it is asked."""
         uid = owner.metadata.uid or ""
-        world = (self._facts.stamp, kept.name, owner.spec.replicas, follows(owner))
+        world = (self._facts.stamp, read, kept.name, owner.spec.replicas, follows(owner))
         known = self._compared.get(uid)
         if known is not None and known[0] == world:
             return known[1]
@@ -93,13 +95,13 @@ class Pinning:
         def rendered(plan: Plan) -> Revision:
             return render_revision(owner, plan, self._pods)
 
-        found = outdated(kept, self._facts.of(owner), today, rendered, follows=follows(owner))
+        found = outdated(kept, read.over(self._facts.of(owner)), today, rendered, follows=follows(owner))
         self._compared[uid] = world, found
         return found
 
-    def _adopted(self, owner: LLMDeployment, kept: Pin, records: Sequence[Manifest]) -> Pin | None:
+    def _adopted(self, owner: LLMDeployment, kept: Pin, records: Sequence[Manifest], read: Inspected) -> Pin | None:
         """A new plan for the same spec; None while it would change no pod, or trade GPUs that it has for a wait."""
-        planned = decide(owner, self._plans, self._facts.of(owner))
+        planned = decide(owner, self._plans, read.over(self._facts.of(owner)))
         if isinstance(planned, Infeasible) or planned.requires:
             return None
         if planned.waits and self._facts.holds_gpus(owner):

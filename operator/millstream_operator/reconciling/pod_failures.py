@@ -55,10 +55,11 @@ def diagnose_pod(pod: Pod, plan: Mapping[str, Any] | None = None, phase: str | N
     """What keeps one pod from serving. A pod that serves, that is going, or that is merely starting has nothing."""
     if is_going(pod) or is_ready(pod):
         return None
-    return _of_the_node(pod) or diagnose_scheduling(pod) or diagnose_containers(pod, plan or {}, phase)
+    return diagnose_node(pod) or diagnose_scheduling(pod) or diagnose_containers(pod, plan or {}, phase)
 
 
-def _of_the_node(pod: Pod) -> Diagnosis | None:
+def diagnose_node(pod: Pod) -> Diagnosis | None:
+    """What the node did to a pod, or that it does not answer any more."""
     status, node = pod.get("status", {}), pod.get("spec", {}).get("nodeName", "?")
     reason, message = status.get("reason") or "", status.get("message") or ""
     if reason in _PUT_OUT:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from millstream_operator.reconciling.kinds import CONFIG_MAP, CONTROLLER_REVISION, Kind
+from millstream_operator.reconciling.pod_facts import claims
 from millstream_operator.reconciling.revisions import newest_first
 from millstream_operator.reconciling.workload import digest_of, digest_of_pod
 from millstream_operator.rendering.config_maps import boot_map_name, mounted_maps
@@ -60,6 +61,13 @@ def superfluous(
     if kind is CONFIG_MAP:
         return [child for child in unwanted if child["metadata"]["name"] not in needed_maps]
     return unwanted
+
+
+def unmounted(volumes: Iterable[Manifest], workload: Manifest | None, pods: Iterable[Manifest]) -> list[Manifest]:
+    """Claims that no pod mounts, nor any that the Deployment would make: a revision may outlive the spec it is of."""
+    makers = [*pods, *([workload["spec"]["template"]] if workload is not None else [])]
+    mounted = {name for maker in makers for name in claims(maker)}
+    return [claim for claim in volumes if claim["metadata"]["name"] not in mounted]
 
 
 def needed_maps(owner_name: str, kept_records: Iterable[Manifest], pods: Iterable[Manifest]) -> set[str]:

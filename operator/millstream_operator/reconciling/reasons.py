@@ -15,6 +15,7 @@ class Reason(StrEnum):
     AVAILABLE = "Available"
 
     # It is on its way.
+    INSPECTING = "Inspecting"
     STARTING = "Starting"
     ROLLING_OUT = "RollingOut"
     WARMING_UP = "WarmingUp"

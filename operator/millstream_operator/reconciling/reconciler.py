@@ -20,6 +20,7 @@ from millstream_operator.api.load import ManifestError, parse
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.reconciling import conditions
 from millstream_operator.reconciling.children import Children, controller_uid, namespace_is_going
+from millstream_operator.reconciling.claims import Claims
 from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable, ClusterClient
 from millstream_operator.reconciling.companions import Beside, Companions, CompanionsOf, ServedKinds
 from millstream_operator.reconciling.conditions import find
@@ -27,11 +28,14 @@ from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.events import events_for, news
 from millstream_operator.reconciling.facts import FactsSource, NoFacts
 from millstream_operator.reconciling.index import Index, OwnerKey
+from millstream_operator.reconciling.inspector import Inspector
 from millstream_operator.reconciling.kinds import (
+    CONFIG_MAP,
     CONTROLLER_REVISION,
     DEPLOYMENT,
     LLM_DEPLOYMENT,
     OWNED,
+    PERSISTENT_VOLUME_CLAIM,
     POD,
 )
 from millstream_operator.reconciling.pinning import Pinning
@@ -42,9 +46,10 @@ from millstream_operator.reconciling.pruning import (
     needed_maps,
     superfluous,
     superfluous_records,
+    unmounted,
 )
 from millstream_operator.reconciling.reasons import Reason
-from millstream_operator.reconciling.revisions import Pin, PlanRefused, last_answered, last_good
+from millstream_operator.reconciling.revisions import Pin, PlanRefused, last_answered, last_good, pinned
 from millstream_operator.reconciling.rollout import Intent, Scene, SpareGPUs, intent, nobody_knows
 from millstream_operator.reconciling.seen import Answer, Seen
 from millstream_operator.reconciling.service_probe import ServiceAccess, ask
@@ -53,6 +58,7 @@ from millstream_operator.reconciling.warmup import warming_up
 from millstream_operator.reconciling.work_queue import RetryLater
 from millstream_operator.reconciling.workload import rolled_out
 from millstream_operator.rendering.companions import CompanionDefaults
+from millstream_operator.rendering.inspection_record import kept_inspections
 from millstream_operator.rendering.names import LEADER, ROLE_LABEL
 from millstream_operator.rendering.objects import objects
 from millstream_operator.rendering.pod_defaults import PodDefaults
@@ -97,6 +103,8 @@ class Reconciler:
         self._spare = spare
         self.pinning = Pinning(facts or NoFacts(), defaults.plan, defaults.pods)
         self._children = Children(client, index)
+        self._claims = Claims(client, index)
+        self._inspector = Inspector(self._children, index, defaults.plan, defaults.pods, lambda: self._now())
         self._reports = reports or PodReports(NobodyAnswers(), lambda _key: None, time.monotonic)
         self._companions = CompanionsOf(self._children, served, defaults.companions)
         # By owner's uid: which revision and pods were asked, and what came of it.
@@ -126,7 +134,9 @@ class Reconciler:
             return
         records = self._children.own(owner, key, CONTROLLER_REVISION)
         try:
-            chosen = self.pinning.choose(owner, records)
+            planned = pinned(owner, records) is not None
+            inspected = self._inspector.known(owner, key) if planned else await self._inspector.ask(owner, key)
+            chosen = self.pinning.choose(owner, records, inspected)
         except PlanRefused as refused:
             # The pods stay what they were, and are repaired; what no plan decides (replicas, Service) follows the spec.
             beside = None
@@ -135,13 +145,15 @@ class Reconciler:
                 await self._children.bring_about(owner, self._wanted(owner, key, rollout))
                 beside = await self._beside(owner, key, kept, manifest)
             await self._write_invalid(manifest, refused.problem, refused.plan, beside)
+            if refused.recheck_seconds is not None:
+                raise RetryLater(refused.problem.message, refused.recheck_seconds) from None
             return
         pin = chosen.pin
         rollout = intent(self._scene(owner, key, pin))
         if rollout.decisions:
             await self._tell(owner, key, rollout, chosen.outdated)
         wanted = self._wanted(owner, key, rollout)
-        problem = await self._children.bring_about(owner, wanted)
+        problem = await self._claims.problem(owner, wanted) or await self._children.bring_about(owner, wanted)
         if problem is None:
             await self._prune(owner, key, rollout, wanted)
         beside = await self._beside(owner, key, rollout.running, manifest)
@@ -226,9 +238,13 @@ class Reconciler:
         kept = [record for record in scene.records if record["metadata"]["name"] not in names]
         applied = {(one["kind"], one["metadata"]["name"]) for one in wanted}
         maps = needed_maps(owner.name, kept, scene.pods)
+        maps |= kept_inspections(self._children.own(owner, key, CONFIG_MAP))
         for kind in OWNED:
             mine = self._children.own(owner, key, kind)
-            await self._children.delete(owner, superfluous(kind, mine, applied, names, maps))
+            doomed = superfluous(kind, mine, applied, names, maps)
+            if kind is PERSISTENT_VOLUME_CLAIM:
+                doomed = unmounted(doomed, scene.workload, scene.pods)
+            await self._children.delete(owner, doomed)
 
     async def _beside(self, owner: LLMDeployment, key: OwnerKey, pin: Pin, manifest: Manifest) -> Companions:
         previous = (manifest.get("status") or {}).get("conditions") or ()
@@ -309,6 +325,7 @@ class Reconciler:
     def forget(self, uid: str) -> None:
         """Nothing is known any more about an LLMDeployment that is gone."""
         self._forget_answer(uid)
+        self._claims.forget(uid)
         self.pinning.forget(uid)
 
     def _forget_answer(self, uid: str) -> None:

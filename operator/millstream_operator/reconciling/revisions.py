@@ -40,9 +40,10 @@ class Pin:
 class PlanRefused(Exception):
     """A plan that must not be applied: it is infeasible, or needs what the runtime cannot do. Nothing is changed."""
 
-    def __init__(self, problem: Diagnosis, plan: dict[str, Any]) -> None:
+    def __init__(self, problem: Diagnosis, plan: dict[str, Any] | None, recheck_seconds: float | None = None) -> None:
+        """`plan`: what was planned and not applied. `recheck_seconds`: where time alone may help."""
         super().__init__(problem.message)
-        self.problem, self.plan = problem, plan
+        self.problem, self.plan, self.recheck_seconds = problem, plan, recheck_seconds
 
 
 def choose(

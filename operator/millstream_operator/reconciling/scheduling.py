@@ -44,7 +44,15 @@ _OF_VOLUMES: tuple[tuple[str, str], ...] = (
     (r"node\(s\) didn't find available persistent volumes to bind", "without a volume that its claim could bind to"),
     (r"node\(s\) did not have enough free storage", "without enough free storage for its claim"),
     (r"node\(s\) had no available disk", "where its disk is in use"),
+    (
+        r"node has pod using PersistentVolumeClaim with the same name.*",
+        "where another pod holds its ReadWriteOncePod claim",
+    ),
     (r"node\(s\) exceed max volume count", "that can attach no volume more"),
+    (
+        r"node(?:\(s\))? has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod.*",
+        "where another pod holds its claim (ReadWriteOncePod)",
+    ),
     (r"node\(s\) unavailable due to (one or more pvc|PersistentVolumeClaim).*", "that cannot use its claim"),
 )
 

@@ -17,6 +17,7 @@ from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.memory_report import memory_status
 from millstream_operator.reconciling.observations import observed
 from millstream_operator.reconciling.readiness import obstacle
+from millstream_operator.reconciling.reasons import NEEDS_A_PERSON
 from millstream_operator.reconciling.seen import Seen
 from millstream_operator.reconciling.serving import serves
 from millstream_operator.reconciling.warmup import warmup_status
@@ -46,7 +47,7 @@ def status_of(seen: Seen, now: str) -> Manifest:
         **{count: workload.get(count, 0) for count in REPLICA_COUNTS},
         "selector": selector_string(owner.name),
         "url": service_url(owner),
-        "model": {"servedName": seen.running.served_name or owner.served_name},
+        "model": _model(seen),
         "plan": with_scaling_cost(seen.revision.plan, owner.spec),
         "memory": memory_status(seen),
         "warmup": warmup,
@@ -54,6 +55,13 @@ def status_of(seen: Seen, now: str) -> Manifest:
         "rollout": _rollout(seen, ready),
         "decisions": journal(seen.previous.get("decisions", ()), seen.decisions, now),
     }
+
+
+def _model(seen: Seen) -> Manifest:
+    """As it is served: of the revision that runs."""
+    resolved = seen.running.resolved_revision
+    name = seen.running.served_name or seen.owner.served_name
+    return {"servedName": name} | ({"resolvedRevision": resolved} if resolved is not None else {})
 
 
 def status_of_invalid(
@@ -65,7 +73,7 @@ def status_of_invalid(
     workload: Manifest | None = None,
     companions: Sequence[Condition] | None = None,
 ) -> Manifest:
-    """A spec that this version cannot read or run: say so, and leave all else, for the last good state serves on.
+    """A spec that cannot be read, run, or planned yet: say so, and leave all else, for the last good state serves on.
 
     `plan` is what was planned and not applied, for the person who wants to know what it would have been. `workload` is
     the live Deployment: it is still watched, so how many replicas serve stays true. `companions` None: nothing beside
@@ -75,7 +83,12 @@ def status_of_invalid(
     found = [
         Condition(conditions.READY, False, problem.reason, problem.message),
         Condition(conditions.PLANNED, False, problem.reason, problem.message),
-        Condition(conditions.STALLED, True, problem.reason, problem.message),
+        Condition(
+            conditions.STALLED if problem.reason in NEEDS_A_PERSON else conditions.RECONCILING,
+            True,
+            problem.reason,
+            problem.message,
+        ),
     ]
     if conditions.find(previous.get("conditions", ()), conditions.AVAILABLE) or live:
         found.append(serves(bool(live.get("availableReplicas"))))

@@ -2,10 +2,12 @@
 
     local                   in the image            /models/<path>
     persistentVolumeClaim   mounted, read-only      /models/persistentVolumeClaim/<path>
-    huggingFace             `millstream fetch`      /models/huggingFace, an emptyDir: each pod downloads for itself
+    huggingFace, image      `millstream fetch`      /models/<source>, an emptyDir: each pod downloads for itself
+    … with model.cache      `millstream fetch`      /models/<source>/<model>-<revision>, in a volume that all pods share
 
 The download is an init container of the runtime's own image. It verifies every file and goes on where it stopped when
-it is restarted; why it failed is in its termination message, as with the runtime.
+it is restarted; why it failed is in its termination message, as with the runtime. What it downloads is pinned: the
+commit or digest that the inspection found, so that every pod of a revision, today's and next month's, has the same.
 """
 
 from __future__ import annotations
@@ -14,15 +16,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from millstream_operator.api.model import HuggingFaceSource, ModelSource, PersistentVolumeClaimSource
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.model import ModelSource, PersistentVolumeClaimSource
+from millstream_operator.planning.plan import Plan
+from millstream_operator.planning.requires import source_kind
+from millstream_operator.rendering.model_cache import cache_claim_name
 from millstream_operator.rendering.names import FETCH_CONTAINER
+from millstream_operator.rendering.quantity import canonical
 from millstream_operator.rendering.runtime_config import IMAGE_MODEL_ROOT
+from millstream_operator.rendering.source_access import SourceAccess, source_access
 
-MODEL_VOLUME, TOKEN_VOLUME = "model", "hub-token"
-TOKEN_FOLDER = "/var/run/secrets/millstream/hub"  # noqa: S105 - a path
-DEFAULT_REVISION = "main"
+MODEL_VOLUME = "model"
 # The measured peak of `millstream fetch` is 30 MB; the limit keeps a namespace's LimitRange from choosing another.
 FETCH_RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
+SPARE_MIB = 1024  # beside the weights: tokenizer, configuration, the file system's own records
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,54 +39,66 @@ class ModelFiles:
     volumes: Sequence[Mapping[str, Any]] = ()
     mounts: Sequence[Mapping[str, Any]] = ()
     init_containers: Sequence[Mapping[str, Any]] = field(default=())
+    pod_security: Mapping[str, Any] = field(default_factory=dict)
 
 
 def model_files(
-    source: ModelSource, image: str, env: Sequence[Mapping[str, Any]], security_context: Mapping[str, Any]
+    owner: LLMDeployment, plan: Plan, env: Sequence[Mapping[str, Any]], security_context: Mapping[str, Any]
 ) -> ModelFiles:
     """`env` and `security_context` are the runtime container's own: HF_ENDPOINT and proxies hold for the download."""
+    source = owner.spec.model.source
     if source.persistent_volume_claim is not None:
-        return _mounted(source.persistent_volume_claim)
-    if source.hugging_face is not None:
-        return _downloaded(source.hugging_face, image, env, security_context)
-    return ModelFiles()
+        return mounted(source.persistent_volume_claim)
+    access = source_access(source, plan.model_revision, pull_secret_names(owner))
+    if access is None:
+        return ModelFiles()
+    return _downloaded(owner, plan, access, {"env": list(env), "securityContext": dict(security_context)})
 
 
 def downloads(source: ModelSource) -> bool:
-    """Whether the pod must reach a hub."""
-    return source.hugging_face is not None
+    """Whether the pod must reach a hub or a registry."""
+    return source.hugging_face is not None or source.image is not None
 
 
-def _mounted(claim: PersistentVolumeClaimSource) -> ModelFiles:
+def pull_secret_names(owner: LLMDeployment) -> list[str]:
+    """Image pull Secrets of the pods, in their order: they are logins for a model's image too."""
+    spec = owner.spec.pod_template.spec if owner.spec.pod_template is not None else None
+    return [secret.name for secret in (spec.image_pull_secrets if spec is not None else None) or []]
+
+
+def mounted(claim: PersistentVolumeClaimSource) -> ModelFiles:
     volume = {"name": MODEL_VOLUME, "persistentVolumeClaim": {"claimName": claim.claim_name, "readOnly": True}}
     mount = {"name": MODEL_VOLUME, "mountPath": f"{IMAGE_MODEL_ROOT}/persistentVolumeClaim", "readOnly": True}
     return ModelFiles([volume], [mount])
 
 
-def _downloaded(
-    hub: HuggingFaceSource, image: str, env: Sequence[Mapping[str, Any]], security_context: Mapping[str, Any]
-) -> ModelFiles:
-    folder = f"{IMAGE_MODEL_ROOT}/huggingFace"
-    args = ["fetch", f"--hugging-face={hub.repository}", f"--revision={hub.revision or DEFAULT_REVISION}"]
-    volumes: list[Mapping[str, Any]] = [{"name": MODEL_VOLUME, "emptyDir": {}}]
-    mounts: list[Mapping[str, Any]] = [{"name": MODEL_VOLUME, "mountPath": folder}]
-    if (token := hub.token_secret_ref) is not None:
-        items = [{"key": token.key, "path": "token"}]
-        # 0440: the pod's fsGroup may read it, nobody else.
-        volumes.append(
-            {"name": TOKEN_VOLUME, "secret": {"secretName": token.name, "items": items, "defaultMode": 0o440}}
-        )
-        mounts.append({"name": TOKEN_VOLUME, "mountPath": TOKEN_FOLDER, "readOnly": True})
-        args.append(f"--token-file={TOKEN_FOLDER}/token")
+def _downloaded(owner: LLMDeployment, plan: Plan, access: SourceAccess, container: Mapping[str, Any]) -> ModelFiles:
+    source, cached = owner.spec.model.source, owner.spec.model.cache is not None
+    volume = {"name": MODEL_VOLUME, **(_cache(owner) if cached else _scratch(source, plan.checkpoint_bytes))}
+    mount = {"name": MODEL_VOLUME, "mountPath": f"{IMAGE_MODEL_ROOT}/{source_kind(source)}"}
     fetch = {
         "name": FETCH_CONTAINER,
-        "image": image,
+        "image": plan.runtime_image,
         "imagePullPolicy": "IfNotPresent",
-        "args": [*args, f"--into={folder}"],
-        "env": list(env),
+        "args": ["fetch", *access.flags, f"--into={IMAGE_MODEL_ROOT}/{plan.model_path}"],
+        **container,
         "resources": FETCH_RESOURCES,
         "terminationMessagePolicy": "File",
-        "securityContext": dict(security_context),
-        "volumeMounts": [*mounts, {"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
+        "volumeMounts": [mount, *access.mounts, {"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
     }
-    return ModelFiles(volumes, [{**mounts[0], "readOnly": True}], [fetch])
+    # Without this the kubelet would walk through the whole volume at each start of a pod.
+    security = {"fsGroupChangePolicy": "OnRootMismatch"} if cached else {}
+    return ModelFiles([volume, *access.volumes], [{**mount, "readOnly": True}], [fetch], security)
+
+
+def _cache(owner: LLMDeployment) -> dict[str, Any]:
+    return {"persistentVolumeClaim": {"claimName": cache_claim_name(owner)}}
+
+
+def _scratch(source: ModelSource, checkpoint_bytes: int | None) -> dict[str, Any]:
+    """The node's own disk, with a limit where the size is known: a pod that takes more is evicted by itself."""
+    if not checkpoint_bytes:
+        return {"emptyDir": {}}
+    copies = 2 if source.image is not None else 1  # a layer lies there packed and unpacked
+    limit_mib = -(-copies * checkpoint_bytes // (1 << 20)) + SPARE_MIB
+    return {"emptyDir": {"sizeLimit": canonical(f"{limit_mib}Mi")}}

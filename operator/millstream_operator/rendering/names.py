@@ -14,9 +14,13 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 DEPLOYMENT_LABEL = "millstream.dev/deployment"
 ROLE_LABEL = "millstream.dev/role"
 REVISION_LABEL = "millstream.dev/revision"
+INSPECTION_LABEL = "millstream.dev/inspection"  # on an inspection's Job, pods and record: what was inspected
+ATTEMPT_LABEL = "millstream.dev/attempt"
 LEADER = "leader"  # the pod of a replica that answers requests; today a replica is one pod
 MANAGER = "millstream-operator"
 RUNTIME_CONTAINER = "runtime"
+INSPECTOR = "inspector"  # the role of a pod that reads a model's shape
+INSPECT_CONTAINER = "inspect-model"
 FETCH_CONTAINER = "fetch-model"  # an init container, where the model is downloaded
 HTTP_PORT_NAME = "http"
 

@@ -10,6 +10,7 @@ from millstream_operator.api.status import AppliedStrategy
 from millstream_operator.planning.rollout_strategy import rollout_strategy
 from millstream_operator.rendering.config_maps import boot_config_map, live_config_map
 from millstream_operator.rendering.deployment import deployment
+from millstream_operator.rendering.model_cache import model_cache
 from millstream_operator.rendering.network_policy import network_policy
 from millstream_operator.rendering.pod_disruption_budget import pod_disruption_budget
 from millstream_operator.rendering.revision import Revision
@@ -34,6 +35,7 @@ def objects(
         network_policy(owner),
         service(owner),
         pod_disruption_budget(owner),
+        model_cache(owner),
         *(boot_config_map(owner, boot, config_hash) for config_hash, boot in boots.items()),
         live_config_map(owner) if revision.boot is not None else None,
         deployment(owner, revision.template, strategy or rollout_strategy(owner, revision.plan, None)),

@@ -35,7 +35,14 @@ NON_ROOT_ID = 65532
 # little for two of its ranks. Pages count against the pod's memory as they are touched; the limit only caps them.
 SHARED_MEMORY_MEBIBYTES_PER_RANK = 512
 DRAIN_MARGIN_SECONDS = 30  # after the drain: closing connections, leaving the process
-_SECURITY_CONTEXT = {
+POD_SECURITY = {
+    "runAsNonRoot": True,
+    "runAsUser": NON_ROOT_ID,
+    "runAsGroup": NON_ROOT_ID,
+    "fsGroup": NON_ROOT_ID,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
     "readOnlyRootFilesystem": True,
@@ -64,10 +71,10 @@ def pod_template(deployment: LLMDeployment, plan: Plan, defaults: PodDefaults) -
 
 def _pod_spec(owner: LLMDeployment, plan: Plan, defaults: PodDefaults, overlay: PodSpec) -> dict[str, Any]:
     name, container = owner.name, next(iter(overlay.containers or []), None)
-    model = model_files(owner.spec.model.source, plan.runtime_image, _env(container), _SECURITY_CONTEXT)
+    model = model_files(owner, plan, container_env(container), CONTAINER_SECURITY)
     optional = {
         "nodeSelector": {**defaults.node_selector, **(overlay.node_selector or {})},
-        "tolerations": _tolerations(plan, defaults, overlay),
+        "tolerations": tolerations(plan.accelerator, defaults, overlay),
         "priorityClassName": overlay.priority_class_name or defaults.priority_class_name,
         "initContainers": list(model.init_containers),
         "imagePullSecrets": [{"name": secret.name} for secret in overlay.image_pull_secrets or []],
@@ -77,13 +84,7 @@ def _pod_spec(owner: LLMDeployment, plan: Plan, defaults: PodDefaults, overlay: 
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": plan.drain_timeout_seconds + DRAIN_MARGIN_SECONDS,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": NON_ROOT_ID,
-            "runAsGroup": NON_ROOT_ID,
-            "fsGroup": NON_ROOT_ID,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": {**POD_SECURITY, **model.pod_security},
         "topologySpreadConstraints": [
             {
                 "maxSkew": 1,
@@ -111,14 +112,14 @@ def _container(plan: Plan, overlay: Container | None, model: ModelFiles) -> dict
         "image": plan.runtime_image,
         "imagePullPolicy": "IfNotPresent",
         "args": ["serve", *CONFIG_ARGS],
-        "env": _env(overlay),
+        "env": container_env(overlay),
         "ports": [{"name": HTTP_PORT_NAME, "containerPort": RUNTIME_PORT, "protocol": "TCP"}],
         "resources": _resources(plan.resources, overlay),
         "startupProbe": {**_get("/ready"), "periodSeconds": 1, "timeoutSeconds": 3} | _budget(plan),
         "readinessProbe": {**_get("/ready"), "periodSeconds": 2, "timeoutSeconds": 3, "failureThreshold": 2},
         "livenessProbe": {**_get("/health"), "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 6},
         "terminationMessagePolicy": "File",
-        "securityContext": _SECURITY_CONTEXT,
+        "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
             config_mount(),
@@ -158,16 +159,17 @@ def _affinity(plan: Plan) -> dict[str, Any]:
     return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
 
 
-def _tolerations(plan: Plan, defaults: PodDefaults, overlay: PodSpec) -> list[dict[str, Any]]:
+def tolerations(accelerator: AcceleratorType, defaults: PodDefaults, overlay: PodSpec) -> list[dict[str, Any]]:
     """GPU nodes are usually tainted with the resource's own name, so a GPU pod tolerates that."""
     given = [*defaults.tolerations, *(overlay.tolerations or [])]
     rendered = [toleration.model_dump(mode="json", by_alias=True, exclude_none=True) for toleration in given]
-    if plan.accelerator is AcceleratorType.GPU:
+    if accelerator is AcceleratorType.GPU:
         rendered.append({"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"})
     return rendered
 
 
-def _env(overlay: Container | None) -> list[dict[str, Any]]:
+def container_env(overlay: Container | None) -> list[dict[str, Any]]:
+    """The runtime container's environment; downloads and inspections have the same, for mirrors and proxies."""
     given = overlay.env if overlay is not None and overlay.env is not None else []
     rendered = [variable.model_dump(mode="json", by_alias=True, exclude_none=True) for variable in given]
     return [{"name": "HOME", "value": "/tmp"}, *rendered]  # noqa: S108 - the only writable folder

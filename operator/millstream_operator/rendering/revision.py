@@ -40,6 +40,7 @@ class Revision:
     plan: dict[str, Any]  # status.plan
     template: dict[str, Any]  # PodTemplateSpec
     boot: dict[str, Any] | None = None  # the fields of a BootConfig; None: format 1
+    resolved_revision: str | None = None  # of the model: the commit or image digest that every pod loads
 
     @property
     def served_name(self) -> str | None:
@@ -55,7 +56,7 @@ class Revision:
             "image": self.image,
             "plan": self.plan,
             "template": self.template,
-        }
+        } | ({"resolvedRevision": self.resolved_revision} if self.resolved_revision is not None else {})
 
 
 def render_revision(owner: LLMDeployment, plan: Plan, defaults: PodDefaults) -> Revision:
@@ -79,6 +80,7 @@ def render_revision(owner: LLMDeployment, plan: Plan, defaults: PodDefaults) -> 
         # Without what is left to the runtime: a null may not survive the trip through the API server, and the text of
         # an immutable ConfigMap is made of this.
         boot={name: value for name, value in boot.as_dict().items() if value is not None},
+        resolved_revision=plan.model_revision,
     )
     return replace(unnamed, name=f"{owner.name}-{_digest(unnamed.data())}")
 
@@ -112,4 +114,5 @@ def read_revision(stored: dict[str, Any]) -> Revision | None:
         plan=data["plan"],
         template=data["template"],
         boot=data.get("boot"),
+        resolved_revision=data.get("resolvedRevision"),
     )

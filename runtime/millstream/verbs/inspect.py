@@ -1,8 +1,8 @@
-"""`millstream inspect (--hugging-face ORG/NAME | --image REFERENCE | --path FOLDER)`: a model's shape, as JSON.
+"""`millstream inspect (--hugging-face ORG/NAME | --image REFERENCE | --path FOLDER) [--config FILE]`: a model's shape.
 
 Reads config.json, the generation and tokenizer configs and the headers of the *.safetensors files, never the weights,
-and prints one line of at most 4 KiB; docs/model-sources.md describes it. In a pod the same line is the termination
-message, where the operator reads it.
+and prints one line of JSON of at most 4 KiB; docs/model-sources.md describes it. In a pod the same line is the
+termination message, where the operator reads it. `--config` stands for the model's own config.json, or alone.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from millstream.arguments import CommandLineParser
 from millstream.source_arguments import add_source_arguments, source_from
 from millstream.termination import choose_termination_log, unwind_on_sigterm, write_termination_message
-from millstream_runtime.sources.inspect import inspect_folder, inspect_source
+from millstream_runtime.errors import InvalidConfigError
+from millstream_runtime.sources.inspect import inspect_config, inspect_folder, inspect_source, read_config
 from millstream_runtime.sources.shape import to_json
 
 
@@ -30,8 +32,9 @@ def run(argv: Sequence[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    kind = add_source_arguments(parser)
+    kind = add_source_arguments(parser, required=False)
     kind.add_argument("--path", type=Path, metavar="FOLDER", help="a model folder, such as a mounted volume")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="a config.json instead of the model's own")
     parser.add_argument(
         "--termination-message-path", type=Path, metavar="FILE", help="default: /dev/termination-log where it exists"
     )
@@ -39,8 +42,18 @@ def run(argv: Sequence[str]) -> int:
     if given.termination_message_path is not None:
         choose_termination_log(given.termination_message_path)
     unwind_on_sigterm()
-    shape = inspect_folder(given.path) if given.path is not None else inspect_source(source_from(given))
-    line = to_json(shape)
+    line = to_json(_shape(given))
     print(line, flush=True)
     write_termination_message(line)
     return 0
+
+
+def _shape(given: argparse.Namespace) -> dict[str, Any]:
+    config = read_config(given.config) if given.config is not None else None
+    if given.path is not None:
+        return inspect_folder(given.path, config)
+    if given.hugging_face is not None or given.image is not None:
+        return inspect_source(source_from(given), config)
+    if config is None:
+        raise InvalidConfigError("Name a model: --hugging-face, --image, --path, or a --config alone.")
+    return inspect_config(given.config, config)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
@@ -51,17 +51,18 @@ class ImageSource:
         self,
         reference: str | ImageReference,
         *,
-        docker_config: Path | None = None,
+        docker_configs: Sequence[Path] = (),
         plain_http: bool = False,
         policy: RetryPolicy | None = None,
     ) -> None:
         self.reference = parse_reference(reference) if isinstance(reference, str) else reference
         host = self.reference.api_host
         loopback = urlsplit(f"//{host}").hostname in ("localhost", "127.0.0.1", "::1")
-        self._base = f"{'http' if plain_http or loopback else 'https'}://{host}/v2/{self.reference.repository}"
-        self._docker_config, self._plain_http, self._policy = docker_config, plain_http, policy
-        login = read_login(docker_config, self.reference.registry) if docker_config is not None else None
-        self._auth = RegistryAuth(self._base, self.reference.repository, login, policy)
+        self.base_url = f"{'http' if plain_http or loopback else 'https'}://{host}/v2/{self.reference.repository}"
+        self._docker_configs, self._plain_http, self._policy = docker_configs, plain_http, policy
+        logins = (read_login(path, self.reference.registry) for path in docker_configs)
+        login = next((found for found in logins if found is not None), None)
+        self._auth = RegistryAuth(self.base_url, self.reference.repository, login, policy)
         self.client = Client(self._auth, policy)
 
     def __str__(self) -> str:
@@ -78,7 +79,9 @@ class ImageSource:
     def at(self, revision: str) -> ImageSource:
         """Pinned to a manifest's digest."""
         pinned = ImageReference(self.reference.registry, self.reference.repository, self.reference.tag, revision)
-        return ImageSource(pinned, docker_config=self._docker_config, plain_http=self._plain_http, policy=self._policy)
+        return ImageSource(
+            pinned, docker_configs=self._docker_configs, plain_http=self._plain_http, policy=self._policy
+        )
 
     def resolve(self) -> Resolved:
         """The manifest's digest (the index's, where there is one) and what its layers are.
@@ -119,7 +122,7 @@ class ImageSource:
         """A manifest or index, and its digest, which is checked where it was asked for."""
         accept = {"Accept": ", ".join((*MANIFESTS, *INDEXES))}
         try:
-            body, _ = self.client.get(f"{self._base}/manifests/{version}", MANIFEST_LIMIT_BYTES, accept)
+            body, _ = self.client.get(f"{self.base_url}/manifests/{version}", MANIFEST_LIMIT_BYTES, accept)
         except TransferError as error:
             raise self.explain(error, "the manifest") from None
         digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
@@ -149,7 +152,7 @@ class ImageSource:
         packed = is_image or annotations.get(UNPACK_ANNOTATION) == "true" or "tar" in str(layer.get("mediaType", ""))
         if not packed and not title:
             title = value  # a blob without a name, such as a licence: never one that a server needs
-        url = f"{self._base}/blobs/sha256:{value}"
+        url = f"{self.base_url}/blobs/sha256:{value}"
         name = f"layer {value[:12]}" if packed else title
         return RemoteFile(name, url, size_bytes, Digest("sha256", value)), packed
 

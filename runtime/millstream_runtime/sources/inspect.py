@@ -3,6 +3,7 @@
     hub, artifact    the JSON files whole, the first bytes of each *.safetensors by Range
     image            one pass over each layer; a plain tar is skipped through by Range, a compressed one must be read
     folder           the same from disk
+    config.json      alone, where a person knows better or the model is out of reach
 
 Nothing is stored. The result is what `shape.describe` documents.
 """
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
 from millstream_runtime.sources.client import TransferError
 from millstream_runtime.sources.layers import (
     EXPANSION_FLOOR_BYTES,
@@ -66,25 +67,48 @@ class Shelf(Protocol):
         """The beginning of a *.safetensors file."""
 
 
-def inspect_source(source: Source) -> dict[str, Any]:
+def inspect_source(source: Source, config: bytes | None = None) -> dict[str, Any]:
     """The shape of a hub repository, image or artifact. Raises RuntimeFailure."""
     resolved = source.resolve()
     shelf = RemoteShelf(source, resolved)
-    return _inspect(shelf, str(source), source.identity, source.requested_revision, resolved.revision)
+    return _inspect(shelf, str(source), source.identity, (source.requested_revision, resolved.revision), config)
 
 
-def inspect_folder(folder: Path) -> dict[str, Any]:
+def inspect_folder(folder: Path, config: bytes | None = None) -> dict[str, Any]:
     """The shape of a folder. Raises RuntimeFailure: CheckpointInvalid."""
     if not folder.is_dir():
         raise invalid(f"The model folder {folder} does not exist; name a folder with config.json and *.safetensors.")
-    return _inspect(FolderShelf(folder), str(folder), {"kind": "path", "path": str(folder)}, None, None)
+    return _inspect(FolderShelf(folder), str(folder), {"kind": "path", "path": str(folder)}, (None, None), config)
+
+
+def inspect_config(path: Path, config: bytes) -> dict[str, Any]:
+    """What a config.json alone says, where the model itself is out of reach: no weights are counted."""
+    return describe({"kind": "config", "path": str(path)}, None, None, {"config.json": config}, WeightsSummary())
+
+
+def read_config(path: Path) -> bytes:
+    """A config.json that stands for a model's own. Raises RuntimeFailure: InvalidConfig."""
+    try:
+        with path.open("rb") as file:
+            return _capped(file.read(SMALL_LIMIT_BYTES + 1), path.name, SMALL_LIMIT_BYTES)
+    except OSError as error:
+        raise InvalidConfigError(f"--config {path} cannot be read: {error.strerror}.") from None
 
 
 def _inspect(
-    shelf: Shelf, where: str, identity: Mapping[str, str], requested_revision: str | None, revision: str | None
+    shelf: Shelf,
+    where: str,
+    identity: Mapping[str, str],
+    revisions: tuple[str | None, str | None],
+    config: bytes | None,
 ) -> dict[str, Any]:
+    """`revisions`: asked for, and found. `config` stands for the model's own config.json."""
+    requested_revision, revision = revisions
     support = support_files(shelf.names, where)
-    files = {name: shelf.read(name, SMALL_LIMIT_BYTES) for name in READ_NAMES if name in support}
+    own = [name for name in READ_NAMES if name in support and not (config is not None and name == "config.json")]
+    files = {name: shelf.read(name, SMALL_LIMIT_BYTES) for name in own}
+    if config is not None:
+        files["config.json"] = config
     index = shelf.read(INDEX_NAME, INDEX_LIMIT_BYTES) if INDEX_NAME in support else None
     weights = weights_files(shelf.names, index, where)
     summary = WeightsSummary()

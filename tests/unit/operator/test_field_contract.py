@@ -26,10 +26,12 @@ from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.catalog.gpu import load_catalog
 from millstream_operator.catalog.gpu_names import parse_island
 from millstream_operator.catalog.known_models import known_shape
+from millstream_operator.catalog.read_shape import read_shape
 from millstream_operator.inventory.node_kinds import inventory_of
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.reconciling.facts import NoFacts
+from millstream_operator.reconciling.inspection import subjects
 from millstream_operator.reconciling.pinning import Pinning
 from millstream_operator.reconciling.revisions import PlanRefused, choose
 from millstream_operator.rendering.companions import (
@@ -41,14 +43,18 @@ from millstream_operator.rendering.companions import (
     autoscaler,
     monitors,
 )
+from millstream_operator.rendering.inspect_job import inspect_job
 from millstream_operator.rendering.objects import objects
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import controller_revision
+from tests.support.fake_operator import CONFIG as CONFIG_JSON
 from tests.support.llmdeployments import full_manifest, manifest
 
 Manifest = dict[str, Any]
 Objects = dict[str, Manifest]
 DEPLOYMENT, SERVICE, BUDGET = "Deployment", "Service", "PodDisruptionBudget"
+JOB, CLAIM_OBJECT = "Job", "PersistentVolumeClaim"
+EVERY_POD = (DEPLOYMENT, JOB)  # those that serve, and the one that inspects the model before
 LIVE = "ConfigMap"  # watched by the runtime: a change of it restarts nothing
 SCALER, MONITORS = "HorizontalPodAutoscaler", ("PodMonitor", "PrometheusRule")
 
@@ -119,6 +125,14 @@ IMAGE = {"image": {"reference": "registry.example.com/model:1", "pullPolicy": "A
 CONFIG = {
     "model": {"source": {"local": {"path": "demo-chat"}}, "configMapRef": {"name": "shape", "key": "config.json"}}
 }
+FROM_IMAGE = {"model": {"source": IMAGE}}
+CACHED = {
+    "model": {
+        "source": {"huggingFace": {"repository": "org/name"}},
+        "cache": {"size": "1Ti", "storageClassName": "fast", "accessMode": "ReadWriteOnce"},
+    },
+    "replicas": 1,
+}
 BATCHING = ("engine.maxNumBatchedTokens", "engine.maxNumSeqs", "engine.gpuMemoryUtilizationPercent")
 DRAFT, DRAFTS = "speculation.draftModel", "speculation=DraftModel"
 POD = "podTemplate.spec"
@@ -133,18 +147,23 @@ CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts] = {
     "workload.requestsPerMinute": Planned({"workload": {"requestsPerMinute": 10}}, 3000),
     "workload.concurrency": Planned({"workload": {"concurrency": 10}}, 2000),
     "model.servedName": Changes("another"),
-    "model.source.local.path": Changes("/models/another"),
-    "model.source.huggingFace.repository": Changes("org/other", instead=hub()),
-    "model.source.huggingFace.revision": Changes("v2", instead=hub(revision="v1")),
-    "model.source.huggingFace.tokenSecretRef.name": Changes("other", instead=hub(**TOKEN)),
-    "model.source.huggingFace.tokenSecretRef.key": Changes("other", instead=hub(**TOKEN)),
-    "model.source.image.reference": NotYet({"model": {"source": IMAGE}}, "source=image"),
-    "model.source.image.pullPolicy": NotYet({"model": {"source": IMAGE}}, "source=image"),
-    "model.source.persistentVolumeClaim.claimName": Changes("other", instead={"model": {"source": CLAIM}}),
-    "model.source.persistentVolumeClaim.path": Changes("other", instead={"model": {"source": CLAIM}}),
-    "model.configMapRef.name": NotYet(CONFIG, "configMapRef"),
-    "model.configMapRef.key": NotYet(CONFIG, "configMapRef"),
-    "accelerator.type": Changes("CPU", without=("engine.gpuMemoryUtilizationPercent", "accelerator.products")),
+    "model.source.local.path": Changes("/models/another", EVERY_POD),
+    "model.source.huggingFace.repository": Changes("org/other", EVERY_POD, instead=hub()),
+    "model.source.huggingFace.revision": Changes("v2", EVERY_POD, instead=hub(revision="v1")),
+    "model.source.huggingFace.tokenSecretRef.name": Changes("other", EVERY_POD, instead=hub(**TOKEN)),
+    "model.source.huggingFace.tokenSecretRef.key": Changes("other", EVERY_POD, instead=hub(**TOKEN)),
+    "model.source.image.reference": Changes("registry.example.com/other:1", EVERY_POD, instead=FROM_IMAGE),
+    "model.source.image.pullPolicy": Changes("IfNotPresent", (JOB,), instead=FROM_IMAGE),
+    "model.source.persistentVolumeClaim.claimName": Changes("other", EVERY_POD, instead={"model": {"source": CLAIM}}),
+    "model.source.persistentVolumeClaim.path": Changes("other", EVERY_POD, instead={"model": {"source": CLAIM}}),
+    "model.configMapRef.name": Changes("other", (JOB,), instead=CONFIG),
+    "model.configMapRef.key": Changes("other.json", (JOB,), instead=CONFIG),
+    "model.cache.size": Changes("2Ti", (CLAIM_OBJECT,), instead=CACHED),
+    "model.cache.storageClassName": Changes("slow", (CLAIM_OBJECT,), instead=CACHED),
+    "model.cache.accessMode": Changes("ReadWriteMany", (CLAIM_OBJECT,), instead=CACHED),
+    "accelerator.type": Changes(
+        "CPU", EVERY_POD, without=("engine.gpuMemoryUtilizationPercent", "accelerator.products")
+    ),
     "accelerator.products[]": Changes("L4"),
     "parallelism.tensor": Changes(4, instead={"parallelism": {"tensor": 2}}),
     "parallelism.pipeline": NotYet({"parallelism": {"pipeline": 2}}, "pipelineParallelSize=2"),
@@ -187,6 +206,7 @@ CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts] = {
     "rollout.progressDeadline": Changes("41m"),
     "rollout.drainTimeout": Changes("6m"),
     "replicas": Changes(1, kinds=(DEPLOYMENT, BUDGET)),
+    "runtime.image": Changes("registry.example.com/millstream-runtime:2.0", EVERY_POD),
     "autoscaling.minReplicas": Changes(3, kinds=(SCALER,)),
     "autoscaling.maxReplicas": Changes(6, kinds=(SCALER,)),
     "autoscaling.metrics[].type": Changes("KVCacheUsage", kinds=(SCALER,)),
@@ -195,30 +215,31 @@ CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts] = {
     "autoscaling.provider": Changes("KEDA", kinds=(SCALER, "ScaledObject")),
     "monitoring.mode": Changes("Disabled", kinds=MONITORS),
     "monitoring.labels{}": Changes("other", kinds=MONITORS),
-    "runtime.image": Changes("registry.example.com/millstream-runtime:2.0"),
     "runtime.updatePolicy": Adopts("FollowOperator"),
     "runtime.logLevel": Changes("Error", kinds=(LIVE,)),
     "service.type": Changes("LoadBalancer", kinds=(SERVICE,)),
     "service.port": Changes(8081, kinds=(SERVICE,)),
     "podTemplate.metadata.labels{}": Changes("ranking"),
     "podTemplate.metadata.annotations{}": Changes("ranking@example.com"),
-    f"{POD}.nodeSelector{{}}": Changes("nvme"),
-    f"{POD}.tolerations[].key": Changes("preemptible"),
-    f"{POD}.tolerations[].operator": Changes("Exists", without=(f"{POD}.tolerations[0].value",)),
-    f"{POD}.tolerations[].value": Changes("false"),
-    f"{POD}.tolerations[].effect": Changes("NoSchedule", without=(f"{POD}.tolerations[0].tolerationSeconds",)),
-    f"{POD}.tolerations[].tolerationSeconds": Changes(61),
-    f"{POD}.priorityClassName": Changes("low"),
-    f"{POD}.imagePullSecrets[].name": Changes("other-registry"),
+    f"{POD}.nodeSelector{{}}": Changes("nvme", EVERY_POD),
+    f"{POD}.tolerations[].key": Changes("preemptible", EVERY_POD),
+    f"{POD}.tolerations[].operator": Changes("Exists", EVERY_POD, without=(f"{POD}.tolerations[0].value",)),
+    f"{POD}.tolerations[].value": Changes("false", EVERY_POD),
+    f"{POD}.tolerations[].effect": Changes(
+        "NoSchedule", EVERY_POD, without=(f"{POD}.tolerations[0].tolerationSeconds",)
+    ),
+    f"{POD}.tolerations[].tolerationSeconds": Changes(61, EVERY_POD),
+    f"{POD}.priorityClassName": Changes("low", EVERY_POD),
+    f"{POD}.imagePullSecrets[].name": Changes("other-registry", EVERY_POD),
     f"{POD}.containers[].name": Refused("sidecar", "runtime"),
-    f"{ENV}.name": Changes("OTHER"),
-    f"{ENV}.value": Changes("2"),
-    f"{ENV}.valueFrom.secretKeyRef.name": Changes("other-tokens"),
-    f"{ENV}.valueFrom.secretKeyRef.key": Changes("other"),
-    f"{ENV}.valueFrom.secretKeyRef.optional": Changes(False),
-    f"{ENV}.valueFrom.configMapKeyRef.name": Changes("other-settings"),
-    f"{ENV}.valueFrom.configMapKeyRef.key": Changes("other"),
-    f"{ENV}.valueFrom.configMapKeyRef.optional": Changes(False),
+    f"{ENV}.name": Changes("OTHER", EVERY_POD),
+    f"{ENV}.value": Changes("2", EVERY_POD),
+    f"{ENV}.valueFrom.secretKeyRef.name": Changes("other-tokens", EVERY_POD),
+    f"{ENV}.valueFrom.secretKeyRef.key": Changes("other", EVERY_POD),
+    f"{ENV}.valueFrom.secretKeyRef.optional": Changes(False, EVERY_POD),
+    f"{ENV}.valueFrom.configMapKeyRef.name": Changes("other-settings", EVERY_POD),
+    f"{ENV}.valueFrom.configMapKeyRef.key": Changes("other", EVERY_POD),
+    f"{ENV}.valueFrom.configMapKeyRef.optional": Changes(False, EVERY_POD),
     f"{RESOURCES}.requests.cpu": Changes("4"),
     f"{RESOURCES}.requests.memory": Changes("7Gi"),
     f"{RESOURCES}.requests.ephemeral-storage": Changes("2Gi"),
@@ -286,10 +307,16 @@ FACTS = Facts(
 
 
 def applied(stored: Manifest, facts: Facts | None = None) -> Objects:
-    """What the cluster would be told, by kind. The boot ConfigMap is the Deployment's: that names it by its content."""
+    """What the cluster would be told, by kind: first, where the plan needs it, the Job that inspects the model.
+
+    The boot ConfigMap is the Deployment's: that names it by its content.
+    """
     owner = parse(stored)
-    pin = choose(owner, DEFAULTS, PodDefaults(), [], facts)
-    rendered = [*objects(owner, pin.revision), *beside(owner)]
+    image = (owner.spec.runtime.image if owner.spec.runtime else None) or DEFAULTS.runtime_image
+    jobs = [inspect_job(owner, subject, image, PodDefaults()) for subject in subjects(owner, DEFAULTS).values()]
+    known = Facts(read_shape(CONFIG_JSON)) if jobs else None
+    pin = choose(owner, DEFAULTS, PodDefaults(), [], facts or known)
+    rendered = [*jobs, *objects(owner, pin.revision), *beside(owner)]
     return {one["kind"]: one for one in rendered if not one.get("immutable")}
 
 

@@ -6,18 +6,23 @@ from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.reconciling.revisions import choose
 from millstream_operator.rendering.objects import objects
 from millstream_operator.rendering.pod_defaults import PodDefaults
-from soak.fake_runtime import answer
+from soak.fake_runtime import answer, boot_map_name
 from tests.support.llmdeployments import deployment
 
 
 def test_ready_carries_the_rendered_configurations_hash() -> None:
     owner = deployment()
     pin = choose(owner, PlanDefaults(runtime_image="registry.example.com/runtime:1"), PodDefaults(), [])
-    rendered = next(one for one in objects(owner, pin.revision) if one["kind"] == "Deployment")
-    assert answer("/ready", rendered)[0] == 503, "no replica is available yet"
-    status, body = answer("/ready", rendered | {"status": {"availableReplicas": 1}})
+    rendered = objects(owner, pin.revision)
+    workload = next(one for one in rendered if one["kind"] == "Deployment")
+    boot = next(one for one in rendered if one["metadata"]["name"] == boot_map_name(workload))
+    assert answer("/ready", workload, boot)[0] == 503, "no replica is available yet"
+    available = workload | {"status": {"availableReplicas": 1}}
+    assert answer("/ready", available, None)[0] == 503, "a pod cannot start without its configuration"
+    status, body = answer("/ready", available, boot)
     assert (status, body["config_hash"], body["model"]) == (200, pin.revision.config_hash, "demo")
 
 
 def test_without_a_deployment_nobody_answers() -> None:
-    assert answer("/v1/completions", None)[0] == 503
+    assert boot_map_name(None) is None
+    assert answer("/v1/completions", None, None)[0] == 503

@@ -32,7 +32,8 @@ class Pulling:
 
     def __call__(self, version: str = ":1") -> FetchResult:
         reference = f"{self.registry.host}/org/tiny{version}"
-        source = ImageSource(reference, docker_config=self.docker_config, policy=self.policy)
+        configs = [self.docker_config] if self.docker_config is not None else []
+        source = ImageSource(reference, docker_configs=configs, policy=self.policy)
         return fetch(source, self.into, lambda _: None, self.options)
 
     def failure(self, version: str = ":1") -> RuntimeFailure:
@@ -292,3 +293,17 @@ def test_an_archive_cut_inside_a_file_is_noticed(pulling: Pulling, registry: Loc
     registry.image("1", gzip.compress(whole[:2000]))
     failure = pulling.failure()
     assert failure.reason is Reason.CHECKPOINT_INVALID
+
+
+def test_of_several_logins_the_one_for_the_registry_counts(
+    registry: LocalRegistry, policy: RetryPolicy, tmp_path: Path
+) -> None:
+    """A pod may name several image pull Secrets."""
+    registry.wants = "basic"
+    registry.artifact("1", needed())
+    configs = [
+        write_docker_config(tmp_path / "other.json", "registry.example.com"),
+        write_docker_config(tmp_path / "ours.json", registry.host),
+    ]
+    source = ImageSource(f"{registry.host}/org/tiny:1", docker_configs=configs, policy=policy)
+    assert source.at(source.resolve().revision).resolve().files.keys() >= {"config.json"}

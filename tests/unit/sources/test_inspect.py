@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
 from millstream_runtime.sources.client import RetryPolicy
 from millstream_runtime.sources.hugging_face import HuggingFace
 from millstream_runtime.sources.image_source import ImageSource
-from millstream_runtime.sources.inspect import inspect_folder, inspect_source
+from millstream_runtime.sources.inspect import inspect_config, inspect_folder, inspect_source, read_config
 from millstream_runtime.sources.safetensors_header import WeightsSummary
 from millstream_runtime.sources.shape import describe, to_json
 from tests.support.local_hub import COMMIT, LocalCDN, LocalHub
@@ -154,3 +154,24 @@ def test_a_shape_never_exceeds_what_the_kubelet_keeps() -> None:
     assert fitted["config"]["layer_types"] == {"full_attention": 80}
     assert fitted["quantization_config"] == {"quant_method": "gptq", "bits": 4}
     assert "quantization_config.ignore" in fitted["omitted"]
+
+
+def test_a_persons_config_stands_for_the_models_own(tmp_path: Path) -> None:
+    """The sizes are still counted in the folder; the shape is what the person says."""
+    for name, content in model_files().items():
+        if "/" not in name:
+            (tmp_path / name).write_bytes(content)
+    (tmp_path / "config.json").write_text("no JSON at all")
+    shape = inspect_folder(tmp_path, b'{"model_type": "qwen2", "hidden_size": 7}')
+    assert (shape["model_type"], shape["config"]["hidden_size"]) == ("qwen2", 7)
+    assert shape["weights"]["tensors"] > 0
+
+
+def test_a_config_alone_has_no_weights_and_no_revision(tmp_path: Path) -> None:
+    shape = inspect_config(tmp_path / "config.json", b'{"model_type": "llama", "hidden_size": 8}')
+    assert (shape["config"]["hidden_size"], shape["weights"]["file_bytes"], shape["revision"]) == (8, 0, None)
+
+
+def test_a_config_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match=r"shape/config\.json"):
+        read_config(tmp_path / "shape/config.json")

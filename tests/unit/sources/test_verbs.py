@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from millstream.arguments import CommandLineParser
+from millstream.source_arguments import add_source_arguments, source_from
+from millstream_runtime.sources.image_source import ImageSource
 from tests.support.local_hub import COMMIT, LocalCDN, LocalHub
 from tests.support.local_registry import LocalRegistry
 from tests.support.local_web import Fault
@@ -170,7 +173,7 @@ def test_an_artifact_from_a_registry(command: Command, registry: LocalRegistry) 
         (["fetch", "--hugging-face=a/b", "--token=hf_x", "--into=x"], "--token"),
         (["fetch", "--hugging-face=a/b", "--parallel=0", "--into=x"], "--parallel is 0"),
         (["fetch", "--hugging-face=a/b", "--token-file=/no/such", "--into=x"], "cannot be read"),
-        (["inspect"], "--hugging-face --image --path is required"),
+        (["inspect"], "--hugging-face, --image, --path, or a --config alone"),
         (["inspect", "--image=A B"], "--image is 'A B'"),
     ],
 )
@@ -180,6 +183,21 @@ def test_a_bad_command_line_is_one_sentence(command: Command, arguments: list[st
     assert named in done.stderr
     assert done.stderr.count("\n") == 1
     assert command.message()["reason"] == "InvalidConfig"
+
+
+def test_a_registry_without_tls_is_named_in_the_environment() -> None:
+    """A pod's template has no place for a flag; only the registry that is named is asked without TLS."""
+    parser = CommandLineParser(prog="fetch")
+    add_source_arguments(parser)
+    environment = {"PLAIN_HTTP_REGISTRIES": "registry:5000, other:80"}
+
+    def url(reference: str) -> str:
+        source = source_from(parser.parse_args([f"--image={reference}"]), environment)
+        assert isinstance(source, ImageSource)
+        return source.base_url
+
+    assert url("registry:5000/org/name:1") == "http://registry:5000/v2/org/name"
+    assert url("registry.example.com/org/name:1").startswith("https://")
 
 
 def test_help_lists_the_verbs_and_loads_nothing_heavy(command: Command) -> None:

@@ -52,6 +52,13 @@ GOOD: dict[str, Manifest] = {
     "deadline above a short warm-up": manifest(warmup={"timeout": "1m"}, rollout={"progressDeadline": "61s"}),
     "a hub": source(huggingFace={"repository": "org/name"}),
     "an image": source(image={"reference": "registry.example.com/model:1"}),
+    "a cache of a hub": manifest(
+        model={"source": {"huggingFace": {"repository": "org/name"}}, "cache": {"size": "1Ti"}}, replicas=3
+    ),
+    "a cache on one node": manifest(
+        model={"source": {"image": {"reference": "m:1"}}, "cache": {"size": "9", "accessMode": "ReadWriteOnce"}},
+        replicas=1,
+    ),
     "a claim": source(persistentVolumeClaim={"claimName": "models"}),
     "a draft": manifest(speculation={"method": "DraftModel", "draftModel": {"source": {"local": LOCAL}}}),
     "latencies": manifest(objectives={"ttft": {"p95": "1s500ms"}, "itl": {"p95": "1ms"}}),
@@ -86,6 +93,27 @@ BAD: dict[str, tuple[Manifest, str, str]] = {
     "name in capitals": (manifest("Demo"), "", "DNS label"),
     "no source": (source(), "spec.model.source", "exactly one"),
     "two sources": (source(local=LOCAL, image={"reference": "m:1"}), "spec.model.source", "exactly one"),
+    "an image that nobody pulls": (
+        source(image={"reference": "m:1", "pullPolicy": "Never"}),
+        "spec.model.source.image.pullPolicy",
+        "use IfNotPresent",
+    ),
+    "a cache of what is there": (
+        manifest(model={"source": {"local": LOCAL}, "cache": {"size": "1Gi"}}),
+        "spec.model",
+        "huggingFace or image",
+    ),
+    "a cache that two nodes cannot mount": (
+        manifest(
+            model={
+                "source": {"huggingFace": {"repository": "org/name"}},
+                "cache": {"size": "1Gi", "accessMode": "ReadWriteOncePod"},
+            },
+            replicas=2,
+        ),
+        "spec",
+        "must be ReadWriteMany",
+    ),
     "a draft from nowhere": (
         manifest(speculation={"draftModel": {"source": {}}}),
         "spec.speculation.draftModel.source",

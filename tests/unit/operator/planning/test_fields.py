@@ -42,7 +42,6 @@ def applied(**spec: Any) -> Any:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "huggingFace": ({"model": {"source": HUB}}, "source=huggingFace"),
-    "image": ({"model": {"source": {"image": {"reference": "registry.example.com/m:1"}}}}, "source=image"),
     "volume": ({"model": {"source": {"persistentVolumeClaim": {"claimName": "m"}}}}, "source=persistentVolumeClaim"),
     "configMapRef": ({"model": {"source": LOCAL, "configMapRef": {"name": "m", "key": "c"}}}, "configMapRef"),
     "tensor": ({"parallelism": {"tensor": 2}}, "tensorParallelSize=2"),
@@ -65,6 +64,7 @@ def test_what_cannot_be_run_is_refused_by_name_and_never_rendered(name: str) -> 
         applied(**spec)
     assert caught.value.problem.reason is Reason.UNSUPPORTED_BY_RUNTIME
     assert f"({requirement})" in caught.value.problem.message
+    assert caught.value.plan is not None
     assert requirement in caught.value.plan["requires"]
 
 

@@ -65,6 +65,14 @@ FAILURES: dict[str, tuple[Pod, Reason, list[str]]] = {
         Reason.UNSCHEDULABLE,
         ["No node takes the pod. Of 3 nodes: 3 without enough free memory."],
     ),
+    "a claim in use": (
+        unschedulable(
+            "0/1 nodes are available: 1 node has pod using PersistentVolumeClaim with the same name and "
+            "ReadWriteOncePod access mode."
+        ),
+        Reason.VOLUME_PENDING,
+        ["1 where another pod holds its ReadWriteOncePod claim"],
+    ),
     "no free GPU": (
         unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
         Reason.INSUFFICIENT_GPU,

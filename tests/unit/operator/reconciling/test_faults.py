@@ -39,7 +39,21 @@ async def _delete_and_make_again(operator: FakeOperator) -> None:
 
 
 Step = Callable[[FakeOperator], Any]
-STORIES: dict[str, Step] = {"create": _create, "update": _update, "delete and make again": _delete_and_make_again}
+
+
+async def _create_from_a_hub(operator: FakeOperator) -> None:
+    """An inspection that fails at first: two Jobs, two records, and the claim of the cache."""
+    await operator.turn()
+    operator.cluster.run_jobs("", 1, at="2024-12-31T23:59:00Z")  # long enough ago to be tried again at once
+    await operator.settle()
+
+
+STORIES: dict[str, Step] = {
+    "create": _create,
+    "create from a hub": _create_from_a_hub,
+    "update": _update,
+    "delete and make again": _delete_and_make_again,
+}
 
 
 PREPARED: dict[str, FakeCluster] = {}
@@ -55,6 +69,8 @@ async def prepared(story: str) -> FakeCluster:
 async def prepare(story: str) -> FakeCluster:
     if story == "create":
         return world(manifest(replicas=2))
+    if story == "create from a hub":
+        return world(manifest(model={"source": {"huggingFace": {"repository": "org/name"}}, "cache": {"size": "9Gi"}}))
     # A history that is full, so that an update prunes a record as well as the budget.
     operator = await served(manifest(replicas=2))
     for sequences in (1, 2, 3):

@@ -280,8 +280,7 @@ async def test_what_serves_is_repaired_and_scaled_while_a_newer_spec_is_refused(
 
 
 async def test_a_first_spec_that_cannot_be_run_makes_nothing() -> None:
-    image = {"image": {"reference": "registry.example.com/model:1"}}
-    operator = FakeOperator(world(manifest(model={"source": image})))
+    operator = FakeOperator(world(manifest(speculation={"method": "NGram"})))
     await operator.turn()
     assert operator.condition("Ready")["reason"] == "UnsupportedByRuntime"
     assert operator.writes == [("apply", "LLMDeployment/status")]

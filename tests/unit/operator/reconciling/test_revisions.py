@@ -40,6 +40,14 @@ def test_what_does_not_reach_the_pods_does_not_unpin() -> None:
     assert choose(scaled, SECOND, PODS, [stored(ONE)]).revision.image == FIRST.runtime_image
 
 
+def test_a_larger_cache_does_not_unpin() -> None:
+    """The claim grows under the pods; whether there is a cache is another matter."""
+    source = {"source": {"huggingFace": {"repository": "org/name"}}}
+    small, large = (deployment(model=source | {"cache": {"size": size}}) for size in ("10Gi", "20Gi"))
+    assert choose(large, SECOND, PODS, [stored(small)]).revision.image == FIRST.runtime_image
+    assert choose(small, SECOND, PODS, [stored(deployment(model=source))]).number == 2
+
+
 def test_a_changed_spec_is_planned_anew_with_the_next_number() -> None:
     pin = choose(OTHER, SECOND, PODS, [stored(ONE, 3), stored(deployment(engine={"maxNumSeqs": 2}), 2)])
     assert (pin.number, pin.revision.image) == (4, SECOND.runtime_image)

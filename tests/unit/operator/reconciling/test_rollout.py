@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from millstream_operator.planning.rollout_strategy import rollout_strategy
 from millstream_operator.reconciling.kinds import CONFIG_MAP, CONTROLLER_REVISION, DEPLOYMENT, LLM_DEPLOYMENT, POD
 from tests.support.fake_cluster import FakeCluster, Fault, Killed
-from tests.support.fake_operator import FakeOperator, respec, world
+from tests.support.fake_operator import FakeOperator, answer_to, respec, world
 from tests.support.llmdeployments import deployment, manifest
 from tests.support.rollout_controller import RolloutController, ended
 
@@ -43,6 +43,7 @@ class World:
             await self.operator.turn()
             seen(self)
             self.controller.step()
+            self.cluster.run_jobs(answer_to)
             seen(self)
             self.cluster.collect_garbage()
             if (self.cluster.version, len(self.operator.retries)) == (before, retries):
@@ -241,7 +242,8 @@ async def test_availability_that_is_insisted_on_waits_for_a_gpu() -> None:
 async def test_what_an_inventory_says_is_taken_and_kept_for_the_rollout() -> None:
     one = await served(replicas=2, accelerator=GPU)
     answers = iter([False, *[True] * 100])
-    one.operator.reconciler._spare = lambda owner, revision: next(answers)  # what the app would give it
+    spare = one.operator.reconciler  # asked of the old revision, too, while the new image's model is inspected
+    spare._spare = lambda owner, revision: revision.image == "good" or next(answers)  # what the app would give it
     await one.apply(**image("better"))
     assert one.controller.most_pods == 2
     assert one.decisions == ["ReplacingInPlace"]

@@ -12,7 +12,7 @@ from millstream_operator.reconciling.cluster_client import ApiUnreachable
 from millstream_operator.reconciling.kinds import CONTROLLER_REVISION, DEPLOYMENT, LLM_DEPLOYMENT, NODE, POD
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from tests.support.fake_cluster import FakeCluster, Fault, Killed
-from tests.support.fake_operator import FakeOperator, respec, world
+from tests.support.fake_operator import FakeOperator, answer_to, respec, world
 from tests.support.gpu_nodes import A100, L4, T4, gpu_node, gpu_pod, spec_on_gpu
 from tests.support.llmdeployments import manifest
 
@@ -70,7 +70,7 @@ async def test_where_all_gpus_are_taken_the_plan_waits_and_says_so() -> None:
     for pod in (gpu_pod("p", "a"), gpu_pod("q", "b")):
         cluster.put(pod)
     operator = FakeOperator(cluster)
-    await operator.turn()
+    await operator.inspect()
     plan = plan_of(operator)
     assert plan["summary"] == "1×T4-16GB TP1 None"
     assert "1 × 1 T4-16GB are wanted and there is room for 0 now" in plan["reasons"][0]["reason"]
@@ -81,7 +81,7 @@ async def test_what_would_not_fit_into_an_empty_cluster_is_refused_until_nodes_c
     cluster = world(manifest(**spec_on_gpu(replicas=2)))
     cluster.put(gpu_node("a", T4))
     operator = FakeOperator(cluster)
-    await operator.turn()
+    await operator.inspect()
     assert operator.condition("Ready")["reason"] == "Infeasible"
     cluster.put(gpu_node("b", T4))
     await operator.settle()
@@ -91,7 +91,7 @@ async def test_what_would_not_fit_into_an_empty_cluster_is_refused_until_nodes_c
 async def test_a_budget_is_refused_by_name_where_gpus_are_not_known_and_kept_where_they_are() -> None:
     cluster = world(manifest(**spec_on_gpu(budget={"maxMonthlyUSD": 1000})))
     operator = FakeOperator(cluster)
-    await operator.turn()
+    await operator.inspect()
     assert operator.condition("Ready")["reason"] == "UnsupportedByRuntime"
     assert "(inventory)" in operator.condition("Ready")["message"]
     cluster.put(gpu_node("a", L4))
@@ -300,8 +300,12 @@ async def test_an_adoption_that_is_cut_short_is_finished_by_the_next_operator(at
 async def test_a_lost_answer_to_the_record_makes_no_second_plan() -> None:
     cluster = world(manifest(**spec_on_gpu()))
     cluster.put(gpu_node("a", L4))
-    operator = FakeOperator(cluster, fault=Fault(0, ApiUnreachable("lost"), after=False))
+    await FakeOperator(cluster).turn()
+    cluster.run_jobs(answer_to)
+    # The answer of the inspection, its Job, and then the record of the plan.
+    operator = FakeOperator(cluster, fault=Fault(2, ApiUnreachable("lost"), after=False))
     await operator.turn()
+    assert operator.client.written[-1].kind == "ControllerRevision"
     cluster.put(gpu_node("b", T4))
     await operator.settle()
     assert plan_of(operator)["summary"] == "1×L4-24GB TP1 None"

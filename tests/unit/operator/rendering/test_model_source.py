@@ -8,8 +8,10 @@ import pytest
 
 from millstream.arguments import CommandLineParser
 from millstream.source_arguments import add_source_arguments
+from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.planning.planner import plan
+from millstream_operator.rendering.model_cache import model_cache
 from millstream_operator.rendering.network_policy import network_policy
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.pod_template import pod_template
@@ -17,12 +19,16 @@ from millstream_operator.rendering.runtime_config import boot_config
 from tests.support.llmdeployments import deployment
 
 TOKEN = {"tokenSecretRef": {"name": "hub", "key": "reader"}}
+IMAGE = {"image": {"reference": "registry.example.com/model:1"}}
+COMMIT, DIGEST = "0123456789abcdef0123456789abcdef01234567", "sha256:" + "ab" * 32
 ENV = [{"name": "HF_ENDPOINT", "value": "http://hub.example"}]
 
 
-def pod(source: dict[str, Any], **spec: Any) -> dict[str, Any]:
-    owner = deployment(model={"source": source}, **spec)
-    found: dict[str, Any] = pod_template(owner, plan(owner, PlanDefaults("runtime:1")), PodDefaults())["spec"]
+def pod(
+    source: dict[str, Any], facts: Facts | None = None, cache: dict[str, Any] | None = None, **spec: Any
+) -> dict[str, Any]:
+    owner = deployment(model={"source": source} | ({"cache": cache} if cache else {}), **spec)
+    found: dict[str, Any] = pod_template(owner, plan(owner, PlanDefaults("runtime:1"), facts), PodDefaults())["spec"]
     return found
 
 
@@ -30,8 +36,9 @@ def hub(**fields: Any) -> dict[str, Any]:
     return {"huggingFace": {"repository": "org/name", **fields}}
 
 
-def served_folder(source: dict[str, Any]) -> str:
-    return boot_config(plan(deployment(model={"source": source}), PlanDefaults("runtime:1"))).model
+def served_folder(source: dict[str, Any], facts: Facts | None = None, cache: dict[str, Any] | None = None) -> str:
+    owner = deployment(model={"source": source} | ({"cache": cache} if cache else {}))
+    return boot_config(plan(owner, PlanDefaults("runtime:1"), facts)).model
 
 
 def test_a_local_model_adds_nothing() -> None:
@@ -77,9 +84,10 @@ def test_a_token_is_a_file_and_in_no_argument() -> None:
     (fetch,) = spec["initContainers"]
     volume = next(volume for volume in spec["volumes"] if volume["name"] == "hub-token")
     assert volume["secret"]["secretName"] == "hub"
-    assert volume["secret"]["items"] == [{"key": "reader", "path": "token"}]
+    assert volume["secret"]["items"] == [{"key": "reader", "path": "hub/reader"}]
+    assert volume["secret"]["optional"] is True, "or the kubelet would wait for it without a word"
     folder = next(mount["mountPath"] for mount in fetch["volumeMounts"] if mount["name"] == "hub-token")
-    assert f"--token-file={folder}/token" in fetch["args"]
+    assert f"--token-file={folder}/hub/reader" in fetch["args"], "so the message names Secret and key"
     served = [mount["name"] for mount in spec["containers"][0]["volumeMounts"]]
     assert "hub-token" not in served, "the server has no use for it"
 
@@ -89,7 +97,76 @@ def test_the_download_has_the_runtimes_environment_so_a_mirror_and_a_proxy_hold_
     assert pod(hub(), podTemplate=template)["initContainers"][0]["env"][1:] == ENV
 
 
-@pytest.mark.parametrize(("source", "open_to_all"), [(hub(), True), ({"local": {"path": "demo-chat"}}, False)])
+@pytest.mark.parametrize(
+    ("source", "open_to_all"), [(hub(), True), (IMAGE, True), ({"local": {"path": "demo-chat"}}, False)]
+)
 def test_only_a_pod_that_downloads_may_call_out(source: dict[str, Any], open_to_all: bool) -> None:
     egress = network_policy(deployment(model={"source": source}))["spec"]["egress"]
     assert ({"ports": [{"protocol": "TCP"}]} in egress) is open_to_all
+
+
+def volume_of(spec: dict[str, Any], name: str = "model") -> dict[str, Any]:
+    found: dict[str, Any] = next(volume for volume in spec["volumes"] if volume["name"] == name)
+    return found
+
+
+def test_what_was_resolved_is_what_every_pod_downloads() -> None:
+    (fetch,) = pod(hub(revision="main"), Facts(model_revision=COMMIT))["initContainers"]
+    assert f"--revision={COMMIT}" in fetch["args"]
+
+
+def test_an_image_is_pulled_by_digest_with_the_pods_own_logins() -> None:
+    template = {"spec": {"imagePullSecrets": [{"name": "one"}, {"name": "two"}]}}
+    spec = pod(IMAGE, Facts(model_revision=DIGEST), podTemplate=template)
+    (fetch,) = spec["initContainers"]
+    verb, *flags = fetch["args"]
+    parser = CommandLineParser(prog="fetch")
+    add_source_arguments(parser)
+    parser.add_argument("--into")
+    given = parser.parse_args(flags)
+    assert (verb, given.image) == ("fetch", f"registry.example.com/model:1@{DIGEST}")
+    assert given.into == served_folder(IMAGE) == "/models/image"
+    projected = volume_of(spec, "registry-logins")["projected"]["sources"]
+    folder = next(mount["mountPath"] for mount in fetch["volumeMounts"] if mount["name"] == "registry-logins")
+    paths = [f"{folder}/{source['secret']['items'][0]['path']}" for source in projected]
+    assert [str(path) for path in given.docker_config] == paths
+    assert [source["secret"]["items"][0]["key"] for source in projected] == [".dockerconfigjson"] * 2
+    assert "registry-logins" not in [mount["name"] for mount in spec["containers"][0]["volumeMounts"]]
+
+
+def test_a_reference_that_is_a_digest_already_stays() -> None:
+    reference = f"registry.example.com/model@{DIGEST}"
+    (fetch,) = pod({"image": {"reference": reference}}, Facts(model_revision="sha256:" + "0" * 64))["initContainers"]
+    assert f"--image={reference}" in fetch["args"]
+
+
+@pytest.mark.parametrize(("source", "mib"), [(hub(), 1024 + 2048), (IMAGE, 1024 + 2 * 2048)])
+def test_a_download_may_take_its_size_of_the_nodes_disk_and_not_all(source: dict[str, Any], mib: int) -> None:
+    assert volume_of(pod(source))["emptyDir"] == {}
+    limited = volume_of(pod(source, Facts(checkpoint_bytes=2 << 30)))["emptyDir"]["sizeLimit"]
+    assert limited == f"{mib // 1024}Gi"
+
+
+def test_a_cache_is_one_volume_with_a_folder_for_each_revision() -> None:
+    facts, cache = Facts(model_revision=COMMIT), {"size": "20Gi"}
+    spec, folder = pod(hub(), facts, cache), served_folder(hub(), facts, cache)
+    assert volume_of(spec)["persistentVolumeClaim"] == {"claimName": "demo-model-cache"}
+    (fetch,) = spec["initContainers"]
+    assert f"--into={folder}" in fetch["args"]
+    mount = next(mount for mount in spec["containers"][0]["volumeMounts"] if mount["name"] == "model")
+    assert folder == f"{mount['mountPath']}/org--name-0123456789ab"
+    assert mount["readOnly"] is True
+    assert served_folder(hub(), Facts(model_revision="f" * 40), cache) != folder
+    assert served_folder(IMAGE, Facts(model_revision=DIGEST), cache) == "/models/image/model-abababababab"
+
+
+def test_the_claim_of_a_cache_says_what_the_spec_says_in_the_servers_words() -> None:
+    cache = {"size": "1024Gi", "storageClassName": "fast", "accessMode": "ReadWriteOnce"}
+    claim = model_cache(deployment(model={"source": hub(), "cache": cache}))
+    assert claim is not None
+    assert claim["spec"] == {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "1Ti"}},
+        "storageClassName": "fast",
+    }
+    assert model_cache(deployment()) is None

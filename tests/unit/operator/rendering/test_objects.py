@@ -12,6 +12,8 @@ from millstream_operator.api.status import AppliedStrategy
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.planning.planner import plan
 from millstream_operator.reconciling.kinds import OWNED
+from millstream_operator.rendering.inspect_job import Subject, inspect_job
+from millstream_operator.rendering.inspection_record import inspection_record
 from millstream_operator.rendering.objects import objects
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import Revision, controller_revision, read_revision, render_revision
@@ -39,8 +41,11 @@ def test_what_a_pod_needs_comes_before_the_deployment_that_makes_pods() -> None:
 
 
 def test_every_child_is_owned_labelled_and_watched() -> None:
-    owner = deployment(replicas=2)
-    everything = [*objects(owner, revision(owner)), controller_revision(owner, revision(owner), 1)]
+    source = {"huggingFace": {"repository": "org/name"}}
+    owner = deployment(replicas=2, model={"source": source, "cache": {"size": "20Gi"}})
+    record = inspection_record(owner, "0123456789", {})
+    job = inspect_job(owner, Subject(owner.spec.model.source), "runtime:1", PodDefaults())
+    everything = [*objects(owner, revision(owner)), controller_revision(owner, revision(owner), 1), record, job]
     assert {one["kind"] for one in everything} == {kind.kind for kind in OWNED}, "what is not watched is not repaired"
     for one in everything:
         metadata = one["metadata"]
@@ -65,7 +70,7 @@ def test_selectors_stay_the_same_whatever_the_spec_says() -> None:
         selector = {"millstream.dev/deployment": "demo", "millstream.dev/role": "leader"}
         assert one["Deployment"]["spec"]["selector"] == {"matchLabels": selector}
         assert one["Service"]["spec"]["selector"] == selector
-        assert one["NetworkPolicy"]["spec"]["podSelector"] == {"matchLabels": selector}
+        assert one["NetworkPolicy"]["spec"]["podSelector"] == {"matchLabels": {"millstream.dev/deployment": "demo"}}
         labels = one["Deployment"]["spec"]["template"]["metadata"]["labels"]
         assert selector.items() <= labels.items()
     assert large["PodDisruptionBudget"]["spec"]["selector"] == small["Deployment"]["spec"]["selector"]

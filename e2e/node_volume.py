@@ -1,0 +1,71 @@
+"""A volume made by hand: the local cluster has no storage provisioner, so a claim binds to nothing else.
+
+A folder of the node that everyone may write to, made by a pod that may, and a PersistentVolume that waits for one
+claim by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from e2e.cluster import Cluster, Object
+
+STORAGE_CLASS = "e2e-by-hand"  # no such object: nothing provisions, a volume of the same class binds
+ROOT = "/var/lib/millstream-e2e"
+SCRIPT = "import os, sys; os.makedirs(sys.argv[1], exist_ok=True); os.chmod(sys.argv[1], 0o777)"
+
+
+@contextmanager
+def node_volume(cluster: Cluster, namespace: str, claim: str, image: str) -> Iterator[None]:
+    """An empty volume for the claim `claim` of `namespace`, for the length of the block."""
+    name = f"{namespace}-{claim}"
+    cluster.apply("default", _folder_maker(name, image))
+    try:
+        cluster.kubectl("wait", f"pod/{name}", "-n", "default", "--for=jsonpath={.status.phase}=Succeeded", _TIMEOUT)
+        cluster.apply("default", _volume(name, namespace, claim))
+        yield
+    finally:
+        cluster.kubectl("delete", "pod", name, "-n", "default", "--ignore-not-found", "--wait=false")
+        cluster.kubectl("delete", "persistentvolume", name, "--ignore-not-found", "--wait=false")
+
+
+_TIMEOUT = "--timeout=120s"
+
+
+def _folder_maker(name: str, image: str) -> Object:
+    """Root on the node's own disk, which is why it is in no restricted namespace."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "restartPolicy": "Never",
+            "securityContext": {"runAsUser": 0, "runAsNonRoot": False},
+            "containers": [
+                {
+                    "name": "make",
+                    "image": image,
+                    "command": ["python3", "-c", SCRIPT, f"{ROOT}/{name}"],
+                    "volumeMounts": [{"name": "root", "mountPath": ROOT}],
+                }
+            ],
+            "volumes": [{"name": "root", "hostPath": {"path": ROOT, "type": "DirectoryOrCreate"}}],
+        },
+    }
+
+
+def _volume(name: str, namespace: str, claim: str) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": {
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteMany", "ReadWriteOnce"],
+            "persistentVolumeReclaimPolicy": "Retain",
+            "storageClassName": STORAGE_CLASS,
+            "claimRef": {"namespace": namespace, "name": claim},
+            "hostPath": {"path": f"{ROOT}/{name}"},
+        },
+    }

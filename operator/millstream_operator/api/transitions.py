@@ -1,0 +1,53 @@
+"""Rules about a change: what a stored object may not become. CEL for the API server, Python for what bypasses it.
+
+A rule stands at a path of the schema and is asked when both the old and the new object have a value there, as the
+API server does with a rule that names `oldSelf`. To take the whole value away is another change, and allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+_UNITS = {"": 1} | {suffix: 1000**power for power, suffix in enumerate("kMGTP", start=1)}
+_UNITS |= {f"{prefix}i": 1024**power for power, prefix in enumerate("KMGTP", start=1)}
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """`holds(old, new)`: may the value at `path` become `new`?"""
+
+    path: str
+    cel: str
+    holds: Callable[[Any, Any], bool]
+    message: str
+
+
+def storage_bytes(size: str) -> Fraction:
+    """A size such as `200Gi` (`STORAGE_PATTERN` of `api/model.py`) in bytes."""
+    digits = size.rstrip("kMGTPKi")
+    return Fraction(int(digits) * _UNITS[size[len(digits) :]])
+
+
+def _kept(field: str, attribute: str, default: str) -> Transition:
+    now, before = (f"(has({value}.{field}) ? {value}.{field} : '{default}')" for value in ("self", "oldSelf"))
+    return Transition(
+        "spec.model.cache",
+        f"{now} == {before}",
+        lambda old, new: (getattr(old, attribute) or default) == (getattr(new, attribute) or default),
+        f"{field} cannot change: a volume keeps it for life. Remove model.cache, wait for the rollout, add it anew.",
+    )
+
+
+TRANSITIONS: tuple[Transition, ...] = (
+    Transition(
+        "spec.model.cache",
+        "quantity(self.size).compareTo(quantity(oldSelf.size)) >= 0",
+        lambda old, new: storage_bytes(new.size) >= storage_bytes(old.size),
+        "size can grow and never shrink: no storage takes bytes back.",
+    ),
+    _kept("storageClassName", "storage_class_name", ""),
+    _kept("accessMode", "access_mode", "ReadWriteMany"),
+)

@@ -1,0 +1,79 @@
+"""What `millstream inspect` said of a model -> the facts that planning and pinning need of it.
+
+The contract is docs/model-sources.md: one JSON object with a `version`; of a version that is not known nothing is
+believed, and keys that are not known are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from millstream_operator.catalog.config_fields import ConfigError
+from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.catalog.read_shape import READERS, read_shape
+
+VERSION = 1
+_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9:._/+-]{0,127}")
+
+
+class UnknownAnswerError(ValueError):
+    """Not the answer of an inspection, or of a version that is not known here. `str()` is one sentence."""
+
+
+class UnknownFamilyError(ConfigError):
+    """A model of a family that the catalogue does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedModel:
+    """`revision`: commit or manifest digest; None for a folder. `checkpoint_bytes`: of the weights files."""
+
+    shape: ModelShape
+    revision: str | None
+    checkpoint_bytes: int | None
+
+
+def read_answer(text: str) -> dict[str, Any]:
+    """The JSON object that an inspection left behind.
+
+    Raises:
+        UnknownAnswerError: it is none.
+    """
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict) or answer.get("version") != VERSION or not isinstance(answer.get("config"), dict):
+        raise UnknownAnswerError(
+            f"The runtime image answered the inspection in a form that this operator does not read (version {VERSION} "
+            "is what it reads); use an image of the operator's own version."
+        )
+    return answer
+
+
+def read_inspected(answer: Mapping[str, Any]) -> InspectedModel:
+    """The facts in an answer.
+
+    Raises:
+        ConfigError: no shape can be read from it; UnknownFamilyError where the catalogue lacks the model's family.
+    """
+    config = {**answer["config"], "quantization_config": answer.get("quantization_config")}
+    try:
+        shape = read_shape(config)
+    except ConfigError as error:
+        inner = next((config[name] for name in ("text_config",) if isinstance(config.get(name), Mapping)), config)
+        if inner.get("model_type") not in READERS and "model_type is" in str(error):
+            raise UnknownFamilyError(str(error)) from None
+        raise
+    weights = answer.get("weights")
+    size = weights.get("file_bytes") if isinstance(weights, Mapping) else None
+    revision = answer.get("revision")
+    return InspectedModel(
+        shape,
+        revision if isinstance(revision, str) and _REVISION.fullmatch(revision) else None,
+        size if isinstance(size, int) and 0 < size < 1 << 60 else None,
+    )

@@ -1,0 +1,43 @@
+"""Where the runtime finds the weights, below the model root. Pure; `rendering/model_source.py` puts them there.
+
+    local                    chat                       the folder of the image
+    persistentVolumeClaim    persistentVolumeClaim/chat the folder of the volume
+    huggingFace, image       huggingFace                an emptyDir: one model, one folder
+    … with model.cache       huggingFace/org--name-0123456789ab
+
+A cache outlives the pods, and a complete folder never changes: so each revision has a folder of its own in it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from millstream_operator.api.model import ModelSource
+from millstream_operator.api.spec import LLMDeploymentSpec
+from millstream_operator.planning.requires import source_kind
+
+REVISION_LENGTH = 12  # of a commit or digest: enough to tell the revisions of one model apart
+
+
+def model_path(spec: LLMDeploymentSpec, revision: str | None) -> str:
+    """`revision`: what the source was resolved to; where that is not known, the spec's own words stand for it."""
+    source = spec.model.source
+    if source.local is not None:
+        return source.local.path.rstrip("/") or "/"
+    if (claim := source.persistent_volume_claim) is not None and claim.path is not None:
+        return f"{source_kind(source)}/{claim.path.strip('/')}"
+    if spec.model.cache is None or source.persistent_volume_claim is not None:
+        return source_kind(source)
+    return f"{source_kind(source)}/{_cache_folder(source, revision)}"
+
+
+def _cache_folder(source: ModelSource, revision: str | None) -> str:
+    if source.hugging_face is not None:
+        name, asked = source.hugging_face.repository, source.hugging_face.revision or "main"
+    else:
+        assert source.image is not None  # noqa: S101 - nothing else is downloaded
+        name, _, digest = source.image.reference.partition("@")
+        name, _, tag = name.rpartition("/")[2].partition(":")
+        asked = digest or tag or "latest"
+    version = (revision or asked).removeprefix("sha256:")[:REVISION_LENGTH]
+    return re.sub(r"[^A-Za-z0-9._-]", "--", f"{name}-{version}")
