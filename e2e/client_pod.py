@@ -56,6 +56,8 @@ class Traffic:
 OPEN_LOOP = """
 import itertools, json, os, threading, time, urllib.request
 interval = float(os.environ["INTERVAL_SECONDS"])
+def tell(line):
+    os.write(1, (line + "\\n").encode())  # one write: threads must not mix their lines
 def ask(stream):
     body = json.dumps({"model": os.environ["MODEL"], "messages": [{"role": "user", "content": "What is a pod?"}],
                        "max_tokens": 16, "temperature": 0, "stream": stream}).encode()
@@ -67,9 +69,9 @@ def ask(stream):
             assert text.rstrip().endswith("data: [DONE]"), "a stream was cut off: " + text[-200:]
         else:
             assert json.loads(text)["choices"][0]["message"]["content"], "an empty answer"
-        print("ok stream" if stream else "ok", flush=True)
+        tell("ok stream" if stream else "ok")
     except Exception as error:
-        print(f"{time.strftime('%H:%M:%S')} stream={stream} {type(error).__name__}: {error}", flush=True)
+        tell(f"{time.strftime('%H:%M:%S')} stream={stream} {type(error).__name__}: {error}")
 begin = time.monotonic()
 for number in itertools.count():
     time.sleep(max(0, begin + number * interval - time.monotonic()))

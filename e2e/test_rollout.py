@@ -7,8 +7,6 @@ import time
 import urllib.request
 from typing import Any
 
-import pytest
-
 from e2e.client_pod import OPEN_LOOP, traffic
 from e2e.cluster import Cluster, Object, eventually
 from e2e.deployments import condition, is_ready, llmd, pods, read, wait_ready
@@ -45,11 +43,9 @@ def uid_and_restarts(pod: Object) -> tuple[str, int]:
     return pod["metadata"]["uid"], sum(one["restartCount"] for one in pod["status"]["containerStatuses"])
 
 
-def bad_change(release: Release, kind: str) -> dict[str, Any]:
-    """A spec whose pods cannot get ready."""
-    if kind == "model path":
-        return {"model": NO_MODEL}
-    return {"runtime": {"image": f"{release.runtime_image.partition('/')[0]}/no-such-image:1"}}
+# A spec whose pods cannot get ready. An image that no registry has is the unit tests' business: here the node's mirror
+# falls back to an address where nobody listens, and a registry that is away may come back.
+BAD_CHANGE: dict[str, Any] = {"model": NO_MODEL}
 
 
 def test_availability_loses_no_request_of_an_open_loop(
@@ -78,9 +74,8 @@ def test_availability_loses_no_request_of_an_open_loop(
     assert decisions(seen) == []
 
 
-@pytest.mark.parametrize("kind", ["model path", "image"])
 def test_a_bad_revision_stops_at_one_pod_and_the_old_one_serves_on(
-    cluster: Cluster, release: Release, warm_image: None, namespace: str, durations: Durations, kind: str
+    cluster: Cluster, release: Release, warm_image: None, namespace: str, durations: Durations
 ) -> None:
     cluster.apply(namespace, llmd("stops", replicas=2, **rollout("Availability")))
     wait_ready(cluster, namespace, "stops")
@@ -92,8 +87,8 @@ def test_a_bad_revision_stops_at_one_pod_and_the_old_one_serves_on(
         return read(cluster, namespace, "stops")
 
     with traffic(cluster, namespace, "stops", release.operator_image, OPEN_LOOP) as requests:
-        with durations.measure(f"Availability: bad {kind} -> RolloutStopped in the journal"):
-            cluster.apply(namespace, llmd("stops", replicas=2, **rollout("Availability"), **bad_change(release, kind)))
+        with durations.measure("Availability: bad model path -> RolloutStopped in the journal"):
+            cluster.apply(namespace, llmd("stops", replicas=2, **rollout("Availability"), **BAD_CHANGE))
             eventually(look, lambda now: "RolloutStopped" in decisions(now), what="told", timeout_seconds=90)
         end = time.monotonic() + QUIET_SECONDS
         while time.monotonic() < end:
@@ -157,14 +152,13 @@ def test_resource_aware_says_so_then_drains_then_replaces(
     assert "ReplacingInPlace" in reasons
 
 
-@pytest.mark.parametrize("kind", ["model path", "image"])
 def test_what_fails_in_place_is_rolled_back_and_the_old_spec_restarts_nothing(
-    cluster: Cluster, release: Release, warm_image: None, namespace: str, durations: Durations, kind: str
+    cluster: Cluster, release: Release, warm_image: None, namespace: str, durations: Durations
 ) -> None:
     cluster.apply(namespace, llmd("back", **rollout("ResourceAware")))
     first = wait_ready(cluster, namespace, "back")
-    with durations.measure(f"ResourceAware: bad {kind} -> rolled back, the old revision answers"):
-        cluster.apply(namespace, llmd("back", **rollout("ResourceAware"), **bad_change(release, kind)))
+    with durations.measure("ResourceAware: bad model path -> rolled back, the old revision answers"):
+        cluster.apply(namespace, llmd("back", **rollout("ResourceAware"), **BAD_CHANGE))
         seen = eventually(
             lambda: read(cluster, namespace, "back"),
             lambda now: (
@@ -175,7 +169,7 @@ def test_what_fails_in_place_is_rolled_back_and_the_old_spec_restarts_nothing(
             timeout_seconds=150,
         )
     assert condition(seen, "Available")["status"] == condition(seen, "Stalled")["status"] == "True"
-    assert ("no-such-model" if kind == "model path" else "no-such-image") in condition(seen, "Ready")["message"]
+    assert "no-such-model" in condition(seen, "Ready")["message"]
     assert decisions(seen) == ["RolledBack", "ReplacingInPlace"]
     assert seen["status"]["rollout"]["phase"] == "RolledBack"
     assert seen["status"]["rollout"]["currentRevision"] == first["status"]["rollout"]["currentRevision"]
