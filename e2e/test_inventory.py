@@ -77,7 +77,10 @@ def test_a_plan_is_made_for_the_clusters_gpus_and_waits_for_them(
     assert any("pods wait" in reason["reason"] for reason in plan["reasons"] if reason["field"] == "inventory")
     assert plan["memory"]["kvCacheBytes"] > 0
     assert plan["factsHash"]
-    workload = cluster.get("deployment", "waits", "-n", namespace)
+    workload = eventually(
+        lambda: cluster.find("deployment", "waits", "-n", namespace), lambda found: found is not None, what="the pods"
+    )
+    assert workload is not None
     assert L4 in json.dumps(workload["spec"]["template"]["spec"]["affinity"])
 
 

@@ -151,5 +151,5 @@ def _matched(table: tuple[tuple[str, str], ...], text: str) -> str | None:
 
 
 def _without_preemption(text: str) -> str:
-    """What preemption would not help with is the same again."""
-    return text.partition("preemption: ")[0].rstrip(". ")
+    """Without what follows the nodes: that preemption would not help, nor a ResourceClaim that could be given up."""
+    return re.split(r"preemption: |no new claims to deallocate", text, maxsplit=1)[0].rstrip("., ")

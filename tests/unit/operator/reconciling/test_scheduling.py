@@ -47,6 +47,12 @@ SAID: dict[str, tuple[str, Reason, str]] = {
         "No node takes the pod. Of 4 nodes: 2 without 16Gi free memory; 1 without 2 free CPU; 1 without room for one "
         "pod more.",
     ),
+    "what Kubernetes 1.34 says of ResourceClaims, too": (
+        "0/1 nodes are available: 1 Insufficient cpu. no new claims to deallocate, preemption: 0/1 nodes are available: "
+        "1 Preemption is not helpful for scheduling.",
+        Reason.UNSCHEDULABLE,
+        "No node takes the pod. Of 1 nodes: 1 without 2 free CPU.",
+    ),
     "cordoned and unknown words": (
         "0/3 nodes are available: 2 node(s) were unschedulable, 1 node(s) had a bad day.",
         Reason.UNSCHEDULABLE,
