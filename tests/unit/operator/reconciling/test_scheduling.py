@@ -48,8 +48,8 @@ SAID: dict[str, tuple[str, Reason, str]] = {
         "pod more.",
     ),
     "what Kubernetes 1.34 says of ResourceClaims, too": (
-        "0/1 nodes are available: 1 Insufficient cpu. no new claims to deallocate, preemption: 0/1 nodes are available: "
-        "1 Preemption is not helpful for scheduling.",
+        "0/1 nodes are available: 1 Insufficient cpu. no new claims to deallocate, preemption: 0/1 nodes are "
+        "available: 1 Preemption is not helpful for scheduling.",
         Reason.UNSCHEDULABLE,
         "No node takes the pod. Of 1 nodes: 1 without 2 free CPU.",
     ),
