@@ -68,6 +68,17 @@ def planned(cluster: Cluster, namespace: str, name: str, summary: str, timeout_s
     )
 
 
+def workload_of(cluster: Cluster, namespace: str, name: str) -> Object:
+    """The Deployment of pods. It is made after the plan is in the status, so it may take a moment."""
+    found = eventually(
+        lambda: cluster.find("deployment", name, "-n", namespace),
+        lambda found: found is not None,
+        what=f"{name}'s pods",
+    )
+    assert found is not None
+    return found
+
+
 def test_a_plan_is_made_for_the_clusters_gpus_and_waits_for_them(
     cluster: Cluster, release: Release, warm_image: None, namespace: str, add_node: Callable[[str, int], None]
 ) -> None:
@@ -77,10 +88,7 @@ def test_a_plan_is_made_for_the_clusters_gpus_and_waits_for_them(
     assert any("pods wait" in reason["reason"] for reason in plan["reasons"] if reason["field"] == "inventory")
     assert plan["memory"]["kvCacheBytes"] > 0
     assert plan["factsHash"]
-    workload = eventually(
-        lambda: cluster.find("deployment", "waits", "-n", namespace), lambda found: found is not None, what="the pods"
-    )
-    assert workload is not None
+    workload = workload_of(cluster, namespace, "waits")
     assert L4 in json.dumps(workload["spec"]["template"]["spec"]["affinity"])
 
 
@@ -106,7 +114,7 @@ def test_a_node_that_comes_restarts_nothing_unless_it_is_asked_to(
     cluster.apply(namespace, shape(), on_a_gpu("kept"), on_a_gpu("follows", runtime={"updatePolicy": "FollowOperator"}))
     for name in ("kept", "follows"):
         planned(cluster, namespace, name, "1×L4-24GB TP1 None")
-    generation = cluster.get("deployment", "kept", "-n", namespace)["metadata"]["generation"]
+    generation = workload_of(cluster, namespace, "kept")["metadata"]["generation"]
     add_node(T4, 4)
     outdated = eventually(
         lambda: condition(read(cluster, namespace, "kept"), "PlanOutdated"),
@@ -116,7 +124,7 @@ def test_a_node_that_comes_restarts_nothing_unless_it_is_asked_to(
     )
     assert outdated["reason"] == "NewFacts"
     assert "1×T4-16GB TP1 None instead of 1×L4-24GB TP1 None" in outdated["message"]
-    assert cluster.get("deployment", "kept", "-n", namespace)["metadata"]["generation"] == generation
+    assert workload_of(cluster, namespace, "kept")["metadata"]["generation"] == generation
     follows = planned(cluster, namespace, "follows", "1×T4-16GB TP1 None", LOOK_TIMEOUT_SECONDS)
     decisions = eventually(
         lambda: read(cluster, namespace, "follows")["status"].get("decisions", []),
