@@ -144,6 +144,15 @@ def policy_objects(name: str, namespace: str) -> tuple[Object, Object]:
     )
 
 
+def harmless_pod() -> Object:
+    """One that the namespace's Pod Security level admits, so that what denies it is the policy."""
+    security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    container = {"name": "probe", "image": "x", "securityContext": security}
+    pod_security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    spec = {"containers": [container], "securityContext": pod_security}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"}, "spec": spec}
+
+
 @pytest.mark.unproved
 def test_a_policy_that_denies_the_pods_is_named(
     cluster: Cluster, release: Release, namespace: str, request: pytest.FixtureRequest
@@ -153,9 +162,9 @@ def test_a_policy_that_denies_the_pods_is_named(
     request.addfinalizer(lambda: [cluster.run("kubectl", "delete", kind, name, check=False) for kind in kinds])
     for manifest in policy_objects(name, namespace):
         cluster.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
-    probe = ("kubectl", "run", "probe", "-n", namespace, "--image=x", "--dry-run=server")
+    probe = ("kubectl", "create", "-f", "-", "-n", namespace, "--dry-run=server")
     eventually(  # the API server takes a policy up after a moment
-        lambda: cluster.run(*probe, check=False).stderr,
+        lambda: cluster.run(*probe, stdin=json.dumps(harmless_pod()), check=False).stderr,
         lambda said: name in said,
         what="the policy in force",
     )
@@ -183,15 +192,21 @@ def test_a_crash_loop_is_told_once_and_not_at_every_round(
     cluster.apply(namespace, with_resources("tight", tight))
     wait_reason(cluster, namespace, "tight", "OutOfMemory", timeout_seconds=120)
 
+    told: list[Object] = []
+
     def rounds() -> int:
+        status = read(cluster, namespace, "tight")["status"]
+        now = {"conditions": status["conditions"], "warmup": status["warmup"]}
+        if not told or told[-1] != now:
+            told.append(now)
         return restarts(cluster, namespace, "tight")
 
     eventually(rounds, lambda count: count >= 1, what="a restart", timeout_seconds=120)
-    before = read(cluster, namespace, "tight")
+    told.clear()
     eventually(rounds, lambda count: count >= 3, what="three restarts", timeout_seconds=180)
-    after = read(cluster, namespace, "tight")
-    assert after["status"]["conditions"] == before["status"]["conditions"]
-    assert after["status"]["warmup"] == before["status"]["warmup"]
+    assert all(one["conditions"] == told[0]["conditions"] for one in told)
+    # Whether it comes as far as to say that it failed is up to the kernel; it is said once.
+    assert len(told) <= 2, told
 
 
 @pytest.mark.unproved

@@ -19,6 +19,7 @@ from types import TracebackType
 
 from soak.api import Api
 from soak.processes import Process, free_port
+from soak.simulated_pods import stages
 from soak.tools import Tools
 
 START_SECONDS = 120.0
@@ -212,10 +213,10 @@ class ControlPlane:
             "--manage-all-nodes=true",
             f"--server-address=127.0.0.1:{free_port()}",
             "--node-lease-duration-seconds=2000",  # 500 nodes that say they live are a load by themselves
-            f"--config={self._no_configuration()}",
+            f"--config={self._stages()}",
         )
 
-    def _no_configuration(self) -> Path:
+    def _stages(self) -> Path:
         path = self.folder / "kwok.yaml"
-        path.write_text("")
+        path.write_text(stages())
         return path

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from soak.api import Object, TooSlow, eventually, is_ready, llmd, llmd_path
-from soak.faults import Asked, Fault, Injection
+from soak.faults import OF_WRITES, Asked, Fault, Injection
 from soak.operator_process import OperatorProcess
 from soak.snapshot import Snapshot, differences
 from soak.world import World
@@ -217,10 +217,11 @@ def spread(total: int, wanted: int, offset: int) -> list[int]:
 def injections(
     expected: Reference, faults: tuple[Fault, ...], *, only_writes: bool, wanted: int | None, offset: int
 ) -> list[Injection]:
-    """Every fault at every request (or write), or `wanted` places of them a fault."""
-    total = expected.writes if only_writes else len(expected.requests)
+    """Every fault at every request it can come to (or write), or `wanted` places of them a fault."""
     return [
-        Injection(fault, number, only_writes)
+        Injection(fault, number, only_writes=writes)
         for position, fault in enumerate(faults)
+        for writes in (only_writes or fault in OF_WRITES,)
+        for total in (expected.writes if writes else len(expected.requests),)
         for number in spread(total, total if wanted is None else wanted, offset + position)
     ]

@@ -28,6 +28,8 @@ class Fault(StrEnum):
 
 ANSWERS = (Fault.CONFLICT, Fault.TOO_MANY, Fault.SERVER_ERROR, Fault.TIMEOUT, Fault.LOST_ANSWER)
 KILLS = (Fault.KILLED_BEFORE, Fault.KILLED_AFTER)
+# A read cannot conflict with anything: no API server answers it with 409.
+OF_WRITES = frozenset({Fault.CONFLICT})
 
 
 @dataclass(frozen=True, slots=True)

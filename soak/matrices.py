@@ -26,7 +26,7 @@ from soak.experiments import (
     reference,
     spread,
 )
-from soak.faults import ANSWERS, KILLS, Fault, Injection
+from soak.faults import ANSWERS, KILLS, OF_WRITES, Fault, Injection
 from soak.operator_process import OperatorProcess
 from soak.snapshot import differences
 from soak.world import OPERATOR_NAMESPACE, World
@@ -80,11 +80,12 @@ async def starts(
     """Every fault at every request of a process's life until all is steady: listings, watches, the Lease's too."""
     outcomes: list[Outcome] = []
     crashes: list[str] = []
-    expected, total = await _reference_start(world)
+    expected, requests, writes = await _reference_start(world)
     planned = iter(
         [
-            Injection(fault, number)
+            Injection(fault, number, only_writes=fault in OF_WRITES)
             for position, fault in enumerate(how)
+            for total in (writes if fault in OF_WRITES else requests,)
             for number in spread(total, total if places is None else places, offset + position)
         ]
     )
@@ -124,13 +125,13 @@ def _elected(world: World, namespace: str, name: str) -> OperatorProcess:
     return OperatorProcess(world.plane, name, settings)
 
 
-async def _reference_start(world: World) -> tuple[dict[str, Any], int]:
-    """The fault-free state, and how many requests a start takes until it is reached."""
+async def _reference_start(world: World) -> tuple[dict[str, Any], int, int]:
+    """The fault-free state; how many requests a start takes until it is reached, and how many of them write."""
     namespace = await world.namespace("start")
     async with _elected(world, namespace, "start-reference") as operator:
         await prepare(world, namespace)
-        requests = len(operator.proxy.exchanges)
-        return await world.state(namespace), requests
+        asked = [exchange.asked for exchange in operator.proxy.exchanges]
+        return await world.state(namespace), len(asked), sum(one.writes for one in asked)
 
 
 async def _same(world: World, namespace: str, expected: dict[str, Any]) -> None:

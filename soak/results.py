@@ -58,8 +58,11 @@ def missed(name: str, result: Result) -> list[str]:
 
 
 def _converged(result: Result) -> list[str]:
-    bad = result["runs"] - result["converged"]
-    return [f"{bad} of {result['runs']} runs did not converge"] if bad else []
+    return [
+        f"did not converge: {one['scenario']}, {one['fault']} at {one['number']} ({one['struck']}): "
+        + "; ".join(one["differences"])
+        for one in result["failures"]
+    ]
 
 
 def _transitions(result: Result) -> list[str]:

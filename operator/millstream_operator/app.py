@@ -40,7 +40,7 @@ from millstream_operator.reconciling.index import Index, OwnerKey, interested, o
 from millstream_operator.reconciling.kinds import LLM_DEPLOYMENT, WATCHED, Kind, label_selector
 from millstream_operator.reconciling.leadership import Election, Timing
 from millstream_operator.reconciling.metrics import OperatorMetrics, View
-from millstream_operator.reconciling.optional_kinds import LOOK_SECONDS, OptionalKinds
+from millstream_operator.reconciling.optional_kinds import OptionalKinds
 from millstream_operator.reconciling.pod_access import DirectPods, PodAccess, ProxyPods
 from millstream_operator.reconciling.pod_reports import PodReports
 from millstream_operator.reconciling.reconciler import Reconciler
@@ -393,7 +393,7 @@ class Operator:
 
     async def _look_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+            await asyncio.sleep(self.settings.discovery_seconds * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
             try:
                 await self.look()
             except (ApiError, ApiUnreachable) as error:

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from millstream_operator.api.base import LabelValue, QualifiedName
 from millstream_operator.planning.plan import PlanDefaults
+from millstream_operator.reconciling.optional_kinds import LOOK_SECONDS
 from millstream_operator.reconciling.reconciler import Defaults
 from millstream_operator.rendering.companions import CompanionDefaults
 from millstream_operator.rendering.pod_defaults import load_pod_defaults
@@ -37,6 +38,7 @@ class Settings:
     leader_election: bool
     operator_namespace: str  # of the Lease
     lease_name: str
+    discovery_seconds: float = LOOK_SECONDS  # between two looks for the kinds of other projects
     gpu_catalog: Path | None = None  # own prices and parts over the shipped catalogue
     inventory: bool = True  # look at the cluster's nodes and at what pods hold of their GPUs
 
@@ -48,6 +50,8 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     MILLSTREAM_PROMETHEUS_URL   where KEDA asks for metrics; empty: KEDA is not used
     MILLSTREAM_MONITORING_LABELS
                                 JSON object: labels of PodMonitors and PrometheusRules
+    MILLSTREAM_DISCOVERY_SECONDS
+                                how often the kinds that a cluster may have or not are looked for and listed, 5 to 3600
     MILLSTREAM_WATCH_NAMESPACES comma-separated; empty: all namespaces
     MILLSTREAM_LOG_LEVEL        DEBUG, INFO, WARNING or ERROR
     MILLSTREAM_HEALTH_PORT      where /healthz, /readyz and /metrics answer
@@ -88,6 +92,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         ),
         operator_namespace=_name(environment, "MILLSTREAM_OPERATOR_NAMESPACE", _NAMESPACE, "millstream-system"),
         lease_name=_name(environment, "MILLSTREAM_LEASE_NAME", _LEASE_NAME, "millstream"),
+        discovery_seconds=_seconds(environment, "MILLSTREAM_DISCOVERY_SECONDS", LOOK_SECONDS, 5, 3600),
         gpu_catalog=Path(path) if (path := environment.get("MILLSTREAM_GPU_CATALOG", "")) else None,
         inventory=bool(_choice(environment, "MILLSTREAM_INVENTORY", {"Enabled": 1, "Disabled": 0}, "Enabled")),
     )
@@ -105,6 +110,15 @@ def _choice(environment: Mapping[str, str], variable: str, choices: Mapping[str,
     if value not in choices:
         raise SettingsError(f"{variable} is {value!r}; it must be one of {', '.join(choices)}.")
     return choices[value]
+
+
+def _seconds(environment: Mapping[str, str], variable: str, default: float, least: int, most: int) -> float:
+    value = environment.get(variable, "").strip()
+    if not value:
+        return default
+    if not re.fullmatch("[0-9]{1,5}", value) or not least <= int(value) <= most:
+        raise SettingsError(f"{variable} is {value[:20]!r}; it must be whole seconds from {least} to {most}.")
+    return float(value)
 
 
 def _companions(environment: Mapping[str, str]) -> CompanionDefaults:

@@ -55,7 +55,7 @@ from millstream_operator.reconciling.seen import Answer, Seen
 from millstream_operator.reconciling.service_probe import ServiceAccess, ask
 from millstream_operator.reconciling.status import status_of, status_of_invalid
 from millstream_operator.reconciling.warmup import warming_up
-from millstream_operator.reconciling.work_queue import RetryLater
+from millstream_operator.reconciling.work_queue import LookAgain, RetryLater
 from millstream_operator.reconciling.workload import rolled_out
 from millstream_operator.rendering.companions import CompanionDefaults
 from millstream_operator.rendering.inspection_record import kept_inspections
@@ -146,7 +146,7 @@ class Reconciler:
                 beside = await self._beside(owner, key, kept, manifest)
             await self._write_invalid(manifest, refused.problem, refused.plan, beside)
             if refused.recheck_seconds is not None:
-                raise RetryLater(refused.problem.message, refused.recheck_seconds) from None
+                raise LookAgain(refused.problem.message, refused.recheck_seconds) from None
             return
         pin = chosen.pin
         rollout = intent(self._scene(owner, key, pin))
@@ -180,13 +180,13 @@ class Reconciler:
         self._reports.follow(key, warming_up(seen))
         await self._write_status(owner, previous, status_of(seen, self._now()))
         if problem is not None:
-            raise RetryLater(problem.message, RECHECK_OBSTACLE_SECONDS)
+            raise LookAgain(problem.message, RECHECK_OBSTACLE_SECONDS)
         if answer is not None and answer.failure is not None:
             raise RetryLater(answer.failure.message)
         if answer is None and self._unanswered.get(owner.metadata.uid or ""):
             raise RetryLater("the model does not answer through its Service yet")
         if beside.problem:
-            raise RetryLater(beside.problem, RECHECK_OBSTACLE_SECONDS)
+            raise LookAgain(beside.problem, RECHECK_OBSTACLE_SECONDS)
 
     # Children
 

@@ -17,6 +17,7 @@ from millstream_operator.reconciling.schedule import Schedule
 
 log = logging.getLogger(__name__)
 Key = TypeVar("Key")
+SOONEST_LOOK_SECONDS = 0.05
 
 
 class RetryLater(Exception):
@@ -25,6 +26,17 @@ class RetryLater(Exception):
     def __init__(self, message: str, at_least_seconds: float = 0.0) -> None:
         super().__init__(message)
         self.at_least_seconds = at_least_seconds
+
+
+class LookAgain(RetryLater):
+    """Raised by work that did all it can and waits for the world: somebody else's object, a Job, a claim.
+
+    No failure: it comes back after the time it names, however often, and a real failure later begins at the first
+    backoff. Otherwise a conflict that nobody resolves would slow down everything else about its object.
+    """
+
+    def __init__(self, message: str, after_seconds: float) -> None:
+        super().__init__(message, max(after_seconds, SOONEST_LOOK_SECONDS))
 
 
 class Result(StrEnum):
@@ -87,9 +99,13 @@ class WorkQueue(Generic[Key]):
         while True:
             key = await self._next()
             began, result, at_least_seconds = self._now(), Result.ERROR, 0.0
+            look_again_seconds = None
             try:
                 await work(key)
                 result = Result.DONE
+            except LookAgain as reason:
+                result, look_again_seconds = Result.RETRY, reason.at_least_seconds
+                log.info("%s: looking again in %.0f s: %s", key, look_again_seconds, reason)
             except RetryLater as reason:
                 result, at_least_seconds = Result.RETRY, reason.at_least_seconds
                 log.info("%s: trying again: %s", key, reason)
@@ -99,8 +115,11 @@ class WorkQueue(Generic[Key]):
             except Exception:  # one object's bug must not stop the others
                 log.exception("%s: failed", key)
             finally:
-                failed = result in (Result.RETRY, Result.ERROR) and not self._standing_by
+                failed = result in (Result.RETRY, Result.ERROR) and look_again_seconds is None
+                failed = failed and not self._standing_by
                 self.schedule.done(key, self._now(), failed=failed, at_least=at_least_seconds)
+                if look_again_seconds is not None:
+                    self.add(key, look_again_seconds)
                 self._observe(result, self._now() - began)
                 self._changed.set()
 

@@ -35,10 +35,12 @@ def test_everything_is_read(tmp_path: Path) -> None:
             "MILLSTREAM_SERVICE_ACCESS": "Proxy",
             "MILLSTREAM_GPU_CATALOG": "/etc/gpus/catalog.yaml",
             "MILLSTREAM_INVENTORY": "Disabled",
+            "MILLSTREAM_DISCOVERY_SECONDS": "10",
             "MILLSTREAM_PROMETHEUS_URL": "https://prometheus.monitoring.svc:9090/prefix",
             "MILLSTREAM_MONITORING_LABELS": '{"release": "prometheus"}',
         }
     )
+    assert settings.discovery_seconds == 10
     companions = settings.defaults.companions
     assert companions.prometheus_url == "https://prometheus.monitoring.svc:9090/prefix"
     assert companions.monitoring_labels == {"release": "prometheus"}
@@ -52,7 +54,7 @@ def test_everything_is_read(tmp_path: Path) -> None:
 
 def test_a_variable_that_is_there_but_empty_is_the_default() -> None:
     names: tuple[str, ...] = ("POD_DEFAULTS", "WATCH_NAMESPACES", "LOG_LEVEL", "HEALTH_PORT", "SERVICE_ACCESS")
-    names += ("PROMETHEUS_URL", "MONITORING_LABELS", "GPU_CATALOG", "INVENTORY")
+    names += ("PROMETHEUS_URL", "MONITORING_LABELS", "GPU_CATALOG", "INVENTORY", "DISCOVERY_SECONDS")
     assert read_settings(IMAGE | {f"MILLSTREAM_{name}": "" for name in names}) == read_settings(IMAGE)
 
 
@@ -67,6 +69,8 @@ BAD: dict[str, tuple[str, str, list[str]]] = {
     "port negative": ("HEALTH_PORT", "-1", ["'-1'"]),
     "port of 5000 digits": ("HEALTH_PORT", "1" * 5000, ["1 to 65535"]),
     "access": ("SERVICE_ACCESS", "Tunnel", ["'Tunnel'", "Direct, Proxy"]),
+    "seconds too few": ("DISCOVERY_SECONDS", "4", ["'4'", "5 to 3600"]),
+    "seconds that are none": ("DISCOVERY_SECONDS", "1m", ["'1m'", "whole seconds"]),
     "inventory": ("INVENTORY", "Maybe", ["'Maybe'", "Enabled, Disabled"]),
     "no URL": ("PROMETHEUS_URL", "prometheus:9090", ["'prometheus:9090'", "http://"]),
     "a query": ("PROMETHEUS_URL", "http://p:9090/?x=1", ["without a query"]),

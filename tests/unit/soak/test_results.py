@@ -9,8 +9,9 @@ import pytest
 from soak.load import percentile
 from soak.results import missed
 
+FAILURE = {"scenario": "create", "fault": "500", "number": 3, "struck": "PATCH /x", "differences": ["no Service"]}
 GOOD: dict[str, dict[str, Any]] = {
-    "kills": {"runs": 3, "converged": 3, "crashes": [], "orphans": []},
+    "kills": {"runs": 3, "converged": 3, "failures": [], "crashes": [], "orphans": []},
     "transitions": {"runs": 3, "equal": 3, "crashes": []},
     "outage": {
         "recovered_seconds": 3,
@@ -35,7 +36,7 @@ GOOD: dict[str, dict[str, Any]] = {
     },
 }
 BAD: list[tuple[str, dict[str, Any]]] = [
-    ("kills", {"converged": 2}),
+    ("kills", {"failures": [FAILURE]}),
     ("kills", {"crashes": ["exit code 1"]}),
     ("kills", {"orphans": ["run-1: services/demo"]}),
     ("transitions", {"equal": 2}),

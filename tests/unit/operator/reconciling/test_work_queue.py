@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream_operator.reconciling.schedule import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, Schedule
-from millstream_operator.reconciling.work_queue import RetryLater, WorkQueue
+from millstream_operator.reconciling.work_queue import LookAgain, RetryLater, WorkQueue
 
 
 def schedule() -> Schedule[str]:
@@ -229,6 +229,23 @@ async def test_work_that_is_not_finished_is_no_error(caplog: pytest.LogCaptureFi
         await worked(queue, work, done)
     assert tries["a"] == 2
     assert not caplog.records
+
+
+async def test_what_waits_for_the_world_does_not_slow_down_what_fails_later() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    done, tries = asyncio.Event(), Counter[str]()
+
+    async def work(key: str) -> None:
+        tries[key] += 1
+        if tries[key] <= 20:  # twenty failures in a row would wait for five minutes
+            raise LookAgain("somebody else's object has the name", 0.0)
+        if tries[key] == 21:
+            raise RetryLater("not yet")
+        done.set()
+
+    queue.add("a")
+    await worked(queue, work, done)
+    assert tries["a"] == 22
 
 
 async def test_a_delayed_key_does_not_hold_up_an_earlier_one() -> None:

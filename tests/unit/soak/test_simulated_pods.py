@@ -1,0 +1,20 @@
+"""What kwok is told about pods: its own fast Stages, and the answer of an inspection."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from millstream_operator.catalog.inspected_model import read_answer
+from soak.simulated_pods import stages
+
+TERMINATION_MESSAGE_LIMIT_BYTES = 4096
+
+
+def test_the_pod_of_an_inspection_says_what_the_operator_reads() -> None:
+    documents = [json.loads(text) for text in stages().split("---\n")]
+    assert [one["metadata"]["name"] for one in documents] == ["pod-ready", "pod-complete", "pod-delete"]
+    message = re.search(r"message: {{ `(.*)` \| Quote }}", documents[1]["spec"]["next"]["statusTemplate"])
+    assert message is not None
+    assert len(message[1].encode()) <= TERMINATION_MESSAGE_LIMIT_BYTES
+    assert read_answer(message[1])["architectures"] == ["LlamaForCausalLM"]
