@@ -100,7 +100,6 @@ def test_the_hpa_controller_scales_the_llmdeployment_and_says_what_it_lacks(
     assert not any(manager.startswith("millstream") for manager in managers), f"the spec is not ours: {managers}"
 
 
-@pytest.mark.unproved
 def test_a_replica_that_is_scaled_away_cuts_no_stream(
     cluster: Cluster, release: Release, warm_image: None, namespace: str, durations: Durations
 ) -> None:
@@ -123,7 +122,6 @@ def test_a_replica_that_is_scaled_away_cuts_no_stream(
     assert not lost
 
 
-@pytest.mark.unproved
 def test_somebody_elses_autoscaler_is_left_alone(
     cluster: Cluster, release: Release, warm_image: None, namespace: str
 ) -> None:
@@ -164,7 +162,6 @@ def companions(cluster: Cluster, namespace: str, kinds: str) -> set[str]:
     return {item["kind"] for item in cluster.items(kinds, "-n", namespace)}
 
 
-@pytest.mark.unproved
 @pytest.mark.timeout(600)
 def test_kinds_of_other_projects_come_and_go(
     cluster: Cluster,
@@ -222,7 +219,6 @@ def test_kinds_of_other_projects_come_and_go(
     assert set(restarts) == {0}, "no operator restarted for it"
 
 
-@pytest.mark.unproved
 def test_the_operator_may_do_what_it_needs_and_no_more(cluster: Cluster, release: Release) -> None:
     account = f"system:serviceaccount:{release.namespace}:{release.name}"
 

@@ -153,7 +153,6 @@ def harmless_pod() -> Object:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"}, "spec": spec}
 
 
-@pytest.mark.unproved
 def test_a_policy_that_denies_the_pods_is_named(
     cluster: Cluster, release: Release, namespace: str, request: pytest.FixtureRequest
 ) -> None:
@@ -183,7 +182,6 @@ def restarts(cluster: Cluster, namespace: str, name: str) -> int:
     return max((one["restartCount"] for one in told), default=0)
 
 
-@pytest.mark.unproved
 def test_a_crash_loop_is_told_once_and_not_at_every_round(
     cluster: Cluster, release: Release, warm_image: None, namespace: str
 ) -> None:
@@ -209,7 +207,6 @@ def test_a_crash_loop_is_told_once_and_not_at_every_round(
     assert len(told) <= 2, told
 
 
-@pytest.mark.unproved
 def test_another_managers_hold_on_a_child_is_taken_back(cluster: Cluster, release: Release, namespace: str) -> None:
     """Two field managers want the same field: ours wins, and neither spins."""
     cluster.apply(namespace, llmd("contested", replicas=0))
@@ -226,7 +223,6 @@ def test_another_managers_hold_on_a_child_is_taken_back(cluster: Cluster, releas
     )
 
 
-@pytest.mark.unproved
 def test_a_namespace_goes_with_everything_in_it(cluster: Cluster, release: Release, namespace: str) -> None:
     cluster.apply(namespace, llmd("doomed", replicas=0))
     eventually(lambda: cluster.find("service", "doomed", "-n", namespace), bool, what="the children")

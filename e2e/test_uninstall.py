@@ -20,7 +20,6 @@ def uninstallable(release: Release) -> Iterator[Release]:
     release.install()
 
 
-@pytest.mark.unproved
 def test_the_crd_and_the_models_stay_by_default(
     cluster: Cluster, uninstallable: Release, warm_image: None, namespace: str
 ) -> None:
@@ -39,7 +38,6 @@ def test_the_crd_and_the_models_stay_by_default(
     assert before["metadata"]["uid"] in [pod["metadata"]["uid"] for pod in pods(cluster, namespace, "orphan")]
 
 
-@pytest.mark.unproved
 def test_with_keep_off_the_crd_goes_and_takes_the_models_along(
     cluster: Cluster, uninstallable: Release, warm_image: None, namespace: str
 ) -> None:

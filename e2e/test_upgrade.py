@@ -83,7 +83,6 @@ def wait_seen(cluster: Cluster, namespace: str, name: str, replicas: int) -> Non
     )
 
 
-@pytest.mark.unproved
 def test_an_upgrade_and_a_rollback_restart_no_model(
     cluster: Cluster, release: Release, from_previous: None, warm_image: None, namespace: str, durations: Durations
 ) -> None:

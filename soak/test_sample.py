@@ -16,7 +16,7 @@ from soak.scale import scale
 from soak.transitions import transitions
 from soak.world import World
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 
 
 async def test_killed_at_a_write_of_each_scenario_it_comes_to_the_same_end(where: World, seed: int) -> None:
