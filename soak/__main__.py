@@ -37,20 +37,20 @@ class Proof:
 PROOFS: dict[str, Proof] = {
     "kills": Proof(
         "SIGKILL before and after every write of each scenario",
-        lambda w, o: kills(w, places=o.places, offset=o.seed),
+        lambda w, o: kills(w, places=o.places, offset=o.seed, say=_say),
     ),
     "faults": Proof(
         "409, 429, 500, timeout, lost answer at every request of each scenario",
-        lambda w, o: faults(w, places=o.places, offset=o.seed),
+        lambda w, o: faults(w, places=o.places, offset=o.seed, say=_say),
     ),
     "starts": Proof(
         "the same, and kills, at every request of an operator's start, listings, watches and Lease included",
-        lambda w, o: starts(w, places=o.places, offset=o.seed),
+        lambda w, o: starts(w, places=o.places, offset=o.seed, say=_say),
     ),
     "outage": Proof("no API server for minutes", lambda w, o: outage(w, seconds=o.outage)),
     "leaders": Proof("the leader is killed, frozen, cut off", lambda w, o: leaders(w, rounds=o.rounds)),
     "transitions": Proof(
-        "random A → B → A and A → bad → A", lambda w, o: transitions(w, count=o.transitions, seed=o.seed)
+        "random A → B → A and A → bad → A", lambda w, o: transitions(w, count=o.transitions, seed=o.seed, say=_say)
     ),
     "scale": Proof(
         "many LLMDeployments over many GPU nodes",

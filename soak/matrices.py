@@ -28,6 +28,7 @@ from soak.experiments import (
 )
 from soak.faults import ANSWERS, KILLS, OF_WRITES, Fault, Injection
 from soak.operator_process import OperatorProcess
+from soak.progress import Progress, Say, silent
 from soak.snapshot import differences
 from soak.world import OPERATOR_NAMESPACE, World
 
@@ -37,20 +38,26 @@ STARTS_TOGETHER = 3
 STEADY_SECONDS = 200.0
 
 
-async def kills(world: World, *, places: int | None = None, offset: int = 0, how: tuple[Fault, ...] = KILLS) -> Result:
+async def kills(
+    world: World, *, places: int | None = None, offset: int = 0, how: tuple[Fault, ...] = KILLS, say: Say = silent
+) -> Result:
     """SIGKILL before and after every write, one after the other; the operator is started again like a pod."""
     outcomes: list[Outcome] = []
+    progress = Progress(say)
     async with OperatorProcess(world.plane, "killed") as operator:
         await operator.wait_ready()
         for scenario in (CREATE, UPDATE, DELETE, ABANDON, REPLACE, REPAIR):
             expected = await reference(world, operator, scenario)
-            for injection in injections(expected, how, only_writes=True, wanted=places, offset=offset):
+            planned = injections(expected, how, only_writes=True, wanted=places, offset=offset)
+            progress.total += len(planned)
+            for injection in planned:
                 outcomes.append(await experiment(world, operator, scenario, expected, injection))
+                progress.step(*_told(outcomes[-1]))
         left = await _orphans(world)
         return _result(outcomes, operator, left) | {"kills": operator.kills}
 
 
-async def faults(world: World, *, places: int | None = None, offset: int = 0) -> Result:
+async def faults(world: World, *, places: int | None = None, offset: int = 0, say: Say = silent) -> Result:
     """Every fault at every request about an object, several namespaces beside each other under one operator."""
     outcomes: list[Outcome] = []
     async with OperatorProcess(world.plane, "troubled") as operator:
@@ -62,10 +69,13 @@ async def faults(world: World, *, places: int | None = None, offset: int = 0) ->
                 planned.append((scenario, expected, injection))
         # Those that keep a worker waiting apart from each other, so that they do not wait for one another.
         waiting = iter(sorted(planned, key=lambda one: (one[2].number, one[2].fault)))
+        progress = Progress(say, len(planned))
 
         async def run() -> None:
             for scenario, expected, injection in waiting:
-                outcomes.append(await experiment(world, operator, scenario, expected, injection))
+                outcome = await experiment(world, operator, scenario, expected, injection)
+                outcomes.append(outcome)
+                progress.step(*_told(outcome))
 
         async with asyncio.TaskGroup() as group:
             for _ in range(TOGETHER):
@@ -75,23 +85,27 @@ async def faults(world: World, *, places: int | None = None, offset: int = 0) ->
 
 
 async def starts(
-    world: World, *, places: int | None = None, offset: int = 0, how: tuple[Fault, ...] = (*ANSWERS, *KILLS)
+    world: World,
+    *,
+    places: int | None = None,
+    offset: int = 0,
+    how: tuple[Fault, ...] = (*ANSWERS, *KILLS),
+    say: Say = silent,
 ) -> Result:
     """Every fault at every request of a process's life until all is steady: listings, watches, the Lease's too."""
     outcomes: list[Outcome] = []
     crashes: list[str] = []
     expected, requests, writes = await _reference_start(world)
-    planned = iter(
-        [
-            Injection(fault, number, only_writes=fault in OF_WRITES)
-            for position, fault in enumerate(how)
-            for total in (writes if fault in OF_WRITES else requests,)
-            for number in spread(total, total if places is None else places, offset + position)
-        ]
-    )
+    planned = [
+        Injection(fault, number, only_writes=fault in OF_WRITES)
+        for position, fault in enumerate(how)
+        for total in (writes if fault in OF_WRITES else requests,)
+        for number in spread(total, total if places is None else places, offset + position)
+    ]
+    waiting, progress = iter(planned), Progress(say, len(planned))
 
     async def run(lane: int) -> None:
-        for injection in planned:
+        for injection in waiting:
             outcome = Outcome("start", str(injection.fault), injection.number)
             namespace = await world.namespace("start")
             async with _elected(world, namespace, f"start-{lane}") as operator:
@@ -107,12 +121,18 @@ async def starts(
                 outcome.struck = str(injection.struck).replace(namespace, "NAMESPACE") if injection.struck else ""
                 crashes.extend(operator.crashes)
             outcomes.append(outcome)
+            progress.step(*_told(outcome))
             await world.admin.delete(llmd_path(namespace, NAME))
 
     async with asyncio.TaskGroup() as group:
         for lane in range(STARTS_TOGETHER):
             group.create_task(run(lane))
     return _summary(outcomes) | {"crashes": crashes}
+
+
+def _told(outcome: Outcome) -> tuple[str, str]:
+    where = f"{outcome.scenario}, {outcome.fault} at {outcome.number} ({outcome.struck})"
+    return where, "; ".join(outcome.differences)
 
 
 def _elected(world: World, namespace: str, name: str) -> OperatorProcess:

@@ -19,11 +19,11 @@ from soak import snapshot
 from soak.api import Object, eventually, is_ready, llmd, llmd_path
 from soak.load import for_each, summary
 from soak.operator_process import OperatorProcess
+from soak.progress import Say, silent
 from soak.proxy import Exchange
 from soak.world import OPERATOR_NAMESPACE, World
 
 Result = dict[str, Any]
-Say = Callable[[str], None]
 TOGETHER = 16  # as many connections as the operator opens
 NAMESPACES = 20
 APPLY_SECONDS = 1800.0
@@ -41,7 +41,7 @@ Child = tuple[str, Object]  # path of its collection below the namespace, as `/a
 
 
 def gpu_spec() -> Object:
-    """One GPU a replica, and two replicas for every third."""
+    """One GPU a replica. Its inspection is answered with the demo model's shape."""
     return {
         "model": {"servedName": "demo-chat", "source": {"local": {"path": "demo-chat"}}},
         "engine": {"maxModelLen": 4096},
@@ -329,7 +329,7 @@ async def scale(
     objects: int,
     samples: int,
     idle_seconds: float,
-    say: Say = lambda _: None,
+    say: Say = silent,
     yardstick: bool = True,
 ) -> Result:
     """The whole run, in the order of a day: apply, change, rest, restart, delete."""

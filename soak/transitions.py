@@ -18,6 +18,7 @@ import yaml
 from soak.api import Object, Refused, TooSlow, condition, eventually, is_ready, llmd, llmd_path
 from soak.experiments import NAME
 from soak.operator_process import ROOT, OperatorProcess
+from soak.progress import Progress, Say, silent
 from soak.snapshot import differences
 from soak.spec_generator import SpecGenerator, spec_schema
 from soak.world import World
@@ -40,18 +41,20 @@ class Transition:
     differences: list[str] = field(default_factory=list)
 
 
-async def transitions(world: World, *, count: int, seed: int) -> Result:
+async def transitions(world: World, *, count: int, seed: int, say: Say = silent) -> Result:
     """`count` experiments under one operator."""
     crd = yaml.safe_load(next((ROOT / "crds").glob("*llmdeployments*.yaml")).read_text())
     generator = SpecGenerator(spec_schema(crd), seed)
     done: list[Transition] = []
     async with OperatorProcess(world.plane, "transitions") as operator:
         await operator.wait_ready()
-        planned = iter(range(count))
+        planned, progress = iter(range(count)), Progress(say, count)
 
         async def run() -> None:
             for number in planned:
-                done.append(await _transition(world, generator, number))
+                one = await _transition(world, generator, number)
+                done.append(one)
+                progress.step(f"transition {number}, {one.met}", "; ".join(one.differences))
 
         async with asyncio.TaskGroup() as group:
             for _ in range(TOGETHER):
