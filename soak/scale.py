@@ -352,4 +352,6 @@ def _as_applied(item: Object, kind: str, api_version: str) -> Object:
 
 
 def _is_child(exchange: Exchange) -> bool:
-    return exchange.asked.resource not in ("llmdeployments", "events") and exchange.asked.method in ("PATCH", "POST")
+    """A Job is none: it asks for a model's shape, and is gone when the answer is written down."""
+    asked = exchange.asked
+    return asked.resource not in ("llmdeployments", "events", "jobs") and asked.method in ("PATCH", "POST")
