@@ -21,6 +21,7 @@ from millstream_operator.planning.input_hash import input_hash
 from millstream_operator.planning.inspected import Inspected
 from millstream_operator.planning.plan import Infeasible, Plan, PlanDefaults
 from millstream_operator.planning.planner import decide
+from millstream_operator.reconciling.belief import Believed
 from millstream_operator.reconciling.decisions import Decision, DecisionType
 from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.facts import FactsSource
@@ -51,8 +52,16 @@ class Pinning:
         self._compared: dict[str, tuple[object, Diagnosis | None]] = {}  # by uid
         self.waiting: dict[str, OwnerKey] = {}  # by uid: would adopt another plan if GPUs were free
 
-    def choose(self, owner: LLMDeployment, records: Sequence[Manifest], inspected: Inspected | None = None) -> Chosen:
+    def choose(
+        self,
+        owner: LLMDeployment,
+        records: Sequence[Manifest],
+        inspected: Inspected | None = None,
+        believed: Believed | None = None,
+    ) -> Chosen:
         """The pinned plan, or a new one. No await in between: two plans never take the same free GPUs.
+
+        What is `believed` of a pinned plan is not computed, unless a better one would be taken over by itself.
 
         Raises:
             PlanRefused: there is no plan for the spec, or it cannot be run.
@@ -64,6 +73,8 @@ class Pinning:
         if (kept := pinned(owner, records)) is None:
             facts = read.over(self._facts.of(owner))
             return self._promised(owner, plan_anew(owner, self._plans, self._pods, records, facts))
+        if believed is not None and not follows(owner) and uid not in self._compared:
+            return Chosen(kept, believed.outdated, adoption(records))
         problem = self._outdated(owner, kept.revision, read)
         if problem is not None and follows(owner):
             if (fresh := self._adopted(owner, kept, records, read)) is not None:
