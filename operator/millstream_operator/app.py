@@ -23,6 +23,7 @@ from typing import Any
 import kopf
 
 from millstream_operator.health import HealthServer
+from millstream_operator.kopf_keeps_nothing import NoDiffBase, NoProgress
 from millstream_operator.reconciling.catalog_watch import CatalogWatch
 from millstream_operator.reconciling.cluster_client import (
     LIST_PAGE,
@@ -64,6 +65,8 @@ WATCH_TIMEOUT_SECONDS = 290
 WATCH_SILENCE_SECONDS = 70.0
 CONNECT_TIMEOUT_SECONDS = 10
 VERIFY_WATCHES_SECONDS = 15.0
+# kopf's task of an object holds the whole of it until nothing came for so long. A start has thousands of them.
+IDLE_OBJECT_SECONDS = 0.2
 # After the signal to end: for writes under way, so that the Lease can be given up and not left to run out.
 LEAVE_SECONDS = 8.0
 
@@ -89,6 +92,9 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True  # no watching of CRDs and namespaces, so no rights on them
+    settings.persistence.diffbase_storage = NoDiffBase()
+    settings.persistence.progress_storage = NoProgress()
+    settings.queueing.idle_timeout = IDLE_OBJECT_SECONDS
     settings.networking.error_backoffs = EndlessBackoffs()
     settings.networking.request_timeout = 60.0
     settings.networking.connect_timeout = CONNECT_TIMEOUT_SECONDS
@@ -146,6 +152,7 @@ class Operator:
             reports=self.reports,
             facts=self.facts,
             spare=self.facts.spare,
+            later=self.queue.add,
         )
         self.elector: Elector | None = None
         self.metrics.registry.register(self._view())

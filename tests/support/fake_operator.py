@@ -15,6 +15,7 @@ from millstream_operator.api.load import parse
 from millstream_operator.catalog.known_models import known_config
 from millstream_operator.inventory.nodes import read_node
 from millstream_operator.planning.plan import PlanDefaults
+from millstream_operator.reconciling.belief import Later
 from millstream_operator.reconciling.facts import FactsBook, Shapes, shape_from_catalogue
 from millstream_operator.reconciling.gpu_watch import read_pod
 from millstream_operator.reconciling.index import Index, OwnerKey
@@ -124,6 +125,7 @@ class FakeOperator:
         model: FakeModel | None = None,
         shapes: Shapes = shape_from_catalogue,
         companions: CompanionDefaults | None = None,
+        later: Later | None = None,
     ) -> None:
         self.cluster, self.model = cluster, model or FakeModel(cluster)
         self.client = FakeClusterClient(cluster, fault)
@@ -146,6 +148,7 @@ class FakeOperator:
             reports=self.reports,
             facts=self.facts,
             spare=self.facts.spare,
+            later=later,
         )
         self.retries: list[RetryLater] = []
 

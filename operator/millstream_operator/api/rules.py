@@ -7,6 +7,7 @@ is skipped where that value is absent, as the API server does. The message is th
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ def _values(value: Any, steps: Sequence[str], path: str = "") -> Iterator[tuple[
         yield path, value
         return
     name = steps[0].removesuffix("[]")
-    child = getattr(value, _attribute(value, name))
+    child = getattr(value, _attribute(type(value), name))
     here = f"{path}.{name}" if path else name
     if not steps[0].endswith("[]"):
         yield from _values(child, steps[1:], here)
@@ -71,8 +72,9 @@ def _values(value: Any, steps: Sequence[str], path: str = "") -> Iterator[tuple[
         yield from _values(item, steps[1:], f"{here}[{index}]")
 
 
-def _attribute(model: BaseModel, alias: str) -> str:
-    return next(name for name, field in type(model).model_fields.items() if alias in (name, field.alias))
+@functools.cache
+def _attribute(model: type[BaseModel], alias: str) -> str:
+    return next(name for name, field in model.model_fields.items() if alias in (name, field.alias))
 
 
 def _within(low: str, high: str) -> tuple[str, Callable[[str], bool]]:

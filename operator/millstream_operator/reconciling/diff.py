@@ -21,6 +21,7 @@ APPLIED_ANNOTATION = "millstream.dev/applied"
 DIGEST_LENGTH = 16
 # Maps that server-side apply replaces as a whole: one key more in a selector, and it selects nothing.
 ATOMIC_MAPS = frozenset({"selector", "podSelector", "labelSelector", "nodeSelector"})
+EMPTY = (None, "", {}, [])
 
 
 def stamped(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -45,19 +46,28 @@ def projected(live: Any, wanted: Any) -> Any:
     return live
 
 
-def holds(live: dict[str, Any], wanted: dict[str, Any]) -> bool:
+def holds(live: Any, wanted: Any) -> bool:
     """Does the live object hold every value of the manifest? Absent and empty are the same to the server."""
-    return _equal(projected(live, wanted), wanted)
+    if isinstance(wanted, dict) and isinstance(live, dict):
+        return all(
+            _equal(live.get(key), value) if key in ATOMIC_MAPS else holds(live.get(key), value)
+            for key, value in wanted.items()
+        )
+    if isinstance(wanted, list) and isinstance(live, list):
+        return len(live) == len(wanted) and all(map(holds, live, wanted))
+    return _same(live, wanted)
 
 
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(_equal(left, right) for left, right in zip(one, other, strict=True))
-    if one in (None, "", {}, []) and other in (None, "", {}, []):
-        return True
-    return bool(one == other)
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return _same(one, other)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(one == other) or (one in EMPTY and other in EMPTY)
 
 
 class Settled:

@@ -19,6 +19,7 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import ManifestError, parse
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.reconciling import conditions
+from millstream_operator.reconciling.belief import Beliefs, Believed, Later
 from millstream_operator.reconciling.children import Children, controller_uid, namespace_is_going
 from millstream_operator.reconciling.claims import Claims
 from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable, ClusterClient
@@ -98,10 +99,12 @@ class Reconciler:
         reports: PodReports | None = None,
         spare: SpareGPUs = nobody_knows,
         facts: FactsSource | None = None,
+        later: Later | None = None,
     ) -> None:
         self._client, self._index, self._access, self._now = client, index, access, now
         self._spare = spare
         self.pinning = Pinning(facts or NoFacts(), defaults.plan, defaults.pods)
+        self._beliefs = Beliefs(later)
         self._children = Children(client, index)
         self._claims = Claims(client, index)
         self._inspector = Inspector(self._children, index, defaults.plan, defaults.pods, lambda: self._now())
@@ -133,10 +136,11 @@ class Reconciler:
             await self._write_invalid(manifest, Diagnosis(Reason.INVALID_SPEC, str(error)))
             return
         records = self._children.own(owner, key, CONTROLLER_REVISION)
+        believed = self._beliefs.of(owner, key, self._status(key), self._index.children(key, POD))
         try:
             planned = pinned(owner, records) is not None
             inspected = self._inspector.known(owner, key) if planned else await self._inspector.ask(owner, key)
-            chosen = self.pinning.choose(owner, records, inspected)
+            chosen = self.pinning.choose(owner, records, inspected, believed)
         except PlanRefused as refused:
             # The pods stay what they were, and are repaired; what no plan decides (replicas, Service) follows the spec.
             beside = None
@@ -159,7 +163,7 @@ class Reconciler:
         beside = await self._beside(owner, key, rollout.running, manifest)
         workload = self._children.get(owner, key, DEPLOYMENT)
         pods = self._index.children(key, POD)
-        answer = await self._answer(owner, rollout.running, workload, pods) if problem is None else None
+        answer = await self._answer(owner, rollout.running, workload, pods, believed) if problem is None else None
         if answer is not None and answer.failure is None:
             await self._remember_answer(owner, rollout)
         previous = self._status(key)
@@ -253,7 +257,12 @@ class Reconciler:
     # The model
 
     async def _answer(
-        self, owner: LLMDeployment, pin: Pin, workload: Manifest | None, pods: Sequence[Manifest]
+        self,
+        owner: LLMDeployment,
+        pin: Pin,
+        workload: Manifest | None,
+        pods: Sequence[Manifest],
+        believed: Believed | None,
     ) -> Answer | None:
         """Ask once for each revision and set of pods; a failure is asked again at the next try."""
         uid = owner.metadata.uid or ""
@@ -264,6 +273,8 @@ class Reconciler:
         known = self._answers.get(uid)
         if known is not None and known[0] == asked and known[1].failure is None:
             return known[1]
+        if known is None and believed is not None and believed.answered == pin.revision.name:
+            return Answer()
         answer = await ask(self._access, owner, pin.revision)
         self._answers[uid] = (asked, answer)
         if answer.failure is None:
@@ -326,6 +337,7 @@ class Reconciler:
         """Nothing is known any more about an LLMDeployment that is gone."""
         self._forget_answer(uid)
         self._claims.forget(uid)
+        self._beliefs.forget(uid)
         self.pinning.forget(uid)
 
     def _forget_answer(self, uid: str) -> None:
