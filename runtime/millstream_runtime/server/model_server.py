@@ -52,8 +52,8 @@ class ModelServer:
         no_progress_seconds: float = NO_PROGRESS_SECONDS,
         live_config: Path | None = None,
     ) -> None:
-        """`restart_delays_seconds`, `no_progress_seconds`: see `EngineClient`. `live_config`: the file of the live half,
-        watched while this runs; None: what `config` says stays."""
+        """`restart_delays_seconds`, `no_progress_seconds`: see `EngineClient`. `live_config`: the file of the live
+        half, watched while this runs; None: what `config` says stays."""
         self._config = config
         self._listener = listener
         self._ledger = ledger

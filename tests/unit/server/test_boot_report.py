@@ -87,7 +87,7 @@ def test_ready_and_metrics_tell_what_was_measured_and_nothing_else(server: Serve
     with safe_open(tiny_model / "model.safetensors", "pt") as file:
         file_bytes = sum(4 * file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
     pool_bytes = told["memory"]["kv_cache_bytes"]
-    assert 0 < pool_bytes <= server.config.kv_cache_memory_bytes  # type: ignore[operator]
+    assert 0 < pool_bytes <= server.config.kv_cache_memory_bytes
     assert told["memory"] == {
         "weights_bytes": file_bytes,  # float32 in the file and in memory, nothing tied
         "graphs_bytes": 0,

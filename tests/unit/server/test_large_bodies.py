@@ -68,7 +68,7 @@ def padded(body: dict[str, Any]) -> bytes:
     "body",
     [
         SHORT,
-        SHORT | {"prompt": list(range(40)), "logprobs": 2},
+        SHORT | {"prompt": list(range(10)), "logprobs": 2},
         SHORT | {"nonsense": 1},
         SHORT | {"temperature": "hot"},
         SHORT | {"tools": [1]},

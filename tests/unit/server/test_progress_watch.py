@@ -69,7 +69,7 @@ def test_heartbeats_that_are_switched_take_an_idle_engine_with_them() -> None:
 
 
 def is_unresponsive(server: ServerThread) -> bool:
-    return server.get("/ready").json()["phase"] == "Unresponsive"
+    return bool(server.get("/ready").json()["phase"] == "Unresponsive")
 
 
 def test_an_engine_that_stands_still_is_not_ready_and_is_again_when_it_goes_on(tiny_model: Path) -> None:
