@@ -12,6 +12,7 @@ from typing import TextIO
 
 from millstream_runtime.boot import BOOT_PHASES, BootLedger, BootSnapshot, Phase
 from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.engine.memory import gibibytes
 
 TICK_SECONDS = 0.1
 CLEAR_LINE = "\r\x1b[2K"
@@ -64,7 +65,9 @@ class BootView:
             boot = self._ledger.snapshot()
             with self._lock:
                 if not self._ended.is_set() and boot.phase in BOOT_PHASES:
-                    self._out.write(CLEAR_LINE + phase_line("…", boot.phase, boot.seconds[boot.phase], boot.message))
+                    said = reading(boot) if boot.phase is Phase.LOADING_WEIGHTS else ""
+                    seconds = boot.seconds[boot.phase]
+                    self._out.write(CLEAR_LINE + phase_line("…", boot.phase, seconds, said or boot.message))
                     self._out.flush()
 
     def _finish_lines(self, boot: BootSnapshot) -> None:
@@ -72,7 +75,8 @@ class BootView:
         for phase, seconds in boot.seconds.items():
             if phase is not boot.phase and phase not in self._shown:
                 self._shown.add(phase)
-                self._out.write(phase_line("✓", phase, seconds, "") + "\n")
+                said = reading(boot) if phase is Phase.LOADING_WEIGHTS else ""
+                self._out.write(phase_line("✓", phase, seconds, said) + "\n")
         self._out.flush()
 
     def _invitation(self, boot: BootSnapshot) -> str:
@@ -88,6 +92,18 @@ class BootView:
             f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
             f"    -d '{json.dumps(body)}'\n\n"
         )
+
+
+def reading(boot: BootSnapshot) -> str:
+    """`1.20 of 7.50 GiB, 1.10 GiB/s, 6 s left` while weights are read, `7.50 GiB, 1.10 GiB/s` after."""
+    weights = boot.weights
+    if weights is None or weights.bytes_per_second is None:
+        return ""
+    rate = f"{gibibytes(round(weights.bytes_per_second))}/s"
+    if weights.done_bytes >= weights.total_bytes:
+        return f"{gibibytes(weights.total_bytes)}, {rate}"
+    left_seconds = (weights.total_bytes - weights.done_bytes) / weights.bytes_per_second
+    return f"{gibibytes(weights.done_bytes)} of {gibibytes(weights.total_bytes)}, {rate}, {left_seconds:.0f} s left"
 
 
 def phase_line(mark: str, phase: Phase, seconds: float, message: str) -> str:

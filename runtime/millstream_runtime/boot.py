@@ -2,8 +2,10 @@
 
     Starting -> LoadingWeights -> SizingKVCache -> WarmingUp -> Ready -> Draining
          \\____________\\______________\\____________\\_________\\-> Failed
+                                                            Ready <-> Unresponsive
 
-An engine that died and is started again goes the way once more, from Starting.
+An engine that died and is started again goes the way once more, from Starting. One that lives and completes no step
+(`server.progress_watch`) is Unresponsive until it completes one.
 
 `Starting` begins when the kernel created the process, not when this module was imported: the interpreter's start
 and the imports are part of what a user waits for. Several threads read and write the ledger, so every access takes a
@@ -16,7 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -29,20 +31,47 @@ class Phase(StrEnum):
     SIZING_KV_CACHE = "SizingKVCache"
     WARMING_UP = "WarmingUp"
     READY = "Ready"
+    UNRESPONSIVE = "Unresponsive"
     DRAINING = "Draining"
     FAILED = "Failed"
 
 
 BOOT_PHASES = (Phase.STARTING, Phase.LOADING_WEIGHTS, Phase.SIZING_KV_CACHE, Phase.WARMING_UP)
+SERVING_PHASES = (Phase.READY, Phase.UNRESPONSIVE)  # requests may be running
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsProgress:
+    """How much of the checkpoint is read; of several ranks, rank 0's share. The bytes are the files', not the device's.
+
+    `seconds`: since reading began, when this was told, which was at `at_seconds` of the monotonic clock.
+    """
+
+    done_bytes: int
+    total_bytes: int
+    seconds: float
+    at_seconds: float
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """The mean so far; None before the first byte."""
+        return self.done_bytes / self.seconds if self.done_bytes and self.seconds > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class BootSnapshot:
-    """One consistent look at the ledger. `seconds` has boot phases only; the running one counts up to now."""
+    """One consistent look at the ledger. `seconds` has boot phases only; the running one counts up to now.
+
+    `num_bytes`: what a phase read or took, of the phases that do. `weights`: None before the first of them is read.
+    `former_seconds`: of this process's last boot that came to its end; empty during the first.
+    """
 
     phase: Phase
     message: str
     seconds: Mapping[Phase, float]
+    num_bytes: Mapping[Phase, int] = field(default_factory=dict)
+    weights: WeightsProgress | None = None
+    former_seconds: Mapping[Phase, float] = field(default_factory=dict)
 
     @property
     def total_seconds(self) -> float:
@@ -51,7 +80,7 @@ class BootSnapshot:
 
 
 class BootLedger:
-    """Seconds by phase. Entering a phase closes the one before; re-entering a phase adds to it."""
+    """Seconds and bytes by phase. Entering a phase closes the one before; re-entering a phase adds to it."""
 
     def __init__(self, process_age_seconds: float | None = None) -> None:
         age = process_age_seconds if process_age_seconds is not None else measure_process_age_seconds()
@@ -60,6 +89,9 @@ class BootLedger:
         self._phase = Phase.STARTING
         self._message = ""
         self._seconds: dict[Phase, float] = {}
+        self._num_bytes: dict[Phase, int] = {}
+        self._weights: WeightsProgress | None = None
+        self._former_seconds: dict[Phase, float] = {}
         self._observers: list[Callable[[BootSnapshot], None]] = []
 
     def subscribe(self, observer: Callable[[BootSnapshot], None]) -> None:
@@ -75,6 +107,8 @@ class BootLedger:
             if self._phase in BOOT_PHASES:
                 self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._entered_at
             self._phase, self._message, self._entered_at = Phase(phase), message, now
+            if self._phase is Phase.READY:
+                self._former_seconds = dict(self._seconds)
         snapshot = self.snapshot()
         for observer in self._observers:
             observer(snapshot)
@@ -85,10 +119,23 @@ class BootLedger:
             if self._phase in (Phase.FAILED, Phase.DRAINING):
                 return
             self._seconds.clear()
+            self._num_bytes.clear()
+            self._weights = None
             self._phase, self._message, self._entered_at = Phase.STARTING, message, time.monotonic()
         snapshot = self.snapshot()
         for observer in self._observers:
             observer(snapshot)
+
+    def read_weights(self, progress: WeightsProgress) -> None:
+        """More of the checkpoint is read. Observers are not called: this comes several times a second."""
+        with self._lock:
+            self._weights = progress
+            self._num_bytes[Phase.LOADING_WEIGHTS] = progress.done_bytes
+
+    def count_bytes(self, phase: Phase, num_bytes: int) -> None:
+        """What a phase took, told once it is known."""
+        with self._lock:
+            self._num_bytes[phase] = num_bytes
 
     def snapshot(self) -> BootSnapshot:
         with self._lock:
@@ -96,7 +143,9 @@ class BootLedger:
             if self._phase in BOOT_PHASES:
                 running = time.monotonic() - self._entered_at
                 seconds[self._phase] = seconds.get(self._phase, 0.0) + running
-            return BootSnapshot(self._phase, self._message, seconds)
+            return BootSnapshot(
+                self._phase, self._message, seconds, dict(self._num_bytes), self._weights, dict(self._former_seconds)
+            )
 
 
 def measure_process_age_seconds() -> float:

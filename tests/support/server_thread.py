@@ -17,6 +17,7 @@ from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.engine_process.loop import MakeEngine, load_engine
 from millstream_runtime.server.engine_client import LaunchEngine
 from millstream_runtime.server.model_server import ModelServer
+from millstream_runtime.server.progress_watch import NO_PROGRESS_SECONDS
 from millstream_runtime.server.sockets import bind
 from tests.support.engine_thread import EngineThreads
 
@@ -32,6 +33,7 @@ class ServerThread:
         launch_engine: LaunchEngine,
         drain_grace_seconds: float,
         restart_delays_seconds: Sequence[float],
+        no_progress_seconds: float,
     ) -> None:
         self.config = config
         self.ledger = BootLedger(process_age_seconds=0.0)
@@ -42,6 +44,7 @@ class ServerThread:
         self._launch_engine = launch_engine
         self._drain_grace_seconds = drain_grace_seconds
         self._restart_delays_seconds = restart_delays_seconds
+        self._no_progress_seconds = no_progress_seconds
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._main, name="server", daemon=True)
 
@@ -60,6 +63,7 @@ class ServerThread:
                 self._launch_engine,
                 drain_grace_seconds=self._drain_grace_seconds,
                 restart_delays_seconds=self._restart_delays_seconds,
+                no_progress_seconds=self._no_progress_seconds,
             )
             self._started.set()
             await self.server.run()
@@ -77,6 +81,10 @@ class ServerThread:
     def begin_drain(self, grace_seconds: float | None = None) -> None:
         """What SIGTERM does."""
         self._loop.call_soon_threadsafe(self.server.begin_drain, grace_seconds)
+
+    def end_grace(self) -> None:
+        """Close the door of a drain."""
+        self._loop.call_soon_threadsafe(self.server.end_grace)
 
     def join(self) -> None:
         """Wait for the end of `run()`."""
@@ -109,6 +117,7 @@ def serving(
     launcher: Callable[[RuntimeConfig], LaunchEngine] | None = None,
     drain_grace_seconds: float = 0.0,
     restart_delays_seconds: Sequence[float] = (),
+    no_progress_seconds: float = NO_PROGRESS_SECONDS,
     **overrides: Any,
 ) -> Iterator[ServerThread]:
     """Serve `folder` on a free port, and drain at the end. `overrides` are RuntimeConfig fields.
@@ -129,7 +138,7 @@ def serving(
     }
     config = RuntimeConfig(**{**settings, **overrides})
     launch = launcher(config) if launcher is not None else EngineThreads(config, make_engine)
-    server = ServerThread(config, launch, drain_grace_seconds, restart_delays_seconds).start()
+    server = ServerThread(config, launch, drain_grace_seconds, restart_delays_seconds, no_progress_seconds).start()
     try:
         yield server
     finally:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 STARTING, READY = "Starting", "Ready"
+UNRESPONSIVE = "Unresponsive"  # was Ready, and its engine completes no step: no part of a warm-up
 # The runtime's words in the order in which they come; others, of a newer one, lie between loading and Ready.
 RUNTIME_PHASES = (STARTING, "LoadingWeights", "SizingKVCache", "WarmingUp")
 MEMORY_KEYS = ("weights_bytes", "activations_bytes", "graphs_bytes", "kv_cache_bytes", "kv_cache_tokens")

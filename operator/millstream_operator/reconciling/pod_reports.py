@@ -16,7 +16,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from millstream_operator.reconciling.boot_report import READY, BootReport, PodReport, aged, read_boot_report
+from millstream_operator.reconciling.boot_report import (
+    READY,
+    UNRESPONSIVE,
+    BootReport,
+    PodReport,
+    aged,
+    read_boot_report,
+)
 from millstream_operator.reconciling.index import OwnerKey
 from millstream_operator.reconciling.pod_access import PodAccess, PodUnreachable
 from millstream_operator.reconciling.pod_facts import warmup_budget_seconds
@@ -107,7 +114,8 @@ class PodReports:
             return
         one.moved_at = _moved_at(one, boot, now)
         allowed = max(LEAST_STALL_SECONDS, (warmup_budget_seconds(one.pod) or 0.0) / 2)
-        before, one.report = one.report, PodReport(boot, now - one.moved_at > allowed and boot.phase != READY)
+        warms_up = boot.phase not in (READY, UNRESPONSIVE)
+        before, one.report = one.report, PodReport(boot, now - one.moved_at > allowed and warms_up)
         is_news, one.asked_at = _is_news(before, one.report, now - one.asked_at), now
         if is_news and one in self._followed.get(one.key, {}).values():
             self._news(one.key)

@@ -14,6 +14,7 @@ from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.block_manager import BlockManager
 from millstream_runtime.engine.logits_processors import LogitsProcessor
+from millstream_runtime.engine.memory import MemoryUse
 from millstream_runtime.engine.model_runner import ModelRunner, Sampled
 from millstream_runtime.engine.pacing import Pace, StepTime, balance_tokens
 from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill, Request, SamplingParams, TokenOutput
@@ -29,16 +30,23 @@ class Engine:
 
     Attributes:
         model_config: the model's shape; `max_model_len` and `eos_token_ids` as this engine applies them.
+        memory_use: what weights and pool took on this device, as far as it was measured.
         processors_for: makes the logits processors of a request; by default there are none.
     """
 
     def __init__(
-        self, config: RuntimeConfig, on_phase: Callable[[str, str], None], *, team: Team | None = None
+        self,
+        config: RuntimeConfig,
+        on_phase: Callable[[str, str], None],
+        *,
+        team: Team | None = None,
+        on_read: Callable[[int, int], None] | None = None,
     ) -> None:
         """Load the model and size the pool. `on_phase(phase, message)` tells where it is; `warm_up` comes after.
 
         Args:
             team: ranks that are running already; the engine starts its own where there are none.
+            on_read: `on_read(done_bytes, total_bytes)` tells how much of the checkpoint is read, tensor by tensor.
 
         Raises:
             RuntimeFailure: CheckpointInvalid, UnsupportedByRuntime, OutOfMemory, InvalidConfig or NCCLFailed, in one
@@ -48,11 +56,12 @@ class Engine:
         on_phase("LoadingWeights", f"Reading {config.model}.")
         self._team = team if team is not None else start_team(config)
         try:
-            assembled = assemble(config, self._team, on_phase)
+            assembled = assemble(config, self._team, on_phase, on_read)
         except BaseException:
             self._team.close()
             raise
         model_config, pool = assembled.placement.model_config, assembled.pool
+        self.memory_use: MemoryUse = assembled.memory_use
         self.model_config: ModelConfig = replace(model_config, max_model_len=pool.max_model_len)
         self._blocks = BlockManager(
             pool.num_blocks,

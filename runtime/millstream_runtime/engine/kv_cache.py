@@ -26,6 +26,11 @@ class KVCache:
         self.layers = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
         self.slots = [layer.view(-1, *shape[2:]) for layer in self.layers]  # [tokens, *kv_shape]
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the pool's tensors."""
+        return sum(layer.numel() * layer.element_size() for layer in self.layers)
+
     def scrub(self, block_table: list[int]) -> None:
         """Zero the blocks of a request that produced NaN: attention multiplies padding by 0, and 0 * NaN is NaN."""
         index = torch.tensor(block_table, device=self.layers[0].device)

@@ -21,12 +21,24 @@ class MemoryLedger:
     used_bytes: int  # weights and everything else that is there before the pool
     reserve_bytes: int  # activations and whatever must stay free
     available_bytes: int
+    activations_bytes: int | None = None  # of the largest step, where one was measured
 
     def __str__(self) -> str:
         return (
             f"{gibibytes(self.limit_bytes)} usable - {gibibytes(self.used_bytes)} weights and process "
             f"- {gibibytes(self.reserve_bytes)} activations and reserve leaves {gibibytes(self.available_bytes)}"
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """What was measured on one device (of several ranks, rank 0's), as `/ready` tells it. None: nobody measured it."""
+
+    weights_bytes: int  # allocated for parameters, embeddings included
+    activations_bytes: int | None
+    graphs_bytes: int | None
+    kv_cache_bytes: int  # of the pool's tensors; on a CPU a page takes memory once a request writes to it
+    kv_cache_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
 from millstream_runtime.models.config import ModelConfig
 from millstream_runtime.models.decoder import Decoder
 from millstream_runtime.models.parallel import ALONE, Ranks
-from millstream_runtime.models.registry import expected_weights, load_model, load_model_config
+from millstream_runtime.models.registry import OnRead, expected_weights, load_model, load_model_config
 from millstream_runtime.models.shares import Place, rank_config
 
 _TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -49,7 +49,7 @@ def place(config: RuntimeConfig, ranks: Place = ALONE) -> Placement:
     return Placement(model_config, device, _dtype(config, model_config, device))
 
 
-def load(config: RuntimeConfig, placement: Placement, ranks: Ranks = ALONE) -> Decoder:
+def load(config: RuntimeConfig, placement: Placement, ranks: Ranks = ALONE, on_read: OnRead | None = None) -> Decoder:
     """This rank's weights onto its device, refused in a sentence where they cannot fit.
 
     Raises:
@@ -68,7 +68,7 @@ def load(config: RuntimeConfig, placement: Placement, ranks: Ranks = ALONE) -> D
     if weight_bytes > limit_bytes:
         raise too_large
     try:
-        return load_model(placement.model_config, Path(config.model), dtype, device, ranks)
+        return load_model(placement.model_config, Path(config.model), dtype, device, ranks, on_read)
     except torch.OutOfMemoryError:
         raise too_large from None
 
@@ -86,6 +86,17 @@ def measure_memory(
     if placement.device.type == "cpu":
         return memory.cpu_ledger(memory_limit_bytes() // ranks.size, resident_bytes())
     return _cuda_ledger(config, placement, model, ranks)
+
+
+def memory_use(model: Decoder, cache: KVCache, ledger: memory.MemoryLedger) -> memory.MemoryUse:
+    """What this rank took, as far as it was measured."""
+    return memory.MemoryUse(
+        weights_bytes=model.weight_bytes,
+        activations_bytes=ledger.activations_bytes,
+        graphs_bytes=0 if cache.layers[0].device.type == "cpu" else None,  # a CPU has none; CUDA's are not measured
+        kv_cache_bytes=cache.num_bytes,
+        kv_cache_tokens=cache.num_blocks * cache.block_size_tokens,
+    )
 
 
 def size_pool(
@@ -133,6 +144,7 @@ def _cuda_ledger(config: RuntimeConfig, placement: Placement, model: Decoder, ra
         used_bytes=used_bytes,
         reserve_bytes=activation_bytes,
         available_bytes=max(0, limit_bytes - used_bytes - activation_bytes),
+        activations_bytes=activation_bytes,
     )
 
 

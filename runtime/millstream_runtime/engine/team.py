@@ -24,7 +24,7 @@ from millstream_runtime.engine import memory, shard
 from millstream_runtime.engine.forward import Forward
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.models.parallel import ALONE, Ranks
-from millstream_runtime.models.registry import expected_weights
+from millstream_runtime.models.registry import OnRead, expected_weights
 
 Reply = TypeVar("Reply", Loaded, Measured)
 OnLost = Callable[[RuntimeFailure], None]
@@ -117,10 +117,16 @@ class Assembled:
     placement: shard.Placement
     forward: Forward
     pool: memory.PoolSize
+    memory_use: memory.MemoryUse  # rank 0's
 
 
-def assemble(config: RuntimeConfig, team: Team, on_phase: Callable[[str, str], None]) -> Assembled:
+def assemble(
+    config: RuntimeConfig, team: Team, on_phase: Callable[[str, str], None], on_read: OnRead | None = None
+) -> Assembled:
     """Load every rank's share and give all of them a pool of the same blocks.
+
+    Args:
+        on_read: told how far rank 0 has read its share.
 
     Raises:
         RuntimeFailure: what any rank failed with.
@@ -128,7 +134,7 @@ def assemble(config: RuntimeConfig, team: Team, on_phase: Callable[[str, str], N
     ranks = team.ranks
     placement = shard.place(config, ranks)
     team.tell(Load(config))
-    model = shard.load(config, placement, ranks)
+    model = shard.load(config, placement, ranks, on_read)
     team.hear(Loaded)
     on_phase("SizingKVCache", f"{memory.gibibytes(model.weight_bytes)} of weights are loaded.")
     team.tell(Measure())
@@ -138,4 +144,5 @@ def assemble(config: RuntimeConfig, team: Team, on_phase: Callable[[str, str], N
     pool = shard.size_pool(config, placement, replace(ledger, available_bytes=room), ranks)
     team.tell(Allocate(pool.num_blocks))
     cache = shard.make_cache(config, placement, pool.num_blocks, ranks)
-    return Assembled(placement, Forward(model, cache, placement.device), pool)
+    use = shard.memory_use(model, cache, ledger)
+    return Assembled(placement, Forward(model, cache, placement.device), pool, use)

@@ -19,7 +19,9 @@ from typing import Protocol
 
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
+from millstream_runtime.engine.memory import MemoryUse
 from millstream_runtime.engine.request import EngineStats, Request, SamplingParams, TokenOutput
+from millstream_runtime.engine_process.boot_voice import BootVoice
 from millstream_runtime.engine_process.messages import (
     Abort,
     Command,
@@ -28,7 +30,6 @@ from millstream_runtime.engine_process.messages import (
     Load,
     Loaded,
     ModelLimits,
-    PhaseEntered,
     Ready,
     Refused,
     SetHeartbeatInterval,
@@ -61,6 +62,8 @@ class EngineLike(Protocol):
     def model_config(self) -> ModelShape: ...
     @property
     def topology(self) -> Topology | None: ...
+    @property
+    def memory_use(self) -> MemoryUse: ...
     def when_lost(self, on_lost: OnLost) -> None: ...
     def close(self) -> None: ...
     def add_request(self, request: Request) -> None: ...
@@ -71,7 +74,7 @@ class EngineLike(Protocol):
     def warm_up(self) -> None: ...
 
 
-OnPhase = Callable[[str, str], None]
+OnPhase = BootVoice
 MakeEngine = Callable[[RuntimeConfig, OnPhase], EngineLike]
 
 
@@ -79,7 +82,7 @@ def load_engine(config: RuntimeConfig, on_phase: OnPhase) -> EngineLike:
     """Import torch and build the engine: seconds."""
     from millstream_runtime.engine.engine import Engine
 
-    return Engine(config, on_phase)
+    return Engine(config, on_phase, on_read=on_phase.weights_read)
 
 
 class EngineLoop:
@@ -127,11 +130,11 @@ class EngineLoop:
 
     def _boot(self, config: RuntimeConfig, stack: contextlib.ExitStack) -> EngineLike:
         self._heartbeat_interval_seconds = config.heartbeat_interval_seconds
-        engine = self._make_engine(config, lambda phase, message: self._send(PhaseEntered(phase, message)))
+        engine = self._make_engine(config, BootVoice(self._send))
         stack.callback(engine.close)
         engine.when_lost(self._wake_for_a_loss)
         limits = ModelLimits(engine.model_config.max_model_len, engine.model_config.vocab_size)
-        self._send(Loaded(limits, engine.topology))
+        self._send(Loaded(limits, engine.topology, engine.memory_use))
         began = time.monotonic()
         engine.warm_up()
         now = self._last_step_at_seconds = time.monotonic()

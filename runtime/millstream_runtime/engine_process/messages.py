@@ -1,6 +1,6 @@
 """What the HTTP process and the engine process say to each other: typed, msgpack, never pickle.
 
-    Load ─► PhaseEntered … ─► Loaded ─► Ready ─► (Submit | Abort ─► StepDone | Refused)* ─► Stop
+    Load ─► (PhaseEntered | WeightsRead)* ─► Loaded ─► Ready ─► (Submit | Abort ─► StepDone | Refused)* ─► Stop
                                   anywhere: Failed, and the process ends
 
 The engine's own dataclasses (`Request`, `TokenOutput`, `EngineStats`) travel as they are, so there is no second set of
@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import msgspec
 
+from millstream_runtime.boot import WeightsProgress
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
+from millstream_runtime.engine.memory import MemoryUse
 from millstream_runtime.engine.request import EngineStats, Request, TokenOutput
 from millstream_runtime.errors import Reason, RuntimeFailure
 
@@ -60,11 +62,18 @@ class PhaseEntered(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
+class WeightsRead(msgspec.Struct, frozen=True, tag=True):
+    """More of the checkpoint is read: a few times a second, and at its end."""
+
+    progress: WeightsProgress
+
+
 class Loaded(msgspec.Struct, frozen=True, tag=True):
     """The weights are read and the KV pool is sized; the warm-up comes next."""
 
     limits: ModelLimits
     topology: Topology | None = None  # of several ranks
+    memory: MemoryUse | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -102,7 +111,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 Command = Load | Submit | Abort | SetHeartbeatInterval | Stop
-Event = PhaseEntered | Loaded | Ready | StepDone | Refused | Failed
+Event = PhaseEntered | WeightsRead | Loaded | Ready | StepDone | Refused | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

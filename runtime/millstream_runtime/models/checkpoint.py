@@ -21,7 +21,7 @@ from torch import Tensor
 from millstream_runtime.errors import Reason, RuntimeFailure
 
 INDEX_NAME = "model.safetensors.index.json"
-FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")  # safetensors' names
+FLOAT_DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # safetensors' names, and bytes an element
 
 
 class Checkpoint:
@@ -69,6 +69,10 @@ class Checkpoint:
                 raise _invalid(
                     f"{path}: tensor {name} is {view.get_dtype()}; it must be one of {', '.join(FLOAT_DTYPES)}."
                 )
+
+    def element_bytes(self, name: str) -> int:
+        """Of one tensor that `check` has passed."""
+        return FLOAT_DTYPES[self._files[self._file_of[name]].get_slice(name).get_dtype()]
 
     def read(self, name: str) -> Tensor:
         """One tensor on the CPU, in the file's own dtype; the data is the mapped file, so copy before changing it."""

@@ -18,6 +18,8 @@ from millstream_runtime.models.fields import Fields
 from millstream_runtime.models.parallel import ALONE, Ranks
 from millstream_runtime.models.weights import ExpectedWeights, LoadedWeights, Weights
 
+OnRead = Callable[[int, int], None]  # done_bytes, total_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -73,13 +75,29 @@ def expected_weights(config: ModelConfig, dtype: torch.dtype, ranks: Ranks = ALO
 
 
 def load_model(
-    config: ModelConfig, folder: Path, dtype: torch.dtype, device: torch.device, ranks: Ranks = ALONE
+    config: ModelConfig,
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    ranks: Ranks = ALONE,
+    on_read: OnRead | None = None,
 ) -> Decoder:
     """Check every tensor of the folder's checkpoint, then load this rank's share; nothing else is read.
+
+    Args:
+        on_read: told before the first tensor and after each how many of the share's bytes in the files are read.
 
     Raises:
         RuntimeFailure: CheckpointInvalid, naming file and tensor; InvalidConfig, as `expected_weights`.
     """
     with Checkpoint(folder) as checkpoint:
-        checkpoint.check(expected_weights(config, dtype, ranks).expected.items())
-        return FAMILIES[config.architecture].build(config, LoadedWeights(checkpoint, dtype, device, ranks))
+        wanted = expected_weights(config, dtype, ranks)
+        checkpoint.check(wanted.expected.items())
+        total_bytes = sum(numel * checkpoint.element_bytes(name) for name, numel in wanted.reads)
+
+        def tell() -> None:
+            if on_read is not None:
+                on_read(checkpoint.bytes_read, total_bytes)
+
+        tell()
+        return FAMILIES[config.architecture].build(config, LoadedWeights(checkpoint, dtype, device, ranks, tell))

@@ -11,8 +11,9 @@ kept, and only that is read.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -91,14 +92,21 @@ class Weights(ABC):
 
 
 class ExpectedWeights(Weights):
-    """No data, only demands. `expected`: name and shape of every tensor that the checkpoint must hold."""
+    """No data, only demands.
+
+    Attributes:
+        expected: name and shape of every tensor that the checkpoint must hold.
+        reads: name and number of elements of everything that will be read, in order.
+    """
 
     def __init__(self, dtype: torch.dtype, ranks: Ranks = ALONE) -> None:
         super().__init__(dtype, torch.device("meta"), ranks)
         self.expected: dict[str, tuple[int, ...]] = {}
+        self.reads: list[tuple[str, int]] = []
 
     def _read(self, name: str, shape: tuple[Size, ...]) -> Tensor:
         self.expected[name] = tuple(size if isinstance(size, int) else size.total for size in shape)
+        self.reads.append((name, math.prod(map(_kept, shape))))
         return torch.empty(tuple(map(_kept, shape)), dtype=self.dtype, device="meta")
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
@@ -109,9 +117,18 @@ class ExpectedWeights(Weights):
 class LoadedWeights(Weights):
     """Tensors of a checkpoint that was checked before."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+        ranks: Ranks = ALONE,
+        on_read: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_read`: called after each tensor, whose pages are in memory then."""
         super().__init__(dtype, device, ranks)
         self._checkpoint = checkpoint
+        self._on_read = on_read
 
     def _read(self, name: str, shape: tuple[Size, ...]) -> Tensor:
         cut = [size for size in shape if isinstance(size, Cut) and not size.is_whole]
@@ -119,7 +136,9 @@ class LoadedWeights(Weights):
             self._checkpoint.read_cut(name, [_ranges(size) for size in shape]) if cut else self._checkpoint.read(name)
         )
         check_finite(name, source)
-        return source.to(self.device)
+        placed = source.to(self.device)
+        self._on_read()
+        return placed
 
 
 def _kept(size: Size) -> int:

@@ -15,9 +15,11 @@ from starlette.types import Receive, Scope, Send
 from millstream_runtime import __version__
 from millstream_runtime.boot import Phase
 from millstream_runtime.server.api_errors import install_error_handlers
+from millstream_runtime.server.body_parsing import body_route
 from millstream_runtime.server.edge import EdgeMiddleware
 from millstream_runtime.server.generation import Generation
 from millstream_runtime.server.metrics import CONTENT_TYPE
+from millstream_runtime.server.ready_view import ready_body
 from millstream_runtime.server.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -27,7 +29,6 @@ from millstream_runtime.server.requests import (
 )
 from millstream_runtime.server.responses import ChatDialect, CompletionDialect, Dialect, sse_answer, whole_answer
 from millstream_runtime.server.service import Service
-from millstream_runtime.server.topology_view import topology_json
 from millstream_runtime.server.traces import RequestTraces
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's code; nobody is left to read it
@@ -37,6 +38,7 @@ def build_app(service: Service) -> FastAPI:
     """All routes over one service. No CORS, no interactive docs (they would load scripts from elsewhere)."""
     app = FastAPI(title="Millstream", version=__version__, docs_url=None, redoc_url=None)
     install_error_handlers(app)
+    app.router.route_class = body_route(service.body_threads)
     app.add_middleware(
         EdgeMiddleware, ledger=service.ledger, keys=service.api_keys, count_request=service.metrics.http_request
     )
@@ -52,25 +54,19 @@ def _add_probes(app: FastAPI, service: Service) -> None:
     async def health() -> Response:
         """200 while this process can do its work, which is also to load, and to start a new engine after a death."""
         engine = service.engine
-        status = "failed" if engine.given_up else "restarting" if engine.is_restarting else "ok"
-        body = {"status": status, "engine_restarts": engine.restarts_total}
+        is_unresponsive = service.ledger.snapshot().phase is Phase.UNRESPONSIVE
+        status = "restarting" if engine.is_restarting else "unresponsive" if is_unresponsive else "ok"
+        body = {"status": "failed" if engine.given_up else status, "engine_restarts": engine.restarts_total}
         return JSONResponse(body, 503 if engine.given_up else 200)
 
     @app.get("/ready", tags=["probes"])
     async def ready() -> Response:
         """200 only when Ready; the body always tells the phase and what the boot cost."""
-        boot = service.ledger.snapshot()
-        is_ready = boot.phase is Phase.READY
-        body = {
-            "ready": is_ready,
-            "phase": boot.phase.value,
-            "model": service.config.served_model_name,
-            "config_hash": service.config.config_hash(),
-            "message": boot.message,
-            "topology": topology_json(service.engine.topology),
-            "boot_seconds": {phase.value: round(seconds, 3) for phase, seconds in boot.seconds.items()},
-        }
-        return JSONResponse(body, 200 if is_ready else 503)
+        boot, engine = service.ledger.snapshot(), service.engine
+        body = ready_body(
+            service.config, boot, topology=engine.topology, memory=engine.memory, now_seconds=time.monotonic()
+        )
+        return JSONResponse(body, 200 if boot.phase is Phase.READY else 503)
 
     @app.get("/metrics", tags=["probes"])
     async def metrics() -> Response:
@@ -107,17 +103,17 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
 
 def _add_tokenizer(app: FastAPI, service: Service) -> None:
-    @app.post("/tokenize", tags=["tokenizer"])
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+    @app.post("/tokenize", tags=["tokenizer"], response_model=dict[str, Any])
+    async def tokenize(body: TokenizeRequest) -> Response:
         """The token ids of a prompt, or of a conversation as the chat template renders it."""
         service.require_ready(body.model)
-        return await service.tokenize(body)
+        return Response(await service.tokenize(body), media_type="application/json")
 
-    @app.post("/detokenize", tags=["tokenizer"])
-    async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+    @app.post("/detokenize", tags=["tokenizer"], response_model=dict[str, Any])
+    async def detokenize(body: DetokenizeRequest) -> Response:
         """The text of token ids."""
         service.require_ready(body.model)
-        return await service.detokenize(body)
+        return Response(await service.detokenize(body), media_type="application/json")
 
 
 def _add_generation(app: FastAPI, service: Service) -> None:

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from millstream_runtime.boot import BootLedger, Phase
 from millstream_runtime.distributed.topology import Topology
+from millstream_runtime.engine.memory import MemoryUse
 from millstream_runtime.engine.request import EngineStats, Request
 from millstream_runtime.engine_process.messages import (
     Abort,
@@ -32,10 +33,13 @@ from millstream_runtime.engine_process.messages import (
     SetHeartbeatInterval,
     StepDone,
     Submit,
+    WeightsRead,
 )
 from millstream_runtime.errors import Reason, RuntimeFailure
 from millstream_runtime.logs import log
 from millstream_runtime.server.mailbox import Mailbox
+from millstream_runtime.server.progress_watch import NO_PROGRESS_SECONDS, ProgressWatch
+from millstream_runtime.server.ready_view import known
 from millstream_runtime.server.restart_policy import RESTART_DELAYS_SECONDS, restart_delay_seconds
 
 # What may pass when the engine is started anew. The others are about files and flags, which stay as they are.
@@ -72,8 +76,10 @@ class EngineClient:
         on_failure: Callable[[RuntimeFailure], None],
         heartbeat_interval_seconds: float,
         restart_delays_seconds: Sequence[float] = RESTART_DELAYS_SECONDS,
+        no_progress_seconds: float = NO_PROGRESS_SECONDS,
     ) -> None:
-        """`on_failure`: there will be no engine any more. `restart_delays_seconds`: () never restarts."""
+        """`on_failure`: there will be no engine any more. `restart_delays_seconds`: () never restarts.
+        `no_progress_seconds`: see `progress_watch`."""
         self._launch = launch
         self._ledger = ledger
         self._on_failure = on_failure
@@ -85,6 +91,9 @@ class EngineClient:
         self._restarting: asyncio.TimerHandle | None = None
         self._stopping = False
         self._last_step_at_seconds: float | None = None
+        self._watch = ProgressWatch(
+            no_progress_seconds, heartbeat_interval_seconds, on_silence=self._on_silence, on_life=self._on_life
+        )
         self.on_step: Callable[[EngineStats], None] = lambda stats: None
         self.on_ready: Callable[[], None] = lambda: ledger.enter(Phase.READY)
         self.heartbeat_interval_seconds = heartbeat_interval_seconds
@@ -97,6 +106,7 @@ class EngineClient:
         self.stats: EngineStats | None = None
         self.topology: Topology | None = None  # what connects several ranks
         self.model_limits: ModelLimits | None = None  # known once an engine has sized its KV cache
+        self.memory: MemoryUse | None = None  # likewise
 
     def start(self) -> None:
         """Launch the first engine."""
@@ -119,6 +129,7 @@ class EngineClient:
         self.heartbeat_interval_seconds = seconds
         if self._connection is not None:
             self._connection.send(SetHeartbeatInterval(seconds))
+            self._watch.heartbeats_changed(seconds, is_busy=bool(self._mailboxes))
 
     def submit(self, request: Request, mailbox: Mailbox) -> None:
         """Queue a generation; its tokens come to `mailbox`.
@@ -130,6 +141,7 @@ class EngineClient:
             raise self.failure or RuntimeFailure(Reason.RUNTIME_CRASHED, "The engine is not ready.")
         self._mailboxes[request.request_id] = mailbox
         self._connection.send(Submit(request))
+        self._watch.work_came()
 
     def abort(self, request_id: str) -> None:
         """End a generation early and free its KV blocks; no word of it reaches the mailbox after this."""
@@ -145,6 +157,7 @@ class EngineClient:
     async def stop(self, timeout_seconds: float) -> bool:
         """End the engine for good; False when it had to be killed. One that still loads is not waited for."""
         self._stopping = True
+        self._watch.end()
         if self._restarting is not None:
             self._restarting.cancel()
         if self._connection is None:
@@ -165,14 +178,15 @@ class EngineClient:
                 self._deliver(event)
             case PhaseEntered(phase, message):
                 self._ledger.enter(phase, message)
-            case Loaded(limits, topology):
-                self.model_limits, self.topology = limits, topology
-                if topology is not None:
-                    log.info("topology", **asdict(topology))
+            case WeightsRead(progress):
+                self._ledger.read_weights(progress)
+            case Loaded():
+                self._on_loaded(event)
             case Ready(stats, at_seconds, warm_up_seconds):
                 self.stats, self._last_step_at_seconds = stats, at_seconds
                 self.heartbeat_latency_seconds = warm_up_seconds
                 self.is_ready, self.failure = True, None
+                self._watch.begin()
                 self.on_ready()
             case Refused(request_id, message):
                 mailbox = self._mailboxes.pop(request_id, None)
@@ -182,7 +196,26 @@ class EngineClient:
                 self._told = event.as_failure()
                 self._fail_all(self._told)  # its process takes a moment to end; nobody waits for that
 
+    def _on_loaded(self, loaded: Loaded) -> None:
+        self.model_limits, self.topology, self.memory = loaded.limits, loaded.topology, loaded.memory
+        if self.topology is not None:
+            log.info("topology", **asdict(self.topology))
+        if self.memory is not None:
+            self._ledger.count_bytes(Phase.SIZING_KV_CACHE, self.memory.kv_cache_bytes)
+            log.info("memory", **known(self.memory))
+
+    def _on_silence(self) -> None:
+        if self._ledger.snapshot().phase is Phase.READY:
+            work = "requests wait" if self._mailboxes else "a heartbeat is due"
+            limit = f"{self._watch.limit_seconds:g} s"
+            self._ledger.enter(Phase.UNRESPONSIVE, f"The engine has completed no step for {limit} although {work}.")
+
+    def _on_life(self) -> None:
+        if self._ledger.snapshot().phase is Phase.UNRESPONSIVE:
+            self.on_ready()
+
     def _deliver(self, step: StepDone) -> None:
+        got_on = self.stats is None or step.stats.steps_total != self.stats.steps_total
         self.stats, self._last_step_at_seconds = step.stats, step.at_seconds
         if step.heartbeat_seconds is not None:
             self.heartbeat_latency_seconds = step.heartbeat_seconds
@@ -194,6 +227,8 @@ class EngineClient:
             if output.finish_reason is not None:
                 del self._mailboxes[output.request_id]
             mailbox.put(step.at_seconds, output)
+        if got_on or not self._mailboxes:  # an idle engine that answers is alive; a busy one must compute
+            self._watch.stepped(is_busy=bool(self._mailboxes))
 
     def _on_end(self, seen: RuntimeFailure) -> None:
         if self._stopping or self.given_up:
@@ -231,6 +266,7 @@ class EngineClient:
 
     def _fail_all(self, failure: RuntimeFailure) -> None:
         self.is_ready, self.failure = False, failure
+        self._watch.end()
         for mailbox in self._mailboxes.values():
             mailbox.fail(failure)
         self._mailboxes.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 MAX_BODY_BYTES = 8 << 20  # a context of a million tokens, with room for JSON
 MAX_TOKENS_LIMIT = 1 << 20
+MAX_FIELDS = 256  # of one JSON object that has a fixed set of them
 MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 1024
 MAX_PROMPTS = 64  # prompts in one /v1/completions request

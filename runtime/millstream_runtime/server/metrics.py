@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from millstream_runtime.boot import BootLedger, Phase
 from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill
+from millstream_runtime.server.boot_gauges import boot_gauges
 from millstream_runtime.server.engine_client import EngineClient
 from millstream_runtime.server.topology_view import topology_gauges
 
@@ -227,12 +228,7 @@ class _EngineView:
     def collect(self) -> Iterable[Metric]:
         boot = self._ledger.snapshot()
         yield self._gauge("millstream_ready", "1 while the model answers", float(boot.phase is Phase.READY))
-        seconds = GaugeMetricFamily(
-            "millstream_boot_phase_seconds", "Seconds spent in each phase of the boot", labels=[*self._labels, "phase"]
-        )
-        for phase, spent in boot.seconds.items():
-            seconds.add_metric([*self._labels.values(), phase.value], spent)
-        yield seconds
+        yield from boot_gauges(self._labels, boot, self._engine.memory)
         restarts = CounterMetricFamily(
             "millstream_engine_restarts", "Engines started again after one had died", labels=[*self._labels]
         )

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import uvicorn
 
-from millstream_runtime.boot import BootLedger, BootSnapshot, Phase
+from millstream_runtime.boot import SERVING_PHASES, BootLedger, BootSnapshot, Phase
 from millstream_runtime.config import LiveConfig, RuntimeConfig
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.logs import log, set_log_level
@@ -29,6 +29,7 @@ from millstream_runtime.server.api_errors import unavailable
 from millstream_runtime.server.app import build_app
 from millstream_runtime.server.engine_client import LaunchEngine
 from millstream_runtime.server.live_config import LiveConfigFile
+from millstream_runtime.server.progress_watch import NO_PROGRESS_SECONDS
 from millstream_runtime.server.restart_policy import RESTART_DELAYS_SECONDS
 from millstream_runtime.server.service import Service
 
@@ -48,15 +49,17 @@ class ModelServer:
         *,
         drain_grace_seconds: float = limits.DRAIN_GRACE_SECONDS,
         restart_delays_seconds: Sequence[float] = RESTART_DELAYS_SECONDS,
+        no_progress_seconds: float = NO_PROGRESS_SECONDS,
         live_config: Path | None = None,
     ) -> None:
-        """`restart_delays_seconds`: see `EngineClient`. `live_config`: the file of the live half, watched while this
-        runs; None: what `config` says stays."""
+        """`restart_delays_seconds`, `no_progress_seconds`: see `EngineClient`. `live_config`: the file of the live
+        half, watched while this runs; None: what `config` says stays."""
         self._config = config
         self._listener = listener
         self._ledger = ledger
         self._drain_grace_seconds = drain_grace_seconds
         self._draining: asyncio.Task[None] | None = None
+        self._grace_over = asyncio.Event()
         self._failure: RuntimeFailure | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # once it runs
         ledger.subscribe(_log_phase)
@@ -66,6 +69,7 @@ class ModelServer:
             launch_engine,
             on_failure=self._on_failure,
             restart_delays_seconds=restart_delays_seconds,
+            no_progress_seconds=no_progress_seconds,
         )
         self.live_config = self._watch_live_config(live_config) if live_config is not None else None
 
@@ -125,14 +129,21 @@ class ModelServer:
             grace = self._drain_grace_seconds if grace_seconds is None else grace_seconds
             self._draining = asyncio.get_running_loop().create_task(self._drain(grace))
 
+    def end_grace(self) -> None:
+        """Close the door of a drain now: no newcomer is on its way any more."""
+        self._grace_over.set()
+
     async def _drain(self, grace_seconds: float) -> None:
-        if self._ledger.snapshot().phase is Phase.READY:
+        if self._ledger.snapshot().phase in SERVING_PHASES:
             self._ledger.enter(Phase.DRAINING)
             admission = self.service.admission
-            grace_seconds = min(grace_seconds, self._config.drain_timeout_seconds)
-            await asyncio.sleep(grace_seconds)
+            loop = asyncio.get_running_loop()
+            deadline = loop.time() + self._config.drain_timeout_seconds
+            with contextlib.suppress(TimeoutError):
+                grace_seconds = min(grace_seconds, self._config.drain_timeout_seconds)
+                await asyncio.wait_for(self._grace_over.wait(), grace_seconds)
             admission.close()
-            if not await admission.wait_idle(self._config.drain_timeout_seconds - grace_seconds):
+            if not await admission.wait_idle(max(0.0, deadline - loop.time())):
                 log.warning("drain_timeout", cut_requests=admission.live)
                 cut = unavailable("The server shut down before this answer was complete; try again.", "draining")
                 self.service.engine.abort_all(cut)
@@ -175,4 +186,10 @@ def _log_phase(boot: BootSnapshot) -> None:
     fields: dict[str, object] = {"phase": boot.phase.value, "boot_seconds": boot.total_seconds}
     if boot.message:
         fields["message"] = boot.message
-    log.info("phase", **fields)
+    if boot.phase is Phase.SIZING_KV_CACHE and boot.weights is not None:
+        weights = boot.weights
+        fields |= {"weights_read_bytes": weights.done_bytes, "weights_read_seconds": round(weights.seconds, 3)}
+        if weights.bytes_per_second is not None:
+            fields["weights_bytes_per_second"] = round(weights.bytes_per_second)
+    told = log.warning if boot.phase is Phase.UNRESPONSIVE else log.info
+    told("phase", **fields)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from millstream_runtime.server import limits
@@ -51,6 +51,12 @@ def _without_neutral(data: Any, neutral: dict[str, tuple[object, ...]]) -> Any:
     """`data` without nulls, harmless fields and fields set to "off"."""
     if not isinstance(data, dict):
         return data
+    if len(data) > limits.MAX_FIELDS:
+        raise PydanticCustomError(
+            "too_many_fields",
+            "it has {count} fields; at most {most} are read",
+            {"count": len(data), "most": limits.MAX_FIELDS},
+        )
     kept = {}
     for name, value in data.items():
         if value is None or name in HARMLESS:
@@ -127,7 +133,7 @@ def _encodable(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(_encodable)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=limits.MAX_TOKENS_LIMIT)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=limits.MAX_TOKENS_LIMIT), FailFast()]
 TopLogprobs = Annotated[int, Field(ge=0, le=limits.MAX_TOP_LOGPROBS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenCount = Annotated[int, Field(ge=1, le=limits.MAX_TOKENS_LIMIT)]

@@ -8,7 +8,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
+
+import msgspec
 
 from millstream_runtime.boot import BootLedger, Phase
 from millstream_runtime.config import RuntimeConfig
@@ -23,6 +25,7 @@ from millstream_runtime.server.chat_template import ChatTemplateError
 from millstream_runtime.server.engine_client import EngineClient, LaunchEngine
 from millstream_runtime.server.generation import Generation, GenerationPlan
 from millstream_runtime.server.metrics import ServerMetrics
+from millstream_runtime.server.progress_watch import NO_PROGRESS_SECONDS
 from millstream_runtime.server.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -54,6 +57,7 @@ class Service:
         *,
         on_failure: Callable[[RuntimeFailure], None],
         restart_delays_seconds: Sequence[float],
+        no_progress_seconds: float = NO_PROGRESS_SECONDS,
     ) -> None:
         """Raises InvalidConfigError: the file of API keys cannot be used."""
         self.config = config
@@ -65,6 +69,7 @@ class Service:
             on_failure=on_failure,
             heartbeat_interval_seconds=config.heartbeat_interval_seconds,
             restart_delays_seconds=restart_delays_seconds,
+            no_progress_seconds=no_progress_seconds,
         )
         self.engine.on_ready = self._enter_ready
         self.metrics = ServerMetrics(config.served_model_name, ledger, self.engine)
@@ -72,6 +77,7 @@ class Service:
         self.api_keys = ApiKeys(Path(config.api_keys_file)) if config.api_keys_file is not None else None
         self.traces = RequestTraces.from_environment(config.served_model_name)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
+        self.body_threads = ThreadPoolExecutor(1, thread_name_prefix="bodies")
         self._tokenizer: Tokenizer | None = None
         self._defaults = SamplingDefaults()
 
@@ -106,6 +112,8 @@ class Service:
         if self.engine.failure is not None:
             raise engine_failed()
         boot = self.ledger.snapshot()
+        if boot.phase is Phase.UNRESPONSIVE:
+            raise unavailable("The engine does not respond; try again.", "engine_unresponsive")
         if boot.phase not in (Phase.READY, Phase.DRAINING):
             raise unavailable(f"The model is not ready yet ({boot.phase.value}); try again.", "model_loading")
         if model is not None:
@@ -143,7 +151,7 @@ class Service:
         )
         if not all(prompts):
             raise ApiError(400, "'prompt' is empty: it has no tokens.", param="prompt", code="invalid_value")
-        self._require_in_vocabulary("prompt", prompts)
+        await self._off_the_loop(lambda: self._require_in_vocabulary("prompt", prompts))
         echoes: Sequence[str] = ()
         if request.echo:
             echoes = await self._off_the_loop(
@@ -167,8 +175,8 @@ class Service:
         except ChatTemplateError as error:
             raise ApiError(400, str(error), param="messages", code="invalid_messages") from error
 
-    async def tokenize(self, request: TokenizeRequest) -> dict[str, Any]:
-        """The tokens that a generation would see.
+    async def tokenize(self, request: TokenizeRequest) -> bytes:
+        """The tokens that a generation would see, as the JSON of the answer.
 
         Raises:
             ApiError: as for a generation.
@@ -179,30 +187,31 @@ class Service:
         else:
             text, special = request.prompt or "", request.add_special_tokens
             token_ids = await self._off_the_loop(lambda: tokenizer.encode(text, add_special_tokens=special))
-        strings = None
-        if request.return_token_strs:
-            strings = [tokenizer.token_bytes(token_id).decode(errors="replace") for token_id in token_ids]
-        return {
-            "count": len(token_ids),
-            "max_model_len": self._limits().max_model_len,
-            "tokens": token_ids,
-            "token_strs": strings,
-        }
 
-    async def detokenize(self, request: DetokenizeRequest) -> dict[str, Any]:
-        """The text of tokens.
+        def answer() -> bytes:
+            strings = None
+            if request.return_token_strs:
+                strings = [tokenizer.token_bytes(token_id).decode(errors="replace") for token_id in token_ids]
+            sizes = {"count": len(token_ids), "max_model_len": self._limits().max_model_len}
+            return msgspec.json.encode({**sizes, "tokens": token_ids, "token_strs": strings})
+
+        return await self._off_the_loop(answer)
+
+    async def detokenize(self, request: DetokenizeRequest) -> bytes:
+        """The text of tokens, as the JSON of the answer.
 
         Raises:
             ApiError: an id outside the vocabulary.
         """
         tokenizer = self._loaded_tokenizer()
-        self._require_in_vocabulary("tokens", [request.tokens])
-        return {"prompt": await self._off_the_loop(lambda: tokenizer.decode(request.tokens))}
+        await self._off_the_loop(lambda: self._require_in_vocabulary("tokens", [request.tokens]))
+        return await self._off_the_loop(lambda: msgspec.json.encode({"prompt": tokenizer.decode(request.tokens)}))
 
     def close(self) -> None:
         if self.traces is not None:
             self.traces.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self.body_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _generation(
         self,

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream_runtime.boot import WeightsProgress
 from millstream_runtime.config import Device, RuntimeConfig
+from millstream_runtime.engine.memory import MemoryUse
 from millstream_runtime.engine.request import (
     EngineStats,
     FinishReason,
@@ -32,6 +34,7 @@ from millstream_runtime.engine_process.messages import (
     StepDone,
     Stop,
     Submit,
+    WeightsRead,
     decode_command,
     decode_event,
     encode,
@@ -56,7 +59,12 @@ COMMANDS: list[Command] = [
 LOGPROBS = TokenLogprobs(5, -0.25, 1, ((5, -0.25), (6, -1.5)))
 EVENTS: list[Event] = [
     PhaseEntered("LoadingWeights", "Reading."),
+    WeightsRead(WeightsProgress(5, 10, 0.25, 12.0)),
     Loaded(ModelLimits(2048, 272)),
+    Loaded(
+        ModelLimits(2048, 272),
+        memory=MemoryUse(weights_bytes=1, activations_bytes=None, graphs_bytes=0, kv_cache_bytes=2, kv_cache_tokens=3),
+    ),
     Ready(STATS, 12.5, 0.25),
     StepDone((), STATS, 1.0),
     StepDone(

@@ -32,6 +32,7 @@ class StillEngine:
     heartbeat_latency_seconds = 0.1
     restarts_total = 0
     topology = None
+    memory = None
 
     @property
     def stats(self) -> EngineStats:

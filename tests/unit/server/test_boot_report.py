@@ -1,0 +1,106 @@
+"""What a boot costs, in seconds and bytes, and when it will be over: measured, or not told."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from millstream.boot_view import BootView, reading
+from millstream_runtime.boot import BootLedger, Phase, WeightsProgress
+from millstream_runtime.boot_eta import eta_seconds
+from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.engine_process.boot_voice import TELL_EVERY_SECONDS, BootVoice
+from millstream_runtime.engine_process.messages import Event, PhaseEntered, WeightsRead
+from tests.support.server_thread import ServerThread
+
+GIB = 1 << 30
+
+
+def loading(done_bytes: int, total_bytes: int, seconds: float, at_seconds: float = 100.0) -> BootLedger:
+    ledger = BootLedger(0.0)
+    ledger.enter(Phase.LOADING_WEIGHTS)
+    ledger.read_weights(WeightsProgress(done_bytes, total_bytes, seconds, at_seconds))
+    return ledger
+
+
+def test_the_rest_of_the_weights_is_estimated_by_what_was_read() -> None:
+    boot = loading(25, 100, 10.0).snapshot()
+    assert eta_seconds(boot, 100.0) == pytest.approx(30.0)
+    assert eta_seconds(boot, 112.0) == pytest.approx(18.0), "the report has aged"
+    assert eta_seconds(boot, 500.0) == 0.0
+    assert eta_seconds(loading(0, 100, 0.0).snapshot(), 100.0) is None, "nothing is read yet"
+
+
+def test_a_first_boot_guesses_nothing() -> None:
+    ledger = BootLedger(0.0)
+    for phase in (Phase.STARTING, Phase.LOADING_WEIGHTS, Phase.SIZING_KV_CACHE, Phase.WARMING_UP, Phase.READY):
+        ledger.enter(phase)
+        assert eta_seconds(ledger.snapshot(), 0.0) is None
+
+
+def test_a_second_engine_is_estimated_by_the_boot_of_the_first() -> None:
+    ledger = BootLedger(process_age_seconds=20.0)
+    ledger.enter(Phase.LOADING_WEIGHTS)
+    ledger.enter(Phase.READY)
+    ledger.enter(Phase.UNRESPONSIVE)
+    ledger.begin_again("The engine died.")
+    boot = ledger.snapshot()
+    assert boot.weights is None
+    assert boot.num_bytes == {}
+    assert eta_seconds(boot, 0.0) == pytest.approx(20.0, abs=5.0)
+    ledger.enter(Phase.WARMING_UP)
+    assert eta_seconds(ledger.snapshot(), 0.0) is None, "the first did not tell what that takes"
+
+
+def test_a_checkpoint_of_many_tensors_is_told_a_few_times_a_second() -> None:
+    told: list[Event] = []
+    now = [50.0]
+    voice = BootVoice(told.append, clock=lambda: now[0])
+    voice("LoadingWeights", "Reading.")
+    for count in range(1001):
+        voice.weights_read(count, 1000)
+        now[0] += TELL_EVERY_SECONDS / 100
+    assert told[0] == PhaseEntered("LoadingWeights", "Reading.")
+    weights = [event.progress for event in told[1:] if isinstance(event, WeightsRead)]
+    assert 11 <= len(weights) <= 13
+    assert (weights[0].done_bytes, weights[0].seconds) == (0, 0.0)
+    assert (weights[-1].done_bytes, weights[-1].total_bytes) == (1000, 1000)
+    assert weights[-1].bytes_per_second == pytest.approx(1000 / (10 * TELL_EVERY_SECONDS))
+
+
+def test_a_person_sees_bytes_rate_and_rest() -> None:
+    assert reading(loading(3 * GIB, 6 * GIB, 2.0).snapshot()) == "3.00 GiB of 6.00 GiB, 1.50 GiB/s, 2 s left"
+    assert reading(loading(6 * GIB, 6 * GIB, 4.0).snapshot()) == "6.00 GiB, 1.50 GiB/s"
+    assert reading(BootLedger(0.0).snapshot()) == ""
+    ledger, out = loading(6 * GIB, 6 * GIB, 4.0), io.StringIO()
+    view = BootView(ledger, RuntimeConfig(model="/m", served_model_name="m"), 1, out, live=True)
+    ledger.enter(Phase.SIZING_KV_CACHE)
+    view.close()
+    assert "6.00 GiB, 1.50 GiB/s\n" in out.getvalue()
+
+
+def test_ready_and_metrics_tell_what_was_measured_and_nothing_else(server: ServerThread, tiny_model: Path) -> None:
+    told = server.get("/ready").json()
+    with safe_open(tiny_model / "model.safetensors", "pt") as file:
+        file_bytes = sum(4 * file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
+    pool_bytes = told["memory"]["kv_cache_bytes"]
+    assert 0 < pool_bytes <= server.config.kv_cache_memory_bytes
+    assert told["memory"] == {
+        "weights_bytes": file_bytes,  # float32 in the file and in memory, nothing tied
+        "graphs_bytes": 0,
+        "kv_cache_bytes": pool_bytes,
+        "kv_cache_tokens": pool_bytes // (2 * 2 * 2 * 16 * 4),  # layers, K and V, KV heads, head size, bytes
+    }, "a CPU measures no activations, so it tells none"
+    assert told["boot_bytes"] == {"LoadingWeights": file_bytes, "SizingKVCache": pool_bytes}
+    assert told["weights_bytes_per_second"] > 0
+    assert not {"progress", "eta_seconds"} & set(told), "the boot is over"
+
+    assert server.metric("millstream_memory_bytes", use="weights") == file_bytes
+    assert server.metric("millstream_memory_bytes", use="kv_cache") == pool_bytes
+    assert 'use="activations"' not in server.get("/metrics").text
+    assert server.metric("millstream_kv_cache_tokens", model_name="tiny") == told["memory"]["kv_cache_tokens"]
+    assert server.metric("millstream_boot_phase_bytes", phase="LoadingWeights") == file_bytes
+    assert server.metric("millstream_weights_load_bytes_per_second", model_name="tiny") > 0
