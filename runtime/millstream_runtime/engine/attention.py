@@ -56,10 +56,10 @@ class TorchAttention:
 
     def __call__(self, layer: int, query: Tensor, key_value: Tensor, spec: AttentionSpec) -> Tensor:
         """See `models.attention.Attention`."""
-        pool = self._cache.slots[layer]
-        pool.index_copy_(0, self._slots, key_value)
+        pool = self._cache.heads[layer]
+        pool.index_copy_(1, self._slots, key_value.transpose(0, 1))
         num_tokens, num_heads, head_dim = query.shape
-        num_kv_heads = 1 if spec.latent_dim else pool.shape[1] // 2
+        num_kv_heads = 1 if spec.latent_dim else pool.shape[0] // 2
         grouped = query.view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
         if len(self._calls) == 1:
             attended = self._calls[0](pool, grouped, spec)
@@ -78,18 +78,18 @@ class _StridedDecode:
         self._rows = slice(start, start + len(chunks))
         self._first_slot = homes[0] * block
         self._stride_slots = (homes[1] - homes[0]) * block if len(homes) > 1 else 0
-        self._lens = _Lengths([chunk.context_len for chunk in chunks], cache.layers[0])
+        self._lens = _Lengths([chunk.context_len for chunk in chunks], cache.heads[0])
 
     def __call__(self, pool: Tensor, query: Tensor, spec: AttentionSpec) -> Tensor:
         """`[rows, KV, group, D]`."""
         first, mask = self._lens.seen(spec.window)
-        slot, head, element = pool.stride()
+        head, slot, element = pool.stride()
         view = pool.as_strided(
-            (self._lens.count, self._lens.longest - first, pool.shape[1], pool.shape[2]),
-            (self._stride_slots * slot, slot, head, element),
+            (self._lens.count, pool.shape[0], self._lens.longest - first, pool.shape[2]),
+            (self._stride_slots * slot, head, slot, element),
             (self._first_slot + first) * slot,
         )
-        return _attend(query[self._rows], *_keys_values(view.transpose(1, 2), spec), mask, spec)
+        return _attend(query[self._rows], *_keys_values(view, spec), mask, spec)
 
 
 class _GatheredDecode:
@@ -97,23 +97,21 @@ class _GatheredDecode:
 
     def __init__(self, cache: KVCache, chunks: list[AttentionChunk], start: int) -> None:
         self._rows = slice(start, start + len(chunks))
-        self._lens = _Lengths([chunk.context_len for chunk in chunks], cache.layers[0])
+        self._lens = _Lengths([chunk.context_len for chunk in chunks], cache.heads[0])
         width = -(-self._lens.longest // cache.block_size_tokens)
         # Padding names block 0: any finite memory will do, the mask takes it out.
         tables = [[*chunk.block_table[:width], *[0] * (width - len(chunk.block_table))] for chunk in chunks]
-        self._blocks = torch.tensor(tables, device=cache.layers[0].device)
+        self._blocks = torch.tensor(tables, device=cache.heads[0].device)
         self._block_size_tokens = cache.block_size_tokens
 
     def __call__(self, pool: Tensor, query: Tensor, spec: AttentionSpec) -> Tensor:
         """`[rows, KV, group, D]`."""
         first, mask = self._lens.seen(spec.window)
         first_block = first // self._block_size_tokens
-        blocks = pool.view(-1, self._block_size_tokens * pool.shape[1] * pool.shape[2])
-        gathered = blocks.index_select(0, self._blocks[:, first_block:].reshape(-1))
-        tokens = gathered.view(self._lens.count, -1, *pool.shape[1:])
+        gathered = _gather(pool, self._blocks[:, first_block:], self._block_size_tokens)
         skipped = first_block * self._block_size_tokens
-        tokens = tokens[:, first - skipped : self._lens.longest - skipped]
-        return _attend(query[self._rows], *_keys_values(tokens.transpose(1, 2), spec), mask, spec)
+        tokens = gathered[:, :, first - skipped : self._lens.longest - skipped]
+        return _attend(query[self._rows], *_keys_values(tokens, spec), mask, spec)
 
 
 class _Prefill:
@@ -123,27 +121,24 @@ class _Prefill:
         self._chunk = chunk
         self._rows = slice(start, start + chunk.num_tokens)
         self._block_size_tokens = cache.block_size_tokens
-        self._device = cache.layers[0].device
+        self._device = cache.heads[0].device
         self._slabs: dict[int | None, list[_Slab]] = {}
 
     @cached_property
     def _blocks(self) -> Tensor:
-        return torch.tensor(self._chunk.block_table, device=self._device)
+        return torch.tensor([self._chunk.block_table], device=self._device)
 
     def __call__(self, pool: Tensor, query: Tensor, spec: AttentionSpec) -> Tensor:
         """`[num_tokens, KV, group, D]`."""
         context_len = self._chunk.context_len
         if self._chunk.is_contiguous:
             first = self._chunk.block_table[0] * self._block_size_tokens
-            tokens = pool[first : first + context_len]
+            tokens = pool[:, first : first + context_len]
         else:
-            blocks = pool.view(-1, self._block_size_tokens, *pool.shape[1:])
-            tokens = blocks.index_select(0, self._blocks).flatten(0, 1)[:context_len]
+            tokens = _gather(pool, self._blocks, self._block_size_tokens)[0, :, :context_len]
         # Heads take the place of the batch, and the group that of the heads, over keys that are not repeated.
         rows = query[self._rows].permute(1, 2, 0, 3)  # [KV, group, num_tokens, D]
-        keys, values = (
-            part.unsqueeze(1).expand(-1, rows.shape[1], -1, -1) for part in _keys_values(tokens.transpose(0, 1), spec)
-        )
+        keys, values = (part.unsqueeze(1).expand(-1, rows.shape[1], -1, -1) for part in _keys_values(tokens, spec))
         window = None if spec.window is None or spec.window >= context_len else spec.window
         if self._chunk.num_tokens == context_len and window is None and spec.softcap is None:
             attended = F.scaled_dot_product_attention(rows, keys, values, is_causal=True, scale=spec.scale)
@@ -259,8 +254,20 @@ def _strided_run(chunks: Seq[AttentionChunk], cache: KVCache) -> list[int]:
     return homes
 
 
+def _gather(pool: Tensor, blocks: Tensor, block_size_tokens: int) -> Tensor:
+    """A copy of blocks: `pool` `[heads, tokens, D]` and `blocks` `[rows, n]` to `[rows, heads, n blocks of tokens, D]`.
+
+    Every head of a block is one run of memory, and they are copied as such.
+    """
+    num_heads, num_tokens, head_dim = pool.shape
+    num_rows, width = blocks.shape
+    starts = torch.arange(num_heads, device=pool.device)[:, None] * (num_tokens // block_size_tokens)
+    runs = pool.view(-1, block_size_tokens * head_dim).index_select(0, (blocks[:, None, :] + starts).view(-1))
+    return runs.view(num_rows, num_heads, width * block_size_tokens, head_dim)
+
+
 def _keys_values(heads: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
-    """Keys and values of pool rows whose heads were moved before their tokens: `[.., 2 * KV, tokens, D]`, or 1 for MLA.
+    """Keys and values of pool heads: `[.., 2 * KV, tokens, D]`, or 1 for MLA.
 
     A latent row is the key and, but for its last elements, the value too. It is used whole as both: the kernels want
     equal sizes, and the caller drops the rest.

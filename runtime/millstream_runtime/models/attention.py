@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from millstream_runtime.models.config import ModelConfig
 from millstream_runtime.models.linear import Linear, Projection
+from millstream_runtime.models.norm import HeadNorm
 from millstream_runtime.models.rope import rotate_
 from millstream_runtime.models.shares import Cut, heads_of, side_by_side
 from millstream_runtime.models.weights import Weights
@@ -68,20 +68,15 @@ class GroupedQueryAttention:
     qkv: Linear  # hidden -> (H + 2 KV) D: queries, keys, values
     output: Projection  # H D -> hidden
     rotation: int = 0  # which of Step.rotations
-    qk_norm: Tensor | None = None  # [H + KV, D]: RMS norm of each query and key head
-    qk_norm_eps: float = 1e-6
+    qk_norm: HeadNorm | None = None  # of each query and key head
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)
         rotated = qkv[:, : self.num_heads + self.num_kv_heads]
         if self.qk_norm is not None:
-            rotated.copy_(self._normalise_heads(rotated, self.qk_norm))
+            rotated.copy_(self.qk_norm(rotated))
         rotate_(rotated, *step.rotations[self.rotation])
         return step.attention(self.layer, qkv[:, : self.num_heads], qkv[:, self.num_heads :], self.spec)
-
-    def _normalise_heads(self, heads: Tensor, weight: Tensor) -> Tensor:
-        """One norm for queries and keys; in float32 where the weight is."""
-        return F.rms_norm(heads.to(weight.dtype), (self.head_dim,), None, self.qk_norm_eps).mul_(weight)
 
 
 def grouped_query_attention(
@@ -125,8 +120,7 @@ def grouped_query_attention(
         ),
         output=weights.output_linear(f"{prefix}.o_proj", config.hidden_size, Cut(query_size, (query,)), output_bias),
         rotation=rotation,
-        qk_norm=qk_norm,
-        qk_norm_eps=config.rms_norm_eps,
+        qk_norm=None if qk_norm is None else HeadNorm(qk_norm, config.rms_norm_eps),
     )
 
 

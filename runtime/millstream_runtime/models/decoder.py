@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from millstream_runtime.models.attention import Attention, AttentionBlock, Step
 from millstream_runtime.models.config import ModelConfig
 from millstream_runtime.models.mlp import Mlp
+from millstream_runtime.models.norm import RmsNorm
 from millstream_runtime.models.parallel import Embedding, Head, VocabularyParallelEmbedding, VocabularyParallelHead
 from millstream_runtime.models.rope import rotary_table
 from millstream_runtime.models.rope_config import RopeConfig
@@ -37,16 +37,15 @@ class PreNormLayer:
     """`x += attention(norm(x)); x += mlp(norm(x))`, as in Llama and most since. Outputs add into the residual stream
     (`addmm_`) instead of beside it."""
 
-    input_norm: Tensor  # [hidden]
+    input_norm: RmsNorm
     attention: AttentionBlock
-    post_attention_norm: Tensor  # [hidden]
+    post_attention_norm: RmsNorm
     mlp: Mlp
-    eps: float
 
     def __call__(self, residual: Tensor, step: Step) -> None:
-        attended = self.attention(rms_norm(residual, self.input_norm, self.eps), step)
+        attended = self.attention(self.input_norm(residual), step)
         self.attention.output.add_to(residual, attended)
-        self.mlp.add_to(residual, rms_norm(residual, self.post_attention_norm, self.eps))
+        self.mlp.add_to(residual, self.post_attention_norm(residual))
 
 
 class Decoder:
@@ -59,7 +58,7 @@ class Decoder:
         self.config = config
         self._layers = list(layers)
         self._embedding = _load_embedding(config, weights)
-        self._norm = self._load_norm(weights)
+        self._norm = RmsNorm.of(self._load_norm(weights), config.rms_norm_eps)
         self._head = _load_head(config, weights, self._embedding.weight)
         self._tables = (
             []
@@ -82,7 +81,7 @@ class Decoder:
 
     def logits(self, residual: Tensor) -> Tensor:
         """`[rows, hidden]` from `forward` to `[rows, vocab]`, in the model's dtype; on ranks beyond 0 no rows."""
-        return self._head(rms_norm(residual, self._norm, self.config.rms_norm_eps))
+        return self._head(self._norm(residual))
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         return self._embedding(token_ids)
@@ -91,23 +90,16 @@ class Decoder:
         return weights.tensor("model.norm.weight", self.config.hidden_size)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Zhang and Sennrich 2019 (arXiv 1910.07467). `x`: `[T, hidden]`, `weight`: `[hidden]`."""
-    return F.rms_norm(x, weight.shape, weight, eps)
-
-
 def pre_norm_layer(
     config: ModelConfig, weights: Weights, layer: int, attention: AttentionBlock, mlp: Mlp
 ) -> PreNormLayer:
     """A layer around blocks that are already loaded, with its norms from `model.layers.N`."""
     prefix = f"model.layers.{layer}"
-    return PreNormLayer(
-        input_norm=weights.tensor(f"{prefix}.input_layernorm.weight", config.hidden_size),
-        attention=attention,
-        post_attention_norm=weights.tensor(f"{prefix}.post_attention_layernorm.weight", config.hidden_size),
-        mlp=mlp,
-        eps=config.rms_norm_eps,
+    input_norm, post_attention_norm = (
+        RmsNorm.of(weights.tensor(f"{prefix}.{name}_layernorm.weight", config.hidden_size), config.rms_norm_eps)
+        for name in ("input", "post_attention")
     )
+    return PreNormLayer(input_norm, attention, post_attention_norm, mlp)
 
 
 def _table(rope: RopeConfig, config: ModelConfig, weights: Weights) -> tuple[Tensor, Tensor]:

@@ -25,11 +25,12 @@ from torch import Tensor
 
 from millstream_runtime.models.attention import AttentionSpec, Step
 from millstream_runtime.models.config import ModelConfig, common_fields
-from millstream_runtime.models.decoder import Decoder, pre_norm_layer, rms_norm
+from millstream_runtime.models.decoder import Decoder, pre_norm_layer
 from millstream_runtime.models.fields import Fields
 from millstream_runtime.models.linear import Linear, Projection
 from millstream_runtime.models.mlp import Mlp, gated_mlp
 from millstream_runtime.models.moe import Router, read_experts, sparse_mlp
+from millstream_runtime.models.norm import RmsNorm
 from millstream_runtime.models.rope import rotate_
 from millstream_runtime.models.rope_config import read_rope, yarn_mscale
 from millstream_runtime.models.shares import Cut, even_share
@@ -97,11 +98,11 @@ class LatentQuery:
     """The query through a bottleneck of its own: `up(norm(down(x)))`."""
 
     down: Linear
-    norm: Tensor
+    norm: RmsNorm
     up: Linear
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.up(rms_norm(self.down(x), self.norm, LATENT_NORM_EPS))
+        return self.up(self.norm(self.down(x)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class LatentAttention:
     num_heads: int
     query: Linear | LatentQuery  # hidden -> H (nope + rope)
     latent: Linear  # hidden -> latent + rope
-    latent_norm: Tensor  # [latent]
+    latent_norm: RmsNorm
     key_up: Tensor  # [H, nope, latent]
     value_up: Tensor  # [H, latent, value]
     output: Projection  # H value -> hidden
@@ -122,7 +123,7 @@ class LatentAttention:
         num_tokens, (_, nope, rank) = x.shape[0], self.key_up.shape
         rotation = step.rotations[0]
         row = self.latent(x)
-        row[:, :rank] = rms_norm(row[:, :rank], self.latent_norm, LATENT_NORM_EPS)
+        row[:, :rank] = self.latent_norm(row[:, :rank])
         rotate_(row[:, rank:].unsqueeze(1), *rotation)
 
         query = self.query(x).view(num_tokens, self.num_heads, -1)
@@ -183,7 +184,7 @@ def _attention(config: DeepseekConfig, weights: Weights, layer: int) -> LatentAt
         num_heads=len(up),
         query=_query(config, weights, prefix),
         latent=_half_split(latent, config, 1, rank),
-        latent_norm=weights.tensor(f"{prefix}.kv_a_layernorm.weight", rank),
+        latent_norm=RmsNorm.of(weights.tensor(f"{prefix}.kv_a_layernorm.weight", rank), LATENT_NORM_EPS),
         key_up=up[:, :nope].contiguous(),
         value_up=up[:, nope:].transpose(1, 2).contiguous(),
         output=weights.output_linear(
@@ -208,7 +209,7 @@ def _query(config: DeepseekConfig, weights: Weights, prefix: str) -> Linear | La
     up = weights.linear({f"{prefix}.q_b_proj": outputs}, rank)
     return LatentQuery(
         down=weights.linear({f"{prefix}.q_a_proj": rank}, config.hidden_size, config.attention_bias),
-        norm=weights.tensor(f"{prefix}.q_a_layernorm.weight", rank),
+        norm=RmsNorm.of(weights.tensor(f"{prefix}.q_a_layernorm.weight", rank), LATENT_NORM_EPS),
         up=_half_split(up, config, num_heads, config.nope_head_dim),
     )
 

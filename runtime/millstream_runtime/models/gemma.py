@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from millstream_runtime.models.attention import (
@@ -24,6 +23,7 @@ from millstream_runtime.models.config import FULL, SLIDING, ModelConfig, common_
 from millstream_runtime.models.decoder import Decoder
 from millstream_runtime.models.fields import Fields
 from millstream_runtime.models.mlp import GatedMlp, gated_mlp, gelu_tanh
+from millstream_runtime.models.norm import RmsNorm
 from millstream_runtime.models.rope_config import RopeConfig, scaled_rope
 from millstream_runtime.models.weights import Weights
 
@@ -79,15 +79,13 @@ class GemmaLayer:
 
     attention: AttentionBlock
     mlp: GatedMlp
-    norms: tuple[Tensor, ...]  # four, in the order of NORMS
-    eps: float
+    norms: tuple[RmsNorm, ...]  # four, in the order of NORMS; their weights are float32 or wider
 
     def __call__(self, residual: Tensor, step: Step) -> None:
         before_attention, after_attention, before_mlp, after_mlp = self.norms
-        attended = self.attention.output(self.attention(wide_rms_norm(residual, before_attention, self.eps), step))
-        residual.add_(wide_rms_norm(attended, after_attention, self.eps))
-        computed = self.mlp(wide_rms_norm(residual, before_mlp, self.eps))
-        residual.add_(wide_rms_norm(computed, after_mlp, self.eps))
+        attended = self.attention.output(self.attention(before_attention(residual), step))
+        residual.add_(after_attention(attended))
+        residual.add_(after_mlp(self.mlp(before_mlp(residual))))
 
 
 class GemmaDecoder(Decoder):
@@ -96,7 +94,7 @@ class GemmaDecoder(Decoder):
     config: GemmaConfig
 
     def logits(self, residual: Tensor) -> Tensor:
-        logits = self._head(wide_rms_norm(residual, self._norm, self.config.rms_norm_eps))
+        logits = super().logits(residual)
         cap = self.config.logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
@@ -107,11 +105,6 @@ class GemmaDecoder(Decoder):
 
     def _load_norm(self, weights: Weights) -> Tensor:
         return _one_plus(weights, "model.norm.weight", self.config.hidden_size)
-
-
-def wide_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMS norm in the weight's type, float32 or wider, rounded once at the end."""
-    return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
 
 
 def _one_plus(weights: Weights, name: str, size: int) -> Tensor:
@@ -138,8 +131,9 @@ def _load_layer(config: GemmaConfig, weights: Weights, layer: int) -> GemmaLayer
     return GemmaLayer(
         attention=attention,
         mlp=gated_mlp(config, weights, f"{prefix}.mlp", config.intermediate_size, activation=gelu_tanh),
-        norms=tuple(_one_plus(weights, name, config.hidden_size) for name in norm_names),
-        eps=config.rms_norm_eps,
+        norms=tuple(
+            RmsNorm.of(_one_plus(weights, name, config.hidden_size), config.rms_norm_eps) for name in norm_names
+        ),
     )
 
 

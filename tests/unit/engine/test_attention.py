@@ -96,7 +96,7 @@ def test_every_plan_equals_the_reference(name: str, num_heads: int, num_kv_heads
     slots = slots_of(chunks)
     attention = TorchAttention(cache, torch.tensor(slots), chunks)
     attended = attention(0, query, key_value, AttentionSpec(head_dim**-0.5))
-    assert torch.equal(cache.slots[0][slots], key_value)
+    assert torch.equal(cache.heads[0][:, slots], key_value.transpose(0, 1))
     expected = paged_attention(
         query,
         cache.layers[0],
@@ -128,12 +128,12 @@ def test_windows_soft_caps_and_latents_in_every_plan(name: str, latent_dim: int 
     chunks, spec = CASES[name], replace(SPECS[spec_name], latent_dim=latent_dim)
     cache = cache_of(num_kv_heads=3, head_dim=16)
     if latent_dim:
-        cache.layers = [layer[:, :, :1].contiguous() for layer in cache.layers]
-        cache.slots = [layer.view(-1, 1, 16) for layer in cache.layers]
+        cache.heads = [heads[:1].contiguous() for heads in cache.heads]
+        cache.layers = [heads.view(1, -1, BLOCK, 16).permute(1, 2, 0, 3) for heads in cache.heads]
     generator = torch.Generator().manual_seed(2)
     num_tokens = sum(one.num_tokens for one in chunks)
     query = torch.randn(num_tokens, 6, 16, generator=generator)
-    key_value = torch.randn(num_tokens, cache.slots[0].shape[1], 16, generator=generator)
+    key_value = torch.randn(num_tokens, cache.heads[0].shape[0], 16, generator=generator)
     attention = TorchAttention(cache, torch.tensor(slots_of(chunks)), chunks)
     attention(0, query, key_value, replace(spec, window=7))  # another layer's rule must leave no trace in the plan
     attended = attention(0, query, key_value, spec)
