@@ -161,6 +161,16 @@ async def test_bytes_that_arrive_are_progress_also_within_one_phase() -> None:
     assert operator.condition("Ready")["reason"] == "Starting"
 
 
+async def test_a_pod_that_was_ready_and_does_not_respond_is_no_stalled_warmup() -> None:
+    operator = await starting(warmup={"timeout": "2m"})
+    operator.pods.told[POD_NAME] = {"phase": "Unresponsive", "ready": False}
+    for _ in range(20):
+        await operator.ask_pods(30.0)
+    await operator.turn()
+    assert operator.condition("Ready")["reason"] != "WarmupStalled", "the kubelet does not restart it for that"
+    assert operator.status()["warmup"]["phase"] == "Unresponsive"
+
+
 MEASURED = {"weights_bytes": 100, "activations_bytes": 20, "kv_cache_bytes": 300, "kv_cache_tokens": 7, "else": 1}
 
 
