@@ -50,8 +50,9 @@ class Beliefs:
         if found is None or self._later is None:
             self._ends[uid] = float("-inf")
             return None
-        self._ends[uid] = min(ends, now + random.uniform(SOONEST_SECONDS, LATEST_SECONDS))  # noqa: S311 - jitter
-        self._later(key, self._ends[uid] - now)
+        if ends == float("inf"):
+            ends = self._ends[uid] = now + random.uniform(SOONEST_SECONDS, LATEST_SECONDS)  # noqa: S311 - jitter
+        self._later(key, ends - now)
         return found
 
     def forget(self, uid: str) -> None:
