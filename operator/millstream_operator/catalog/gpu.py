@@ -59,18 +59,18 @@ class GpuPart(_Data):
     list_price_usd_per_hour: Annotated[float, Field(ge=0, le=10_000, allow_inf_nan=False, alias="listPriceUSDPerHour")]
     source: Annotated[str, StringConstraints(min_length=8, max_length=400)]
 
-    @property
+    @functools.cached_property
     def sm(self) -> int:
         """Compute capability as in `sm_89`."""
         major, minor = self.compute_capability.split(".")
         return int(major) * 10 + int(minor)
 
-    @property
+    @functools.cached_property
     def hourly_milli_usd(self) -> int:
         """List price in thousandths of a dollar an hour."""
         return round(self.list_price_usd_per_hour * 1000)
 
-    @property
+    @functools.cached_property
     def has_nvlink(self) -> bool:
         return self.nvlink_island_size > 1 and self.nvlink_bytes_per_second is not None
 

@@ -6,7 +6,7 @@ kinds of nodes × tensor × pipeline × format -> Candidate -> evaluate -> Outco
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -100,11 +100,13 @@ class Outcome:
 def candidates(question: Question, *, pipelines: bool) -> Iterator[Candidate]:
     """Placements worth a look. `pipelines`: those of more than one stage, for when one stage cannot do it."""
     wishes, shape = question.wishes, question.shape
+    stages = [size for size in _pipelines(wishes, pipelines) if size <= shape.num_layers]
     for stock in question.inventory.stocks():
         for method in question.formats.methods:
             for tensor in _tensors(question, stock, method, pipelines):
-                for pipeline in _pipelines(wishes, pipelines):
-                    if pipeline <= shape.num_layers and (pipeline == 1 or stock.groups(tensor) >= pipeline):
+                groups = stock.groups(tensor)
+                for pipeline in stages:
+                    if pipeline == 1 or groups >= pipeline:
                         yield Candidate(stock, tensor, pipeline, method, question.formats.kv_cache)
 
 
@@ -128,12 +130,15 @@ def _pipelines(wishes: Wishes, pipelines: bool) -> list[int]:
     return list(range(2, MAX_PIPELINE + 1)) if pipelines else [1]
 
 
-def evaluate(question: Question, candidate: Candidate) -> Outcome:
-    """Walk the stages until one says no."""
-    problem = _unfit(question, candidate)
-    if problem is not None:
-        return Outcome(candidate, problem)
-    return _sized(question, candidate)
+def evaluate(question: Question, looked_at: Iterable[Candidate]) -> Iterator[Outcome]:
+    """Walk the stages of each until one says no. What the number of stages cannot change is asked once."""
+    known: dict[tuple[str, str, int], Problem | None] = {}
+    for candidate in looked_at:
+        key = candidate.stock.part.name, candidate.method, candidate.tensor
+        if key not in known:
+            known[key] = _unfit(question, candidate)
+        problem = known[key]
+        yield _sized(question, candidate) if problem is None else Outcome(candidate, problem)
 
 
 def _unfit(question: Question, candidate: Candidate) -> Problem | None:

@@ -5,11 +5,17 @@ outcomes -> Choice(best, rejected) | Stopped(problem, rejected)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import heapq
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from millstream_operator.planning.candidates import Outcome, Problem, Question, Stage, candidates, evaluate
+from millstream_operator.planning.candidates import Candidate, Outcome, Problem, Question, Stage, candidates, evaluate
 from millstream_operator.planning.plan import MAX_REJECTED, Rejected
+
+MAX_KNOWN = 256  # choices that are remembered, some kilobytes each
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +33,23 @@ class Stopped:
     rejected: tuple[Rejected, ...]
 
 
+@functools.lru_cache(maxsize=MAX_KNOWN)
 def choose(question: Question, *, explain: bool = True) -> Choice | Stopped:
     """Look at every placement; at pipelines only when no placement of one stage holds the model.
 
-    Without `explain` nothing is said of the others: what proving a fix needs, in half the time.
+    Without `explain` nothing is said of the others, so nothing is looked at beyond the fewest GPUs that do: what
+    proving a fix needs. Pure, and remembered: a thousand deployments of one model on one cluster are one question.
     """
     if question.formats.problem is not None:
         return Stopped(Problem(Stage.QUANTIZATION, question.formats.problem), None, ())
-    outcomes = [evaluate(question, candidate) for candidate in candidates(question, pipelines=False)]
+    look = _all if explain else _fewest
+    outcomes = look(question, candidates(question, pipelines=False))
     may_pipeline = question.wishes.pipeline is None and not question.wishes.one_gpu
     if may_pipeline and not any(map(_fits, outcomes)):
-        outcomes += [evaluate(question, candidate) for candidate in candidates(question, pipelines=True)]
-    feasible = sorted((outcome for outcome in outcomes if outcome.problem is None), key=_order)
-    if feasible:
-        return Choice(feasible[0], _rejected(outcomes, feasible[0]) if explain else ())
+        outcomes += look(question, candidates(question, pipelines=True))
+    feasible = min((outcome for outcome in outcomes if outcome.problem is None), key=_order, default=None)
+    if feasible is not None:
+        return Choice(feasible, _rejected(outcomes, feasible) if explain else ())
     if not outcomes:
         return Stopped(_nothing_to_plan_on(question), None, ())
     nearest = min(outcomes, key=_distance)
@@ -48,12 +57,31 @@ def choose(question: Question, *, explain: bool = True) -> Choice | Stopped:
     return Stopped(nearest.problem, nearest, _rejected(outcomes, None) if explain else ())
 
 
+def _all(question: Question, looked_at: Iterable[Candidate]) -> list[Outcome]:
+    return list(evaluate(question, looked_at))
+
+
+def _fewest(question: Question, looked_at: Iterable[Candidate]) -> list[Outcome]:
+    """In the order of their GPUs, up to the first number that is feasible: no larger one can be chosen."""
+    found: list[Outcome] = []
+    by_gpus = sorted(looked_at, key=_gpus)
+    for _, as_many in itertools.groupby(by_gpus, key=_gpus):
+        found += evaluate(question, as_many)
+        if any(outcome.problem is None for outcome in found):
+            break
+    return found
+
+
+def _gpus(candidate: Candidate) -> int:
+    return candidate.gpus
+
+
 def _fits(outcome: Outcome) -> bool:
     """It holds the model: what else speaks against it, stages would not mend."""
     return outcome.problem is None or outcome.problem.stage > Stage.MEMORY
 
 
-def _order(outcome: Outcome) -> tuple[object, ...]:
+def _order(outcome: Outcome) -> tuple[Any, ...]:
     """The objective. The last terms only make equals come out the same every time."""
     cost, prediction, candidate = outcome.cost, outcome.prediction, outcome.candidate
     assert cost is not None  # noqa: S101 - feasible
@@ -68,38 +96,32 @@ def _order(outcome: Outcome) -> tuple[object, ...]:
     )
 
 
-def _distance(outcome: Outcome) -> tuple[object, ...]:
+def _distance(outcome: Outcome) -> tuple[Any, ...]:
     problem = outcome.problem
     assert problem is not None  # noqa: S101 - the caller looks at infeasible ones
     return (-problem.stage, problem.shortfall, outcome.candidate.gpus, outcome.candidate.stock.part.name)
 
 
 def _rejected(outcomes: Sequence[Outcome], best: Outcome | None) -> tuple[Rejected, ...]:
-    """One line for each distinct placement, nearest first."""
-    found: dict[str, tuple[tuple[object, ...], Rejected]] = {}
+    """One line for each distinct placement, nearest first: the feasible ones, then the others."""
+    found: dict[str, tuple[tuple[Any, ...], Outcome]] = {}
     for outcome in outcomes:
         summary = outcome.candidate.summary
         if best is not None and (outcome is best or summary == best.candidate.summary):
             continue
-        if outcome.problem is not None:
-            reason, rank = f"{outcome.problem.sentence}.", (1, *_distance(outcome))
-        else:
-            assert best is not None  # noqa: S101 - it is feasible, so there is a best
-            reason, rank = _worse(outcome, best), (0, *_order(outcome))
-        entry = (rank, _line(outcome, summary, reason))
+        rank = (0, *_order(outcome)) if outcome.problem is None else (1, *_distance(outcome))
         known = found.get(summary)
-        if known is None or _less(rank, known[0]):
-            found[summary] = entry
-    ordered = sorted(found.values(), key=lambda entry: tuple(map(_comparable, entry[0])))
-    return tuple(line for _, line in ordered)[:MAX_REJECTED]
+        if known is None or rank < known[0]:
+            found[summary] = rank, outcome
+    nearest = heapq.nsmallest(MAX_REJECTED, found.items(), key=lambda item: item[1][0])
+    return tuple(_line(outcome, summary, _against(outcome, best)) for summary, (_, outcome) in nearest)
 
 
-def _less(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
-    return tuple(map(_comparable, one)) < tuple(map(_comparable, other))
-
-
-def _comparable(value: object) -> tuple[float, str]:
-    return (0.0, value) if isinstance(value, str) else (float(value), "")  # type: ignore[arg-type]
+def _against(outcome: Outcome, best: Outcome | None) -> str:
+    if outcome.problem is not None:
+        return f"{outcome.problem.sentence}."
+    assert best is not None  # noqa: S101 - it is feasible, so there is a best
+    return _worse(outcome, best)
 
 
 def _line(outcome: Outcome, summary: str, reason: str) -> Rejected:
