@@ -22,9 +22,9 @@ end
 health.message = ready.reason .. ": " .. ready.message
 if found.Stalled ~= nil and found.Stalled.status == "True" then
   health.status = "Degraded"
+elseif ready.status == "True" and ready.reason == "ScaledToZero" then
+  health.status = "Suspended"
 elseif ready.status == "True" then
   health.status = "Healthy"
-elseif ready.reason == "ScaledToZero" then
-  health.status = "Suspended"
 end
 return health

@@ -175,7 +175,6 @@ STATES: dict[str, State] = {
     "a newer spec is refused": State(_refused_while_serving, "Failed", "Degraded", "UnsupportedByRuntime"),
     "a name is taken": State(_name_taken, "Failed", "Degraded", "NameConflict"),
     "a pod is lost": State(_pod_lost, "InProgress", "Progressing", "RollingOut"),
-    # Ready means that the model answers, and kstatus knows nothing beside Ready: docs/gitops.md.
-    "scaled to zero": State(_scaled_to_zero, "InProgress", "Suspended", "ScaledToZero"),
+    "scaled to zero": State(_scaled_to_zero, "Current", "Suspended", "ScaledToZero"),
     "being deleted": State(_being_deleted, "Terminating", "Progressing", "Ready"),
 }

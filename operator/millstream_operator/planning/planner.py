@@ -11,10 +11,12 @@ pool holds four requests of full length (or meets load and latency, where given)
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from millstream_operator.api import duration
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.optimization import Parallelism, Quantization
 from millstream_operator.api.rules import DEFAULT_WARMUP_TIMEOUT
 from millstream_operator.api.spec import (
     Accelerator,
@@ -29,6 +31,7 @@ from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part
 from millstream_operator.inventory.node_kinds import Inventory
 from millstream_operator.planning.candidates import Outcome, Problem, Question, Stage
 from millstream_operator.planning.choice import Choice, Stopped, choose
+from millstream_operator.planning.choice_reasons import engine_reasons, placement_reasons
 from millstream_operator.planning.cpu import CPU_MEMORY_LIMIT, cpu_memory
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.facts_hash import facts_hash
@@ -49,9 +52,10 @@ from millstream_operator.planning.quantization_choice import formats
 from millstream_operator.planning.requires import requirements, unknown_facts
 from millstream_operator.planning.speculation_choice import SpeculationChoice, choose_speculation
 from millstream_operator.planning.waiting import find
-from millstream_operator.planning.wishes import batching, given_or, wishes_of
+from millstream_operator.planning.wishes import Wishes, batching, given_or, wishes_of
 
 DEFAULT_DRAIN_TIMEOUT = "10m"
+KEPT_REASONS = ("accelerator", "runtime.image", "engine.prefixCaching")  # of the plan from the spec alone
 PROGRESS_MARGIN_SECONDS = 600  # for scheduling and pulling the image, before the warm-up begins
 
 
@@ -94,49 +98,29 @@ def plan(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts | None 
     For a deployment that has passed the rules of `api/rules.py` it never fails. What it cannot know it does not
     promise: a spec that asks for a budget or an objective gets `requires: [inventory]`.
     """
-    spec = deployment.spec
-    facts = facts or Facts()
+    spec, facts = deployment.spec, facts or Facts()
     reasons: list[Reason] = []
-    accelerator = _accelerator(spec.accelerator or Accelerator(), reasons)
-    on_gpu = accelerator is AcceleratorType.GPU
-    tensor, pipeline = (spec.parallelism.tensor, spec.parallelism.pipeline) if spec.parallelism else (None, None)
-    reasons.append(given_or(tensor, "parallelism.tensor", "One device a replica where nothing else is known."))
-    asked = spec.quantization
-    method = asked.method.value if asked and asked.method and asked.method != "Auto" else "None"
-    kv_cache = asked.kv_cache.value if asked and asked.kv_cache and asked.kv_cache != "Auto" else "None"
-    reasons.append(Reason("quantization", "The weights are served as they are in the checkpoint."))
+    asked = _asked(spec, reasons)
     speculation = choose_speculation(spec, facts.choosable)
-    gpus = (tensor or 1) * (pipeline or 1) if on_gpu else 0
-    product = f"{gpus}×GPU" if on_gpu else "CPU"
-    missing = requirements(
-        deployment,
-        facts.runtime,
-        method=method,
-        kv_cache=kv_cache,
-        speculation=speculation.plan.method,
-        tensor=tensor or 1,
-        pipeline=pipeline or 1,
-        shape=facts.shape,
-    )
-    engine = _engine(spec, on_gpu, reasons)
+    missing = _missing(deployment, facts, asked, speculation)
     return Plan(
-        summary=f"{product} TP{tensor or 1} {method}",
-        accelerator=accelerator,
-        gpus_per_replica=gpus,
-        tensor_parallel_size=tensor or 1,
-        pipeline_parallel_size=pipeline or 1,
-        quantization=method,
-        kv_cache=kv_cache,
+        summary=asked.summary,
+        accelerator=asked.accelerator,
+        gpus_per_replica=asked.gpus,
+        tensor_parallel_size=asked.tensor,
+        pipeline_parallel_size=asked.pipeline,
+        quantization=asked.method,
+        kv_cache=asked.kv_cache,
         speculation=speculation.plan,
         model_path=model_path(spec, facts.model_revision),
         served_name=deployment.served_name,
-        engine=engine,
+        engine=_engine(spec, asked.on_gpu, reasons),
         warmup_timeout_seconds=duration.seconds(_warmup(spec).timeout or DEFAULT_WARMUP_TIMEOUT),
         drain_timeout_seconds=drain_timeout_seconds(spec),
         runtime_image=_runtime_image(spec, defaults, reasons),
-        resources=_resources(gpus, reasons),
+        resources=_resources(asked.gpus, reasons),
         input_hash=input_hash(deployment),
-        reasons=(*reasons, speculation.reason, *(facts.unknown if on_gpu else ())),
+        reasons=(*reasons, speculation.reason, *(facts.unknown if asked.on_gpu else ())),
         facts_hash=facts_hash(facts),
         product_labels=_product_labels(spec, facts),
         requires=(*missing, *unknown_facts(spec, facts)),
@@ -198,24 +182,12 @@ def _planned(
     deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts, choice: Choice, speculation: SpeculationChoice
 ) -> Plan:
     """A choice written out: the plan from the spec alone, with all that facts decided over it."""
-    best, shape = choice.best, facts.shape
-    candidate, part = best.candidate, best.candidate.stock.part
-    assert shape is not None  # noqa: S101 - `decide` asked
-    wishes = wishes_of(deployment.spec, shape)
-    found = formats(wishes, shape, facts.choosable)
+    best, candidate, part = choice.best, choice.best.candidate, choice.best.candidate.stock.part
+    assert facts.shape is not None  # noqa: S101 - `decide` asked
+    wishes = wishes_of(deployment.spec, facts.shape)
+    found = formats(wishes, facts.shape, facts.choosable)
     blind = plan(deployment, defaults, facts)
-    kept = [r for r in blind.reasons if r.field in ("accelerator", "runtime.image", "engine.prefixCaching")]
     resources: list[Reason] = []
-    missing = requirements(
-        deployment,
-        facts.runtime,
-        method=candidate.method,
-        kv_cache=candidate.kv_cache,
-        speculation=speculation.plan.method,
-        tensor=candidate.tensor,
-        pipeline=candidate.pipeline,
-        shape=shape,
-    )
     return replace(
         blind,
         summary=candidate.summary,
@@ -228,27 +200,61 @@ def _planned(
         quantization=candidate.method,
         kv_cache=candidate.kv_cache,
         speculation=speculation.plan,
-        engine=EnginePlan(
-            wishes.max_model_len,
-            best.max_num_batched_tokens,
-            best.max_num_seqs,
-            wishes.gpu_memory_utilization_percent,
-            blind.engine.prefix_caching,
-        ),
+        engine=_engine_of(best, wishes, blind),
         resources=_resources(candidate.gpus, resources),
         memory=best.ledger,
         predicted=best.prediction,
         cost=best.cost,
-        requires=missing,
+        requires=_missing(deployment, facts, candidate, speculation),
         rejected=(*speculation.rejected, *found.rejected, *choice.rejected),
         reasons=(
-            *kept,
-            *_placement_reasons(best, deployment, facts),
+            *(one for one in blind.reasons if one.field in KEPT_REASONS),
+            *placement_reasons(best, deployment, facts),
             *found.reasons,
-            *_engine_reasons(wishes.reasons, best, blind),
+            *engine_reasons(wishes.reasons, best, blind),
             speculation.reason,
             *resources,
         ),
+    )
+
+
+def _engine_of(best: Outcome, wishes: Wishes, blind: Plan) -> EnginePlan:
+    """The limits that the memory and the latency objective leave."""
+    return EnginePlan(
+        wishes.max_model_len,
+        best.max_num_batched_tokens,
+        best.max_num_seqs,
+        wishes.gpu_memory_utilization_percent,
+        blind.engine.prefix_caching,
+    )
+
+
+class _Placed(Protocol):
+    """What a placement needs of the runtime, whoever chose it."""
+
+    @property
+    def tensor(self) -> int: ...
+    @property
+    def pipeline(self) -> int: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def kv_cache(self) -> str: ...
+
+
+def _missing(
+    deployment: LLMDeployment, facts: Facts, placed: _Placed, speculation: SpeculationChoice
+) -> tuple[str, ...]:
+    """What the runtime lacks to run it."""
+    return requirements(
+        deployment,
+        facts.runtime,
+        method=placed.method,
+        kv_cache=placed.kv_cache,
+        speculation=speculation.plan.method,
+        tensor=placed.tensor,
+        pipeline=placed.pipeline,
+        shape=facts.shape,
     )
 
 
@@ -256,53 +262,6 @@ def _sentence(words: str) -> str:
     """With a capital, unless it starts with a field's name."""
     start = words if "." in words.split(" ", 1)[0] else f"{words[:1].upper()}{words[1:]}"
     return f"{start}."
-
-
-def _placement_reasons(best: Outcome, deployment: LLMDeployment, facts: Facts) -> list[Reason]:
-    candidate, shape = best.candidate, facts.shape
-    assert shape is not None  # noqa: S101
-    wishes = wishes_of(deployment.spec, shape)
-    prediction = best.prediction
-    pool = f"its KV pool holds {prediction.kv_cache_tokens:,} tokens" if prediction else ""
-    need = f"at least {wishes.kv_floor_tokens:,} are wanted"
-    if wishes.tensor is not None:
-        why = f"spec.parallelism.tensor asks for {wishes.tensor}; {pool}."
-    elif wishes.one_gpu:
-        why = f"Tier Startup runs on one GPU; {pool}, {need}."
-    else:
-        why = f"The fewest GPUs that hold the model: {pool}, {need}."
-    reasons = [Reason("parallelism.tensor", why)]
-    if candidate.tensor > 1 and not candidate.stock.part.has_nvlink:
-        reasons.append(
-            Reason("parallelism.tensor", f"{candidate.stock.part.name} has no NVLink: layers are shared over PCIe.")
-        )
-    if candidate.pipeline > 1:
-        reasons.append(Reason("parallelism.pipeline", "No tensor-parallel size in one island holds the model."))
-    if wishes.has_load:
-        reasons.append(
-            Reason(
-                "replicas",
-                f"The load needs {best.replicas}, each 80 % busy; spec.replicas is {deployment.spec.replicas}.",
-            )
-        )
-    if wishes.max_monthly_usd is not None and best.cost is not None:
-        over = "over" if best.cost.monthly_usd > wishes.max_monthly_usd else "within"
-        reasons.append(Reason("budget", f"${best.cost.monthly_usd:,} a month, {over} ${wishes.max_monthly_usd:,}."))
-    return reasons
-
-
-def _engine_reasons(reasons: tuple[Reason, ...], best: Outcome, blind: Plan) -> list[Reason]:
-    """Defaults that the latency objective made smaller say so."""
-    shrunk = {
-        "engine.maxNumBatchedTokens": (best.max_num_batched_tokens, blind.engine.max_num_batched_tokens),
-        "engine.maxNumSeqs": (best.max_num_seqs, blind.engine.max_num_seqs),
-    }
-    found = []
-    for reason in reasons:
-        now, before = shrunk.get(reason.field, (0, 0))
-        text = f"{now} instead of {before}, so that steps keep objectives.itl." if now < before else reason.reason
-        found.append(Reason(reason.field, text))
-    return found
 
 
 def _decide_cpu(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts) -> Plan | Infeasible:
@@ -328,6 +287,42 @@ def _decide_cpu(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts)
 
 
 # From the spec alone
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the spec itself says of the placement, with one device and the checkpoint's own format otherwise."""
+
+    accelerator: AcceleratorType
+    tensor: int
+    pipeline: int
+    method: str
+    kv_cache: str
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.accelerator is AcceleratorType.GPU
+
+    @property
+    def gpus(self) -> int:
+        return self.tensor * self.pipeline if self.on_gpu else 0
+
+    @property
+    def summary(self) -> str:
+        return f"{f'{self.gpus}×GPU' if self.on_gpu else 'CPU'} TP{self.tensor} {self.method}"
+
+
+def _asked(spec: LLMDeploymentSpec, reasons: list[Reason]) -> _Asked:
+    accelerator = _accelerator(spec.accelerator or Accelerator(), reasons)
+    parallelism, quantization = spec.parallelism or Parallelism(), spec.quantization or Quantization()
+    tensor, pipeline = parallelism.tensor, parallelism.pipeline
+    reasons.append(given_or(tensor, "parallelism.tensor", "One device a replica where nothing else is known."))
+    reasons.append(Reason("quantization", "The weights are served as they are in the checkpoint."))
+    method, kv_cache = (
+        asked.value if asked is not None and asked != "Auto" else "None"
+        for asked in (quantization.method, quantization.kv_cache)
+    )
+    return _Asked(accelerator, tensor or 1, pipeline or 1, method, kv_cache)
 
 
 def _warmup(spec: LLMDeploymentSpec) -> Warmup:

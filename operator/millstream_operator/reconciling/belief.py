@@ -65,7 +65,11 @@ def believed(owner: LLMDeployment, status: Manifest, pods: Sequence[Manifest]) -
     """
     told = status.get("conditions") or ()
     ready, answered = find(told, READY), (status.get("rollout") or {}).get("currentRevision")
-    if ready.get("status") != "True" or ready.get("observedGeneration") != owner.metadata.generation or not answered:
+    if (
+        ready.get("reason") != Reason.READY
+        or ready.get("observedGeneration") != owner.metadata.generation
+        or not answered
+    ):
         return None
     since = ready.get("lastTransitionTime", "")
     serving = [condition(pod, READY) for pod in pods if is_leader(pod) and is_ready(pod)]

@@ -80,5 +80,5 @@ def _event(metadata: Mapping[str, Any], reason: str, message: str, now: str, *, 
 def _is_bad_news(was: dict[str, Any], ready: dict[str, Any]) -> bool:
     if ready["status"] == "True":
         return False
-    on_its_way = {Reason.INSPECTING, Reason.STARTING, Reason.ROLLING_OUT, Reason.SCALED_TO_ZERO}
+    on_its_way = {Reason.INSPECTING, Reason.STARTING, Reason.ROLLING_OUT}
     return was.get("status") == "True" or ready["reason"] in NEEDS_A_PERSON or ready["reason"] not in on_its_way

@@ -20,6 +20,7 @@ from millstream_operator.planning.plan import Infeasible, Plan
 from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.reasons import Reason
 from millstream_operator.rendering.revision import Revision
+from millstream_operator.rendering.revision_marks import Failure
 
 Decide = Callable[[Facts], Plan | Infeasible]
 Render = Callable[[Plan], Revision]
@@ -53,6 +54,13 @@ def outdated(
     if fresh.digest == pinned.digest:
         return None
     return Diagnosis(Reason.NEW_DEFAULTS, f"{other_defaults(pinned.image, fresh.image)} {when}")
+
+
+def tried_in_vain(problem: Diagnosis, failure: Failure) -> Diagnosis:
+    """The same, of a plan that was taken over by itself and failed."""
+    said = problem.message.removesuffix(FOLLOWS).strip()
+    why = f"It was taken over and failed ({failure.reason}), so it is not tried again until the spec changes."
+    return Diagnosis(problem.reason, f"{said} {why}")
 
 
 def other_defaults(before: str, after: str) -> str:

@@ -2,7 +2,8 @@
 
     spec changed                       -> planned anew, from today's facts
     spec the same, world changed       -> kept; PlanOutdated says what a new plan would gain
-    … and updatePolicy FollowOperator  -> planned anew, unless pods that hold GPUs would have to wait for others
+    … and updatePolicy FollowOperator  -> planned anew, unless pods that hold GPUs would have to wait for others, or
+                                          such pods failed before
 
 Everything is found again from the records. What is remembered here only saves work: a plan whose record is not seen
 yet, and when each plan was last compared with the world (once for each change of nodes, prices or defaults).
@@ -26,8 +27,8 @@ from millstream_operator.reconciling.decisions import Decision, DecisionType
 from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.facts import FactsSource
 from millstream_operator.reconciling.index import OwnerKey
-from millstream_operator.reconciling.outdated import other_defaults, outdated
-from millstream_operator.reconciling.revisions import Pin, newest_first, pinned, plan_anew
+from millstream_operator.reconciling.outdated import other_defaults, outdated, tried_in_vain
+from millstream_operator.reconciling.revisions import Pin, failed_before, newest_first, pinned, plan_anew, read_pin
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import Revision, render_revision
 
@@ -77,7 +78,10 @@ class Pinning:
             return Chosen(kept, believed.outdated, adoption(records))
         problem = self._outdated(owner, kept.revision, read)
         if problem is not None and follows(owner):
-            if (fresh := self._adopted(owner, kept, records, read)) is not None:
+            fresh = self._adopted(owner, kept, records, read)
+            if fresh is not None and (failure := failed_before(fresh.revision.digest, records)) is not None:
+                return Chosen(kept, tried_in_vain(problem, failure), adoption(records))
+            if fresh is not None:
                 return self._promised(owner, fresh)
             self.waiting[uid] = OwnerKey(owner.metadata.namespace or "", owner.name)
         return Chosen(kept, problem, adoption(records))
@@ -142,6 +146,8 @@ def adoption(records: Sequence[Manifest]) -> tuple[Decision, ...]:
     newest, *others = newest_first(records)[:2]
     if not others or newest["data"].get("inputHash") != others[0]["data"].get("inputHash"):
         return ()
+    if (before := read_pin(others[0])) is not None and before.marks.failure is not None:
+        return ()  # it went back to what had served: told as the rollback
     was, now = others[0]["data"]["plan"]["summary"], newest["data"]["plan"]["summary"]
     what = f"{was} → {now}" if was != now else other_defaults(others[0]["data"]["image"], newest["data"]["image"])
     return (Decision(DecisionType.PLAN_ADOPTED, f"runtime.updatePolicy is FollowOperator: {what.removesuffix('.')}."),)

@@ -1,7 +1,11 @@
 """Ready, the summary, and what is in its way. Pure.
 
     Ready = the pods of the wanted revision, all of them, are available, nothing else runs,
-            and the model answered through its Service
+            and the model answered through its Service; or none is wanted, and none is there
+
+A Deployment of zero replicas is Available, too: what waits for Ready (kstatus in Flux and Helm, kubectl, Argo CD) waits
+until the cluster is as the spec says, and must not hang on a model that was sent to sleep. Whether something answers is
+told by ModelReady and Available.
 
 While it is False, `Reconciling` or `Stalled` says whether it gets there by itself; kstatus wants never both.
 """
@@ -31,7 +35,7 @@ def ready(seen: Seen, in_the_way: Diagnosis | None, phase: str | None = None) ->
     if in_the_way is not None:
         return no(in_the_way.reason, in_the_way.message)
     if seen.owner.spec.replicas == 0 and seen.rolled_out:
-        return no(Reason.SCALED_TO_ZERO, "spec.replicas is 0: nothing serves.")
+        return Condition(conditions.READY, True, Reason.SCALED_TO_ZERO, "spec.replicas is 0, so nothing serves.")
     if not seen.rolled_out:
         return _on_its_way(seen, phase)
     if seen.answer is None:
@@ -43,7 +47,7 @@ def ready(seen: Seen, in_the_way: Diagnosis | None, phase: str | None = None) ->
 
 def reconciling_or_stalled(seen: Seen, summary: Condition) -> Condition | None:
     """Whether it goes on by itself or waits for a person; None when there is nothing left to do."""
-    if summary.status is True or summary.reason is Reason.SCALED_TO_ZERO:
+    if summary.status is True:
         return None
     if summary.reason in NEEDS_A_PERSON:
         return Condition(conditions.STALLED, True, summary.reason, summary.message)

@@ -23,7 +23,7 @@ from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.reasons import Reason
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import Revision, read_revision, render_revision
-from millstream_operator.rendering.revision_marks import Marks, read_marks
+from millstream_operator.rendering.revision_marks import Failure, Marks, read_marks
 
 Manifest = dict[str, Any]
 
@@ -67,12 +67,14 @@ def pinned(owner: LLMDeployment, stored: Iterable[Manifest]) -> Pin | None:
     records = newest_first(stored)
     if not records:
         return None
-    newest = read_pin(records[0])
-    if newest is not None and _asks_for(owner, newest.revision):
+    newest, good = read_pin(records[0]), last_answered(records)
+    if good is not None and not _asks_for(owner, good.revision):
+        good = None
+    if newest is not None and _asks_for(owner, newest.revision) and (newest.marks.failure is None or good is None):
         return newest
-    # Back from a revision that never served: what served before it still runs, so it is not rendered anew.
-    good = last_answered(records)
-    if good is not None and _asks_for(owner, good.revision):
+    # Back from a revision that never served: what served before it still runs, so it is not rendered anew. Back, too,
+    # from one that was adopted for the same spec and failed: the spec has what it asks for.
+    if good is not None:
         return Pin(good.revision, records[0]["revision"] + 1, Marks(answered=True))
     return None
 
@@ -99,6 +101,12 @@ def plan_anew(
 def _asks_for(owner: LLMDeployment, revision: Revision) -> bool:
     wanted = input_hash(owner) if revision.boot is not None else input_hash_of_format_1(owner)
     return revision.input_hash == wanted
+
+
+def failed_before(digest: str, stored: Iterable[Manifest]) -> Failure | None:
+    """Why pods like these were given up; None where they were not."""
+    pins = [pin for record in newest_first(stored) if (pin := read_pin(record)) is not None]
+    return next((pin.marks.failure for pin in pins if pin.marks.failure and pin.revision.digest == digest), None)
 
 
 def read_pin(record: Manifest) -> Pin | None:

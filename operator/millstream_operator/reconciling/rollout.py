@@ -5,7 +5,8 @@
 The Deployment controller moves the pods; it is steered by what is rendered (template, maxSurge, maxUnavailable) and by
 nothing else. Under Availability a revision that fails has one pod more than wanted, and the older ones serve. Under
 ResourceAware an old pod was drained for it, so the last revision that answered is put back, and the failed one is not
-tried again: its record says so, until the spec asks for something else.
+tried again: its record says so, until the spec asks for something else. So is one that was adopted by itself
+(FollowOperator), under either strategy: nobody asked for it, and the spec has what it wants without.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def intent(scene: Scene) -> Intent:
     strategy, why = _strategy(scene)
     good = last_answered(scene.records, but=scene.pin)
     failure = scene.pin.marks.failure or _new_failure(scene, good)
-    rolls_back = strategy is IN_PLACE or scene.pin.marks.failure is not None
+    adopted = good is not None and good.revision.input_hash == scene.pin.revision.input_hash
+    rolls_back = strategy is IN_PLACE or adopted or scene.pin.marks.failure is not None
     chosen = None if asked_strategy(scene.owner) is not None else strategy
     marks = replace(scene.pin.marks, strategy=chosen, failure=failure if rolls_back else None)
     pin = replace(scene.pin, marks=marks)

@@ -17,7 +17,7 @@ from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.memory_report import memory_status
 from millstream_operator.reconciling.observations import observed
 from millstream_operator.reconciling.readiness import obstacle
-from millstream_operator.reconciling.reasons import NEEDS_A_PERSON
+from millstream_operator.reconciling.reasons import NEEDS_A_PERSON, Reason
 from millstream_operator.reconciling.seen import Seen
 from millstream_operator.reconciling.serving import serves
 from millstream_operator.reconciling.warmup import warmup_status
@@ -37,7 +37,7 @@ def status_of(seen: Seen, now: str) -> Manifest:
     warmup = warmup_status(seen, in_the_way, now)
     found = observed(seen, in_the_way, (warmup or {}).get("phase"))
     generation = owner.metadata.generation or 0
-    ready = found[0].status is True
+    answered = found[0].reason is Reason.READY  # at zero replicas Ready is True, and nobody answered
     return {
         "observedGeneration": generation,
         "conditions": [
@@ -52,7 +52,7 @@ def status_of(seen: Seen, now: str) -> Manifest:
         "memory": memory_status(seen),
         "warmup": warmup,
         "runtime": {"image": seen.revision.image},
-        "rollout": _rollout(seen, ready),
+        "rollout": _rollout(seen, answered),
         "decisions": journal(seen.previous.get("decisions", ()), seen.decisions, now),
     }
 
@@ -112,9 +112,9 @@ def _not_looked_at(previous: Manifest, companions: Sequence[Condition] | None) -
     return [c for c in previous.get("conditions", ()) if companions is None and c["type"] in beside]
 
 
-def _rollout(seen: Seen, ready: bool) -> Manifest:
+def _rollout(seen: Seen, answered: bool) -> Manifest:
     found: Manifest = {
-        "currentRevision": seen.revision.name if ready else seen.previous.get("rollout", {}).get("currentRevision"),
+        "currentRevision": seen.revision.name if answered else seen.previous.get("rollout", {}).get("currentRevision"),
         "updateRevision": seen.revision.name,
         "availableReplicas": seen.updated_and_available,
     }

@@ -399,7 +399,10 @@ async def test_a_pod_that_fails_takes_ready_away_with_its_reason() -> None:
 async def test_replicas_zero_is_asked_for_and_no_fault() -> None:
     operator = FakeOperator(world(manifest(replicas=0)))
     await operator.settle()
-    assert operator.condition("Ready")["reason"] == "ScaledToZero"
+    ready, available = operator.condition("Ready"), operator.condition("Available")
+    assert (ready["status"], ready["reason"]) == ("True", "ScaledToZero"), "as wanted: nobody who waits hangs"
+    assert (available["status"], operator.condition("ModelReady")["status"]) == ("False", "False"), "nothing serves"
+    assert "currentRevision" not in operator.status()["rollout"], "nothing ever answered"
     assert operator.condition("Reconciling") == operator.condition("Stalled") == {}
     assert operator.model.questions == []
 

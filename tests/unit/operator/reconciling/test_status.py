@@ -199,7 +199,7 @@ def test_what_is_seen_is_what_is_told(name: str) -> None:
     status = status_of(world, NOW)
     found = {kind: condition(status, kind) for kind in ("Ready", "Available", "ModelReady")}
     assert [(pair or ("", ""))[1] for pair in found.values()] == [ready, available, model_ready]
-    assert (found["Ready"] or ("",))[0] == ("True" if ready == "Ready" else "False")
+    assert (found["Ready"] or ("",))[0] == ("True" if ready in ("Ready", "ScaledToZero") else "False")
     assert [kind for kind in ("Reconciling", "Stalled") if condition(status, kind)] == ([way] if way else [])
 
 
