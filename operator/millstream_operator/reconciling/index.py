@@ -6,13 +6,13 @@ own writes' answers, which come earlier. The higher resourceVersion wins, so nei
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from millstream_operator.reconciling.kinds import HORIZONTAL_POD_AUTOSCALER, LLM_DEPLOYMENT, Kind
+from millstream_operator.reconciling.sharing import Sharing
 from millstream_operator.rendering.names import DEPLOYMENT_LABEL
 
 Manifest = dict[str, Any]
@@ -60,7 +60,7 @@ class Index:
         learned: Callable[[Kind, Manifest], None] = lambda _kind, _manifest: None,
         changed: Callable[[Kind, Manifest], None] = lambda _kind, _manifest: None,
     ) -> None:
-        self._learned, self._changed = learned, changed
+        self._learned, self._changed, self._sharing = learned, changed, Sharing()
         self._objects: dict[tuple[str, str, str], Manifest] = {}
         self._children: defaultdict[tuple[OwnerKey, str], set[tuple[str, str, str]]] = defaultdict(set)
 
@@ -73,7 +73,7 @@ class Index:
         if known is not None:
             self._unlink(kind, key, known)
         self._learned(kind, manifest)
-        slim = _shared(
+        slim = self._sharing.copy(
             {**manifest, "metadata": {k: v for k, v in manifest["metadata"].items() if k != "managedFields"}}
         )
         self._objects[key] = slim
@@ -124,18 +124,6 @@ class Index:
         self._children[link].discard(key)
         if not self._children[link]:
             del self._children[link]
-
-
-def _shared(value: Any) -> Any:
-    """A copy whose strings are kept once.
-
-    Objects of a kind have the same keys and most values, and each is parsed by itself: this halves their memory.
-    """
-    if isinstance(value, dict):
-        return {sys.intern(str(key)): _shared(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_shared(inner) for inner in value]
-    return sys.intern(value) if type(value) is str else value
 
 
 def _key(kind: Kind, manifest: Manifest) -> tuple[str, str, str]:

@@ -1,0 +1,61 @@
+"""Copies of manifests in which equal parts are one object: hash consing (Ershov 1958, Goto 1974) of parsed JSON.
+
+A thousand LLMDeployments have the same probes, security contexts, tolerations and lines of a plan, each parsed by
+itself. A part is known by its keys and by the identities of its values, which are shared already, so finding it costs
+one look-up however deep it is. What the table holds keeps its values alive, so an identity in it is never another's.
+
+The table forgets: it has two generations, and what was not met during a whole one is dropped from it. Nothing that is
+shared may ever be changed.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+GENERATION = 8192  # parts; some megabytes
+
+
+class Sharing:
+    """For one owner of manifests, which never changes them."""
+
+    def __init__(self, generation: int = GENERATION) -> None:
+        self._generation = generation
+        self._young: dict[Any, Any] = {}
+        self._old: dict[Any, Any] = {}
+
+    def copy(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        """A copy whose parts are shared; the whole and its metadata have no equal, so they are not looked for."""
+        return {
+            sys.intern(key): _interned(value) if key == "metadata" else self._part(value)
+            for key, value in manifest.items()
+        }
+
+    def _part(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is str:
+            return sys.intern(value)
+        if kind is dict:
+            made = {sys.intern(key): self._part(inner) for key, inner in value.items()}
+            return self._one(made, (*made, *map(id, made.values())))
+        if kind is list:
+            items = [self._part(inner) for inner in value]
+            return self._one(items, (None, *map(id, items)))  # None: no dict has such a key
+        return self._one(value, (int, value)) if kind is int else value
+
+    def _one(self, made: Any, key: tuple[Any, ...]) -> Any:
+        if (known := self._young.get(key)) is not None:
+            return known
+        known = self._young[key] = self._old.get(key, made)
+        if len(self._young) >= self._generation:
+            self._old, self._young = self._young, {}
+        return known
+
+
+def _interned(value: Any) -> Any:
+    """A copy whose strings are kept once."""
+    if isinstance(value, dict):
+        return {sys.intern(key): _interned(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_interned(inner) for inner in value]
+    return sys.intern(value) if type(value) is str else value
