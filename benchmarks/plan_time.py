@@ -5,7 +5,7 @@ nodes as a cluster could have. The time is that of `decide`; reading the node ob
 
 Each case is planned as on a laptop, where all GPUs are free, and as in the operator: from its accounts, with pods on
 half of the GPUs, so that what is free and what there is are two inventories. Choices that are remembered are forgotten
-before each plan, so that every time is that of a first plan. Processor time is given, too, for a machine that others use.
+before each plan, so that every time is that of a first plan. Processor time is given, too: others use machines.
 """
 
 from __future__ import annotations

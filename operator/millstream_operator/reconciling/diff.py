@@ -21,7 +21,7 @@ APPLIED_ANNOTATION = "millstream.dev/applied"
 DIGEST_LENGTH = 16
 # Maps that server-side apply replaces as a whole: one key more in a selector, and it selects nothing.
 ATOMIC_MAPS = frozenset({"selector", "podSelector", "labelSelector", "nodeSelector"})
-EMPTY = (None, "", {}, [])
+EMPTY: tuple[Any, ...] = (None, "", {}, [])
 
 
 def stamped(manifest: dict[str, Any]) -> dict[str, Any]:
