@@ -63,7 +63,7 @@ def _values(value: Any, steps: Sequence[str], path: str = "") -> Iterator[tuple[
         yield path, value
         return
     name = steps[0].removesuffix("[]")
-    child = getattr(value, _attribute(type(value), name))
+    child = getattr(value, _attribute(value.__class__, name))
     here = f"{path}.{name}" if path else name
     if not steps[0].endswith("[]"):
         yield from _values(child, steps[1:], here)
