@@ -14,6 +14,7 @@ and enqueues all; who stops leading drops what waits, and goes on watching.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
 from collections.abc import Iterator
@@ -358,6 +359,9 @@ class Operator:
                 await self.resync()
                 self.facts.advance()
                 self.listed = True
+                # The index and the modules stay: a full collection need not walk them, and hold up everything for it.
+                gc.collect()
+                gc.freeze()
                 return
             except ApiError as error:
                 problem = f"{error.status} {error.message}"

@@ -82,11 +82,14 @@ class Inventory:
 
     def stocks(self) -> tuple[Stock, ...]:
         """By part, in the order of their names."""
-        parts = {kind.part.name: kind.part for kind in self.kinds}
-        return tuple(
-            Stock(part, tuple(kind for kind in self.kinds if kind.part.name == name))
-            for name, part in sorted(parts.items())
-        )
+        return self._stocks
+
+    @cached_property
+    def _stocks(self) -> tuple[Stock, ...]:
+        of_part: dict[str, list[NodeKind]] = {}
+        for kind in self.kinds:
+            of_part.setdefault(kind.part.name, []).append(kind)
+        return tuple(Stock(kinds[-1].part, tuple(kinds)) for _, kinds in sorted(of_part.items()))
 
     def __str__(self) -> str:
         if self.hypothetical:
