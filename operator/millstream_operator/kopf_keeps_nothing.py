@@ -1,8 +1,8 @@
 """Storages of kopf that store nothing: this operator uses `on.event` alone, and kopf need not know what an object was.
 
 kopf compares each state of an object with the last one that its handlers had finished with, whether there is such a
-handler or not, and makes three deep copies of the object for it. Measured on a pod: two thirds of an event's time, and
-the largest part of a restart, in which each object is an event.
+handler or not, and deep-copies the object for it. Measured on a pod of 6 KB: half of an event's time, the handler's own
+included (1.5 ms, and 0.7 ms without), and at a start each object is an event.
 """
 
 from __future__ import annotations
