@@ -18,7 +18,7 @@ from typing import Any
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import ManifestError, parse
 from millstream_operator.planning.plan import PlanDefaults
-from millstream_operator.reconciling import conditions
+from millstream_operator.reconciling import belief, conditions
 from millstream_operator.reconciling.belief import Beliefs, Believed, Later
 from millstream_operator.reconciling.children import Children, controller_uid, namespace_is_going
 from millstream_operator.reconciling.claims import Claims
@@ -187,7 +187,7 @@ class Reconciler:
             raise LookAgain(problem.message, RECHECK_OBSTACLE_SECONDS)
         if answer is not None and answer.failure is not None:
             raise RetryLater(answer.failure.message)
-        if answer is None and self._unanswered.get(owner.metadata.uid or ""):
+        if self._unanswered.get(owner.metadata.uid or ""):
             raise RetryLater("the model does not answer through its Service yet")
         if beside.problem:
             raise LookAgain(beside.problem, RECHECK_OBSTACLE_SECONDS)
@@ -266,6 +266,7 @@ class Reconciler:
     ) -> Answer | None:
         """Ask once for each revision and set of pods; a failure is asked again at the next try."""
         uid = owner.metadata.uid or ""
+        key = OwnerKey(owner.metadata.namespace or "", owner.name)
         if owner.spec.replicas == 0 or not rolled_out(owner, pin.revision, workload):
             self._forget_answer(uid)
             return None
@@ -281,7 +282,11 @@ class Reconciler:
             self._unanswered.pop(uid, None)
             return answer
         self._unanswered[uid] = self._unanswered.get(uid, 0) + 1
-        return answer if self._unanswered[uid] > PATIENCE else None
+        if self._unanswered[uid] > PATIENCE:
+            return answer
+        # One question that is lost is no news of a model that served before: it stays Ready until it is sure.
+        before = belief.believed(owner, self._status(key), pods)
+        return Answer() if before is not None and before.answered == pin.revision.name else None
 
     # Status
 

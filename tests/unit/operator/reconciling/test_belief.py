@@ -126,3 +126,18 @@ async def test_whoever_never_was_ready_is_looked_at_as_ever() -> None:
     assert believed(deployment(), status, []) is not None
     status["conditions"][0]["observedGeneration"] += 1
     assert believed(deployment(), status, []) is None, "of another generation"
+
+
+async def test_one_lost_question_is_no_news_of_a_model_that_served() -> None:
+    restarted = Restarted((await served_for_long()).cluster)
+    operator = restarted.operator
+    await restarted.turn()
+    restarted.seconds = LATEST_SECONDS + 1
+    operator.model.unreachable = "/ready gave no answer within 5 seconds"
+    await restarted.turn()
+    assert operator.retries, "it is asked again"
+    assert operator.writes == []
+    assert operator.condition("Ready")["status"] == "True"
+    for _ in range(6):
+        await restarted.turn()
+    assert operator.condition("Ready")["reason"] == "ServiceUnreachable", "often enough to be sure"
