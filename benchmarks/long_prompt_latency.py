@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import time
@@ -103,9 +104,11 @@ def main(argv: list[str] | None = None) -> None:
     config = RuntimeConfig(
         model=str(args.model), served_model_name="bench", device=Device.CPU, max_num_seqs=8, enable_prefix_caching=False
     )
+    if args.processor_time:
+        os.environ["OMP_NUM_THREADS"] = "1"  # and so the engine leaves it at that
+        torch.set_num_threads(1)
     engine = Engine(config, lambda phase, message: None)
     if args.processor_time:
-        torch.set_num_threads(1)
         engine.step_clock = time.process_time
     engine.warm_up()
     engine.bound = engine._max_prompt_tokens  # type: ignore[attr-defined]

@@ -49,6 +49,7 @@ class Field:
 
     contenders: list[Contender] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
+    threads: int = field(default_factory=torch.get_num_threads)
 
     def invite(self, name: str, make: Callable[[], Contender]) -> None:
         """Take part, or leave a reason: a peer that cannot run here does not end the run of the others."""
@@ -69,7 +70,7 @@ class Timing:
 
 def invite_all(folder: Path, scratch: Path, threads: int, dtypes: Sequence[str], peers_python: Path | None) -> Field:
     """Every side that can run this model here."""
-    sides = Field()
+    sides = Field(threads=threads)
     sides.invite(OURS, partial(Runtime, folder))
     for dtype in dtypes:
         sides.invite(f"transformers generate {dtype}", partial(TransformersGenerate, folder, dtype))
@@ -82,7 +83,6 @@ def invite_all(folder: Path, scratch: Path, threads: int, dtypes: Sequence[str],
     except NotInstalledError as error:
         sides.absent[LLAMA_CPP] = str(error)
         print(f"  llama.cpp: {error}")
-    torch.set_num_threads(threads)  # the engine chose its own when it was made
     return sides
 
 
@@ -92,6 +92,7 @@ def run_case(sides: Field, cases: Sequence[Case]) -> dict[str, Any]:
     first: dict[str, float] = {}
     for contender in list(running):
         try:
+            torch.set_num_threads(sides.threads)
             first[contender.name] = contender.run(cases[0])[0]
         except Exception as error:
             running.remove(contender)
@@ -103,6 +104,7 @@ def run_case(sides: Field, cases: Sequence[Case]) -> dict[str, Any]:
     for round_, case in enumerate(cases[1:]):
         turn = round_ % len(running)
         for contender in running[turn:] + running[:turn]:
+            torch.set_num_threads(sides.threads)  # the engine chooses its own for each step
             seconds, timings[contender.name].answers = contender.run(case)
             timings[contender.name].seconds.append(seconds)
     return summarise(cases[-1], timings, dropped)

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
+from millstream_runtime.engine import threads
 from millstream_runtime.engine.block_manager import BlockManager
 from millstream_runtime.engine.logits_processors import LogitsProcessor
 from millstream_runtime.engine.memory import MemoryUse
@@ -22,6 +23,7 @@ from millstream_runtime.engine.scheduler import Chunk, Scheduler
 from millstream_runtime.engine.sequence import Sequence
 from millstream_runtime.engine.team import Team, assemble, start_team
 from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.logs import log
 from millstream_runtime.models.config import ModelConfig
 
 
@@ -72,6 +74,7 @@ class Engine:
         )
         self._scheduler = Scheduler(self._blocks, config.max_num_batched_tokens, config.max_num_seqs)
         self._runner = ModelRunner(assembled.forward, model_config.eos_token_ids, self._team.tell)
+        self._max_num_seqs = config.max_num_seqs
         self._pace = Pace(balance_tokens(model_config))
         self.step_clock: Callable[[], float] = time.perf_counter  # what the pace is measured by
         self._sequences: dict[str, Sequence] = {}
@@ -84,6 +87,11 @@ class Engine:
     def topology(self) -> Topology | None:
         """What connects the ranks; None where there is one."""
         return self._team.topology
+
+    @property
+    def threads(self) -> threads.Threads:
+        """How many threads of this process compute a step of each size."""
+        return self._runner.threads
 
     def when_lost(self, on_lost: Callable[[RuntimeFailure], None]) -> None:
         """Have `on_lost` called, by any thread, when a rank is gone: an idle engine has no step to raise it from, and a
@@ -171,7 +179,31 @@ class Engine:
                     Reason.CHECKPOINT_INVALID,
                     "The model's first answer is not a number (NaN): its weights are damaged.",
                 )
+        if self._team.ranks.size == 1 and self._runner.shares_cpu:
+            self._measure_threads()
         self.check_integrity()
+
+    def _measure_threads(self) -> None:
+        """Choose the threads of each kind of step by running decodes of that size, where the pool has room for them."""
+        all_threads = self._runner.threads.all_threads
+        num_tokens = threads.most_steps(all_threads) + 2
+        room = self._blocks.num_blocks // self._blocks.blocks_for(num_tokens)
+        if num_tokens >= self.model_config.max_model_len or not room:
+            return
+        sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+        limits = []
+        for most_tokens, wanted in threads.MEASURED_TOKENS.items():
+            ids = [f"warm-up-threads-{row}" for row in range(min(wanted, self._max_num_seqs, room))]
+            for request_id in ids:
+                self.add_request(Request(request_id, [0], sampling, is_heartbeat=True))
+            self.step()
+            seconds = threads.measure(self.step, all_threads)
+            limits.append((most_tokens, threads.choose(seconds, all_threads)))
+            for request_id in ids:
+                self.abort(request_id)
+        self._runner.threads = threads.Threads(all_threads, tuple(limits))
+        self._pace = Pace(balance_tokens(self.model_config))  # what it saw were steps on other numbers of threads
+        log.info("threads_chosen", threads=self._runner.threads.describe())
 
     def check_integrity(self) -> None:
         """Every KV block is free or held by exactly one running request.

@@ -15,6 +15,7 @@ from millstream_runtime.engine.sampler import SamplingRow, greedy, sample
 from millstream_runtime.engine.scheduler import Chunk
 from millstream_runtime.engine.sequence import Sequence
 from millstream_runtime.engine.step_input import ChunkInput, Scrub, StepInput
+from millstream_runtime.engine.threads import Threads
 
 
 class Sampled(NamedTuple):
@@ -48,6 +49,7 @@ class ModelRunner:
         self._announce = announce
         self._device = forward.device
         self._model_config = config = forward.model.config
+        self.threads = Threads(torch.get_num_threads())  # until they are measured
         # A checkpoint may name an end-of-sequence token that its vocabulary lacks: it can never come up.
         self._eos_token_ids = frozenset(one for one in eos_token_ids if 0 <= one < config.vocab_size)
 
@@ -76,6 +78,7 @@ class ModelRunner:
         logits_rows = [*(list(slab.rows) for slab in slabs), *([last_rows] if last_rows else [])]
         step = StepInput(token_ids, inputs, logits_rows)
         self._announce(step)
+        self.threads.use(len(token_ids))
         residual = self._forward.residual(step)
         for slab in slabs:
             self._record_prompt_logprobs(slab, self._forward.logits(residual, slab.rows))
@@ -119,6 +122,11 @@ class ModelRunner:
         count = sequence.request.sampling.prompt_logprobs or 0
         raw = logprobs.log_softmax(logits)
         sequence.prompt_logprobs += logprobs.describe(raw, targets, [count] * (last - first))
+
+    @property
+    def shares_cpu(self) -> bool:
+        """Whether this process computes on a CPU, with a number of threads to be chosen."""
+        return self._device.type == "cpu" and torch.get_num_threads() > 1
 
     def scrub(self, blocks: list[int]) -> None:
         """Zero the KV blocks of a sequence whose numbers went wrong, before anyone else is given them."""

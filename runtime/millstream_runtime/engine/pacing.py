@@ -18,8 +18,13 @@ from dataclasses import dataclass
 
 from millstream_runtime.models.config import ModelConfig
 
-# The mean mixed step is to last this many decode steps. The promise is 4 at the 99th percentile: the rest is for noise.
+# The mean mixed step is to last this many decode steps. The promise is 4 at the 99th percentile: the rest is for noise,
+# and where steps are seen to miss their prediction by more than that, the mean gives way, down to LEAST_TARGET_RATIO.
 TARGET_RATIO = 2.5
+PROMISED_RATIO = 4.0
+LEAST_TARGET_RATIO = 1.6  # noise that shorter chunks cannot cure must not keep prompts out
+MIXED_STEPS_REMEMBERED = 64
+LEAST_MIXED_STEPS = 16  # before their spread means anything
 DECODE_STEPS_REMEMBERED = 64
 LEAST_PROMPT_TOKENS = 8  # a prompt goes on, whatever happens
 FIRST_PROMPT_TOKENS = 32  # before anything is known of a chunk's cost
@@ -69,6 +74,7 @@ class Pace:
         self._decode_seconds: deque[float] = deque(maxlen=DECODE_STEPS_REMEMBERED)
         self._typical_decode_seconds: float | None = None  # the median of these, until the next is added
         self._seconds_per_work: float | None = None
+        self._misses: deque[float] = deque(maxlen=MIXED_STEPS_REMEMBERED)  # of mixed steps: seconds over predicted
         self._largest = float(FIRST_PROMPT_TOKENS)
 
     def observe(self, step: StepTime) -> None:
@@ -82,8 +88,11 @@ class Pace:
         if not self._decode_seconds:
             return
         extra_seconds = max(step.seconds - self._typical(), 0.05 * step.seconds)
-        measured = extra_seconds / work(step.prompt_tokens, step.context_tokens, self._balance_tokens)
+        done = work(step.prompt_tokens, step.context_tokens, self._balance_tokens)
+        measured = extra_seconds / done
         known = self._seconds_per_work
+        if known is not None:
+            self._misses.append(step.seconds / (self._typical() + known * done))
         self._seconds_per_work = measured if known is None else known + SMOOTHING * (measured - known)
         self._largest = GROWTH_LIMIT * max(step.prompt_tokens, LEAST_PROMPT_TOKENS)
 
@@ -93,11 +102,21 @@ class Pace:
             return None
         limit = self._largest
         if self._seconds_per_work:  # a clock too coarse to see a chunk sees no reason to bound it either
-            seconds = (self._target_ratio - 1) * self._typical()
+            seconds = (self._mean_ratio() - 1) * self._typical()
             limit = min(
                 limit, prompt_tokens_within(seconds, self._seconds_per_work, context_tokens, self._balance_tokens)
             )
         return max(LEAST_PROMPT_TOKENS, int(limit))
+
+    def _mean_ratio(self) -> float:
+        """What the mean step may last so that the slow ones keep the promise too.
+
+        The fourth slowest of 64 speaks for these: one slow step, or three, say nothing about the next.
+        """
+        if len(self._misses) < LEAST_MIXED_STEPS:
+            return self._target_ratio
+        slow = sorted(self._misses)[-2 - len(self._misses) // 32]
+        return min(self._target_ratio, max(LEAST_TARGET_RATIO, PROMISED_RATIO / slow))
 
     def _typical(self) -> float:
         if self._typical_decode_seconds is None:

@@ -20,6 +20,8 @@ MAX_MODEL_NAME_CHARACTERS = 512
 MAX_REQUEST_ID_CHARACTERS = 128
 
 TOKENIZE_TIMEOUT_SECONDS = 30.0
+TOKENIZE_ON_LOOP_CHARACTERS = 2048  # a fraction of a millisecond, less than the way to a thread and back
+MESSAGE_CHARACTERS = 64  # what the template's work for one message counts as
 RETRY_AFTER_SECONDS = 1
 SSE_KEEP_ALIVE_SECONDS = 15.0  # proxies cut a silent stream after a minute, some after thirty seconds
 

@@ -147,7 +147,8 @@ class Service:
         given = request.prompt
         self._refuse_hopeless("prompt", max((len(prompt) for prompt in given if isinstance(prompt, str)), default=0))
         prompts = await self._off_the_loop(
-            lambda: [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
+            lambda: [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given],
+            sum(len(prompt) for prompt in given if isinstance(prompt, str)),
         )
         if not all(prompts):
             raise ApiError(400, "'prompt' is empty: it has no tokens.", param="prompt", code="invalid_value")
@@ -169,9 +170,12 @@ class Service:
         if not tokenizer.has_chat_template:
             raise ApiError(400, "This model has no chat template; use /v1/completions.", code="no_chat_template")
         messages = [message.for_template() for message in given]
-        self._refuse_hopeless("messages", sum(len(message["content"]) for message in messages))
+        characters = sum(len(message["content"]) for message in messages)
+        self._refuse_hopeless("messages", characters)
         try:
-            return await self._off_the_loop(lambda: tokenizer.encode_chat(messages))
+            return await self._off_the_loop(
+                lambda: tokenizer.encode_chat(messages), characters + limits.MESSAGE_CHARACTERS * len(messages)
+            )
         except ChatTemplateError as error:
             raise ApiError(400, str(error), param="messages", code="invalid_messages") from error
 
@@ -265,8 +269,13 @@ class Service:
         assert self._tokenizer is not None  # noqa: S101 - Ready means loaded
         return self._tokenizer
 
-    async def _off_the_loop(self, work: Callable[[], Result]) -> Result:
-        """In a thread and with a time limit: one huge or hostile input never stalls the other streams."""
+    async def _off_the_loop(self, work: Callable[[], Result], characters: int | None = None) -> Result:
+        """In a thread and with a time limit: one huge or hostile input never stalls the other streams.
+
+        Unless the input has few `characters`: then the work is quicker than the way to a thread and back.
+        """
+        if characters is not None and characters <= limits.TOKENIZE_ON_LOOP_CHARACTERS:
+            return work()
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
             return await asyncio.wait_for(running, limits.TOKENIZE_TIMEOUT_SECONDS)

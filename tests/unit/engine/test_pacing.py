@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from millstream_runtime.engine.pacing import (
     LEAST_PROMPT_TOKENS,
+    LEAST_TARGET_RATIO,
     TARGET_RATIO,
     Pace,
     StepTime,
@@ -100,3 +101,19 @@ def test_the_arithmetic_fills_the_time_and_no_more(seconds: float, cost: float, 
     tokens = prompt_tokens_within(seconds, cost, context, balance)
     assert work(tokens, context, balance) * cost <= seconds * (1 + 1e-6)
     assert work(tokens + 2, context, balance) * cost > seconds * (1 - 1e-6)
+
+
+def test_where_many_steps_are_slower_than_predicted_chunks_shrink_within_reason() -> None:
+    """On a busy machine each sixth step takes three times as long: the mean gives way, the prompt still enters."""
+    machine = Machine(decode=0.002, unit=1e-5)
+    quiet, busy = Pace(BALANCE), Pace(BALANCE)
+    for pace in (quiet, busy):
+        prefill(pace, machine, 1000)
+    for index in range(120):
+        for pace in (quiet, busy):
+            step = machine.step(pace.limit(1000) or 0, 1000)
+            noise = 3.0 if pace is busy and index % 6 == 0 and index < 110 else 1.0
+            pace.observe(StepTime(step.num_decodes, step.prompt_tokens, step.context_tokens, step.seconds * noise))
+    seconds = machine.step(busy.limit(1000) or 0, 1000).seconds
+    assert seconds < 0.9 * machine.step(quiet.limit(1000) or 0, 1000).seconds
+    assert seconds > 0.9 * LEAST_TARGET_RATIO * machine.decode

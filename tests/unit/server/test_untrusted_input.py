@@ -34,6 +34,7 @@ def test_a_prompt_that_is_slow_to_tokenise_delays_nobody_else_and_ends(
             return encode(text, **settings)
 
         monkeypatch.setattr(tokenizer, "encode", stuck)
+        monkeypatch.setattr(limits, "TOKENIZE_ON_LOOP_CHARACTERS", 3)  # long enough for a thread, in a tiny context
         with ThreadPoolExecutor(1) as pool:
             hostile = pool.submit(server.post, TEXT, {**BODY, "prompt": "hostile"})
             assert begun.wait(60)
