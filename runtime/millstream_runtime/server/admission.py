@@ -20,6 +20,7 @@ class Admission:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._live = 0
+        self._last_came = float("-inf")
         self._closed = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -42,6 +43,7 @@ class Admission:
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         self._live += count
+        self._last_came = asyncio.get_running_loop().time()
         self._idle.clear()
         try:
             yield
@@ -53,6 +55,11 @@ class Admission:
     @property
     def live(self) -> int:
         return self._live
+
+    @property
+    def last_came(self) -> float:
+        """When the last newcomer got in, by the event loop's clock; minus infinity before the first."""
+        return self._last_came
 
     def close(self) -> None:
         """From now on every newcomer gets a 503; whoever is inside stays."""

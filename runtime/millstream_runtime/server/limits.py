@@ -26,7 +26,7 @@ RETRY_AFTER_SECONDS = 1
 SSE_KEEP_ALIVE_SECONDS = 15.0  # proxies cut a silent stream after a minute, some after thirty seconds
 
 # After SIGTERM the endpoints of a Service still name this pod for a moment: requests that come in that moment are
-# served, not refused. Kubernetes promises no bound; a few seconds is what people put into preStop sleeps.
+# served, not refused. The door closes when so long nobody came; see drain_door.
 DRAIN_GRACE_SECONDS = 3.0
 FLUSH_TIMEOUT_SECONDS = 10  # for the last bytes of finished answers to leave the sockets
 

@@ -2,7 +2,7 @@
 
     bind ── start engine process (import torch, load, warm up) ────────────► Ready ─┐
       └──── import FastAPI, listen: /ready tells the phase from the first moment ───┴─► serve
-    SIGTERM: /ready 503 at once ─► grace: still serve ─► door closed: 503 ─► last answer sent ─► exit 0
+    SIGTERM: /ready 503 at once ─► serve until nobody comes any more ─► door closed: 503 ─► last answer sent ─► exit 0
 
 The socket is bound before anything heavy is imported, so a busy port is told in milliseconds.
 """
@@ -27,6 +27,7 @@ from millstream_runtime.logs import log, set_log_level
 from millstream_runtime.server import limits
 from millstream_runtime.server.api_errors import unavailable
 from millstream_runtime.server.app import build_app
+from millstream_runtime.server.drain_door import DrainDoor
 from millstream_runtime.server.engine_client import LaunchEngine
 from millstream_runtime.server.live_config import LiveConfigFile
 from millstream_runtime.server.progress_watch import NO_PROGRESS_SECONDS
@@ -139,15 +140,22 @@ class ModelServer:
             admission = self.service.admission
             loop = asyncio.get_running_loop()
             deadline = loop.time() + self._config.drain_timeout_seconds
-            with contextlib.suppress(TimeoutError):
-                grace_seconds = min(grace_seconds, self._config.drain_timeout_seconds)
-                await asyncio.wait_for(self._grace_over.wait(), grace_seconds)
+            await self._until_nobody_comes(grace_seconds)
             admission.close()
             if not await admission.wait_idle(max(0.0, deadline - loop.time())):
                 log.warning("drain_timeout", cut_requests=admission.live)
                 cut = unavailable("The server shut down before this answer was complete; try again.", "draining")
                 self.service.engine.abort_all(cut)
         self._http.should_exit = True
+
+    async def _until_nobody_comes(self, quiet_seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        door = DrainDoor.of(began, quiet_seconds, self._config.drain_timeout_seconds)
+        while wait := door.wait_seconds(loop.time(), max(began, self.service.admission.last_came)):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._grace_over.wait(), wait)
+                return
 
     def _on_failure(self, failure: RuntimeFailure) -> None:
         self._failure = failure
