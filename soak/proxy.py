@@ -160,8 +160,8 @@ async def _stream(request: web.Request, answer: aiohttp.ClientResponse) -> web.S
     response = web.StreamResponse(
         status=answer.status, headers={"Content-Type": answer.headers.get("Content-Type", "")}
     )
-    await response.prepare(request)
     with suppress(ConnectionError, aiohttp.ClientError):
+        await response.prepare(request)
         async for chunk in answer.content.iter_any():
             await response.write(chunk)
     return response
