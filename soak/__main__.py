@@ -73,7 +73,10 @@ def main() -> int:
     bad = 0
     for name in options.names or PROOFS:
         try:
-            bad += bool(asyncio.run(_prove(name, found, options)))
+            missed = asyncio.run(_prove(name, found, options))
+            bad += bool(missed)
+            if any(line.startswith("interrupted") for line in missed):
+                return 130
         except* (TooSlow, DidNotStart) as group:
             bad += 1
             for one in group.exceptions:

@@ -27,6 +27,7 @@ from soak.experiments import (
     spread,
 )
 from soak.faults import ANSWERS, KILLS, OF_WRITES, Fault, Injection
+from soak.interruption import finished, together
 from soak.operator_process import OperatorProcess
 from soak.progress import Progress, Say, silent
 from soak.snapshot import differences
@@ -46,15 +47,19 @@ async def kills(
     progress = Progress(say)
     async with OperatorProcess(world.plane, "killed") as operator:
         await operator.wait_ready()
-        for scenario in (CREATE, UPDATE, DELETE, ABANDON, REPLACE, REPAIR):
-            expected = await reference(world, operator, scenario)
-            planned = injections(expected, how, only_writes=True, wanted=places, offset=offset)
-            progress.total += len(planned)
-            for injection in planned:
-                outcomes.append(await experiment(world, operator, scenario, expected, injection))
-                progress.step(*_told(outcomes[-1]))
-        left = await _orphans(world)
-        return _result(outcomes, operator, left) | {"kills": operator.kills}
+
+        async def run() -> None:
+            for scenario in (CREATE, UPDATE, DELETE, ABANDON, REPLACE, REPAIR):
+                expected = await reference(world, operator, scenario)
+                planned = injections(expected, how, only_writes=True, wanted=places, offset=offset)
+                progress.total += len(planned)
+                for injection in planned:
+                    outcomes.append(await experiment(world, operator, scenario, expected, injection))
+                    progress.step(*_told(outcomes[-1]))
+
+        done = await finished(run())
+        left = await _orphans(world) if done else []
+        return _result(outcomes, operator, left, done) | {"kills": operator.kills}
 
 
 async def faults(world: World, *, places: int | None = None, offset: int = 0, say: Say = silent) -> Result:
@@ -77,11 +82,9 @@ async def faults(world: World, *, places: int | None = None, offset: int = 0, sa
                 outcomes.append(outcome)
                 progress.step(*_told(outcome))
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(TOGETHER):
-                group.create_task(run())
-        left = await _orphans(world)
-        return _result(outcomes, operator, left)
+        done = await finished(together(run() for _ in range(TOGETHER)))
+        left = await _orphans(world) if done else []
+        return _result(outcomes, operator, left, done)
 
 
 async def starts(
@@ -124,10 +127,8 @@ async def starts(
             progress.step(*_told(outcome))
             await world.admin.delete(llmd_path(namespace, NAME))
 
-    async with asyncio.TaskGroup() as group:
-        for lane in range(STARTS_TOGETHER):
-            group.create_task(run(lane))
-    return _summary(outcomes) | {"crashes": crashes}
+    done = await finished(together(run(lane) for lane in range(STARTS_TOGETHER)))
+    return _summary(outcomes) | {"crashes": crashes, "interrupted": not done}
 
 
 def _told(outcome: Outcome) -> tuple[str, str]:
@@ -183,8 +184,8 @@ async def _orphans(world: World) -> list[str]:
     return []
 
 
-def _result(outcomes: Iterable[Outcome], operator: OperatorProcess, orphans: list[str]) -> Result:
-    return _summary(outcomes) | {"crashes": operator.crashes, "orphans": orphans}
+def _result(outcomes: Iterable[Outcome], operator: OperatorProcess, orphans: list[str], done: bool) -> Result:
+    return _summary(outcomes) | {"crashes": operator.crashes, "orphans": orphans, "interrupted": not done}
 
 
 def _summary(outcomes: Iterable[Outcome]) -> Result:

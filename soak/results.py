@@ -53,6 +53,7 @@ def missed(name: str, result: Result) -> list[str]:
     told = [f"the operator crashed: {crash}" for crash in result.get("crashes", ())]
     told += [f"left behind: {orphan}" for orphan in result.get("orphans", ())]
     told += [f"problem: {problem}" for problem in result.get("problems", ())]
+    told += [f"interrupted after {result['runs']} runs"] if result.get("interrupted") else []
     told += _GOALS.get(name, _converged)(result)
     return told
 

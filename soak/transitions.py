@@ -17,6 +17,7 @@ import yaml
 
 from soak.api import Object, Refused, TooSlow, condition, eventually, is_ready, llmd, llmd_path
 from soak.experiments import NAME
+from soak.interruption import finished, together
 from soak.operator_process import ROOT, OperatorProcess
 from soak.progress import Progress, Say, silent
 from soak.snapshot import differences
@@ -56,9 +57,7 @@ async def transitions(world: World, *, count: int, seed: int, say: Say = silent)
                 done.append(one)
                 progress.step(f"transition {number}, {one.met}", "; ".join(one.differences))
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(TOGETHER):
-                group.create_task(run())
+        ended = await finished(together(run() for _ in range(TOGETHER)))
         failed = [one for one in done if one.differences]
         return {
             "runs": len(done),
@@ -66,6 +65,7 @@ async def transitions(world: World, *, count: int, seed: int, say: Say = silent)
             "equal": len(done) - len(failed),
             "in_between": dict(Counter(one.met for one in done).most_common()),
             "crashes": operator.crashes,
+            "interrupted": not ended,
             "failures": [vars(one) for one in failed],
         }
 
