@@ -22,6 +22,7 @@ from millstream_operator.reconciling.inspection import attempt_of, decide, subje
 from millstream_operator.reconciling.kinds import CONFIG_MAP, JOB, POD
 from millstream_operator.reconciling.reasons import Reason
 from millstream_operator.reconciling.revisions import PlanRefused
+from millstream_operator.reconciling.shared_inspections import SharedInspections
 from millstream_operator.rendering.inspect_job import Subject, inspect_job, inspection_key
 from millstream_operator.rendering.inspection_record import inspection_record, is_inspection, read_record
 from millstream_operator.rendering.names import INSPECTION_LABEL
@@ -50,7 +51,9 @@ class Inspector:
         plan_defaults: PlanDefaults,
         pod_defaults: PodDefaults,
         now: Callable[[], str],
+        shared: SharedInspections,
     ) -> None:
+        self._shared = shared
         self._children, self._index, self._now = children, index, now
         self._plan_defaults, self._pod_defaults = plan_defaults, pod_defaults
 
@@ -84,13 +87,33 @@ class Inspector:
         jobs = [job for job in self._children.own(owner, key, JOB) if _inspects(job) == name]
         answer = read_record(records, name)
         if answer is None:
-            answer = await self._ask(owner, key, subject, jobs)
+            answer = self._shared.answer(name, key) if not jobs else None
+            answer = answer or await self._ask_for_all(owner, key, subject, jobs)
             await self._apply(owner, [inspection_record(owner, name, answer)])
         await self._children.delete(owner, jobs)
         try:
             return read_inspected(answer)
         except ConfigError as error:  # a record of another version of the operator, which knew more families
             raise NotInspected(Diagnosis(Reason.UNSUPPORTED_BY_RUNTIME, str(error)), None) from None
+
+    async def _ask_for_all(
+        self, owner: LLMDeployment, key: OwnerKey, subject: Subject, jobs: Sequence[Manifest]
+    ) -> Manifest:
+        """The answer of an own inspection, for the others of the namespace, too; or wait for that of another."""
+        name = inspection_key(owner, subject)
+        other = self._shared.asked_by(name, key) if not jobs else None
+        if other is not None:
+            told = f"Reading the model's shape, for the LLMDeployment {other.name}, too: {subject}."
+            raise NotInspected(Diagnosis(Reason.INSPECTING, told), RECHECK_SECONDS)
+        self._shared.asking(name, key)
+        try:
+            answer = await self._ask(owner, key, subject, jobs)
+        except BaseException as error:
+            if not isinstance(error, NotInspected) or error.problem.reason != Reason.INSPECTING:
+                self._shared.failed(name, key)
+            raise
+        self._shared.answered(name, key, answer)
+        return answer
 
     async def _ask(self, owner: LLMDeployment, key: OwnerKey, subject: Subject, jobs: Sequence[Manifest]) -> Manifest:
         """The answer, if it is there; else do what brings it nearer, and raise NotInspected."""

@@ -54,6 +54,7 @@ from millstream_operator.reconciling.revisions import Pin, PlanRefused, last_ans
 from millstream_operator.reconciling.rollout import Intent, Scene, SpareGPUs, intent, nobody_knows
 from millstream_operator.reconciling.seen import Answer, Seen
 from millstream_operator.reconciling.service_probe import ServiceAccess, ask
+from millstream_operator.reconciling.shared_inspections import SharedInspections
 from millstream_operator.reconciling.status import status_of, status_of_invalid
 from millstream_operator.reconciling.warmup import warming_up
 from millstream_operator.reconciling.work_queue import LookAgain, RetryLater
@@ -107,7 +108,10 @@ class Reconciler:
         self._beliefs = Beliefs(later)
         self._children = Children(client, index)
         self._claims = Claims(client, index)
-        self._inspector = Inspector(self._children, index, defaults.plan, defaults.pods, lambda: self._now())
+        self._shared = SharedInspections(lambda key: later(key, 0.0) if later is not None else None)
+        self._inspector = Inspector(
+            self._children, index, defaults.plan, defaults.pods, lambda: self._now(), self._shared
+        )
         self._reports = reports or PodReports(NobodyAnswers(), lambda _key: None, time.monotonic)
         self._companions = CompanionsOf(self._children, served, defaults.companions)
         # By owner's uid: which revision and pods were asked, and what came of it.
@@ -119,6 +123,7 @@ class Reconciler:
         manifest = self._index.get(LLM_DEPLOYMENT, key.namespace, key.name)
         if manifest is None or manifest["metadata"].get("deletionTimestamp"):
             self._reports.follow(key, ())
+            self._shared.forget(key)
             return  # its children go by their owner references
         try:
             await self._reconcile(key, manifest)
