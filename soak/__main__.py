@@ -40,7 +40,7 @@ PROOFS: dict[str, Proof] = {
         lambda w, o: kills(w, places=o.places, offset=o.seed, say=_say),
     ),
     "faults": Proof(
-        "409, 429, 500, timeout, lost answer at every request of each scenario",
+        "429, 500, timeout, lost answer at every request of each scenario, 409 at every write",
         lambda w, o: faults(w, places=o.places, offset=o.seed, say=_say),
     ),
     "starts": Proof(

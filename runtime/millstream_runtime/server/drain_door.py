@@ -1,9 +1,10 @@
 """When a draining server closes its door. Pure.
 
 After SIGTERM the endpoints of a Service still name the pod for a moment, so newcomers are served, not refused. How long
-that moment is Kubernetes does not say: on a node that is busy, kube-proxy learns of it many seconds late. So the door
-closes when nobody has come for `quiet_seconds`, and not at a fixed time; whoever never stops coming, because they know
-the pod's own address, is refused after a minute, or in the middle of a shorter drain: what runs can still end in time.
+that moment is Kubernetes does not say, and a fixed three seconds were too few on a busy node (requests of an open loop
+were refused). So the door closes when nobody has come for `quiet_seconds`; whoever never stops coming, because they
+know the pod's own address, is refused after a minute, or in the middle of a shorter drain: what runs can still end in
+time.
 """
 
 from __future__ import annotations
