@@ -166,7 +166,7 @@ async def test_a_hung_worker_is_a_problem_and_an_idle_one_is_not(monkeypatch: py
 def test_ready_is_who_has_listed_everything_leader_or_not() -> None:
     one = operator()
     assert one.not_ready() == ["the first listing is not done"]
-    one.listed = True
+    one.listings.complete = True
     assert one.not_ready() == []
 
 
