@@ -20,7 +20,7 @@ from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreacha
 from millstream_operator.reconciling.fence import steady_seconds
 from millstream_operator.reconciling.gpu_watch import GpuWatch
 from millstream_operator.reconciling.index import Index, OwnerKey
-from millstream_operator.reconciling.kinds import WATCHED, label_selector
+from millstream_operator.reconciling.kinds import WATCHED, Kind, label_selector
 from millstream_operator.reconciling.optional_kinds import OptionalKinds
 from millstream_operator.reconciling.watch_freshness import WatchFreshness
 
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 RESYNC_SECONDS = 300.0
 RESYNC_RETRY_SECONDS = 5.0
+LISTINGS_AT_ONCE = 3  # the API server reads one page while we take the last one apart
 
 
 @dataclass
@@ -73,20 +74,28 @@ class Listings:
         Raises:
             ApiError, ApiUnreachable: nothing is forgotten; a later one does it.
         """
-        for kind in WATCHED:
+        several = asyncio.Semaphore(LISTINGS_AT_ONCE)
+        # All of them to their end: none is left to run beside the next try.
+        ends = await asyncio.gather(*(self._list(kind, several) for kind in WATCHED), return_exceptions=True)
+        for end in ends:
+            if end is not None:
+                raise end
+        await self.gpus.list(self.client, steady_seconds())
+        await self.look()
+
+    async def _list(self, kind: Kind, several: asyncio.Semaphore) -> None:
+        async with several:
             items: list[dict[str, Any]] = []
             versions: list[int] = []
             for namespace in self.namespaces:
                 found, version = await self.client.list(kind, namespace, label_selector(kind))
                 items += found
                 versions.append(int(version))
-            # What came after the first of the listings may be missing in it and is not gone.
-            for key in self.index.replace(kind, items, str(min(versions))):
-                self.notice(key)
-            present = {(item["metadata"]["namespace"], item["metadata"]["name"]) for item in items}
-            self.freshness.listed(kind, present, steady_seconds())
-        await self.gpus.list(self.client, steady_seconds())
-        await self.look()
+        # What came after the first of the listings may be missing in it and is not gone.
+        for key in self.index.replace(kind, items, str(min(versions))):
+            self.notice(key)
+        present = {(item["metadata"]["namespace"], item["metadata"]["name"]) for item in items}
+        self.freshness.listed(kind, present, steady_seconds())
 
     async def look(self) -> None:
         """Find out which optional kinds are served; another set of them concerns everybody."""
