@@ -28,7 +28,6 @@ from millstream_operator.listings import Listings
 from millstream_operator.reconciling.catalog_watch import CatalogWatch
 from millstream_operator.reconciling.cluster_client import (
     LIST_PAGE,
-    MAX_CONNECTIONS,
     REQUEST_TIMEOUT_SECONDS,
     ApiError,
     ApiUnreachable,
@@ -56,8 +55,8 @@ from millstream_operator.settings import Settings
 
 log = logging.getLogger(__name__)
 
-# As many as the client opens connections: each has one request under way, or waits for the API server.
-WORKERS = MAX_CONNECTIONS
+# Each has one request under way, or waits for the API server.
+WORKERS = 16
 FACTS_SECONDS = 30.0
 # A worker waits at most for a handful of requests with timeouts; far beyond that it hangs, and a restart helps.
 HUNG_WORKER_SECONDS = 600.0

@@ -17,7 +17,7 @@ from millstream_operator.reconciling.fence import NotLeader
 
 log = logging.getLogger(__name__)
 Manifest = dict[str, Any]
-MOST_WAITING = 2000  # about 2 MB
+MOST_WAITING = 5000  # about 5 MB
 
 
 class Publisher(Protocol):
