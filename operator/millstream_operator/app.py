@@ -360,6 +360,7 @@ class Operator:
             },
             leading=lambda: self.elector.leading if self.elector is not None else not self.settings.leader_election,
             llmdeployments=lambda: self.index.all(LLM_DEPLOYMENT),
+            events_waiting=lambda: self.news.waiting,
             inventory_known=lambda: self.facts.problem is None,
             catalog_valid=lambda: self.catalog.problem is None,
         )

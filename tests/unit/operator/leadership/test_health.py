@@ -249,6 +249,7 @@ async def test_the_metrics_tell_what_happened() -> None:
     told = {key: found.get((f"millstream_operator_{key[0]}", *key[1:])) for key in expected}
     assert told == expected
     assert ("millstream_operator_queue_oldest_age_seconds",) in found
+    assert ("millstream_operator_events_waiting",) in found
     assert {key[1] for key in found if key[0] == "millstream_operator_watch_freshness_seconds"} == {
         kind.kind for kind in WATCHED
     }

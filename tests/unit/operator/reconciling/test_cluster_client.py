@@ -16,11 +16,13 @@ FAIR_REQUESTS = 20 * WORKERS
 
 async def test_a_listing_does_not_starve_beside_workers_that_never_pause() -> None:
     """aiohttp gives a free connection to whoever asks first: with no more of them than workers, only these get one."""
-    answered = 0
+    answered, busy = 0, asyncio.Event()
 
     async def answer(request: web.Request) -> web.Response:
         nonlocal answered
         answered += 1
+        if answered == 2 * WORKERS:
+            busy.set()
         await asyncio.sleep(0.001)
         return web.json_response({"items": [], "metadata": {"resourceVersion": "1"}})
 
@@ -39,8 +41,7 @@ async def test_a_listing_does_not_starve_beside_workers_that_never_pause() -> No
 
     workers = [asyncio.create_task(work()) for _ in range(WORKERS)]
     try:
-        while answered < 2 * WORKERS:
-            await asyncio.sleep(0.001)
+        await busy.wait()
         before = answered
         await client.list(SERVICE, None, None)
         assert answered - before < FAIR_REQUESTS
