@@ -275,13 +275,14 @@ class Scale:
         self.say(f"restart: {self.result['restart']}")
 
     async def _until_quiet(self, at_least_reconciles: int = 0) -> None:
-        """Nothing due and nothing running in the operator's queue."""
+        """Nothing due and nothing running in the operator's queue, and no Event still to be written."""
 
         async def busy() -> float:
             told = await self.operator.metrics()
             done = sum(count for name, count in told.items() if name.startswith("millstream_operator_reconciles_total"))
             depth = [told.get(f"millstream_operator_queue_depth{{state={state}}}", 0.0) for state in ("due", "running")]
-            return sum(depth) + max(0.0, at_least_reconciles - done)
+            news = told.get("millstream_operator_events_waiting", 0.0)
+            return sum(depth) + news + max(0.0, at_least_reconciles - done)
 
         await eventually(busy, lambda n: n == 0, what="quiet", seconds=APPLY_SECONDS, pause_seconds=0.2)
 

@@ -14,7 +14,6 @@ and enqueues all; who stops leading drops what waits, and goes on watching.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import random
 from collections.abc import Iterator
@@ -25,10 +24,10 @@ import kopf
 
 from millstream_operator.health import HealthServer
 from millstream_operator.kopf_keeps_nothing import NoDiffBase, NoProgress
+from millstream_operator.listings import Listings
 from millstream_operator.reconciling.catalog_watch import CatalogWatch
 from millstream_operator.reconciling.cluster_client import (
     LIST_PAGE,
-    MAX_CONNECTIONS,
     REQUEST_TIMEOUT_SECONDS,
     ApiError,
     ApiUnreachable,
@@ -42,11 +41,13 @@ from millstream_operator.reconciling.index import Index, OwnerKey, interested, o
 from millstream_operator.reconciling.kinds import LLM_DEPLOYMENT, WATCHED, Kind, label_selector
 from millstream_operator.reconciling.leadership import Election, Timing
 from millstream_operator.reconciling.metrics import OperatorMetrics, View
+from millstream_operator.reconciling.news_desk import NewsDesk
 from millstream_operator.reconciling.optional_kinds import OptionalKinds
 from millstream_operator.reconciling.pod_access import DirectPods, PodAccess, ProxyPods
 from millstream_operator.reconciling.pod_reports import PodReports
 from millstream_operator.reconciling.reconciler import Reconciler
 from millstream_operator.reconciling.service_probe import DirectAccess, ProxyAccess, ServiceAccess
+from millstream_operator.reconciling.urgency import brought_about, can_wait
 from millstream_operator.reconciling.watch_freshness import WatchFreshness
 from millstream_operator.reconciling.work_queue import WorkQueue
 from millstream_operator.rendering.names import MANAGER
@@ -54,10 +55,8 @@ from millstream_operator.settings import Settings
 
 log = logging.getLogger(__name__)
 
-# As many as the client opens connections: each has one request under way, or waits for the API server.
-WORKERS = MAX_CONNECTIONS
-RESYNC_SECONDS = 300.0
-RESYNC_RETRY_SECONDS = 5.0
+# Each has one request under way, or waits for the API server.
+WORKERS = 16
 FACTS_SECONDS = 30.0
 # A worker waits at most for a handful of requests with timeouts; far beyond that it hangs, and a restart helps.
 HUNG_WORKER_SECONDS = 600.0
@@ -130,7 +129,6 @@ class Operator:
     metrics: OperatorMetrics = field(default_factory=OperatorMetrics)
 
     def __post_init__(self) -> None:
-        self.listed = False  # is the index whole?
         self.freshness = WatchFreshness(WATCHED, steady_seconds())
         self.catalog = CatalogWatch(self.settings.gpu_catalog)
         self.index = Index(self._learned, lambda kind, manifest: self.facts.changed(kind, manifest))
@@ -143,7 +141,19 @@ class Operator:
         if self.settings.service_access_by_proxy:
             access, pods = ProxyAccess(self.client), ProxyPods(self.client)
         self.optional = OptionalKinds(self.index, self._namespaces())
-        self.reports = PodReports(pods, self.queue.add, steady_seconds)
+        self.listings = Listings(
+            self.client,
+            self.index,
+            self.freshness,
+            self.gpus,
+            self.optional,
+            self._namespaces(),
+            self._notice,
+            self._notice_all,
+            self.settings.discovery_seconds,
+        )
+        self.news = NewsDesk(self.client)
+        self.reports = PodReports(pods, self._notice, steady_seconds)
         self.reconciler = Reconciler(
             self.client,
             self.index,
@@ -154,8 +164,10 @@ class Operator:
             facts=self.facts,
             spare=self.facts.spare,
             later=self.queue.add,
+            news=self.news,
         )
         self.elector: Elector | None = None
+        self._listed_in_term: int | None = None  # everything was listed within this term: nobody else wrote since
         self.metrics.registry.register(self._view())
 
     def _new_client(
@@ -170,38 +182,53 @@ class Operator:
         health = HealthServer(self.problems, self.not_ready, self.metrics.exposition)
         server = await health.start(self.settings.health_port)
         try:
-            await self._first_listing()
             if self.settings.leader_election:
                 await self._run_elected()
             else:
-                self._enqueue_all()
-                await self._run_parts()
+                await self._first_listing()
+                self._notice_all()
+                await self._run_parts([])
         finally:
             await self.client.close()
             await server.cleanup()
 
     async def _run_elected(self) -> None:
+        """A Lease that nobody holds is taken before the first listing, which then need not be made twice.
+
+        One that is held is not competed for before the index is whole: whoever stands by with a warm one goes first.
+        """
         lease_client = self._new_client(timeout_seconds=self.timing.request_timeout_seconds)
         lease = LeaseObject(lease_client, self.settings.operator_namespace, self.settings.lease_name)
-        self.elector = Elector(lease, Election(self.identity, self.timing), self.fence)
+        self.elector = elector = Elector(lease, Election(self.identity, self.timing), self.fence)
         self.queue.stand_by()
+        competing = []
         try:
-            await self._run_parts(self.elector)
+            if await elector.take_if_free():
+                competing = [_renewing(elector)]
+                self._listed_in_term = elector.term
+            await self._first_listing()
+            await self._run_parts(competing or [_renewing(elector)])
         finally:
-            await self.elector.release()
+            await _end(*competing)
+            await elector.release()
             await lease_client.close()
 
-    async def _run_parts(self, elector: Elector | None = None) -> None:
+    async def _first_listing(self) -> None:
+        await self.listings.first()
+        self.facts.advance()
+
+    async def _run_parts(self, competing: list[asyncio.Task[None]]) -> None:
         """Run everything until one part ends. The parts start before kopf: it cancels what it did not find there."""
-        competing = [asyncio.create_task(elector.run(), name="elector")] if elector is not None else []
+        elector = self.elector
         background = [
             asyncio.create_task(self.queue.run(self.reconciler.reconcile, WORKERS), name="workers"),
-            asyncio.create_task(self._resync_for_ever(), name="resync"),
+            asyncio.create_task(self.news.run(), name="Events"),
+            asyncio.create_task(self.listings.resync_for_ever(), name="resync"),
             asyncio.create_task(self.reports.run(), name="pod reports"),
             asyncio.create_task(self._verify_watches_for_ever(), name="watch freshness"),
             asyncio.create_task(self._refresh_facts_for_ever(), name="facts"),
             *([asyncio.create_task(self.gpus.run(self.client), name="GPUs")] if self.settings.inventory else []),
-            asyncio.create_task(self._look_for_ever(), name="optional kinds"),
+            asyncio.create_task(self.listings.look_for_ever(), name="optional kinds"),
             *([asyncio.create_task(self._lead_for_ever(elector), name="leading")] if elector is not None else []),
         ]
         parts = [*competing, *background, asyncio.create_task(self._watch(), name="watching")]
@@ -237,18 +264,30 @@ class Operator:
     def _handler(self, kind: Kind) -> Any:
         async def on_event(event: Any, **_: Any) -> None:
             manifest = {"apiVersion": kind.api_version, "kind": kind.kind, **event["object"]}
-            gone = event["type"] == "DELETED"
+            gone, metadata = event["type"] == "DELETED", manifest["metadata"]
+            before = self.index.get(kind, metadata["namespace"], metadata["name"])
             changed = self.index.remove(kind, manifest) if gone else self.index.put(kind, manifest)
-            metadata = manifest["metadata"]
             version = int(metadata["resourceVersion"])
             self.freshness.delivered(kind, metadata["namespace"], metadata["name"], version, steady_seconds())
             if gone and kind is LLM_DEPLOYMENT:
                 self.reconciler.forget(metadata["uid"])
             if changed:
                 for key in interested(kind, manifest):
-                    self.queue.add(key)
+                    owner = self.index.get(LLM_DEPLOYMENT, key.namespace, key.name)
+                    self.queue.add(key, can_wait=not gone and can_wait(kind, before, manifest, owner))
 
         return on_event
+
+    def _notice(self, key: OwnerKey) -> None:
+        """Look at it, after those whose spec was not carried out yet if its own was."""
+        self.queue.add(key, can_wait=brought_about(self.index.get(LLM_DEPLOYMENT, key.namespace, key.name)))
+
+    def _notice_all(self) -> None:
+        for manifest in self.index.all(LLM_DEPLOYMENT):
+            self._notice(owner_key(LLM_DEPLOYMENT, manifest))
+
+    def _namespaces(self) -> tuple[str | None, ...]:
+        return self.settings.watch_namespaces or (None,)
 
     # Leadership
 
@@ -269,18 +308,15 @@ class Operator:
         """Know what the one before did, to the last write, and then look at everything."""
         while elector.leading and elector.term == term:
             try:
-                await self.resync()
+                if term != self._listed_in_term:
+                    await self.listings.resync()
             except (ApiError, ApiUnreachable) as error:
                 log.warning("taking over: %s", error)
                 await asyncio.sleep(self.timing.retry_after_failure_seconds)
             else:
                 self.queue.resume()
-                self._enqueue_all()
+                self._notice_all()
                 return
-
-    def _enqueue_all(self) -> None:
-        for manifest in self.index.all(LLM_DEPLOYMENT):
-            self.queue.add(owner_key(LLM_DEPLOYMENT, manifest))
 
     # Facts
 
@@ -298,9 +334,10 @@ class Operator:
             self.facts.use_catalog(self.catalog.catalog)
         if self.facts.advance():
             for manifest in self.index.all(LLM_DEPLOYMENT):
-                self.queue.add(owner_key(LLM_DEPLOYMENT, manifest), random.uniform(0.0, FACTS_SECONDS))  # noqa: S311
+                after_seconds = random.uniform(0.0, FACTS_SECONDS)  # noqa: S311 - spread
+                self.queue.add(owner_key(LLM_DEPLOYMENT, manifest), after_seconds, can_wait=True)
         for key in list(self.reconciler.pinning.waiting.values()):
-            self.queue.add(key)
+            self.queue.add(key, can_wait=True)
 
     # Health
 
@@ -312,7 +349,7 @@ class Operator:
 
     def not_ready(self) -> list[str]:
         """A standby is ready, too: it could take over."""
-        return [] if self.listed else ["the first listing is not done"]
+        return [] if self.listings.complete else ["the first listing is not done"]
 
     def _view(self) -> View:
         return View(
@@ -323,6 +360,7 @@ class Operator:
             },
             leading=lambda: self.elector.leading if self.elector is not None else not self.settings.leader_election,
             llmdeployments=lambda: self.index.all(LLM_DEPLOYMENT),
+            events_waiting=lambda: self.news.waiting,
             inventory_known=lambda: self.facts.problem is None,
             catalog_valid=lambda: self.catalog.problem is None,
         )
@@ -349,74 +387,9 @@ class Operator:
             else:
                 self.freshness.verify(canary, None if live is None else int(live["metadata"]["resourceVersion"]))
 
-    # Listings
 
-    async def _first_listing(self) -> None:
-        """Before anything is written, know everything: an empty index would look like a world without children."""
-        told = ""
-        while True:
-            try:
-                await self.resync()
-                self.facts.advance()
-                self.listed = True
-                # The index and the modules stay: a full collection need not walk them, and hold up everything for it.
-                gc.collect()
-                gc.freeze()
-                return
-            except ApiError as error:
-                problem = f"{error.status} {error.message}"
-                if error.status == 404:
-                    problem = "the CRD llmdeployments.millstream.dev is not installed: kubectl apply -f crds/"
-            except ApiUnreachable as error:
-                problem = str(error)
-            if problem != told:
-                log.warning("waiting for the API server: %s", problem)
-                told = problem
-            await asyncio.sleep(RESYNC_RETRY_SECONDS)
-
-    async def resync(self) -> None:
-        """Compare the index with whole listings, and enqueue whom a difference is about."""
-        for kind in WATCHED:
-            items: list[dict[str, Any]] = []
-            versions: list[int] = []
-            for namespace in self._namespaces():
-                found, version = await self.client.list(kind, namespace, label_selector(kind))
-                items += found
-                versions.append(int(version))
-            # What came after the first of the listings may be missing in it and is not gone.
-            for key in self.index.replace(kind, items, str(min(versions))):
-                self.queue.add(key)
-            present = {(item["metadata"]["namespace"], item["metadata"]["name"]) for item in items}
-            self.freshness.listed(kind, present, steady_seconds())
-        await self.gpus.list(self.client, steady_seconds())
-        await self.look()
-
-    def _namespaces(self) -> tuple[str | None, ...]:
-        return self.settings.watch_namespaces or (None,)
-
-    async def look(self) -> None:
-        """Find out which optional kinds are served; another set of them concerns everybody."""
-        found = await self.optional.look(self.client)
-        for key in found.changed:
-            self.queue.add(key)
-        if found.other_kinds:
-            self._enqueue_all()
-
-    async def _look_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(self.settings.discovery_seconds * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
-            try:
-                await self.look()
-            except (ApiError, ApiUnreachable) as error:
-                log.info("looking for optional kinds: %s", error)
-
-    async def _resync_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(RESYNC_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
-            try:
-                await self.resync()
-            except (ApiError, ApiUnreachable) as error:
-                log.warning("resync: %s", error)
+def _renewing(elector: Elector) -> asyncio.Task[None]:
+    return asyncio.create_task(elector.run(), name="elector")
 
 
 async def _end(*tasks: asyncio.Task[Any]) -> None:

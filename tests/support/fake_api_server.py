@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,6 +39,7 @@ class FakeApiServer:
 
     objects: dict[tuple[str, str, str], Manifest] = field(default_factory=dict)
     writes: list[Written] = field(default_factory=list)
+    listings: Counter[tuple[str, str]] = field(default_factory=Counter)  # by agent and kind
     away: bool = False
     version: int = 100
     _history: list[tuple[Kind, Manifest]] = field(default_factory=list)
@@ -108,6 +109,7 @@ class FakeApiServer:
     async def _list(self, kind: Kind, request: web.Request) -> web.StreamResponse:
         if request.query.get("watch") == "true":
             return await self._watch(kind, request)
+        self.listings[request.headers.get("User-Agent", ""), kind.kind] += 1
         items = [manifest for key, manifest in self.objects.items() if key[0] == kind.kind]
         return await _json({"metadata": {"resourceVersion": str(self.version)}, "items": items})
 

@@ -15,7 +15,7 @@ from millstream_operator.reconciling.cluster_client import ApiError, ClusterClie
 from millstream_operator.reconciling.diagnosis import Diagnosis
 from millstream_operator.reconciling.diff import Settled, stamped
 from millstream_operator.reconciling.index import Index, OwnerKey
-from millstream_operator.reconciling.kinds import LLM_DEPLOYMENT, Kind, kind_of
+from millstream_operator.reconciling.kinds import Kind, kind_of
 from millstream_operator.reconciling.reasons import Reason
 from millstream_operator.reconciling.work_queue import RetryLater
 
@@ -30,6 +30,7 @@ class Children:
     def __init__(self, client: ClusterClient, index: Index) -> None:
         self._client, self._index = client, index
         self._settled = Settled()
+        self._foreign: set[tuple[str, str, str]] = set()  # names that were found to be taken: look, do not try
 
     def own(self, owner: LLMDeployment, key: OwnerKey, kind: Kind) -> list[Manifest]:
         """Those of a kind that the owner controls, by name."""
@@ -73,12 +74,16 @@ class Children:
         live = self._index.get(kind, metadata["namespace"], metadata["name"])
         if live is not None and controlled_by(live, owner) and not self._settled.needs_apply(live, wanted):
             return None
-        if live is None and self._is_new(owner) and (made := await self._client.apply_new(wanted)) is not None:
+        place = kind.kind, metadata["namespace"], metadata["name"]
+        # What we do not know of is most likely not there; if it is, this changes nothing.
+        if live is None and place not in self._foreign and (made := await self._client.apply_new(wanted)) is not None:
             self._took(kind, made, wanted)
             return None
         # The index holds labelled objects only and may be behind: before a forced apply, whose object is it really?
         live = await self._client.get(kind, metadata["namespace"], metadata["name"])
+        self._foreign.discard(place)
         if live is not None and not controlled_by(live, owner):
+            self._foreign.add(place)
             if _belonged_to_namesake(live, owner) or live["metadata"].get("deletionTimestamp"):
                 raise RetryLater(f"waiting for the old {kind.kind} {metadata['name']} to be deleted", 1.0)
             return _name_conflict(kind.kind, live)
@@ -87,11 +92,6 @@ class Children:
             return None
         self._took(kind, await self._write(kind, live, wanted), wanted)
         return None
-
-    def _is_new(self, owner: LLMDeployment) -> bool:
-        """Nothing was ever said about it, so most likely none of its children is there."""
-        known = self._index.get(LLM_DEPLOYMENT, owner.metadata.namespace or "", owner.name)
-        return known is not None and not (known.get("status") or {}).get("conditions")
 
     def _took(self, kind: Kind, answer: Manifest, wanted: Manifest) -> None:
         """Remember the answer to an apply."""

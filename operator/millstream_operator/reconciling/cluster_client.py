@@ -34,7 +34,9 @@ REQUEST_TIMEOUT_SECONDS = 15.0
 LIST_TIMEOUT_SECONDS = 60.0
 LIST_PAGE = 100  # objects with their managed fields: a page is about a megabyte
 WATCH_SILENCE_SECONDS = 70.0  # the API server sends a bookmark a minute
-MAX_CONNECTIONS = 16
+# Well above the number of workers: aiohttp hands a free connection to whoever asks next, not to who waits for longest,
+# so workers that use all of them would let listings, Events and questions to pods starve.
+MAX_CONNECTIONS = 40
 NO_VERSION = "1"  # etcd's revision of the empty store: the first object that is written gets 2
 
 

@@ -148,6 +148,14 @@ class Elector:
         self._move_fence()
         return 0.0
 
+    async def take_if_free(self) -> bool:
+        """Look once, and take the Lease if nobody holds it; whether this replica leads now."""
+        for _ in ("look", "take"):
+            await self.step()
+            if self.leading or not self._election.free_now(self._clock()):
+                break
+        return self.leading
+
     async def leadership(self) -> int:
         """Wait until this replica leads; the term."""
         while not self.leading:

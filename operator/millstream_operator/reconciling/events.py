@@ -21,15 +21,13 @@ BAD_DECISIONS = frozenset({DecisionType.ROLLED_BACK, DecisionType.ROLLOUT_STOPPE
 QUIET = frozenset({Reason.ASKING_MODEL, Reason.NO_REPLICA_AVAILABLE})
 
 
-def events_for(
+def decision_events(
     owner: LLMDeployment, before: dict[str, Any], after: dict[str, Any], now: str
 ) -> Iterator[dict[str, Any]]:
-    """The Events that a change from one status to another deserves: decisions first, for they come before the deed."""
+    """An Event for each decision that is new in the journal, in their order."""
     known = before.get("decisions") or ()
     for entry in reversed([entry for entry in after.get("decisions") or () if entry not in known]):
         yield _event(_metadata(owner), entry["type"], entry["message"], now, is_warning=entry["type"] in BAD_DECISIONS)
-    if (event := event_for(owner, before, after, now)) is not None:
-        yield event
 
 
 def event_for(owner: LLMDeployment, before: dict[str, Any], after: dict[str, Any], now: str) -> dict[str, Any] | None:

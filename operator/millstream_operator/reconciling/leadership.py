@@ -116,6 +116,10 @@ class Election:
         """When a leader's last write must be over."""
         return self.write_until + self.timing.write_timeout_seconds
 
+    def free_now(self, now: float) -> bool:
+        """Is it known that the Lease may be taken?"""
+        return self._current and self._free(now)
+
     def next(self, now: float, wall_time: str) -> Step:
         """What to do now."""
         mine = self._seen is not None and self._seen.record.holder == self.identity

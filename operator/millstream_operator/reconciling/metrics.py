@@ -74,6 +74,7 @@ class View(Collector):
     watch_age_seconds: Callable[[], Mapping[str, float]]  # by kind
     leading: Callable[[], bool]
     llmdeployments: Callable[[], Iterable[dict[str, Any]]]
+    events_waiting: Callable[[], int] = lambda: 0
     inventory_known: Callable[[], bool] = lambda: False
     catalog_valid: Callable[[], bool] = lambda: True
 
@@ -86,6 +87,9 @@ class View(Collector):
         yield depth
         yield GaugeMetricFamily(
             f"{PREFIX}_queue_oldest_age_seconds", "How long the oldest due key waits.", self.queue_age_seconds()
+        )
+        yield GaugeMetricFamily(
+            f"{PREFIX}_events_waiting", "Kubernetes Events that are still to be written.", float(self.events_waiting())
         )
         fresh = GaugeMetricFamily(
             f"{PREFIX}_watch_freshness_seconds",

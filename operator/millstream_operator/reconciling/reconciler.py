@@ -26,7 +26,7 @@ from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreacha
 from millstream_operator.reconciling.companions import Beside, Companions, CompanionsOf, ServedKinds
 from millstream_operator.reconciling.conditions import find
 from millstream_operator.reconciling.diagnosis import Diagnosis
-from millstream_operator.reconciling.events import events_for, news
+from millstream_operator.reconciling.events import decision_events, event_for, news
 from millstream_operator.reconciling.facts import FactsSource, NoFacts
 from millstream_operator.reconciling.index import Index, OwnerKey
 from millstream_operator.reconciling.inspector import Inspector
@@ -39,6 +39,7 @@ from millstream_operator.reconciling.kinds import (
     PERSISTENT_VOLUME_CLAIM,
     POD,
 )
+from millstream_operator.reconciling.news_desk import AtOnce, Publisher
 from millstream_operator.reconciling.pinning import Pinning
 from millstream_operator.reconciling.pod_reports import NobodyAnswers, PodReports
 from millstream_operator.reconciling.pruning import (
@@ -101,10 +102,13 @@ class Reconciler:
         spare: SpareGPUs = nobody_knows,
         facts: FactsSource | None = None,
         later: Later | None = None,
+        news: Publisher | None = None,
     ) -> None:
         self._client, self._index, self._access, self._now = client, index, access, now
         self._spare = spare
         self.pinning = Pinning(facts or NoFacts(), defaults.plan, defaults.pods)
+        self._at_once = AtOnce(client)
+        self._news = news or self._at_once
         self._beliefs = Beliefs(later)
         self._children = Children(client, index)
         self._claims = Claims(client, index)
@@ -309,15 +313,10 @@ class Reconciler:
         manifest = {"apiVersion": owner.api_version, "kind": owner.kind, "metadata": metadata, "status": after}
         answer = await self._client.apply(manifest, subresource="status")
         self._index.put(LLM_DEPLOYMENT, answer)
-        for event in events_for(owner, before, after, self._now()):
-            await self._publish(event)
-
-    async def _publish(self, event: Manifest) -> None:
-        try:
-            await self._client.create(event)
-        except (ApiError, ApiUnreachable) as error:  # news, not state: the conditions say the same
-            involved = event["involvedObject"]
-            log.info("%s/%s: no Event written: %s", involved["namespace"], involved["name"], error)
+        for decided in decision_events(owner, before, after, self._now()):
+            await self._at_once.publish(decided)  # before the deed
+        if (event := event_for(owner, before, after, self._now())) is not None:
+            await self._news.publish(event)
 
     async def _write_invalid(
         self,
@@ -341,7 +340,7 @@ class Reconciler:
         }
         self._index.put(LLM_DEPLOYMENT, await self._client.apply(body, subresource="status"))
         if (event := news(metadata, previous, after, self._now())) is not None:
-            await self._publish(event)
+            await self._news.publish(event)
 
     def forget(self, uid: str) -> None:
         """Nothing is known any more about an LLMDeployment that is gone."""

@@ -3,6 +3,9 @@
 The rules are those of client-go's rate-limited work queue. A key is handed out to one worker at a time; added again
 meanwhile, it comes back when that worker is done. Added twice while waiting, it is due at the earlier time. After a
 failure it waits twice as long as before, with jitter, so that a thousand failing keys do not come back together.
+
+Beyond those, a key may be *patient*: once it is due, it lets others pass that were due up to so many seconds later.
+(controller-runtime has a priority queue to the same end. Patience is a priority that ends, so nothing can starve.)
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import heapq
 import random
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 Key = TypeVar("Key")
 
@@ -19,49 +22,67 @@ LONGEST_RETRY_SECONDS = 300.0
 LONGEST_DOUBLINGS = 20
 
 
+class _Place(NamedTuple):
+    """Of a key that waits: when it is due, and by which time it is ranked among those that are."""
+
+    due: float
+    rank: float
+
+    def sooner(self, other: _Place) -> _Place:
+        return _Place(min(self.due, other.due), min(self.rank, other.rank))
+
+
 @dataclass
 class Schedule(Generic[Key]):
-    """Times are seconds of any monotonic clock, given by the caller."""
+    """Times are seconds of any monotonic clock, given by the caller.
+
+    Both heaps hold outdated entries, too, skipped when met: a key's place is the one in `_waiting`.
+    """
 
     jitter: random.Random = field(default_factory=random.Random)
-    _due: dict[Key, float] = field(default_factory=dict)  # waiting
-    _heap: list[tuple[float, int, Key]] = field(default_factory=list)  # with outdated entries, skipped when met
+    _waiting: dict[Key, _Place] = field(default_factory=dict)
+    _later: list[tuple[float, int, _Place, Key]] = field(default_factory=list)  # heap by due
+    _ready: list[tuple[float, int, _Place, Key]] = field(default_factory=list)  # heap by rank, of those that are due
     _running: dict[Key, float] = field(default_factory=dict)  # since when
-    _again: dict[Key, float] = field(default_factory=dict)  # added while running
+    _again: dict[Key, _Place] = field(default_factory=dict)  # added while running
     _failures: dict[Key, int] = field(default_factory=dict)
     _sequence: int = 0
 
-    def add(self, key: Key, due: float) -> None:
-        """Have `key` worked on at `due`, or earlier where it already was to be."""
-        waiting = self._again if key in self._running else self._due
-        if key in waiting and waiting[key] <= due:
+    def add(self, key: Key, due: float, patience: float = 0.0) -> None:
+        """Have `key` worked on at `due`, or earlier where it already was to be; among the due, `patience` later."""
+        place = _Place(due, due + patience)
+        waiting = self._again if key in self._running else self._waiting
+        if (known := waiting.get(key)) is not None and (place := known.sooner(place)) == known:
             return
-        waiting[key] = due
-        if waiting is self._due:
+        waiting[key] = place
+        if waiting is self._waiting:
             self._sequence += 1
-            heapq.heappush(self._heap, (due, self._sequence, key))
+            heapq.heappush(self._later, (place.due, self._sequence, place, key))
 
     def pop(self, now: float) -> Key | None:
-        """The key that has been due for longest, marked as running; None when none is due."""
-        self._drop_outdated()
-        if not self._heap or self._heap[0][0] > now:
+        """Of the keys that are due the first by rank, marked as running; None when none is due."""
+        while self._later and self._later[0][0] <= now:
+            _, sequence, place, key = heapq.heappop(self._later)
+            heapq.heappush(self._ready, (place.rank, sequence, place, key))
+        self._drop_outdated(self._ready)
+        if not self._ready:
             return None
-        key = heapq.heappop(self._heap)[2]
-        del self._due[key]
+        key = heapq.heappop(self._ready)[3]
+        del self._waiting[key]
         self._running[key] = now
         return key
 
-    def done(self, key: Key, now: float, *, failed: bool, at_least: float = 0.0) -> None:
-        """The worker has finished `key`. Failed, it comes back after its backoff, or `at_least` seconds."""
+    def done(self, key: Key, now: float, *, failed: bool, at_least: float = 0.0, patience: float = 0.0) -> None:
+        """The worker has finished `key`. Failed, it comes back, patient, after its backoff, or `at_least` seconds."""
         del self._running[key]
         again = self._again.pop(key, None)
         if failed:
             self._failures[key] = self._failures.get(key, 0) + 1
-            self.add(key, now + max(at_least, self.backoff(self._failures[key])))
+            self.add(key, now + max(at_least, self.backoff(self._failures[key])), patience)
         else:
             self._failures.pop(key, None)
         if again is not None:
-            self.add(key, max(again, now))
+            self.add(key, max(again.due, now), again.rank - again.due)
 
     def backoff(self, failures: int) -> float:
         """Seconds to wait after so many failures in a row: between half and all of the doubled time."""
@@ -70,28 +91,32 @@ class Schedule(Generic[Key]):
 
     def clear(self) -> None:
         """Forget what waits, and every failure. What is running finishes and does not come back."""
-        for waiting in (self._due, self._heap, self._again, self._failures):
+        for waiting in (self._waiting, self._later, self._ready, self._again, self._failures):
             waiting.clear()
 
     def next_due(self) -> float | None:
-        self._drop_outdated()
-        return self._heap[0][0] if self._heap else None
+        """When the next key is due; a time that has passed where one is."""
+        for heap in (self._ready, self._later):
+            self._drop_outdated(heap)
+            if heap:
+                return heap[0][2].due
+        return None
 
     def longest_running_seconds(self, now: float) -> float:
         return max((now - since for since in self._running.values()), default=0.0)
 
     def count(self, now: float) -> dict[str, int]:
         """Keys that are due and wait for a worker, that wait for their time, and that are worked on."""
-        due = sum(time <= now for time in self._due.values())
-        return {"due": due, "delayed": len(self._due) - due, "running": len(self._running)}
+        due = sum(place.due <= now for place in self._waiting.values())
+        return {"due": due, "delayed": len(self._waiting) - due, "running": len(self._running)}
 
     def oldest_due_seconds(self, now: float) -> float:
         """How long the key that has waited longest for a worker has been due."""
-        return max(0.0, now - min(self._due.values(), default=now))
+        return max(0.0, now - min((place.due for place in self._waiting.values()), default=now))
 
     def __len__(self) -> int:
-        return len(self._due) + len(self._running)
+        return len(self._waiting) + len(self._running)
 
-    def _drop_outdated(self) -> None:
-        while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
-            heapq.heappop(self._heap)
+    def _drop_outdated(self, heap: list[tuple[float, int, _Place, Key]]) -> None:
+        while heap and self._waiting.get(heap[0][3]) != heap[0][2]:
+            heapq.heappop(heap)

@@ -18,6 +18,8 @@ from millstream_operator.reconciling.schedule import Schedule
 log = logging.getLogger(__name__)
 Key = TypeVar("Key")
 SOONEST_LOOK_SECONDS = 0.05
+# For so long at most, what can wait lets pass what cannot. Where nothing else is due, it is worked on at once.
+PATIENCE_SECONDS = 60.0
 
 
 class RetryLater(Exception):
@@ -64,10 +66,10 @@ class WorkQueue(Generic[Key]):
         self._standing_by = False
         self._changed = asyncio.Event()
 
-    def add(self, key: Key, after_seconds: float = 0.0) -> None:
-        """Have the key worked on; does nothing while standing by."""
+    def add(self, key: Key, after_seconds: float = 0.0, *, can_wait: bool = False) -> None:
+        """Have the key worked on, behind what cannot wait if it can; does nothing while standing by."""
         if not self._standing_by:
-            self.schedule.add(key, self._now() + after_seconds)
+            self.schedule.add(key, self._now() + after_seconds, PATIENCE_SECONDS if can_wait else 0.0)
             self._changed.set()
 
     def stand_by(self) -> None:
@@ -117,9 +119,11 @@ class WorkQueue(Generic[Key]):
             finally:
                 failed = result in (Result.RETRY, Result.ERROR) and look_again_seconds is None
                 failed = failed and not self._standing_by
-                self.schedule.done(key, self._now(), failed=failed, at_least=at_least_seconds)
+                self.schedule.done(
+                    key, self._now(), failed=failed, at_least=at_least_seconds, patience=PATIENCE_SECONDS
+                )
                 if look_again_seconds is not None:
-                    self.add(key, look_again_seconds)
+                    self.add(key, look_again_seconds, can_wait=True)
                 self._observe(result, self._now() - began)
                 self._changed.set()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from millstream_operator import app
+from millstream_operator import listings
 from millstream_operator.app import EndlessBackoffs, Operator, kopf_settings
 from millstream_operator.inventory.nodes import read_node
 from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable
@@ -87,14 +87,14 @@ def test_retries_of_watches_never_end_and_start_anew_each_time() -> None:
 async def test_a_listing_finds_what_the_watches_missed() -> None:
     one, cluster = operator(), FakeCluster()
     cluster.put(manifest())
-    one.client = FakeClusterClient(cluster)
-    await one.resync()
+    one.client = one.listings.client = FakeClusterClient(cluster)
+    await one.listings.resync()
     assert one.queue.schedule.pop(float("inf")) == DEMO
     one.queue.schedule.done(DEMO, 0.0, failed=False)
-    await one.resync()
+    await one.listings.resync()
     assert one.queue.schedule.pop(float("inf")) is None, "nothing new, nothing to do"
     cluster.remove(LLM_DEPLOYMENT, "demo")
-    await one.resync()
+    await one.listings.resync()
     assert one.queue.schedule.pop(float("inf")) == DEMO
 
 
@@ -104,8 +104,8 @@ async def test_watched_namespaces_are_listed_one_by_one() -> None:
     elsewhere = manifest()
     elsewhere["metadata"] |= {"namespace": "third", "uid": "another"}
     cluster.put(elsewhere)
-    one.client = FakeClusterClient(cluster)
-    await one.resync()
+    one.client = one.listings.client = FakeClusterClient(cluster)
+    await one.listings.resync()
     assert [found["metadata"]["namespace"] for found in one.index.all(LLM_DEPLOYMENT)] == ["team"]
 
 
@@ -120,10 +120,10 @@ async def test_watched_namespaces_are_listed_one_by_one() -> None:
 async def test_it_waits_for_the_api_server_and_says_for_what(
     error: Exception, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(app, "RESYNC_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(listings, "RESYNC_RETRY_SECONDS", 0.0)
     one = operator()
-    one.client = FakeClusterClient(FakeCluster(), Fault(0, error, writes_only=False))
-    await one._first_listing()
+    one.client = one.listings.client = FakeClusterClient(FakeCluster(), Fault(0, error, writes_only=False))
+    await one.listings.first()
     assert said in caplog.text
 
 
@@ -131,13 +131,13 @@ async def test_kinds_that_appear_concern_everybody() -> None:
     """A CRD is installed while the operator runs: nobody else would tell it."""
     one, cluster = operator(), FakeCluster()
     cluster.put(manifest())
-    one.client = FakeClusterClient(cluster)
-    await one.resync()
+    one.client = one.listings.client = FakeClusterClient(cluster)
+    await one.listings.resync()
     one.queue.schedule.clear()
-    await one.look()
+    await one.listings.look()
     assert one.queue.schedule.pop(float("inf")) is None, "no news"
     cluster.installed.add(POD_MONITOR)
-    await one.look()
+    await one.listings.look()
     assert one.queue.schedule.pop(float("inf")) == DEMO
 
 
@@ -146,8 +146,8 @@ async def test_a_kind_that_is_listed_and_not_watched_is_no_proof_of_a_dead_watch
     cluster.installed.add(POD_MONITOR)
     metadata = {"name": "demo", "namespace": "team", "labels": {"millstream.dev/deployment": "demo"}}
     cluster.put({"apiVersion": POD_MONITOR.api_version, "kind": "PodMonitor", "metadata": metadata, "spec": {}})
-    one.client = FakeClusterClient(cluster)
-    await one.look()
+    one.client = one.listings.client = FakeClusterClient(cluster)
+    await one.listings.look()
     assert one.index.get(POD_MONITOR, "team", "demo") is not None
     assert one.freshness.overdue(float("inf")) == []
 
@@ -161,8 +161,9 @@ async def test_other_gpus_or_prices_have_every_plan_looked_at_again_and_nothing_
     one, cluster = operator(MILLSTREAM_GPU_CATALOG=str(file)), FakeCluster()
     cluster.put(manifest())
     cluster.put(gpu_node("a"))
-    one.client = FakeClusterClient(cluster)
-    await one._first_listing()
+    one.client = one.listings.client = FakeClusterClient(cluster)
+    await one.listings.first()
+    one.refresh_facts()
     while (key := one.queue.schedule.pop(float("inf"))) is not None:
         one.queue.schedule.done(key, 0.0, failed=False)
     one.refresh_facts()
@@ -180,8 +181,8 @@ async def test_the_metrics_say_whether_gpus_and_prices_are_known(tmp_path: Path)
     one = operator(MILLSTREAM_GPU_CATALOG=str(tmp_path / "missing.yaml"))
     assert b"millstream_operator_inventory_known 0.0" in one.metrics.exposition(), "not listed yet"
     assert b"millstream_operator_gpu_catalog_valid 0.0" in one.metrics.exposition()
-    one.client = FakeClusterClient(FakeCluster())
-    await one._first_listing()
+    one.client = one.listings.client = FakeClusterClient(FakeCluster())
+    await one.listings.first()
     (tmp_path / "missing.yaml").write_text("")
     one.refresh_facts()
     assert b"millstream_operator_inventory_known 1.0" in one.metrics.exposition()

@@ -183,6 +183,19 @@ async def test_somebody_elses_lease_is_not_released() -> None:
     assert world.store.seen.record.holder == "three"
 
 
+async def test_a_lease_that_nobody_holds_is_taken_at_once_and_one_that_is_held_is_left_to_its_holder() -> None:
+    world = World()
+    (first, fence), (second, other) = world.elector("first"), world.elector("second")
+    assert await first.take_if_free()
+    assert first.leading
+    assert may_write(fence)
+    assert not await second.take_if_free()
+    assert not may_write(other)
+    await first.release()
+    third, _ = world.elector("third")
+    assert await third.take_if_free(), "given up: nobody need wait for it to run out"
+
+
 async def test_waiters_wake_when_leadership_comes_and_when_it_goes() -> None:
     world = World()
     one, _ = world.elector("one")

@@ -166,7 +166,7 @@ async def test_a_hung_worker_is_a_problem_and_an_idle_one_is_not(monkeypatch: py
 def test_ready_is_who_has_listed_everything_leader_or_not() -> None:
     one = operator()
     assert one.not_ready() == ["the first listing is not done"]
-    one.listed = True
+    one.listings.complete = True
     assert one.not_ready() == []
 
 
@@ -249,6 +249,7 @@ async def test_the_metrics_tell_what_happened() -> None:
     told = {key: found.get((f"millstream_operator_{key[0]}", *key[1:])) for key in expected}
     assert told == expected
     assert ("millstream_operator_queue_oldest_age_seconds",) in found
+    assert ("millstream_operator_events_waiting",) in found
     assert {key[1] for key in found if key[0] == "millstream_operator_watch_freshness_seconds"} == {
         kind.kind for kind in WATCHED
     }

@@ -112,6 +112,8 @@ async def test_one_writes_the_other_stands_by_and_a_signal_hands_over(
     second = await new().start()
     await eventually(second.ready, "the standby is ready")
     assert not await second.leads()
+    (leader,) = api.writers()
+    assert api.listings[leader, SERVICE.kind] == 1, "the Lease was free: what it listed is what the last one left"
 
     # A child is repaired by the leader alone.
     api.remove(SERVICE, "team", "demo")
@@ -134,6 +136,7 @@ async def test_one_writes_the_other_stands_by_and_a_signal_hands_over(
     api.remove(SERVICE, "team", "demo")
     await eventually(lambda: api.names(SERVICE) == {"demo"}, "repaired by the second")
     assert len(api.writers()) == 2, "first the one, then the other"
+    assert api.listings[api.writers()[-1], SERVICE.kind] == 2, "once to stand by, and once more to lead"
     assert api.objects[LEASE.kind, "system", "millstream"]["spec"]["leaseTransitions"] == 1
 
     assert await second.end() == 0

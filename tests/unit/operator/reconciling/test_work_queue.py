@@ -127,14 +127,49 @@ def test_the_longest_running_key_is_told() -> None:
     assert one.longest_running_seconds(5.0) == 4.0
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["add", "pop", "ok", "fail"])), max_size=60))
+def test_the_patient_let_others_pass_for_so_long_and_no_longer() -> None:
+    one = schedule()
+    one.add("patient", 0.0, patience=60.0)
+    one.add("soon", 30.0)
+    one.add("late", 61.0)
+    assert [one.pop(100.0) for _ in range(4)] == ["soon", "patient", "late", None]
+
+
+def test_patience_costs_nothing_where_nobody_else_is_due() -> None:
+    one = schedule()
+    one.add("patient", 0.0, patience=60.0)
+    one.add("later", 5.0)
+    assert one.pop(0.0) == "patient"
+
+
+def test_who_was_patient_and_is_urgent_now_goes_first() -> None:
+    one = schedule()
+    one.add("a", 0.0, patience=60.0)
+    one.add("b", 1.0)
+    one.add("a", 0.5)
+    assert [one.pop(2.0) for _ in range(3)] == ["a", "b", None]
+
+
+def test_a_failure_lets_others_pass_and_news_of_it_does_not() -> None:
+    one = schedule()
+    for key in ("failed", "news"):
+        one.add(key, 0.0)
+        one.pop(0.0)
+    one.add("news", 0.0)
+    for key in ("failed", "news"):
+        one.done(key, 0.0, failed=True, patience=60.0)
+    one.add("other", 1.0)
+    assert [one.pop(50.0) for _ in range(3)] == ["news", "other", "failed"]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["add", "wait", "pop", "ok", "fail"])), max_size=60))
 def test_a_key_never_runs_twice_at_once_and_is_never_lost(steps: list[tuple[str, str]]) -> None:
     """Any history: what was added after its last start will be handed out again."""
     one, running, owed, now = schedule(), set[str](), set[str](), 0.0
     for key, step in steps:
         now += 1.0
-        if step == "add":
-            one.add(key, now)
+        if step in ("add", "wait"):
+            one.add(key, now, patience=60.0 if step == "wait" else 0.0)
             owed.add(key)
         elif step == "pop":
             got = one.pop(now)

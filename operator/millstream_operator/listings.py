@@ -1,0 +1,122 @@
+"""Whole listings: at the start, at a take-over, and now and then, since a watch that broke can miss a deletion.
+
+    GET every watched kind ─▶ index.replace ─▶ whom a difference is about ─▶ queue
+    GET of the API groups ──▶ which optional kinds are served ─▶ everybody, where that changed
+
+The first one comes before any write: an empty index would look like a world without children.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable, ClusterClient
+from millstream_operator.reconciling.fence import steady_seconds
+from millstream_operator.reconciling.gpu_watch import GpuWatch
+from millstream_operator.reconciling.index import Index, OwnerKey
+from millstream_operator.reconciling.kinds import WATCHED, Kind, label_selector
+from millstream_operator.reconciling.optional_kinds import OptionalKinds
+from millstream_operator.reconciling.watch_freshness import WatchFreshness
+
+log = logging.getLogger(__name__)
+
+RESYNC_SECONDS = 300.0
+RESYNC_RETRY_SECONDS = 5.0
+LISTINGS_AT_ONCE = 3  # the API server reads one page while we take the last one apart
+
+
+@dataclass
+class Listings:
+    """`notice` enqueues one LLMDeployment, `notice_all` all of them. `namespaces`: `(None,)` for the whole cluster."""
+
+    client: ClusterClient
+    index: Index
+    freshness: WatchFreshness
+    gpus: GpuWatch
+    optional: OptionalKinds
+    namespaces: tuple[str | None, ...]
+    notice: Callable[[OwnerKey], None]
+    notice_all: Callable[[], None]
+    discovery_seconds: float
+    complete: bool = False  # is the index whole?
+
+    async def first(self) -> None:
+        """Know everything; waits for the API server as long as it takes, and says for what."""
+        told = ""
+        while True:
+            try:
+                await self.resync()
+                self.complete = True
+                # The index and the modules stay: a full collection need not walk them, and hold up everything for it.
+                gc.collect()
+                gc.freeze()
+                return
+            except ApiError as error:
+                problem = f"{error.status} {error.message}"
+                if error.status == 404:
+                    problem = "the CRD llmdeployments.millstream.dev is not installed: kubectl apply -f crds/"
+            except ApiUnreachable as error:
+                problem = str(error)
+            if problem != told:
+                log.warning("waiting for the API server: %s", problem)
+                told = problem
+            await asyncio.sleep(RESYNC_RETRY_SECONDS)
+
+    async def resync(self) -> None:
+        """Compare the index with whole listings, and enqueue whom a difference is about.
+
+        Raises:
+            ApiError, ApiUnreachable: nothing is forgotten; a later one does it.
+        """
+        several = asyncio.Semaphore(LISTINGS_AT_ONCE)
+        # All of them to their end: none is left to run beside the next try.
+        ends = await asyncio.gather(*(self._list(kind, several) for kind in WATCHED), return_exceptions=True)
+        for end in ends:
+            if end is not None:
+                raise end
+        await self.gpus.list(self.client, steady_seconds())
+        await self.look()
+
+    async def _list(self, kind: Kind, several: asyncio.Semaphore) -> None:
+        async with several:
+            items: list[dict[str, Any]] = []
+            versions: list[int] = []
+            for namespace in self.namespaces:
+                found, version = await self.client.list(kind, namespace, label_selector(kind))
+                items += found
+                versions.append(int(version))
+        # What came after the first of the listings may be missing in it and is not gone.
+        for key in self.index.replace(kind, items, str(min(versions))):
+            self.notice(key)
+        present = {(item["metadata"]["namespace"], item["metadata"]["name"]) for item in items}
+        self.freshness.listed(kind, present, steady_seconds())
+
+    async def look(self) -> None:
+        """Find out which optional kinds are served; another set of them concerns everybody."""
+        found = await self.optional.look(self.client)
+        for key in found.changed:
+            self.notice(key)
+        if found.other_kinds:
+            self.notice_all()
+
+    async def look_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self.discovery_seconds * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+            try:
+                await self.look()
+            except (ApiError, ApiUnreachable) as error:
+                log.info("looking for optional kinds: %s", error)
+
+    async def resync_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(RESYNC_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+            try:
+                await self.resync()
+            except (ApiError, ApiUnreachable) as error:
+                log.warning("resync: %s", error)
