@@ -71,8 +71,9 @@ async def read_one(admin: Api, known: Iterable[tuple[str, str]], namespace: str)
 def of_namespace(objects: Iterable[tuple[str, Object]], *, history: bool = True) -> Snapshot:
     """The comparable state of one namespace.
 
-    `history=False` forgets what an LLMDeployment remembers of its earlier specs (old ControllerRevisions, and how
-    many there were), and its journal: two LLMDeployments of one spec may have come to it by different ways.
+    `history=False` forgets what an LLMDeployment remembers of its earlier specs (old ControllerRevisions with their
+    boot ConfigMaps, how many there were, and what was read of models), and its journal: two LLMDeployments of one spec
+    may have come to it by different ways.
     """
     objects = list(objects)
     current = {
@@ -80,6 +81,7 @@ def of_namespace(objects: Iterable[tuple[str, Object]], *, history: bool = True)
         for plural, item in objects
         if plural == "llmdeployments" and item.get("status")
     }
+    mounted = {name for plural, item in objects if plural == "deployments" for name in _mounted(item)}
     snapshot: Snapshot = {}
     counted: Counter[str] = Counter()
     for plural, item in objects:
@@ -91,9 +93,18 @@ def of_namespace(objects: Iterable[tuple[str, Object]], *, history: bool = True)
             continue
         if not history and plural == "controllerrevisions" and name not in current:
             continue
+        if not history and plural == "configmaps" and item.get("immutable") and name not in mounted:
+            continue
         snapshot[f"{plural}/{name}"] = comparable(item, history=history)
     snapshot["counted"] = dict(counted)
     return snapshot
+
+
+def _mounted(deployment: Object) -> set[str]:
+    """Names of the ConfigMaps that its pods are given."""
+    volumes = deployment["spec"]["template"]["spec"].get("volumes") or ()
+    sources = [source for volume in volumes for source in volume.get("projected", {}).get("sources", ())]
+    return {one["configMap"]["name"] for one in (*volumes, *sources) if "configMap" in one}
 
 
 def _counts(plural: str, item: Object) -> bool:

@@ -152,7 +152,7 @@ class Operator:
             self._notice_all,
             self.settings.discovery_seconds,
         )
-        self.news = NewsDesk(self.client)
+        self.news = NewsDesk(self.client, self.queue.has_due)
         self.reports = PodReports(pods, self._notice, steady_seconds)
         self.reconciler = Reconciler(
             self.client,

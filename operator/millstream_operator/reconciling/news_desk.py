@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable, ClusterClient
@@ -18,6 +19,8 @@ from millstream_operator.reconciling.fence import NotLeader
 log = logging.getLogger(__name__)
 Manifest = dict[str, Any]
 MOST_WAITING = 5000  # about 5 MB
+LOOK_SECONDS = 0.1
+LONGEST_LOOKS = 50  # then one Event goes out beside the work, however much there is of it
 
 
 class Publisher(Protocol):
@@ -42,10 +45,16 @@ class AtOnce:
 
 
 class NewsDesk:
-    """Takes an Event and returns; `run` writes them. A replica that no longer leads drops its own."""
+    """Takes an Event and returns; `run` writes them. A replica that no longer leads drops its own.
 
-    def __init__(self, client: ClusterClient, most_waiting: int = MOST_WAITING) -> None:
+    While `busy` says so, an Event goes out only every five seconds.
+    """
+
+    def __init__(
+        self, client: ClusterClient, busy: Callable[[], bool] = lambda: False, most_waiting: int = MOST_WAITING
+    ) -> None:
         self._at_once = AtOnce(client)
+        self._busy = busy
         self._waiting: deque[Manifest] = deque()
         self._most_waiting = most_waiting
         self._came = asyncio.Event()
@@ -63,10 +72,17 @@ class NewsDesk:
             await self._came.wait()
             self._came.clear()
             while self._waiting:
+                await self._let_work_pass()
                 try:
                     await self._at_once.publish(self._waiting.popleft())
                 except NotLeader:
                     self._waiting.clear()
+
+    async def _let_work_pass(self) -> None:
+        for _ in range(LONGEST_LOOKS):
+            if not self._busy():
+                return
+            await asyncio.sleep(LOOK_SECONDS)
 
     @property
     def waiting(self) -> int:

@@ -91,6 +91,11 @@ class WorkQueue(Generic[Key]):
         """Keys by state: due, delayed, running."""
         return self.schedule.count(self._now())
 
+    def has_due(self) -> bool:
+        """Does a key wait for a worker?"""
+        due = self.schedule.next_due()
+        return due is not None and due <= self._now()
+
     def oldest_due_seconds(self) -> float:
         return self.schedule.oldest_due_seconds(self._now())
 

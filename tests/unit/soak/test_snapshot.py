@@ -75,6 +75,20 @@ def test_history_may_be_left_out_but_the_current_revision_never() -> None:
     assert differences(fresh, of_namespace([owner(), revision("demo-a", 1)], history=False))
 
 
+def test_configurations_of_kept_records_are_history_and_the_one_that_runs_is_not() -> None:
+    def boot(name: str) -> tuple[str, Object]:
+        return "configmaps", {"metadata": {"name": name, "namespace": "one"}, "immutable": True, "data": {}}
+
+    volume = {"projected": {"sources": [{"configMap": {"name": "demo-now"}}]}}
+    template = {"spec": {"volumes": [volume]}}
+    workload = "deployments", {"metadata": {"name": "demo", "namespace": "one"}, "spec": {"template": template}}
+    fresh = of_namespace([workload, boot("demo-now")], history=False)
+    assert differences(fresh, of_namespace([workload, boot("demo-now"), boot("demo-then")], history=False)) == []
+    assert differences(fresh, of_namespace([workload, boot("demo-then")], history=False)) == [
+        "configmaps/demo-now is missing"
+    ]
+
+
 def test_what_kubernetes_puts_everywhere_is_nobodys() -> None:
     default = ("serviceaccounts", {"metadata": {"name": "default", "namespace": "one"}})
     assert of_namespace([default]) == {"counted": {}}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from millstream_operator.reconciling import news_desk
 from millstream_operator.reconciling.cluster_client import ApiError
 from millstream_operator.reconciling.fence import NotLeader
 from millstream_operator.reconciling.news_desk import NewsDesk
@@ -41,7 +42,7 @@ async def written(desk: NewsDesk) -> None:
 
 
 def desk_of(server: Server, most_waiting: int = 10) -> NewsDesk:
-    return NewsDesk(server, most_waiting)  # type: ignore[arg-type]
+    return NewsDesk(server, most_waiting=most_waiting)  # type: ignore[arg-type]
 
 
 async def test_whoever_has_news_does_not_wait_and_they_are_written_in_order() -> None:
@@ -73,6 +74,23 @@ async def test_too_many_are_dropped_and_said_so(caplog: pytest.LogCaptureFixture
     await written(desk)
     assert server.created == ["a", "b"]
     assert "team/demo: no Event written: 2 wait already" in caplog.text
+
+
+async def test_work_goes_first_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(news_desk, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(news_desk, "LONGEST_LOOKS", 5)
+    server, looks = Server(), 0
+
+    def busy() -> bool:
+        nonlocal looks
+        looks += 1
+        return True
+
+    desk = NewsDesk(server, busy)  # type: ignore[arg-type]
+    await desk.publish(event("a"))
+    await written(desk)
+    assert looks == 5
+    assert server.created == ["a"]
 
 
 async def test_who_no_longer_leads_drops_its_news_and_has_others_when_it_leads_again() -> None:
