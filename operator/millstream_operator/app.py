@@ -38,7 +38,7 @@ from millstream_operator.reconciling.facts import FactsBook
 from millstream_operator.reconciling.fence import Fence, steady_seconds
 from millstream_operator.reconciling.gpu_watch import GpuWatch
 from millstream_operator.reconciling.index import Index, OwnerKey, interested, owner_key
-from millstream_operator.reconciling.kinds import LLM_DEPLOYMENT, WATCHED, Kind, label_selector
+from millstream_operator.reconciling.kinds import DEPLOYMENT, LLM_DEPLOYMENT, WATCHED, Kind, label_selector
 from millstream_operator.reconciling.leadership import Election, Timing
 from millstream_operator.reconciling.metrics import OperatorMetrics, View
 from millstream_operator.reconciling.news_desk import NewsDesk
@@ -152,7 +152,7 @@ class Operator:
             self._notice_all,
             self.settings.discovery_seconds,
         )
-        self.news = NewsDesk(self.client, self.queue.has_due)
+        self.news = NewsDesk(self.client, self.queue.has_urgent)
         self.reports = PodReports(pods, self._notice, steady_seconds)
         self.reconciler = Reconciler(
             self.client,
@@ -165,6 +165,7 @@ class Operator:
             spare=self.facts.spare,
             later=self.queue.add,
             news=self.news,
+            busy=self.queue.has_urgent,
         )
         self.elector: Elector | None = None
         self._listed_in_term: int | None = None  # everything was listed within this term: nobody else wrote since
@@ -273,14 +274,18 @@ class Operator:
                 self.reconciler.forget(metadata["uid"])
             if changed:
                 for key in interested(kind, manifest):
-                    owner = self.index.get(LLM_DEPLOYMENT, key.namespace, key.name)
-                    self.queue.add(key, can_wait=not gone and can_wait(kind, before, manifest, owner))
+                    patient = not gone and can_wait(kind, before, manifest) and self._was_brought_about(key)
+                    self.queue.add(key, can_wait=patient)
 
         return on_event
 
     def _notice(self, key: OwnerKey) -> None:
         """Look at it, after those whose spec was not carried out yet if its own was."""
-        self.queue.add(key, can_wait=brought_about(self.index.get(LLM_DEPLOYMENT, key.namespace, key.name)))
+        self.queue.add(key, can_wait=self._was_brought_about(key))
+
+    def _was_brought_about(self, key: OwnerKey) -> bool:
+        owner, workload = (self.index.get(kind, key.namespace, key.name) for kind in (LLM_DEPLOYMENT, DEPLOYMENT))
+        return brought_about(owner, workload)
 
     def _notice_all(self) -> None:
         for manifest in self.index.all(LLM_DEPLOYMENT):

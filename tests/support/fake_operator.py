@@ -130,7 +130,7 @@ class FakeOperator:
         self.cluster, self.model = cluster, model or FakeModel(cluster)
         self.client = FakeClusterClient(cluster, fault)
         self.index = Index(changed=lambda kind, manifest: self.facts.changed(kind, manifest))
-        self.now = NOW
+        self.now, self.busy = NOW, False
         self.pods, self.woken, self.seconds = FakePods(), list[OwnerKey](), 0.0
         self.reports = PodReports(self.pods, self.woken.append, lambda: self.seconds)
         defaults = Defaults(PlanDefaults(image), pods or PodDefaults(), companions or CompanionDefaults())
@@ -149,6 +149,7 @@ class FakeOperator:
             facts=self.facts,
             spare=self.facts.spare,
             later=later,
+            busy=lambda: self.busy,
         )
         self.retries: list[RetryLater] = []
 

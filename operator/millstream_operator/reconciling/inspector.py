@@ -35,10 +35,14 @@ RECHECK_SECONDS = 30.0
 
 
 class NotInspected(PlanRefused):
-    """The model is not known yet, so there is no plan; what was planned before stays."""
+    """The model is not known yet, so there is no plan; what was planned before stays.
 
-    def __init__(self, problem: Diagnosis, recheck_seconds: float | None) -> None:
+    `is_soon_over`: another LLMDeployment asks for the same model already.
+    """
+
+    def __init__(self, problem: Diagnosis, recheck_seconds: float | None, *, is_soon_over: bool = False) -> None:
         super().__init__(problem, None, recheck_seconds)
+        self.is_soon_over = is_soon_over
 
 
 class Inspector:
@@ -104,7 +108,7 @@ class Inspector:
         other = self._shared.asked_by(name, key) if not jobs else None
         if other is not None:
             told = f"Reading the model's shape, for the LLMDeployment {other.name}, too: {subject}."
-            raise NotInspected(Diagnosis(Reason.INSPECTING, told), RECHECK_SECONDS)
+            raise NotInspected(Diagnosis(Reason.INSPECTING, told), RECHECK_SECONDS, is_soon_over=True)
         self._shared.asking(name, key)
         try:
             answer = await self._ask(owner, key, subject, jobs)

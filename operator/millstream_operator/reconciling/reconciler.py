@@ -70,6 +70,7 @@ from millstream_operator.rendering.revision import controller_revision
 log = logging.getLogger(__name__)
 Manifest = dict[str, Any]
 RECHECK_OBSTACLE_SECONDS = 30.0
+SOON_SECONDS = 2.0
 # The node's proxy learns of a new pod a moment after we do: that many unanswered questions are no news.
 PATIENCE = 4
 
@@ -103,12 +104,14 @@ class Reconciler:
         facts: FactsSource | None = None,
         later: Later | None = None,
         news: Publisher | None = None,
+        busy: Callable[[], bool] = lambda: False,
     ) -> None:
         self._client, self._index, self._access, self._now = client, index, access, now
         self._spare = spare
         self.pinning = Pinning(facts or NoFacts(), defaults.plan, defaults.pods)
         self._at_once = AtOnce(client)
         self._news = news or self._at_once
+        self._busy = busy
         self._beliefs = Beliefs(later)
         self._children = Children(client, index)
         self._claims = Claims(client, index)
@@ -151,15 +154,7 @@ class Reconciler:
             inspected = self._inspector.known(owner, key) if planned else await self._inspector.ask(owner, key)
             chosen = self.pinning.choose(owner, records, inspected, believed)
         except PlanRefused as refused:
-            # The pods stay what they were, and are repaired; what no plan decides (replicas, Service) follows the spec.
-            beside = None
-            if (kept := last_good(records)) is not None:
-                rollout = intent(self._scene(owner, key, kept))
-                await self._children.bring_about(owner, self._wanted(owner, key, rollout))
-                beside = await self._beside(owner, key, kept, manifest)
-            await self._write_invalid(manifest, refused.problem, refused.plan, beside)
-            if refused.recheck_seconds is not None:
-                raise LookAgain(refused.problem.message, refused.recheck_seconds) from None
+            await self._keep(owner, key, manifest, records, refused)
             return
         pin = chosen.pin
         rollout = intent(self._scene(owner, key, pin))
@@ -176,6 +171,8 @@ class Reconciler:
         if answer is not None and answer.failure is None:
             await self._remember_answer(owner, rollout)
         previous = self._status(key)
+        if problem is None and answer is None and not previous.get("conditions") and self._busy():
+            raise LookAgain("its pods are made; its first status waits for the pods of others", SOON_SECONDS)
         seen = Seen(
             owner,
             pin.revision,
@@ -200,6 +197,29 @@ class Reconciler:
             raise RetryLater("the model does not answer through its Service yet")
         if beside.problem:
             raise LookAgain(beside.problem, RECHECK_OBSTACLE_SECONDS)
+
+    async def _keep(
+        self,
+        owner: LLMDeployment,
+        key: OwnerKey,
+        manifest: Manifest,
+        records: Sequence[Manifest],
+        refused: PlanRefused,
+    ) -> None:
+        """There is no plan for the spec: the pods stay what they were, and are repaired; the status says why.
+
+        What no plan decides (replicas, Service) follows the spec.
+        """
+        if refused.is_soon_over and not self._status(key).get("conditions") and self._busy():
+            raise LookAgain(refused.problem.message, SOON_SECONDS)  # others have no pods yet
+        beside = None
+        if (kept := last_good(records)) is not None:
+            rollout = intent(self._scene(owner, key, kept))
+            await self._children.bring_about(owner, self._wanted(owner, key, rollout))
+            beside = await self._beside(owner, key, kept, manifest)
+        await self._write_invalid(manifest, refused.problem, refused.plan, beside)
+        if refused.recheck_seconds is not None:
+            raise LookAgain(refused.problem.message, refused.recheck_seconds)
 
     # Children
 

@@ -28,6 +28,10 @@ class _Place(NamedTuple):
     due: float
     rank: float
 
+    @property
+    def is_urgent(self) -> bool:
+        return self.rank <= self.due
+
     def sooner(self, other: _Place) -> _Place:
         return _Place(min(self.due, other.due), min(self.rank, other.rank))
 
@@ -61,16 +65,18 @@ class Schedule(Generic[Key]):
 
     def pop(self, now: float) -> Key | None:
         """Of the keys that are due the first by rank, marked as running; None when none is due."""
-        while self._later and self._later[0][0] <= now:
-            _, sequence, place, key = heapq.heappop(self._later)
-            heapq.heappush(self._ready, (place.rank, sequence, place, key))
-        self._drop_outdated(self._ready)
+        self._make_ready(now)
         if not self._ready:
             return None
         key = heapq.heappop(self._ready)[3]
         del self._waiting[key]
         self._running[key] = now
         return key
+
+    def next_is_urgent(self, now: float) -> bool:
+        """Would the next key be one without patience?"""
+        self._make_ready(now)
+        return bool(self._ready) and self._ready[0][2].is_urgent
 
     def done(self, key: Key, now: float, *, failed: bool, at_least: float = 0.0, patience: float = 0.0) -> None:
         """The worker has finished `key`. Failed, it comes back, patient, after its backoff, or `at_least` seconds."""
@@ -116,6 +122,12 @@ class Schedule(Generic[Key]):
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._running)
+
+    def _make_ready(self, now: float) -> None:
+        while self._later and self._later[0][0] <= now:
+            _, sequence, place, key = heapq.heappop(self._later)
+            heapq.heappush(self._ready, (place.rank, sequence, place, key))
+        self._drop_outdated(self._ready)
 
     def _drop_outdated(self, heap: list[tuple[float, int, _Place, Key]]) -> None:
         while heap and self._waiting.get(heap[0][3]) != heap[0][2]:

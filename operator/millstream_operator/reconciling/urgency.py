@@ -14,12 +14,12 @@ from millstream_operator.reconciling.kinds import JOB, LLM_DEPLOYMENT, POD, Kind
 Manifest = dict[str, Any]
 
 
-def can_wait(kind: Kind, before: Manifest | None, after: Manifest, owner: Manifest | None) -> bool:
-    """May a changed object be looked at later? `before`: as it was known; `owner`: the LLMDeployment it concerns.
+def can_wait(kind: Kind, before: Manifest | None, after: Manifest) -> bool:
+    """Is a change progress that may be looked at later? `before`: the object as it was known.
 
-    Not the LLMDeployment itself, not a child that somebody made or edited, and nothing a plan waits for.
+    Not that of the LLMDeployment itself, not a child that somebody made or edited, and nothing a plan waits for.
     """
-    if kind in (LLM_DEPLOYMENT, JOB) or not brought_about(owner):
+    if kind in (LLM_DEPLOYMENT, JOB):
         return False
     if kind is POD:
         return True
@@ -27,11 +27,15 @@ def can_wait(kind: Kind, before: Manifest | None, after: Manifest, owner: Manife
     return len(generations) == 2 and None not in generations and generations[0] == generations[1]
 
 
-def brought_about(owner: Manifest | None) -> bool:
-    """Was what the spec says planned, and carried out once, by what its status says?"""
+def brought_about(owner: Manifest | None, workload: Manifest | None) -> bool:
+    """Was what the spec says planned, and carried out once? By its status, or, before there is one, by its pods' maker.
+
+    The first status is written later than the first pods are made, where others wait for theirs.
+    """
     if owner is None:
         return False
     status = owner.get("status") or {}
-    planned = find(status.get("conditions") or (), PLANNED)
-    generation = owner["metadata"].get("generation")
-    return status.get("observedGeneration") == generation and planned.get("status") == "True"
+    if not status.get("conditions"):
+        return workload is not None
+    planned = find(status["conditions"], PLANNED)
+    return status.get("observedGeneration") == owner["metadata"].get("generation") and planned.get("status") == "True"

@@ -91,10 +91,9 @@ class WorkQueue(Generic[Key]):
         """Keys by state: due, delayed, running."""
         return self.schedule.count(self._now())
 
-    def has_due(self) -> bool:
-        """Does a key wait for a worker?"""
-        due = self.schedule.next_due()
-        return due is not None and due <= self._now()
+    def has_urgent(self) -> bool:
+        """Does a key that cannot wait wait for a worker, and would be the next?"""
+        return self.schedule.next_is_urgent(self._now())
 
     def oldest_due_seconds(self) -> float:
         return self.schedule.oldest_due_seconds(self._now())

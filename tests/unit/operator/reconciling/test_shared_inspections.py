@@ -50,6 +50,19 @@ async def test_the_second_waits_for_the_answer_of_the_first_and_keeps_it_as_its_
     assert operator.cluster.all(JOB) == []
 
 
+async def test_while_others_have_no_pods_yet_whoever_waits_for_another_s_answer_says_nothing() -> None:
+    operator, _ = two()
+    operator.busy = True
+    await operator.turn("demo")
+    await operator.turn("second")
+    assert operator.status("demo")["conditions"][0]["reason"] == "Inspecting", "it asks"
+    assert "conditions" not in operator.status("second")
+    assert "for the LLMDeployment demo, too" in str(operator.retries[-1]), "and looks again"
+    operator.busy = False
+    await operator.turn("second")
+    assert operator.status("second")["conditions"][0]["reason"] == "Inspecting"
+
+
 async def test_where_the_first_is_refused_the_second_asks_by_itself() -> None:
     operator, woken = two()
     await operator.turn("demo")

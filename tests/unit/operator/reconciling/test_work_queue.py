@@ -150,6 +150,18 @@ def test_who_was_patient_and_is_urgent_now_goes_first() -> None:
     assert [one.pop(2.0) for _ in range(3)] == ["a", "b", None]
 
 
+def test_it_is_known_whether_somebody_waits_who_cannot() -> None:
+    one = schedule()
+    assert not one.next_is_urgent(0.0)
+    one.add("patient", 0.0, patience=60.0)
+    assert not one.next_is_urgent(0.0)
+    one.add("urgent", 5.0)
+    assert not one.next_is_urgent(4.0), "not due yet"
+    assert one.next_is_urgent(5.0)
+    assert one.pop(5.0) == "urgent"
+    assert not one.next_is_urgent(5.0)
+
+
 def test_a_failure_lets_others_pass_and_news_of_it_does_not() -> None:
     one = schedule()
     for key in ("failed", "news"):
