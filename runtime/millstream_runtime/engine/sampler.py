@@ -41,8 +41,15 @@ class SamplingRow:
 
 def greedy(logits: Tensor) -> Tensor:
     """`[R, vocab]` to the argmax `[R]` int64; -1 where a row's logits are not finite. The path of plain requests."""
-    highest, tokens = logits.max(dim=-1)  # the maximum of a row with a NaN is NaN
-    return tokens.masked_fill_(~highest.isfinite(), -1)
+    return _unless_broken(*logits.max(dim=-1))
+
+
+def _unless_broken(highest: Tensor, tokens: Tensor) -> Tensor:
+    """-1 for `tokens` whose row's maximum is infinite, or NaN, which the maximum of a row with a NaN is.
+
+    Three small operations; `isfinite` alone is four.
+    """
+    return torch.where(highest.abs() < float("inf"), tokens, -1)
 
 
 def sample(logits: Tensor, rows: Seq[SamplingRow]) -> Tensor:
@@ -59,7 +66,7 @@ def sample(logits: Tensor, rows: Seq[SamplingRow]) -> Tensor:
         tokens[plain] = _invert(_probabilities(logits, highest, rows, plain), rows, plain)
     if filtered:
         tokens[filtered] = _sample_filtered(_probabilities(logits, highest, rows, filtered), rows, filtered)
-    return tokens.masked_fill_(~highest.isfinite(), -1)
+    return _unless_broken(highest, tokens)
 
 
 def uniform(seed: int, position: int) -> float:
