@@ -72,7 +72,10 @@ class Decoder:
 
         Returns the last layer's residual stream `[T, hidden]`, not normed.
         """
-        rotations = [(cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)) for cos, sin in self._tables]
+        rotations = [
+            (cos.index_select(0, positions).unsqueeze(1), sin.index_select(0, positions).unsqueeze(1))
+            for cos, sin in self._tables
+        ]
         residual = self._embed(token_ids)
         step = Step(rotations, attention)
         for layer in self._layers:

@@ -76,7 +76,9 @@ class Weights(ABC):
     def output_linear(self, name: str, out_features: int, in_features: Cut, bias: bool = False) -> Projection:
         """The linear that ends a block, of those inputs that this rank computes: its output is everybody's sum."""
         linear = self.linear({name: out_features}, in_features, bias)
-        return linear if self.ranks.size == 1 else RowParallelLinear(replace(linear, bias=None), linear.bias, self.ranks)
+        return (
+            linear if self.ranks.size == 1 else RowParallelLinear(replace(linear, bias=None), linear.bias, self.ranks)
+        )
 
     def partial_linear(self, name: str, out_features: int, in_features: Cut, bias: bool = False) -> Linear:
         """The same without the sum, for a block that sums several at once. Rank 0 alone adds the bias."""
