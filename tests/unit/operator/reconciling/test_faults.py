@@ -71,14 +71,6 @@ async def prepare(story: str) -> FakeCluster:
         return world(manifest(replicas=2))
     if story == "create from a hub":
         return world(manifest(model={"source": {"huggingFace": {"repository": "org/name"}}, "cache": {"size": "9Gi"}}))
-    if story == "create from a hub":
-        return world(manifest(model={"source": {"huggingFace": {"repository": "org/name"}}, "cache": {"size": "9Gi"}}))
-    if story == "create from a hub":
-        return world(manifest(model={"source": {"huggingFace": {"repository": "org/name"}}, "cache": {"size": "9Gi"}}))
-    if story == "create from a hub":
-        return world(manifest(model={"source": {"huggingFace": {"repository": "org/name"}}, "cache": {"size": "9Gi"}}))
-    if story == "create from a hub":
-        return world(manifest(model={"source": {"huggingFace": {"repository": "org/name"}}, "cache": {"size": "9Gi"}}))
     # A history that is full, so that an update prunes a record as well as the budget.
     operator = await served(manifest(replicas=2))
     for sequences in (1, 2, 3):
@@ -104,7 +96,6 @@ async def test_killed_at_any_write_a_new_process_ends_where_no_fault_would(story
         with pytest.raises(Killed):
             await STORIES[story](operator)
         restarted = FakeOperator(operator.cluster)
-        restarted.now = operator.now
         await restarted.settle()
         assert operator.cluster.snapshot() == wanted, f"killed at write {at}"
         restarted.client.requests.clear()
