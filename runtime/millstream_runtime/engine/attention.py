@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -64,7 +64,7 @@ class TorchAttention:
         if len(self._calls) == 1:
             attended = self._calls[0](pool, grouped, spec)
         else:
-            attended = torch.cat([call(pool, grouped, spec) for call in self._calls])
+            attended = torch.cat([call(pool, grouped[call.rows], spec) for call in self._calls])
         if spec.latent_dim:
             attended = attended[..., : spec.latent_dim]
         return attended.reshape(num_tokens, -1)
@@ -75,28 +75,29 @@ class _StridedDecode:
 
     def __init__(self, cache: KVCache, chunks: list[AttentionChunk], homes: list[int], start: int) -> None:
         block = cache.block_size_tokens
-        self._rows = slice(start, start + len(chunks))
+        self.rows = slice(start, start + len(chunks))
         self._first_slot = homes[0] * block
         self._stride_slots = (homes[1] - homes[0]) * block if len(homes) > 1 else 0
         self._lens = _Lengths([chunk.context_len for chunk in chunks], cache.heads[0])
 
     def __call__(self, pool: Tensor, query: Tensor, spec: AttentionSpec) -> Tensor:
-        """`[rows, KV, group, D]`."""
+        """`[rows, KV, group, D]`, of this call's rows."""
         first, mask = self._lens.seen(spec.window)
         head, slot, element = pool.stride()
-        view = pool.as_strided(
-            (self._lens.count, pool.shape[0], self._lens.longest - first, pool.shape[2]),
-            (self._stride_slots * slot, head, slot, element),
-            (self._first_slot + first) * slot,
-        )
-        return _attend(query[self._rows], *_keys_values(view, spec), mask, spec)
+        num_heads = 1 if spec.latent_dim else pool.shape[0] // 2
+        size = (self._lens.count, num_heads, self._lens.longest - first, pool.shape[2])
+        stride = (self._stride_slots * slot, head, slot, element)
+        offset = (self._first_slot + first) * slot
+        keys = pool.as_strided(size, stride, offset)
+        values = keys if spec.latent_dim else pool.as_strided(size, stride, offset + num_heads * head)
+        return _attend_decodes(query, keys, values, mask, spec)
 
 
 class _GatheredDecode:
     """Decodes whose blocks lie anywhere: copied side by side, padded to the longest."""
 
     def __init__(self, cache: KVCache, chunks: list[AttentionChunk], start: int) -> None:
-        self._rows = slice(start, start + len(chunks))
+        self.rows = slice(start, start + len(chunks))
         self._lens = _Lengths([chunk.context_len for chunk in chunks], cache.heads[0])
         width = -(-self._lens.longest // cache.block_size_tokens)
         # Padding names block 0: any finite memory will do, the mask takes it out.
@@ -111,7 +112,7 @@ class _GatheredDecode:
         gathered = _gather(pool, self._blocks[:, first_block:], self._block_size_tokens)
         skipped = first_block * self._block_size_tokens
         tokens = gathered[:, :, first - skipped : self._lens.longest - skipped]
-        return _attend(query[self._rows], *_keys_values(tokens, spec), mask, spec)
+        return _attend_decodes(query, *_keys_values(tokens, spec), mask, spec)
 
 
 class _Prefill:
@@ -119,7 +120,7 @@ class _Prefill:
 
     def __init__(self, cache: KVCache, chunk: AttentionChunk, start: int) -> None:
         self._chunk = chunk
-        self._rows = slice(start, start + chunk.num_tokens)
+        self.rows = slice(start, start + chunk.num_tokens)
         self._block_size_tokens = cache.block_size_tokens
         self._device = cache.heads[0].device
         self._slabs: dict[int | None, list[_Slab]] = {}
@@ -137,7 +138,7 @@ class _Prefill:
         else:
             tokens = _gather(pool, self._blocks, self._block_size_tokens)[0, :, :context_len]
         # Heads take the place of the batch, and the group that of the heads, over keys that are not repeated.
-        rows = query[self._rows].permute(1, 2, 0, 3)  # [KV, group, num_tokens, D]
+        rows = query.permute(1, 2, 0, 3)  # [KV, group, num_tokens, D]
         keys, values = (part.unsqueeze(1).expand(-1, rows.shape[1], -1, -1) for part in _keys_values(tokens, spec))
         window = None if spec.window is None or spec.window >= context_len else spec.window
         if self._chunk.num_tokens == context_len and window is None and spec.softcap is None:
@@ -178,16 +179,30 @@ class _Lengths:
         if window not in self._seen:
             starts = [0 if window is None else max(0, length - window) for length in self._lens]
             first, ragged = min(starts), len(set(self._lens)) > 1
-            self._seen[window] = first, self._mask(starts, first) if ragged else None
+            self._seen[window] = first, self._mask(window, first) if ragged else None
         return self._seen[window]
 
-    def _mask(self, starts: list[int], first: int) -> Tensor:
-        device = self._like.device
-        column = torch.arange(first, self.longest, device=device)[None, :]
-        lens, begin = (torch.tensor(one, device=device)[:, None] for one in (self._lens, starts))
-        hidden = (column >= lens) | (column < begin)
-        mask = torch.zeros(hidden.shape, dtype=self._like.dtype, device=device).masked_fill_(hidden, float("-inf"))
-        return mask[:, None, None, :]
+    def _mask(self, window: int | None, first: int) -> Tensor:
+        """Every row of the mask is a piece of the same line, found by where its zeros end: one operation for all."""
+        most = 1 << (self.longest - 1).bit_length()  # so that the line lasts for many steps
+        line, end = _mask_line(most, window, self._like.dtype, self._like.device)
+        pieces = line.unfold(0, self.longest - first, 1)
+        starts = torch.tensor([end - length + first for length in self._lens], device=line.device)
+        return pieces.index_select(0, starts)[:, None, None, :]
+
+
+@lru_cache(maxsize=32)
+def _mask_line(most_tokens: int, window: int | None, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, int]:
+    """What a row at the end of its window adds to the scores of the tokens before, in and after it, and where `after`
+    begins:
+
+        -inf ... -inf   0 ... 0          -inf ... -inf
+                        window (or all)  ^ a row of n tokens has its first n places before this
+    """
+    zeros = most_tokens if window is None else min(window, most_tokens)
+    line = torch.full((2 * most_tokens,), float("-inf"), dtype=dtype, device=device)
+    line[most_tokens - zeros : most_tokens] = 0.0
+    return line, most_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +291,17 @@ def _keys_values(heads: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
         return heads, heads
     keys, values = heads.chunk(2, dim=-3)
     return keys, values
+
+
+def _attend_decodes(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
+    """`_attend` for one new token a row. On a CPU it calls the kernel that torch would choose: choosing is a fifth of
+    the call at batch 1."""
+    if spec.softcap is None and query.device.type == "cpu":
+        attended, _ = torch._scaled_dot_product_flash_attention_for_cpu(
+            query, keys, values, attn_mask=mask, scale=spec.scale
+        )
+        return attended
+    return _attend(query, keys, values, mask, spec)
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:

@@ -101,7 +101,7 @@ class ModelRunner:
 
     def _sample(self, logits: Tensor, sequences: list[Sequence]) -> list[Sampled]:
         if all(sequence.is_plain_greedy for sequence in sequences):
-            return [Sampled(token if token >= 0 else None) for token in greedy(logits).tolist()]
+            return [Sampled(token if token >= 0 else None) for token in greedy(logits)]
         asked = [sequence.request.sampling.logprobs for sequence in sequences]
         wanted = [index for index, count in enumerate(asked) if count is not None]
         raw = logprobs.log_softmax(logits[wanted]) if wanted else None  # before the sampler changes the logits

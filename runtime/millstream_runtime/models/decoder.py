@@ -72,7 +72,10 @@ class Decoder:
 
         Returns the last layer's residual stream `[T, hidden]`, not normed.
         """
-        rotations = [(cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)) for cos, sin in self._tables]
+        rotations = [
+            (cos.index_select(0, positions).unsqueeze(1), sin.index_select(0, positions).unsqueeze(1))
+            for cos, sin in self._tables
+        ]
         residual = self._embed(token_ids)
         step = Step(rotations, attention)
         for layer in self._layers:
@@ -120,9 +123,10 @@ def _load_head(config: ModelConfig, weights: Weights, embedding: Tensor) -> Head
     """`embedding`: this rank's rows of it; a tied head has the same share of the vocabulary."""
     hidden, share = config.hidden_size, vocabulary_share(config.vocab_size, weights.ranks)
     if not config.tie_word_embeddings:
-        weight = weights.linear({"lm_head": Cut(config.vocab_size, (share,))}, hidden).weight
+        linear = weights.linear({"lm_head": Cut(config.vocab_size, (share,))}, hidden)
     else:
         weight = embedding.t()
         if weight.numel() * weight.element_size() <= TIED_HEAD_COPY_LIMIT_BYTES:
             weight = weights.empty(*weight.shape).copy_(weight)
-    return Head(weight) if weights.ranks.size == 1 else VocabularyParallelHead(weight, config.vocab_size, weights.ranks)
+        linear = weights.linear_of(weight)
+    return Head(linear) if weights.ranks.size == 1 else VocabularyParallelHead(linear, config.vocab_size, weights.ranks)

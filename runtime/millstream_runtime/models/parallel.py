@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from millstream_runtime.models.linear import Linear
 from millstream_runtime.models.shares import vocabulary_part
 
 
@@ -72,13 +73,13 @@ ALONE = Alone()
 class RowParallelLinear:
     """A linear whose inputs are spread over the ranks; every rank gets the whole output."""
 
-    weight: Tensor  # [in of this rank, out]
+    part: Linear  # in of this rank -> out, without the bias
     bias: Tensor | None  # [out], added once, after the sum
     ranks: Ranks
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[T, in of this rank]` to `[T, out]`."""
-        total = self.ranks.sum_(torch.mm(x, self.weight))
+        total = self.ranks.sum_(self.part(x))
         return total if self.bias is None else total.add_(self.bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
@@ -118,26 +119,26 @@ class VocabularyParallelEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The output head, whole: `[hidden, vocab]`."""
+    """The output head, whole."""
 
-    weight: Tensor
+    linear: Linear  # hidden -> vocab
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[rows, hidden]` to `[rows, vocab]`."""
-        return torch.mm(x, self.weight)
+        return self.linear(x)
 
 
 @dataclass(frozen=True, slots=True)
 class VocabularyParallelHead:
     """The output head for this rank's tokens. Parts of the logits are padded to one shape on their way."""
 
-    weight: Tensor  # [hidden, n]
+    linear: Linear  # hidden -> n
     vocab_size: int
     ranks: Ranks
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[rows, hidden]` to all logits `[rows, vocab]` on rank 0, which alone samples; `[0, vocab]` elsewhere."""
-        part = torch.mm(x, self.weight)
+        part = self.linear(x)
         padding = vocabulary_part(self.vocab_size, self.ranks) - part.shape[1]
         gathered = self.ranks.gather(F.pad(part, (0, padding)) if padding else part)
         if not gathered:

@@ -14,11 +14,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from millstream_runtime.models.checkpoint import Checkpoint, check_finite
+from millstream_runtime.models.half_weights import half_copy
 from millstream_runtime.models.linear import Linear, Projection
 from millstream_runtime.models.parallel import ALONE, Ranks, RowParallelLinear
 from millstream_runtime.models.shares import Cut
@@ -60,19 +62,28 @@ class Weights(ABC):
         weight = self.empty(_kept(in_features), out_features)
         self._fill(weight, parts, in_features)
         if not bias:
-            return Linear(weight, None)
+            return self.linear_of(weight)
         biases = [self._read(f"{name}.bias", (size,)).to(self.dtype) for name, size in parts.items()]
-        return Linear(weight, self.empty(out_features).copy_(self._joined(biases)))
+        return self.linear_of(weight, self.empty(out_features).copy_(self._joined(biases)))
+
+    def linear_of(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """Of a `weight` `[in, out]` that is counted already; with its half copy, where it gets one."""
+        half = half_copy(weight)
+        if half is not None:
+            self.num_bytes += weight.numel() * torch.float16.itemsize
+        return Linear(weight, bias, half)
 
     def output_linear(self, name: str, out_features: int, in_features: Cut, bias: bool = False) -> Projection:
         """The linear that ends a block, of those inputs that this rank computes: its output is everybody's sum."""
         linear = self.linear({name: out_features}, in_features, bias)
-        return linear if self.ranks.size == 1 else RowParallelLinear(linear.weight, linear.bias, self.ranks)
+        return (
+            linear if self.ranks.size == 1 else RowParallelLinear(replace(linear, bias=None), linear.bias, self.ranks)
+        )
 
     def partial_linear(self, name: str, out_features: int, in_features: Cut, bias: bool = False) -> Linear:
         """The same without the sum, for a block that sums several at once. Rank 0 alone adds the bias."""
         linear = self.linear({name: out_features}, in_features, bias)
-        return linear if self.ranks.rank == 0 else Linear(linear.weight, None)
+        return linear if self.ranks.rank == 0 else replace(linear, bias=None)
 
     def stacked_linear(self, experts: Sequence[Mapping[str, Size]], in_features: Size) -> Tensor:
         """The weights of `linear` for each expert: `[experts, in, sum of outs]`."""

@@ -38,4 +38,4 @@ def test_each_head_has_its_own_weight() -> None:
     generator = torch.Generator().manual_seed(5)
     heads, weight = torch.randn(4, 6, 16, generator=generator), torch.randn(6, 16, generator=generator)
     expected = torch.stack([F.rms_norm(heads[:, i], (16,), weight[i], 1e-6) for i in range(6)], dim=1)
-    torch.testing.assert_close(HeadNorm(weight, 1e-6)(heads), expected)
+    torch.testing.assert_close(HeadNorm.of(weight, 1e-6)(heads), expected)
