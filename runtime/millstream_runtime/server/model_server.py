@@ -53,8 +53,8 @@ class ModelServer:
         no_progress_seconds: float = NO_PROGRESS_SECONDS,
         live_config: Path | None = None,
     ) -> None:
-        """`restart_delays_seconds`, `no_progress_seconds`: see `EngineClient`. `live_config`: the file of the live
-        half, watched while this runs; None: what `config` says stays."""
+        """`restart_delays_seconds`, `no_progress_seconds`: see `EngineClient`. `live_config`: the file
+        of the live half, watched while this runs; None: what `config` says stays."""
         self._config = config
         self._listener = listener
         self._ledger = ledger
@@ -88,6 +88,8 @@ class ModelServer:
                 access_log=False,
                 lifespan="off",
                 server_header=False,
+                proxy_headers=False,  # nothing here depends on who asks or by which scheme
+                ws="none",
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=limits.FLUSH_TIMEOUT_SECONDS,
             )

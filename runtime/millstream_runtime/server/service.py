@@ -111,11 +111,11 @@ class Service:
         """Raises ApiError: 503 before Ready and while there is no engine, 404 for another model."""
         if self.engine.failure is not None:
             raise engine_failed()
-        boot = self.ledger.snapshot()
-        if boot.phase is Phase.UNRESPONSIVE:
+        phase = self.ledger.phase
+        if phase is Phase.UNRESPONSIVE:
             raise unavailable("The engine does not respond; try again.", "engine_unresponsive")
-        if boot.phase not in (Phase.READY, Phase.DRAINING):
-            raise unavailable(f"The model is not ready yet ({boot.phase.value}); try again.", "model_loading")
+        if phase not in (Phase.READY, Phase.DRAINING):
+            raise unavailable(f"The model is not ready yet ({phase.value}); try again.", "model_loading")
         if model is not None:
             self.require_model(model)
 

@@ -39,9 +39,9 @@ def test_a_small_request_is_answered_while_the_largest_body_is_parsed(
     begun, release, done = threading.Event(), threading.Event(), threading.Event()
 
     def held(model: type[BaseModel], body: bytes) -> BaseModel:
-        assert len(body) == limits.MAX_BODY_BYTES
-        begun.set()
-        assert release.wait(60)
+        if len(body) == limits.MAX_BODY_BYTES:
+            begun.set()
+            assert release.wait(60)
         return read_body(model, body)
 
     monkeypatch.setattr(body_parsing, "read_body", held)
