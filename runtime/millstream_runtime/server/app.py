@@ -70,6 +70,7 @@ def _add_probes(app: FastAPI, service: Service) -> None:
             boot,
             topology=engine.topology,
             memory=engine.memory,
+            threads=engine.threads,
             now_seconds=time.monotonic(),
         )
         return JSONResponse(body, 200 if boot.phase is Phase.READY else 503)
