@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from millstream_runtime.server.engine_client import LaunchEngine
 
 LOCAL_HOST = "127.0.0.1"
-RUNTIME_PACKAGES = ("torch", "fastapi", "uvicorn", "tokenizers", "jinja2", "msgspec", "prometheus_client")
+RUNTIME_PACKAGES = ("torch", "fastapi", "uvicorn", "httptools", "tokenizers", "jinja2", "msgspec", "prometheus_client")
 BUSY_THREADS = ("tokenizer",)
 MANIFEST_SUFFIXES = (".yaml", ".yml", ".json")
 

@@ -29,6 +29,7 @@ from millstream_runtime.server.api_errors import unavailable
 from millstream_runtime.server.app import build_app
 from millstream_runtime.server.drain_door import DrainDoor
 from millstream_runtime.server.engine_client import LaunchEngine
+from millstream_runtime.server.http_protocol import CappedHttpProtocol
 from millstream_runtime.server.live_config import LiveConfigFile
 from millstream_runtime.server.progress_watch import NO_PROGRESS_SECONDS, STUCK_SECONDS
 from millstream_runtime.server.restart_policy import RESTART_DELAYS_SECONDS
@@ -86,6 +87,7 @@ class ModelServer:
         self._http = _Http(
             uvicorn.Config(
                 build_app(self.service),
+                http=CappedHttpProtocol,
                 log_config=None,
                 access_log=False,
                 lifespan="off",
