@@ -50,6 +50,9 @@ class _EngineThread:
         await asyncio.to_thread(self._thread.join, timeout_seconds)
         return not self._thread.is_alive()
 
+    def kill(self) -> None:
+        """A thread cannot be killed."""
+
     def _run(self, config: RuntimeConfig) -> None:
         self._engine_loop.run(config)
         self._call(self._on_end, RuntimeFailure(Reason.RUNTIME_CRASHED, "The engine thread ended."))

@@ -17,7 +17,7 @@ from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.engine_process.loop import MakeEngine, load_engine
 from millstream_runtime.server.engine_client import LaunchEngine
 from millstream_runtime.server.model_server import ModelServer
-from millstream_runtime.server.progress_watch import NO_PROGRESS_SECONDS
+from millstream_runtime.server.progress_watch import NO_PROGRESS_SECONDS, STUCK_SECONDS
 from millstream_runtime.server.sockets import bind
 from tests.support.engine_thread import EngineThreads
 
@@ -34,6 +34,7 @@ class ServerThread:
         drain_grace_seconds: float,
         restart_delays_seconds: Sequence[float],
         no_progress_seconds: float,
+        stuck_seconds: float,
     ) -> None:
         self.config = config
         self.ledger = BootLedger(process_age_seconds=0.0)
@@ -45,6 +46,7 @@ class ServerThread:
         self._drain_grace_seconds = drain_grace_seconds
         self._restart_delays_seconds = restart_delays_seconds
         self._no_progress_seconds = no_progress_seconds
+        self._stuck_seconds = stuck_seconds
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._main, name="server", daemon=True)
 
@@ -64,6 +66,7 @@ class ServerThread:
                 drain_grace_seconds=self._drain_grace_seconds,
                 restart_delays_seconds=self._restart_delays_seconds,
                 no_progress_seconds=self._no_progress_seconds,
+                stuck_seconds=self._stuck_seconds,
             )
             self._started.set()
             await self.server.run()
@@ -118,6 +121,7 @@ def serving(
     drain_grace_seconds: float = 0.0,
     restart_delays_seconds: Sequence[float] = (),
     no_progress_seconds: float = NO_PROGRESS_SECONDS,
+    stuck_seconds: float = STUCK_SECONDS,
     **overrides: Any,
 ) -> Iterator[ServerThread]:
     """Serve `folder` on a free port, and drain at the end. `overrides` are RuntimeConfig fields.
@@ -138,7 +142,9 @@ def serving(
     }
     config = RuntimeConfig(**{**settings, **overrides})
     launch = launcher(config) if launcher is not None else EngineThreads(config, make_engine)
-    server = ServerThread(config, launch, drain_grace_seconds, restart_delays_seconds, no_progress_seconds).start()
+    server = ServerThread(
+        config, launch, drain_grace_seconds, restart_delays_seconds, no_progress_seconds, stuck_seconds
+    ).start()
     try:
         yield server
     finally:

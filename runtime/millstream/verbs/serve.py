@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from millstream_runtime.server.engine_client import LaunchEngine
 
 LOCAL_HOST = "127.0.0.1"
-RUNTIME_PACKAGES = ("torch", "fastapi", "uvicorn", "tokenizers", "jinja2", "msgspec", "prometheus_client")
+RUNTIME_PACKAGES = ("torch", "fastapi", "uvicorn", "httptools", "tokenizers", "jinja2", "msgspec", "prometheus_client")
 BUSY_THREADS = ("tokenizer",)
 MANIFEST_SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -78,12 +78,14 @@ def serve(
         RuntimeFailure: as `run`.
     """
     from millstream_runtime.logs import configure_logging, set_log_level
+    from millstream_runtime.server.garbage import settle
     from millstream_runtime.server.model_server import ModelServer
 
     on_terminal = sys.stderr.isatty()
     configure_logging(default_level="warning" if on_terminal else "info")
     if config.log_level is not None:
         set_log_level(config.log_level)
+    ledger.subscribe(settle)
     by_a_person = on_terminal or config.host == LOCAL_HOST
     view = BootView(ledger, config, listener.getsockname()[1], sys.stderr, live=on_terminal, inviting=by_a_person)
     try:

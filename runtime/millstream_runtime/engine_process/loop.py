@@ -34,6 +34,7 @@ from millstream_runtime.engine_process.messages import (
     Refused,
     SetHeartbeatInterval,
     StepDone,
+    StepThreads,
     Stop,
     Submit,
 )
@@ -55,6 +56,15 @@ class ModelShape(Protocol):
 OnLost = Callable[[RuntimeFailure], None]
 
 
+class Threads(Protocol):
+    """What the loop reads of `engine.threads.Threads`, which would import torch here."""
+
+    @property
+    def all_threads(self) -> int: ...
+    @property
+    def limits(self) -> tuple[tuple[int, int], ...]: ...
+
+
 class EngineLike(Protocol):
     """What the loop needs of `engine.engine.Engine`."""
 
@@ -64,6 +74,8 @@ class EngineLike(Protocol):
     def topology(self) -> Topology | None: ...
     @property
     def memory_use(self) -> MemoryUse: ...
+    @property
+    def threads(self) -> Threads: ...
     def when_lost(self, on_lost: OnLost) -> None: ...
     def close(self) -> None: ...
     def add_request(self, request: Request) -> None: ...
@@ -138,7 +150,7 @@ class EngineLoop:
         began = time.monotonic()
         engine.warm_up()
         now = self._last_step_at_seconds = time.monotonic()
-        self._send(Ready(engine.stats(), now, now - began))
+        self._send(Ready(engine.stats(), now, now - began, step_threads(engine.threads)))
         return engine
 
     def _wake_for_a_loss(self, failure: RuntimeFailure) -> None:
@@ -200,6 +212,12 @@ class EngineLoop:
         self._heartbeat_began_at_seconds = time.monotonic()
         sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
         engine.add_request(Request(self._heartbeat_id, HEARTBEAT_PROMPT, sampling, is_heartbeat=True))
+
+
+def step_threads(threads: Threads) -> tuple[StepThreads, ...]:
+    """As a message: the limits, then what holds beyond them."""
+    limits = [StepThreads(most_tokens, count) for most_tokens, count in threads.limits]
+    return (*limits, StepThreads(None, threads.all_threads))
 
 
 def as_failure(error: BaseException) -> RuntimeFailure:

@@ -76,12 +76,20 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     memory: MemoryUse | None = None
 
 
+class StepThreads(msgspec.Struct, frozen=True):
+    """With how many threads a CPU computes a step of at most so many tokens; None: of any more."""
+
+    most_tokens: int | None
+    threads: int
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The first steps have run."""
 
     stats: EngineStats
     at_seconds: float
     warm_up_seconds: float
+    threads: tuple[StepThreads, ...] = ()  # as the warm-up chose them, from small steps to large ones
 
 
 class StepDone(msgspec.Struct, frozen=True, tag=True):

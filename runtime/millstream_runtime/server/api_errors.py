@@ -56,15 +56,6 @@ class ApiError(Exception):
         return Response(json.dumps(self.body()), self.status, self.headers(), "application/json")
 
 
-class BodyRefusedError(HTTPException):
-    """A body that is JSON and not what the route takes, told from within FastAPI's reading of it: there, only an
-    HTTPException passes."""
-
-    def __init__(self, error: ApiError) -> None:
-        super().__init__(error.status)
-        self.error = error
-
-
 def unavailable(message: str, code: str) -> ApiError:
     """503: try again, here or at another replica."""
     return ApiError(503, message, type_="server_error", code=code, retry_after_seconds=RETRY_AFTER_SECONDS)
@@ -91,8 +82,6 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def on_http(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # noqa: S101
-        if isinstance(error, BodyRefusedError):
-            return error.error.response()
         response = from_status(error.status_code).response()
         response.headers.update(error.headers or {})
         return response
@@ -119,20 +108,27 @@ def from_status(status: int) -> ApiError:
     return ApiError(status, "The request could not be handled.")
 
 
+def invalid_json(detail: str) -> ApiError:
+    """`detail`: the parser's own words."""
+    return ApiError(400, f"The request body is not valid JSON: {detail}.", code="invalid_json")
+
+
+def not_an_object() -> ApiError:
+    """The body is missing, of another kind, or said to be."""
+    return ApiError(400, "The request body must be a JSON object (Content-Type: application/json).")
+
+
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """The first complaint of pydantic, as a sentence that names the parameter."""
     first = errors[0]
     kind, context = str(first["type"]), first.get("ctx") or {}
     path = [str(part) for part in first["loc"][1:]]
-    if kind == "json_invalid":
-        detail = context.get("error", "it cannot be parsed")
-        return ApiError(400, f"The request body is not valid JSON: {detail}.", code="invalid_json")
     if kind in ("unsupported_parameter", "conflicting_parameters"):
         return ApiError(400, str(first["msg"]), param=context.get("param"), code=kind)
     if not path and kind == "too_many_fields":
         return ApiError(400, f"The request body: {first['msg']}.", code="invalid_value")
     if not path:
-        return ApiError(400, "The request body must be a JSON object (Content-Type: application/json).")
+        return not_an_object()
     if kind == "extra_forbidden":
         name = ".".join(path)
         return ApiError(400, f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter")

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import ExitStack
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from fastapi.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millstream_runtime import __version__
 from millstream_runtime.boot import Phase
 from millstream_runtime.server.api_errors import install_error_handlers
-from millstream_runtime.server.body_parsing import body_route
+from millstream_runtime.server.body_routes import BodyRoutes
+from millstream_runtime.server.client_gone import watching
 from millstream_runtime.server.edge import EdgeMiddleware
 from millstream_runtime.server.generation import Generation
 from millstream_runtime.server.metrics import CONTENT_TYPE
@@ -27,26 +27,28 @@ from millstream_runtime.server.requests import (
     GenerationRequest,
     TokenizeRequest,
 )
-from millstream_runtime.server.responses import ChatDialect, CompletionDialect, Dialect, sse_answer, whole_answer
+from millstream_runtime.server.responses import (
+    ChatDialect,
+    CompletionDialect,
+    Dialect,
+    json_encoder,
+    sse_answer,
+    whole_answer,
+)
 from millstream_runtime.server.service import Service
 from millstream_runtime.server.traces import RequestTraces
 
-CLIENT_CLOSED_REQUEST = 499  # nginx's code; nobody is left to read it
 
-
-def build_app(service: Service) -> FastAPI:
+def build_app(service: Service) -> ASGIApp:
     """All routes over one service. No CORS, no interactive docs (they would load scripts from elsewhere)."""
     app = FastAPI(title="Millstream", version=__version__, docs_url=None, redoc_url=None)
     install_error_handlers(app)
-    app.router.route_class = body_route(service.body_threads)
-    app.add_middleware(
-        EdgeMiddleware, ledger=service.ledger, keys=service.api_keys, count_request=service.metrics.http_request
-    )
     _add_probes(app, service)
     _add_models(app, service)
     _add_tokenizer(app, service)
     _add_generation(app, service)
-    return app
+    routes = BodyRoutes(app, service.body_threads)
+    return EdgeMiddleware(routes, service.ledger, service.api_keys, service.metrics.http_request)
 
 
 def _add_probes(app: FastAPI, service: Service) -> None:
@@ -54,7 +56,7 @@ def _add_probes(app: FastAPI, service: Service) -> None:
     async def health() -> Response:
         """200 while this process can do its work, which is also to load, and to start a new engine after a death."""
         engine = service.engine
-        is_unresponsive = service.ledger.snapshot().phase is Phase.UNRESPONSIVE
+        is_unresponsive = service.ledger.phase is Phase.UNRESPONSIVE
         status = "restarting" if engine.is_restarting else "unresponsive" if is_unresponsive else "ok"
         body = {"status": "failed" if engine.given_up else status, "engine_restarts": engine.restarts_total}
         return JSONResponse(body, 503 if engine.given_up else 200)
@@ -64,7 +66,12 @@ def _add_probes(app: FastAPI, service: Service) -> None:
         """200 only when Ready; the body always tells the phase and what the boot cost."""
         boot, engine = service.ledger.snapshot(), service.engine
         body = ready_body(
-            service.config, boot, topology=engine.topology, memory=engine.memory, now_seconds=time.monotonic()
+            service.config,
+            boot,
+            topology=engine.topology,
+            memory=engine.memory,
+            threads=engine.threads,
+            now_seconds=time.monotonic(),
         )
         return JSONResponse(body, 200 if boot.phase is Phase.READY else 503)
 
@@ -104,13 +111,13 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
 def _add_tokenizer(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize", tags=["tokenizer"], response_model=dict[str, Any])
-    async def tokenize(body: TokenizeRequest) -> Response:
+    async def tokenize(body: TokenizeRequest, _: Request) -> Response:
         """The token ids of a prompt, or of a conversation as the chat template renders it."""
         service.require_ready(body.model)
         return Response(await service.tokenize(body), media_type="application/json")
 
     @app.post("/detokenize", tags=["tokenizer"], response_model=dict[str, Any])
-    async def detokenize(body: DetokenizeRequest) -> Response:
+    async def detokenize(body: DetokenizeRequest, _: Request) -> Response:
         """The text of token ids."""
         service.require_ready(body.model)
         return Response(await service.detokenize(body), media_type="application/json")
@@ -155,9 +162,10 @@ async def _answer(
             stack.callback(_trace, service.traces, request, generation)
         stack.callback(generation.close)
         if body.stream:
-            return _SseResponse(sse_answer(generation, dialect, body.include_usage), stack.pop_all())
-        answer = await _unless_disconnected(request, whole_answer(generation, dialect))
-    return JSONResponse(answer) if answer is not None else Response(status_code=CLIENT_CLOSED_REQUEST)
+            return _SseResponse(generation, sse_answer(generation, dialect, body.include_usage), stack.pop_all())
+        with watching(request.receive, generation.client_gone):
+            answer = await whole_answer(generation, dialect)
+    return Response(json_encoder.encode(answer), media_type="application/json")
 
 
 def _trace(traces: RequestTraces, request: Request, generation: Generation) -> None:
@@ -165,32 +173,21 @@ def _trace(traces: RequestTraces, request: Request, generation: Generation) -> N
     traces.finished(route, request_id, request.headers, generation.record)
 
 
-class _SseResponse(StreamingResponse):
-    """A stream that cleans up even if it never starts: starlette may drop the iterator before its first step."""
+class _SseResponse(Response):
+    """Server-sent events. It cleans up even if it never starts."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], cleanup: ExitStack) -> None:
-        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    def __init__(self, generation: Generation, events: AsyncIterator[bytes], cleanup: ExitStack) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]  # of the empty body that it was made with
+        self._generation = generation
+        self._events = events
         self._cleanup = cleanup
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._cleanup:
-            await super().__call__(scope, receive, send)
-
-
-async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any] | None:
-    """The result of `work`, or None when the client left first; `work` is cancelled then."""
-
-    async def disconnected() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return await task if task.done() else None
-    finally:
-        task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        with self._cleanup, watching(receive, self._generation.client_gone):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for event in self._events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})

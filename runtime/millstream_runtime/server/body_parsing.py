@@ -1,4 +1,4 @@
-"""Large request bodies are parsed and checked in a thread, so that they delay nobody else (class CVE-2025-62426).
+"""A request's body to a checked model. Large ones in a thread, so that they delay nobody else (class CVE-2025-62426).
 
     small body   json.loads and the model's checks on the event loop: a thread would cost more than they do
     large body   both in the one thread for bodies; the loop answers probes and streams meanwhile
@@ -13,63 +13,68 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Iterable
 from concurrent.futures import Executor
-from typing import Any
 
-from fastapi import Request
-from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
-from starlette.responses import Response
+from starlette.types import Receive, Scope
 
-from millstream_runtime.server.api_errors import BodyRefusedError, from_validation
+from millstream_runtime.server.api_errors import from_status, from_validation, invalid_json, not_an_object
+from millstream_runtime.server.client_gone import ClientGoneError
 
 LARGE_BODY_BYTES = 64 << 10
 
 
-def read_body(model: type[BaseModel], body: bytes) -> BaseModel:
-    """What FastAPI would make of the same body.
+async def model_of_request(model: type[BaseModel], scope: Scope, receive: Receive, threads: Executor) -> BaseModel:
+    """The body as a `model`; `threads` parse it if it is large.
 
     Raises:
-        json.JSONDecodeError: it is not JSON.
-        BodyRefusedError: it is not a `model`.
+        ApiError: it is no JSON, not said to be JSON, or not a `model`.
+        ClientGoneError: the rest of it will not come.
+        HTTPException: 413, from a `receive` that counts.
     """
-    data = json.loads(body)
+    body = await _whole_body(receive)
+    if not body or not _is_json(scope["headers"]):
+        raise not_an_object()
+    if len(body) <= LARGE_BODY_BYTES:
+        return read_body(model, body)
+    return await asyncio.get_running_loop().run_in_executor(threads, read_body, model, body)
+
+
+def read_body(model: type[BaseModel], body: bytes) -> BaseModel:
+    """Parse and check.
+
+    Raises:
+        ApiError: it is not JSON, or not a `model`.
+    """
+    try:
+        data = json.loads(body)
+    except json.JSONDecodeError as error:
+        raise invalid_json(error.msg) from None
+    except (ValueError, RecursionError):  # not UTF-8, a number of too many digits; nested too deeply
+        raise from_status(400) from None
     try:
         return model.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise BodyRefusedError(from_validation([{**first, "loc": ("body", *first["loc"])}])) from None
+        raise from_validation([{**first, "loc": ("body", *first["loc"])}]) from None
 
 
-class _LargeBodyRequest(Request):
-    """`json()` gives the checked model: FastAPI's own check of an instance is that it is one."""
-
-    model: type[BaseModel]
-    threads: Executor
-
-    async def json(self) -> Any:
-        body = await self.body()
-        if len(body) <= LARGE_BODY_BYTES:
-            return await super().json()
-        return await asyncio.get_running_loop().run_in_executor(self.threads, read_body, self.model, body)
+async def _whole_body(receive: Receive) -> bytes:
+    pieces = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        pieces.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def body_route(threads: Executor) -> type[APIRoute]:
-    """The class of routes whose large bodies `threads` parse."""
-
-    class BodyRoute(APIRoute):
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            handle = super().get_route_handler()
-            if self.body_field is None:
-                return handle
-            model: type[BaseModel] = self.body_field.field_info.annotation  # type: ignore[assignment]
-
-            async def with_body(request: Request) -> Response:
-                wrapped = _LargeBodyRequest(request.scope, request.receive)
-                wrapped.model, wrapped.threads = model, threads
-                return await handle(wrapped)
-
-            return with_body
-
-    return BodyRoute
+def _is_json(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """`application/json` or `application/…+json`: a page of another origin cannot send either unasked (CSRF)."""
+    for name, value in headers:
+        if name == b"content-type":
+            kind = value.partition(b";")[0].strip().lower()
+            return kind == b"application/json" or (kind.startswith(b"application/") and kind.endswith(b"+json"))
+    return False

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import uuid
+import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -15,8 +15,8 @@ from millstream_runtime.server.api_errors import ApiError, from_status
 from millstream_runtime.server.api_keys import OPEN_PATHS, ApiKeys
 from millstream_runtime.server.limits import MAX_BODY_BYTES, MAX_REQUEST_ID_CHARACTERS
 
-REQUEST_ID_HEADER = "x-request-id"
-_FIT_FOR_A_LOG = re.compile(rf"[A-Za-z0-9._:/-]{{1,{MAX_REQUEST_ID_CHARACTERS}}}")
+REQUEST_ID_HEADER = b"x-request-id"
+_FIT_FOR_A_LOG = re.compile(rf"[A-Za-z0-9._:/-]{{1,{MAX_REQUEST_ID_CHARACTERS}}}".encode())
 CountRequest = Callable[[str, str, int], None]  # method, route, status
 
 
@@ -34,28 +34,30 @@ class EdgeMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        request_id = scope.setdefault("state", {})["request_id"] = request_id_of(headers)
+        headers = EdgeHeaders.of(scope)
+        request_id = request_id_of(headers)
+        scope.setdefault("state", {})["request_id"] = request_id
+        answer_id = (REQUEST_ID_HEADER, request_id.encode())
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._count_request(scope["method"], route_of(scope), message["status"])
-                answer = MutableHeaders(scope=message)
-                answer[REQUEST_ID_HEADER] = request_id
-                if self._ledger.snapshot().phase is Phase.DRAINING:
-                    answer["connection"] = "close"  # the client's next request goes to another replica
+                added = [answer_id]
+                if self._ledger.phase is Phase.DRAINING:
+                    added.append((b"connection", b"close"))  # the client's next request goes to another replica
+                message["headers"] = [*message.get("headers", ()), *added]
             await send(message)
 
         refusal = self._refusal(scope, headers)
         if refusal is not None:
             await refusal.response()(scope, receive, send_with_headers)
             return
-        await self._app(scope, _capped(receive), send_with_headers)
+        await self._app(scope, receive if headers.declares_body else _capped(receive), send_with_headers)
 
-    def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
+    def _refusal(self, scope: Scope, headers: EdgeHeaders) -> ApiError | None:
         """Why the request goes no further; else the state of the request learns who its tenant is."""
         if self._keys is not None and scope["path"] not in OPEN_PATHS:
-            tenant = self._keys.tenant(headers.get("authorization", ""))
+            tenant = self._keys.tenant(headers.authorization.decode("latin-1"))
             if tenant is None:
                 return ApiError(
                     401,
@@ -63,14 +65,43 @@ class EdgeMiddleware:
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
-            scope.setdefault("state", {})["tenant"] = tenant
-        return from_status(413) if declared_bytes(headers) > MAX_BODY_BYTES else None
+            scope["state"]["tenant"] = tenant
+        return from_status(413) if declared_bytes(headers.content_length) > MAX_BODY_BYTES else None
 
 
-def request_id_of(headers: Headers) -> str:
+@dataclass(slots=True)
+class EdgeHeaders:
+    """What the edge reads of a request's headers, in one pass; the first of a name counts."""
+
+    request_id: bytes = b""
+    authorization: bytes = b""
+    content_length: bytes = b""
+    has_transfer_encoding: bool = False
+
+    @staticmethod
+    def of(scope: Scope) -> EdgeHeaders:
+        found = EdgeHeaders()
+        for name, value in scope["headers"]:  # ASGI: names in lower case
+            if name == b"content-length":
+                found.content_length = found.content_length or value
+            elif name == REQUEST_ID_HEADER:
+                found.request_id = found.request_id or value
+            elif name == b"authorization":
+                found.authorization = found.authorization or value
+            elif name == b"transfer-encoding":
+                found.has_transfer_encoding = True
+        return found
+
+    @property
+    def declares_body(self) -> bool:
+        """The body is as long as its header says, which the HTTP parser sees to: nobody needs to count."""
+        return not self.has_transfer_encoding and self.content_length.isdigit()
+
+
+def request_id_of(headers: EdgeHeaders) -> str:
     """The client's own id when it is short and plain, else a fresh one."""
-    given = headers.get(REQUEST_ID_HEADER, "")
-    return given if _FIT_FOR_A_LOG.fullmatch(given) else uuid.uuid4().hex
+    given = headers.request_id
+    return given.decode() if _FIT_FOR_A_LOG.fullmatch(given) else secrets.token_hex(16)
 
 
 def route_of(scope: Scope) -> str:
@@ -78,9 +109,8 @@ def route_of(scope: Scope) -> str:
     return str(getattr(scope.get("route"), "path", "none"))
 
 
-def declared_bytes(headers: Headers) -> int:
-    length = headers.get("content-length", "0")
-    return int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
+def declared_bytes(length: bytes) -> int:
+    return int(length) if length.isdigit() and len(length) < 20 else 0
 
 
 def _capped(receive: Receive) -> Receive:

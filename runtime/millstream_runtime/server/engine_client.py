@@ -32,13 +32,14 @@ from millstream_runtime.engine_process.messages import (
     Refused,
     SetHeartbeatInterval,
     StepDone,
+    StepThreads,
     Submit,
     WeightsRead,
 )
 from millstream_runtime.errors import Reason, RuntimeFailure
 from millstream_runtime.logs import log
 from millstream_runtime.server.mailbox import Mailbox
-from millstream_runtime.server.progress_watch import NO_PROGRESS_SECONDS, ProgressWatch
+from millstream_runtime.server.progress_watch import NO_PROGRESS_SECONDS, STUCK_SECONDS, ProgressWatch
 from millstream_runtime.server.ready_view import known
 from millstream_runtime.server.restart_policy import RESTART_DELAYS_SECONDS, restart_delay_seconds
 
@@ -57,6 +58,9 @@ class EngineConnection(Protocol):
 
     async def stop(self, timeout_seconds: float) -> bool:
         """End the engine after its current step; False when it had to be killed."""
+
+    def kill(self) -> None:
+        """End it now, whatever it does; `on_end` comes as after any death. Does nothing where that cannot be done."""
 
 
 class LaunchEngine(Protocol):
@@ -77,9 +81,10 @@ class EngineClient:
         heartbeat_interval_seconds: float,
         restart_delays_seconds: Sequence[float] = RESTART_DELAYS_SECONDS,
         no_progress_seconds: float = NO_PROGRESS_SECONDS,
+        stuck_seconds: float = STUCK_SECONDS,
     ) -> None:
         """`on_failure`: there will be no engine any more. `restart_delays_seconds`: () never restarts.
-        `no_progress_seconds`: see `progress_watch`."""
+        `no_progress_seconds`, `stuck_seconds`: see `progress_watch`."""
         self._launch = launch
         self._ledger = ledger
         self._on_failure = on_failure
@@ -92,7 +97,12 @@ class EngineClient:
         self._stopping = False
         self._last_step_at_seconds: float | None = None
         self._watch = ProgressWatch(
-            no_progress_seconds, heartbeat_interval_seconds, on_silence=self._on_silence, on_life=self._on_life
+            no_progress_seconds,
+            stuck_seconds,
+            heartbeat_interval_seconds,
+            on_silence=self._on_silence,
+            on_life=self._on_life,
+            on_stuck=self._on_stuck,
         )
         self.on_step: Callable[[EngineStats], None] = lambda stats: None
         self.on_ready: Callable[[], None] = lambda: ledger.enter(Phase.READY)
@@ -107,6 +117,7 @@ class EngineClient:
         self.topology: Topology | None = None  # what connects several ranks
         self.model_limits: ModelLimits | None = None  # known once an engine has sized its KV cache
         self.memory: MemoryUse | None = None  # likewise
+        self.threads: tuple[StepThreads, ...] = ()  # once one has warmed up
 
     def start(self) -> None:
         """Launch the first engine."""
@@ -182,7 +193,8 @@ class EngineClient:
                 self._ledger.read_weights(progress)
             case Loaded():
                 self._on_loaded(event)
-            case Ready(stats, at_seconds, warm_up_seconds):
+            case Ready(stats, at_seconds, warm_up_seconds, threads):
+                self.threads = threads
                 self.stats, self._last_step_at_seconds = stats, at_seconds
                 self.heartbeat_latency_seconds = warm_up_seconds
                 self.is_ready, self.failure = True, None
@@ -206,9 +218,19 @@ class EngineClient:
 
     def _on_silence(self) -> None:
         if self._ledger.snapshot().phase is Phase.READY:
-            work = "requests wait" if self._mailboxes else "a heartbeat is due"
-            limit = f"{self._watch.limit_seconds:g} s"
-            self._ledger.enter(Phase.UNRESPONSIVE, f"The engine has completed no step for {limit} although {work}.")
+            self._ledger.enter(Phase.UNRESPONSIVE, f"{self._silence(self._watch.limit_seconds)}.")
+
+    def _on_stuck(self) -> None:
+        """What holds it up will not pass. Its death is handled like any other, and tells why it came."""
+        if self._connection is not None:
+            message = f"{self._silence(self._watch.stuck_seconds)}, so it was killed."
+            log.error("engine_stuck", message=message)
+            self._told = RuntimeFailure(Reason.RUNTIME_CRASHED, message)
+            self._connection.kill()
+
+    def _silence(self, seconds: float) -> str:
+        work = "requests wait" if self._mailboxes else "a heartbeat is due"
+        return f"The engine has completed no step for {seconds:g} s although {work}"
 
     def _on_life(self) -> None:
         if self._ledger.snapshot().phase is Phase.UNRESPONSIVE:

@@ -106,7 +106,7 @@ class EngineSubprocess(asyncio.Protocol):
             await asyncio.wait_for(self._ended.wait(), timeout_seconds)
         except TimeoutError:
             in_time = False
-            self._kill()
+            self.kill()
             await self._ended.wait()
         return in_time
 
@@ -125,12 +125,12 @@ class EngineSubprocess(asyncio.Protocol):
                 self._on_event(decode_event(payload))
         except (FramingError, ValueError) as error:  # msgspec's errors are ValueErrors
             log.error("engine_stream_broken", error=str(error))
-            self._kill()
+            self.kill()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stream_ended = True
         if self._exit_code is None:
-            self._loop.call_later(LAST_WORDS_SECONDS, self._kill)
+            self._loop.call_later(LAST_WORDS_SECONDS, self.kill)
         else:
             self._end()
 
@@ -157,7 +157,8 @@ class EngineSubprocess(asyncio.Protocol):
             assert self._exit_code is not None  # noqa: S101 - only called once it is known
             self._on_end(death_of(self._exit_code, out_of_memory=oom_kills() > self._oom_kills_before))
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """See `EngineConnection.kill`."""
         if self._exit_code is None:
             self._process.kill()
 

@@ -8,8 +8,8 @@ makes a Generation calls it, because an async generator that was never started r
 
 from __future__ import annotations
 
+import secrets
 import time
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +18,7 @@ from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.server import limits
 from millstream_runtime.server.api_errors import engine_failed, internal_error
 from millstream_runtime.server.choice import Choice, Delta, Echo
+from millstream_runtime.server.client_gone import ClientGoneError
 from millstream_runtime.server.engine_client import EngineClient
 from millstream_runtime.server.mailbox import Mailbox
 from millstream_runtime.server.metrics import RequestTimes, ServerMetrics
@@ -83,6 +84,8 @@ class Generation:
             for index in range(len(plan.prompts) * plan.num_candidates)
         ]
         self._running: dict[str, int] = {}  # engine request id -> choice index
+        self._mailbox: Mailbox | None = None
+        self._client_gone = False
 
     def _begin(self, tokenizer: Tokenizer, index: int, arrived_at_seconds: float) -> _Progress:
         plan, prompt = self.plan, index // self.plan.num_candidates
@@ -133,18 +136,24 @@ class Generation:
         """One entry a token of the choice's prompt, when they were asked for."""
         return self._progress[index].prompt_logprobs if self.plan.shows_prompt_logprobs else None
 
-    async def deltas(self) -> AsyncGenerator[list[Delta], None]:
-        """Batches of news, one a wake-up, until every choice has ended; [] after SSE_KEEP_ALIVE_SECONDS of silence.
+    async def deltas(self, tokens_a_wake: int = 1) -> AsyncGenerator[list[Delta], None]:
+        """Batches of news, one a wake-up, until every choice has ended.
+
+        With a wake-up for each token, also [] after SSE_KEEP_ALIVE_SECONDS of silence. Where stop strings are looked
+        for, every token is looked at when it comes, or the engine would work past the end of the answer.
 
         Raises:
             ApiError: the engine stopped, or gave a request up.
+            ClientGoneError: `client_gone` was called.
         """
-        mailbox = Mailbox()
+        mailbox = self._mailbox = Mailbox(1 if self.plan.stops else tokens_a_wake)
+        if self._client_gone:
+            mailbox.fail(ClientGoneError())
         try:
             for index in range(self.num_choices):
                 self._submit(index, mailbox)
             while self._running:
-                arrived = await mailbox.take(limits.SSE_KEEP_ALIVE_SECONDS)
+                arrived = await mailbox.take(limits.SSE_KEEP_ALIVE_SECONDS if tokens_a_wake == 1 else None)
                 news = [delta for at, output in arrived if (delta := self._accept(at, output)) is not None]
                 if news or not arrived:
                     yield news
@@ -154,6 +163,12 @@ class Generation:
         finally:
             self.close()
 
+    def client_gone(self) -> None:
+        """Nobody waits for the answer any more: `deltas` ends with an error, and the engine is told at once."""
+        self._client_gone = True
+        if self._mailbox is not None:
+            self._mailbox.fail(ClientGoneError())
+
     def close(self) -> None:
         """Abort what has not ended. Safe to call twice."""
         now = time.monotonic()
@@ -161,9 +176,11 @@ class Generation:
             self._engine.abort(request_id)
             self._finish(self._progress[index], FinishReason.ABORT, now)
         self._running.clear()
+        if self._mailbox is not None:
+            self._mailbox.close()
 
     def _submit(self, index: int, mailbox: Mailbox) -> None:
-        plan, request_id = self.plan, uuid.uuid4().hex
+        plan, request_id = self.plan, secrets.token_hex(16)
         self._running[request_id] = index
         request = Request(
             request_id,

@@ -8,6 +8,7 @@ MAX_FIELDS = 256  # of one JSON object that has a fixed set of them
 MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 1024
 MAX_PROMPTS = 64  # prompts in one /v1/completions request
+MAX_TOKENIZE_CHARACTERS = MAX_TOKENS_LIMIT  # each token has one at least; tokenising takes hundreds of bytes for each
 MAX_CHOICES = 128  # of one request: prompts times n (or best_of)
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS_ENTRIES = 1024

@@ -111,6 +111,7 @@ class ServerMetrics:
             [*self._labels, "handler", "method", "status"],
             registry=self._registry,
         )
+        self._http_children: dict[tuple[str, str, str], Counter] = {}
         self._steps_total = 0
         engine.on_step = self._step
         self._registry.register(_EngineView(self._labels, ledger, engine))
@@ -173,8 +174,12 @@ class ServerMetrics:
 
     def http_request(self, method: str, route: str, status: int) -> None:
         """An answer began. `status` is kept as its class: 2xx, 4xx, 5xx."""
-        known = method if method in HTTP_METHODS else "other"
-        self._http_requests.labels(**self._labels, handler=route, method=known, status=f"{status // 100}xx").inc()
+        key = (route, method if method in HTTP_METHODS else "other", f"{status // 100}xx")
+        child = self._http_children.get(key)
+        if child is None:
+            names = dict(zip(("handler", "method", "status"), key, strict=True))
+            child = self._http_children[key] = self._http_requests.labels(**self._labels, **names)
+        child.inc()
 
     def exposition(self) -> bytes:
         """The page of `/metrics`."""

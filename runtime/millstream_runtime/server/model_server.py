@@ -29,8 +29,9 @@ from millstream_runtime.server.api_errors import unavailable
 from millstream_runtime.server.app import build_app
 from millstream_runtime.server.drain_door import DrainDoor
 from millstream_runtime.server.engine_client import LaunchEngine
+from millstream_runtime.server.http_protocol import CappedHttpProtocol
 from millstream_runtime.server.live_config import LiveConfigFile
-from millstream_runtime.server.progress_watch import NO_PROGRESS_SECONDS
+from millstream_runtime.server.progress_watch import NO_PROGRESS_SECONDS, STUCK_SECONDS
 from millstream_runtime.server.restart_policy import RESTART_DELAYS_SECONDS
 from millstream_runtime.server.service import Service
 
@@ -51,10 +52,11 @@ class ModelServer:
         drain_grace_seconds: float = limits.DRAIN_GRACE_SECONDS,
         restart_delays_seconds: Sequence[float] = RESTART_DELAYS_SECONDS,
         no_progress_seconds: float = NO_PROGRESS_SECONDS,
+        stuck_seconds: float = STUCK_SECONDS,
         live_config: Path | None = None,
     ) -> None:
-        """`restart_delays_seconds`, `no_progress_seconds`: see `EngineClient`. `live_config`: the file of the live
-        half, watched while this runs; None: what `config` says stays."""
+        """`restart_delays_seconds`, `no_progress_seconds`, `stuck_seconds`: see `EngineClient`. `live_config`: the file
+        of the live half, watched while this runs; None: what `config` says stays."""
         self._config = config
         self._listener = listener
         self._ledger = ledger
@@ -71,6 +73,7 @@ class ModelServer:
             on_failure=self._on_failure,
             restart_delays_seconds=restart_delays_seconds,
             no_progress_seconds=no_progress_seconds,
+            stuck_seconds=stuck_seconds,
         )
         self.live_config = self._watch_live_config(live_config) if live_config is not None else None
 
@@ -84,10 +87,13 @@ class ModelServer:
         self._http = _Http(
             uvicorn.Config(
                 build_app(self.service),
+                http=CappedHttpProtocol,
                 log_config=None,
                 access_log=False,
                 lifespan="off",
                 server_header=False,
+                proxy_headers=False,  # nothing here depends on who asks or by which scheme
+                ws="none",
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=limits.FLUSH_TIMEOUT_SECONDS,
             )

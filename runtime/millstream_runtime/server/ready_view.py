@@ -1,10 +1,12 @@
 """The body of `/ready`: what the operator's `boot_report.py` reads, and a person who waits. Pure.
 
-What is not known is left out: `progress` and `eta_seconds` are there while it loads, `memory` once it is measured.
+What is not known is left out: `progress` and `eta_seconds` are there while it loads, `memory` and `threads` once they
+are measured.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +15,7 @@ from millstream_runtime.boot_eta import eta_seconds
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.memory import MemoryUse
+from millstream_runtime.engine_process.messages import StepThreads
 from millstream_runtime.server.topology_view import topology_json
 
 
@@ -22,6 +25,7 @@ def ready_body(
     *,
     topology: Topology | None,
     memory: MemoryUse | None,
+    threads: Sequence[StepThreads] = (),
     now_seconds: float,
 ) -> dict[str, Any]:
     """`now_seconds`: of the monotonic clock."""
@@ -43,6 +47,8 @@ def ready_body(
         body["eta_seconds"] = round(eta, 1)
     if memory is not None:
         body["memory"] = known(memory)
+    if threads:
+        body["threads"] = [{"most_tokens": one.most_tokens, "threads": one.threads} for one in threads]
     return body
 
 

@@ -13,7 +13,16 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from millstream_runtime.server import limits
@@ -131,6 +140,18 @@ def _encodable(text: str) -> str:
     return text
 
 
+def _tokenisable(text: str) -> str:
+    """A generation's prompt is refused by the context of the model; what is only to be counted has a cap of its own."""
+    if len(text) > limits.MAX_TOKENIZE_CHARACTERS:
+        raise PydanticCustomError(
+            "invalid_value",
+            "it has {count} characters, and at most {most} are tokenised at once; send the text in pieces",
+            {"count": len(text), "most": limits.MAX_TOKENIZE_CHARACTERS},
+        )
+    return text
+
+
+TOKENIZE_PROMPT_SCHEMA = {"type": "string", "maxLength": limits.MAX_TOKENIZE_CHARACTERS}
 Text = Annotated[str, AfterValidator(_encodable)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=limits.MAX_TOKENS_LIMIT), FailFast()]
@@ -338,7 +359,7 @@ class TokenizeRequest(BaseModel):
 
     model_config = _STRICT
     model: Annotated[Text, Field(max_length=limits.MAX_MODEL_NAME_CHARACTERS)] | None = None
-    prompt: Text | None = None
+    prompt: Annotated[Text, AfterValidator(_tokenisable), WithJsonSchema(TOKENIZE_PROMPT_SCHEMA)] | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES)] | None = None
     add_special_tokens: bool = True
     return_token_strs: bool = False

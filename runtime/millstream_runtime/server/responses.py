@@ -6,22 +6,27 @@ strict clients check for them.
 
 from __future__ import annotations
 
-import json
+import secrets
 import time
-import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from millstream_runtime.engine.request import FinishReason
 from millstream_runtime.logs import log
 from millstream_runtime.server.api_errors import ApiError, internal_error
 from millstream_runtime.server.choice import Delta, ShownToken
+from millstream_runtime.server.client_gone import ClientGoneError
 from millstream_runtime.server.generation import Generation
 from millstream_runtime.server.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 
+json_encoder = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"
+# Nobody sees a whole answer grow, so the task that collects it need not wake for every token.
+TOKENS_A_WAKE = 16
 KEEP_ALIVE = b": keep-alive\n\n"  # an SSE comment: clients skip it
 
 
@@ -56,7 +61,7 @@ class ChatDialect:
     """`chat.completion` and `chat.completion.chunk`."""
 
     model: str
-    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
+    id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(16)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, answers: Sequence[Answer], usage: dict[str, object]) -> dict[str, Any]:
@@ -93,7 +98,7 @@ class CompletionDialect:
     """`text_completion`, whole and in chunks."""
 
     model: str
-    id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
+    id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(16)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, answers: Sequence[Answer], usage: dict[str, object]) -> dict[str, Any]:
@@ -132,9 +137,10 @@ async def whole_answer(generation: Generation, dialect: Dialect) -> dict[str, An
 
     Raises:
         ApiError: the engine stopped.
+        ClientGoneError: nobody waits for it any more.
     """
     answers = [Answer() for _ in range(generation.num_choices)]
-    async with aclosing(generation.deltas()) as deltas:
+    async with aclosing(generation.deltas(TOKENS_A_WAKE)) as deltas:
         async for news in deltas:
             for delta in news:
                 answers[delta.index].add(delta)
@@ -161,6 +167,8 @@ async def sse_answer(generation: Generation, dialect: Dialect, include_usage: bo
     except ApiError as error:
         yield sse_event(error.body())
         return
+    except ClientGoneError:
+        return
     except Exception as error:  # a bug: the status line is already sent, so say it in the stream
         log.error("stream_failed", error=type(error).__name__)
         yield sse_event(internal_error().body())
@@ -172,7 +180,7 @@ async def sse_answer(generation: Generation, dialect: Dialect, include_usage: bo
 
 def sse_event(payload: dict[str, Any]) -> bytes:
     """One event. JSON has no raw newline, so one `data:` line holds it."""
-    return b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + json_encoder.encode(payload) + b"\n\n"
 
 
 def _choices(dialect: Dialect, delta: Delta, opened: set[int]) -> list[dict[str, Any]]:

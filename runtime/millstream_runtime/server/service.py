@@ -25,7 +25,7 @@ from millstream_runtime.server.chat_template import ChatTemplateError
 from millstream_runtime.server.engine_client import EngineClient, LaunchEngine
 from millstream_runtime.server.generation import Generation, GenerationPlan
 from millstream_runtime.server.metrics import ServerMetrics
-from millstream_runtime.server.progress_watch import NO_PROGRESS_SECONDS
+from millstream_runtime.server.progress_watch import NO_PROGRESS_SECONDS, STUCK_SECONDS
 from millstream_runtime.server.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -58,6 +58,7 @@ class Service:
         on_failure: Callable[[RuntimeFailure], None],
         restart_delays_seconds: Sequence[float],
         no_progress_seconds: float = NO_PROGRESS_SECONDS,
+        stuck_seconds: float = STUCK_SECONDS,
     ) -> None:
         """Raises InvalidConfigError: the file of API keys cannot be used."""
         self.config = config
@@ -70,6 +71,7 @@ class Service:
             heartbeat_interval_seconds=config.heartbeat_interval_seconds,
             restart_delays_seconds=restart_delays_seconds,
             no_progress_seconds=no_progress_seconds,
+            stuck_seconds=stuck_seconds,
         )
         self.engine.on_ready = self._enter_ready
         self.metrics = ServerMetrics(config.served_model_name, ledger, self.engine)
@@ -111,11 +113,11 @@ class Service:
         """Raises ApiError: 503 before Ready and while there is no engine, 404 for another model."""
         if self.engine.failure is not None:
             raise engine_failed()
-        boot = self.ledger.snapshot()
-        if boot.phase is Phase.UNRESPONSIVE:
+        phase = self.ledger.phase
+        if phase is Phase.UNRESPONSIVE:
             raise unavailable("The engine does not respond; try again.", "engine_unresponsive")
-        if boot.phase not in (Phase.READY, Phase.DRAINING):
-            raise unavailable(f"The model is not ready yet ({boot.phase.value}); try again.", "model_loading")
+        if phase not in (Phase.READY, Phase.DRAINING):
+            raise unavailable(f"The model is not ready yet ({phase.value}); try again.", "model_loading")
         if model is not None:
             self.require_model(model)
 

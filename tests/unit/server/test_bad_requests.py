@@ -148,6 +148,7 @@ def test_a_bad_parameter_is_named(
 @pytest.mark.parametrize(
     ("route", "body", "param"),
     [
+        ("/tokenize", {"prompt": "x" * (limits.MAX_TOKENIZE_CHARACTERS + 1)}, "prompt"),
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "prompt"),
         ("/tokenize", {"prompt": 3}, "prompt"),

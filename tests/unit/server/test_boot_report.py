@@ -104,3 +104,10 @@ def test_ready_and_metrics_tell_what_was_measured_and_nothing_else(server: Serve
     assert server.metric("millstream_kv_cache_tokens", model_name="tiny") == told["memory"]["kv_cache_tokens"]
     assert server.metric("millstream_boot_phase_bytes", phase="LoadingWeights") == file_bytes
     assert server.metric("millstream_weights_load_bytes_per_second", model_name="tiny") > 0
+
+
+def test_ready_tells_the_threads_that_the_warm_up_chose(server: ServerThread) -> None:
+    told = server.get("/ready").json()["threads"]
+    assert told[-1]["most_tokens"] is None, "the last holds for the largest steps"
+    assert [one["most_tokens"] for one in told[:-1]] == sorted(one["most_tokens"] for one in told[:-1])
+    assert all(1 <= one["threads"] <= told[-1]["threads"] for one in told)

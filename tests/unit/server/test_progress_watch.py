@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from millstream_runtime.boot import Phase
-from millstream_runtime.server.progress_watch import StepsOwed
+from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.server import progress_watch
+from millstream_runtime.server.progress_watch import ProgressWatch, StepsOwed
 from tests.support.engine_processes import serving_from_a_process
 from tests.support.server_thread import ServerThread, serving, wait_for
 from tests.support.slow_steps import SlowSteps
@@ -96,6 +103,62 @@ def test_an_engine_that_stands_still_is_not_ready_and_is_again_when_it_goes_on(t
         wait_for(lambda: server.get("/ready").status_code == 200, "Ready again")
         assert server.get("/health").json() == {"status": "ok", "engine_restarts": 0}
         assert server.post(TEXT, SHORT).status_code == 200
+
+
+def test_an_engine_that_goes_on_standing_still_is_killed_and_the_next_one_serves(tiny_model: Path) -> None:
+    settings = {"no_progress_seconds": 0.5, "stuck_seconds": 2.0, "restart_delays_seconds": (0.0,)}
+    with serving_from_a_process(tiny_model, **settings) as (server, engines):
+        server.wait_ready()
+        pid = engines.launched[0].pid
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(server.post, TEXT, LONG)
+            wait_for(lambda: server.server.service.admission.live == 1, "the request")
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                wait_for(lambda: server.server.service.engine.restarts_total == 1, "the engine's end")
+                cut = running.result()
+                assert (cut.status_code, cut.json()["error"]["code"]) == (503, "engine_failed")
+                wait_for(lambda: server.get("/ready").status_code == 200, "Ready again")
+            finally:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        assert server.get("/health").json() == {"status": "ok", "engine_restarts": 1}
+        assert server.post(TEXT, SHORT).status_code == 200
+
+
+def test_an_engine_that_gets_stuck_too_often_ends_the_server_with_the_reason(tiny_model: Path) -> None:
+    settings = {"no_progress_seconds": 0.5, "stuck_seconds": 1.0, "heartbeat_interval_seconds": 1}
+    with serving_from_a_process(tiny_model, **settings) as (server, engines):
+        server.wait_ready()
+        pid = engines.launched[0].pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            server.join()
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert isinstance(server.failure, RuntimeFailure)
+    assert server.failure.reason is Reason.RUNTIME_CRASHED
+    assert server.failure.message == (
+        "The engine has completed no step for 1 s although a heartbeat is due, so it was killed."
+    )
+
+
+async def test_a_watch_that_slept_itself_gives_the_engine_its_time_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frozen container freezes both processes: when it thaws, every timer is late, and no step was possible."""
+    monkeypatch.setattr(progress_watch, "LATE_SECONDS", 0.02)
+    silent, lively, stuck = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    watch = ProgressWatch(0.01, 0.05, 0, on_silence=silent.set, on_life=lively.set, on_stuck=stuck.set)
+    watch.begin()
+    watch.work_came()
+    await silent.wait()
+    time.sleep(0.2)  # noqa: ASYNC251 - the event loop is what sleeps here
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not stuck.is_set(), "the timer was due long ago, but nobody was awake to see a step"
+    await asyncio.wait_for(stuck.wait(), 60)
+    watch.end()
+    assert not lively.is_set()
 
 
 def test_an_idle_engine_that_misses_its_heartbeat_is_noticed_too(tiny_model: Path) -> None:
