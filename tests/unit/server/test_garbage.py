@@ -17,6 +17,7 @@ from millstream_runtime.server.garbage import settle
 @pytest.fixture(autouse=True)
 def own_collector() -> Iterator[None]:
     thresholds = gc.get_threshold()
+    gc.unfreeze()  # another test of this process may have settled, too
     yield
     gc.unfreeze()
     gc.set_threshold(*thresholds)
