@@ -77,9 +77,12 @@ def test_describe_tells_a_healthy_and_a_failing_one_apart(
     wait_reason(cluster, namespace, "failing", "CheckpointInvalid")
     healthy = cluster.kubectl("describe", "llmd", "healthy", "-n", namespace)
     assert f"The model answers at http://healthy.{namespace}.svc." in healthy
-    failing = cluster.kubectl("describe", "llmd", "failing", "-n", namespace)
+    failing = eventually(
+        lambda: cluster.kubectl("describe", "llmd", "failing", "-n", namespace),
+        lambda told: "CheckpointInvalid" in told.split("Events:")[1],
+        what="the news in the Events, too",
+    )
     assert "no-such-model" in failing
-    assert "CheckpointInvalid" in failing.split("Events:")[1], "the news is in the Events too"
     header, *rows = cluster.kubectl("get", "llmd", "-n", namespace).splitlines()
     assert header.split() == ["NAME", "READY", "REASON", "REPLICAS", "PLAN", "URL", "AGE"]
     assert {row.split()[0]: row.split()[1:3] for row in rows} == {

@@ -39,6 +39,10 @@ class SpecGenerator:
         for _ in range(self._random.randint(1, most_changes)):
             self._mutate(spec, self._schema)
         spec["replicas"] = min(spec.get("replicas", 1), MOST_REPLICAS)
+        between = spec.get("autoscaling") or {}
+        between |= {
+            name: min(between[name], MOST_REPLICAS) for name in ("minReplicas", "maxReplicas") if name in between
+        }
         return spec
 
     def _mutate(self, value: Object, schema: Object) -> None:

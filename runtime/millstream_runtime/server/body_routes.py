@@ -1,4 +1,4 @@
-"""The routes that take a body, without FastAPI's machinery around them: half of a request's time, and none of its work.
+"""The routes that take a body, without FastAPI's machinery around them: much of a request's time, and none of its work.
 
     POST /v1/chat/completions ──▶ read and check the body ──▶ the endpoint ──▶ its response
     all else ──▶ FastAPI: probes, unknown routes, wrong methods, /openapi.json
