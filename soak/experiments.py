@@ -114,9 +114,9 @@ class Reference:
     state: Snapshot
     requests: list[Asked]
 
-    @property
-    def writes(self) -> int:
-        return sum(asked.writes for asked in self.requests)
+    def count(self, *, only_writes: bool, about_events: bool) -> int:
+        """Requests of a sort."""
+        return sum(one.about_events is about_events and (one.writes or not only_writes) for one in self.requests)
 
 
 async def reference(world: World, operator: OperatorProcess, scenario: Scenario) -> Reference:
@@ -217,11 +217,15 @@ def spread(total: int, wanted: int, offset: int) -> list[int]:
 def injections(
     expected: Reference, faults: tuple[Fault, ...], *, only_writes: bool, wanted: int | None, offset: int
 ) -> list[Injection]:
-    """Every fault at every request it can come to (or write), or `wanted` places of them a fault."""
+    """Every fault at every request it can come to (or write), or `wanted` places of them a fault.
+
+    Those about Events are counted apart, and left out of a sample: a run may do with fewer of them.
+    """
     return [
-        Injection(fault, number, only_writes=writes)
+        Injection(fault, number, only_writes=writes, about_events=events)
         for position, fault in enumerate(faults)
         for writes in (only_writes or fault in OF_WRITES,)
-        for total in (expected.writes if writes else len(expected.requests),)
+        for events in ((False, True) if wanted is None else (False,))
+        for total in (expected.count(only_writes=writes, about_events=events),)
         for number in spread(total, total if wanted is None else wanted, offset + position)
     ]

@@ -72,6 +72,11 @@ class Asked:
     def about_lease(self) -> bool:
         return self.resource == "leases"
 
+    @property
+    def about_events(self) -> bool:
+        """Events are written in the background: which request they come after is chance, and so is their number."""
+        return self.resource == "events"
+
     def __str__(self) -> str:
         return f"{self.method} {self.path}{' (watch)' if self.watch else ''}"
 
@@ -84,12 +89,15 @@ class Injection:
     number: int
     only_writes: bool = False
     only_lease: bool = False
+    about_events: bool | None = None  # these alone, all but these, or whatever comes
     seen: int = 0
     struck: Asked | None = None
 
     def strikes(self, asked: Asked) -> Fault | None:
         """Count the request; the fault, if it is this one's turn."""
         if (self.only_writes and not asked.writes) or (self.only_lease and not asked.about_lease):
+            return None
+        if self.about_events is not None and asked.about_events is not self.about_events:
             return None
         self.seen += 1
         if self.struck is not None or self.seen != self.number:

@@ -68,3 +68,13 @@ def test_a_sample_is_spread_over_all_places(offset: int) -> None:
 
 def test_every_place_is_in_some_sample() -> None:
     assert {number for offset in range(10) for number in spread(10, 1, offset)} == set(range(1, 11))
+
+
+def test_events_are_counted_apart() -> None:
+    event, service = (Asked(0.0, "POST", f"/api/v1/namespaces/team/{plural}") for plural in ("events", "services"))
+    others, events = Injection(Fault.TIMEOUT, 2, about_events=False), Injection(Fault.TIMEOUT, 2, about_events=True)
+    struck = [
+        (others.strikes(asked) is not None, events.strikes(asked) is not None)
+        for asked in (service, event, event, service)
+    ]
+    assert struck == [(False, False), (False, False), (False, True), (True, False)]
