@@ -160,7 +160,7 @@ async def experiment(
         began = loop.time()
         await scenario.change(world, namespace)
         if scenario.at_strike is not None:
-            await _until_struck(injection)
+            await _until_struck(world, namespace, injection)
             await scenario.at_strike(world, namespace)
         await _converged(world, namespace, scenario, expected)
         outcome.seconds = round(loop.time() - began, 2)
@@ -195,11 +195,17 @@ async def _ready(world: World, namespace: str, since: float = 0.0) -> None:
     await eventually(look, is_ready, what="Ready", seconds=CONVERGE_SECONDS)
 
 
-async def _until_struck(injection: Injection) -> None:
+async def _until_struck(world: World, namespace: str, injection: Injection) -> None:
+    """Or until it is Ready without: steps of a status may fall together, so a run may ask less than the reference."""
+
     async def look() -> bool:
-        return injection.struck is not None
+        if injection.struck is not None:
+            return True
+        return is_ready(await world.admin.get(llmd_path(namespace, NAME)) or {"metadata": {"generation": -1}})
 
     await eventually(look, bool, what="struck", seconds=PREPARE_SECONDS, pause_seconds=0.005)
+    if injection.struck is None:
+        await asyncio.sleep(AFTERMATH_SECONDS)
 
 
 def _left(state: Snapshot) -> list[str]:
