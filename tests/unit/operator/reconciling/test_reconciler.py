@@ -423,15 +423,3 @@ async def test_an_event_that_cannot_be_written_stops_nothing() -> None:
     again = FakeOperator(world(), fault=Fault(first_event, ApiError(403, "Forbidden", "no rights")))
     await again.settle()
     assert again.condition("Ready")["status"] == "True"
-
-
-async def test_the_first_status_waits_for_the_pods_of_others_and_the_first_pods_do_not() -> None:
-    operator = FakeOperator(world())
-    operator.busy = True
-    await operator.turn()
-    assert operator.cluster.the(DEPLOYMENT)
-    assert "conditions" not in operator.status()
-    assert operator.retries, "it comes back"
-    operator.busy = False
-    await operator.turn()
-    assert operator.condition("Ready")["reason"] == "Starting"
