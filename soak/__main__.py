@@ -50,7 +50,8 @@ PROOFS: dict[str, Proof] = {
     "outage": Proof("no API server for minutes", lambda w, o: outage(w, seconds=o.outage)),
     "leaders": Proof("the leader is killed, frozen, cut off", lambda w, o: leaders(w, rounds=o.rounds)),
     "transitions": Proof(
-        "random A → B → A and A → bad → A", lambda w, o: transitions(w, count=o.transitions, seed=o.seed, say=_say)
+        "random A → B → A and A → bad → A",
+        lambda w, o: transitions(w, count=o.transitions, seed=o.seed, first=o.first, say=_say),
     ),
     "scale": Proof(
         "many LLMDeployments over many GPU nodes",
@@ -114,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--outage", type=float, default=300.0, help="seconds without an API server")
     parser.add_argument("--rounds", type=int, default=5, help="of each way to lose a leader")
     parser.add_argument("--transitions", type=int, default=500)
+    parser.add_argument("--first", type=int, default=0, help="number of the first transition: one can be run again")
     parser.add_argument("--objects", type=int, default=1000, help="LLMDeployments of the scale run")
     parser.add_argument("--nodes", type=int, help="simulated GPU nodes, instead of what the proof wants")
     parser.add_argument("--samples", type=int, default=200, help="timed changes of each kind in the scale run")

@@ -156,9 +156,16 @@ def _diff(one: Any, other: Any, path: str) -> list[str]:
         for key in sorted(one.keys() | other.keys()):
             lines += _diff(one.get(key), other.get(key), f"{path}.{key}")
         return lines
+    if path.endswith(".conditions"):
+        return _diff(_by_type(one), _by_type(other), path)
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         return [line for i, (a, b) in enumerate(zip(one, other, strict=True)) for line in _diff(a, b, f"{path}[{i}]")]
     return [] if one == other else [f"{path} is {_short(other)} and not {_short(one)}"]
+
+
+def _by_type(conditions: Any) -> dict[str, Object]:
+    """A list of conditions is a map: what there is, not where it stands."""
+    return {one["type"]: one for one in conditions or ()}
 
 
 def _short(value: Any) -> str:

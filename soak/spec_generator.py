@@ -25,7 +25,7 @@ _ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 class SpecGenerator:
     """Draws specs; the same seed and schema give the same ones."""
 
-    def __init__(self, schema: Object, seed: int) -> None:
+    def __init__(self, schema: Object, seed: int | str) -> None:
         self._schema = schema
         self._random = random.Random(seed)
 

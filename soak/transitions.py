@@ -42,18 +42,19 @@ class Transition:
     differences: list[str] = field(default_factory=list)
 
 
-async def transitions(world: World, *, count: int, seed: int, say: Say = silent) -> Result:
-    """`count` experiments under one operator."""
+async def transitions(world: World, *, count: int, seed: int, first: int = 0, say: Say = silent) -> Result:
+    """`count` experiments under one operator, numbered from `first`."""
     crd = yaml.safe_load(next((ROOT / "crds").glob("*llmdeployments*.yaml")).read_text())
-    generator = SpecGenerator(spec_schema(crd), seed)
+    schema = spec_schema(crd)
     done: list[Transition] = []
     async with OperatorProcess(world.plane, "transitions") as operator:
         await operator.wait_ready()
-        planned, progress = iter(range(count)), Progress(say, count)
+        planned, progress = iter(range(first, first + count)), Progress(say, count)
 
         async def run() -> None:
             for number in planned:
-                one = await _transition(world, generator, number)
+                # A generator each: what one draws does not depend on who is beside it, so that it can be drawn again.
+                one = await _transition(world, SpecGenerator(schema, f"{seed}/{number}"), number)
                 done.append(one)
                 progress.step(f"transition {number}, {one.met}", "; ".join(one.differences))
 

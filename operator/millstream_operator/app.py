@@ -16,18 +16,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import kopf
 
 from millstream_operator.health import HealthServer
-from millstream_operator.kopf_keeps_nothing import NoDiffBase, NoProgress
+from millstream_operator.kopf_settings import kopf_settings, login
 from millstream_operator.listings import Listings
 from millstream_operator.reconciling.catalog_watch import CatalogWatch
 from millstream_operator.reconciling.cluster_client import (
-    LIST_PAGE,
     REQUEST_TIMEOUT_SECONDS,
     ApiError,
     ApiUnreachable,
@@ -38,7 +36,7 @@ from millstream_operator.reconciling.facts import FactsBook
 from millstream_operator.reconciling.fence import Fence, steady_seconds
 from millstream_operator.reconciling.gpu_watch import GpuWatch
 from millstream_operator.reconciling.index import Index, OwnerKey, interested, owner_key
-from millstream_operator.reconciling.kinds import DEPLOYMENT, LLM_DEPLOYMENT, WATCHED, Kind, label_selector
+from millstream_operator.reconciling.kinds import DEPLOYMENT, LLM_DEPLOYMENT, WATCHED, Kind
 from millstream_operator.reconciling.leadership import Election, Timing
 from millstream_operator.reconciling.metrics import OperatorMetrics, View
 from millstream_operator.reconciling.news_desk import NewsDesk
@@ -60,61 +58,13 @@ WORKERS = 16
 FACTS_SECONDS = 30.0
 # A worker waits at most for a handful of requests with timeouts; far beyond that it hangs, and a restart helps.
 HUNG_WORKER_SECONDS = 600.0
-WATCH_TIMEOUT_SECONDS = 290
-# The API server sends a bookmark a minute; kopf reconnects a stream that brought nothing for longer.
-WATCH_SILENCE_SECONDS = 70.0
-CONNECT_TIMEOUT_SECONDS = 10
 VERIFY_WATCHES_SECONDS = 15.0
-# kopf's task of an object holds the whole of it until nothing came for so long. A start has thousands of them.
-IDLE_OBJECT_SECONDS = 0.2
 # After the signal to end: for writes under way, so that the Lease can be given up and not left to run out.
 LEAVE_SECONDS = 8.0
 
 
 class WorkersDoNotStop(Exception):
     """A write is still under way when another replica may already lead: only the end of the process stops it."""
-
-
-class EndlessBackoffs:
-    """Seconds between kopf's own retries: growing, then steady, for ever.
-
-    kopf's default list ends after a minute without an API server, and the process with it; `iter()` starts anew for
-    each request.
-    """
-
-    def __iter__(self) -> Iterator[float]:
-        yield from (0.5, 1.0, 2.0, 4.0)
-        while True:
-            yield 5.0 * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
-
-
-def kopf_settings() -> kopf.OperatorSettings:
-    settings = kopf.OperatorSettings()
-    settings.posting.enabled = False
-    settings.scanning.disabled = True  # no watching of CRDs and namespaces, so no rights on them
-    settings.persistence.diffbase_storage = NoDiffBase()
-    settings.persistence.progress_storage = NoProgress()
-    settings.queueing.idle_timeout = IDLE_OBJECT_SECONDS
-    settings.networking.error_backoffs = EndlessBackoffs()
-    settings.networking.request_timeout = 60.0
-    settings.networking.connect_timeout = CONNECT_TIMEOUT_SECONDS
-    settings.watching.chunk_size = LIST_PAGE  # else a start holds the listings of all kinds in memory at once
-    settings.watching.server_timeout = WATCH_TIMEOUT_SECONDS
-    settings.watching.client_timeout = WATCH_TIMEOUT_SECONDS + 10
-    settings.watching.inactivity_timeout = WATCH_SILENCE_SECONDS
-    settings.watching.connect_timeout = CONNECT_TIMEOUT_SECONDS
-    for kind in WATCHED:
-        if (selector := label_selector(kind)) is not None:
-            settings.watching.label_selectors[kind.group, kind.version, kind.plural] = selector
-    return settings
-
-
-def login(settings: kopf.OperatorSettings) -> kopf.ConnectionInfo:
-    """The pod's service account, else the user's kubeconfig."""
-    found = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
-    if found is None:
-        raise kopf.LoginError("no service account and no kubeconfig: run in a pod, or set KUBECONFIG")
-    return found
 
 
 @dataclass

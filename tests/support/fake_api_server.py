@@ -41,12 +41,14 @@ class FakeApiServer:
     writes: list[Written] = field(default_factory=list)
     listings: Counter[tuple[str, str]] = field(default_factory=Counter)  # by agent and kind
     away: bool = False
+    lists: asyncio.Event = field(default_factory=asyncio.Event)  # cleared: a listing waits for its answer
     version: int = 100
     _history: list[tuple[Kind, Manifest]] = field(default_factory=list)
     _watchers: defaultdict[str, set[asyncio.Queue[Manifest]]] = field(default_factory=lambda: defaultdict(set))
 
     async def start(self) -> tuple[web.AppRunner, str]:
         """Listen on a free port; what ends it, and its URL."""
+        self.lists.set()
         app = web.Application(middlewares=[self._maybe_away])
         app.router.add_get("/api", partial(_answer, {"versions": ["v1"]}))
         app.router.add_get("/apis", partial(_answer, {"groups": list(_groups())}))
@@ -110,6 +112,7 @@ class FakeApiServer:
         if request.query.get("watch") == "true":
             return await self._watch(kind, request)
         self.listings[request.headers.get("User-Agent", ""), kind.kind] += 1
+        await self.lists.wait()
         items = [manifest for key, manifest in self.objects.items() if key[0] == kind.kind]
         return await _json({"metadata": {"resourceVersion": str(self.version)}, "items": items})
 

@@ -40,7 +40,7 @@ from millstream_operator.reconciling.kinds import (
     POD,
 )
 from millstream_operator.reconciling.news_desk import AtOnce, Publisher
-from millstream_operator.reconciling.pinning import Pinning
+from millstream_operator.reconciling.pinning import Chosen, Pinning
 from millstream_operator.reconciling.pod_reports import NobodyAnswers, PodReports
 from millstream_operator.reconciling.pruning import (
     also_running,
@@ -150,9 +150,7 @@ class Reconciler:
         records = self._children.own(owner, key, CONTROLLER_REVISION)
         believed = self._beliefs.of(owner, key, self._status(key), self._index.children(key, POD))
         try:
-            planned = pinned(owner, records) is not None
-            inspected = self._inspector.known(owner, key) if planned else await self._inspector.ask(owner, key)
-            chosen = self.pinning.choose(owner, records, inspected, believed)
+            chosen = await self._choose(owner, key, records, believed)
         except PlanRefused as refused:
             await self._keep(owner, key, manifest, records, refused)
             return
@@ -189,14 +187,26 @@ class Reconciler:
         )
         self._reports.follow(key, warming_up(seen))
         await self._write_status(owner, previous, status_of(seen, self._now()))
-        if problem is not None:
-            raise LookAgain(problem.message, RECHECK_OBSTACLE_SECONDS)
-        if answer is not None and answer.failure is not None:
-            raise RetryLater(answer.failure.message)
-        if self._unanswered.get(owner.metadata.uid or ""):
+        self._come_back(seen, beside)
+
+    def _come_back(self, seen: Seen, beside: Companions) -> None:
+        """Raise when, and for what, this one has to be looked at again though nothing may happen to it."""
+        if seen.problem is not None:
+            raise LookAgain(seen.problem.message, RECHECK_OBSTACLE_SECONDS)
+        if seen.answer is not None and seen.answer.failure is not None:
+            raise RetryLater(seen.answer.failure.message)
+        if self._unanswered.get(seen.owner.metadata.uid or ""):
             raise RetryLater("the model does not answer through its Service yet")
         if beside.problem:
             raise LookAgain(beside.problem, RECHECK_OBSTACLE_SECONDS)
+
+    async def _choose(
+        self, owner: LLMDeployment, key: OwnerKey, records: Sequence[Manifest], believed: Believed | None
+    ) -> Chosen:
+        """The plan that holds, or a new one; what is pinned already needs no inspection of its model."""
+        planned = pinned(owner, records) is not None
+        inspected = self._inspector.known(owner, key) if planned else await self._inspector.ask(owner, key)
+        return self.pinning.choose(owner, records, inspected, believed)
 
     async def _keep(
         self,

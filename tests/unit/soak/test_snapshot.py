@@ -92,3 +92,10 @@ def test_configurations_of_kept_records_are_history_and_the_one_that_runs_is_not
 def test_what_kubernetes_puts_everywhere_is_nobodys() -> None:
     default = ("serviceaccounts", {"metadata": {"name": "default", "namespace": "one"}})
     assert of_namespace([default]) == {"counted": {}}
+
+
+def test_a_condition_that_only_one_has_is_named() -> None:
+    more = copy.deepcopy(owner())
+    more[1]["status"]["conditions"].insert(0, {"type": "PlanOutdated", "status": "True"})
+    (told,) = differences(of_namespace([owner()]), of_namespace([more]))
+    assert told.startswith("llmdeployments/demo: .status.conditions.PlanOutdated is {")

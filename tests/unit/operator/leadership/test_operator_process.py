@@ -142,3 +142,18 @@ async def test_one_writes_the_other_stands_by_and_a_signal_hands_over(
     assert await second.end() == 0
     lease = api.objects[LEASE.kind, "system", "millstream"]["spec"]
     assert (lease.get("holderIdentity", ""), lease["leaseDurationSeconds"]) == ("", 1), "given up"
+
+
+async def test_a_signal_before_the_first_listing_is_done_gives_the_lease_up(
+    world: tuple[FakeApiServer, Callable[[], Replica]],
+) -> None:
+    """Else the next one would wait until it runs out: kopf, which hears signals, has not started yet."""
+    api, new = world
+    api.lists.clear()
+    early = await new().start()
+    await eventually(lambda: sum(api.listings.values()), "it lists")
+    lease = api.objects[LEASE.kind, "system", "millstream"]
+    assert lease["spec"]["holderIdentity"], "a Lease that nobody holds is taken first"
+    assert await early.end() == 0
+    lease = api.objects[LEASE.kind, "system", "millstream"]
+    assert (lease["spec"].get("holderIdentity", ""), lease["spec"]["leaseDurationSeconds"]) == ("", 1)

@@ -1,0 +1,61 @@
+"""How kopf is held to what this operator needs of it: watches that never give up, and nothing written by kopf itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import kopf
+
+from millstream_operator.kopf_keeps_nothing import NoDiffBase, NoProgress
+from millstream_operator.reconciling.cluster_client import LIST_PAGE
+from millstream_operator.reconciling.kinds import WATCHED, label_selector
+
+WATCH_TIMEOUT_SECONDS = 290
+# The API server sends a bookmark a minute; kopf reconnects a stream that brought nothing for longer.
+WATCH_SILENCE_SECONDS = 70.0
+CONNECT_TIMEOUT_SECONDS = 10
+# kopf's task of an object holds the whole of it until nothing came for so long. A start has thousands of them.
+IDLE_OBJECT_SECONDS = 0.2
+
+
+class EndlessBackoffs:
+    """Seconds between kopf's own retries: growing, then steady, for ever.
+
+    kopf's default list ends after a minute without an API server, and the process with it; `iter()` starts anew for
+    each request.
+    """
+
+    def __iter__(self) -> Iterator[float]:
+        yield from (0.5, 1.0, 2.0, 4.0)
+        while True:
+            yield 5.0 * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
+
+
+def kopf_settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.scanning.disabled = True  # no watching of CRDs and namespaces, so no rights on them
+    settings.persistence.diffbase_storage = NoDiffBase()
+    settings.persistence.progress_storage = NoProgress()
+    settings.queueing.idle_timeout = IDLE_OBJECT_SECONDS
+    settings.networking.error_backoffs = EndlessBackoffs()
+    settings.networking.request_timeout = 60.0
+    settings.networking.connect_timeout = CONNECT_TIMEOUT_SECONDS
+    settings.watching.chunk_size = LIST_PAGE  # else a start holds the listings of all kinds in memory at once
+    settings.watching.server_timeout = WATCH_TIMEOUT_SECONDS
+    settings.watching.client_timeout = WATCH_TIMEOUT_SECONDS + 10
+    settings.watching.inactivity_timeout = WATCH_SILENCE_SECONDS
+    settings.watching.connect_timeout = CONNECT_TIMEOUT_SECONDS
+    for kind in WATCHED:
+        if (selector := label_selector(kind)) is not None:
+            settings.watching.label_selectors[kind.group, kind.version, kind.plural] = selector
+    return settings
+
+
+def login(settings: kopf.OperatorSettings) -> kopf.ConnectionInfo:
+    """The pod's service account, else the user's kubeconfig."""
+    found = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
+    if found is None:
+        raise kopf.LoginError("no service account and no kubeconfig: run in a pod, or set KUBECONFIG")
+    return found
