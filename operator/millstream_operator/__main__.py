@@ -34,13 +34,13 @@ def main() -> int:
 
 
 async def run_until_told(operator: Operator) -> None:
-    """SIGTERM ends it in order from the first moment on: a Lease that was just taken is given back, not left to run out.
+    """SIGTERM ends it in order from the first moment on: a Lease that was just taken is given up, not left to run out.
 
     kopf puts handlers of its own in this one's place, but it starts only after the first listing.
     """
     running = asyncio.current_task()
-    assert running is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
+    if running is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
     await operator.run()
 
 

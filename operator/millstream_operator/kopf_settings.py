@@ -1,4 +1,4 @@
-"""How kopf is held to what this operator needs of it: watches that never give up, and nothing written by kopf itself."""
+"""What this operator needs of kopf: watches that never give up, and nothing that kopf writes by itself."""
 
 from __future__ import annotations
 

@@ -24,6 +24,8 @@ from millstream_runtime.models.parallel import ALONE, Ranks
 from millstream_runtime.models.registry import OnRead, expected_weights, load_model, load_model_config
 from millstream_runtime.models.shares import Place, rank_config
 
+# Of what the weights leave of the memory, second copies of small ones get this much: the KV pool matters more.
+COPIES_SHARE_PERCENT = 25
 _TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -67,8 +69,11 @@ def load(config: RuntimeConfig, placement: Placement, ranks: Ranks = ALONE, on_r
     )
     if weight_bytes > limit_bytes:
         raise too_large
+    room_for_copies_bytes = (limit_bytes - weight_bytes) * COPIES_SHARE_PERCENT // 100
     try:
-        return load_model(placement.model_config, Path(config.model), dtype, device, ranks, on_read)
+        return load_model(
+            placement.model_config, Path(config.model), dtype, device, ranks, on_read, room_for_copies_bytes
+        )
     except torch.OutOfMemoryError:
         raise too_large from None
 

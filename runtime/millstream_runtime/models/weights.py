@@ -37,6 +37,7 @@ class Weights(ABC):
         self.device = device
         self.ranks = ranks
         self.num_bytes = 0
+        self._room_for_copies_bytes = 0
 
     @abstractmethod
     def _read(self, name: str, shape: tuple[Size, ...]) -> Tensor:
@@ -67,10 +68,12 @@ class Weights(ABC):
         return self.linear_of(weight, self.empty(out_features).copy_(self._joined(biases)))
 
     def linear_of(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """Of a `weight` `[in, out]` that is counted already; with its half copy, where it gets one."""
-        half = half_copy(weight)
+        """Of a `weight` `[in, out]` that is counted already; with its half copy, if it gets one and there is room."""
+        copy_bytes = weight.numel() * torch.float16.itemsize
+        half = half_copy(weight) if copy_bytes <= self._room_for_copies_bytes else None
         if half is not None:
-            self.num_bytes += weight.numel() * torch.float16.itemsize
+            self.num_bytes += copy_bytes
+            self._room_for_copies_bytes -= copy_bytes
         return Linear(weight, bias, half)
 
     def output_linear(self, name: str, out_features: int, in_features: Cut, bias: bool = False) -> Projection:
@@ -135,9 +138,11 @@ class LoadedWeights(Weights):
         device: torch.device,
         ranks: Ranks = ALONE,
         on_read: Callable[[], None] = lambda: None,
+        room_for_copies_bytes: int = 0,
     ) -> None:
         """`on_read`: called after each tensor, whose pages are in memory then."""
         super().__init__(dtype, device, ranks)
+        self._room_for_copies_bytes = room_for_copies_bytes
         self._checkpoint = checkpoint
         self._on_read = on_read
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from millstream_runtime.models.half_weights import MOST_ELEMENTS, MOST_ROWS, half_copy
 from millstream_runtime.models.linear import Linear
+from millstream_runtime.models.registry import load_model, load_model_config
+
+DEMO_MODEL = Path(__file__).resolve().parents[3] / "models" / "demo-chat"
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.cpu.get_cpu_capability().startswith("AVX"), reason="FBGEMM's float16 product needs AVX2"
@@ -59,3 +63,15 @@ def test_the_few_tiny_weights_of_a_bfloat16_checkpoint_may_be_rounded() -> None:
     matrix[0, 0] = 2.0**-24 * 1.4921875
     assert matrix[0, 0] != matrix[0, 0].half()
     assert half_copy(matrix) is not None
+
+
+def test_copies_take_the_room_that_they_are_given_and_no_more() -> None:
+    """The KV pool needs its part of the memory: a copy that does not fit is left out; those that do are counted."""
+
+    def weight_bytes(room_bytes: int) -> int:
+        config = load_model_config(DEMO_MODEL)
+        device = torch.device("cpu")
+        return load_model(config, DEMO_MODEL, torch.float32, device, room_for_copies_bytes=room_bytes).weight_bytes
+
+    none, some, all_of_them = (weight_bytes(room) for room in (0, 1_000_000, 1 << 30))
+    assert none < some <= none + 1_000_000 < all_of_them < 2 * none

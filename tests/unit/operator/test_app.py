@@ -10,8 +10,8 @@ import pytest
 
 from millstream_operator import listings
 from millstream_operator.app import Operator
-from millstream_operator.kopf_settings import EndlessBackoffs, kopf_settings
 from millstream_operator.inventory.nodes import read_node
+from millstream_operator.kopf_settings import EndlessBackoffs, kopf_settings
 from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable
 from millstream_operator.reconciling.index import OwnerKey
 from millstream_operator.reconciling.kinds import LLM_DEPLOYMENT, POD, POD_MONITOR, WATCHED, Kind

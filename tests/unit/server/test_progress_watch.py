@@ -6,10 +6,12 @@ import asyncio
 import os
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from millstream_runtime.boot import Phase
@@ -75,6 +77,20 @@ def test_heartbeats_that_are_switched_take_an_idle_engine_with_them() -> None:
     assert owed.silent_seconds(2020.0) == 20.0, "a busy engine owes its step whatever heartbeats do"
 
 
+@contextmanager
+def standing_still(server: ServerThread, pid: int) -> Iterator[Future[httpx.Response]]:
+    """The engine's process is stopped in the middle of a long answer, and goes on afterwards, if it is still there."""
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(server.post, TEXT, LONG)
+        wait_for(lambda: server.server.service.admission.live == 1, "the request")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield running
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
 def is_unresponsive(server: ServerThread) -> bool:
     return bool(server.get("/ready").json()["phase"] == "Unresponsive")
 
@@ -82,24 +98,17 @@ def is_unresponsive(server: ServerThread) -> bool:
 def test_an_engine_that_stands_still_is_not_ready_and_is_again_when_it_goes_on(tiny_model: Path) -> None:
     with serving_from_a_process(tiny_model, no_progress_seconds=1.0) as (server, engines):
         server.wait_ready()
-        pid = engines.launched[0].pid
-        with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(server.post, TEXT, LONG)
-            wait_for(lambda: server.server.service.admission.live == 1, "the request")
-            os.kill(pid, signal.SIGSTOP)
-            try:
-                wait_for(lambda: is_unresponsive(server), "the silence to be noticed")
-                ready, health = server.get("/ready"), server.get("/health")
-                assert (ready.status_code, ready.json()["ready"]) == (503, False)
-                assert ready.json()["message"] == ("The engine has completed no step for 1 s although requests wait.")
-                assert (health.status_code, health.json()["status"]) == (200, "unresponsive")
-                assert server.metric("millstream_ready", model_name="tiny") == 0.0
-                refused = server.post(TEXT, SHORT)
-                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unresponsive")
-                assert refused.headers["retry-after"] == "1"
-            finally:
-                os.kill(pid, signal.SIGCONT)
-            assert running.result().json()["usage"]["completion_tokens"] == 1500, "nobody's answer was cut"
+        with standing_still(server, engines.launched[0].pid) as running:
+            wait_for(lambda: is_unresponsive(server), "the silence to be noticed")
+            ready, health = server.get("/ready"), server.get("/health")
+            assert (ready.status_code, ready.json()["ready"]) == (503, False)
+            assert ready.json()["message"] == ("The engine has completed no step for 1 s although requests wait.")
+            assert (health.status_code, health.json()["status"]) == (200, "unresponsive")
+            assert server.metric("millstream_ready", model_name="tiny") == 0.0
+            refused = server.post(TEXT, SHORT)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unresponsive")
+            assert refused.headers["retry-after"] == "1"
+        assert running.result().json()["usage"]["completion_tokens"] == 1500, "nobody's answer was cut"
         wait_for(lambda: server.get("/ready").status_code == 200, "Ready again")
         assert server.get("/health").json() == {"status": "ok", "engine_restarts": 0}
         assert server.post(TEXT, SHORT).status_code == 200
@@ -109,19 +118,11 @@ def test_an_engine_that_goes_on_standing_still_is_killed_and_the_next_one_serves
     settings = {"no_progress_seconds": 0.5, "stuck_seconds": 2.0, "restart_delays_seconds": (0.0,)}
     with serving_from_a_process(tiny_model, **settings) as (server, engines):
         server.wait_ready()
-        pid = engines.launched[0].pid
-        with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(server.post, TEXT, LONG)
-            wait_for(lambda: server.server.service.admission.live == 1, "the request")
-            os.kill(pid, signal.SIGSTOP)
-            try:
-                wait_for(lambda: server.server.service.engine.restarts_total == 1, "the engine's end")
-                cut = running.result()
-                assert (cut.status_code, cut.json()["error"]["code"]) == (503, "engine_failed")
-                wait_for(lambda: server.get("/ready").status_code == 200, "Ready again")
-            finally:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        with standing_still(server, engines.launched[0].pid) as running:
+            wait_for(lambda: server.server.service.engine.restarts_total == 1, "the engine's end")
+            cut = running.result()
+            assert (cut.status_code, cut.json()["error"]["code"]) == (503, "engine_failed")
+            wait_for(lambda: server.get("/ready").status_code == 200, "Ready again")
         assert server.get("/health").json() == {"status": "ok", "engine_restarts": 1}
         assert server.post(TEXT, SHORT).status_code == 200
 

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from millstream_operator import app
 from millstream_operator.app import Operator
-from millstream_operator.kopf_settings import EndlessBackoffs, kopf_settings
 from millstream_operator.health import HealthServer
+from millstream_operator.kopf_settings import EndlessBackoffs, kopf_settings
 from millstream_operator.reconciling.cluster_client import ApiUnreachable
 from millstream_operator.reconciling.index import OwnerKey
 from millstream_operator.reconciling.kinds import LLM_DEPLOYMENT, POD, SERVICE, WATCHED, Kind
