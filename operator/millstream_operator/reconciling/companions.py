@@ -127,7 +127,7 @@ class CompanionsOf:
         if not is_monitored(owner):
             return Companions()
         missing = [kind.kind for kind in MONITORS if kind.kind not in {one["kind"] for one in wanted}]
-        if not wanted and owner.spec.monitoring is None and not conditions.find(beside.previous, conditions.MONITORED):
+        if not wanted and owner.spec.monitoring is None and not _was_told(beside):
             return Companions()  # nobody asked, and nothing is lost: no word about it
         lacking = f"The API server serves no {' and no '.join(missing)}" if missing else ""
         if not wanted:
@@ -170,6 +170,13 @@ class CompanionsOf:
                 return Diagnosis(_gone(kind), f"The API server no longer serves {kind}.")
             return Diagnosis(Reason.APPLY_REFUSED, f"The API server answers {error.status}: {error.message}")
         return found
+
+
+def _was_told(beside: Beside) -> bool:
+    """Whether it was monitored, or this spec was told of the loss. What an earlier spec asked in vain is no loss."""
+    before = conditions.find(beside.previous, conditions.MONITORED)
+    told = before.get("observedGeneration") == beside.owner.metadata.generation
+    return bool(before) and (told or before["status"] == "True")
 
 
 def _gone(kind: str) -> Reason:

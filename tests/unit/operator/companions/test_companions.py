@@ -125,6 +125,14 @@ async def test_nobody_is_told_of_monitors_that_nobody_asked_for_unless_they_were
     assert said(operator, "Monitored") == ("False", "MonitoringUnavailable")
 
 
+async def test_what_an_earlier_spec_asked_in_vain_is_forgotten_with_it() -> None:
+    operator = await running(monitoring={"mode": "Auto"})
+    assert said(operator, "Monitored") == ("False", "MonitoringUnavailable")
+    operator.cluster.edit(LLM_DEPLOYMENT, "demo", lambda live: live["spec"].pop("monitoring"))
+    await operator.settle()
+    assert said(operator, "Monitored") == ("", ""), "as if it had never been asked"
+
+
 async def test_between_the_kind_and_the_next_look_nothing_fails() -> None:
     """The CRD is gone, and the operator does not know it yet."""
     operator = await running(*OPTIONAL, **SCALED)
