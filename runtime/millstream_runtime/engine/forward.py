@@ -10,6 +10,7 @@ from torch import Tensor
 from millstream_runtime.engine.attention import AttentionChunk, TorchAttention
 from millstream_runtime.engine.kv_cache import KVCache
 from millstream_runtime.engine.step_input import ChunkInput, StepInput
+from millstream_runtime.engine.transfer import on_device
 from millstream_runtime.models.decoder import Decoder
 
 
@@ -30,7 +31,7 @@ class Forward:
             rotary_row = start + chunk.rotary_offset
             positions += range(rotary_row, rotary_row + chunk.num_tokens)
             slots += _slots(chunk, self._cache.block_size_tokens)
-        inputs = torch.tensor([step.token_ids, positions, slots], device=self.device)
+        inputs = on_device([step.token_ids, positions, slots], self.device)
         attention = TorchAttention(self._cache, inputs[2], [_attention_chunk(chunk) for chunk in step.chunks])
         return self.model.forward(inputs[0], inputs[1], attention)
 
@@ -39,7 +40,7 @@ class Forward:
         first, count = rows[0], len(rows)
         if rows[-1] - first + 1 == count:
             return self.model.logits(residual[first : first + count])
-        return self.model.logits(residual[torch.tensor(rows, device=self.device)])
+        return self.model.logits(residual[on_device(rows, self.device)])
 
     def scrub(self, blocks: list[int]) -> None:
         """Zero KV blocks, before anyone else is given them."""
