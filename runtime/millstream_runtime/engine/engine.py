@@ -14,6 +14,8 @@ from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine import threads
 from millstream_runtime.engine.block_manager import BlockManager
+from millstream_runtime.engine.execution import Execution
+from millstream_runtime.engine.graphs import GraphUse
 from millstream_runtime.engine.logits_processors import LogitsProcessor
 from millstream_runtime.engine.memory import MemoryUse
 from millstream_runtime.engine.model_runner import ModelRunner, Sampled
@@ -43,12 +45,14 @@ class Engine:
         *,
         team: Team | None = None,
         on_read: Callable[[int, int], None] | None = None,
+        execution: Execution | None = None,
     ) -> None:
         """Load the model and size the pool. `on_phase(phase, message)` tells where it is; `warm_up` comes after.
 
         Args:
             team: ranks that are running already; the engine starts its own where there are none.
             on_read: `on_read(done_bytes, total_bytes)` tells how much of the checkpoint is read, tensor by tensor.
+            execution: how steps are carried out, where it is not what the device is best served with.
 
         Raises:
             RuntimeFailure: CheckpointInvalid, UnsupportedByRuntime, OutOfMemory, InvalidConfig or NCCLFailed, in one
@@ -58,7 +62,7 @@ class Engine:
         on_phase("LoadingWeights", f"Reading {config.model}.")
         self._team = team if team is not None else start_team(config)
         try:
-            assembled = assemble(config, self._team, on_phase, on_read)
+            assembled = assemble(config, self._team, on_phase, on_read, execution)
         except BaseException:
             self._team.close()
             raise
@@ -92,6 +96,11 @@ class Engine:
     def threads(self) -> threads.Threads:
         """How many threads of this process compute a step of each size."""
         return self._runner.threads
+
+    @property
+    def graphs(self) -> GraphUse | None:
+        """What CUDA graphs were recorded and replayed so far; None where every step is eager."""
+        return self._runner.graphs
 
     def when_lost(self, on_lost: Callable[[RuntimeFailure], None]) -> None:
         """Have `on_lost` called, by any thread, when a rank is gone: an idle engine has no step to raise it from, and a

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.engine.attention import AttentionChunk, TorchAttention
+from millstream_runtime.engine.graphs import GraphedDecodes
 from millstream_runtime.engine.kv_cache import KVCache
 from millstream_runtime.engine.step_input import ChunkInput, StepInput
 from millstream_runtime.engine.transfer import on_device
@@ -17,13 +18,19 @@ from millstream_runtime.models.decoder import Decoder
 class Forward:
     """A model (or a rank's share) and its KV pool."""
 
-    def __init__(self, model: Decoder, cache: KVCache, device: torch.device) -> None:
+    def __init__(
+        self, model: Decoder, cache: KVCache, device: torch.device, graphs: GraphedDecodes | None = None
+    ) -> None:
+        """`graphs`: serves what steps of decodes it can."""
         self.model = model
         self._cache = cache
         self.device = device
+        self.graphs = graphs
 
     def residual(self, step: StepInput) -> Tensor:
-        """The last layer's residual stream of all tokens, `[T, hidden]`."""
+        """The last layer's residual stream of all tokens, `[T, hidden]`; it may be gone with the next step's."""
+        if self.graphs is not None and (replayed := self.graphs.residual(step)) is not None:
+            return replayed
         positions: list[int] = []
         slots: list[int] = []
         for chunk in step.chunks:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from millstream_runtime.engine import logprobs
 from millstream_runtime.engine.forward import Forward
+from millstream_runtime.engine.graphs import GraphUse
 from millstream_runtime.engine.request import TokenLogprobs
 from millstream_runtime.engine.sampler import SamplingRow, greedy, sample
 from millstream_runtime.engine.scheduler import Chunk
@@ -122,6 +123,11 @@ class ModelRunner:
         count = sequence.request.sampling.prompt_logprobs or 0
         raw = logprobs.log_softmax(logits)
         sequence.prompt_logprobs += logprobs.describe(raw, targets, [count] * (last - first))
+
+    @property
+    def graphs(self) -> GraphUse | None:
+        """None where every step is eager."""
+        return None if self._forward.graphs is None else self._forward.graphs.use
 
     @property
     def shares_cpu(self) -> bool:

@@ -27,6 +27,7 @@ from tests.support.tiny_families import prompts_of, reference_answers
 from .conftest import MakeEngine, WriteModel, generate
 from .test_parity import shrink_pool
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 NEW_TOKENS = 20
 VOCABULARY = 199
 
@@ -143,17 +144,6 @@ SAMPLINGS = {
         ignore_eos=True,
     ),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tiny products gain nothing from a second thread, and lose a lot to one that has to wait for a core."""
-    threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        torch.set_num_threads(1)
-        yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
