@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.engine.attention import AttentionChunk, TorchAttention
-from millstream_runtime.engine.graphs import GraphedDecodes
+from millstream_runtime.engine.graphs import FillTokens, GraphedDecodes, leave_tokens
 from millstream_runtime.engine.kv_cache import KVCache
 from millstream_runtime.engine.step_input import ChunkInput, StepInput
 from millstream_runtime.engine.transfer import on_device
@@ -27,9 +27,12 @@ class Forward:
         self.device = device
         self.graphs = graphs
 
-    def residual(self, step: StepInput) -> Tensor:
-        """The last layer's residual stream of all tokens, `[T, hidden]`; it may be gone with the next step's."""
-        if self.graphs is not None and (replayed := self.graphs.residual(step)) is not None:
+    def residual(self, step: StepInput, fill: FillTokens = leave_tokens) -> Tensor:
+        """The last layer's residual stream of all tokens, `[T, hidden]`; it may be gone with the next step's.
+
+        `fill` puts the tokens that only the device knows into the step's, `[T]` there.
+        """
+        if self.graphs is not None and (replayed := self.graphs.residual(step, fill)) is not None:
             return replayed
         positions: list[int] = []
         slots: list[int] = []
@@ -39,6 +42,7 @@ class Forward:
             positions += range(rotary_row, rotary_row + chunk.num_tokens)
             slots += _slots(chunk, self._cache.block_size_tokens)
         inputs = on_device([step.token_ids, positions, slots], self.device)
+        fill(inputs[0])
         attention = TorchAttention(self._cache, inputs[2], [_attention_chunk(chunk) for chunk in step.chunks])
         return self.model.forward(inputs[0], inputs[1], attention)
 

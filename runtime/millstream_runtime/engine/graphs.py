@@ -33,6 +33,11 @@ from millstream_runtime.engine.step_input import StepInput
 from millstream_runtime.logs import log
 
 MEETINGS_BEFORE_RECORDING = 32
+FillTokens = Callable[[Tensor], None]
+
+
+def leave_tokens(token_ids: Tensor) -> None:
+    """All tokens of a step came from the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,11 @@ class GraphUse:
     num_bytes: int = 0  # of device memory
     replayed_steps: int = 0
     eager_steps: int = 0  # of decodes only, for want of a bucket or of its graph
+
+    @property
+    def num_tried(self) -> int:
+        """Recordings, good or bad."""
+        return self.num_graphs + self.num_refused
 
 
 class GraphedDecodes:
@@ -76,8 +86,11 @@ class GraphedDecodes:
             self._record(bucket)
         return self.use
 
-    def residual(self, step: StepInput) -> Tensor | None:
-        """The residual stream `[T, hidden]` of a step, a view until the next; None where the step is to run eagerly."""
+    def residual(self, step: StepInput, fill: FillTokens = leave_tokens) -> Tensor | None:
+        """The residual stream `[T, hidden]` of a step, a view until the next; None where the step is to run eagerly.
+
+        `fill`: see `Forward.residual`.
+        """
         if step.chunks[-1].num_tokens > 1:
             return None
         longest = max(chunk.context_len for chunk in step.chunks)
@@ -86,7 +99,7 @@ class GraphedDecodes:
         if bucket is None or replay is None:
             self.use = replace(self.use, eager_steps=self.use.eager_steps + 1)
             return None
-        self._decode.fill(bucket, step)
+        fill(self._decode.fill(bucket, step).token_ids)
         replay()
         self.use = replace(self.use, replayed_steps=self.use.replayed_steps + 1)
         return self._decode.residual(len(step.chunks))

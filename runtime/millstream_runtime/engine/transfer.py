@@ -1,4 +1,4 @@
-"""Small numbers from the host to the device without waiting for it.
+"""Small numbers between host and device, without waiting for what the device does meanwhile.
 
 A plain `torch.tensor(values, device="cuda")` copies from pageable memory and so waits until the device has finished
 all it was asked before. From pinned memory the copy is one more entry in its queue; torch keeps the pinned memory until
@@ -27,3 +27,24 @@ def on_device(
 def staging(num_elements: int, device: torch.device) -> Tensor:
     """`[num_elements]` int64 on the host, not set, to be filled there and copied to `device` with `non_blocking`."""
     return torch.empty(num_elements, dtype=torch.int64, pin_memory=device.type == "cuda")
+
+
+class ReadBack:
+    """Numbers on their way to the host: the copy is enqueued now, and `tolist` waits for it alone, not for what was
+    enqueued behind it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._host = tensor
+        if tensor.device.type == "cuda":
+            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._host.copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def tolist(self) -> list[int]:
+        """The numbers of a one-dimensional integer tensor."""
+        if self._event is not None:
+            self._event.synchronize()
+        values: list[int] = self._host.tolist()
+        return values
