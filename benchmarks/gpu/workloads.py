@@ -70,7 +70,7 @@ def steady_idle_share(engine: Engine, num_requests: int) -> float | None:
         for _ in range(STEADY_STEPS):
             engine.step()
         torch.cuda.synchronize()
-    kernels = [one for one in profile.events() if one.device_type == torch.autograd.DeviceType.CUDA]
+    kernels = [one for one in profile.events() if one.device_type.name == "CUDA"]
     for index in range(num_requests):
         engine.abort(f"steady-{index}")
     while engine.has_work():

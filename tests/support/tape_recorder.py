@@ -20,9 +20,9 @@ _READS_BACK = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_selec
 BYTES_PER_OPERATION = 1  # so that whoever adds bytes up has something to add
 
 
-class _Tape(TorchDispatchMode):
+class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[tuple[Any, Any, Any, Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -91,7 +91,8 @@ class StaticDecode:
         rows, width = bucket
         vectors = self._buffer[: NUM_VECTORS * rows].view(NUM_VECTORS, rows)
         tables = self._buffer[NUM_VECTORS * rows : _num_elements(bucket)].view(rows, width)
-        return DecodeBuffers(*vectors.unbind(0), tables)
+        token_ids, positions, slots, lengths = vectors.unbind(0)
+        return DecodeBuffers(token_ids, positions, slots, lengths, tables)
 
 
 class StaticAttention:
@@ -145,9 +146,9 @@ class StaticAttention:
         tables, block = self._inputs.tables, self._cache.block_size_tokens
         width = tables.shape[1]
         within = torch.arange(block, device=tables.device)
-        touched = width if window is None else -(-(window - 1) // block) + 1
-        columns = torch.arange(min(touched, width), device=tables.device)[None, :]
-        if touched >= width:
+        touched = width if window is None else min(width, -(-(window - 1) // block) + 1)
+        columns = torch.arange(touched, device=tables.device)[None, :]
+        if window is None or touched == width:
             return tables, (columns[:, :, None] * block + within).flatten(1)
         columns = (self._inputs.lengths[:, None] - window).clamp_(min=0).div_(block, rounding_mode="floor") + columns
         # Columns beyond the table exist for no token: any will do, their positions are masked.
