@@ -129,6 +129,7 @@ class BootConfig:
     gpu_memory_utilization_percent: int = 90
     kv_cache_memory_bytes: int | None = None  # of all ranks; on a CPU None takes a share of the container's memory
     enable_prefix_caching: bool = True  # share KV blocks among requests that begin alike
+    enforce_eager: bool = False  # no CUDA graphs; a CPU has none in any case
     api_keys_file: str | None = None  # one key a line; None: everyone may ask
     drain_timeout_seconds: int = 600
     host: str = "0.0.0.0"  # noqa: S104 - a pod is reached through its Service
@@ -260,6 +261,14 @@ def argument_parser(parser: argparse.ArgumentParser | None = None) -> argparse.A
     integer("--gpu-memory-utilization-percent", "share of GPU memory to use (default: 90)")
     integer("--kv-cache-memory-bytes", "size of the KV pool on a CPU (default: a share of the container's memory)")
     flag("--enable-prefix-caching", type=_switch, metavar="true|false", help="share KV blocks (default: true)")
+    flag(
+        "--enforce-eager",
+        type=_switch,
+        metavar="true|false",
+        nargs="?",
+        const=True,
+        help="no CUDA graphs (default: false)",
+    )
     flag("--api-keys-file", metavar="FILE", help="one API key a line, read again when it changes (default: no keys)")
     integer("--heartbeat-interval-seconds", "idle time between warm-up heartbeats, 0 = off (default: 30)")
     flag("--log-level", choices=[*LogLevel], type=LogLevel, help="default: $MILLSTREAM_LOG_LEVEL, else info")

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from millstream_runtime.engine.kv_cache import KVCache
+from millstream_runtime.engine.transfer import on_device
 from millstream_runtime.models.attention import AttentionSpec
 
 # A strided call reads every row up to the longest. Rows join it while the padding costs less than a call of their own.
@@ -102,7 +103,7 @@ class _GatheredDecode:
         width = -(-self._lens.longest // cache.block_size_tokens)
         # Padding names block 0: any finite memory will do, the mask takes it out.
         tables = [[*chunk.block_table[:width], *[0] * (width - len(chunk.block_table))] for chunk in chunks]
-        self._blocks = torch.tensor(tables, device=cache.heads[0].device)
+        self._blocks = on_device(tables, cache.heads[0].device)
         self._block_size_tokens = cache.block_size_tokens
 
     def __call__(self, pool: Tensor, query: Tensor, spec: AttentionSpec) -> Tensor:
@@ -112,7 +113,7 @@ class _GatheredDecode:
         gathered = _gather(pool, self._blocks[:, first_block:], self._block_size_tokens)
         skipped = first_block * self._block_size_tokens
         tokens = gathered[:, :, first - skipped : self._lens.longest - skipped]
-        return _attend_decodes(query, *_keys_values(tokens, spec), mask, spec)
+        return _attend_decodes(query, *keys_values(tokens, spec), mask, spec)
 
 
 class _Prefill:
@@ -127,7 +128,7 @@ class _Prefill:
 
     @cached_property
     def _blocks(self) -> Tensor:
-        return torch.tensor([self._chunk.block_table], device=self._device)
+        return on_device([self._chunk.block_table], self._device)
 
     def __call__(self, pool: Tensor, query: Tensor, spec: AttentionSpec) -> Tensor:
         """`[num_tokens, KV, group, D]`."""
@@ -139,14 +140,14 @@ class _Prefill:
             tokens = _gather(pool, self._blocks, self._block_size_tokens)[0, :, :context_len]
         # Heads take the place of the batch, and the group that of the heads, over keys that are not repeated.
         rows = query.permute(1, 2, 0, 3)  # [KV, group, num_tokens, D]
-        keys, values = (part.unsqueeze(1).expand(-1, rows.shape[1], -1, -1) for part in _keys_values(tokens, spec))
+        keys, values = (part.unsqueeze(1).expand(-1, rows.shape[1], -1, -1) for part in keys_values(tokens, spec))
         window = None if spec.window is None or spec.window >= context_len else spec.window
         if self._chunk.num_tokens == context_len and window is None and spec.softcap is None:
             attended = F.scaled_dot_product_attention(rows, keys, values, is_causal=True, scale=spec.scale)
         else:
             attended = torch.cat(
                 [
-                    _attend(rows[:, :, slab.queries], keys[:, :, slab.keys], values[:, :, slab.keys], slab.mask, spec)
+                    attend(rows[:, :, slab.queries], keys[:, :, slab.keys], values[:, :, slab.keys], slab.mask, spec)
                     for slab in self._slabs_of(window)
                 ],
                 dim=2,
@@ -187,7 +188,7 @@ class _Lengths:
         most = 1 << (self.longest - 1).bit_length()  # so that the line lasts for many steps
         line, end = _mask_line(most, window, self._like.dtype, self._like.device)
         pieces = line.unfold(0, self.longest - first, 1)
-        starts = torch.tensor([end - length + first for length in self._lens], device=line.device)
+        starts = on_device([end - length + first for length in self._lens], line.device)
         return pieces.index_select(0, starts)[:, None, None, :]
 
 
@@ -281,7 +282,7 @@ def _gather(pool: Tensor, blocks: Tensor, block_size_tokens: int) -> Tensor:
     return runs.view(num_rows, num_heads, width * block_size_tokens, head_dim)
 
 
-def _keys_values(heads: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+def keys_values(heads: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
     """Keys and values of pool heads: `[.., 2 * KV, tokens, D]`, or 1 for MLA.
 
     A latent row is the key and, but for its last elements, the value too. It is used whole as both: the kernels want
@@ -294,17 +295,17 @@ def _keys_values(heads: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
 
 
 def _attend_decodes(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
-    """`_attend` for one new token a row. On a CPU it calls the kernel that torch would choose: choosing is a fifth of
+    """`attend` for one new token a row. On a CPU it calls the kernel that torch would choose: choosing is a fifth of
     the call at batch 1."""
     if spec.softcap is None and query.device.type == "cpu":
         attended, _ = torch._scaled_dot_product_flash_attention_for_cpu(
             query, keys, values, attn_mask=mask, scale=spec.scale
         )
         return attended
-    return _attend(query, keys, values, mask, spec)
+    return attend(query, keys, values, mask, spec)
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
+def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
     """`query` `[.., group, D]` over `keys`, `values` `[.., tokens, D]`; `mask`: added, or bool with True for seen."""
     if spec.softcap is None:
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=spec.scale)

@@ -136,9 +136,10 @@ class BlockManager:
         """Offer the full blocks of the first `num_tokens` tokens to the prefix cache.
 
         They are computed, or will be in the step that is being planned: a layer writes all keys and values of a step
-        before it reads any, so another sequence may share them within the same step.
+        before it reads any, so another sequence may share them within the same step. A block with a token that is not
+        read yet is offered later: no hash can name it, and the token may never be accepted.
         """
-        num_full_blocks = num_tokens // self.block_size_tokens
+        num_full_blocks = min(num_tokens, sequence.num_read_tokens) // self.block_size_tokens
         if self._cache is None or sequence.num_registered_blocks >= num_full_blocks or not sequence.uses_prefix_cache:
             return
         hashes = extend_hashes(sequence, self.block_size_tokens)
@@ -153,7 +154,9 @@ class BlockManager:
         """
         if self.window_tokens is None:
             return
-        first_seen = sequence.num_computed_tokens - self.window_tokens + 1
+        # The last two computed tokens may be those of steps that are not read yet. Should their numbers have gone
+        # wrong, their blocks must be here to be zeroed.
+        first_seen = sequence.num_computed_tokens - max(self.window_tokens, 3) + 1
         num_passed = max(0, first_seen) // self.block_size_tokens
         if num_passed > sequence.num_passed_blocks:
             passed = sequence.block_table[sequence.num_passed_blocks : num_passed]

@@ -1,6 +1,8 @@
 """The engine: load once, then `add_request`, `step`, `step`, ... One thread calls it; nothing here waits or sleeps.
 
-add_request -> Scheduler.schedule -> ModelRunner.execute -> finish or go on -> TokenOutput
+add_request -> Scheduler.plan, carry_out -> ModelRunner.launch -> read -> finish or go on -> TokenOutput
+
+A step is read as soon as it is launched. Where steps overlap (see `overlap`), it is read after the next is launched.
 """
 
 from __future__ import annotations
@@ -14,9 +16,13 @@ from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine import threads
 from millstream_runtime.engine.block_manager import BlockManager
+from millstream_runtime.engine.execution import Execution
+from millstream_runtime.engine.graphs import GraphUse
+from millstream_runtime.engine.last_tokens import LastTokens
 from millstream_runtime.engine.logits_processors import LogitsProcessor
 from millstream_runtime.engine.memory import MemoryUse
 from millstream_runtime.engine.model_runner import ModelRunner, Sampled
+from millstream_runtime.engine.overlap import StepInFlight, reasons_to_wait
 from millstream_runtime.engine.pacing import Pace, StepTime, balance_tokens
 from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill, Request, SamplingParams, TokenOutput
 from millstream_runtime.engine.scheduler import Chunk, Scheduler
@@ -43,12 +49,14 @@ class Engine:
         *,
         team: Team | None = None,
         on_read: Callable[[int, int], None] | None = None,
+        execution: Execution | None = None,
     ) -> None:
         """Load the model and size the pool. `on_phase(phase, message)` tells where it is; `warm_up` comes after.
 
         Args:
             team: ranks that are running already; the engine starts its own where there are none.
             on_read: `on_read(done_bytes, total_bytes)` tells how much of the checkpoint is read, tensor by tensor.
+            execution: how steps are carried out, where it is not what the device is best served with.
 
         Raises:
             RuntimeFailure: CheckpointInvalid, UnsupportedByRuntime, OutOfMemory, InvalidConfig or NCCLFailed, in one
@@ -58,7 +66,7 @@ class Engine:
         on_phase("LoadingWeights", f"Reading {config.model}.")
         self._team = team if team is not None else start_team(config)
         try:
-            assembled = assemble(config, self._team, on_phase, on_read)
+            assembled = assemble(config, self._team, on_phase, on_read, execution)
         except BaseException:
             self._team.close()
             raise
@@ -73,7 +81,11 @@ class Engine:
             window_tokens=_window_of_all_layers(model_config),
         )
         self._scheduler = Scheduler(self._blocks, config.max_num_batched_tokens, config.max_num_seqs)
-        self._runner = ModelRunner(assembled.forward, model_config.eos_token_ids, self._team.tell)
+        self._overlaps = assembled.execution.overlapped
+        last_tokens = LastTokens(config.max_num_seqs, assembled.forward.device) if self._overlaps else None
+        self._runner = ModelRunner(assembled.forward, model_config.eos_token_ids, self._team.tell, last_tokens)
+        self._in_flight: StepInFlight | None = None
+        self._read_at_seconds = 0.0  # by the step clock
         self._max_num_seqs = config.max_num_seqs
         self._pace = Pace(balance_tokens(model_config))
         self.step_clock: Callable[[], float] = time.perf_counter  # what the pace is measured by
@@ -92,6 +104,11 @@ class Engine:
     def threads(self) -> threads.Threads:
         """How many threads of this process compute a step of each size."""
         return self._runner.threads
+
+    @property
+    def graphs(self) -> GraphUse | None:
+        """What CUDA graphs were recorded and replayed so far; None where every step is eager."""
+        return self._runner.graphs
 
     def when_lost(self, on_lost: Callable[[RuntimeFailure], None]) -> None:
         """Have `on_lost` called, by any thread, when a rank is gone: an idle engine has no step to raise it from, and a
@@ -118,10 +135,13 @@ class Engine:
         self._scheduler.add(sequence)
 
     def abort(self, request_id: str) -> None:
-        """Forget a request and free its KV blocks now; no output follows. Unknown or finished ids are no error."""
-        sequence = self._sequences.pop(request_id, None)
+        """Forget a request; no output follows. Unknown or finished ids are no error.
+
+        Its KV blocks are free now, or once the step in flight that writes to them is read.
+        """
+        sequence = self._sequences.get(request_id)
         if sequence is not None:
-            self._scheduler.remove(sequence)
+            self._end(sequence)
 
     def has_work(self) -> bool:
         """Whether `step` has anything to compute, or to tell: that a rank is lost."""
@@ -134,26 +154,76 @@ class Engine:
             RuntimeFailure: NCCLFailed, or whatever a rank failed with; the engine is of no use after it.
         """
         self._team.check()
-        chunks = self._scheduler.schedule(self._max_prompt_tokens())
-        if not chunks:
-            return []
+        outputs: list[TokenOutput] = []
+        if self._in_flight is not None and self._must_read_first(self._in_flight):
+            outputs += self._read()
+        plan = self._scheduler.plan(self._max_prompt_tokens())
+        if plan.preempted and self._in_flight is not None:  # nobody gives up blocks that a step in flight writes to
+            outputs += self._read()
+            plan = self._scheduler.plan(self._max_prompt_tokens())
+        chunks = self._scheduler.carry_out(plan)
+        launched = self._launch(chunks) if chunks else None
+        if self._in_flight is not None:
+            outputs += self._read()
+        self._in_flight = launched
+        if launched is not None and not self._overlaps:
+            outputs += self._read()
+        return outputs
+
+    def _must_read_first(self, step: StepInFlight) -> bool:
+        sampling = step.launched.sampling
+        return bool(reasons_to_wait((one, self._runner.must_recompute(one)) for one in sampling))
+
+    def _launch(self, chunks: list[Chunk]) -> StepInFlight:
+        """Give the device a step. From here on its tokens count as computed, and those it samples as known."""
         now = time.monotonic()
         for chunk in chunks:
             if chunk.sequence.scheduled_at_seconds is None:
                 chunk.sequence.scheduled_at_seconds = now
-        began = self.step_clock()
+        began, shape, graphs = self.step_clock(), _shape(chunks), self.graphs
         with self._team.computing():
-            sampled = self._runner.execute(chunks)
-        self._pace.observe(_step_time(chunks, self.step_clock() - began))
+            launched = self._runner.launch(chunks)
+        recorded = graphs is not None and self.graphs is not None and self.graphs.num_tried > graphs.num_tried
         self._scheduler.advance(chunks)
         self._steps_total += 1
         self._last_step_tokens = sum(chunk.num_tokens for chunk in chunks if not chunk.sequence.request.is_heartbeat)
-        return [self._advance(sequence, one) for sequence, one in sampled.items()]
+        for sequence, _ in chunks:
+            sequence.steps_in_flight += 1
+        for sequence in launched.sampling:
+            sequence.expect()
+            sequence.is_complete = self._is_at_length(sequence, len(sequence.token_ids))
+        return StepInFlight(launched, chunks, shape, began, is_typical=not recorded)
+
+    def _read(self) -> list[TokenOutput]:
+        """Wait for the step in flight, and let its sequences go on or end."""
+        step, self._in_flight = self._in_flight, None
+        if step is None:
+            return []
+        with self._team.computing():
+            sampled = step.launched.read()
+        now = self.step_clock()
+        # The device began with it when it was launched, or when it was done with the step before.
+        if step.is_typical:
+            self._pace.observe(replace(step.shape, seconds=now - max(step.began_at_seconds, self._read_at_seconds)))
+        self._read_at_seconds = now
+        for sequence, _ in step.chunks:
+            sequence.steps_in_flight -= 1
+        leaving = [one for one, _ in step.chunks if one.has_ended and not one.steps_in_flight]
+        outputs = []
+        for sequence, one in zip(step.launched.sampling, sampled, strict=True):
+            if one.token_id is None:
+                sequence.has_bad_numbers = True
+                self._blocks.forget(sequence)
+            if not sequence.has_ended:
+                outputs.append(self._advance(sequence, one))
+        for sequence in leaving:
+            self._release(sequence)
+        return outputs
 
     def stats(self) -> EngineStats:
         """A snapshot; call it between steps."""
         return EngineStats(
-            num_requests_running=len(self._scheduler.running),
+            num_requests_running=len(self._sequences) - self._scheduler.num_waiting,
             num_requests_waiting=self._scheduler.num_waiting,
             kv_blocks_total=self._blocks.num_blocks,
             kv_blocks_used=self._blocks.num_blocks - self._blocks.num_free_blocks,
@@ -181,6 +251,8 @@ class Engine:
                 )
         if self._team.ranks.size == 1 and self._runner.shares_cpu:
             self._measure_threads()
+        while self.has_work():  # what was cancelled may be in flight
+            self.step()
         self.check_integrity()
 
     def _measure_threads(self) -> None:
@@ -212,7 +284,8 @@ class Engine:
             RuntimeError: naming what leaked.
         """
         self._blocks.check_integrity(self._scheduler.running)
-        unscheduled = len(self._sequences) - len(self._scheduler.running) - self._scheduler.num_waiting
+        running = sum(not one.has_ended for one in self._scheduler.running)
+        unscheduled = len(self._sequences) - running - self._scheduler.num_waiting
         if unscheduled:
             raise RuntimeError(f"{unscheduled} requests are known to the engine but not to its scheduler.")
 
@@ -224,21 +297,32 @@ class Engine:
         return self._pace.limit(max(entering, default=0))
 
     def _advance(self, sequence: Sequence, sampled: Sampled) -> TokenOutput:
-        """Append a sampled token to its sequence and finish it where it ends."""
+        """Accept a sampled token and finish its sequence where it ends."""
         request_id, token_id = sequence.request.request_id, sampled.token_id
         if token_id is None:
-            self._runner.scrub(self._blocks.forget(sequence))
-            self.abort(request_id)
+            self._end(sequence)
             return TokenOutput(request_id, None, FinishReason.ABORT)
-        prefill = _prefill(sequence) if sequence.num_generated_tokens == 0 else None
-        sequence.append(token_id)
+        prefill = _prefill(sequence) if sequence.num_read_tokens == sequence.num_prompt_tokens else None
+        sequence.accept(token_id)
         reason = self._finish_reason(sequence, token_id)
         if reason is not None:
-            self.abort(request_id)
-        elif self._runner.must_recompute(sequence):
+            self._end(sequence)
+        elif not sequence.num_unread_tokens and self._runner.must_recompute(sequence):
             self._scheduler.recompute(sequence)
             sequence.kv_variant = self._runner.kv_variant(len(sequence.token_ids))
         return TokenOutput(request_id, token_id, reason, sampled.logprobs, prefill)
+
+    def _end(self, sequence: Sequence) -> None:
+        """No output follows. Row and blocks stay its own while a step that writes to them is in flight."""
+        del self._sequences[sequence.request.request_id]
+        sequence.has_ended = sequence.is_complete = True
+        if not sequence.steps_in_flight:
+            self._release(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        if sequence.has_bad_numbers:
+            self._runner.scrub(self._blocks.forget(sequence))
+        self._scheduler.remove(sequence)
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
         params = sequence.request.sampling
@@ -246,11 +330,12 @@ class Engine:
             return FinishReason.STOP
         if token_id in self.model_config.eos_token_ids and not params.ignore_eos:
             return FinishReason.STOP
-        if sequence.num_generated_tokens >= params.max_tokens:
-            return FinishReason.LENGTH
-        if len(sequence.token_ids) >= self.model_config.max_model_len:
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if self._is_at_length(sequence, sequence.num_read_tokens) else None
+
+    def _is_at_length(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Whether a sequence of so many tokens has all that it may have."""
+        num_generated = num_tokens - sequence.num_prompt_tokens
+        return num_generated >= sequence.request.sampling.max_tokens or num_tokens >= self.model_config.max_model_len
 
     def _check_request(self, request: Request) -> None:
         prompt, limit = request.prompt_token_ids, self.model_config.max_model_len
@@ -269,14 +354,14 @@ class Engine:
             raise ValueError(f"max_tokens is {request.sampling.max_tokens}; it must be at least 1")
 
 
-def _step_time(chunks: list[Chunk], seconds: float) -> StepTime:
-    """Before the chunks count as computed."""
+def _shape(chunks: list[Chunk]) -> StepTime:
+    """What a step computes, before its chunks count as computed. Its seconds are not known yet."""
     prompts = [chunk for chunk in chunks if chunk.num_tokens > 1]
     return StepTime(
         num_decodes=len(chunks) - len(prompts),
         prompt_tokens=sum(chunk.num_tokens for chunk in prompts),
         context_tokens=max((chunk.sequence.num_computed_tokens for chunk in prompts), default=0),
-        seconds=seconds,
+        seconds=0.0,
     )
 
 

@@ -8,21 +8,32 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.engine.attention import AttentionChunk, TorchAttention
+from millstream_runtime.engine.graphs import FillTokens, GraphedDecodes, leave_tokens
 from millstream_runtime.engine.kv_cache import KVCache
 from millstream_runtime.engine.step_input import ChunkInput, StepInput
+from millstream_runtime.engine.transfer import on_device
 from millstream_runtime.models.decoder import Decoder
 
 
 class Forward:
     """A model (or a rank's share) and its KV pool."""
 
-    def __init__(self, model: Decoder, cache: KVCache, device: torch.device) -> None:
+    def __init__(
+        self, model: Decoder, cache: KVCache, device: torch.device, graphs: GraphedDecodes | None = None
+    ) -> None:
+        """`graphs`: serves what steps of decodes it can."""
         self.model = model
         self._cache = cache
         self.device = device
+        self.graphs = graphs
 
-    def residual(self, step: StepInput) -> Tensor:
-        """The last layer's residual stream of all tokens, `[T, hidden]`."""
+    def residual(self, step: StepInput, fill: FillTokens = leave_tokens) -> Tensor:
+        """The last layer's residual stream of all tokens, `[T, hidden]`; it may be gone with the next step's.
+
+        `fill` puts the tokens that only the device knows into the step's, `[T]` there.
+        """
+        if self.graphs is not None and (replayed := self.graphs.residual(step, fill)) is not None:
+            return replayed
         positions: list[int] = []
         slots: list[int] = []
         for chunk in step.chunks:
@@ -30,7 +41,8 @@ class Forward:
             rotary_row = start + chunk.rotary_offset
             positions += range(rotary_row, rotary_row + chunk.num_tokens)
             slots += _slots(chunk, self._cache.block_size_tokens)
-        inputs = torch.tensor([step.token_ids, positions, slots], device=self.device)
+        inputs = on_device([step.token_ids, positions, slots], self.device)
+        fill(inputs[0])
         attention = TorchAttention(self._cache, inputs[2], [_attention_chunk(chunk) for chunk in step.chunks])
         return self.model.forward(inputs[0], inputs[1], attention)
 
@@ -39,7 +51,7 @@ class Forward:
         first, count = rows[0], len(rows)
         if rows[-1] - first + 1 == count:
             return self.model.logits(residual[first : first + count])
-        return self.model.logits(residual[torch.tensor(rows, device=self.device)])
+        return self.model.logits(residual[on_device(rows, self.device)])
 
     def scrub(self, blocks: list[int]) -> None:
         """Zero KV blocks, before anyone else is given them."""

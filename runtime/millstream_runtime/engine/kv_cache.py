@@ -9,6 +9,7 @@ import mmap
 import torch
 from torch import Tensor
 
+from millstream_runtime.engine.transfer import on_device
 from millstream_runtime.models.config import ModelConfig
 
 
@@ -22,18 +23,41 @@ class KVCache:
     one view `[2 * KV, tokens, D]` (see BlockManager).
 
     `layers[i]` is the same by blocks: `[num_blocks, block_size_tokens, 2 * KV, D]`, a strided view.
+
+    Behind the blocks of requests there may be two for padding, which no request ever gets: see `static_decode`.
     """
 
+    PADDING_BLOCKS = 2
+
     def __init__(
-        self, config: ModelConfig, num_blocks: int, block_size_tokens: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        num_padding_blocks: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
+        self.num_padding_blocks = num_padding_blocks
         self.block_size_tokens = block_size_tokens
         num_heads, head_dim = config.kv_shape
-        shape = (num_heads, num_blocks * block_size_tokens, head_dim)
+        num_all_blocks = num_blocks + num_padding_blocks
+        shape = (num_heads, num_all_blocks * block_size_tokens, head_dim)
         self.heads = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
-        by_block = (num_heads, num_blocks, block_size_tokens, head_dim)
+        by_block = (num_heads, num_all_blocks, block_size_tokens, head_dim)
         self.layers = [heads.view(by_block).permute(1, 2, 0, 3) for heads in self.heads]
+
+    @property
+    def sink_block(self) -> int:
+        """Where padded rows write. Nobody reads it."""
+        return self.num_blocks
+
+    @property
+    def zero_block(self) -> int:
+        """What reads beyond a request's blocks read. Nobody writes it."""
+        return self.num_blocks + 1
 
     @property
     def num_bytes(self) -> int:
@@ -42,7 +66,7 @@ class KVCache:
 
     def scrub(self, block_table: list[int]) -> None:
         """Zero the blocks of a request that produced NaN: attention multiplies padding by 0, and 0 * NaN is NaN."""
-        index = torch.tensor(block_table, device=self.heads[0].device)
+        index = on_device(block_table, self.heads[0].device)
         for layer in self.layers:
             layer.index_fill_(0, index, 0.0)
 

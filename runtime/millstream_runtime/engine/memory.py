@@ -19,7 +19,7 @@ class MemoryLedger:
 
     limit_bytes: int
     used_bytes: int  # weights and everything else that is there before the pool
-    reserve_bytes: int  # activations and whatever must stay free
+    reserve_bytes: int  # activations, CUDA graphs and whatever must stay free
     available_bytes: int
     activations_bytes: int | None = None  # of the largest step, where one was measured
 
@@ -36,7 +36,7 @@ class MemoryUse:
 
     weights_bytes: int  # allocated for parameters, embeddings included
     activations_bytes: int | None
-    graphs_bytes: int | None
+    graphs_bytes: int | None  # of the CUDA graphs that were recorded at boot; the log tells those that come later
     kv_cache_bytes: int  # of the pool's tensors; on a CPU a page takes memory once a request writes to it
     kv_cache_tokens: int
 
@@ -57,6 +57,18 @@ def cpu_ledger(limit_bytes: int, used_bytes: int) -> MemoryLedger:
         used_bytes=used_bytes,
         reserve_bytes=CPU_RESERVE_BYTES,
         available_bytes=min(rest_bytes, limit_bytes * CPU_POOL_SHARE_PERCENT // 100),
+    )
+
+
+def cuda_ledger(limit_bytes: int, used_bytes: int, activations_bytes: int, graphs_bytes: int) -> MemoryLedger:
+    """The pool takes what weights, the largest step's activations and the graphs to come leave."""
+    reserve_bytes = activations_bytes + graphs_bytes
+    return MemoryLedger(
+        limit_bytes=limit_bytes,
+        used_bytes=used_bytes,
+        reserve_bytes=reserve_bytes,
+        available_bytes=max(0, limit_bytes - used_bytes - reserve_bytes),
+        activations_bytes=activations_bytes,
     )
 
 

@@ -1,4 +1,4 @@
-"""One step on the device: chunks -> step input -> forward -> sampled tokens."""
+"""One step on the device: chunks -> step input -> forward -> sampled tokens, to be read now or later."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from torch import Tensor
 
 from millstream_runtime.engine import logprobs
 from millstream_runtime.engine.forward import Forward
+from millstream_runtime.engine.graphs import GraphUse
+from millstream_runtime.engine.last_tokens import LastTokens, UnreadInputs
 from millstream_runtime.engine.request import TokenLogprobs
-from millstream_runtime.engine.sampler import SamplingRow, greedy, sample
+from millstream_runtime.engine.sampler import SamplingRow, greedy, greedy_on_device, sample
 from millstream_runtime.engine.scheduler import Chunk
 from millstream_runtime.engine.sequence import Sequence
 from millstream_runtime.engine.step_input import ChunkInput, Scrub, StepInput
 from millstream_runtime.engine.threads import Threads
+from millstream_runtime.engine.transfer import ReadBack
 
 
 class Sampled(NamedTuple):
@@ -36,6 +39,13 @@ class PromptSlab(NamedTuple):
     rows: range
 
 
+class Launched(NamedTuple):
+    """A step that the device was given: whom it samples for, and `read`, which waits for their tokens."""
+
+    sampling: list[Sequence]
+    read: Callable[[], list[Sampled]]
+
+
 class ModelRunner:
     """One step: what the model is asked, and what is sampled from its answer. The device is read once a step.
 
@@ -43,10 +53,16 @@ class ModelRunner:
     """
 
     def __init__(
-        self, forward: Forward, eos_token_ids: frozenset[int], announce: Callable[[StepInput | Scrub], None]
+        self,
+        forward: Forward,
+        eos_token_ids: frozenset[int],
+        announce: Callable[[StepInput | Scrub], None],
+        last_tokens: LastTokens | None = None,
     ) -> None:
+        """`last_tokens`: where steps overlap; None: every step is read before the next is launched."""
         self._forward = forward
         self._announce = announce
+        self._last_tokens = last_tokens
         self._device = forward.device
         self._model_config = config = forward.model.config
         self.threads = Threads(torch.get_num_threads())  # until they are measured
@@ -54,8 +70,8 @@ class ModelRunner:
         self._eos_token_ids = frozenset(one for one in eos_token_ids if 0 <= one < config.vocab_size)
 
     @torch.inference_mode()
-    def execute(self, chunks: list[Chunk]) -> dict[Sequence, Sampled]:
-        """Compute all chunks; the next token of each sequence whose chunk samples."""
+    def launch(self, chunks: list[Chunk]) -> Launched:
+        """Have all chunks computed, and a token sampled for each sequence whose chunk reaches its last known one."""
         # Decodes first, in the order of their places in the pool: see TorchAttention.
         ordered = sorted(chunks, key=lambda chunk: (chunk.num_tokens > 1, chunk.sequence.block_table[0]))
         token_ids: list[int] = []
@@ -63,6 +79,7 @@ class ModelRunner:
         last_rows: list[int] = []
         sampling: list[Sequence] = []
         slabs: list[PromptSlab] = []
+        unread = UnreadInputs([], [])
         for chunk in ordered:
             sequence, num_tokens = chunk
             start = sequence.num_computed_tokens
@@ -71,6 +88,9 @@ class ModelRunner:
                     sequence.prompt_logprobs.append(None)  # nothing comes before the first token
                 slabs += _prompt_slabs(chunk, first_row=len(token_ids))
             token_ids += sequence.token_ids[start : start + num_tokens]
+            if sequence.num_unread_tokens and sequence.row is not None:  # a decode of a token that is on the device
+                unread.places.append(len(token_ids) - 1)
+                unread.rows.append(sequence.row)
             inputs.append(self._chunk_input(chunk))
             if chunk.samples:
                 last_rows.append(len(token_ids) - 1)
@@ -79,13 +99,16 @@ class ModelRunner:
         step = StepInput(token_ids, inputs, logits_rows)
         self._announce(step)
         self.threads.use(len(token_ids))
-        residual = self._forward.residual(step)
+        residual = self._forward.residual(step, lambda tokens: self._fill(tokens, unread))
         for slab in slabs:
             self._record_prompt_logprobs(slab, self._forward.logits(residual, slab.rows))
         if not sampling:
-            return {}
-        logits = self._forward.logits(residual, last_rows)
-        return dict(zip(sampling, self._sample(logits, sampling), strict=True))
+            return Launched([], list)
+        return Launched(sampling, self._sample(self._forward.logits(residual, last_rows), sampling))
+
+    def _fill(self, token_ids: Tensor, unread: UnreadInputs) -> None:
+        if self._last_tokens is not None:
+            self._last_tokens.fill(token_ids, unread)
 
     def _chunk_input(self, chunk: Chunk) -> ChunkInput:
         sequence, num_tokens = chunk
@@ -99,21 +122,41 @@ class ModelRunner:
             None if sequence.blocks_are_contiguous else blocks,
         )
 
-    def _sample(self, logits: Tensor, sequences: list[Sequence]) -> list[Sampled]:
+    def _sample(self, logits: Tensor, sequences: list[Sequence]) -> Callable[[], list[Sampled]]:
+        """Tokens for `logits` `[R, vocab]`; the result waits for them."""
         if all(sequence.is_plain_greedy for sequence in sequences):
-            return [Sampled(token if token >= 0 else None) for token in greedy(logits)]
+            if self._last_tokens is None:
+                tokens = greedy(logits)
+                return lambda: [Sampled(token if token >= 0 else None) for token in tokens]
+            return self._read_later(greedy_on_device(logits), sequences, dict)
         asked = [sequence.request.sampling.logprobs for sequence in sequences]
         wanted = [index for index, count in enumerate(asked) if count is not None]
         raw = logprobs.log_softmax(logits[wanted]) if wanted else None  # before the sampler changes the logits
         sampled = sample(logits, [self._sampling_row(sequence) for sequence in sequences])
-        details: dict[int, TokenLogprobs] = {}
-        if raw is not None:
+
+        def details() -> dict[int, TokenLogprobs]:
+            if raw is None:
+                return {}
             entries = logprobs.describe(raw, sampled[wanted].clamp(min=0), [asked[index] or 0 for index in wanted])
-            details = dict(zip(wanted, entries, strict=True))
-        return [
-            Sampled(token, details.get(index)) if token >= 0 else Sampled(None)
-            for index, token in enumerate(sampled.tolist())
-        ]
+            return dict(zip(wanted, entries, strict=True))
+
+        return self._read_later(sampled, sequences, details)
+
+    def _read_later(
+        self, sampled: Tensor, sequences: list[Sequence], details: Callable[[], dict[int, TokenLogprobs]]
+    ) -> Callable[[], list[Sampled]]:
+        if self._last_tokens is not None:
+            self._last_tokens.keep([one.row for one in sequences if one.row is not None], sampled)
+        back = ReadBack(sampled)
+
+        def read() -> list[Sampled]:
+            entries = details()
+            return [
+                Sampled(token, entries.get(index)) if token >= 0 else Sampled(None)
+                for index, token in enumerate(back.tolist())
+            ]
+
+        return read
 
     def _record_prompt_logprobs(self, slab: PromptSlab, logits: Tensor) -> None:
         """`logits` `[rows, vocab]` predict the tokens behind each row."""
@@ -122,6 +165,11 @@ class ModelRunner:
         count = sequence.request.sampling.prompt_logprobs or 0
         raw = logprobs.log_softmax(logits)
         sequence.prompt_logprobs += logprobs.describe(raw, targets, [count] * (last - first))
+
+    @property
+    def graphs(self) -> GraphUse | None:
+        """None where every step is eager."""
+        return None if self._forward.graphs is None else self._forward.graphs.use
 
     @property
     def shares_cpu(self) -> bool:
@@ -134,7 +182,7 @@ class ModelRunner:
         self._forward.scrub(blocks)
 
     def must_recompute(self, sequence: Sequence) -> bool:
-        """Whether the token just appended made all cached keys of the sequence stale (longrope)."""
+        """Whether the last known token, read or not, makes all cached keys of the sequence stale (longrope)."""
         return self._model_config.must_recompute(len(sequence.token_ids))
 
     def kv_variant(self, num_known_tokens: int) -> int:

@@ -50,9 +50,9 @@ class PrefixCache:
 
 
 def extend_hashes(sequence: Sequence, block_size_tokens: int) -> list[bytes]:
-    """Hashes of all full blocks of the sequence's known tokens; each is computed once in its life."""
+    """Hashes of all full blocks of the sequence's tokens that are read; each is computed once in its life."""
     hashes = sequence.block_hashes
-    num_full_blocks = len(sequence.token_ids) // block_size_tokens
+    num_full_blocks = sequence.num_read_tokens // block_size_tokens
     if len(hashes) < num_full_blocks:
         layout = struct.Struct(f"<{block_size_tokens}I")
         parent = hashes[-1] if hashes else _root(sequence)

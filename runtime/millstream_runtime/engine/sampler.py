@@ -18,6 +18,7 @@ from torch import Tensor
 from millstream_runtime.engine import logits_processors
 from millstream_runtime.engine.logits_processors import LogitsProcessor
 from millstream_runtime.engine.request import SamplingParams
+from millstream_runtime.engine.transfer import on_device
 
 _MASK64 = (1 << 64) - 1
 
@@ -46,10 +47,15 @@ def greedy(logits: Tensor) -> list[int]:
     On a CPU numpy looks for it with vector instructions, which torch does not: 16 rows of 2,048 take 10 us, not 60.
     """
     if logits.device.type != "cpu" or logits.dtype not in (torch.float32, torch.float64):
-        return _unless_broken(*logits.max(dim=-1)).tolist()
+        return greedy_on_device(logits).tolist()
     array = logits.numpy()
     tokens: list[int] = array.argmax(axis=-1).tolist()  # of the first NaN, where there is one
     return [token if math.isfinite(row[token]) else -1 for row, token in zip(array, tokens, strict=True)]
+
+
+def greedy_on_device(logits: Tensor) -> Tensor:
+    """The same as a tensor `[R]` int64 on the device of `logits`, which nobody waits for."""
+    return _unless_broken(*logits.max(dim=-1))
 
 
 def _unless_broken(highest: Tensor, tokens: Tensor) -> Tensor:
@@ -70,10 +76,10 @@ def sample(logits: Tensor, rows: Seq[SamplingRow]) -> Tensor:
     random = [index for index, row in enumerate(rows) if row.params.temperature > 0]
     plain = [index for index in random if not rows[index].is_filtered]
     filtered = [index for index in random if rows[index].is_filtered]
-    if plain:
-        tokens[plain] = _invert(_probabilities(logits, highest, rows, plain), rows, plain)
-    if filtered:
-        tokens[filtered] = _sample_filtered(_probabilities(logits, highest, rows, filtered), rows, filtered)
+    for chosen, draw in ((plain, _invert), (filtered, _sample_filtered)):
+        if chosen:
+            index = on_device(chosen, logits.device)
+            tokens.index_copy_(0, index, draw(_probabilities(logits, highest, rows, chosen, index), rows, chosen))
     return _unless_broken(highest, tokens)
 
 
@@ -89,17 +95,21 @@ def _mix(state: int) -> int:
     return state ^ (state >> 31)
 
 
-def _probabilities(logits: Tensor, highest: Tensor, rows: Seq[SamplingRow], chosen: list[int]) -> Tensor:
-    """Softmax at each row's temperature, `[len(chosen), vocab]` float32. The maximum goes first: no overflow."""
-    temperature = torch.tensor([rows[i].params.temperature for i in chosen], device=logits.device)[:, None]
-    return ((logits[chosen] - highest[chosen, None]).float() / temperature).softmax(dim=-1)
+def _probabilities(logits: Tensor, highest: Tensor, rows: Seq[SamplingRow], chosen: list[int], index: Tensor) -> Tensor:
+    """Softmax at each row's temperature, `[len(chosen), vocab]` float32. The maximum goes first: no overflow.
+
+    `index`: `chosen` on the device.
+    """
+    temperature = on_device([rows[i].params.temperature for i in chosen], logits.device)[:, None]
+    shifted = logits.index_select(0, index) - highest.index_select(0, index)[:, None]
+    return (shifted.float() / temperature).softmax(dim=-1)
 
 
 def _sample_filtered(probabilities: Tensor, rows: Seq[SamplingRow], chosen: list[int]) -> Tensor:
     """Min-p, then top-k, then top-p of what is left, in the order of falling probability (stable: ties by token id)."""
 
     def each(values: Seq[float]) -> Tensor:
-        return torch.tensor(values, device=probabilities.device)[:, None]
+        return on_device(values, probabilities.device)[:, None]
 
     ranked, order = probabilities.sort(dim=-1, descending=True, stable=True)
     vocab_size = ranked.shape[-1]
@@ -121,5 +131,5 @@ def _invert(weights: Tensor, rows: Seq[SamplingRow], chosen: list[int]) -> Tenso
     """The first index whose cumulative weight exceeds the row's uniform share of the total: never one of weight 0."""
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     shares = [uniform(rows[i].seed, rows[i].position) for i in chosen]
-    target = torch.tensor(shares, dtype=torch.float64, device=weights.device)[:, None] * cumulative[:, -1:]
+    target = on_device(shares, weights.device, torch.float64)[:, None] * cumulative[:, -1:]
     return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_(max=weights.shape[-1] - 1)

@@ -75,6 +75,8 @@ def schedule(state: SchedulerState) -> StepPlan:
     # take of a step with decodes in it is bounded, so that it does not make one wait either.
     prompts: list[Sequence] = []
     for sequence in state.running:
+        if sequence.is_complete:
+            continue  # it only waits until its last step is read
         if len(sequence.token_ids) - sequence.num_computed_tokens > 1:
             prompts.append(sequence)
         else:
@@ -198,10 +200,13 @@ class Scheduler:
             self._release(sequence)
 
     def schedule(self, max_prompt_tokens: int | None = None) -> list[Chunk]:
-        """Decide on the next step and prepare it: rows, blocks and cached tokens are in place when this returns.
+        """`plan` and `carry_out` at once."""
+        return self.carry_out(self.plan(max_prompt_tokens))
 
-        The caller computes every chunk and calls `advance` before it calls this again. `max_prompt_tokens` bounds the
-        prompts' share of a step that decodes share.
+    def plan(self, max_prompt_tokens: int | None = None) -> StepPlan:
+        """What the next step should be; nothing is changed.
+
+        `max_prompt_tokens` bounds the prompts' share of a step that decodes share.
         """
         state = SchedulerState(
             self._blocks,
@@ -211,24 +216,14 @@ class Scheduler:
             self._max_num_batched_tokens,
             max_prompt_tokens,
         )
-        return self._carry_out(schedule(state))
+        return schedule(state)
 
-    def advance(self, chunks: Iterable[Chunk]) -> None:
-        """Count the chunks' tokens as computed."""
-        for sequence, num_tokens in chunks:
-            sequence.num_computed_tokens += num_tokens
-            self._blocks.pass_window(sequence)
+    def carry_out(self, plan: StepPlan) -> list[Chunk]:
+        """Prepare a step that was planned just now: rows, blocks and cached tokens are in place when this returns.
 
-    def recompute(self, sequence: Sequence) -> None:
-        """All keys of a running sequence have become wrong: it keeps its row and computes them again, in new blocks.
-
-        Not in its old ones, which others may share and read as they are.
+        Nobody whom it preempts has a step in flight. The caller launches every chunk and then calls `advance`, before
+        it plans again.
         """
-        self._blocks.free(sequence)
-        sequence.num_computed_tokens = 0
-        sequence.block_hashes.clear()
-
-    def _carry_out(self, plan: StepPlan) -> list[Chunk]:
         for sequence in plan.preempted:
             self._preempt(sequence)
         for sequence, hits in plan.admitted.items():  # before anything grows: growth may evict what was found
@@ -246,6 +241,21 @@ class Scheduler:
                 self._blocks.register(sequence, target_tokens)
             chunks.append(Chunk(sequence, num_tokens))
         return chunks
+
+    def advance(self, chunks: Iterable[Chunk]) -> None:
+        """Count the chunks' tokens as computed: whatever the device is given from now on comes after them."""
+        for sequence, num_tokens in chunks:
+            sequence.num_computed_tokens += num_tokens
+            self._blocks.pass_window(sequence)
+
+    def recompute(self, sequence: Sequence) -> None:
+        """All keys of a running sequence have become wrong: it keeps its row and computes them again, in new blocks.
+
+        Not in its old ones, which others may share and read as they are.
+        """
+        self._blocks.free(sequence)
+        sequence.num_computed_tokens = 0
+        sequence.block_hashes.clear()
 
     def _enter(self, sequence: Sequence, hits: list[int]) -> None:
         """From waiting to running, with the cached blocks that were found for it."""

@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # the protocol speaks of tensors
     from millstream_runtime.engine.logits_processors import LogitsProcessor
 
 PRIORITY_STRIDE_ARRIVALS = 64
+UNREAD = -1  # no token: one that was sampled and not read yet
 
 
 @dataclass(slots=True, eq=False)
@@ -19,6 +20,9 @@ class Sequence:
 
         token_ids:   [ prompt ........ | generated .. ]
         computed:    [ in the KV cache .....)            <- chases len(token_ids), chunk by chunk
+
+    The last `num_unread_tokens` of them were sampled by steps whose results are not read yet: they count as known, but
+    their values are on the device alone (see `overlap`).
 
     A decode is the special case of one uncomputed token; a preempted sequence is the case of none computed, and a
     prefix-cache hit the case of a newcomer with some computed.
@@ -44,6 +48,11 @@ class Sequence:
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     processors: tuple[LogitsProcessor, ...] = ()
     is_plain_greedy: bool = False  # sampled by the argmax alone
+    steps_in_flight: int = 0  # launched and not read; while there are any, row and blocks stay its own
+    num_unread_tokens: int = 0
+    is_complete: bool = False  # nothing more of it is to be computed
+    has_ended: bool = False  # its last output was given, or nobody wants one: what is still in flight is dropped
+    has_bad_numbers: bool = False  # its logits were not finite: its blocks are zeroed before anyone else gets them
     rank: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,11 +63,27 @@ class Sequence:
         if params.is_penalised:
             self.token_counts = dict.fromkeys(self.token_ids, 0) if params.repetition_penalty != 1.0 else {}
 
-    def append(self, token_id: int) -> None:
-        """A sampled token becomes known."""
-        self.token_ids.append(token_id)
+    def expect(self) -> None:
+        """A step was launched that samples its next token."""
+        self.token_ids.append(UNREAD)
+        self.num_unread_tokens += 1
+
+    def accept(self, token_id: int) -> None:
+        """The oldest token that was expected is read."""
+        self.token_ids[self.num_read_tokens] = token_id
+        self.num_unread_tokens -= 1
         if self.token_counts is not None:
             self.token_counts[token_id] = self.token_counts.get(token_id, 0) + 1
+
+    def append(self, token_id: int) -> None:
+        """A sampled token becomes known at once."""
+        self.expect()
+        self.accept(token_id)
+
+    @property
+    def num_read_tokens(self) -> int:
+        """Known tokens whose values the host has."""
+        return len(self.token_ids) - self.num_unread_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -67,7 +92,7 @@ class Sequence:
 
     @property
     def num_generated_tokens(self) -> int:
-        """Tokens sampled so far."""
+        """Tokens sampled so far, read or not."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property

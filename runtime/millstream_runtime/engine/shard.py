@@ -13,9 +13,14 @@ import torch
 
 from millstream_runtime.config import Device, DType, RuntimeConfig
 from millstream_runtime.engine import memory
+from millstream_runtime.engine.buckets import Buckets
 from millstream_runtime.engine.forward import Forward
+from millstream_runtime.engine.graph_budget import buckets_within, estimate_bytes
+from millstream_runtime.engine.graphs import GraphedDecodes
 from millstream_runtime.engine.host import memory_limit_bytes, resident_bytes, usable_cpus
 from millstream_runtime.engine.kv_cache import KVCache
+from millstream_runtime.engine.recorders import Recorder
+from millstream_runtime.engine.static_decode import StaticDecode
 from millstream_runtime.engine.step_input import ChunkInput, StepInput
 from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
 from millstream_runtime.models.config import ModelConfig
@@ -78,27 +83,56 @@ def load(config: RuntimeConfig, placement: Placement, ranks: Ranks = ALONE, on_r
         raise too_large from None
 
 
-def make_cache(config: RuntimeConfig, placement: Placement, num_blocks: int, ranks: Place = ALONE) -> KVCache:
+def make_cache(
+    config: RuntimeConfig, placement: Placement, num_blocks: int, ranks: Place = ALONE, *, num_padding_blocks: int = 0
+) -> KVCache:
     """This rank's part of the KV pool: all blocks, its heads."""
     shape = rank_config(placement.model_config, ranks)
-    return KVCache(shape, num_blocks, config.block_size_tokens, placement.dtype, placement.device)
+    return KVCache(
+        shape,
+        num_blocks,
+        config.block_size_tokens,
+        placement.dtype,
+        placement.device,
+        num_padding_blocks=num_padding_blocks,
+    )
 
 
 def measure_memory(
-    config: RuntimeConfig, placement: Placement, model: Decoder, ranks: Place = ALONE
+    config: RuntimeConfig, placement: Placement, model: Decoder, ranks: Place = ALONE, *, with_graphs: bool = False
 ) -> memory.MemoryLedger:
-    """What this rank's pool may take. On CUDA all ranks measure together: the largest step is computed once."""
+    """What this rank's pool may take. On CUDA all ranks measure together: the largest step is computed once.
+
+    `with_graphs`: keep memory for CUDA graphs, which are recorded once the pool is there.
+    """
     if placement.device.type == "cpu":
         return memory.cpu_ledger(memory_limit_bytes() // ranks.size, resident_bytes())
-    return _cuda_ledger(config, placement, model, ranks)
+    return _cuda_ledger(config, placement, model, ranks, with_graphs)
 
 
-def memory_use(model: Decoder, cache: KVCache, ledger: memory.MemoryLedger) -> memory.MemoryUse:
-    """What this rank took, as far as it was measured."""
+def graphed_decodes(
+    config: RuntimeConfig, model: Decoder, cache: KVCache, max_model_len: int, recorder: Recorder
+) -> GraphedDecodes | None:
+    """The graph manager of this rank, with nothing recorded yet; None where no padded step is small enough."""
+    device = cache.heads[0].device
+    on_cuda = device.type == "cuda"
+    total_bytes = torch.cuda.mem_get_info(device)[1] if on_cuda else memory_limit_bytes()
+    limit_bytes = total_bytes * config.gpu_memory_utilization_percent // 100
+    block_bytes = cache.num_bytes // (cache.num_blocks + cache.num_padding_blocks)
+    buckets = _buckets(config, model.config, block_bytes, max_model_len, limit_bytes)
+    if buckets.largest is None:
+        return None
+    budget = estimate_bytes(buckets, block_bytes=block_bytes, num_layers=model.config.num_layers) if on_cuda else None
+    decode = StaticDecode(model, cache, buckets)
+    return GraphedDecodes(decode, buckets, recorder, cache.block_size_tokens, budget)
+
+
+def memory_use(model: Decoder, cache: KVCache, ledger: memory.MemoryLedger, graphs_bytes: int = 0) -> memory.MemoryUse:
+    """What this rank took, as far as it was measured. `graphs_bytes`: of the graphs recorded so far."""
     return memory.MemoryUse(
         weights_bytes=model.weight_bytes,
         activations_bytes=ledger.activations_bytes,
-        graphs_bytes=0 if cache.layers[0].device.type == "cpu" else None,  # a CPU has none; CUDA's are not measured
+        graphs_bytes=graphs_bytes,
         kv_cache_bytes=cache.num_bytes,
         kv_cache_tokens=cache.num_blocks * cache.block_size_tokens,
     )
@@ -126,7 +160,9 @@ def size_pool(
 
 
 @torch.inference_mode()
-def _cuda_ledger(config: RuntimeConfig, placement: Placement, model: Decoder, ranks: Place) -> memory.MemoryLedger:
+def _cuda_ledger(
+    config: RuntimeConfig, placement: Placement, model: Decoder, ranks: Place, with_graphs: bool
+) -> memory.MemoryLedger:
     """Measure the activations of the largest step on a small throw-away pool, then count what is left."""
     device = placement.device
     num_tokens = min(config.max_num_batched_tokens, placement.model_config.max_model_len)
@@ -144,12 +180,29 @@ def _cuda_ledger(config: RuntimeConfig, placement: Placement, model: Decoder, ra
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     limit_bytes = total_bytes * config.gpu_memory_utilization_percent // 100
     used_bytes = total_bytes - free_bytes
-    return memory.MemoryLedger(
-        limit_bytes=limit_bytes,
-        used_bytes=used_bytes,
-        reserve_bytes=activation_bytes,
-        available_bytes=max(0, limit_bytes - used_bytes - activation_bytes),
-        activations_bytes=activation_bytes,
+    graphs_bytes = _graphs_estimate_bytes(config, placement, ranks, limit_bytes) if with_graphs else 0
+    return memory.cuda_ledger(limit_bytes, used_bytes, activation_bytes, graphs_bytes)
+
+
+def _graphs_estimate_bytes(config: RuntimeConfig, placement: Placement, ranks: Place, limit_bytes: int) -> int:
+    """What graphs and their padding blocks will take: on the full side, since nothing is recorded yet."""
+    shape = rank_config(placement.model_config, ranks)
+    block_bytes = shape.kv_bytes_per_token(placement.dtype.itemsize) * config.block_size_tokens
+    buckets = _buckets(config, shape, block_bytes, shape.max_model_len, limit_bytes)
+    graphs_bytes = estimate_bytes(buckets, block_bytes=block_bytes, num_layers=shape.num_layers)
+    return graphs_bytes + KVCache.PADDING_BLOCKS * block_bytes
+
+
+def _buckets(
+    config: RuntimeConfig, model_config: ModelConfig, block_bytes: int, max_model_len: int, limit_bytes: int
+) -> Buckets:
+    return buckets_within(
+        limit_bytes,
+        block_bytes=block_bytes,
+        num_layers=model_config.num_layers,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+        block_size_tokens=config.block_size_tokens,
     )
 
 

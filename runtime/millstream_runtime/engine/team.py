@@ -21,7 +21,9 @@ from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.messages import Allocate, Command, Load, Loaded, Measure, Measured
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine import memory, shard
+from millstream_runtime.engine.execution import Execution, choose
 from millstream_runtime.engine.forward import Forward
+from millstream_runtime.engine.kv_cache import KVCache
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.models.parallel import ALONE, Ranks
 from millstream_runtime.models.registry import OnRead, expected_weights
@@ -118,31 +120,48 @@ class Assembled:
     forward: Forward
     pool: memory.PoolSize
     memory_use: memory.MemoryUse  # rank 0's
+    execution: Execution
 
 
 def assemble(
-    config: RuntimeConfig, team: Team, on_phase: Callable[[str, str], None], on_read: OnRead | None = None
+    config: RuntimeConfig,
+    team: Team,
+    on_phase: Callable[[str, str], None],
+    on_read: OnRead | None = None,
+    execution: Execution | None = None,
 ) -> Assembled:
     """Load every rank's share and give all of them a pool of the same blocks.
 
     Args:
         on_read: told how far rank 0 has read its share.
+        execution: where it is not what `execution.choose` says.
 
     Raises:
         RuntimeFailure: what any rank failed with.
     """
     ranks = team.ranks
     placement = shard.place(config, ranks)
+    if execution is None:
+        execution = choose(config, placement.model_config, placement.device, ranks.size)
+    recorder = execution.recorder
     team.tell(Load(config))
     model = shard.load(config, placement, ranks, on_read)
     team.hear(Loaded)
     on_phase("SizingKVCache", f"{memory.gibibytes(model.weight_bytes)} of weights are loaded.")
     team.tell(Measure())
     with team.computing():
-        ledger = shard.measure_memory(config, placement, model, ranks)
+        ledger = shard.measure_memory(config, placement, model, ranks, with_graphs=recorder is not None)
     room = min([ledger.available_bytes, *(one.available_bytes for one in team.hear(Measured))])
     pool = shard.size_pool(config, placement, replace(ledger, available_bytes=room), ranks)
     team.tell(Allocate(pool.num_blocks))
-    cache = shard.make_cache(config, placement, pool.num_blocks, ranks)
-    use = shard.memory_use(model, cache, ledger)
-    return Assembled(placement, Forward(model, cache, placement.device), pool, use)
+    padding_blocks = 0 if recorder is None else KVCache.PADDING_BLOCKS
+    cache = shard.make_cache(config, placement, pool.num_blocks, ranks, num_padding_blocks=padding_blocks)
+    forward = Forward(model, cache, placement.device)
+    graphs_bytes = 0
+    if recorder is not None:
+        on_phase("WarmingUp", "Recording the first CUDA graphs.")
+        forward.graphs = shard.graphed_decodes(config, model, cache, pool.max_model_len, recorder)
+        if forward.graphs is not None:
+            graphs_bytes = forward.graphs.record_first().num_bytes
+    use = shard.memory_use(model, cache, ledger, graphs_bytes)
+    return Assembled(placement, forward, pool, use, execution)

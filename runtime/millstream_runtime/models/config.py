@@ -53,6 +53,11 @@ class ModelConfig:
         return max(limited) if len(limited) == self.num_layers else None
 
     @property
+    def waits_for_device(self) -> bool:
+        """Whether the pass reads numbers back from the device to go on: then no CUDA graph can hold it."""
+        return False
+
+    @property
     def kv_shape(self) -> tuple[int, int]:
         """What the KV pool keeps of one token in one layer: `(rows, elements)`; here all keys, then all values."""
         return 2 * self.num_kv_heads, self.head_dim

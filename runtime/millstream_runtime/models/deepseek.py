@@ -66,6 +66,10 @@ class DeepseekConfig(ModelConfig):
         return 1, self.kv_lora_rank + self.head_dim
 
     @property
+    def waits_for_device(self) -> bool:
+        return True
+
+    @property
     def attention_scale(self) -> float:
         """YaRN's temperature, if asked for on all of a head, is on the scores here (squared: query and key)."""
         mscale = yarn_mscale(self.rope.factor, self.rope.mscale_all_dim) if self.rope.mscale_all_dim else 1.0

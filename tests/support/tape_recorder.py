@@ -1,0 +1,59 @@
+"""What a CUDA graph does, on a CPU: the operations of one pass are written down, and replayed on the same memory.
+
+A replay runs no Python of the pass. Whatever the pass took from the host when it was recorded (a length, a shape, a
+branch) is frozen, exactly as in a graph; only what it reads from tensors can differ. Reading a number back to the host,
+which ends a capture on CUDA, ends this one too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from millstream_runtime.engine.recorders import Recorded
+
+_READS_BACK = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::is_nonzero", "aten::equal"}
+BYTES_PER_OPERATION = 1  # so that whoever adds bytes up has something to add
+
+
+class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name in _READS_BACK:
+            raise RuntimeError(f"{func._schema.name} waits for the device: it cannot be recorded")
+        result = func(*args, **(kwargs or {}))
+        self.operations.append((func, args, kwargs or {}, result))
+        return result
+
+    def replay(self) -> None:
+        with torch.inference_mode():
+            for func, args, kwargs, recorded in self.operations:
+                result = func(*args, **kwargs)
+                for new, old in zip(tree_leaves(result), tree_leaves(recorded), strict=True):
+                    if isinstance(old, torch.Tensor) and new.data_ptr() != old.data_ptr():
+                        old.copy_(new)  # a graph writes its results where they were when it was recorded
+
+
+class TapeRecorder:
+    """`engine.recorders.Recorder`. `tapes`: the operations of each recording; `fail_after`: then memory is short."""
+
+    def __init__(self, fail_after: int | None = None) -> None:
+        self.tapes: list[int] = []
+        self._fail_after = fail_after
+
+    def record(self, compute: Callable[[], None]) -> Recorded:
+        if self._fail_after is not None and len(self.tapes) >= self._fail_after:
+            raise torch.OutOfMemoryError("no memory for another graph")
+        compute()
+        tape = _Tape()
+        with tape:
+            compute()
+        self.tapes.append(len(tape.operations))
+        return Recorded(tape.replay, 0.25, len(tape.operations) * BYTES_PER_OPERATION)
