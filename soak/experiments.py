@@ -136,8 +136,25 @@ async def reference(world: World, operator: OperatorProcess, scenario: Scenario)
             lambda: world.state(namespace), lambda state: not _left(state), what="gone", seconds=PREPARE_SECONDS
         )
     await asyncio.sleep(AFTERMATH_SECONDS)
+    if scenario.ends_ready:
+        await _ready(world, namespace)
+    state = await _settled_state(world, namespace)
     asked = [x.asked for x in operator.proxy.exchanges if x.asked.namespace == namespace and x.asked.at >= began]
-    return Reference(await world.state(namespace), [one for one in asked if not one.watch])
+    return Reference(state, [one for one in asked if not one.watch])
+
+
+async def _settled_state(world: World, namespace: str) -> Snapshot:
+    """What a namespace comes to: the first state that lasts. Damage, for one, is Ready until somebody notices it."""
+
+    async def lasting() -> tuple[Snapshot, Snapshot]:
+        before = await world.state(namespace)
+        await asyncio.sleep(AFTERMATH_SECONDS)
+        return before, await world.state(namespace)
+
+    def lasts(pair: tuple[Snapshot, Snapshot]) -> bool:
+        return not differences(*pair)
+
+    return (await eventually(lasting, lasts, what="at rest", seconds=PREPARE_SECONDS))[1]
 
 
 async def prepare(world: World, namespace: str) -> None:
