@@ -21,6 +21,7 @@ from typing import Any
 
 import kopf
 
+from millstream_operator import garbage
 from millstream_operator.health import HealthServer
 from millstream_operator.kopf_settings import kopf_settings, login
 from millstream_operator.listings import Listings
@@ -167,6 +168,7 @@ class Operator:
     async def _first_listing(self) -> None:
         await self.listings.first()
         self.facts.advance()
+        garbage.settle()
 
     async def _run_parts(self, competing: list[asyncio.Task[None]]) -> None:
         """Run everything until one part ends. The parts start before kopf: it cancels what it did not find there."""

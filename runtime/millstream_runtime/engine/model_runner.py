@@ -12,6 +12,7 @@ from millstream_runtime.engine import logprobs
 from millstream_runtime.engine.forward import Forward
 from millstream_runtime.engine.graphs import GraphUse
 from millstream_runtime.engine.last_tokens import LastTokens, UnreadInputs
+from millstream_runtime.engine.pacing import balance_tokens, work
 from millstream_runtime.engine.request import TokenLogprobs
 from millstream_runtime.engine.sampler import SamplingRow, greedy, greedy_on_device, sample
 from millstream_runtime.engine.scheduler import Chunk
@@ -66,6 +67,7 @@ class ModelRunner:
         self._device = forward.device
         self._model_config = config = forward.model.config
         self.threads = Threads(torch.get_num_threads())  # until they are measured
+        self._balance_tokens = balance_tokens(config)
         # A checkpoint may name an end-of-sequence token that its vocabulary lacks: it can never come up.
         self._eos_token_ids = frozenset(one for one in eos_token_ids if 0 <= one < config.vocab_size)
 
@@ -98,13 +100,17 @@ class ModelRunner:
         logits_rows = [*(list(slab.rows) for slab in slabs), *([last_rows] if last_rows else [])]
         step = StepInput(token_ids, inputs, logits_rows)
         self._announce(step)
-        self.threads.use(len(token_ids))
+        self.threads.use(lambda: self._work(inputs))
         residual = self._forward.residual(step, lambda tokens: self._fill(tokens, unread))
         for slab in slabs:
             self._record_prompt_logprobs(slab, self._forward.logits(residual, slab.rows))
         if not sampling:
             return Launched([], list)
         return Launched(sampling, self._sample(self._forward.logits(residual, last_rows), sampling))
+
+    def _work(self, inputs: list[ChunkInput]) -> float:
+        """Of a step, in tokens without context."""
+        return sum(work(one.num_tokens, one.context_len - one.num_tokens, self._balance_tokens) for one in inputs)
 
     def _fill(self, token_ids: Tensor, unread: UnreadInputs) -> None:
         if self._last_tokens is not None:

@@ -26,7 +26,7 @@ LEAST_TARGET_RATIO = 1.6  # noise that shorter chunks cannot cure must not keep 
 MIXED_STEPS_REMEMBERED = 64
 LEAST_MIXED_STEPS = 16  # before their spread means anything
 DECODE_STEPS_REMEMBERED = 64
-LEAST_PROMPT_TOKENS = 8  # a prompt goes on, whatever happens
+LEAST_PROMPT_TOKENS = 2  # a prompt goes on, whatever happens; a chunk of one token would look like a decode
 FIRST_PROMPT_TOKENS = 32  # before anything is known of a chunk's cost
 GROWTH_LIMIT = 2.0  # from one mixed step to the next: what is only predicted is approached, not jumped at
 SMOOTHING = 0.4  # weight of the newest measurement
@@ -53,9 +53,9 @@ def balance_tokens(config: ModelConfig) -> float:
     return linear / (2 * query)  # scores and values, each one multiplication a token of context and element of a query
 
 
-def work(prompt_tokens: float, context_tokens: int, balance_tokens: float) -> float:
+def work(num_tokens: float, context_tokens: int, balance_tokens: float) -> float:
     """The cost of a chunk, in tokens without context: each attends to what is before it. See `balance_tokens`."""
-    return prompt_tokens * (1 + (context_tokens + prompt_tokens / 2) / balance_tokens)
+    return num_tokens * (1 + (context_tokens + num_tokens / 2) / balance_tokens)
 
 
 def prompt_tokens_within(seconds: float, seconds_per_work: float, context_tokens: int, balance_tokens: float) -> int:

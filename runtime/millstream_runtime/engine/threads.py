@@ -4,8 +4,11 @@ Waking a second thread costs some tens of microseconds a parallel region, and mu
 core. A decode of a small model has hundreds of regions of about that length, so one thread may be quicker than two; a
 prompt's chunk has few and long ones. So the answer is looked for at two sizes of step, and prompts take all threads.
 
-    tokens a step   1 ... FEW_TOKENS   ... SOME_TOKENS   more
-    threads         measured at 1      measured at 16    all
+    work of a step   1 ... FEW_TOKENS   ... SOME_TOKENS   more
+    threads          measured at 1      measured at 16    all
+
+The work is counted in tokens without context (`pacing.work`): two tokens of a prompt behind 8,000 others attend for
+longer than all layers of a small model multiply, and that on as many threads as there are.
 
 `choose` is the decision, pure; `measure` runs steps. With several ranks each keeps its share of the cores as it is.
 """
@@ -28,18 +31,18 @@ BUDGET_SECONDS = 0.3  # for each size; a model whose steps are longer has work e
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """`limits`: from few tokens a step to many, (most tokens, threads); beyond them `all_threads`."""
+    """`limits`: from little work a step to much, (most tokens, threads); beyond them `all_threads`."""
 
     all_threads: int
     limits: tuple[tuple[int, int], ...] = ()
 
-    def of(self, num_tokens: int) -> int:
-        """Threads for a step of so many tokens."""
-        return next((threads for most, threads in self.limits if num_tokens <= most), self.all_threads)
+    def of(self, work_tokens: float) -> int:
+        """Threads for a step of so much work."""
+        return next((threads for most, threads in self.limits if work_tokens <= most), self.all_threads)
 
-    def use(self, num_tokens: int) -> None:
-        """Let torch compute the next step with as many. Costs a microsecond."""
-        if self.limits and torch.get_num_threads() != (threads := self.of(num_tokens)):
+    def use(self, work_tokens: Callable[[], float]) -> None:
+        """Let torch compute the next step with as many. Where none were measured, nobody asks for the work."""
+        if self.limits and torch.get_num_threads() != (threads := self.of(work_tokens())):
             torch.set_num_threads(threads)
 
     def describe(self) -> str:
