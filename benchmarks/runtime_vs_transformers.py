@@ -111,3 +111,7 @@ def main(argv: list[str] | None = None) -> None:
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.write_text(json.dumps(report, indent=2) + "\n")
     print(f"saved {args.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -37,7 +37,7 @@ from benchmarks.random_model import write_random_model
 from benchmarks.runtime_vs_transformers import DEMO_MODEL
 from benchmarks.shapes import LARGER
 
-RESULT = Path(__file__).parent / "results" / "vs_peers.json"
+RESULTS = Path(__file__).parent / "results"  # one file a model: each is kept as soon as it is there
 DTYPES = ("float32", "bfloat16", "float16")
 FAR_BEHIND = 1.5  # times the best of its kind in the first round: not worth the rounds to come
 OURS, TRANSFORMERS, LLAMA_CPP = "millstream", "transformers", "llama.cpp"
@@ -203,20 +203,20 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES, help="that transformers may use")
     parser.add_argument("--most-new-tokens", type=int, default=MAX_NEW_TOKENS, help="of the longest answer")
     parser.add_argument("--peers-python", type=Path, help="an interpreter with llama-cpp-python and gguf")
-    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args(argv)
     if args.rounds < 1 or not 1 <= args.most_new_tokens <= MAX_NEW_TOKENS:
         parser.error(f"--rounds must be at least 1, and --most-new-tokens 1 to {MAX_NEW_TOKENS}")
-    models: dict[str, Any] = {}
-    report = {"rounds": args.rounds, "machine": machine.describe(), "models": models}
+    args.output.mkdir(parents=True, exist_ok=True)
     for model in args.models:
+        report = {"rounds": args.rounds, "transformers_dtypes": list(args.dtypes), "machine": machine.describe()}
         with tempfile.TemporaryDirectory() as scratch:
             folder, name = model_folder(model, Path(scratch))
             print(f"\n{name}", flush=True)
-            models[model] = {"name": name, **run_model(folder, Path(scratch), args)}
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"\nsaved {args.output}")
+            report |= {"model": name, **run_model(folder, Path(scratch), args)}
+        path = args.output / f"vs_peers_{model}.json"
+        path.write_text(json.dumps(report, indent=2) + "\n")
+        print(f"\nsaved {path}")
 
 
 def model_folder(model: str, scratch: Path) -> tuple[Path, str]:
