@@ -28,6 +28,8 @@ from millstream_runtime.models.attention import AttentionSpec
 PADDING_LIMIT_TOKENS = 256
 # Scores of a prompt chunk are masked in slabs of queries, so that the mask stays below this.
 MASK_LIMIT_ELEMENTS = 4 << 20
+# In a larger chunk the arithmetic binds, not the reading of keys and values.
+MOST_MERGED_QUERIES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ class _Prefill:
         self._block_size_tokens = cache.block_size_tokens
         self._device = cache.heads[0].device
         self._slabs: dict[int | None, list[_Slab]] = {}
+        self._merged_masks: dict[tuple[int | None, int], Tensor] = {}  # by window and heads of a group
 
     @cached_property
     def _blocks(self) -> Tensor:
@@ -140,8 +143,11 @@ class _Prefill:
             tokens = _gather(pool, self._blocks, self._block_size_tokens)[0, :, :context_len]
         # Heads take the place of the batch, and the group that of the heads, over keys that are not repeated.
         rows = query.permute(1, 2, 0, 3)  # [KV, group, num_tokens, D]
-        keys, values = (part.unsqueeze(1).expand(-1, rows.shape[1], -1, -1) for part in keys_values(tokens, spec))
         window = None if spec.window is None or spec.window >= context_len else spec.window
+        is_small = self._chunk.num_tokens <= MOST_MERGED_QUERIES and self._chunk.num_tokens < context_len
+        if is_small and len(slabs := self._slabs_of(window)) == 1:
+            return self._merged(rows, *keys_values(tokens[:, slabs[0].keys], spec), window, spec)
+        keys, values = (part.unsqueeze(1).expand(-1, rows.shape[1], -1, -1) for part in keys_values(tokens, spec))
         if self._chunk.num_tokens == context_len and window is None and spec.softcap is None:
             attended = F.scaled_dot_product_attention(rows, keys, values, is_causal=True, scale=spec.scale)
         else:
@@ -153,6 +159,19 @@ class _Prefill:
                 dim=2,
             )
         return attended.permute(2, 0, 1, 3)
+
+    def _merged(self, rows: Tensor, keys: Tensor, values: Tensor, window: int | None, spec: AttentionSpec) -> Tensor:
+        """The heads of a group as more queries of one head, which reads its keys and values once for all of them.
+
+        Behind a long context, reading is what a small chunk costs.
+        """
+        num_heads, group, num_tokens, head_dim = rows.shape
+        if (window, group) not in self._merged_masks:
+            (slab,) = self._slabs_of(window)
+            self._merged_masks[window, group] = slab.mask.repeat(group, 1)
+        queries = rows.reshape(1, num_heads, group * num_tokens, head_dim)
+        attended = attend(queries, keys[None], values[None], self._merged_masks[window, group], spec)
+        return attended.view(num_heads, group, num_tokens, -1).permute(2, 0, 1, 3)
 
     def _slabs_of(self, window: int | None) -> list[_Slab]:
         if window not in self._slabs:
