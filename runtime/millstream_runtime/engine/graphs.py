@@ -9,9 +9,9 @@ running them. A graph launches all of them at once.
                                                       no ──────────────▶ eager
 
 When recording happens: a few buckets at boot (`Buckets.at_start`), before the first request; any other when a load has
-met it MEETINGS_BEFORE_RECORDING times. A recording takes some eager steps
-and the capture itself, for which whoever runs just then waits. So it is done once it will pay, it is never repeated, and each one is
-counted and logged with its seconds and bytes. One that fails (memory, or an operation that cannot be recorded) leaves
+met it MEETINGS_BEFORE_RECORDING times. A recording takes some eager steps and the capture itself, for which
+whoever runs just then waits. So it is done once it will pay, it is never repeated, and each one is counted and logged
+with its seconds and bytes. One that fails (memory, or an operation that cannot be recorded) leaves
 its bucket eager for good and harms no request; beyond the budget nothing is recorded any more.
 
 No `torch.compile`: it would compile at every cold start, and a pod is to be Ready in seconds.
