@@ -3,9 +3,10 @@
 bounded     as served: the chunks follow the measured step time (`engine/pacing.py`)
 unbounded   the same with chunks of --max-num-batched-tokens, as without the bound
 alone       the prompt with nobody beside it
+without     the answers with no prompt, over as many steps as it took to enter: what their own growing contexts do
 
 Target: the 99th percentile of the gaps between tokens while the prompt enters is at most 4 times their median before.
-The two alternate in one process, on the demo model, over random token ids.
+All take turns in one process, on the demo model, over random token ids.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 from benchmarks import machine
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.engine.engine import Engine
+from millstream_runtime.engine.pacing import Pace, balance_tokens
 from millstream_runtime.engine.request import Request, SamplingParams
 
 RESULT = Path(__file__).parent / "results" / "long_prompt_latency.json"
@@ -32,9 +34,26 @@ PROMPT_TOKENS, NUM_DECODES, STEPS_BEFORE = 8000, 4, 120
 TARGET = 4.0
 
 
-def run_once(engine: Engine, rng: random.Random, *, bounded: bool) -> dict[str, float]:
-    """Four answers run; after a while the long prompt enters. Gaps in seconds, and the prompt's own time."""
-    engine._max_prompt_tokens = engine.bound if bounded else lambda: None  # type: ignore[attr-defined, method-assign]
+class Unbounded(Pace):
+    """As if there were no bound."""
+
+    def most_tokens(self, context_tokens: int) -> None:
+        """As many as the budget of a step allows."""
+
+    def layers(self, prompt_work: float) -> int:
+        """All."""
+        return self._num_layers
+
+
+def run_once(
+    engine: Engine, rng: random.Random, *, bounded: bool, steps_without: int | None = None
+) -> dict[str, float]:
+    """Four answers run; after a while the long prompt enters. Gaps in seconds, and the prompt's own time.
+
+    `steps_without`: so many steps in which it does not.
+    """
+    shape = engine.model_config
+    engine._prompts.pace = (Pace if bounded else Unbounded)(balance_tokens(shape), shape.num_layers)
     vocab_size = engine.model_config.vocab_size
     for index in range(NUM_DECODES):
         prompt = [rng.randrange(3, vocab_size) for _ in range(32)]
@@ -42,10 +61,11 @@ def run_once(engine: Engine, rng: random.Random, *, bounded: bool) -> dict[str, 
     for _ in range(20):
         engine.step()
     before = gaps_of(engine, STEPS_BEFORE)
-    prompt = [rng.randrange(3, vocab_size) for _ in range(PROMPT_TOKENS)]
-    engine.add_request(Request("long", prompt, SamplingParams(1, temperature=0.0, ignore_eos=True)))
+    if steps_without is None:
+        prompt = [rng.randrange(3, vocab_size) for _ in range(PROMPT_TOKENS)]
+        engine.add_request(Request("long", prompt, SamplingParams(1, temperature=0.0, ignore_eos=True)))
     began = engine.step_clock()
-    during = gaps_of(engine, None)
+    during = gaps_of(engine, steps_without)
     prefill_seconds = engine.step_clock() - began
     for index in range(NUM_DECODES):
         engine.abort(f"answer-{index}")
@@ -111,12 +131,13 @@ def main(argv: list[str] | None = None) -> None:
     if args.processor_time:
         engine.step_clock = time.process_time
     engine.warm_up()
-    engine.bound = engine._max_prompt_tokens  # type: ignore[attr-defined]
     rng = random.Random(11)
-    runs: dict[str, list[dict[str, float]]] = {"unbounded": [], "bounded": []}
+    runs: dict[str, list[dict[str, float]]] = {"unbounded": [], "bounded": [], "without": []}
     for _ in range(args.repeats):
-        for name, results in runs.items():
-            results.append(run_once(engine, rng, bounded=name == "bounded"))
+        runs["unbounded"].append(run_once(engine, rng, bounded=False))
+        runs["bounded"].append(run_once(engine, rng, bounded=True))
+        steps = int(runs["bounded"][-1]["steps"])
+        runs["without"].append(run_once(engine, rng, bounded=True, steps_without=steps))
     alone_seconds = statistics.median(alone(engine, rng) for _ in range(2))
     report: dict[str, Any] = {"machine": machine.describe(), "model": args.model.name, "target_ratio": TARGET}
     report["clock"] = "processor time of one thread" if args.processor_time else "wall"

@@ -81,14 +81,14 @@ def test_no_launch_waits_for_the_device(how: str, folder: Path) -> None:
     answers_of(engine, GREEDY)  # first calls take workspaces, and record what is met
     launch = engine._runner.launch
 
-    def strictly(chunks: Any) -> Any:
+    def strictly(*step: Any) -> Any:
         torch.cuda.set_sync_debug_mode("error")
         try:
-            return launch(chunks)
+            return launch(*step)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    engine._runner.launch = strictly  # type: ignore[method-assign]
+    engine._runner.launch = strictly  # type: ignore[method-assign, assignment]
     engine.add_request(Request("a", [1, 2, 3], GREEDY))
     engine.add_request(Request("b", [3, 2, 1, 4], SamplingParams(20, temperature=0.8, seed=3, ignore_eos=True)))
     while engine.has_work():

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from millstream_runtime.engine import threads
 from millstream_runtime.engine.kv_cache import KVCache
 from millstream_runtime.engine.transfer import on_device
 from millstream_runtime.models.attention import AttentionSpec
@@ -28,6 +29,8 @@ from millstream_runtime.models.attention import AttentionSpec
 PADDING_LIMIT_TOKENS = 256
 # Scores of a prompt chunk are masked in slabs of queries, so that the mask stays below this.
 MASK_LIMIT_ELEMENTS = 4 << 20
+# So many queries of a chunk compute for about as long as reading their keys and values from memory takes.
+QUERIES_A_READING = 4
 # In a larger chunk the arithmetic binds, not the reading of keys and values.
 MOST_MERGED_QUERIES = 32
 
@@ -45,9 +48,10 @@ class AttentionChunk:
 class TorchAttention:
     """Attention of one step. Chunks of one token come first, in the order of the query's rows."""
 
-    def __init__(self, cache: KVCache, slots: Tensor, chunks: Seq[AttentionChunk]) -> None:
-        """`slots`: `[T]` int64, the pool place of every new token."""
+    def __init__(self, cache: KVCache, slots: Tensor, chunks: Seq[AttentionChunk], all_threads: int = 1) -> None:
+        """`slots`: `[T]` int64, the pool place of every new token. `all_threads`: of a CPU, where a call reads much."""
         self._cache = cache
+        self._all_threads = all_threads if cache.heads[0].device.type == "cpu" else 1
         self._slots = slots
         num_decodes = next((i for i, chunk in enumerate(chunks) if chunk.num_tokens > 1), len(chunks))
         self._calls: list[_Call] = []
@@ -65,12 +69,17 @@ class TorchAttention:
         num_kv_heads = 1 if spec.latent_dim else pool.shape[0] // 2
         grouped = query.view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
         if len(self._calls) == 1:
-            attended = self._calls[0](pool, grouped, spec)
+            attended = self._attend(self._calls[0], pool, grouped, spec)
         else:
-            attended = torch.cat([call(pool, grouped[call.rows], spec) for call in self._calls])
+            attended = torch.cat([self._attend(call, pool, grouped[call.rows], spec) for call in self._calls])
         if spec.latent_dim:
             attended = attended[..., : spec.latent_dim]
         return attended.reshape(num_tokens, -1)
+
+    def _attend(self, call: _Call, pool: Tensor, query: Tensor, spec: AttentionSpec) -> Tensor:
+        token_bytes = pool.shape[0] * pool.shape[2] * pool.element_size()
+        with threads.reading(call.tokens_read(spec.window) * token_bytes, self._all_threads):
+            return call(pool, query, spec)
 
 
 class _StridedDecode:
@@ -82,6 +91,10 @@ class _StridedDecode:
         self._first_slot = homes[0] * block
         self._stride_slots = (homes[1] - homes[0]) * block if len(homes) > 1 else 0
         self._lens = _Lengths([chunk.context_len for chunk in chunks], cache.heads[0])
+
+    def tokens_read(self, window: int | None) -> int:
+        """What the call reads of a layer with that window."""
+        return self._lens.columns(window)
 
     def __call__(self, pool: Tensor, query: Tensor, spec: AttentionSpec) -> Tensor:
         """`[rows, KV, group, D]`, of this call's rows."""
@@ -108,6 +121,10 @@ class _GatheredDecode:
         self._blocks = on_device(tables, cache.heads[0].device)
         self._block_size_tokens = cache.block_size_tokens
 
+    def tokens_read(self, window: int | None) -> int:
+        """What the call reads of a layer with that window."""
+        return self._lens.columns(window)
+
     def __call__(self, pool: Tensor, query: Tensor, spec: AttentionSpec) -> Tensor:
         """`[rows, KV, group, D]`."""
         first, mask = self._lens.seen(spec.window)
@@ -125,13 +142,19 @@ class _Prefill:
         self._chunk = chunk
         self.rows = slice(start, start + chunk.num_tokens)
         self._block_size_tokens = cache.block_size_tokens
-        self._device = cache.heads[0].device
+        self._like = cache.heads[0]
         self._slabs: dict[int | None, list[_Slab]] = {}
         self._merged_masks: dict[tuple[int | None, int], Tensor] = {}  # by window and heads of a group
 
     @cached_property
     def _blocks(self) -> Tensor:
-        return on_device([self._chunk.block_table], self._device)
+        return on_device([self._chunk.block_table], self._like.device)
+
+    def tokens_read(self, window: int | None) -> int:
+        """The time that the call takes, as tokens that a decode would read in it: it computes, where a decode waits."""
+        num_tokens, context_len = self._chunk.num_tokens, self._chunk.context_len
+        seen = context_len if window is None else min(context_len, window + num_tokens)
+        return seen * max(1, num_tokens // QUERIES_A_READING)
 
     def __call__(self, pool: Tensor, query: Tensor, spec: AttentionSpec) -> Tensor:
         """`[num_tokens, KV, group, D]`."""
@@ -175,7 +198,7 @@ class _Prefill:
 
     def _slabs_of(self, window: int | None) -> list[_Slab]:
         if window not in self._slabs:
-            self._slabs[window] = _slabs(self._chunk.num_tokens, self._chunk.context_len, window, self._device)
+            self._slabs[window] = _slabs(self._chunk.num_tokens, self._chunk.context_len, window, self._like)
         return self._slabs[window]
 
 
@@ -202,6 +225,10 @@ class _Lengths:
             self._seen[window] = first, self._mask(window, first) if ragged else None
         return self._seen[window]
 
+    def columns(self, window: int | None) -> int:
+        """Of all rows together, padding included, those that a window leaves to be seen."""
+        return self.count * (self.longest - self.seen(window)[0])
+
     def _mask(self, window: int | None, first: int) -> Tensor:
         """Every row of the mask is a piece of the same line, found by where its zeros end: one operation for all."""
         most = 1 << (self.longest - 1).bit_length()  # so that the line lasts for many steps
@@ -227,26 +254,25 @@ def _mask_line(most_tokens: int, window: int | None, dtype: torch.dtype, device:
 
 @dataclass(frozen=True, slots=True)
 class _Slab:
-    """Some queries of a chunk, the keys that any of them sees, and which sees which: `[queries, keys]` bool."""
+    """Some queries of a chunk, the keys that any of them sees, and what is added to the scores: `[queries, keys]`."""
 
     queries: slice
     keys: slice
     mask: Tensor
 
 
-def _slabs(num_tokens: int, context_len: int, window: int | None, device: torch.device) -> list[_Slab]:
+def _slabs(num_tokens: int, context_len: int, window: int | None, like: Tensor) -> list[_Slab]:
     """Cut the queries of a chunk so that no mask grows beyond MASK_LIMIT_ELEMENTS."""
     step = max(1, MASK_LIMIT_ELEMENTS // context_len)
+    line, line_end = _mask_line(1 << (context_len - 1).bit_length(), window, like.dtype, like.device)
     slabs = []
     for start in range(0, num_tokens, step):
         stop = min(start + step, num_tokens)
         first_position, end = context_len - num_tokens + start, context_len - num_tokens + stop
         first_key = 0 if window is None else max(0, first_position - window + 1)
-        positions = torch.arange(first_position, end, device=device)[:, None]
-        keys = torch.arange(first_key, end, device=device)[None, :]
-        mask = keys <= positions
-        if window is not None:
-            mask &= keys > positions - window
+        first_piece = line_end - (first_position + 1) + first_key  # of the first query; the next one's is before it
+        pieces = torch.arange(first_piece, first_piece - (stop - start), -1, device=like.device)
+        mask = line.unfold(0, end - first_key, 1).index_select(0, pieces)
         slabs.append(_Slab(slice(start, stop), slice(first_key, end), mask))
     return slabs
 
@@ -325,11 +351,11 @@ def _attend_decodes(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | 
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
-    """`query` `[.., group, D]` over `keys`, `values` `[.., tokens, D]`; `mask`: added, or bool with True for seen."""
+    """`query` `[.., group, D]` over `keys`, `values` `[.., tokens, D]`; `mask`: added to the scores."""
     if spec.softcap is None:
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=spec.scale)
     scores = torch.matmul(query, keys.mT).mul_(spec.scale / spec.softcap).tanh_().mul_(spec.softcap)
     if mask is not None:
-        scores = scores.masked_fill_(~mask, float("-inf")) if mask.dtype == torch.bool else scores.add_(mask)
+        scores = scores.add_(mask)
     wide = torch.promote_types(scores.dtype, torch.float32)
     return torch.matmul(scores.softmax(dim=-1, dtype=wide).to(query.dtype), values)

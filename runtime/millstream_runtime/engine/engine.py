@@ -19,13 +19,15 @@ from millstream_runtime.engine.block_manager import BlockManager
 from millstream_runtime.engine.execution import Execution
 from millstream_runtime.engine.graphs import GraphUse
 from millstream_runtime.engine.last_tokens import LastTokens
+from millstream_runtime.engine.layered_prefill import ChunkSlice
 from millstream_runtime.engine.logits_processors import LogitsProcessor
 from millstream_runtime.engine.memory import MemoryUse
 from millstream_runtime.engine.model_runner import ModelRunner, Sampled
 from millstream_runtime.engine.overlap import StepInFlight, reasons_to_wait
-from millstream_runtime.engine.pacing import Pace, StepTime, balance_tokens
+from millstream_runtime.engine.pacing import balance_tokens
+from millstream_runtime.engine.prompt_share import PromptShare
 from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill, Request, SamplingParams, TokenOutput
-from millstream_runtime.engine.scheduler import Chunk, Scheduler
+from millstream_runtime.engine.scheduler import Chunk, Scheduler, StepPlan
 from millstream_runtime.engine.sequence import Sequence
 from millstream_runtime.engine.team import Team, assemble, start_team
 from millstream_runtime.errors import Reason, RuntimeFailure
@@ -87,7 +89,9 @@ class Engine:
         self._in_flight: StepInFlight | None = None
         self._read_at_seconds = 0.0  # by the step clock
         self._max_num_seqs = config.max_num_seqs
-        self._pace = Pace(balance_tokens(model_config))
+        self._prompts = PromptShare(
+            balance_tokens(model_config), model_config.num_layers, config.block_size_tokens, self._runner
+        )
         self.step_clock: Callable[[], float] = time.perf_counter  # what the pace is measured by
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
@@ -116,7 +120,8 @@ class Engine:
         self._team.on_lost = on_lost
 
     def close(self) -> None:
-        """End the other ranks. They end by themselves with this process, however it ends."""
+        """End the side thread and the other ranks. They end by themselves with this process, however it ends."""
+        self._runner.stop_beside()
         self._team.close()
 
     def add_request(self, request: Request) -> None:
@@ -157,12 +162,15 @@ class Engine:
         outputs: list[TokenOutput] = []
         if self._in_flight is not None and self._must_read_first(self._in_flight):
             outputs += self._read()
-        plan = self._scheduler.plan(self._max_prompt_tokens())
+        plan = self._plan()
         if plan.preempted and self._in_flight is not None:  # nobody gives up blocks that a step in flight writes to
             outputs += self._read()
-            plan = self._scheduler.plan(self._max_prompt_tokens())
-        chunks = self._scheduler.carry_out(plan)
-        launched = self._launch(chunks) if chunks else None
+            plan = self._plan()
+        now = time.monotonic()
+        for sequence in plan.admitted:
+            if sequence.scheduled_at_seconds is None:
+                sequence.scheduled_at_seconds = now
+        launched = self._launch(*self._prompts.carry_out(plan, self._scheduler))
         if self._in_flight is not None:
             outputs += self._read()
         self._in_flight = launched
@@ -174,25 +182,40 @@ class Engine:
         sampling = step.launched.sampling
         return bool(reasons_to_wait((one, self._runner.must_recompute(one)) for one in sampling))
 
-    def _launch(self, chunks: list[Chunk]) -> StepInFlight:
+    def _plan(self) -> StepPlan:
+        """The next step's, with prompts bounded by how far the longest-reaching has come."""
+        prompts = [one.num_computed_tokens for one in self._scheduler.running if one.num_uncomputed_tokens > 1]
+        most_tokens = None
+        if prompts or self._scheduler.num_waiting:
+            most_tokens = self._prompts.most_tokens(max(prompts, default=0))
+        return self._scheduler.plan(most_tokens, self._prompts.under_way)
+
+    def _launch(self, chunks: list[Chunk], part: ChunkSlice | None) -> StepInFlight | None:
         """Give the device a step. From here on its tokens count as computed, and those it samples as known."""
-        now = time.monotonic()
-        for chunk in chunks:
-            if chunk.sequence.scheduled_at_seconds is None:
-                chunk.sequence.scheduled_at_seconds = now
-        began, shape, graphs = self.step_clock(), _shape(chunks), self.graphs
-        with self._team.computing():
-            launched = self._runner.launch(chunks)
-        recorded = graphs is not None and self.graphs is not None and self.graphs.num_tried > graphs.num_tried
-        self._scheduler.advance(chunks)
-        self._steps_total += 1
-        self._last_step_tokens = sum(chunk.num_tokens for chunk in chunks if not chunk.sequence.request.is_heartbeat)
-        for sequence, _ in chunks:
+        touched = [*chunks, *(part.chunks if part is not None else ())]
+        if not touched:
+            return None
+        for sequence, _ in touched:
             sequence.steps_in_flight += 1
+        began, shape, graphs = self.step_clock(), self._prompts.time_of(chunks, part), self.graphs
+        slice_began: list[float] = []
+        with self._team.computing():
+            launched = self._runner.launch(chunks, part, lambda: slice_began.append(self.step_clock()))
+        if shape is not None and slice_began and self._runner.returns_when_done:
+            shape = replace(shape, decode_seconds=slice_began[0] - began)
+        recorded = graphs is not None and self.graphs is not None and self.graphs.num_tried > graphs.num_tried
+        self._count_as_computed(chunks, part)
         for sequence in launched.sampling:
             sequence.expect()
             sequence.is_complete = self._is_at_length(sequence, len(sequence.token_ids))
-        return StepInFlight(launched, chunks, shape, began, is_typical=not recorded)
+        return StepInFlight(launched, touched, None if recorded else shape, began)
+
+    def _count_as_computed(self, chunks: list[Chunk], part: ChunkSlice | None) -> None:
+        sliced = part.chunks if part is not None and part.is_last else []
+        self._scheduler.advance([*chunks, *sliced])
+        self._scheduler.offer(sliced)
+        self._steps_total += 1
+        self._last_step_tokens = sum(n for one, n in [*chunks, *sliced] if not one.request.is_heartbeat)
 
     def _read(self) -> list[TokenOutput]:
         """Wait for the step in flight, and let its sequences go on or end."""
@@ -203,8 +226,9 @@ class Engine:
             sampled = step.launched.read()
         now = self.step_clock()
         # The device began with it when it was launched, or when it was done with the step before.
-        if step.is_typical:
-            self._pace.observe(replace(step.shape, seconds=now - max(step.began_at_seconds, self._read_at_seconds)))
+        if step.shape is not None:
+            seconds = now - max(step.began_at_seconds, self._read_at_seconds)
+            self._prompts.pace.observe(replace(step.shape, seconds=seconds))
         self._read_at_seconds = now
         for sequence, _ in step.chunks:
             sequence.steps_in_flight -= 1
@@ -264,6 +288,7 @@ class Engine:
             return
         sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
         limits = []
+        self._runner.threads = threads.Threads(all_threads, being_measured=True)
         for most_tokens, wanted in threads.MEASURED_TOKENS.items():
             ids = [f"warm-up-threads-{row}" for row in range(min(wanted, self._max_num_seqs, room))]
             for request_id in ids:
@@ -274,7 +299,7 @@ class Engine:
             for request_id in ids:
                 self.abort(request_id)
         self._runner.threads = threads.Threads(all_threads, tuple(limits))
-        self._pace = Pace(balance_tokens(self.model_config))  # what it saw were steps on other numbers of threads
+        self._prompts.forget_times()  # which were steps on other numbers of threads
         log.info("threads_chosen", threads=self._runner.threads.describe())
 
     def check_integrity(self) -> None:
@@ -288,13 +313,6 @@ class Engine:
         unscheduled = len(self._sequences) - running - self._scheduler.num_waiting
         if unscheduled:
             raise RuntimeError(f"{unscheduled} requests are known to the engine but not to its scheduler.")
-
-    def _max_prompt_tokens(self) -> int | None:
-        """The bound on prompts for a step that decodes share, by how far the longest-reaching prompt has come."""
-        entering = [one.num_computed_tokens for one in self._scheduler.running if one.num_uncomputed_tokens > 1]
-        if not entering and not self._scheduler.num_waiting:
-            return None
-        return self._pace.limit(max(entering, default=0))
 
     def _advance(self, sequence: Sequence, sampled: Sampled) -> TokenOutput:
         """Accept a sampled token and finish its sequence where it ends."""
@@ -315,6 +333,7 @@ class Engine:
     def _end(self, sequence: Sequence) -> None:
         """No output follows. Row and blocks stay its own while a step that writes to them is in flight."""
         del self._sequences[sequence.request.request_id]
+        self._prompts.drop(sequence)
         sequence.has_ended = sequence.is_complete = True
         if not sequence.steps_in_flight:
             self._release(sequence)
@@ -352,17 +371,6 @@ class Engine:
             raise ValueError(f"a stop or biased token is outside the vocabulary of {self.model_config.vocab_size}")
         if request.sampling.max_tokens < 1:
             raise ValueError(f"max_tokens is {request.sampling.max_tokens}; it must be at least 1")
-
-
-def _shape(chunks: list[Chunk]) -> StepTime:
-    """What a step computes, before its chunks count as computed. Its seconds are not known yet."""
-    prompts = [chunk for chunk in chunks if chunk.num_tokens > 1]
-    return StepTime(
-        num_decodes=len(chunks) - len(prompts),
-        prompt_tokens=sum(chunk.num_tokens for chunk in prompts),
-        context_tokens=max((chunk.sequence.num_computed_tokens for chunk in prompts), default=0),
-        seconds=0.0,
-    )
 
 
 def _prefill(sequence: Sequence) -> Prefill:

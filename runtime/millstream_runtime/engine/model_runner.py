@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.engine import logprobs
-from millstream_runtime.engine.forward import Forward
+from millstream_runtime.engine.forward import Forward, nothing
 from millstream_runtime.engine.graphs import GraphUse
 from millstream_runtime.engine.last_tokens import LastTokens, UnreadInputs
-from millstream_runtime.engine.pacing import balance_tokens, work
+from millstream_runtime.engine.layered_prefill import ChunkSlice
 from millstream_runtime.engine.request import TokenLogprobs
 from millstream_runtime.engine.sampler import SamplingRow, greedy, greedy_on_device, sample
 from millstream_runtime.engine.scheduler import Chunk
 from millstream_runtime.engine.sequence import Sequence
-from millstream_runtime.engine.step_input import ChunkInput, Scrub, StepInput
+from millstream_runtime.engine.step_input import ChunkInput, LayerSlice, Scrub, StepInput
 from millstream_runtime.engine.threads import Threads
 from millstream_runtime.engine.transfer import ReadBack
 
@@ -67,50 +67,52 @@ class ModelRunner:
         self._device = forward.device
         self._model_config = config = forward.model.config
         self.threads = Threads(torch.get_num_threads())  # until they are measured
-        self._balance_tokens = balance_tokens(config)
         # A checkpoint may name an end-of-sequence token that its vocabulary lacks: it can never come up.
         self._eos_token_ids = frozenset(one for one in eos_token_ids if 0 <= one < config.vocab_size)
 
     @torch.inference_mode()
-    def launch(self, chunks: list[Chunk]) -> Launched:
-        """Have all chunks computed, and a token sampled for each sequence whose chunk reaches its last known one."""
-        # Decodes first, in the order of their places in the pool: see TorchAttention.
-        ordered = sorted(chunks, key=lambda chunk: (chunk.num_tokens > 1, chunk.sequence.block_table[0]))
-        token_ids: list[int] = []
-        inputs: list[ChunkInput] = []
-        last_rows: list[int] = []
-        sampling: list[Sequence] = []
-        slabs: list[PromptSlab] = []
-        unread = UnreadInputs([], [])
-        for chunk in ordered:
-            sequence, num_tokens = chunk
-            start = sequence.num_computed_tokens
-            if sequence.request.sampling.prompt_logprobs is not None:
-                if not sequence.prompt_logprobs:
-                    sequence.prompt_logprobs.append(None)  # nothing comes before the first token
-                slabs += _prompt_slabs(chunk, first_row=len(token_ids))
-            token_ids += sequence.token_ids[start : start + num_tokens]
-            if sequence.num_unread_tokens and sequence.row is not None:  # a decode of a token that is on the device
-                unread.places.append(len(token_ids) - 1)
-                unread.rows.append(sequence.row)
-            inputs.append(self._chunk_input(chunk))
-            if chunk.samples:
-                last_rows.append(len(token_ids) - 1)
-                sampling.append(sequence)
+    def launch(
+        self, chunks: list[Chunk], part: ChunkSlice | None = None, before_slice: Callable[[], None] = nothing
+    ) -> Launched:
+        """Have all chunks computed, and a token sampled for each sequence whose chunk reaches its last known one.
+
+        `part`: some layers of others, which are computed with the last of them. `before_slice`: see `Forward`.
+        """
+        whole = _in_order(chunks)
+        done = [*whole, *(_in_order(part.chunks) if part is not None and part.is_last else ())]
+        slabs, last_rows, sampling = _logits_rows(done)
         logits_rows = [*(list(slab.rows) for slab in slabs), *([last_rows] if last_rows else [])]
-        step = StepInput(token_ids, inputs, logits_rows)
+        inputs = [self._chunk_input(chunk) for chunk in whole]
+        step = StepInput(_tokens(whole), inputs, logits_rows, None if part is None else self._layer_slice(part))
         self._announce(step)
-        self.threads.use(lambda: self._work(inputs))
-        residual = self._forward.residual(step, lambda tokens: self._fill(tokens, unread))
+        self._use_threads(whole or done)
+        unread = _unread_inputs(whole)
+
+        def between() -> None:
+            before_slice()
+            self._use_threads(part.chunks if part is not None else [])
+
+        residual = self._forward.residual(step, lambda tokens: self._fill(tokens, unread), between)
+        self.threads.use(len(last_rows), self._forward.num_threads)
         for slab in slabs:
             self._record_prompt_logprobs(slab, self._forward.logits(residual, slab.rows))
         if not sampling:
             return Launched([], list)
         return Launched(sampling, self._sample(self._forward.logits(residual, last_rows), sampling))
 
-    def _work(self, inputs: list[ChunkInput]) -> float:
-        """Of a step, in tokens without context."""
-        return sum(work(one.num_tokens, one.context_len - one.num_tokens, self._balance_tokens) for one in inputs)
+    def start_beside(self, chunks: list[Chunk]) -> None:
+        """Have chunks pass their layers on the side thread."""
+        ordered = _in_order(chunks)
+        self._forward.start_beside(_tokens(ordered), [self._chunk_input(chunk) for chunk in ordered])
+
+    def _use_threads(self, chunks: list[Chunk]) -> None:
+        self.threads.use(sum(chunk.num_tokens for chunk in chunks), self._forward.num_threads)
+
+    def _layer_slice(self, part: ChunkSlice) -> LayerSlice:
+        if not part.begins:
+            return LayerSlice(part.end_layer, [], [])
+        chunks = _in_order(part.chunks)
+        return LayerSlice(part.end_layer, _tokens(chunks), [self._chunk_input(chunk) for chunk in chunks])
 
     def _fill(self, token_ids: Tensor, unread: UnreadInputs) -> None:
         if self._last_tokens is not None:
@@ -178,6 +180,25 @@ class ModelRunner:
         return None if self._forward.graphs is None else self._forward.graphs.use
 
     @property
+    def is_busy_beside(self) -> bool:
+        """Whether the side thread computes."""
+        return self._forward.is_busy_beside
+
+    @property
+    def computes_beside(self) -> bool:
+        """Whether there is a side thread."""
+        return self._forward.side is not None
+
+    def stop_beside(self) -> None:
+        """Wait until the side thread is done with the layer that it computes; it begins no other."""
+        self._forward.stop_beside()
+
+    @property
+    def returns_when_done(self) -> bool:
+        """Whether what was asked of the device is computed when the call returns."""
+        return self._device.type == "cpu"
+
+    @property
     def shares_cpu(self) -> bool:
         """Whether this process computes on a CPU, with a number of threads to be chosen."""
         return self._device.type == "cpu" and torch.get_num_threads() > 1
@@ -209,6 +230,49 @@ class ModelRunner:
             sequence.token_ids[sequence.num_prompt_tokens :] if sequence.processors else (),
             sequence.processors,
         )
+
+
+def _in_order(chunks: list[Chunk]) -> list[Chunk]:
+    """Decodes first, in the order of their places in the pool: see TorchAttention."""
+    return sorted(chunks, key=lambda chunk: (chunk.num_tokens > 1, chunk.sequence.block_table[0]))
+
+
+def _tokens(chunks: list[Chunk]) -> list[int]:
+    token_ids: list[int] = []
+    for sequence, num_tokens in chunks:
+        start = sequence.num_computed_tokens
+        token_ids += sequence.token_ids[start : start + num_tokens]
+    return token_ids
+
+
+def _unread_inputs(chunks: list[Chunk]) -> UnreadInputs:
+    """Which of the chunks' tokens are on the device alone: those of decodes whose last step is not read."""
+    unread, num_rows = UnreadInputs([], []), 0
+    for sequence, num_tokens in chunks:
+        num_rows += num_tokens
+        if sequence.num_unread_tokens and sequence.row is not None:
+            unread.places.append(num_rows - 1)
+            unread.rows.append(sequence.row)
+    return unread
+
+
+def _logits_rows(chunks: list[Chunk]) -> tuple[list[PromptSlab], list[int], list[Sequence]]:
+    """Of the chunks' rows, one after another: those that tell of prompts, and those that are sampled from, for whom."""
+    slabs: list[PromptSlab] = []
+    last_rows: list[int] = []
+    sampling: list[Sequence] = []
+    num_rows = 0
+    for chunk in chunks:
+        sequence = chunk.sequence
+        if sequence.request.sampling.prompt_logprobs is not None:
+            if not sequence.prompt_logprobs:
+                sequence.prompt_logprobs.append(None)  # nothing comes before the first token
+            slabs += _prompt_slabs(chunk, first_row=num_rows)
+        num_rows += chunk.num_tokens
+        if chunk.samples:
+            last_rows.append(num_rows - 1)
+            sampling.append(sequence)
+    return slabs, last_rows, sampling
 
 
 def _prompt_slabs(chunk: Chunk, first_row: int) -> list[PromptSlab]:

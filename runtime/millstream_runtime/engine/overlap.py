@@ -47,9 +47,8 @@ class StepInFlight:
 
     launched: Launched
     chunks: list[Chunk]
-    shape: StepTime  # without its seconds
+    shape: StepTime | None  # without its seconds; None where these say nothing about the next (it recorded a graph)
     began_at_seconds: float
-    is_typical: bool  # False where it recorded a graph: its time says nothing about the next
 
 
 def reason_to_wait(sequence: Sequence, *, must_recompute: bool) -> Wait | None:

@@ -18,7 +18,7 @@ never preempted, so it always ends. No starvation: a rank is the arrival plus th
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -52,6 +52,7 @@ class SchedulerState:
     num_free_rows: int
     max_num_batched_tokens: int
     max_prompt_tokens: int | None = None  # of a step that decodes share (see `pacing`); None is no bound of its own
+    under_way: Collection[Sequence] = ()  # prompts with a chunk of which some layers are computed (`layered_prefill`)
 
 
 @dataclass(slots=True)
@@ -75,12 +76,14 @@ def schedule(state: SchedulerState) -> StepPlan:
     # take of a step with decodes in it is bounded, so that it does not make one wait either.
     prompts: list[Sequence] = []
     for sequence in state.running:
-        if sequence.is_complete:
-            continue  # it only waits until its last step is read
+        if sequence.is_complete or sequence in state.under_way:
+            continue  # it only waits until its last step is read, or its chunk is done
         if len(sequence.token_ids) - sequence.num_computed_tokens > 1:
             prompts.append(sequence)
         else:
             draft.run(sequence)
+    if state.under_way:
+        return draft.plan  # until that chunk is done, nobody else's prompt is begun
     if draft.plan.chunks and state.max_prompt_tokens is not None:
         draft.bound_prompts(state.max_prompt_tokens)
     for sequence in prompts:
@@ -199,14 +202,11 @@ class Scheduler:
         else:
             self._release(sequence)
 
-    def schedule(self, max_prompt_tokens: int | None = None) -> list[Chunk]:
-        """`plan` and `carry_out` at once."""
-        return self.carry_out(self.plan(max_prompt_tokens))
-
-    def plan(self, max_prompt_tokens: int | None = None) -> StepPlan:
+    def plan(self, max_prompt_tokens: int | None = None, under_way: Collection[Sequence] = ()) -> StepPlan:
         """What the next step should be; nothing is changed.
 
-        `max_prompt_tokens` bounds the prompts' share of a step that decodes share.
+        `max_prompt_tokens` bounds the prompts' share of a step that decodes share. The chunks of those `under_way` are
+        no part of the plan.
         """
         state = SchedulerState(
             self._blocks,
@@ -215,14 +215,16 @@ class Scheduler:
             len(self._free_rows),
             self._max_num_batched_tokens,
             max_prompt_tokens,
+            under_way,
         )
         return schedule(state)
 
-    def carry_out(self, plan: StepPlan) -> list[Chunk]:
+    def carry_out(self, plan: StepPlan, *, prompts_later: bool = False) -> list[Chunk]:
         """Prepare a step that was planned just now: rows, blocks and cached tokens are in place when this returns.
 
         Nobody whom it preempts has a step in flight. The caller launches every chunk and then calls `advance`, before
-        it plans again.
+        it plans again. With `prompts_later`, chunks of several tokens may take more steps than this: their blocks are
+        kept from the prefix cache until `offer`.
         """
         for sequence in plan.preempted:
             self._preempt(sequence)
@@ -237,7 +239,8 @@ class Scheduler:
             target_tokens = sequence.num_computed_tokens + num_tokens
             if target_tokens > len(sequence.block_table) * block_size_tokens:
                 self._blocks.grow(sequence, target_tokens)
-            if target_tokens >= (sequence.num_registered_blocks + 1) * block_size_tokens:
+            is_later = prompts_later and num_tokens > 1
+            if target_tokens >= (sequence.num_registered_blocks + 1) * block_size_tokens and not is_later:
                 self._blocks.register(sequence, target_tokens)
             chunks.append(Chunk(sequence, num_tokens))
         return chunks
@@ -247,6 +250,11 @@ class Scheduler:
         for sequence, num_tokens in chunks:
             sequence.num_computed_tokens += num_tokens
             self._blocks.pass_window(sequence)
+
+    def offer(self, chunks: Iterable[Chunk]) -> None:
+        """Let the prefix cache know what chunks have computed that were carried out with `prompts_later`."""
+        for sequence, _ in chunks:
+            self._blocks.register(sequence, sequence.num_computed_tokens)
 
     def recompute(self, sequence: Sequence) -> None:
         """All keys of a running sequence have become wrong: it keeps its row and computes them again, in new blocks.

@@ -24,6 +24,7 @@ from millstream_runtime.engine import memory, shard
 from millstream_runtime.engine.execution import Execution, choose
 from millstream_runtime.engine.forward import Forward
 from millstream_runtime.engine.kv_cache import KVCache
+from millstream_runtime.engine.side_thread import SideThread
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.models.parallel import ALONE, Ranks
 from millstream_runtime.models.registry import OnRead, expected_weights
@@ -156,7 +157,8 @@ def assemble(
     team.tell(Allocate(pool.num_blocks))
     padding_blocks = 0 if recorder is None else KVCache.PADDING_BLOCKS
     cache = shard.make_cache(config, placement, pool.num_blocks, ranks, num_padding_blocks=padding_blocks)
-    forward = Forward(model, cache, placement.device)
+    side = SideThread(execution.side_threads) if execution.side_threads else None
+    forward = Forward(model, cache, placement.device, side=side)
     graphs_bytes = 0
     if recorder is not None:
         on_phase("WarmingUp", "Recording the first CUDA graphs.")

@@ -4,11 +4,11 @@ Waking a second thread costs some tens of microseconds a parallel region, and mu
 core. A decode of a small model has hundreds of regions of about that length, so one thread may be quicker than two; a
 prompt's chunk has few and long ones. So the answer is looked for at two sizes of step, and prompts take all threads.
 
-    work of a step   1 ... FEW_TOKENS   ... SOME_TOKENS   more
-    threads          measured at 1      measured at 16    all
+    tokens of a step   1 ... FEW_TOKENS   ... SOME_TOKENS   more
+    threads            measured at 1      measured at 16    all
 
-The work is counted in tokens without context (`pacing.work`): two tokens of a prompt behind 8,000 others attend for
-longer than all layers of a small model multiply, and that on as many threads as there are.
+Attention is another matter: what it reads grows with the context, and nothing else of a step does. So a call takes a
+thread for each BYTES_A_THREAD that it reads, whatever the step's other operations compute with.
 
 `choose` is the decision, pure; `measure` runs steps. With several ranks each keeps its share of the cores as it is.
 """
@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 FEW_TOKENS, SOME_TOKENS = 4, 32
 MEASURED_TOKENS = {FEW_TOKENS: 1, SOME_TOKENS: 16}  # up to so many tokens a step counts what so many took
+BYTES_A_THREAD = 512 << 10  # less is read before another thread is awake
 LEAST_GAIN = 0.1  # fewer threads than all must be quicker by this share of the time
 LEAST_SAMPLES, MOST_SAMPLES = 3, 7
 BUDGET_SECONDS = 0.3  # for each size; a model whose steps are longer has work enough for all threads
@@ -31,24 +33,40 @@ BUDGET_SECONDS = 0.3  # for each size; a model whose steps are longer has work e
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """`limits`: from little work a step to much, (most tokens, threads); beyond them `all_threads`."""
+    """`limits`: from few tokens a step to many, (most tokens, threads); beyond them `all_threads`."""
 
     all_threads: int
     limits: tuple[tuple[int, int], ...] = ()
+    being_measured: bool = False  # by somebody who sets them himself
 
-    def of(self, work_tokens: float) -> int:
-        """Threads for a step of so much work."""
-        return next((threads for most, threads in self.limits if work_tokens <= most), self.all_threads)
+    def of(self, num_tokens: int) -> int:
+        """Threads for a step of so many tokens."""
+        return next((threads for most, threads in self.limits if num_tokens <= most), self.all_threads)
 
-    def use(self, work_tokens: Callable[[], float]) -> None:
-        """Let torch compute the next step with as many. Where none were measured, nobody asks for the work."""
-        if self.limits and torch.get_num_threads() != (threads := self.of(work_tokens())):
+    def use(self, num_tokens: int, most: int) -> None:
+        """Let torch compute the next step with as many, but no more than `most`."""
+        if not self.being_measured and torch.get_num_threads() != (threads := min(most, self.of(num_tokens))):
             torch.set_num_threads(threads)
 
     def describe(self) -> str:
         """`1 up to 4 tokens a step, 2 beyond`."""
         parts = [f"{threads} up to {most} tokens a step" for most, threads in self.limits]
         return ", ".join([*parts, f"{self.all_threads} beyond" if parts else str(self.all_threads)])
+
+
+@contextmanager
+def reading(num_bytes: int, all_threads: int) -> Iterator[None]:
+    """Compute what reads so many bytes of the KV pool with as many threads as that is worth, and no fewer than now."""
+    before = torch.get_num_threads()
+    wanted = min(all_threads, num_bytes // BYTES_A_THREAD)
+    if wanted <= before:
+        yield
+        return
+    torch.set_num_threads(wanted)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def candidates(all_threads: int) -> list[int]:

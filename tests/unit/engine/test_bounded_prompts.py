@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.engine.block_manager import BlockManager
 from millstream_runtime.engine.engine import Engine
+from millstream_runtime.engine.execution import Execution
+from millstream_runtime.engine.layered_prefill import ChunkSlice
 from millstream_runtime.engine.model_runner import Launched
 from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.engine.scheduler import Chunk, Scheduler
@@ -41,25 +44,25 @@ def decode(scheduler: Scheduler, chunks: list[Chunk]) -> None:
 
 def test_prompts_share_the_bound_only_beside_a_decode() -> None:
     scheduler = make_scheduler(20)
-    chunks = scheduler.schedule(max_prompt_tokens=8)
+    chunks = scheduler.carry_out(scheduler.plan(max_prompt_tokens=8))
     assert sizes(chunks) == [20]  # nobody waits for a token: the whole budget is the prompt's
     decode(scheduler, chunks)
     scheduler.add(sequence(1, 300))
     scheduler.add(sequence(2, 300))
-    chunks = scheduler.schedule(max_prompt_tokens=100)
+    chunks = scheduler.carry_out(scheduler.plan(max_prompt_tokens=100))
     assert sizes(chunks) == [1, 100]  # the decode is never part of it, and the second prompt waits its turn
     decode(scheduler, chunks)
-    chunks = scheduler.schedule(max_prompt_tokens=250)
+    chunks = scheduler.carry_out(scheduler.plan(max_prompt_tokens=250))
     assert sizes(chunks) == [1, 200, 50]
     decode(scheduler, chunks)
-    assert sizes(scheduler.schedule(max_prompt_tokens=None)) == [1, 1, 250]
+    assert sizes(scheduler.carry_out(scheduler.plan(max_prompt_tokens=None))) == [1, 1, 250]
 
 
 def test_a_bound_above_the_budget_changes_nothing() -> None:
     scheduler = make_scheduler(20)
-    decode(scheduler, scheduler.schedule())
+    decode(scheduler, scheduler.carry_out(scheduler.plan()))
     scheduler.add(sequence(1, 2000))
-    assert sizes(scheduler.schedule(max_prompt_tokens=4000)) == [1, 511]
+    assert sizes(scheduler.carry_out(scheduler.plan(max_prompt_tokens=4000))) == [1, 511]
 
 
 @pytest.fixture(scope="module")
@@ -67,40 +70,62 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
-def test_a_long_prompt_enters_in_small_chunks_beside_answers_and_changes_none(folder: Path) -> None:
-    """On a machine where a decode takes a second and a prompt's token a tenth of one."""
+class MachineWithAClock:
+    """An engine on a machine where a decode takes a second, and a token of a prompt a tenth of one in all layers."""
 
-    def run(second_per_token: float) -> tuple[dict[str, list[int]], list[int]]:
+    def __init__(self, folder: Path, second_per_token: float) -> None:
         config = RuntimeConfig(
             model=str(folder), served_model_name="t", device=Device.CPU, kv_cache_memory_bytes=8 << 20
         )
-        engine = Engine(config, lambda phase, message: None)
-        now, prompt_sizes, launch = [0.0], [], engine._runner.launch
+        self.engine = Engine(config, lambda phase, message: None, execution=Execution())
+        self.step_seconds: list[float] = []  # of steps that prompts shared with decodes
+        self._second_per_token = second_per_token
+        self._launch = self.engine._runner.launch
+        self.engine._runner.launch = self._timed  # type: ignore[method-assign, assignment]
+        self._now = 0.0
+        self.engine.step_clock = lambda: self._now
 
-        def timed(chunks: list[Chunk]) -> Launched:
-            in_prompts = sum(chunk.num_tokens for chunk in chunks if chunk.num_tokens > 1)
-            prompt_sizes.append(in_prompts)
-            now[0] += 1.0 + second_per_token * in_prompts
-            return launch(chunks)
+    def _timed(self, chunks: list[Chunk], part: ChunkSlice | None, before_slice: Callable[[], None]) -> Launched:
+        began = self._now
+        prompts = [chunk.num_tokens for chunk in chunks if chunk.num_tokens > 1]
+        self._now += 1.0 + self._second_per_token * sum(prompts)
 
-        engine._runner.launch = timed  # type: ignore[method-assign]
-        engine.step_clock = lambda: now[0]
+        def then() -> None:
+            before_slice()
+            if part is not None:
+                self._now += self._second_per_token * part.share * sum(chunk.num_tokens for chunk in part.chunks)
+
+        launched = self._launch(chunks, part, then)
+        if len(chunks) > len(prompts) and (prompts or part):
+            self.step_seconds.append(self._now - began)
+        return launched
+
+    def answers(self) -> dict[str, list[int]]:
+        """Two answers run when a prompt of 600 tokens comes."""
         answers: dict[str, list[int]] = {"a": [], "b": [], "long": []}
         long = Request("long", [index % 250 for index in range(600)], SamplingParams(5, 0.0, ignore_eos=True))
         for name in ("a", "b"):
-            engine.add_request(Request(name, [1, 2, 3, ord(name)], SamplingParams(60, 0.0, ignore_eos=True)))
-        while engine.has_work():
-            if len(answers["a"]) == 10 and not answers["long"]:
-                long_is_new = long.request_id not in engine._sequences
-                if long_is_new:
-                    engine.add_request(long)
-            for output in engine.step():
+            self.engine.add_request(Request(name, [1, 2, 3, ord(name)], SamplingParams(300, 0.0, ignore_eos=True)))
+        while self.engine.has_work():
+            if len(answers["a"]) == 10 and long.request_id not in self.engine._sequences and not answers["long"]:
+                self.engine.add_request(long)
+            for output in self.engine.step():
                 assert output.token_id is not None
                 answers[output.request_id].append(output.token_id)
-        engine.check_integrity()
-        return answers, [size for size in prompt_sizes if size][1:]
+        self.engine.check_integrity()
+        return answers
 
-    small_chunks, one_chunk = run(0.1), run(0.0)
-    assert small_chunks[0] == one_chunk[0]
-    assert max(small_chunks[1]) <= 32  # 4.2 seconds at most where a decode takes one
-    assert sum(small_chunks[1]) == sum(one_chunk[1]) == 600
+
+def test_a_long_prompt_enters_in_small_chunks_beside_answers_and_changes_none(folder: Path) -> None:
+    paced, unpaced = MachineWithAClock(folder, 0.1), MachineWithAClock(folder, 0.0)
+    assert paced.answers() == unpaced.answers()
+    assert len(paced.step_seconds) > 2 * len(unpaced.step_seconds)
+    assert max(paced.step_seconds[1:]) <= 4.0, "where a decode takes one"
+
+
+def test_where_a_few_tokens_are_too_many_a_step_takes_some_of_their_layers(folder: Path) -> None:
+    """A token takes half a second: eight are the least chunk, and half of its layers what a step can spare."""
+    paced, unpaced = MachineWithAClock(folder, 0.5), MachineWithAClock(folder, 0.0)
+    assert paced.answers() == unpaced.answers()
+    assert paced.engine._prompts.num_slices > 50
+    assert max(paced.step_seconds[1:]) <= 4.0

@@ -25,6 +25,7 @@ from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution import Execution
 from millstream_runtime.engine.recorders import CallingAgain
 from millstream_runtime.engine.request import Request, SamplingParams
+from tests.support.crowded import crowd
 from tests.support.family_cases import CASES, UNEVEN_HEADS, Models
 from tests.support.tape_recorder import TapeRecorder
 from tests.support.tiny_families import prompts_of, reference_answers
@@ -95,6 +96,14 @@ def by_priority(engine: Engine, requests: list[Request]) -> Answers:
     return generate(engine, [replace(one, priority=-int(one.request_id) % 3) for one in requests])
 
 
+def slices(engine: Engine) -> bool:
+    return engine._prompts.num_slices > 0
+
+
+def computes_beside(engine: Engine) -> bool:
+    return engine._prompts.num_chunks_beside > 0
+
+
 def never(_: Engine) -> bool:
     return True
 
@@ -117,6 +126,7 @@ class Way:
     happened: Callable[[Engine], bool] = never
     ranks: int = 1
     execution: Callable[[], Execution] | None = None
+    crowded: bool = False  # whether prompts that enter beside answers are cut: into slices, or off to a side thread
 
 
 NO_CACHE = {"enable_prefix_caching": False}
@@ -169,6 +179,13 @@ EXECUTIONS: dict[str, Callable[[], Execution | None]] = {
     "replayed": lambda: Execution(TapeRecorder()),
     "replayed and overlapped": lambda: Execution(TapeRecorder(), overlapped=True),
 }
+# The same where prompts beside answers are always too much, and how to see that they were.
+CROWDED: dict[str, tuple[Callable[[], Execution], Callable[[Engine], bool]]] = {
+    "in slices": (Execution, slices),
+    "in slices, replayed and overlapped": (lambda: Execution(TapeRecorder(), overlapped=True), slices),
+    "on a side thread": (lambda: Execution(side_threads=1), computes_beside),
+}
+BESIDE_ANSWERS = [way for way in WAYS if "company" in way or "in chunks" in way or "at a time" in way]
 
 
 @pytest.fixture(autouse=True)
@@ -221,12 +238,36 @@ def test_a_request_is_answered_as_if_it_were_alone(
     assert engine.graphs is None or engine.graphs.replayed_steps > 0
 
 
-@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("execution", CROWDED)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_request_is_answered_as_if_it_were_alone_where_no_step_has_time_for_prompts(
+    way: str,
+    sampling: str,
+    execution: str,
+    write_model: WriteModel,
+    make_engine: MakeEngine,
+    alone: Callable[[str], Answers],
+) -> None:
+    circumstance, (make_execution, happened) = WAYS[way], CROWDED[execution]
+    engine = make_engine(write_model(), execution=make_execution(), **circumstance.config)
+    crowd(engine)
+    if circumstance.pool_blocks is not None:
+        caching = circumstance.config.get("enable_prefix_caching", True)
+        shrink_pool(engine, circumstance.pool_blocks, enable_prefix_caching=caching)
+    assert circumstance.run(engine, make_requests(SAMPLINGS[sampling])) == alone(sampling)
+    assert happened(engine) or way not in BESIDE_ANSWERS
+
+
+@pytest.mark.parametrize("execution", [*EXECUTIONS, *CROWDED])
 @pytest.mark.parametrize("seed", range(3))
 def test_no_block_is_lost_whoever_ends_or_cancels_when(
     seed: int, execution: str, write_model: WriteModel, make_engine: MakeEngine
 ) -> None:
-    engine = make_engine(write_model(), execution=EXECUTIONS[execution](), max_num_batched_tokens=24)
+    make_execution = EXECUTIONS[execution] if execution in EXECUTIONS else CROWDED[execution][0]
+    engine = make_engine(write_model(), execution=make_execution(), max_num_batched_tokens=24)
+    if execution in CROWDED:
+        crowd(engine)
     shrink_pool(engine, 20, enable_prefix_caching=True)
     rng = random.Random(seed)
     requests = [one for name in SAMPLINGS for one in make_requests(SAMPLINGS[name])]
@@ -265,6 +306,17 @@ FAMILY_WAYS = {
     "overlapped, preempted": Way(
         all_at_once, NO_CACHE, TIGHT_POOL_BLOCKS, preempts, execution=lambda: Execution(overlapped=True)
     ),
+    "beside answers, in slices": Way(
+        all_at_once, NO_CACHE | CHUNKED, happened=slices, execution=Execution, crowded=True
+    ),
+    "beside answers, on a side thread": Way(
+        all_at_once,
+        NO_CACHE | CHUNKED,
+        happened=computes_beside,
+        execution=lambda: Execution(side_threads=1),
+        crowded=True,
+    ),
+    "at TP 2, beside answers, in slices": Way(all_at_once, NO_CACHE | CHUNKED, happened=slices, ranks=2, crowded=True),
     "at TP 2, chunked, with prefix hits": Way(twice, CHUNKED, happened=hits, ranks=2),
     "at TP 2, preempted": Way(all_at_once, NO_CACHE, TIGHT_POOL_BLOCKS, happened=preempts, ranks=2),
 }
@@ -314,6 +366,8 @@ def test_every_family_answers_like_transformers(
     ranks = {"team": team, "tensor_parallel_size": circumstance.ranks} if team else {}
     execution = circumstance.execution() if circumstance.execution else None
     engine = make_engine(models.folder(family), execution=execution, **circumstance.config, **ranks)
+    if circumstance.crowded:
+        crowd(engine)
     if circumstance.pool_blocks is not None:
         shrink_pool(engine, circumstance.pool_blocks)
     sampling = SamplingParams(FAMILY_NEW_TOKENS, temperature=0.0, ignore_eos=True)

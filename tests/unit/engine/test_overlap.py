@@ -69,9 +69,9 @@ def events_of(engine: Engine, requests: list[Request]) -> list[str]:
     events: list[str] = []
     launch = engine._runner.launch
 
-    def watched(chunks: Any) -> Any:
+    def watched(*step: Any) -> Any:
         events.append("launch")
-        launched = launch(chunks)
+        launched = launch(*step)
 
         def read() -> Any:
             events.append("read")
@@ -79,7 +79,7 @@ def events_of(engine: Engine, requests: list[Request]) -> list[str]:
 
         return launched._replace(read=read)
 
-    engine._runner.launch = watched  # type: ignore[method-assign]
+    engine._runner.launch = watched  # type: ignore[method-assign, assignment]
     generate(engine, requests)
     return events
 

@@ -26,7 +26,7 @@ def run(scheduler: Scheduler, *newcomers: Sequence) -> list[tuple[str, int]]:
     """One step; (request, tokens computed) for each chunk."""
     for one in newcomers:
         scheduler.add(one)
-    chunks = scheduler.schedule()
+    chunks = scheduler.carry_out(scheduler.plan())
     scheduler.advance(chunks)
     for chunk in chunks:
         if not chunk.sequence.num_uncomputed_tokens:

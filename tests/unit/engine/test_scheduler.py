@@ -37,7 +37,7 @@ class Simulation:
         self.finished: list[int] = []
 
     def step(self) -> list[Chunk]:
-        chunks = self.scheduler.schedule()
+        chunks = self.scheduler.carry_out(self.scheduler.plan())
         assert chunks, "work, but no step: a deadlock"
         assert sum(chunk.num_tokens for chunk in chunks) <= self.budget
         assert len(self.scheduler.running) <= self.max_num_seqs
@@ -147,7 +147,7 @@ def test_prompt_chunks_and_decodes_share_a_step_and_decodes_go_first() -> None:
     simulation.scheduler.add(sequence(0, 4, 10))
     simulation.step()
     simulation.scheduler.add(sequence(1, 30, 10))
-    chunks = simulation.scheduler.schedule()
+    chunks = simulation.scheduler.carry_out(simulation.scheduler.plan())
     assert [(chunk.sequence.arrival, chunk.num_tokens) for chunk in chunks] == [(0, 1), (1, 7)]
     assert [chunk.samples for chunk in chunks] == [True, False]
 

@@ -7,12 +7,14 @@ import torch
 
 from millstream_runtime.engine.threads import (
     BUDGET_SECONDS,
+    BYTES_A_THREAD,
     LEAST_SAMPLES,
     Threads,
     candidates,
     choose,
     measure,
     most_steps,
+    reading,
 )
 
 
@@ -54,5 +56,20 @@ def test_measuring_takes_turns_ends_in_time_and_leaves_torch_as_it_was() -> None
         seen.clear()
         measure(lambda: seen.append(0), 2, lambda: 0.0)
         assert len(seen) == most_steps(2)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_attention_takes_a_thread_for_each_piece_of_what_it_reads_and_none_less_than_the_step_has() -> None:
+    before = torch.get_num_threads()
+    try:
+        for now, num_bytes, expected in ((1, 0, 1), (1, BYTES_A_THREAD, 1), (1, 2 * BYTES_A_THREAD, 2), (2, 0, 2)):
+            torch.set_num_threads(now)
+            with reading(num_bytes, all_threads=2):
+                assert torch.get_num_threads() == expected
+            assert torch.get_num_threads() == now
+        torch.set_num_threads(1)
+        with reading(100 * BYTES_A_THREAD, all_threads=2):
+            assert torch.get_num_threads() == 2, "and never more than there are"
     finally:
         torch.set_num_threads(before)
