@@ -31,6 +31,7 @@ from millstream_runtime.engine.request import Request, SamplingParams
 RESULT = Path(__file__).parent / "results" / "long_prompt_latency.json"
 DEMO_MODEL = Path(__file__).parent.parent / "models" / "demo-chat"
 PROMPT_TOKENS, NUM_DECODES, STEPS_BEFORE = 8000, 4, 120
+CONTEXTS_TOKENS = (32, 512)  # of the answers when they begin: a first question, and one well into a conversation
 TARGET = 4.0
 
 
@@ -46,18 +47,20 @@ class Unbounded(Pace):
 
 
 def run_once(
-    engine: Engine, rng: random.Random, *, bounded: bool, steps_without: int | None = None
+    engine: Engine, rng: random.Random, context_tokens: int, *, bounded: bool, steps_without: int | None = None
 ) -> dict[str, float]:
     """Four answers run; after a while the long prompt enters. Gaps in seconds, and the prompt's own time.
 
-    `steps_without`: so many steps in which it does not.
+    `context_tokens`: of the answers when they begin. `steps_without`: so many steps in which no prompt enters.
     """
     shape = engine.model_config
     engine._prompts.pace = (Pace if bounded else Unbounded)(balance_tokens(shape), shape.num_layers)
     vocab_size = engine.model_config.vocab_size
     for index in range(NUM_DECODES):
-        prompt = [rng.randrange(3, vocab_size) for _ in range(32)]
+        prompt = [rng.randrange(3, vocab_size) for _ in range(context_tokens)]
         engine.add_request(Request(f"answer-{index}", prompt, SamplingParams(8000, temperature=0.0, ignore_eos=True)))
+    while any(one.num_uncomputed_tokens > 1 for one in engine._sequences.values()):
+        engine.step()
     for _ in range(20):
         engine.step()
     before = gaps_of(engine, STEPS_BEFORE)
@@ -80,6 +83,18 @@ def run_once(
         "prefill_seconds": prefill_seconds,
         "steps": len(during),
     }
+
+
+def summary_of(name: str, results: list[dict[str, float]]) -> dict[str, Any]:
+    """Medians of the repeats, printed."""
+    summary: dict[str, Any] = {key: round(statistics.median(one[key] for one in results), 5) for key in results[0]}
+    print(
+        f"  {name:10} gap before {summary['median_before_seconds'] * 1e3:7.2f} ms   p99 then "
+        f"{summary['p99_during_seconds'] * 1e3:8.2f} ms   ratio {summary['ratio']:6.2f} (before, without a prompt "
+        f"{summary['noise_ratio']:.2f})   {summary['prefill_seconds']:6.2f} s over {summary['steps']:.0f} steps",
+        flush=True,
+    )
+    return summary | {"ratios": [round(one["ratio"], 2) for one in results]}
 
 
 def gaps_of(engine: Engine, num_steps: int | None) -> list[float]:
@@ -132,29 +147,21 @@ def main(argv: list[str] | None = None) -> None:
         engine.step_clock = time.process_time
     engine.warm_up()
     rng = random.Random(11)
-    runs: dict[str, list[dict[str, float]]] = {"unbounded": [], "bounded": [], "without": []}
-    for _ in range(args.repeats):
-        runs["unbounded"].append(run_once(engine, rng, bounded=False))
-        runs["bounded"].append(run_once(engine, rng, bounded=True))
-        steps = int(runs["bounded"][-1]["steps"])
-        runs["without"].append(run_once(engine, rng, bounded=True, steps_without=steps))
-    alone_seconds = statistics.median(alone(engine, rng) for _ in range(2))
     report: dict[str, Any] = {"machine": machine.describe(), "model": args.model.name, "target_ratio": TARGET}
     report["clock"] = "processor time of one thread" if args.processor_time else "wall"
-    for name, results in runs.items():
-        summary: dict[str, Any] = {
-            key: round(statistics.median(one[key] for one in results), 5) for key in results[0]
-        } | {"ratios": [round(one["ratio"], 2) for one in results]}
-        report[name] = summary
-        print(
-            f"{name:10} gap before {summary['median_before_seconds'] * 1e3:7.2f} ms   p99 while the prompt enters "
-            f"{summary['p99_during_seconds'] * 1e3:8.2f} ms   ratio {summary['ratio']:6.2f} "
-            f"(without a prompt {summary['noise_ratio']:.2f})   prompt in "
-            f"{summary['prefill_seconds']:6.2f} s over {summary['steps']:.0f} steps"
-        )
-    slower = report["bounded"]["prefill_seconds"] / report["unbounded"]["prefill_seconds"]
-    report |= {"alone_prefill_seconds": round(alone_seconds, 4), "prefill_slower_than_unbounded": round(slower, 3)}
-    print(f"the bound makes the prompt {slower:.2f} × as slow; alone it takes {alone_seconds:.2f} s")
+    for context_tokens in CONTEXTS_TOKENS:
+        runs: dict[str, list[dict[str, float]]] = {"unbounded": [], "bounded": [], "without": []}
+        for _ in range(args.repeats):
+            runs["unbounded"].append(run_once(engine, rng, context_tokens, bounded=False))
+            runs["bounded"].append(run_once(engine, rng, context_tokens, bounded=True))
+            steps = int(runs["bounded"][-1]["steps"])
+            runs["without"].append(run_once(engine, rng, context_tokens, bounded=True, steps_without=steps))
+        print(f"answers that begin behind {context_tokens} tokens")
+        report[f"behind-{context_tokens}"] = {name: summary_of(name, results) for name, results in runs.items()}
+    alone_seconds = statistics.median(alone(engine, rng) for _ in range(2))
+    entered = report[f"behind-{CONTEXTS_TOKENS[0]}"]["bounded"]["prefill_seconds"]
+    report |= {"alone_prefill_seconds": round(alone_seconds, 4), "slower_than_alone": round(entered / alone_seconds, 3)}
+    print(f"alone the prompt takes {alone_seconds:.2f} s; beside answers {entered / alone_seconds:.2f} × as long")
     args.output.write_text(json.dumps(report, indent=2) + "\n")
     print(f"saved {args.output}")
 
