@@ -36,15 +36,21 @@ class FrameReader:
         Raises:
             FramingError: a length that nobody sends.
         """
-        self._buffer += piece
+        whole: bytes | bytearray = piece
+        if self._buffer:
+            self._buffer += piece
+            whole = self._buffer
         start = 0
-        while len(self._buffer) - start >= HEADER_BYTES:
+        while len(whole) - start >= HEADER_BYTES:
             body = start + HEADER_BYTES
-            length = int.from_bytes(self._buffer[start:body], "big")
+            length = int.from_bytes(whole[start:body], "big")
             if length > MAX_PAYLOAD_BYTES:
                 raise FramingError(f"a message claims {length} bytes; at most {MAX_PAYLOAD_BYTES} are sent")
-            if len(self._buffer) - body < length:
+            if len(whole) - body < length:
                 break
-            yield bytes(self._buffer[body : body + length])
+            yield bytes(whole[body : body + length])
             start = body + length
-        del self._buffer[:start]
+        if whole is piece:  # most pieces are one message, which then never sees the buffer
+            self._buffer += piece[start:]
+        else:
+            del self._buffer[:start]

@@ -142,7 +142,7 @@ def _add_generation(app: FastAPI, service: Service) -> None:
 
 def tenant_of(request: Request) -> str:
     """Whose key came with the request; "" where there are no keys."""
-    return str(getattr(request.state, "tenant", ""))
+    return str(request.scope["state"].get("tenant", ""))  # `request.state` would be made for this alone
 
 
 async def _answer(
@@ -163,9 +163,9 @@ async def _answer(
         stack.callback(generation.close)
         if body.stream:
             return _SseResponse(generation, sse_answer(generation, dialect, body.include_usage), stack.pop_all())
-        with watching(request.receive, generation.client_gone):
+        with watching(request.scope, generation.client_gone):
             answer = await whole_answer(generation, dialect)
-    return Response(json_encoder.encode(answer), media_type="application/json")
+    return _WholeResponse(json_encoder.encode(answer))
 
 
 def _trace(traces: RequestTraces, request: Request, generation: Generation) -> None:
@@ -173,21 +173,30 @@ def _trace(traces: RequestTraces, request: Request, generation: Generation) -> N
     traces.finished(route, request_id, request.headers, generation.record)
 
 
+class _WholeResponse(Response):
+    """A complete answer. Its headers are known, so Starlette need not find them out."""
+
+    def __init__(self, body: bytes) -> None:
+        self.status_code, self.body, self.background = 200, body, None
+        self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
+
+
 class _SseResponse(Response):
     """Server-sent events. It cleans up even if it never starts."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, generation: Generation, events: AsyncIterator[bytes], cleanup: ExitStack) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]  # of the empty body that it was made with
+    def __init__(self, generation: Generation, events: AsyncIterator[tuple[bytes, bool]], cleanup: ExitStack) -> None:
+        self.status_code = 200
+        self.raw_headers = [
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+        ]
         self._generation = generation
         self._events = events
         self._cleanup = cleanup
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._cleanup, watching(receive, self._generation.client_gone):
+        with self._cleanup, watching(scope, self._generation.client_gone):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for event in self._events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            async for events, is_last in self._events:
+                await send({"type": "http.response.body", "body": events, "more_body": not is_last})

@@ -43,7 +43,15 @@ class ChatTemplate:
             raise RuntimeFailure(
                 Reason.CHECKPOINT_INVALID, f"The model's chat template is not valid Jinja: {error}."
             ) from error
-        self._special_tokens = dict(special_tokens)
+        # Jinja would copy its globals name by name, through two layers, for every conversation.
+        self._constants = {
+            **self._template.globals,
+            **special_tokens,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
+        self._template.globals = {}
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt up to and including the header of the assistant's next turn.
@@ -53,15 +61,10 @@ class ChatTemplate:
         """
         pieces: list[str] = []
         characters = 0
-        variables = {
-            **self._special_tokens,
-            "messages": [dict(message) for message in messages],
-            "tools": None,
-            "documents": None,
-            "add_generation_prompt": True,
-        }
+        variables = {**self._constants, "messages": [dict(message) for message in messages]}
+        context = self._template.new_context(variables, shared=True)
         try:
-            for piece in self._template.generate(**variables):
+            for piece in self._template.root_render_func(context):
                 characters += len(piece)
                 if characters > MAX_RENDERED_CHARACTERS:
                     raise ChatTemplateError("The rendered messages are too long.")

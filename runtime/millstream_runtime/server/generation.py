@@ -8,7 +8,7 @@ makes a Generation calls it, because an async generator that was never started r
 
 from __future__ import annotations
 
-import secrets
+import itertools
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +23,8 @@ from millstream_runtime.server.engine_client import EngineClient
 from millstream_runtime.server.mailbox import Mailbox
 from millstream_runtime.server.metrics import RequestTimes, ServerMetrics
 from millstream_runtime.tokenizer import Tokenizer
+
+_serial_numbers = itertools.count(1)  # of this process's generations; no client sees them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,32 +81,38 @@ class Generation:
         self.spell = tokenizer.token_bytes
         self._engine = engine
         self._metrics = metrics
-        self._progress = [
-            self._begin(tokenizer, index, arrived_at_seconds)
-            for index in range(len(plan.prompts) * plan.num_candidates)
-        ]
+        self._tokenizer = tokenizer
+        self._arrived_at_seconds = arrived_at_seconds
+        self._begun: list[_Progress] = []
         self._running: dict[str, int] = {}  # engine request id -> choice index
         self._mailbox: Mailbox | None = None
         self._client_gone = False
 
-    def _begin(self, tokenizer: Tokenizer, index: int, arrived_at_seconds: float) -> _Progress:
+    @property
+    def _progress(self) -> list[_Progress]:
+        """One a choice. Made when it is first asked for: the engine need not wait until it is."""
+        if not self._begun:
+            self._begun = [self._begin(index) for index in range(self.num_choices)]
+        return self._begun
+
+    def _begin(self, index: int) -> _Progress:
         plan, prompt = self.plan, index // self.plan.num_candidates
         params = plan.sampling_of(index)
         choice = Choice(
             index,
-            tokenizer.detokenizer(),
+            self._tokenizer.detokenizer(),
             plan.stops,
             params.min_tokens,
             echo=Echo(plan.echoes[prompt], plan.prompts[prompt][0]) if plan.echoes else None,
-            spell=tokenizer.token_bytes if plan.shows_logprobs else None,
+            spell=self.spell if plan.shows_logprobs else None,
             drops_answer=plan.drops_answer,
         )
-        return _Progress(choice, RequestTimes(arrived_at_seconds, len(plan.prompts[prompt]), params.max_tokens))
+        return _Progress(choice, RequestTimes(self._arrived_at_seconds, len(plan.prompts[prompt]), params.max_tokens))
 
     @property
     def num_choices(self) -> int:
         """Of all candidates."""
-        return len(self._progress)
+        return len(self.plan.prompts) * self.plan.num_candidates
 
     @property
     def record(self) -> list[tuple[RequestTimes, FinishReason | None]]:
@@ -123,6 +131,11 @@ class Generation:
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
+
+    @property
+    def has_ended(self) -> bool:
+        """Once `deltas` has begun: there will be no more of them."""
+        return not self._running
 
     def shown_choices(self) -> list[int]:
         """Of each prompt the candidates with the highest log-probability a token, best first; all if all are shown."""
@@ -152,12 +165,14 @@ class Generation:
         try:
             for index in range(self.num_choices):
                 self._submit(index, mailbox)
+            _ = self._progress  # now, while the engine works
             while self._running:
                 arrived = await mailbox.take(limits.SSE_KEEP_ALIVE_SECONDS if tokens_a_wake == 1 else None)
                 news = [delta for at, output in arrived if (delta := self._accept(at, output)) is not None]
+                if self.has_ended:
+                    self._metrics.answered([one.choice.num_tokens for one in self._progress])
                 if news or not arrived:
                     yield news
-            self._metrics.answered([one.choice.num_tokens for one in self._progress])
         except RuntimeFailure as failure:
             raise engine_failed() from failure
         finally:
@@ -180,7 +195,7 @@ class Generation:
             self._mailbox.close()
 
     def _submit(self, index: int, mailbox: Mailbox) -> None:
-        plan, request_id = self.plan, secrets.token_hex(16)
+        plan, request_id = self.plan, f"{next(_serial_numbers)}"
         self._running[request_id] = index
         request = Request(
             request_id,

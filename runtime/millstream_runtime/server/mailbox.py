@@ -15,7 +15,8 @@ class Mailbox:
         self._tokens_a_wake = tokens_a_wake
         self._arrived: list[tuple[float, TokenOutput]] = []
         self._failure: Exception | None = None
-        self._wake = asyncio.Event()
+        self._is_due = False  # the task has something to wake for
+        self._waiting: asyncio.Future[None] | None = None  # the task, while it sleeps
         self._silent_since_seconds = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -23,31 +24,33 @@ class Mailbox:
         """A token, and the `time.monotonic()` at which it left the engine."""
         self._arrived.append((at_seconds, output))
         if len(self._arrived) >= self._tokens_a_wake or output.finish_reason is not None or output.prefill is not None:
-            self._wake.set()
+            self._wake()
 
     def fail(self, failure: Exception) -> None:
         """Nothing more will come."""
         self._failure = failure
-        self._wake.set()
+        self._wake()
 
     async def take(self, silence_seconds: float | None) -> list[tuple[float, TokenOutput]]:
         """Everything that arrived since the last call; [] when nothing came for `silence_seconds`, if they are given.
 
-        An event and one timer for all calls, which winds itself again when it rings too early: `asyncio.wait_for` would
-        make a task for every token of every stream, and a timer a call would make a queue of cancelled ones.
+        A future, and one timer for all calls, which winds itself again when it rings too early: `asyncio.wait_for`
+        would make a task for every token of every stream, and a timer a call would make a queue of cancelled ones.
 
         Raises:
             Exception: what `fail` was given: the engine stopped, or the server gave this request up.
         """
-        if not self._wake.is_set():
+        if not self._is_due:
+            loop = asyncio.get_running_loop()
             if silence_seconds is not None:
-                self._silent_since_seconds = asyncio.get_running_loop().time()
+                self._silent_since_seconds = loop.time()
                 if self._timer is None:
                     self._wind(silence_seconds, silence_seconds)
-            await self._wake.wait()
+            self._waiting = loop.create_future()
+            await self._waiting
         if self._failure is not None:
             raise self._failure
-        self._wake.clear()
+        self._is_due = False
         arrived, self._arrived = self._arrived, []
         return arrived
 
@@ -65,4 +68,9 @@ class Mailbox:
         if left_seconds > 0:
             self._wind(silence_seconds, left_seconds)
         else:
-            self._wake.set()  # the next `take` winds it again
+            self._wake()  # the next `take` winds it again
+
+    def _wake(self) -> None:
+        self._is_due = True
+        if self._waiting is not None and not self._waiting.done():  # done: woken already, or its task is cancelled
+            self._waiting.set_result(None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.registry import Collector
@@ -18,6 +18,7 @@ from millstream_runtime.boot import BootLedger, Phase
 from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill
 from millstream_runtime.server.boot_gauges import boot_gauges
 from millstream_runtime.server.engine_client import EngineClient
+from millstream_runtime.server.instruments import LoopCounter, LoopHistogram
 from millstream_runtime.server.topology_view import topology_gauges
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -190,12 +191,15 @@ class ServerMetrics:
             self._histograms["iteration_tokens_total"].observe(stats.last_step_tokens)
         self._steps_total = stats.steps_total
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        family = Histogram(name, text, [*self._labels], buckets=buckets, registry=self._registry)
-        return family.labels(**self._labels)
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> LoopHistogram:
+        histogram = LoopHistogram(name, text, self._labels, buckets)
+        self._registry.register(histogram)
+        return histogram
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, [*self._labels], registry=self._registry).labels(**self._labels)
+    def _counter(self, name: str, text: str) -> LoopCounter:
+        counter = LoopCounter(name, text, self._labels)
+        self._registry.register(counter)
+        return counter
 
 
 HTTP_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

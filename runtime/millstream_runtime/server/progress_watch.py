@@ -115,12 +115,12 @@ class ProgressWatch:
     def _wind(self, *, anew: bool = False) -> None:
         """Have a timer, where a step is owed. One that rings too early winds itself again; too late it must not."""
         since_seconds = self._owed.since_seconds
-        if not self._watching or since_seconds is None or self._silent:
+        if not self._watching or since_seconds is None or self._silent or (self._timer is not None and not anew):
             return
         due_in_seconds = max(0.0, since_seconds + self.limit_seconds - time.monotonic())
         loop = asyncio.get_running_loop()
         if self._timer is not None:
-            if not anew or self._timer.when() <= loop.time() + due_in_seconds:
+            if self._timer.when() <= loop.time() + due_in_seconds:
                 return
             self._timer.cancel()
         self._timer = loop.call_later(due_in_seconds, self._look)

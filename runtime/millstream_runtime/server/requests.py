@@ -222,8 +222,8 @@ class GenerationRequest(BaseModel):
         list[Text],
         BeforeValidator(_list_of_stops, json_schema_input_type=str | list[str]),
         Field(max_length=limits.MAX_STOP_STRINGS),
-    ] = []
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS)] = []
+    ] = Field(default_factory=list)  # pydantic would copy a list deeply for every request
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS)] = Field(default_factory=list)
     min_tokens: Annotated[int, Field(ge=0, le=limits.MAX_TOKENS_LIMIT)] = 0
     ignore_eos: bool = False
     n: Annotated[int, Field(ge=1, le=limits.MAX_CHOICES)] = 1

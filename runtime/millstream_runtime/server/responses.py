@@ -6,7 +6,7 @@ strict clients check for them.
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
@@ -61,7 +61,7 @@ class ChatDialect:
     """`chat.completion` and `chat.completion.chunk`."""
 
     model: str
-    id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(16)}")
+    id: str = field(default_factory=lambda: f"chatcmpl-{os.urandom(16).hex()}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, answers: Sequence[Answer], usage: dict[str, object]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class CompletionDialect:
     """`text_completion`, whole and in chunks."""
 
     model: str
-    id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(16)}")
+    id: str = field(default_factory=lambda: f"cmpl-{os.urandom(16).hex()}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, answers: Sequence[Answer], usage: dict[str, object]) -> dict[str, Any]:
@@ -149,33 +149,42 @@ async def whole_answer(generation: Generation, dialect: Dialect) -> dict[str, An
     return dialect.whole([answers[index] for index in generation.shown_choices()], generation.usage)
 
 
-async def sse_answer(generation: Generation, dialect: Dialect, include_usage: bool) -> AsyncIterator[bytes]:
-    """Server-sent events: opening (role) chunk, deltas, finish chunk, usage chunk if asked for, `[DONE]`.
+async def sse_answer(
+    generation: Generation, dialect: Dialect, include_usage: bool
+) -> AsyncIterator[tuple[bytes, bool]]:
+    """Server-sent events, and whether they are the last: opening (role) chunk, deltas, finish chunk, usage chunk if
+    asked for, `[DONE]`. What is known at one time comes in one piece.
 
     A failure becomes one `error` event without `[DONE]` behind it, so that a cut answer never looks complete.
     """
     usage_so_far: dict[str, Any] = {"usage": None} if include_usage else {}
     opened: set[int] = set()
+    last: list[bytes] = []
     try:
         async with aclosing(generation.deltas()) as deltas:
             async for news in deltas:
                 if not news:
-                    yield KEEP_ALIVE
+                    yield KEEP_ALIVE, False
                     continue
                 choices = [choice for delta in news for choice in _choices(dialect, delta, opened)]
-                yield b"".join(sse_event({**dialect.frame([choice]), **usage_so_far}) for choice in choices)
+                events = [sse_event({**dialect.frame([choice]), **usage_so_far}) for choice in choices]
+                if generation.has_ended:
+                    last = events
+                    break
+                yield b"".join(events), False
     except ApiError as error:
-        yield sse_event(error.body())
+        yield sse_event(error.body()), True
         return
     except ClientGoneError:
+        yield b"", True
         return
     except Exception as error:  # a bug: the status line is already sent, so say it in the stream
         log.error("stream_failed", error=type(error).__name__)
-        yield sse_event(internal_error().body())
+        yield sse_event(internal_error().body()), False
         raise
     if include_usage:
-        yield sse_event({**dialect.frame([]), "usage": generation.usage})
-    yield DONE
+        last.append(sse_event({**dialect.frame([]), "usage": generation.usage}))
+    yield b"".join((*last, DONE)), True
 
 
 def sse_event(payload: dict[str, Any]) -> bytes:

@@ -1,0 +1,66 @@
+"""Counters and histograms for what happens at every token.
+
+prometheus_client's own may be used by any thread: each takes a lock or three, and searches its buckets from the first.
+These belong to the event loop, which also reads them at a scrape, and look the same on the page.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily
+from prometheus_client.utils import floatToGoString
+
+
+class LoopCounter:
+    """A total. A collector of prometheus_client."""
+
+    def __init__(self, name: str, text: str, labels: Mapping[str, str]) -> None:
+        self._name, self._text, self._labels = name, text, dict(labels)
+        self._created_at_unix_seconds = time.time()
+        self._total = 0.0
+
+    def inc(self, amount: float = 1.0) -> None:
+        self._total += amount
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(self._name, self._text, labels=[*self._labels])
+        created = self._created_at_unix_seconds if _shows_created() else None
+        family.add_metric([*self._labels.values()], self._total, created)
+        yield family
+
+
+class LoopHistogram:
+    """Observations by bucket; a value on a bound belongs below it. A collector of prometheus_client."""
+
+    def __init__(self, name: str, text: str, labels: Mapping[str, str], bounds: Sequence[float]) -> None:
+        """`bounds` rise; one without end is added to them."""
+        self._name, self._text, self._labels = name, text, dict(labels)
+        self._created_at_unix_seconds = time.time()
+        self._bounds = [*bounds, float("inf")]
+        self._counts = [0] * len(self._bounds)
+        self._sum = 0.0
+
+    def observe(self, amount: float) -> None:
+        self._counts[bisect_left(self._bounds, amount)] += 1
+        self._sum += amount
+
+    def collect(self) -> Iterable[Metric]:
+        family = HistogramMetricFamily(self._name, self._text, labels=[*self._labels])
+        so_far, buckets = 0, []
+        for bound, count in zip(self._bounds, self._counts, strict=True):
+            so_far += count
+            buckets.append((floatToGoString(bound), float(so_far)))  # type: ignore[no-untyped-call]
+        family.add_metric([*self._labels.values()], buckets, self._sum)
+        if _shows_created():
+            family.add_sample(f"{self._name}_created", self._labels, self._created_at_unix_seconds)
+        yield family
+
+
+def _shows_created() -> bool:
+    """prometheus_client's own switch, so that all of a page follows it."""
+    return os.environ.get("PROMETHEUS_DISABLE_CREATED_SERIES", "false").lower() not in ("true", "1", "t")
