@@ -5,7 +5,6 @@ On a CPU `tests/unit/engine/test_graphs.py` and `test_overlap.py` prove all but 
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution import Execution
 from millstream_runtime.engine.recorders import CallingAgain, CudaRecorder
 from millstream_runtime.engine.request import Request, SamplingParams
+from tests.support.crowded import crowd
+from tests.support.tiny_families import engine_answers, prompts_of
 from tests.support.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.gpu
@@ -43,19 +44,8 @@ def engine_of(folder: Path, how: str, dtype: DType = DType.FLOAT32, **config: An
     return Engine(config_, lambda phase, message: None, execution=EXECUTIONS[how]())
 
 
-def answers_of(engine: Engine, sampling: SamplingParams) -> dict[str, list[int]]:
-    rng = random.Random(4)
-    answers: dict[str, list[int]] = {}
-    for index, length in enumerate((1, 9, 16, 40, 70)):
-        answers[str(index)] = []
-        engine.add_request(Request(str(index), [rng.randrange(200) for _ in range(length)], sampling))
-    while engine.has_work():
-        for output in engine.step():
-            assert output.token_id is not None
-            answers[output.request_id].append(output.token_id)
-    engine.check_integrity()
-    assert engine.stats().kv_blocks_used == 0
-    return answers
+def answers_of(engine: Engine, sampling: SamplingParams) -> list[list[int]]:
+    return engine_answers(engine, prompts_of((1, 9, 16, 40, 70)), sampling.max_tokens, sampling)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
@@ -66,6 +56,16 @@ def test_the_same_tokens_in_float32(how: str, sampling: SamplingParams, folder: 
     for _ in range(2):
         assert answers_of(engine, sampling) == expected
     assert "graphs" not in how or (engine.graphs is not None and engine.graphs.replayed_steps > 0)
+
+
+@pytest.mark.parametrize("how", ["eager", "overlapped", "graphs and overlapped"])
+def test_the_same_tokens_where_prompts_enter_in_slices_of_layers(how: str, folder: Path) -> None:
+    """Decodes are then steps of their own, which graphs serve, and a slice of a prompt follows each."""
+    expected = answers_of(engine_of(folder, "eager"), GREEDY)
+    engine = engine_of(folder, how, max_num_batched_tokens=17)
+    crowd(engine)
+    assert answers_of(engine, GREEDY) == expected
+    assert engine._prompts.num_slices > 0
 
 
 def test_a_replay_is_the_pass_that_was_recorded_in_bfloat16(folder: Path) -> None:
