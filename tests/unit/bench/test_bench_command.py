@@ -206,6 +206,14 @@ def test_requests_that_fail_are_counted_and_the_exit_code_tells_when_none_was_an
     assert "2 × The endpoint answered 400: " in capsys.readouterr().out
 
 
+# A shell starts its background jobs with SIGINT ignored, and so all that they start: this test's run may be one.
+LIKE_FROM_A_TERMINAL = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("millstream", run_name="__main__", alter_sys=True)
+"""
+
+
 def test_ctrl_c_prints_and_saves_what_was_measured_so_far(server: ServerThread, tmp_path: Path) -> None:
     out = tmp_path / "run.json"
 
@@ -214,7 +222,7 @@ def test_ctrl_c_prints_and_saves_what_was_measured_so_far(server: ServerThread, 
 
     started = answered()
     flags = [f"--url={server.url}", *SMALL, "--request-rate=20", "--num-requests=20000", f"--json={out}"]
-    command = [sys.executable, "-m", "millstream", "bench", "serve", *flags]
+    command = [sys.executable, "-c", LIKE_FROM_A_TERMINAL, "bench", "serve", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         # The probe, and a few measured ones.
         try:
