@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -217,6 +218,14 @@ def alone(write_model: WriteModel) -> Callable[[str], Answers]:
     return answers
 
 
+def engine_in(circumstance: Way, make_engine: MakeEngine, folder: Path, execution: Execution | None) -> Engine:
+    engine = make_engine(folder, execution=execution, **circumstance.config)
+    if circumstance.pool_blocks is not None:
+        caching = circumstance.config.get("enable_prefix_caching", True)
+        shrink_pool(engine, circumstance.pool_blocks, enable_prefix_caching=caching)
+    return engine
+
+
 @pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("way", WAYS)
@@ -229,10 +238,7 @@ def test_a_request_is_answered_as_if_it_were_alone(
     alone: Callable[[str], Answers],
 ) -> None:
     circumstance = WAYS[way]
-    engine = make_engine(write_model(), execution=EXECUTIONS[execution](), **circumstance.config)
-    if circumstance.pool_blocks is not None:
-        caching = circumstance.config.get("enable_prefix_caching", True)
-        shrink_pool(engine, circumstance.pool_blocks, enable_prefix_caching=caching)
+    engine = engine_in(circumstance, make_engine, write_model(), EXECUTIONS[execution]())
     assert circumstance.run(engine, make_requests(SAMPLINGS[sampling])) == alone(sampling)
     assert circumstance.happened(engine) or sampling == "seeded, filtered and stopped"
     assert engine.graphs is None or engine.graphs.replayed_steps > 0
@@ -250,11 +256,8 @@ def test_a_request_is_answered_as_if_it_were_alone_where_no_step_has_time_for_pr
     alone: Callable[[str], Answers],
 ) -> None:
     circumstance, (make_execution, happened) = WAYS[way], CROWDED[execution]
-    engine = make_engine(write_model(), execution=make_execution(), **circumstance.config)
+    engine = engine_in(circumstance, make_engine, write_model(), make_execution())
     crowd(engine)
-    if circumstance.pool_blocks is not None:
-        caching = circumstance.config.get("enable_prefix_caching", True)
-        shrink_pool(engine, circumstance.pool_blocks, enable_prefix_caching=caching)
     assert circumstance.run(engine, make_requests(SAMPLINGS[sampling])) == alone(sampling)
     assert happened(engine) or way not in BESIDE_ANSWERS
 
