@@ -218,15 +218,18 @@ def alone(write_model: WriteModel) -> Callable[[str], Answers]:
     return answers
 
 
-def engine_in(circumstance: Way, make_engine: MakeEngine, folder: Path, execution: Execution | None) -> Engine:
-    engine = make_engine(folder, execution=execution, **circumstance.config)
+def engine_in(circumstance: Way, make_engine: MakeEngine, folder: Path, execution: str) -> Engine:
+    make_execution = EXECUTIONS[execution] if execution in EXECUTIONS else CROWDED[execution][0]
+    engine = make_engine(folder, execution=make_execution(), **circumstance.config)
+    if execution in CROWDED:
+        crowd(engine)
     if circumstance.pool_blocks is not None:
         caching = circumstance.config.get("enable_prefix_caching", True)
         shrink_pool(engine, circumstance.pool_blocks, enable_prefix_caching=caching)
     return engine
 
 
-@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("execution", [*EXECUTIONS, *CROWDED])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_request_is_answered_as_if_it_were_alone(
@@ -238,28 +241,13 @@ def test_a_request_is_answered_as_if_it_were_alone(
     alone: Callable[[str], Answers],
 ) -> None:
     circumstance = WAYS[way]
-    engine = engine_in(circumstance, make_engine, write_model(), EXECUTIONS[execution]())
+    engine = engine_in(circumstance, make_engine, write_model(), execution)
     assert circumstance.run(engine, make_requests(SAMPLINGS[sampling])) == alone(sampling)
-    assert circumstance.happened(engine) or sampling == "seeded, filtered and stopped"
-    assert engine.graphs is None or engine.graphs.replayed_steps > 0
-
-
-@pytest.mark.parametrize("execution", CROWDED)
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("way", WAYS)
-def test_a_request_is_answered_as_if_it_were_alone_where_no_step_has_time_for_prompts(
-    way: str,
-    sampling: str,
-    execution: str,
-    write_model: WriteModel,
-    make_engine: MakeEngine,
-    alone: Callable[[str], Answers],
-) -> None:
-    circumstance, (make_execution, happened) = WAYS[way], CROWDED[execution]
-    engine = engine_in(circumstance, make_engine, write_model(), make_execution())
-    crowd(engine)
-    assert circumstance.run(engine, make_requests(SAMPLINGS[sampling])) == alone(sampling)
-    assert happened(engine) or way not in BESIDE_ANSWERS
+    if execution in CROWDED:
+        assert CROWDED[execution][1](engine) or way not in BESIDE_ANSWERS
+    else:
+        assert circumstance.happened(engine) or sampling == "seeded, filtered and stopped"
+        assert engine.graphs is None or engine.graphs.replayed_steps > 0
 
 
 @pytest.mark.parametrize("execution", [*EXECUTIONS, *CROWDED])
@@ -267,11 +255,7 @@ def test_a_request_is_answered_as_if_it_were_alone_where_no_step_has_time_for_pr
 def test_no_block_is_lost_whoever_ends_or_cancels_when(
     seed: int, execution: str, write_model: WriteModel, make_engine: MakeEngine
 ) -> None:
-    make_execution = EXECUTIONS[execution] if execution in EXECUTIONS else CROWDED[execution][0]
-    engine = make_engine(write_model(), execution=make_execution(), max_num_batched_tokens=24)
-    if execution in CROWDED:
-        crowd(engine)
-    shrink_pool(engine, 20, enable_prefix_caching=True)
+    engine = engine_in(Way(all_at_once, {"max_num_batched_tokens": 24}, 20), make_engine, write_model(), execution)
     rng = random.Random(seed)
     requests = [one for name in SAMPLINGS for one in make_requests(SAMPLINGS[name])]
     live: list[str] = []
