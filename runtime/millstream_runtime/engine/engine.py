@@ -24,7 +24,6 @@ from millstream_runtime.engine.logits_processors import LogitsProcessor
 from millstream_runtime.engine.memory import MemoryUse
 from millstream_runtime.engine.model_runner import ModelRunner, Sampled
 from millstream_runtime.engine.overlap import StepInFlight, reasons_to_wait
-from millstream_runtime.engine.pacing import balance_tokens
 from millstream_runtime.engine.prompt_share import PromptShare
 from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill, Request, SamplingParams, TokenOutput
 from millstream_runtime.engine.scheduler import Chunk, Scheduler, StepPlan
@@ -89,9 +88,7 @@ class Engine:
         self._in_flight: StepInFlight | None = None
         self._read_at_seconds = 0.0  # by the step clock
         self._max_num_seqs = config.max_num_seqs
-        self._prompts = PromptShare(
-            balance_tokens(model_config), model_config.num_layers, config.block_size_tokens, self._runner
-        )
+        self._prompts = PromptShare(model_config, config.block_size_tokens, self._runner)
         self.step_clock: Callable[[], float] = time.perf_counter  # what the pace is measured by
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0

@@ -13,9 +13,10 @@ from collections.abc import Collection
 from typing import Protocol
 
 from millstream_runtime.engine.layered_prefill import ChunkSlice, LayeredPrefill
-from millstream_runtime.engine.pacing import Pace, StepTime
+from millstream_runtime.engine.pacing import Pace, StepTime, balance_tokens
 from millstream_runtime.engine.scheduler import Chunk, Scheduler, StepPlan
 from millstream_runtime.engine.sequence import Sequence
+from millstream_runtime.models.config import ModelConfig
 
 # Of a chunk for the side thread: it computes well, and the prompts of others do not wait for it long.
 SIDE_THREAD_TOKENS = 256
@@ -35,11 +36,11 @@ class Beside(Protocol):
 class PromptShare:
     """Decides before each step what it computes of prompts, and learns from it how much the next may."""
 
-    def __init__(self, balance_tokens: float, num_layers: int, block_size_tokens: int, beside: Beside) -> None:
-        self._balance_tokens, self._num_layers, self._beside = balance_tokens, num_layers, beside
+    def __init__(self, config: ModelConfig, block_size_tokens: int, beside: Beside) -> None:
+        self._balance_tokens, self._num_layers, self._beside = balance_tokens(config), config.num_layers, beside
         self._block_size_tokens = block_size_tokens
-        self._layered = LayeredPrefill(num_layers)
-        self.pace = Pace(balance_tokens, num_layers)
+        self._layered = LayeredPrefill(self._num_layers)
+        self.forget_times()
         self.num_chunks_beside = 0
         self.num_slices = 0
 
