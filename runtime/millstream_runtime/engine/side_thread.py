@@ -3,8 +3,8 @@
     engine's thread   [ step of decodes ][ step of decodes ][ step of decodes ][ step: chunk done ]
     side thread       [ a prompt's chunk, layer after layer ..................]
 
-A decode waits for memory and a prompt for arithmetic, so that the two hardly stand in each other's way. One after the
-other on all cores, each step of decodes would be longer by whatever of the prompt shares it.
+A decode waits for memory and a prompt for arithmetic, so that the two share a machine well. One after the other on all
+cores, each step of decodes would be longer by whatever of the prompt shares it.
 
 torch computes without the interpreter's lock, and its number of threads is a setting of the calling thread. The side
 thread has a lower priority: where other processes want its core, the prompt waits and not the answers.

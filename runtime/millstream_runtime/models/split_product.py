@@ -1,7 +1,7 @@
 """Products of few rows on several threads of a CPU.
 
 MKL multiplies few rows by a matrix on one thread, however many it may use, though reading the matrix is what takes the
-time and one core reads at about half the speed of memory. A batch of products it does divide among threads. So the
+time and one core cannot take all that memory gives. A batch of products it does divide among threads. So the
 matrix is taken as a batch of its row blocks, each a run of memory, and what they give is added up:
 
     x @ W = x[:, :K/2] @ W[:K/2] + x[:, K/2:] @ W[K/2:]
