@@ -74,6 +74,7 @@ class Follower:
                 self._link.send(Measured(ledger.available_bytes))
             case Allocate(num_blocks):
                 cache = shard.make_cache(_made(self._config), self._placement, num_blocks, self._ranks)
+                shard.settle(self._placement)
                 self._forward = Forward(self._model, cache, self._placement.device)
             case Join() | Leave():
                 raise RuntimeError(f"{type(command).__name__} comes at the beginning or the end")

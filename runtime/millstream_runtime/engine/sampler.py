@@ -1,8 +1,9 @@
 """Logits -> the next token of each row, all rows at once.
 
-Randomness is counter-based: the uniform number behind a token is a hash of the request's seed and the token's
-position, nothing else. So a seeded request gives the same tokens alone or in any batch, chunked or after a
-preemption, without a generator to carry along. The number picks a token by inverting the cumulative distribution.
+Randomness is counter-based: the uniform number behind a token is a hash of the request's seed, the token's position
+and how often a draw for it was refused (`draw`), nothing else. So a seeded request gives the same tokens alone or in
+any batch, chunked or after a preemption, without a generator to carry along. The number picks a token by inverting the
+cumulative distribution.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.engine import logits_processors
+from millstream_runtime.engine.draw import draw
 from millstream_runtime.engine.logits_processors import LogitsProcessor
 from millstream_runtime.engine.request import SamplingParams
 from millstream_runtime.engine.transfer import on_device
 
 _MASK64 = (1 << 64) - 1
+_LEAST_TEMPERATURE = 1e-30  # float32 has no smaller ones to divide by; all it leaves is the highest logit
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +37,6 @@ class SamplingRow:
     token_counts: Mapping[int, int] | None = None  # see Sequence.token_counts
     generated_ids: Seq[int] = ()
     processors: Seq[LogitsProcessor] = ()
-
-    @property
-    def is_filtered(self) -> bool:
-        """Whether tokens are cut from the distribution before the draw."""
-        return self.params.top_k > 0 or self.params.top_p < 1 or self.params.min_p > 0
 
 
 def greedy(logits: Tensor) -> list[int]:
@@ -73,19 +71,23 @@ def sample(logits: Tensor, rows: Seq[SamplingRow]) -> Tensor:
     """
     logits_processors.apply_all(logits, rows)
     highest, tokens = logits.max(dim=-1)
-    random = [index for index, row in enumerate(rows) if row.params.temperature > 0]
-    plain = [index for index in random if not rows[index].is_filtered]
-    filtered = [index for index in random if rows[index].is_filtered]
-    for chosen, draw in ((plain, _invert), (filtered, _sample_filtered)):
-        if chosen:
-            index = on_device(chosen, logits.device)
-            tokens.index_copy_(0, index, draw(_probabilities(logits, highest, rows, chosen, index), rows, chosen))
+    chosen = [index for index, row in enumerate(rows) if row.params.temperature > 0]
+    if chosen:
+        drawn = [rows[index] for index in chosen]
+        place = None if len(chosen) == len(rows) else on_device(chosen, logits.device)
+        weights = _weights(logits, highest, drawn, place)
+        picked = draw(
+            weights,
+            [row.params for row in drawn],
+            lambda index, attempt: uniform(drawn[index].seed, drawn[index].position, attempt),
+        )
+        tokens = picked if place is None else tokens.index_copy_(0, place, picked)
     return _unless_broken(highest, tokens)
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) from (seed, position): two rounds of SplitMix64 (Steele, Lea and Flood 2014)."""
-    return (_mix(_mix(seed & _MASK64) ^ position) >> 11) * 2.0**-53
+def uniform(seed: int, position: int, attempt: int = 0) -> float:
+    """A number in [0, 1) from what is given: two rounds of SplitMix64 (Steele, Lea and Flood 2014)."""
+    return (_mix(_mix(seed & _MASK64) ^ position ^ (attempt << 48)) >> 11) * 2.0**-53
 
 
 def _mix(state: int) -> int:
@@ -95,41 +97,12 @@ def _mix(state: int) -> int:
     return state ^ (state >> 31)
 
 
-def _probabilities(logits: Tensor, highest: Tensor, rows: Seq[SamplingRow], chosen: list[int], index: Tensor) -> Tensor:
-    """Softmax at each row's temperature, `[len(chosen), vocab]` float32. The maximum goes first: no overflow.
+def _weights(logits: Tensor, highest: Tensor, rows: Seq[SamplingRow], place: Tensor | None) -> Tensor:
+    """What softmax divides by its sum, at each row's temperature: `[len(rows), vocab]` float32, the highest 1.
 
-    `index`: `chosen` on the device.
+    The maximum goes first: no overflow. `place`: where the rows are in `logits`; None: they are all.
     """
-    temperature = on_device([rows[i].params.temperature for i in chosen], logits.device)[:, None]
-    shifted = logits.index_select(0, index) - highest.index_select(0, index)[:, None]
-    return (shifted.float() / temperature).softmax(dim=-1)
-
-
-def _sample_filtered(probabilities: Tensor, rows: Seq[SamplingRow], chosen: list[int]) -> Tensor:
-    """Min-p, then top-k, then top-p of what is left, in the order of falling probability (stable: ties by token id)."""
-
-    def each(values: Seq[float]) -> Tensor:
-        return on_device(values, probabilities.device)[:, None]
-
-    ranked, order = probabilities.sort(dim=-1, descending=True, stable=True)
-    vocab_size = ranked.shape[-1]
-    params = [rows[index].params for index in chosen]
-    top_k = each([one.top_k or vocab_size for one in params])
-    # The first token passes every filter: its probability is the greatest, its rank 0, and nothing is before it.
-    ranked.masked_fill_(ranked < each([one.min_p for one in params]) * ranked[:, :1], 0.0)
-    ranked.masked_fill_(torch.arange(vocab_size, device=ranked.device)[None, :] >= top_k, 0.0)
-    ranked /= ranked.sum(dim=-1, keepdim=True)
-    # A token stays while those before it hold less than top_p; the first always stays.
-    before = ranked.cumsum(dim=-1) - ranked
-    beyond = before >= each([one.top_p for one in params])
-    beyond[:, 0] = False
-    ranked.masked_fill_(beyond, 0.0)
-    return order.gather(1, _invert(ranked, rows, chosen)[:, None]).squeeze(1)
-
-
-def _invert(weights: Tensor, rows: Seq[SamplingRow], chosen: list[int]) -> Tensor:
-    """The first index whose cumulative weight exceeds the row's uniform share of the total: never one of weight 0."""
-    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    shares = [uniform(rows[i].seed, rows[i].position) for i in chosen]
-    target = on_device(shares, weights.device, torch.float64)[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_(max=weights.shape[-1] - 1)
+    if place is not None:
+        logits, highest = logits.index_select(0, place), highest.index_select(0, place)
+    temperature = on_device([max(row.params.temperature, _LEAST_TEMPERATURE) for row in rows], logits.device)
+    return logits.sub_(highest[:, None]).float().div_(temperature[:, None]).exp_()

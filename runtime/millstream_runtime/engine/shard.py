@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from millstream_runtime.config import Device, DType, RuntimeConfig
-from millstream_runtime.engine import memory
+from millstream_runtime.engine import freed_memory, memory
 from millstream_runtime.engine.buckets import Buckets
 from millstream_runtime.engine.forward import Forward
 from millstream_runtime.engine.graph_budget import buckets_within, estimate_bytes
@@ -29,8 +29,8 @@ from millstream_runtime.models.parallel import ALONE, Ranks
 from millstream_runtime.models.registry import OnRead, expected_weights, load_model, load_model_config
 from millstream_runtime.models.shares import Place, rank_config
 
-# Of what the weights leave of the memory, second copies of small ones get this much: the KV pool matters more.
-COPIES_SHARE_PERCENT = 25
+# Of what the weights leave of the memory, second copies of them get at most this much: the KV pool needs its part.
+COPIES_SHARE_PERCENT = 40
 _TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -96,6 +96,12 @@ def make_cache(
         placement.device,
         num_padding_blocks=num_padding_blocks,
     )
+
+
+def settle(placement: Placement) -> None:
+    """Weights and pool are there: on a CPU, what steps allocate from now on stays with the process."""
+    if placement.device.type == "cpu":
+        freed_memory.keep_freed_memory()
 
 
 def measure_memory(

@@ -157,6 +157,7 @@ def assemble(
     team.tell(Allocate(pool.num_blocks))
     padding_blocks = 0 if recorder is None else KVCache.PADDING_BLOCKS
     cache = shard.make_cache(config, placement, pool.num_blocks, ranks, num_padding_blocks=padding_blocks)
+    shard.settle(placement)
     side = SideThread(execution.side_threads) if execution.side_threads else None
     forward = Forward(model, cache, placement.device, side=side)
     graphs_bytes = 0

@@ -1,8 +1,12 @@
 """A linear layer.
 
-Layout. A weight is kept as `[in, out]`, the transpose of the checkpoint's: `x @ W` then walks memory in order, which
-on a CPU is 1.2 to 2.3 times as fast as the transposed product at 4 to 16 rows. Small weights may have a second copy for
-small steps on one thread (`half_weights`); on several, those are cut into parts (`split_product`).
+On a CPU the layout of a weight decides what a product costs, and no layout is the best for all of them:
+
+    float32, room for a copy   as in the checkpoint for one row, in oneDNN's blocks for more   `two_layouts`
+    otherwise                  `[in, out]`: `x @ W` walks memory in order; in parts on several threads   `split_product`
+    small, held by float16     a copy of half the size besides, for small steps on one thread   `half_weights`
+
+A GPU is content with `[in, out]`.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from millstream_runtime.models import two_layouts
 from millstream_runtime.models.half_weights import half_copy, half_product, serves
 from millstream_runtime.models.split_product import num_parts, split_product
 
@@ -28,16 +33,20 @@ class Projection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """`x @ weight + bias`; `weight`: `[in, out]`; `half`: the same, packed by `half_weights.half_copy`."""
+    """`x @ weight + bias`; `weight`: `[in, out]`; the same again, `half`: from `half_weights.half_copy`, `packed`: from
+    `two_layouts.pack`."""
 
     weight: Tensor
     bias: Tensor | None
     half: Tensor | None = None
+    packed: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[T, in]` to `[T, out]`."""
         if self.half is not None and serves(x):
             return half_product(x, self.half, self.bias)
+        if self.packed is not None:
+            return two_layouts.product(x, self.weight, self.packed, self.bias)
         if (parts := num_parts(x, self.weight)) > 1:
             product = split_product(x, self.weight, parts)
             return product if self.bias is None else product.add_(self.bias)
@@ -47,6 +56,9 @@ class Linear:
         """`residual += self(x)` in place, as one product where there is one that adds."""
         if self.half is not None and serves(x):
             residual.add_(half_product(x, self.half, self.bias))
+            return
+        if self.packed is not None:
+            residual.add_(two_layouts.product(x, self.weight, self.packed, self.bias))
             return
         if (parts := num_parts(x, self.weight)) > 1:
             residual.add_(split_product(x, self.weight, parts))
@@ -59,5 +71,8 @@ class Linear:
         """The same with output `i` taken from output `order[i]`."""
         index = torch.tensor(order, device=self.weight.device)
         bias = None if self.bias is None else self.bias.index_select(0, index)
-        weight = self.weight.index_select(1, index)
-        return Linear(weight, bias, None if self.half is None else half_copy(weight))
+        weight = self.weight.t().index_select(0, index).t()
+        packed = two_layouts.pack(weight) if self.packed is not None else None
+        if packed is None:
+            weight = weight.contiguous()
+        return Linear(weight, bias, None if self.half is None else half_copy(weight), packed)

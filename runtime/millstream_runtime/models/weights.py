@@ -19,6 +19,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from millstream_runtime.models import two_layouts
 from millstream_runtime.models.checkpoint import Checkpoint, check_finite
 from millstream_runtime.models.half_weights import half_copy
 from millstream_runtime.models.linear import Linear, Projection
@@ -60,7 +61,11 @@ class Weights(ABC):
     def linear(self, parts: Mapping[str, Size], in_features: Size, bias: bool = False) -> Linear:
         """Linears that share their input (name to outputs), side by side in one weight `[in, sum of outs]`."""
         out_features = sum(map(_kept, parts.values()))
-        weight = self.empty(_kept(in_features), out_features)
+        num_inputs = _kept(in_features)
+        if self.has_room_to_pack(num_inputs * out_features):
+            weight = self.empty(out_features, num_inputs).t()
+        else:
+            weight = self.empty(num_inputs, out_features)
         self._fill(weight, parts, in_features)
         if not bias:
             return self.linear_of(weight)
@@ -68,13 +73,28 @@ class Weights(ABC):
         return self.linear_of(weight, self.empty(out_features).copy_(self._joined(biases)))
 
     def linear_of(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """Of a `weight` `[in, out]` that is counted already; with its half copy, if it gets one and there is room."""
-        copy_bytes = weight.numel() * torch.float16.itemsize
-        half = half_copy(weight) if copy_bytes <= self._room_for_copies_bytes else None
+        """Of a `weight` `[in, out]` that is counted already; with the copies that it gets and for which there is room.
+
+        It is packed if it lies as `has_room_to_pack` wants it: `[out, in]` in memory.
+        """
+        packed = None
+        if weight.t().is_contiguous() and self.has_room_to_pack(weight.numel()):
+            packed = two_layouts.pack(weight)
+            self._count_copy(weight.numel() * weight.element_size())
+        half_bytes = weight.numel() * torch.float16.itemsize
+        half = half_copy(weight) if half_bytes <= self._room_for_copies_bytes else None
         if half is not None:
-            self.num_bytes += copy_bytes
-            self._room_for_copies_bytes -= copy_bytes
-        return Linear(weight, bias, half)
+            self._count_copy(half_bytes)
+        return Linear(weight, bias, half, packed)
+
+    def has_room_to_pack(self, num_elements: int) -> bool:
+        """Whether a linear weight of that size gets a packed copy: then it is to lie in memory as in the checkpoint."""
+        copy_bytes = num_elements * self.dtype.itemsize
+        return copy_bytes <= self._room_for_copies_bytes and two_layouts.can_pack(self.dtype, self.device)
+
+    def _count_copy(self, copy_bytes: int) -> None:
+        self.num_bytes += copy_bytes
+        self._room_for_copies_bytes -= copy_bytes
 
     def output_linear(self, name: str, out_features: int, in_features: Cut, bias: bool = False) -> Projection:
         """The linear that ends a block, of those inputs that this rank computes: its output is everybody's sum."""

@@ -74,4 +74,4 @@ def test_copies_take_the_room_that_they_are_given_and_no_more() -> None:
         return load_model(config, DEMO_MODEL, torch.float32, device, room_for_copies_bytes=room_bytes).weight_bytes
 
     none, some, all_of_them = (weight_bytes(room) for room in (0, 1_000_000, 1 << 30))
-    assert none < some <= none + 1_000_000 < all_of_them < 2 * none
+    assert none < some <= none + 1_000_000 < all_of_them < 3 * none

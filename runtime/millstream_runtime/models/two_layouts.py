@@ -1,0 +1,60 @@
+"""A float32 weight in two layouts on a CPU: the checkpoint's for one row, oneDNN's own for more.
+
+No layout is good for both. One row is bound by reading the weight, which is quickest as dot products along the rows of
+`[out, in]`. More rows are bound by how well registers and caches are used, for which oneDNN cuts the weight into blocks
+once, at the start, where MKL does it again in every call:
+
+    GB of weight a second                                  1 row    4 rows   16 rows   256 rows
+    MKL on [in, out]                                        14.2       5.9       4.0        0.8
+    here                                                    27.2      21.4      13.9        1.4
+
+(gate and up of a 135 M-parameter Llama, two threads of an EPYC: `python -m benchmarks.layouts`.)
+
+The price is a second copy, so there is one only where memory has room to spare for it. Without it a weight is kept as
+`[in, out]` (`models.linear`). `torch.compile` packs weights through the same two functions of torch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# For how many rows oneDNN should choose its blocks. Those for a prompt's chunk are the best for a few rows, too.
+ROWS_IN_MIND = 512
+LEAST_PART_ELEMENTS = 1 << 16  # below it waking a thread takes longer than it saves
+
+
+def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether weights of that kind have a packed layout."""
+    return (
+        dtype == torch.float32
+        and device.type == "cpu"
+        and torch._C._has_mkldnn
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    )
+
+
+def pack(weight: Tensor) -> Tensor:
+    """`weight` `[in, out]`, whose columns follow one another in memory, in oneDNN's layout: opaque, as large."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.t(), ROWS_IN_MIND)
+    return packed
+
+
+def product(x: Tensor, weight: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """`[T, in]` times `[in, out]`, given in both layouts."""
+    if x.shape[0] > 1:
+        several: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+        return several
+    one = _one_row(x, weight.t()) if x.shape[0] else torch.mm(x, weight)
+    return one if bias is None else one.add_(bias)
+
+
+def _one_row(x: Tensor, rows: Tensor) -> Tensor:
+    """`[1, in]` by `rows` `[out, in]`. MKL reads one matrix with one thread and divides a batch among all."""
+    parts = min(torch.get_num_threads(), rows.numel() // LEAST_PART_ELEMENTS)
+    while parts > 1 and rows.shape[0] % parts:
+        parts -= 1
+    if parts <= 1:
+        return torch.mv(rows, x[0])[None]
+    batch = torch.unflatten(rows, 0, (parts, rows.shape[0] // parts))
+    return torch.bmm(batch, x.t().expand(parts, -1, 1)).view(1, -1)
