@@ -34,7 +34,7 @@ class MemoryLedger:
 class MemoryUse:
     """What was measured on one device (of several ranks, rank 0's), as `/ready` tells it. None: nobody measured it."""
 
-    weights_bytes: int  # allocated for parameters, embeddings included
+    weights_bytes: int  # allocated for parameters: embeddings and a CPU's second copies included
     activations_bytes: int | None
     graphs_bytes: int | None  # of the CUDA graphs that were recorded at boot; the log tells those that come later
     kv_cache_bytes: int  # of the pool's tensors; on a CPU a page takes memory once a request writes to it
@@ -58,6 +58,18 @@ def cpu_ledger(limit_bytes: int, used_bytes: int) -> MemoryLedger:
         reserve_bytes=CPU_RESERVE_BYTES,
         available_bytes=min(rest_bytes, limit_bytes * CPU_POOL_SHARE_PERCENT // 100),
     )
+
+
+def room_for_copies_bytes(limit_bytes: int, used_bytes: int, weight_bytes: int) -> int:
+    """What second copies of weights may take on a CPU: half of what nobody else has a claim on.
+
+    The pool comes first: the planner has promised its share before a byte was read, and knows of no copies.
+
+    Args:
+        used_bytes: by the process before any weight is there.
+    """
+    pool_bytes = limit_bytes * CPU_POOL_SHARE_PERCENT // 100
+    return max(0, limit_bytes - used_bytes - weight_bytes - pool_bytes - CPU_RESERVE_BYTES) // 2
 
 
 def cuda_ledger(limit_bytes: int, used_bytes: int, activations_bytes: int, graphs_bytes: int) -> MemoryLedger:

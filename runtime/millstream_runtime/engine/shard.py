@@ -29,8 +29,6 @@ from millstream_runtime.models.parallel import ALONE, Ranks
 from millstream_runtime.models.registry import OnRead, expected_weights, load_model, load_model_config
 from millstream_runtime.models.shares import Place, rank_config
 
-# Of what the weights leave of the memory, second copies of them get at most this much: the KV pool needs its part.
-COPIES_SHARE_PERCENT = 40
 _TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -74,7 +72,9 @@ def load(config: RuntimeConfig, placement: Placement, ranks: Ranks = ALONE, on_r
     )
     if weight_bytes > limit_bytes:
         raise too_large
-    room_for_copies_bytes = (limit_bytes - weight_bytes) * COPIES_SHARE_PERCENT // 100
+    room_for_copies_bytes = 0
+    if device.type == "cpu":
+        room_for_copies_bytes = memory.room_for_copies_bytes(limit_bytes, resident_bytes(), weight_bytes)
     try:
         return load_model(
             placement.model_config, Path(config.model), dtype, device, ranks, on_read, room_for_copies_bytes

@@ -70,3 +70,20 @@ def test_the_cpu_share_leaves_room_for_the_process() -> None:
     tight = memory.cpu_ledger(GIB, used_bytes=GIB - (300 << 20))
     assert tight.available_bytes == 44 << 20
     assert memory.cpu_ledger(GIB, used_bytes=2 * GIB).available_bytes == 0
+
+
+@pytest.mark.parametrize("weight_bytes", [0, GIB // 2, GIB, 2 * GIB, 3 * GIB])
+@pytest.mark.parametrize("limit_bytes", [GIB, 3 * GIB, 4 * GIB])
+def test_second_copies_of_weights_leave_the_pool_what_it_would_get_without_them(
+    limit_bytes: int, weight_bytes: int
+) -> None:
+    process_bytes = 350 << 20
+    copies_bytes = memory.room_for_copies_bytes(limit_bytes, process_bytes, weight_bytes)
+    without = memory.cpu_ledger(limit_bytes, process_bytes + weight_bytes)
+    beside = memory.cpu_ledger(limit_bytes, process_bytes + weight_bytes + copies_bytes)
+    assert beside.available_bytes == without.available_bytes
+
+
+def test_a_small_model_is_copied_and_one_that_fills_its_memory_is_not() -> None:
+    assert memory.room_for_copies_bytes(4 * GIB, GIB // 4, weight_bytes=GIB // 2) > GIB // 2
+    assert memory.room_for_copies_bytes(4 * GIB, GIB // 4, weight_bytes=3 * GIB) == 0
