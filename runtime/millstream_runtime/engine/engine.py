@@ -25,12 +25,12 @@ from millstream_runtime.engine.memory import MemoryUse
 from millstream_runtime.engine.model_runner import ModelRunner, Sampled
 from millstream_runtime.engine.overlap import StepInFlight, reasons_to_wait
 from millstream_runtime.engine.prompt_share import PromptShare
-from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill, Request, SamplingParams, TokenOutput
+from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill, Request, TokenOutput
 from millstream_runtime.engine.scheduler import Chunk, Scheduler, StepPlan
 from millstream_runtime.engine.sequence import Sequence
 from millstream_runtime.engine.team import Team, assemble, start_team
-from millstream_runtime.errors import Reason, RuntimeFailure
-from millstream_runtime.logs import log
+from millstream_runtime.engine.warm_up import WarmUp
+from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.models.config import ModelConfig
 
 
@@ -258,46 +258,21 @@ class Engine:
         )
 
     def warm_up(self) -> None:
-        """Run prompts and decodes of the shapes to come once, so that no request pays for first-time work."""
+        """Run steps of the shapes to come once, so that no request pays for first-time work: see `warm_up.WarmUp`.
+
+        Raises:
+            RuntimeFailure: CheckpointInvalid, where the first answer is not a number.
+        """
         self._on_phase("WarmingUp", "Running the first steps.")
-        sampling = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
-        longest = min(64, self.model_config.max_model_len - sampling.max_tokens)
-        for length in {1, max(1, longest)}:
-            self.add_request(Request(f"warm-up-{length}", [0] * length, sampling, is_heartbeat=True))
-        while self.has_work():
-            if any(output.token_id is None for output in self.step()):
-                raise RuntimeFailure(
-                    Reason.CHECKPOINT_INVALID,
-                    "The model's first answer is not a number (NaN): its weights are damaged.",
-                )
-        if self._team.ranks.size == 1 and self._runner.shares_cpu:
-            self._measure_threads()
-        while self.has_work():  # what was cancelled may be in flight
-            self.step()
+        warm_up = WarmUp(self, self._runner, self._room_for_requests_of, self.model_config.max_model_len)
+        warm_up.run(alone=self._team.ranks.size == 1)
+        self._prompts.forget_times()  # which were of first steps, and on other numbers of threads
         self.check_integrity()
 
-    def _measure_threads(self) -> None:
-        """Choose the threads of each kind of step by running decodes of that size, where the pool has room for them."""
-        all_threads = self._runner.threads.all_threads
-        num_tokens = threads.most_steps(all_threads) + 2
-        room = self._blocks.num_blocks // self._blocks.blocks_for(num_tokens)
-        if num_tokens >= self.model_config.max_model_len or not room:
-            return
-        sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
-        limits = []
-        self._runner.threads = threads.Threads(all_threads, being_measured=True)
-        for most_tokens, wanted in threads.MEASURED_TOKENS.items():
-            ids = [f"warm-up-threads-{row}" for row in range(min(wanted, self._max_num_seqs, room))]
-            for request_id in ids:
-                self.add_request(Request(request_id, [0], sampling, is_heartbeat=True))
-            self.step()
-            seconds = threads.measure(self.step, all_threads)
-            limits.append((most_tokens, threads.choose(seconds, all_threads)))
-            for request_id in ids:
-                self.abort(request_id)
-        self._runner.threads = threads.Threads(all_threads, tuple(limits))
-        self._prompts.forget_times()  # which were steps on other numbers of threads
-        log.info("threads_chosen", threads=self._runner.threads.describe())
+    def _room_for_requests_of(self, num_tokens: int) -> int:
+        if num_tokens > self.model_config.max_model_len:
+            return 0
+        return min(self._max_num_seqs, self._blocks.num_blocks // self._blocks.blocks_for(num_tokens))
 
     def check_integrity(self) -> None:
         """Every KV block is free or held by exactly one running request.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from millstream_runtime.errors import Reason, RuntimeFailure
 
 CPU_POOL_SHARE_PERCENT = 30  # of the container's memory: torch, the tokenizer and activations need theirs
-CPU_RESERVE_BYTES = 256 << 20  # activations of a step, HTTP, and what malloc keeps
+CPU_RESERVE_BYTES = 256 << 20  # activations of a step, code made for products, HTTP, what malloc keeps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

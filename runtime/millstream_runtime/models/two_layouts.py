@@ -12,6 +12,10 @@ once, at the start, where MKL does it again in every call:
 
 The price is a second copy, so there is one only where memory has room to spare for it. Without it a weight is kept as
 `[in, out]` (`models.linear`). `torch.compile` packs weights through the same two functions of torch.
+
+oneDNN writes machine code for each shape of product that it meets: a millisecond or more, and half a MiB or more that
+is kept. So rows are padded to one of few numbers (`padded_rows`), the warm-up meets those of decodes, and what is kept
+has a limit, set where the engine is imported: without either, prompts of 500 lengths meant 790 MiB for one small model.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ from torch import Tensor
 
 # For how many rows oneDNN should choose its blocks. Those for a prompt's chunk are the best for a few rows, too.
 ROWS_IN_MIND = 512
+MOST_EXACT_ROWS = 16  # as many decodes or fewer are never padded
+PADDING_SHARE = 8  # beyond it by less than an eighth
 LEAST_PART_ELEMENTS = 1 << 16  # below it waking a thread takes longer than it saves
 
 
@@ -42,11 +48,26 @@ def pack(weight: Tensor) -> Tensor:
 
 def product(x: Tensor, weight: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     """`[T, in]` times `[in, out]`, given in both layouts."""
-    if x.shape[0] > 1:
-        several: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-        return several
-    one = _one_row(x, weight.t()) if x.shape[0] else torch.mm(x, weight)
+    num_rows = x.shape[0]
+    if num_rows > 1:
+        several: Tensor = torch.ops.mkldnn._linear_pointwise(_padded(x), packed, bias, "none", [], "")
+        return several[:num_rows]
+    one = _one_row(x, weight.t()) if num_rows else torch.mm(x, weight)
     return one if bias is None else one.add_(bias)
+
+
+def padded_rows(num_rows: int) -> int:
+    """The next of the numbers that oneDNN writes code for: all up to MOST_EXACT_ROWS, then eight for each doubling."""
+    if num_rows <= MOST_EXACT_ROWS:
+        return num_rows
+    step = (1 << (num_rows - 1).bit_length() - 1) // PADDING_SHARE
+    return -(-num_rows // step) * step
+
+
+def _padded(x: Tensor) -> Tensor:
+    num_rows = x.shape[0]
+    wanted = padded_rows(num_rows)
+    return x if wanted == num_rows else torch.nn.functional.pad(x, (0, 0, 0, wanted - num_rows))
 
 
 def _one_row(x: Tensor, rows: Tensor) -> Tensor:

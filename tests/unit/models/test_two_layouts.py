@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,28 @@ from millstream_runtime.models.registry import load_model, load_model_config
 from tests.support.tiny_model import write_tiny_model
 
 CPU = torch.device("cpu")
+
+# Prints by how many bytes a process grows that serves prompts of 500 lengths with a model of four shapes of weight.
+MANY_LENGTHS = """
+import millstream_runtime.engine
+import torch
+from millstream_runtime.engine.host import resident_bytes
+from millstream_runtime.models import two_layouts
+
+weights = [torch.randn(out, 256).t() for out in (256, 512, 768, 1024)]
+packed = [two_layouts.pack(weight) for weight in weights]
+wide = torch.randn(600, 256)
+
+def prompt(length):
+    for weight, copy in zip(weights, packed):
+        two_layouts.product(wide[:length], weight, copy, None)
+
+prompt(600)
+before = resident_bytes()
+for length in range(2, 502):
+    prompt(length)
+print(resident_bytes() - before)
+"""
 
 pytestmark = pytest.mark.skipif(not two_layouts.can_pack(torch.float32, CPU), reason="torch without oneDNN")
 
@@ -37,7 +61,7 @@ def test_products_are_those_of_the_plain_weight(size: tuple[int, int], has_bias:
     weight = torch.randn(size[1], size[0]).t()
     bias = torch.randn(size[1]) if has_bias else None
     plain, two = Linear(weight, bias), in_two_layouts(weight, bias)
-    for rows in (0, 1, 2, 7, 16, 130):
+    for rows in (0, 1, 2, 7, 16, 17, 130):
         wide = torch.randn(rows, 2 * size[0])
         for x in (wide[:, : size[0]].contiguous(), wide[:, size[0] :]):  # a view of rows that lie apart too
             torch.testing.assert_close(two(x), plain(x), rtol=1e-4, atol=1e-4)
@@ -45,6 +69,20 @@ def test_products_are_those_of_the_plain_weight(size: tuple[int, int], has_bias:
             plain.add_to(one, x)
             two.add_to(other, x)
             torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-4)
+
+
+def test_rows_are_padded_to_few_numbers_and_by_little() -> None:
+    padded = {num_rows: two_layouts.padded_rows(num_rows) for num_rows in range(2, 2049)}
+    assert all(padded[num_rows] == num_rows for num_rows in range(2, 17)), "decodes of up to 16 requests are exact"
+    assert all(num_rows <= wanted < 1.125 * num_rows for num_rows, wanted in padded.items())
+    assert len(set(padded.values())) <= 80
+    assert all(two_layouts.padded_rows(wanted) == wanted for wanted in padded.values())
+
+
+def test_prompts_of_many_lengths_do_not_fill_the_memory_with_code() -> None:
+    done = subprocess.run([sys.executable, "-c", MANY_LENGTHS], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 200 << 20, "bytes"
 
 
 def test_outputs_in_another_order_are_so_in_both_layouts() -> None:
