@@ -67,7 +67,12 @@ def padded_rows(num_rows: int) -> int:
 def _padded(x: Tensor) -> Tensor:
     num_rows = x.shape[0]
     wanted = padded_rows(num_rows)
-    return x if wanted == num_rows else torch.nn.functional.pad(x, (0, 0, 0, wanted - num_rows))
+    if wanted == num_rows:
+        return x
+    padded = x.new_empty(wanted, x.shape[1])
+    padded[:num_rows] = x
+    padded[num_rows:] = 0.0  # whatever lies there could be slow numbers: denormal ones, NaN
+    return padded
 
 
 def _one_row(x: Tensor, rows: Tensor) -> Tensor:
