@@ -3,8 +3,10 @@
     MKL     [in, out] as it is
     split   the same in parts for 8 rows and fewer (`models/split_product.py`): where memory has no room for a copy
     two     as served where it has: [out, in] for one row, oneDNN's blocks for more (`models/two_layouts.py`)
+    half    the same of a bfloat16 checkpoint: a float16 copy for few rows (`models/half_weights.py`), `two` for more
 
-Each is read from memory, as in a decode: there are more of them than any cache holds. All threads of this machine.
+All are told as bytes of the float32 weight a second, so that they compare. Each is read from memory, as in a decode:
+there are more of them than any cache holds. All threads of this machine.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from torch import Tensor
 from benchmarks import machine
 from benchmarks.shapes import LARGER
 from millstream_runtime.models import two_layouts
+from millstream_runtime.models.half_weights import half_copy
 from millstream_runtime.models.split_product import num_parts, split_product
 
 RESULT = Path(__file__).parent / "results" / "layouts.json"
@@ -54,9 +57,10 @@ def shapes() -> dict[str, tuple[int, int]]:
 
 def ways(fan_in: int, fan_out: int, count: int) -> dict[str, Callable[[Tensor], object]]:
     """Each multiplies rows by the same `count` matrices."""
-    checkpoint = [torch.randn(fan_out, fan_in) for _ in range(count)]
+    checkpoint = [torch.randn(fan_out, fan_in).bfloat16().float() for _ in range(count)]
     weights = [one.t().contiguous() for one in checkpoint]
     packed = [two_layouts.pack(one.t()) for one in checkpoint]
+    halves = [half_copy(one.t()) for one in checkpoint]
 
     def split(x: Tensor) -> None:
         parts = num_parts(x, weights[0])
@@ -67,7 +71,12 @@ def ways(fan_in: int, fan_out: int, count: int) -> dict[str, Callable[[Tensor], 
         for one, blocks in zip(checkpoint, packed, strict=True):
             two_layouts.product(x, one.t(), blocks, None)
 
-    return {"MKL": lambda x: [torch.mm(x, one) for one in weights], "split": split, "two": two}
+    def half(x: Tensor) -> None:
+        for one, blocks, copy in zip(checkpoint, packed, halves, strict=True):
+            if copy is None or copy.product(x) is None:
+                two_layouts.product(x, one.t(), blocks, None)
+
+    return {"MKL": lambda x: [torch.mm(x, one) for one in weights], "split": split, "two": two, "half": half}
 
 
 def main() -> None:
@@ -86,7 +95,7 @@ def main() -> None:
                 {"matrix": name, "rows": rows, "weight_bytes_per_second": {k: round(v) for k, v in rates.items()}}
             )
             text = "   ".join(f"{way} {rate / 1e9:5.1f} GB/s" for way, rate in rates.items())
-            print(f"{name:16} {rows:3} rows   {text}   {rates['two'] / rates['MKL']:.2f} x MKL", flush=True)
+            print(f"{name:16} {rows:3} rows   {text}   two {rates['two'] / rates['MKL']:.2f} x MKL", flush=True)
     RESULT.write_text(json.dumps({"machine": machine.describe(), "products": results}, indent=2) + "\n")
     print(f"saved {RESULT}")
 

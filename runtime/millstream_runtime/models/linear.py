@@ -4,7 +4,7 @@ On a CPU the layout of a weight decides what a product costs, and no layout is t
 
     float32, room for a copy   as in the checkpoint for one row, in oneDNN's blocks for more   `two_layouts`
     otherwise                  `[in, out]`: `x @ W` walks memory in order; in parts on several threads   `split_product`
-    small, held by float16     a copy of half the size besides, for small steps on one thread   `half_weights`
+    held by float16            copies of half the size besides, for steps of few rows   `half_weights`
 
 A GPU is content with `[in, out]`.
 """
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.models import two_layouts
-from millstream_runtime.models.half_weights import half_copy, half_product, serves
+from millstream_runtime.models.half_weights import HalfWeight, half_copy
 from millstream_runtime.models.split_product import num_parts, split_product
 
 
@@ -38,13 +38,13 @@ class Linear:
 
     weight: Tensor
     bias: Tensor | None
-    half: Tensor | None = None
+    half: HalfWeight | None = None
     packed: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[T, in]` to `[T, out]`."""
-        if self.half is not None and serves(x):
-            return half_product(x, self.half, self.bias)
+        if self.half is not None and (product := self.half.product(x)) is not None:
+            return product if self.bias is None else product.add_(self.bias)
         if self.packed is not None:
             return two_layouts.product(x, self.weight, self.packed, self.bias)
         if (parts := num_parts(x, self.weight)) > 1:
@@ -54,11 +54,8 @@ class Linear:
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
         """`residual += self(x)` in place, as one product where there is one that adds."""
-        if self.half is not None and serves(x):
-            residual.add_(half_product(x, self.half, self.bias))
-            return
-        if self.packed is not None:
-            residual.add_(two_layouts.product(x, self.weight, self.packed, self.bias))
+        if self.half is not None or self.packed is not None:
+            residual.add_(self(x))
             return
         if (parts := num_parts(x, self.weight)) > 1:
             residual.add_(split_product(x, self.weight, parts))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from millstream_runtime.models import two_layouts
 from millstream_runtime.models.checkpoint import Checkpoint, check_finite
-from millstream_runtime.models.half_weights import half_copy
+from millstream_runtime.models.half_weights import MOST_PACKED_ELEMENTS, HalfWeight, half_copy, packed_bytes
 from millstream_runtime.models.linear import Linear, Projection
 from millstream_runtime.models.parallel import ALONE, Ranks, RowParallelLinear
 from millstream_runtime.models.shares import Cut
@@ -39,6 +39,7 @@ class Weights(ABC):
         self.ranks = ranks
         self.num_bytes = 0
         self._room_for_copies_bytes = 0
+        self._num_packed_halves = 0  # elements
 
     @abstractmethod
     def _read(self, name: str, shape: tuple[Size, ...]) -> Tensor:
@@ -81,11 +82,17 @@ class Weights(ABC):
         if weight.t().is_contiguous() and self.has_room_to_pack(weight.numel()):
             packed = two_layouts.pack(weight)
             self._count_copy(weight.numel() * weight.element_size())
-        half_bytes = weight.numel() * torch.float16.itemsize
-        half = half_copy(weight) if half_bytes <= self._room_for_copies_bytes else None
+        return Linear(weight, bias, self._half_copy(weight), packed)
+
+    def _half_copy(self, weight: Tensor) -> HalfWeight | None:
+        num_elements = weight.numel()
+        if num_elements + self._num_packed_halves > MOST_PACKED_ELEMENTS:
+            return None
+        half = half_copy(weight) if packed_bytes(num_elements) <= self._room_for_copies_bytes else None
         if half is not None:
-            self._count_copy(half_bytes)
-        return Linear(weight, bias, half, packed)
+            self._num_packed_halves += num_elements
+            self._count_copy(half.num_bytes)
+        return half
 
     def has_room_to_pack(self, num_elements: int) -> bool:
         """Whether a linear weight of that size gets a packed copy: then it is to lie in memory as in the checkpoint."""

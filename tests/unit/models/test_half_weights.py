@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from millstream_runtime.models.half_weights import MOST_ELEMENTS, MOST_ROWS, half_copy
+from millstream_runtime.models.half_weights import MOST_ROWS, MOST_ROWS_OF_SMALL, SMALL_ELEMENTS, half_copy
 from millstream_runtime.models.linear import Linear
 from millstream_runtime.models.registry import load_model, load_model_config
 
@@ -19,10 +19,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
@@ -32,22 +31,37 @@ def weight(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> torc
     return (torch.randn(rows, columns, generator=generator) * 0.05).to(dtype).float()
 
 
+@pytest.mark.parametrize(("all_threads", "threads"), [(1, 1), (2, 1), (2, 2)])
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 2, 7, 16, MOST_ROWS, MOST_ROWS + 1])
-@pytest.mark.usefixtures("one_thread")
-def test_products_are_those_of_the_float32_weight(rows: int, has_bias: bool) -> None:
-    matrix = weight(51, 37)
-    bias = torch.randn(37) if has_bias else None
+@pytest.mark.parametrize("size", [(51, 37), (600, 700), (1030, 1031)], ids=str)
+def test_products_are_those_of_the_float32_weight(
+    size: tuple[int, int], has_bias: bool, all_threads: int, threads: int
+) -> None:
+    """Of small weights and large ones, by as many threads as the step has or more."""
+    torch.set_num_threads(all_threads)
+    matrix = weight(*size)
+    bias = torch.randn(size[1]) if has_bias else None
     half = half_copy(matrix)
     assert half is not None
     plain, halved = Linear(matrix, bias), Linear(matrix, bias, half)
-    x = torch.randn(rows, 2, 51).select(1, 0)  # a strided view, as a norm gives it
-    torch.testing.assert_close(halved(x), plain(x), rtol=1e-5, atol=1e-6)
-    one, other = torch.randn(2, rows, 37).unbind(0)
-    other.copy_(one)
-    plain.add_to(one, x)
-    halved.add_to(other, x)
-    torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
+    torch.set_num_threads(threads)
+    for rows in (0, 1, 2, 7, MOST_ROWS + 1, 16, MOST_ROWS_OF_SMALL, MOST_ROWS_OF_SMALL + 1):
+        x = torch.randn(rows, 2, size[0]).select(1, 0)  # a strided view, as a norm gives it
+        torch.testing.assert_close(halved(x), plain(x), rtol=1e-4, atol=1e-5)
+        one, other = torch.ones(2, rows, size[1]).unbind(0)
+        plain.add_to(one, x)
+        halved.add_to(other, x)
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)
+    assert torch.get_num_threads() == threads, "what a product takes, it gives back"
+
+
+def test_few_rows_of_any_weight_and_more_of_a_small_one_are_for_the_copy() -> None:
+    small, large = half_copy(weight(64, 64)), half_copy(weight(SMALL_ELEMENTS // 64 + 1, 64))
+    assert small is not None
+    assert large is not None
+    for rows in (1, MOST_ROWS, MOST_ROWS + 1, MOST_ROWS_OF_SMALL, MOST_ROWS_OF_SMALL + 1):
+        assert (small.product(torch.randn(rows, 64)) is not None) == (rows <= MOST_ROWS_OF_SMALL)
+        assert (large.product(torch.randn(rows, SMALL_ELEMENTS // 64 + 1)) is not None) == (rows <= MOST_ROWS)
 
 
 def test_a_weight_that_float16_does_not_hold_has_no_copy() -> None:
@@ -55,7 +69,8 @@ def test_a_weight_that_float16_does_not_hold_has_no_copy() -> None:
     assert half_copy(weight(64, 64) * 2.0**20) is None  # beyond the largest float16
     assert half_copy(weight(64, 64) * 2.0**-12) is None  # most of it below the smallest normal one
     assert half_copy(weight(64, 64).double()) is None
-    assert half_copy(weight(MOST_ELEMENTS // 64 + 1, 64)) is None
+    late = torch.cat([weight(640, 64), weight(64, 64, torch.float32)])
+    assert half_copy(late) is None  # which its first elements do not tell
 
 
 def test_the_few_tiny_weights_of_a_bfloat16_checkpoint_may_be_rounded() -> None:
@@ -74,4 +89,4 @@ def test_copies_take_the_room_that_they_are_given_and_no_more() -> None:
         return load_model(config, DEMO_MODEL, torch.float32, device, room_for_copies_bytes=room_bytes).weight_bytes
 
     none, some, all_of_them = (weight_bytes(room) for room in (0, 1_000_000, 1 << 30))
-    assert none < some <= none + 1_000_000 < all_of_them < 3 * none
+    assert none < some <= none + 1_000_000 < all_of_them <= 3 * none
