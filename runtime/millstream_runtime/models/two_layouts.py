@@ -5,8 +5,8 @@ No layout is good for both. One row is bound by reading the weight, which is qui
 once, at the start, where MKL does it again in every call:
 
     GB of weight a second                                  1 row    4 rows   16 rows   256 rows
-    MKL on [in, out]                                        14.2       5.9       4.0        0.8
-    here                                                    27.2      21.4      13.9        1.4
+    MKL on [in, out]                                        10.9       3.7       4.7        0.9
+    here                                                    23.2      15.6       9.7        1.5
 
 (gate and up of a 135 M-parameter Llama, two threads of an EPYC: `python -m benchmarks.layouts`.)
 
