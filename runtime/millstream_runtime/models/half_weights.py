@@ -7,9 +7,9 @@ rounded by 2 ** -25 at most; a sum of such products rounds away far more. A chec
 
 The products are FBGEMM's, which torch brings in two forms. One has little to do around the product and computes on one
 thread; it is the best for a row or a few of a small weight. The other divides among threads. Against `two_layouts` on
-two threads it takes two fifths to three quarters of the time for up to 8 rows, and is no slower up to 64 of a small weight
-(`python -m benchmarks.layouts`). A small weight has a copy for each form. Beyond such numbers of rows the arithmetic
-binds, not the bytes, and the float32 weight is used.
+two threads it takes two fifths to three quarters of the time for up to 8 rows, and is no slower up to 64 of a small
+weight (`python -m benchmarks.layouts`). A small weight has a copy for each form. Beyond such numbers of rows the
+arithmetic binds, not the bytes, and the float32 weight is used.
 
 Packing takes some 15 ns a weight, which a start would feel: hence MOST_PACKED_ELEMENTS for a whole model.
 
