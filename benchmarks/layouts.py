@@ -15,6 +15,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from benchmarks import machine
 from benchmarks.shapes import LARGER
 from millstream_runtime.models import two_layouts
 from millstream_runtime.models.half_weights import half_copy
+from millstream_runtime.models.linear import Linear
 from millstream_runtime.models.split_product import num_parts, split_product
 
 RESULT = Path(__file__).parent / "results" / "layouts.json"
@@ -59,24 +61,20 @@ def ways(fan_in: int, fan_out: int, count: int) -> dict[str, Callable[[Tensor], 
     """Each multiplies rows by the same `count` matrices."""
     checkpoint = [torch.randn(fan_out, fan_in).bfloat16().float() for _ in range(count)]
     weights = [one.t().contiguous() for one in checkpoint]
-    packed = [two_layouts.pack(one.t()) for one in checkpoint]
-    halves = [half_copy(one.t()) for one in checkpoint]
+    two = [Linear(one.t(), None, packed=two_layouts.pack(one.t())) for one in checkpoint]
+    half = [replace(one, half=half_copy(one.weight)) for one in two]
 
     def split(x: Tensor) -> None:
         parts = num_parts(x, weights[0])
         for one in weights:
             split_product(x, one, parts) if parts > 1 else torch.mm(x, one)
 
-    def two(x: Tensor) -> None:
-        for one, blocks in zip(checkpoint, packed, strict=True):
-            two_layouts.product(x, one.t(), blocks, None)
-
-    def half(x: Tensor) -> None:
-        for one, blocks, copy in zip(checkpoint, packed, halves, strict=True):
-            if copy is None or copy.product(x) is None:
-                two_layouts.product(x, one.t(), blocks, None)
-
-    return {"MKL": lambda x: [torch.mm(x, one) for one in weights], "split": split, "two": two, "half": half}
+    return {
+        "MKL": lambda x: [torch.mm(x, one) for one in weights],
+        "split": split,
+        "two": lambda x: [one(x) for one in two],
+        "half": lambda x: [one(x) for one in half],
+    }
 
 
 def main() -> None:

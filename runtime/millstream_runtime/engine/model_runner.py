@@ -199,9 +199,9 @@ class ModelRunner:
         return self._device.type == "cpu"
 
     @property
-    def shares_cpu(self) -> bool:
-        """Whether this process computes on a CPU, with a number of threads to be chosen."""
-        return self._device.type == "cpu" and torch.get_num_threads() > 1
+    def is_on_cpu(self) -> bool:
+        """Whether this process computes on a CPU."""
+        return self._device.type == "cpu"
 
     def scrub(self, blocks: list[int]) -> None:
         """Zero the KV blocks of a sequence whose numbers went wrong, before anyone else is given them."""

@@ -1,8 +1,9 @@
 """The steps that an engine runs before the first request, so that no request pays for first-time work.
 
     every device    a short prompt and its decodes; one of up to 64 tokens: kernels, allocator, weights seen
-    CPU             decodes timed on fewer and on all threads (`threads`), then decodes of every number of requests:
-                    oneDNN writes machine code for each number of rows (`models.two_layouts`)
+    CPU, one rank   decodes timed on fewer and on all threads (`threads`)
+    CPU             decodes of every number of requests: oneDNN writes machine code for each number of rows
+                    (`models.two_layouts`)
 
 CUDA graphs are recorded elsewhere (`graphs`): they need no requests. What runs here are requests all the same, marked
 as heartbeats, through the same scheduler and pool as those of users.
@@ -39,7 +40,9 @@ class WarmUp:
     """`requests_of(num_tokens)`: how many requests of that length, prompt included, the engine can run at once; 0 for
     one that is longer than it allows."""
 
-    def __init__(self, engine: Engine, runner: ModelRunner, requests_of: Callable[[int], int], max_model_len: int):
+    def __init__(
+        self, engine: Engine, runner: ModelRunner, requests_of: Callable[[int], int], max_model_len: int
+    ) -> None:
         self._engine = engine
         self._runner = runner
         self._requests_of = requests_of
@@ -52,8 +55,9 @@ class WarmUp:
             RuntimeFailure: CheckpointInvalid, where the first answer is not a number.
         """
         self._run_prompts()
-        if alone and self._runner.shares_cpu:
-            self._choose_threads()
+        if self._runner.is_on_cpu:
+            if alone and self._runner.threads.all_threads > 1:
+                self._choose_threads()
             self._run_decodes_of_every_number()
         self._finish()
 

@@ -13,7 +13,8 @@ arithmetic binds, not the bytes, and the float32 weight is used.
 
 Packing takes some 15 ns a weight, which a start would feel: hence MOST_PACKED_ELEMENTS for a whole model.
 
-torch 2.11 calls the one-thread functions deprecated. Where a later one has dropped them, the others do their work.
+torch 2.11 calls the one-thread functions deprecated. Where a later one has dropped them, the others do their work;
+where it has dropped those, the float32 weight is used.
 """
 
 from __future__ import annotations
@@ -41,11 +42,6 @@ class HalfWeight:
     all_threads: int  # of the process when the weight was loaded; a step may compute with fewer
     divided: Any  # for any number of threads: a torch.ScriptObject
     alone: Tensor | None  # for one thread; None where the weight is large
-
-    @property
-    def num_bytes(self) -> int:
-        """Of all copies together."""
-        return packed_bytes(self.num_elements)
 
     def product(self, x: Tensor) -> Tensor | None:
         """`x` `[T, in]` times the weight, float32 `[T, out]`; None where that is not the quickest way for such a step.
@@ -81,7 +77,7 @@ def half_copy(weight: Tensor) -> HalfWeight | None:
     """`weight` `[in, out]` packed; None where float16 does not hold it, or this machine has no such product."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or not weight.numel():
         return None
-    if not torch.backends.cpu.get_cpu_capability().startswith("AVX") or torch.backends.quantized.engine != "x86":
+    if not _has_products():
         return None
     if not (_is_held(weight[: 1 + LOOKED_AT_FIRST // weight.shape[1]]) and _is_held(weight)):
         return None
@@ -94,6 +90,16 @@ def half_copy(weight: Tensor) -> HalfWeight | None:
             torch.fbgemm_linear_fp16_weight_fp32_activation(weight.new_zeros(1, weight.shape[0]), alone, None)
         divided = torch.ops.quantized.linear_prepack_fp16(by_output, None)
     return HalfWeight(weight.numel(), torch.get_num_threads(), divided, alone)
+
+
+def _has_products() -> bool:
+    """Whether this machine and this torch have FBGEMM's float16 products."""
+    return (
+        torch.backends.cpu.get_cpu_capability().startswith("AVX")
+        and torch.backends.quantized.engine in ("x86", "fbgemm")
+        and hasattr(torch.ops.quantized, "linear_prepack_fp16")
+        and hasattr(torch.ops.quantized, "linear_dynamic_fp16")
+    )
 
 
 def _is_held(weight: Tensor) -> bool:

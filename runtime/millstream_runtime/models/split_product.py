@@ -6,7 +6,7 @@ matrix is taken as a batch of its row blocks, each a run of memory, and what the
 
     x @ W = x[:, :K/2] @ W[:K/2] + x[:, K/2:] @ W[K/2:]
 
-On two threads that is 1.3 to 1.9 times as fast for 1 to 4 rows, and 0.9 to 1.3 for 8 (`python -m benchmarks.layouts`).
+On two threads that is 1.2 to 2.4 times as fast for 1 to 4 rows, and 1.0 to 1.4 for 8 (`python -m benchmarks.layouts`).
 """
 
 from __future__ import annotations

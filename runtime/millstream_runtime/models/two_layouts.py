@@ -15,7 +15,8 @@ The price is a second copy, so there is one only where memory has room to spare 
 
 oneDNN writes machine code for each shape of product that it meets: a millisecond or more, and half a MiB or more that
 is kept. So rows are padded to one of few numbers (`padded_rows`), the warm-up meets those of decodes, and what is kept
-has a limit, set where the engine is imported: without either, prompts of 500 lengths meant 790 MiB for one small model.
+has a limit, set where the engine is imported: without either, prompts of 500 lengths meant about a GiB for one small
+model.
 """
 
 from __future__ import annotations

@@ -85,13 +85,13 @@ class Weights(ABC):
         return Linear(weight, bias, self._half_copy(weight), packed)
 
     def _half_copy(self, weight: Tensor) -> HalfWeight | None:
-        num_elements = weight.numel()
-        if num_elements + self._num_packed_halves > MOST_PACKED_ELEMENTS:
+        num_elements, copy_bytes = weight.numel(), packed_bytes(weight.numel())
+        if copy_bytes > self._room_for_copies_bytes or self._num_packed_halves + num_elements > MOST_PACKED_ELEMENTS:
             return None
-        half = half_copy(weight) if packed_bytes(num_elements) <= self._room_for_copies_bytes else None
+        half = half_copy(weight)
         if half is not None:
             self._num_packed_halves += num_elements
-            self._count_copy(half.num_bytes)
+            self._count_copy(copy_bytes)
         return half
 
     def has_room_to_pack(self, num_elements: int) -> bool:

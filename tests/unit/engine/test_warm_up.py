@@ -39,9 +39,14 @@ while engine.has_work():
 
 
 @pytest.mark.skipif(not two_layouts.can_pack(torch.float32, CPU), reason="torch without oneDNN")
-def test_decodes_of_up_to_16_requests_wait_for_no_code_to_be_made(tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_decodes_of_up_to_16_requests_wait_for_no_code_to_be_made(tmp_path: Path, threads: int) -> None:
     model = write_tiny_model(tmp_path / "tiny")
-    environment = {"ONEDNN_VERBOSE": "profile_create", "PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "2"}
+    environment = {
+        "ONEDNN_VERBOSE": "profile_create",
+        "PYTHONPATH": ":".join(sys.path),
+        "OMP_NUM_THREADS": str(threads),
+    }
     done = subprocess.run(
         [sys.executable, "-c", SERVE, str(model)], capture_output=True, text=True, timeout=300, env=environment
     )

@@ -73,6 +73,16 @@ def test_a_weight_that_float16_does_not_hold_has_no_copy() -> None:
     assert half_copy(late) is None  # which its first elements do not tell
 
 
+def test_without_its_products_there_is_no_copy() -> None:
+    before = torch.backends.quantized.engine
+    torch.backends.quantized.engine = "qnnpack"  # as on a machine without FBGEMM
+    try:
+        assert half_copy(weight(64, 64)) is None
+    finally:
+        torch.backends.quantized.engine = before
+    assert half_copy(weight(64, 64)) is not None
+
+
 def test_the_few_tiny_weights_of_a_bfloat16_checkpoint_may_be_rounded() -> None:
     matrix = weight(64, 64)
     matrix[0, 0] = 2.0**-24 * 1.4921875
