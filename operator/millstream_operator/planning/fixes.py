@@ -15,13 +15,13 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.workload import Tier
 from millstream_operator.catalog.gpu import MINIMUM_SM
 from millstream_operator.inventory.node_kinds import Inventory, NodeKind, inventory_of
-from millstream_operator.planning.candidates import P95_MARGIN, Outcome
-from millstream_operator.planning.choice import Choice, Stopped
+from millstream_operator.planning.choices.candidates import P95_MARGIN, Outcome
+from millstream_operator.planning.choices.placement import Choice, Stopped
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import MAX_FIXES, Fix
-from millstream_operator.planning.tensor_parallel import sizes, tensor_parallel_problem
-from millstream_operator.planning.weights import weight_format
-from millstream_operator.planning.wishes import wishes_of
+from millstream_operator.planning.resolved_spec import wishes_of
+from millstream_operator.planning.sizing.tensor_parallel import sizes, tensor_parallel_problem
+from millstream_operator.planning.sizing.weights import weight_format
 
 SHORTEST_MODEL_LEN = 1024
 MAX_TRIES, MAX_SPARE_TRIES = 16, 6  # plans; each takes a millisecond or two

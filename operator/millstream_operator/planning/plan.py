@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millstream_operator.api.spec import AcceleratorType
-from millstream_operator.planning.cost import Cost
-from millstream_operator.planning.memory_ledger import MemoryLedger
-from millstream_operator.planning.roofline import Prediction
+from millstream_operator.planning.sizing.cost import Cost
+from millstream_operator.planning.sizing.memory_ledger import MemoryLedger
+from millstream_operator.planning.sizing.roofline import Prediction
 
 GPU_RESOURCE = "nvidia.com/gpu"
 MAX_REJECTED, MAX_FIXES = 24, 3

@@ -29,14 +29,15 @@ from millstream_operator.api.spec import (
 )
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part
 from millstream_operator.inventory.node_kinds import Inventory
-from millstream_operator.planning.candidates import Outcome, Problem, Question, Stage
-from millstream_operator.planning.choice import Choice, Stopped, choose
-from millstream_operator.planning.choice_reasons import engine_reasons, placement_reasons
-from millstream_operator.planning.cpu import CPU_MEMORY_LIMIT, cpu_memory
+from millstream_operator.planning.choices.candidates import Outcome, Problem, Question, Stage
+from millstream_operator.planning.choices.placement import Choice, Stopped, choose
+from millstream_operator.planning.choices.placement_reasons import engine_reasons, placement_reasons
+from millstream_operator.planning.choices.quantization import formats
+from millstream_operator.planning.choices.speculation import SpeculationChoice, choose_speculation
+from millstream_operator.planning.choices.waiting import find
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.facts_hash import facts_hash
 from millstream_operator.planning.fixes import nearest_fixes
-from millstream_operator.planning.input_hash import input_hash
 from millstream_operator.planning.model_path import model_path
 from millstream_operator.planning.plan import (
     GPU_RESOURCE,
@@ -48,11 +49,10 @@ from millstream_operator.planning.plan import (
     Reason,
     ResourcePlan,
 )
-from millstream_operator.planning.quantization_choice import formats
 from millstream_operator.planning.requires import requirements, unknown_facts
-from millstream_operator.planning.speculation_choice import SpeculationChoice, choose_speculation
-from millstream_operator.planning.waiting import find
-from millstream_operator.planning.wishes import Wishes, batching, given_or, wishes_of
+from millstream_operator.planning.resolved_spec import Wishes, batching, given_or, wishes_of
+from millstream_operator.planning.restart_fields import input_hash
+from millstream_operator.planning.sizing.cpu_memory import CPU_MEMORY_LIMIT, cpu_memory
 
 DEFAULT_DRAIN_TIMEOUT = "10m"
 KEPT_REASONS = ("accelerator", "runtime.image", "engine.prefixCaching")  # of the plan from the spec alone

@@ -17,20 +17,23 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import ManifestError, parse
-from millstream_operator.planning.plan import PlanDefaults
-from millstream_operator.reconciling import belief, conditions
-from millstream_operator.reconciling.belief import Beliefs, Believed, Later
-from millstream_operator.reconciling.children import Children, controller_uid, namespace_is_going
-from millstream_operator.reconciling.claims import Claims
-from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable, ClusterClient
-from millstream_operator.reconciling.companions import Beside, Companions, CompanionsOf, ServedKinds
-from millstream_operator.reconciling.conditions import find
-from millstream_operator.reconciling.diagnosis import Diagnosis
-from millstream_operator.reconciling.events import decision_events, event_for, news
-from millstream_operator.reconciling.facts import FactsSource, NoFacts
-from millstream_operator.reconciling.index import Index, OwnerKey
-from millstream_operator.reconciling.inspector import Inspector
-from millstream_operator.reconciling.kinds import (
+from millstream_operator.children.children import Children, controller_uid, namespace_is_going
+from millstream_operator.children.claims import Claims
+from millstream_operator.children.companions import Beside, Companions, CompanionsOf, ServedKinds
+from millstream_operator.diagnosis import conditions
+from millstream_operator.diagnosis.conditions import find
+from millstream_operator.diagnosis.diagnosis import Diagnosis
+from millstream_operator.diagnosis.plan_refused import PlanRefused
+from millstream_operator.diagnosis.reasons import Reason
+from millstream_operator.facts import restored_status
+from millstream_operator.facts.cluster_facts import FactsSource, NoFacts
+from millstream_operator.facts.inspector import Inspector
+from millstream_operator.facts.restored_status import Beliefs, Believed, Later
+from millstream_operator.facts.shared_inspections import SharedInspections
+from millstream_operator.kube.client import ApiError, ApiUnreachable, ClusterClient
+from millstream_operator.kube.event_queue import AtOnce, Publisher
+from millstream_operator.kube.index import Index, OwnerKey
+from millstream_operator.kube.kinds import (
     CONFIG_MAP,
     CONTROLLER_REVISION,
     DEPLOYMENT,
@@ -39,10 +42,19 @@ from millstream_operator.reconciling.kinds import (
     PERSISTENT_VOLUME_CLAIM,
     POD,
 )
-from millstream_operator.reconciling.news_desk import AtOnce, Publisher
-from millstream_operator.reconciling.pinning import Chosen, Pinning
-from millstream_operator.reconciling.pod_reports import NobodyAnswers, PodReports
-from millstream_operator.reconciling.pruning import (
+from millstream_operator.planning.plan import PlanDefaults
+from millstream_operator.probing.answer import Answer
+from millstream_operator.probing.pod_reports import NobodyAnswers, PodReports
+from millstream_operator.probing.service_probe import ServiceAccess, ask
+from millstream_operator.queue.work_queue import LookAgain, RetryLater
+from millstream_operator.rendering.companions import CompanionDefaults
+from millstream_operator.rendering.inspection_record import kept_inspections
+from millstream_operator.rendering.names import LEADER, ROLE_LABEL
+from millstream_operator.rendering.objects import objects
+from millstream_operator.rendering.pod_defaults import PodDefaults
+from millstream_operator.rendering.revision import controller_revision
+from millstream_operator.rollout.pinning import Chosen, Pinning
+from millstream_operator.rollout.pruning import (
     also_running,
     digests_in_use,
     needed_maps,
@@ -50,22 +62,13 @@ from millstream_operator.reconciling.pruning import (
     superfluous_records,
     unmounted,
 )
-from millstream_operator.reconciling.reasons import Reason
-from millstream_operator.reconciling.revisions import Pin, PlanRefused, last_answered, last_good, pinned
-from millstream_operator.reconciling.rollout import Intent, Scene, SpareGPUs, intent, nobody_knows
-from millstream_operator.reconciling.seen import Answer, Seen
-from millstream_operator.reconciling.service_probe import ServiceAccess, ask
-from millstream_operator.reconciling.shared_inspections import SharedInspections
-from millstream_operator.reconciling.status import status_of, status_of_invalid
-from millstream_operator.reconciling.warmup import warming_up
-from millstream_operator.reconciling.work_queue import LookAgain, RetryLater
-from millstream_operator.reconciling.workload import rolled_out
-from millstream_operator.rendering.companions import CompanionDefaults
-from millstream_operator.rendering.inspection_record import kept_inspections
-from millstream_operator.rendering.names import LEADER, ROLE_LABEL
-from millstream_operator.rendering.objects import objects
-from millstream_operator.rendering.pod_defaults import PodDefaults
-from millstream_operator.rendering.revision import controller_revision
+from millstream_operator.rollout.revisions import Pin, last_answered, last_good, pinned
+from millstream_operator.rollout.rollout import Intent, Scene, SpareGPUs, intent, nobody_knows
+from millstream_operator.rollout.workload import rolled_out
+from millstream_operator.status.events import decision_events, event_for, news
+from millstream_operator.status.seen import Seen
+from millstream_operator.status.status import status_of, status_of_invalid
+from millstream_operator.status.warmup import warming_up
 
 log = logging.getLogger(__name__)
 Manifest = dict[str, Any]
@@ -324,7 +327,7 @@ class Reconciler:
         if self._unanswered[uid] > PATIENCE:
             return answer
         # One question that is lost is no news of a model that served before: it stays Ready until it is sure.
-        before = belief.believed(owner, self._status(key), pods)
+        before = restored_status.believed(owner, self._status(key), pods)
         return Answer() if before is not None and before.answered == pin.revision.name else None
 
     # Status

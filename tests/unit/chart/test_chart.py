@@ -14,7 +14,7 @@ import yaml
 
 from docs import chart_reference
 from millstream_operator.catalog.catalog_file import read_catalog_file
-from millstream_operator.reconciling.kinds import OPTIONAL, WATCHED
+from millstream_operator.kube.kinds import OPTIONAL, WATCHED
 from millstream_operator.settings import read_settings
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from millstream_operator.reconciling.boot_report import MEMORY_KEYS, RUNTIME_PHASES, UNRESPONSIVE, read_boot_report
-from millstream_operator.reconciling.kinds import DEPLOYMENT, POD
+from millstream_operator.kube.kinds import DEPLOYMENT, POD
+from millstream_operator.probing.boot_report import MEMORY_KEYS, RUNTIME_PHASES, UNRESPONSIVE, read_boot_report
 from millstream_runtime.boot import BOOT_PHASES, Phase
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.engine_process import boot_voice

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable
-from millstream_operator.reconciling.elector import Elector, new_identity
-from millstream_operator.reconciling.fence import Fence, NotLeader
-from millstream_operator.reconciling.leadership import Election, LeaseRecord, Seen
-from millstream_operator.reconciling.work_queue import Result, RetryLater, WorkQueue
+from millstream_operator.kube.client import ApiError, ApiUnreachable
+from millstream_operator.kube.fence import Fence, NotLeader
+from millstream_operator.leadership.election import Election, LeaseRecord, Seen
+from millstream_operator.leadership.elector import Elector, new_identity
+from millstream_operator.queue.work_queue import Result, RetryLater, WorkQueue
 
 
 class FakeStore:

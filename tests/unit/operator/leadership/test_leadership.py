@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from millstream_operator.reconciling.leadership import Election, LeaseRecord, Look, Seen, Timing, Wait, Write
+from millstream_operator.leadership.election import Election, LeaseRecord, Look, Seen, Timing, Wait, Write
 
 WALL = "2026-01-01T00:00:00.000000Z"
 TIMING = Timing()

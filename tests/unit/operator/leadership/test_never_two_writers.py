@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from millstream_operator.reconciling.leadership import Election, LeaseRecord, Look, Seen, Timing, Wait, Write
+from millstream_operator.leadership.election import Election, LeaseRecord, Look, Seen, Timing, Wait, Write
 
 TIMING = Timing()
 LONGEST_WRITE_SECONDS = 15.0
