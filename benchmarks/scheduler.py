@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
-from millstream_runtime.engine.block_manager import BlockManager
 from millstream_runtime.engine.request import Request, SamplingParams
-from millstream_runtime.engine.scheduler import Scheduler, SchedulerState, schedule
-from millstream_runtime.engine.sequence import Sequence
+from millstream_runtime.engine.scheduling.block_manager import BlockManager
+from millstream_runtime.engine.scheduling.scheduler import Scheduler, SchedulerState, schedule
+from millstream_runtime.engine.scheduling.sequence import Sequence
 
 RESULT = Path(__file__).parent / "results" / "scheduler.json"
 NUM_RUNNING = 256

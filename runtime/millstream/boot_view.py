@@ -12,7 +12,7 @@ from typing import TextIO
 
 from millstream_runtime.boot import BOOT_PHASES, BootLedger, BootSnapshot, Phase
 from millstream_runtime.config import RuntimeConfig
-from millstream_runtime.engine.memory import gibibytes
+from millstream_runtime.engine.kv.pool_size import gibibytes
 
 TICK_SECONDS = 0.1
 CLEAR_LINE = "\r\x1b[2K"

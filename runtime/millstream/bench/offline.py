@@ -41,7 +41,7 @@ def prompts(requests: Sequence[PlannedRequest], maker: TokenIdPrompts, folder: P
     """Token ids of every request; the tokenizer is read only if the trace has texts."""
     if not any(request.prompt is not None for request in requests):
         return [maker.make(request.index, request.input_tokens or 1) for request in requests]
-    from millstream_runtime.tokenizer import Tokenizer
+    from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_folder(folder)
     return [

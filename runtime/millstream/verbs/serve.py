@@ -32,7 +32,7 @@ from millstream_runtime.config_files import read_boot
 from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
 
 if TYPE_CHECKING:
-    from millstream_runtime.server.engine_client import LaunchEngine
+    from millstream_runtime.server.engine.client import LaunchEngine
 
 LOCAL_HOST = "127.0.0.1"
 RUNTIME_PACKAGES = ("torch", "fastapi", "uvicorn", "httptools", "tokenizers", "jinja2", "msgspec", "prometheus_client")
@@ -51,8 +51,8 @@ def run(argv: Sequence[str]) -> int:
     config = config_of(given)
     require_model_folder(Path(config.model))
     require_runtime_packages()
-    from millstream_runtime.server.engine_subprocess import EngineProcesses
-    from millstream_runtime.server.sockets import bind
+    from millstream_runtime.server.engine.subprocess import EngineProcesses
+    from millstream_runtime.server.http.sockets import bind
 
     listener = bind(config.host, config.port)
     engines = EngineProcesses(config)
@@ -78,8 +78,8 @@ def serve(
         RuntimeFailure: as `run`.
     """
     from millstream_runtime.logs import configure_logging, set_log_level
-    from millstream_runtime.server.garbage import settle
     from millstream_runtime.server.model_server import ModelServer
+    from millstream_runtime.server.operations.garbage_collector import settle
 
     on_terminal = sys.stderr.isatty()
     configure_logging(default_level="warning" if on_terminal else "info")

@@ -37,11 +37,11 @@ from millstream_runtime.distributed.messages import (
 )
 from millstream_runtime.distributed.probe import find_topology
 from millstream_runtime.distributed.process_group import DistributedRanks
-from millstream_runtime.engine import shard
-from millstream_runtime.engine.forward import Forward
-from millstream_runtime.engine.step_input import Scrub, StepInput
+from millstream_runtime.engine.execution import shard
+from millstream_runtime.engine.execution.forward import Forward
+from millstream_runtime.engine.execution.step_input import Scrub, StepInput
 from millstream_runtime.errors import Reason, RuntimeFailure
-from millstream_runtime.models.decoder import Decoder
+from millstream_runtime.models.layers.decoder import Decoder
 
 Link = Channel[Reply, Command]
 Thing = TypeVar("Thing")

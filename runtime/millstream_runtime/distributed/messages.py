@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from millstream_runtime.config import RuntimeConfig
-from millstream_runtime.engine.step_input import Scrub, StepInput
+from millstream_runtime.engine.execution.step_input import Scrub, StepInput
 from millstream_runtime.errors import Reason, RuntimeFailure
 
 

@@ -14,24 +14,24 @@ from dataclasses import replace
 
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
-from millstream_runtime.engine import threads
-from millstream_runtime.engine.block_manager import BlockManager
-from millstream_runtime.engine.execution import Execution
-from millstream_runtime.engine.graphs import GraphUse
-from millstream_runtime.engine.last_tokens import LastTokens
-from millstream_runtime.engine.layered_prefill import ChunkSlice
-from millstream_runtime.engine.logits_processors import LogitsProcessor
-from millstream_runtime.engine.memory import MemoryUse
-from millstream_runtime.engine.model_runner import ModelRunner, Sampled
-from millstream_runtime.engine.overlap import StepInFlight, reasons_to_wait
-from millstream_runtime.engine.prompt_share import PromptShare
+from millstream_runtime.engine.cpu import threads
+from millstream_runtime.engine.execution.execution_mode import Execution
+from millstream_runtime.engine.execution.graphs import GraphUse
+from millstream_runtime.engine.execution.last_tokens import LastTokens
+from millstream_runtime.engine.execution.model_runner import ModelRunner, Sampled
+from millstream_runtime.engine.execution.overlap import StepInFlight, reasons_to_wait
+from millstream_runtime.engine.execution.rank_group import Team, assemble, start_team
+from millstream_runtime.engine.kv.pool_size import MemoryUse
 from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill, Request, TokenOutput
-from millstream_runtime.engine.scheduler import Chunk, Scheduler, StepPlan
-from millstream_runtime.engine.sequence import Sequence
-from millstream_runtime.engine.team import Team, assemble, start_team
+from millstream_runtime.engine.sampling.logits_processors import LogitsProcessor
+from millstream_runtime.engine.scheduling.block_manager import BlockManager
+from millstream_runtime.engine.scheduling.layered_prefill import ChunkSlice
+from millstream_runtime.engine.scheduling.prompt_share import PromptShare
+from millstream_runtime.engine.scheduling.scheduler import Chunk, Scheduler, StepPlan
+from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.warm_up import WarmUp
 from millstream_runtime.errors import RuntimeFailure
-from millstream_runtime.models.config import ModelConfig
+from millstream_runtime.models.config.model_config import ModelConfig
 
 
 class Engine:

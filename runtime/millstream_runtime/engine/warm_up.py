@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from millstream_runtime.engine import threads
-from millstream_runtime.engine.model_runner import ModelRunner
+from millstream_runtime.engine.cpu import threads
+from millstream_runtime.engine.execution.model_runner import ModelRunner
 from millstream_runtime.engine.request import Request, SamplingParams, TokenOutput
 from millstream_runtime.errors import Reason, RuntimeFailure
 from millstream_runtime.logs import log

@@ -19,9 +19,9 @@ from typing import Protocol
 
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
-from millstream_runtime.engine.memory import MemoryUse
+from millstream_runtime.engine.kv.pool_size import MemoryUse
 from millstream_runtime.engine.request import EngineStats, Request, SamplingParams, TokenOutput
-from millstream_runtime.engine_process.boot_voice import BootVoice
+from millstream_runtime.engine_process.boot_events import BootVoice
 from millstream_runtime.engine_process.messages import (
     Abort,
     Command,

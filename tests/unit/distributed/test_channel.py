@@ -10,7 +10,7 @@ import pytest
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.distributed.channel import MAX_MESSAGE_BYTES, Channel
 from millstream_runtime.distributed.messages import Command, Failed, Leave, Load, Measured, Reply
-from millstream_runtime.engine.step_input import ChunkInput, Scrub, StepInput
+from millstream_runtime.engine.execution.step_input import ChunkInput, Scrub, StepInput
 from millstream_runtime.errors import Reason
 
 Leading = Channel[Command, Reply]

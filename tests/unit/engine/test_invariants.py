@@ -21,18 +21,17 @@ import pytest
 import torch
 
 from millstream_runtime.distributed.leader import Leader
-from millstream_runtime.engine import graphs
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.execution import Execution
-from millstream_runtime.engine.recorders import CallingAgain
+from millstream_runtime.engine.execution import graphs
+from millstream_runtime.engine.execution.execution_mode import Execution
+from millstream_runtime.engine.execution.recorders import CallingAgain
 from millstream_runtime.engine.request import Request, SamplingParams
 from tests.support.crowded import crowd
+from tests.support.engines import MakeEngine, WriteModel, generate
 from tests.support.family_cases import CASES, UNEVEN_HEADS, Models
 from tests.support.tape_recorder import TapeRecorder
 from tests.support.tiny_families import prompts_of, reference_answers
-
-from .conftest import MakeEngine, WriteModel, generate
-from .test_parity import shrink_pool
+from tests.unit.engine.test_parity import shrink_pool
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NEW_TOKENS = 20

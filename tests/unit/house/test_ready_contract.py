@@ -13,7 +13,7 @@ from millstream_operator.kube.kinds import DEPLOYMENT, POD
 from millstream_operator.probing.boot_report import MEMORY_KEYS, RUNTIME_PHASES, UNRESPONSIVE, read_boot_report
 from millstream_runtime.boot import BOOT_PHASES, Phase
 from millstream_runtime.config import RuntimeConfig
-from millstream_runtime.engine_process import boot_voice
+from millstream_runtime.engine_process import boot_events
 from millstream_runtime.engine_process.loop import EngineLike, OnPhase, load_engine
 from tests.support.fake_cluster import pod_of
 from tests.support.fake_operator import FakeOperator, world
@@ -38,10 +38,10 @@ def test_both_ends_mean_the_same_words() -> None:
 async def test_a_boot_is_told_to_the_operator_and_its_memory_ends_in_the_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(boot_voice, "TELL_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(boot_events, "TELL_EVERY_SECONDS", 0.0)
     half, whole = threading.Event(), threading.Event()
 
-    class Held(boot_voice.BootVoice):
+    class Held(boot_events.BootVoice):
         """Stops in the middle of the real engine's own load."""
 
         def weights_read(self, done_bytes: int, total_bytes: int) -> None:

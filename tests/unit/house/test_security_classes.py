@@ -22,11 +22,11 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "pickle over a socket (CVE-2025-32444)": (
         "house/test_security_classes.py::test_no_shipped_code_can_run_what_it_was_sent",
         "house/test_security_classes.py::test_only_http_listens",
-        "server/test_framing.py::test_anything_else_is_refused",
+        "engine_process/test_framing.py::test_anything_else_is_refused",
     ),
     "template injection (CVE-2026-5760)": (
-        "server/test_tokenizer.py::test_a_template_cannot_leave_the_sandbox_and_the_error_tells_nothing_of_the_inside",
-        "server/test_bad_requests.py::test_a_bad_parameter_is_named",  # chat_template in a request is refused
+        "tokenizing/test_tokenizer.py::test_a_template_cannot_leave_the_sandbox_and_the_error_tells_nothing_of_the_inside",
+        "server/http/test_bad_requests.py::test_a_bad_parameter_is_named",  # chat_template in a request is refused
     ),
     "remote code by config (CVE-2026-22807)": (
         "house/test_security_classes.py::test_no_shipped_code_can_run_what_it_was_sent",
@@ -35,43 +35,45 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "house/test_security_classes.py::test_no_shipped_code_can_run_what_it_was_sent",
     ),
     "unbounded parameter (CVE-2026-34756)": (
-        "server/test_bad_requests.py::test_a_bad_parameter_is_named",
-        "server/test_untrusted_input.py::test_every_parameter_has_a_bound",
+        "server/http/test_bad_requests.py::test_a_bad_parameter_is_named",
+        "server/http/test_untrusted_input.py::test_every_parameter_has_a_bound",
     ),
     "event-loop blocking (CVE-2025-62426)": (
-        "server/test_untrusted_input.py::test_a_prompt_that_is_slow_to_tokenise_delays_nobody_else_and_ends",
-        "server/test_large_bodies.py::test_a_small_request_is_answered_while_the_largest_body_is_parsed",
-        "server/test_large_bodies.py::test_a_million_wrong_items_are_one_error",
+        "server/http/test_untrusted_input.py::test_a_prompt_that_is_slow_to_tokenise_delays_nobody_else_and_ends",
+        "server/http/test_large_bodies.py::test_a_small_request_is_answered_while_the_largest_body_is_parsed",
+        "server/http/test_large_bodies.py::test_a_million_wrong_items_are_one_error",
     ),
     "schema or regex crash (CVE-2025-48944)": (
-        "server/test_bad_requests.py::test_a_bad_parameter_is_named",  # schemas are refused before the engine
-        "server/test_fuzz.py::test_no_request_is_answered_with_a_5xx",
+        "server/http/test_bad_requests.py::test_a_bad_parameter_is_named",  # schemas are refused before the engine
+        "server/openai/test_fuzz.py::test_no_request_is_answered_with_a_5xx",
     ),
     "NaN and infinite parameters (GHSA-7h4p-rffg-7823)": (
-        "server/test_bad_requests.py::test_a_bad_parameter_is_named",
+        "server/http/test_bad_requests.py::test_a_bad_parameter_is_named",
     ),
     "out-of-range token (GHSA-8wr5-jm2h-8r4f)": (
-        "server/test_untrusted_input.py::test_a_token_past_the_tokenizer_is_no_crash",
+        "server/http/test_untrusted_input.py::test_a_token_past_the_tokenizer_is_no_crash",
     ),
     "error text leak (CVE-2026-22778)": (
         "server/test_lifecycle.py::test_a_dying_engine_tells_every_client_at_once_and_ends_the_process",
-        "server/test_untrusted_input.py::test_a_bug_tells_nothing_of_the_inside",
+        "server/http/test_untrusted_input.py::test_a_bug_tells_nothing_of_the_inside",
     ),
     "key timing (CVE-2025-59425)": (
         "house/test_security_classes.py::test_keys_are_compared_in_constant_time",
-        "server/test_api_keys.py::test_only_holders_of_a_key_get_in_probes_excepted",
+        "server/http/test_api_keys.py::test_only_holders_of_a_key_get_in_probes_excepted",
     ),
-    "unauthenticated side routes": ("server/test_untrusted_input.py::test_every_route_but_the_probes_needs_a_key",),
+    "unauthenticated side routes": (
+        "server/http/test_untrusted_input.py::test_every_route_but_the_probes_needs_a_key",
+    ),
     "server-side request forgery (GHSA-v359-jj2v-j536)": (
-        "server/test_bad_requests.py::test_a_bad_parameter_is_named",  # image_url is refused
+        "server/http/test_bad_requests.py::test_a_bad_parameter_is_named",  # image_url is refused
         "house/test_security_classes.py::test_the_server_has_no_http_client",
     ),
     "prefix-cache timing (CVE-2025-46570)": (
-        "server/test_api_keys.py::test_only_holders_of_a_key_get_in_probes_excepted",
+        "server/http/test_api_keys.py::test_only_holders_of_a_key_get_in_probes_excepted",
         "server/test_lifecycle.py::test_prefix_hits_are_told_in_usage_and_metrics",
     ),
     "untrusted tensors (CVE-2025-62164)": (
-        "engine/test_checkpoint.py::test_pickled_weights_are_refused_unread",
+        "models/loading/test_checkpoint.py::test_pickled_weights_are_refused_unread",
         "house/test_security_classes.py::test_no_shipped_code_can_run_what_it_was_sent",
     ),
     "supply chain (litellm 1.82.7)": ("house/test_security_classes.py::test_every_dependency_is_pinned_with_a_hash",),

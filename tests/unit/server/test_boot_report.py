@@ -12,7 +12,7 @@ from millstream.boot_view import BootView, reading
 from millstream_runtime.boot import BootLedger, Phase, WeightsProgress
 from millstream_runtime.boot_eta import eta_seconds
 from millstream_runtime.config import RuntimeConfig
-from millstream_runtime.engine_process.boot_voice import TELL_EVERY_SECONDS, BootVoice
+from millstream_runtime.engine_process.boot_events import TELL_EVERY_SECONDS, BootVoice
 from millstream_runtime.engine_process.messages import Event, PhaseEntered, WeightsRead
 from tests.support.server_thread import ServerThread
 

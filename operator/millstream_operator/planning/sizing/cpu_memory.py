@@ -1,7 +1,7 @@
 """The memory of a replica on a CPU: what the runtime will find in its container.
 
-The shares are the runtime's own (`millstream_runtime/engine/memory.py`): float32 weights, a reserve, and at most 30 %
-of the container's memory for the KV pool.
+The shares are the runtime's own (`engine/kv/pool_size.py`): float32 weights, a reserve, and at most 30 % of the
+container's memory for the KV pool.
 """
 
 from __future__ import annotations
