@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from docs import api_reference
+from hack.reference import api as api_reference
 from millstream_operator.api.crd import custom_resource_definition
 from millstream_operator.diagnosis import conditions
 from millstream_operator.diagnosis.decisions import DecisionType

@@ -6,7 +6,7 @@ from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.rendering.objects import objects
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rollout.revisions import choose
-from soak.fake_runtime import answer, boot_map_name
+from tests.soak.fake_runtime import answer, boot_map_name
 from tests.support.llmdeployments import deployment
 
 

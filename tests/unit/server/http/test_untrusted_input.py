@@ -1,4 +1,4 @@
-"""What a hostile client tries that no single bad parameter shows; `house/test_security_classes.py` has the list."""
+"""What a hostile client tries that no single bad parameter shows; `contracts/test_security_classes.py` has the list."""
 
 from __future__ import annotations
 
