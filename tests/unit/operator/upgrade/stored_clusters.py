@@ -11,9 +11,9 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import parse
-from millstream_operator.reconciling.kinds import CONTROLLER_REVISION, DEPLOYMENT, LLM_DEPLOYMENT, POD
-from millstream_operator.reconciling.revisions import pinned
-from millstream_operator.reconciling.rollout import Scene
+from millstream_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, LLM_DEPLOYMENT, POD
+from millstream_operator.rollout.revisions import pinned
+from millstream_operator.rollout.rollout import Scene
 from tests.support.fake_cluster import FakeCluster
 from tests.support.fake_operator import FakeOperator, respec, world
 from tests.support.gpu_nodes import L4, T4, gpu_node, spec_on_gpu

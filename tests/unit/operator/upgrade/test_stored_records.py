@@ -16,18 +16,18 @@ import pytest
 
 from millstream_operator.api.status import AppliedStrategy
 from millstream_operator.catalog.gpu_names import parse_island
+from millstream_operator.diagnosis.decisions import DecisionType, journal
+from millstream_operator.diagnosis.diagnosis import Diagnosis
+from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.inventory.node_kinds import inventory_of
-from millstream_operator.reconciling.decisions import DecisionType, journal
-from millstream_operator.reconciling.diagnosis import Diagnosis
-from millstream_operator.reconciling.diff import APPLIED_ANNOTATION
-from millstream_operator.reconciling.kinds import CONTROLLER_REVISION, DEPLOYMENT, LLM_DEPLOYMENT, POD
-from millstream_operator.reconciling.outdated import outdated
-from millstream_operator.reconciling.pinning import adoption
-from millstream_operator.reconciling.reasons import Reason
-from millstream_operator.reconciling.revisions import pinned
-from millstream_operator.reconciling.rollout import intent
+from millstream_operator.kube.diff import APPLIED_ANNOTATION
+from millstream_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, LLM_DEPLOYMENT, POD
 from millstream_operator.rendering.revision import controller_revision, read_revision
 from millstream_operator.rendering.revision_marks import Failure, read_marks
+from millstream_operator.rollout.outdated import outdated
+from millstream_operator.rollout.pinning import adoption
+from millstream_operator.rollout.revisions import pinned
+from millstream_operator.rollout.rollout import intent
 from tests.support.fake_cluster import FakeCluster
 from tests.support.fake_operator import FakeOperator
 from tests.unit.operator.upgrade.stored_clusters import (
