@@ -86,7 +86,7 @@ def main() -> None:
     """Print one line a case and keep the numbers."""
     listed, results = nodes(), []
     kept = accounts(listed)
-    garbage_collector.settle()  # as the operator does after its first listing
+    garbage_collector.freeze_gc()  # as the operator does after its first listing
     for name, case in CASES.items():
         known = case.facts()
 

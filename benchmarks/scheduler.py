@@ -35,7 +35,7 @@ def new_sequence(arrival: int, rng: random.Random) -> Sequence:
 
 def advance(scheduler: Scheduler) -> int:
     """One step with a model that always says 7; returns how many sequences ended."""
-    chunks = scheduler.carry_out(scheduler.plan())
+    chunks = scheduler.apply(scheduler.plan())
     sampling = [chunk.sequence for chunk in chunks if chunk.samples]
     scheduler.advance(chunks)
     ended = 0

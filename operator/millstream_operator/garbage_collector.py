@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 
 
-def settle() -> None:
+def freeze_gc() -> None:
     """What lives now is never looked at again."""
     gc.collect()
     gc.freeze()

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
-from millstream_runtime.engine.execution.rank_group import Team
+from millstream_runtime.engine.execution.rank_group import RankGroup
 from millstream_runtime.engine.request import Request, SamplingParams
 
 WriteModel = Callable[..., Path]
@@ -69,15 +69,17 @@ def write_model(tmp_path_factory: pytest.TempPathFactory) -> WriteModel:
 def make_engine() -> MakeEngine:
     """`make_engine(folder, **config)`: an engine on the CPU, with a pool of 1 MiB unless told otherwise.
 
-    `team`: ranks that are running already. `execution`: how it computes, where it is not as a CPU does.
+    `rank_group`: ranks that are running already. `execution`: how it computes, where it is not as a CPU does.
     """
 
-    def make(folder: Path, *, team: Team | None = None, execution: Execution | None = None, **config: Any) -> Engine:
+    def make(
+        folder: Path, *, rank_group: RankGroup | None = None, execution: Execution | None = None, **config: Any
+    ) -> Engine:
         settings = {"max_num_seqs": 8, "kv_cache_memory_bytes": 1 << 20} | config
         return Engine(
             RuntimeConfig(model=str(folder), served_model_name="test", device=Device.CPU, **settings),
             lambda phase, message: None,
-            team=team,
+            rank_group=rank_group,
             execution=execution,
         )
 

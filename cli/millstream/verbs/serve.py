@@ -79,13 +79,13 @@ def serve(
     """
     from millstream_runtime.logs import configure_logging, set_log_level
     from millstream_runtime.server.model_server import ModelServer
-    from millstream_runtime.server.operations.garbage_collector import settle
+    from millstream_runtime.server.operations.garbage_collector import freeze_gc
 
     on_terminal = sys.stderr.isatty()
     configure_logging(default_level="warning" if on_terminal else "info")
     if config.log_level is not None:
         set_log_level(config.log_level)
-    ledger.subscribe(settle)
+    ledger.subscribe(freeze_gc)
     by_a_person = on_terminal or config.host == LOCAL_HOST
     view = BootView(ledger, config, listener.getsockname()[1], sys.stderr, live=on_terminal, inviting=by_a_person)
     try:

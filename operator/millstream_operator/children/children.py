@@ -41,7 +41,7 @@ class Children:
         live = self._index.get(kind, key.namespace, name or key.name)
         return live if live is not None and controlled_by(live, owner) else None
 
-    async def bring_about(self, owner: LLMDeployment, wanted: Iterable[Manifest]) -> Diagnosis | None:
+    async def apply_all(self, owner: LLMDeployment, wanted: Iterable[Manifest]) -> Diagnosis | None:
         """Apply what differs, in this order, up to the first that cannot be: why it cannot is returned.
 
         Raises:
@@ -53,15 +53,15 @@ class Children:
                 problem = await self._apply(owner, manifest)
             except ApiError as error:
                 problem = _refusal(error, manifest)
-                if problem is None or namespace_is_going(error):
+                if problem is None or namespace_is_terminating(error):
                     raise
             if problem is not None:
                 return problem
         return None
 
-    async def delete(self, owner: LLMDeployment, doomed: Iterable[Manifest]) -> None:
+    async def delete(self, owner: LLMDeployment, to_delete: Iterable[Manifest]) -> None:
         """Delete children of ours, each after a live look."""
-        for child in doomed:
+        for child in to_delete:
             kind = kind_of(child)
             live = await self._client.get(kind, owner.metadata.namespace or "", child["metadata"]["name"])
             if live is not None and controlled_by(live, owner):
@@ -158,5 +158,5 @@ def _refusal(error: ApiError, wanted: Manifest) -> Diagnosis | None:
     return Diagnosis(Reason.APPLY_REFUSED, f"The API server refuses the {what}: {error.message}")
 
 
-def namespace_is_going(error: ApiError) -> bool:
+def namespace_is_terminating(error: ApiError) -> bool:
     return error.status == 403 and "being terminated" in error.message

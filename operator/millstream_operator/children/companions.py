@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.children.autoscaled import autoscaled
-from millstream_operator.children.children import Children, namespace_is_going
+from millstream_operator.children.children import Children, namespace_is_terminating
 from millstream_operator.diagnosis import conditions
 from millstream_operator.diagnosis.conditions import Condition
 from millstream_operator.diagnosis.decisions import Decision, DecisionType
@@ -43,7 +43,7 @@ from millstream_operator.rendering.companions import (
 Manifest = dict[str, Any]
 AUTOSCALERS = (HORIZONTAL_POD_AUTOSCALER, SCALED_OBJECT)
 MONITORS = (POD_MONITOR, PROMETHEUS_RULE)
-PASSING = (409, 429)  # tried again at once, from fresh state
+RETRYABLE = (409, 429)  # tried again at once, from fresh state
 
 
 class ServedKinds(Protocol):
@@ -63,7 +63,7 @@ class Companions:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class CompanionInput:
     """Everything about one turn."""
 
     owner: LLMDeployment
@@ -78,13 +78,13 @@ class CompanionsOf:
     def __init__(self, children: Children, served: ServedKinds, defaults: CompanionDefaults) -> None:
         self._children, self._served, self._defaults = children, served, defaults
 
-    async def bring_about(self, beside: Beside) -> Companions:
+    async def apply_all(self, given: CompanionInput) -> Companions:
         """Make it so, as far as it can be.
 
         Raises:
             ApiError, ApiUnreachable, RetryLater: what passes by itself.
         """
-        parts = [await self._autoscaler(beside), await self._monitors(beside)]
+        parts = [await self._autoscaler(given), await self._monitors(given)]
         found = [condition for part in parts for condition in part.conditions]
         conflicts = [one for one in found if one.reason is Reason.NAME_CONFLICT]
         if conflicts:
@@ -98,36 +98,36 @@ class CompanionsOf:
 
     # The autoscaler
 
-    async def _autoscaler(self, beside: Beside) -> Companions:
-        owner = beside.owner
+    async def _autoscaler(self, given: CompanionInput) -> Companions:
+        owner = given.owner
         wanted = autoscaler(owner, self._served.names, self._defaults)
         if isinstance(wanted, NoAutoscaler):
             return _one(conditions.AUTOSCALED, Diagnosis(Reason.AUTOSCALER_UNAVAILABLE, wanted.message))
-        if (message := over_budget(beside.plan, owner.spec)) is not None:
+        if (message := over_budget(given.plan, owner.spec)) is not None:
             return _one(conditions.AUTOSCALED, Diagnosis(Reason.BUDGET_EXCEEDED, message))
         # The other one goes first: two would pull at one number, and KEDA's admission refuses to be the second.
         manifests = [wanted.manifest] if wanted is not None else []
-        problem = await self._settle(beside, AUTOSCALERS, manifests)
+        problem = await self._apply_kinds(given, AUTOSCALERS, manifests)
         if wanted is None:
             return Companions(problem=problem.message if problem else "")
         chosen = (Decision(DecisionType.AUTOSCALER_CHOSEN, wanted.chosen),) if wanted.chosen else ()
         if problem is not None:
             return _one(conditions.AUTOSCALED, problem, retry=True)
-        live = self._children.get(owner, beside.key, kind_of(wanted.manifest)) or wanted.manifest
+        live = self._children.get(owner, given.key, kind_of(wanted.manifest)) or wanted.manifest
         return Companions((autoscaled(owner, live),), chosen)
 
     # The monitors
 
-    async def _monitors(self, beside: Beside) -> Companions:
-        owner = beside.owner
+    async def _monitors(self, given: CompanionInput) -> Companions:
+        owner = given.owner
         wanted = monitors(owner, self._served.names, self._defaults)
-        problem = await self._settle(beside, MONITORS, wanted)
+        problem = await self._apply_kinds(given, MONITORS, wanted)
         if problem is not None:
             return _one(conditions.MONITORED, problem, retry=True)
         if not is_monitored(owner):
             return Companions()
         missing = [kind.kind for kind in MONITORS if kind.kind not in {one["kind"] for one in wanted}]
-        if not wanted and owner.spec.monitoring is None and not _was_told(beside):
+        if not wanted and owner.spec.monitoring is None and not _was_told(given):
             return Companions()  # nobody asked, and nothing is lost: no word about it
         lacking = f"The API server serves no {' and no '.join(missing)}" if missing else ""
         if not wanted:
@@ -139,32 +139,37 @@ class CompanionsOf:
 
     # Both
 
-    async def _settle(self, beside: Beside, kinds: Sequence[Kind], wanted: Sequence[Manifest]) -> Diagnosis | None:
+    async def _apply_kinds(
+        self, given: CompanionInput, kinds: Sequence[Kind], wanted: Sequence[Manifest]
+    ) -> Diagnosis | None:
         """Delete what is ours of these kinds and not wanted, then apply what is."""
         names = {(one["kind"], one["metadata"]["name"]) for one in wanted}
         for kind in kinds:
-            mine = self._children.own(beside.owner, beside.key, kind)
-            doomed = [one for one in mine if (kind.kind, one["metadata"]["name"]) not in names]
-            if doomed and (problem := await self._tried(kind.kind, self._deletion(beside.owner, doomed))) is not None:
+            mine = self._children.own(given.owner, given.key, kind)
+            to_delete = [one for one in mine if (kind.kind, one["metadata"]["name"]) not in names]
+            if (
+                to_delete
+                and (problem := await self._tried(kind.kind, self._deletion(given.owner, to_delete))) is not None
+            ):
                 return problem
         for manifest in wanted:
-            problem = await self._tried(manifest["kind"], self._application(beside.owner, manifest))
+            problem = await self._tried(manifest["kind"], self._application(given.owner, manifest))
             if problem is not None:
                 return problem
         return None
 
-    def _deletion(self, owner: LLMDeployment, doomed: Sequence[Manifest]) -> Callable[[], Any]:
-        return lambda: self._children.delete(owner, doomed)
+    def _deletion(self, owner: LLMDeployment, to_delete: Sequence[Manifest]) -> Callable[[], Any]:
+        return lambda: self._children.delete(owner, to_delete)
 
     def _application(self, owner: LLMDeployment, manifest: Manifest) -> Callable[[], Any]:
-        return lambda: self._children.bring_about(owner, [manifest])
+        return lambda: self._children.apply_all(owner, [manifest])
 
     async def _tried(self, kind: str, act: Callable[[], Any]) -> Diagnosis | None:
         """An error that stays must not keep the status from being written; a webhook that is down answers 500."""
         try:
             found: Diagnosis | None = await act()
         except ApiError as error:
-            if error.status in PASSING or namespace_is_going(error):
+            if error.status in RETRYABLE or namespace_is_terminating(error):
                 raise
             if error.status == 404 and kind in {one.kind for one in OPTIONAL}:
                 return Diagnosis(_gone(kind), f"The API server no longer serves {kind}.")
@@ -172,10 +177,10 @@ class CompanionsOf:
         return found
 
 
-def _was_told(beside: Beside) -> bool:
+def _was_told(given: CompanionInput) -> bool:
     """Whether it was monitored, or this spec was told of the loss. What an earlier spec asked in vain is no loss."""
-    before = conditions.find(beside.previous, conditions.MONITORED)
-    told = before.get("observedGeneration") == beside.owner.metadata.generation
+    before = conditions.find(given.previous, conditions.MONITORED)
+    told = before.get("observedGeneration") == given.owner.metadata.generation
     return bool(before) and (told or before["status"] == "True")
 
 

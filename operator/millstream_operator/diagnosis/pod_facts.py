@@ -20,7 +20,7 @@ def is_ready(pod: Pod) -> bool:
     return bool(condition(pod, "Ready").get("status") == "True")
 
 
-def is_going(pod: Pod) -> bool:
+def is_terminating(pod: Pod) -> bool:
     return bool(pod["metadata"].get("deletionTimestamp"))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from millstream_operator.diagnosis.container_failures import diagnose_containers
 from millstream_operator.diagnosis.diagnosis import Diagnosis, sentence
-from millstream_operator.diagnosis.pod_facts import Pod, condition, is_going, is_ready
+from millstream_operator.diagnosis.pod_facts import Pod, condition, is_ready, is_terminating
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.diagnosis.scheduling import diagnose_scheduling
 
@@ -36,7 +36,7 @@ ORDER = (
     Reason.NODE_LOST,
     Reason.EVICTED,
 )
-_PUT_OUT = frozenset({"Evicted", "Preempting"})
+_EVICTED_REASONS = frozenset({"Evicted", "Preempting"})
 _NODE_GONE = frozenset({"NodeLost", "NodeShutdown", "Terminated", "Shutdown"})
 # The kubelet's own admission: between the scheduler's look and the pod's arrival something else took the place.
 _NODE_REFUSED = frozenset({"UnexpectedAdmissionError", "NodeAffinity", "TopologyAffinityError"})
@@ -53,7 +53,7 @@ def diagnose(pods: Iterable[Pod], plan: Mapping[str, Any] | None = None, phase: 
 
 def diagnose_pod(pod: Pod, plan: Mapping[str, Any] | None = None, phase: str | None = None) -> Diagnosis | None:
     """What keeps one pod from serving. A pod that serves, that is going, or that is merely starting has nothing."""
-    if is_going(pod) or is_ready(pod):
+    if is_terminating(pod) or is_ready(pod):
         return None
     return diagnose_node(pod) or diagnose_scheduling(pod) or diagnose_containers(pod, plan or {}, phase)
 
@@ -62,7 +62,7 @@ def diagnose_node(pod: Pod) -> Diagnosis | None:
     """What the node did to a pod, or that it does not answer any more."""
     status, node = pod.get("status", {}), pod.get("spec", {}).get("nodeName", "?")
     reason, message = status.get("reason") or "", status.get("message") or ""
-    if reason in _PUT_OUT:
+    if reason in _EVICTED_REASONS:
         return Diagnosis(Reason.EVICTED, sentence(f"The node evicted the pod: {message}"))
     if reason in _NODE_GONE or _is_silent(pod):
         return Diagnosis(Reason.NODE_LOST, f"The node {node} of the pod does not answer, or is shutting down.")

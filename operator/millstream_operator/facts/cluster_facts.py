@@ -30,7 +30,7 @@ from millstream_operator.inventory.pods import GpuPod
 from millstream_operator.kube.index import Index, OwnerKey, owner_key
 from millstream_operator.kube.kinds import CONTROLLER_REVISION, LLM_DEPLOYMENT, Kind
 from millstream_operator.planning.facts import Facts
-from millstream_operator.planning.plan import Reason
+from millstream_operator.planning.plan import PlanReason
 from millstream_operator.rendering.names import REVISION_LABEL
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import Revision
@@ -170,10 +170,10 @@ class FactsBook:
         unknown = []
         if shape is None:
             why = "Nobody has read the model's config.json, so memory and speed are not predicted."
-            unknown.append(Reason("model.source", why))
+            unknown.append(PlanReason("model.source", why))
         demands = self._demands(owner)
         if (why_not := self._why_unknown(demands)) is not None:
-            return replace(known, unknown=(*unknown, Reason("inventory", why_not)))
+            return replace(known, unknown=(*unknown, PlanReason("inventory", why_not)))
         self._settle()
         free = self._accounts.free(_owner_of(owner), demands)
         return replace(known, inventory=free, capacity=self._accounts.capacity(demands), unknown=tuple(unknown))

@@ -55,7 +55,7 @@ class Verdict:
     problem: Diagnosis | None = None
     start: int | None = None
     recheck_seconds: float | None = None
-    doomed: Sequence[Manifest] = field(default=())
+    to_delete: Sequence[Manifest] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +114,11 @@ def decide(subject: Subject, jobs: Sequence[Manifest], pods: Sequence[Manifest],
     if isinstance(outcome, _UnderWay):
         return _waiting(subject, earlier, outcome, pods, now)
     if outcome.seconds_ago is None:
-        return Verdict(problem=outcome.problem, doomed=earlier)
+        return Verdict(problem=outcome.problem, to_delete=earlier)
     left = retry_seconds(attempt_of(newest)) - outcome.seconds_ago
     if left > 0:
-        return Verdict(problem=outcome.problem, recheck_seconds=left, doomed=earlier)
-    return Verdict(problem=outcome.problem, start=attempt_of(newest) + 1, doomed=earlier)
+        return Verdict(problem=outcome.problem, recheck_seconds=left, to_delete=earlier)
+    return Verdict(problem=outcome.problem, start=attempt_of(newest) + 1, to_delete=earlier)
 
 
 def _waiting(
@@ -129,7 +129,7 @@ def _waiting(
         before = _outcome(earlier[-1], pods, now)
         problem = before.problem if isinstance(before, _Failed) else None
     problem = problem or Diagnosis(Reason.INSPECTING, f"Reading the model's shape: {subject}.")
-    return Verdict(problem=problem, recheck_seconds=newest.recheck_seconds, doomed=earlier[:-1])
+    return Verdict(problem=problem, recheck_seconds=newest.recheck_seconds, to_delete=earlier[:-1])
 
 
 def retry_seconds(attempt: int) -> float:

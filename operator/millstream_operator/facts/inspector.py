@@ -133,12 +133,12 @@ class Inspector:
             # What the pod needs: an account, and a way out where a namespace denies it.
             await self._apply(owner, [service_account(owner), network_policy(owner), attempt(verdict.start)])
         outdated = [job for job in jobs if job not in todays]
-        await self._children.delete(owner, [*outdated, *verdict.doomed])
+        await self._children.delete(owner, [*outdated, *verdict.to_delete])
         assert verdict.problem is not None  # noqa: S101 - no answer
         raise NotInspected(verdict.problem, verdict.recheck_seconds)
 
     async def _apply(self, owner: LLMDeployment, wanted: Sequence[Manifest]) -> None:
-        if (problem := await self._children.bring_about(owner, wanted)) is not None:
+        if (problem := await self._children.apply_all(owner, wanted)) is not None:
             raise NotInspected(problem, RECHECK_SECONDS)
 
     def _image(self, owner: LLMDeployment) -> str:

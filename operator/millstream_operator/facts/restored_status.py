@@ -28,21 +28,23 @@ SOONEST_SECONDS, LATEST_SECONDS = 10.0, 70.0
 
 
 @dataclass(frozen=True, slots=True)
-class Believed:
+class RestoredStatus:
     """Of an earlier process. `answered`: the revision whose model answered."""
 
     answered: str
     outdated: Diagnosis | None = None
 
 
-class Beliefs:
+class StatusRestorer:
     """For one process. `later` brings a key back after so many seconds; None: everything is asked at once."""
 
     def __init__(self, later: Later | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._later, self._clock = later, clock
         self._ends: dict[str, float] = {}  # by uid: when the questions are to be asked
 
-    def of(self, owner: LLMDeployment, key: OwnerKey, status: Manifest, pods: Sequence[Manifest]) -> Believed | None:
+    def of(
+        self, owner: LLMDeployment, key: OwnerKey, status: Manifest, pods: Sequence[Manifest]
+    ) -> RestoredStatus | None:
         """What may be taken from the status; None: nothing, or no longer."""
         uid, now = owner.metadata.uid or "", self._clock()
         ends = self._ends.get(uid, float("inf"))
@@ -59,7 +61,7 @@ class Beliefs:
         self._ends.pop(uid, None)
 
 
-def believed(owner: LLMDeployment, status: Manifest, pods: Sequence[Manifest]) -> Believed | None:
+def believed(owner: LLMDeployment, status: Manifest, pods: Sequence[Manifest]) -> RestoredStatus | None:
     """What a status tells of an earlier process' questions; None where it is not about this spec and these pods. Pure.
 
     A pod that got ready after the LLMDeployment did was perhaps never asked.
@@ -78,4 +80,4 @@ def believed(owner: LLMDeployment, status: Manifest, pods: Sequence[Manifest]) -
         return None
     outdated = find(told, PLAN_OUTDATED)
     known = next((reason for reason in Reason if reason == outdated.get("reason")), None)
-    return Believed(answered, Diagnosis(known, outdated.get("message", "")) if known is not None else None)
+    return RestoredStatus(answered, Diagnosis(known, outdated.get("message", "")) if known is not None else None)

@@ -31,7 +31,7 @@ class Publisher(Protocol):
         ...
 
 
-class AtOnce:
+class EventWriter:
     """Writes an Event before it returns: for what is to be told before the deed."""
 
     def __init__(self, client: ClusterClient) -> None:
@@ -44,7 +44,7 @@ class AtOnce:
             log.info("%s: no Event written: %s", _about(event), error)
 
 
-class NewsDesk:
+class EventQueue:
     """Takes an Event and returns; `run` writes them. A replica that no longer leads drops its own.
 
     While `busy` says so, an Event goes out only every five seconds.
@@ -53,7 +53,7 @@ class NewsDesk:
     def __init__(
         self, client: ClusterClient, busy: Callable[[], bool] = lambda: False, most_waiting: int = MOST_WAITING
     ) -> None:
-        self._at_once = AtOnce(client)
+        self._at_once = EventWriter(client)
         self._busy = busy
         self._waiting: deque[Manifest] = deque()
         self._most_waiting = most_waiting

@@ -32,7 +32,7 @@ _EVERY_VERSION = str(10**30)  # a listing that is newer than whatever is known
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ListedKinds:
     """What a look found: whom a difference is about, and whether other kinds are served than before."""
 
     changed: frozenset[OwnerKey]
@@ -55,7 +55,7 @@ class OptionalKinds:
     def names(self) -> frozenset[str]:
         return frozenset(kind.kind for kind in self.served)
 
-    async def look(self, client: ClusterClient) -> Look:
+    async def look(self, client: ClusterClient) -> ListedKinds:
         """Ask what is served, and list it.
 
         Raises:
@@ -102,7 +102,7 @@ class OptionalKinds:
             versions.append(int(version))
         return self._index.replace(kind, items, str(min(versions)))
 
-    def _concluded(self, readable: frozenset[Kind], changed: set[OwnerKey]) -> Look:
+    def _concluded(self, readable: frozenset[Kind], changed: set[OwnerKey]) -> ListedKinds:
         self._missed = {kind: self._missed.get(kind, 0) + 1 for kind in self.served - readable}
         served = readable | {kind for kind, looks in self._missed.items() if looks < LOOKS_UNTIL_GONE}
         for kind in self.served - served:
@@ -112,7 +112,7 @@ class OptionalKinds:
             log.info("%s (%s) is served now", kind.kind, kind.api_version)
         other = served != self.served
         self.served, self._looked = served, True
-        return Look(frozenset(changed), other)
+        return ListedKinds(frozenset(changed), other)
 
     def _tell_refused(self, refused: frozenset[Kind]) -> None:
         for kind in refused - self._refused:

@@ -66,7 +66,7 @@ class LeaseRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedLease:
     """A record as the API server has it."""
 
     record: LeaseRecord
@@ -103,7 +103,7 @@ class Election:
     jitter: random.Random = field(default_factory=random.Random)
     term: int = 0  # how often this replica began to lead
     write_until: float = float("-inf")
-    _seen: Seen | None = None
+    _seen: ObservedLease | None = None
     _current: bool = False  # is _seen what the server has, as far as we know?
     _free_at: float | None = None  # from when on it may be taken; None: nothing was ever seen
     _next_at: float = float("-inf")  # of the next renewal, look or retry
@@ -131,7 +131,7 @@ class Election:
             return Look()
         return Wait(min(self._next_at, self._free_at) if self._current and self._free_at else self._next_at)
 
-    def saw(self, seen: Seen | None, now: float) -> None:
+    def saw(self, seen: ObservedLease | None, now: float) -> None:
         """The answer to a look: the Lease, or that there is none."""
         if self._free_at is None or (seen is not None and (self._seen is None or seen.version != self._seen.version)):
             held = seen is not None and not seen.record.released
@@ -143,7 +143,7 @@ class Election:
         self._seen, self._current = seen, True
         self._next_at = now if mine else now + self._pause()
 
-    def wrote(self, seen: Seen, sent: float, now: float) -> None:
+    def wrote(self, seen: ObservedLease, sent: float, now: float) -> None:
         """Our write was answered. Leadership counts from before it was sent."""
         if self._seen is not None and seen.version == self._seen.version:
             return self.failed(now)  # nothing changed, so nobody can have seen a renewal
@@ -187,7 +187,7 @@ class Election:
         record = LeaseRecord(self.identity, self.timing.lease_duration_seconds, wall_time, wall_time, before)
         return Write(record, None if self._seen is None else self._seen.version)
 
-    def _believed_seconds(self, seen: Seen | None) -> float:
+    def _believed_seconds(self, seen: ObservedLease | None) -> float:
         """A newer version may hold longer leases than ours; never less than our own."""
         told = seen.record.duration_seconds if seen is not None else 0.0
         return max(self.timing.lease_duration_seconds, min(told, LONGEST_BELIEVED_SECONDS))

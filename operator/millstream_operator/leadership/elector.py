@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from millstream_operator.kube.client import ApiError, ApiUnreachable, ClusterClient
 from millstream_operator.kube.fence import Fence, steady_seconds
 from millstream_operator.kube.kinds import LEASE
-from millstream_operator.leadership.election import Election, LeaseRecord, Look, Seen, Wait
+from millstream_operator.leadership.election import Election, LeaseRecord, Look, ObservedLease, Wait
 
 log = logging.getLogger(__name__)
 CONFLICT = 409  # also: it exists already
@@ -28,9 +28,9 @@ CONFLICT = 409  # also: it exists already
 class LeaseStore(Protocol):
     """One Lease. Every call raises ApiError or ApiUnreachable."""
 
-    async def read(self) -> Seen | None: ...
+    async def read(self) -> ObservedLease | None: ...
 
-    async def write(self, record: LeaseRecord, version: str | None) -> Seen:
+    async def write(self, record: LeaseRecord, version: str | None) -> ObservedLease:
         """Create it (None), or replace exactly this version of it; otherwise ApiError 409."""
         ...
 
@@ -45,11 +45,11 @@ class LeaseObject:
         self._client, self._namespace, self._name = client, namespace, name
         self._live: dict[str, Any] = {}
 
-    async def read(self) -> Seen | None:
+    async def read(self) -> ObservedLease | None:
         live = await self._client.get(LEASE, self._namespace, self._name)
         return None if live is None else self._seen(live)
 
-    async def write(self, record: LeaseRecord, version: str | None) -> Seen:
+    async def write(self, record: LeaseRecord, version: str | None) -> ObservedLease:
         spec = {
             "holderIdentity": record.holder,
             "leaseDurationSeconds": int(record.duration_seconds),
@@ -70,7 +70,7 @@ class LeaseObject:
         }
         return self._seen(await self._client.put(LEASE, manifest, create=version is None))
 
-    def _seen(self, live: dict[str, Any]) -> Seen:
+    def _seen(self, live: dict[str, Any]) -> ObservedLease:
         self._live = live
         spec = live.get("spec") or {}
         record = LeaseRecord(
@@ -80,7 +80,7 @@ class LeaseObject:
             renew_time=spec.get("renewTime") or "",
             transitions=spec.get("leaseTransitions") or 0,
         )
-        return Seen(record, live["metadata"]["resourceVersion"])
+        return ObservedLease(record, live["metadata"]["resourceVersion"])
 
 
 def new_identity() -> str:

@@ -20,7 +20,7 @@ MAX_REJECTED, MAX_FIXES = 24, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class PlanReason:
     """Why a field of the plan has its value."""
 
     field: str
@@ -136,7 +136,7 @@ class Plan:
     runtime_image: str
     resources: ResourcePlan
     input_hash: str
-    reasons: tuple[Reason, ...] = field(default=())
+    reasons: tuple[PlanReason, ...] = field(default=())
     product: str | None = None  # the catalogue's name of the GPU; None: any, or a CPU
     product_labels: tuple[str, ...] = ()  # values of nvidia.com/gpu.product that the pods may run on; empty: any
     pipeline_parallel_size: int = 1

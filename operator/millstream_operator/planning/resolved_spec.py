@@ -9,14 +9,14 @@ from millstream_operator.api.optimization import Parallelism, Quantization
 from millstream_operator.api.spec import Accelerator, Engine, LLMDeploymentSpec
 from millstream_operator.api.workload import BudgetEnforcement, Objectives, Profile, Tier, Workload
 from millstream_operator.catalog.model_shape import ModelShape
-from millstream_operator.planning.plan import Reason
+from millstream_operator.planning.plan import PlanReason
 from millstream_operator.planning.tier_defaults import batch_defaults, usual_lengths
 
 KV_POOL_REQUESTS = 4  # requests of full length that the pool must hold where nothing else says how much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class ResolvedSpec:
     """What is wanted. `None`: the planner chooses. `*_is_given`: the spec says so, so the planner may not change it."""
 
     profile: Profile | None
@@ -41,7 +41,7 @@ class Wishes:
     max_monthly_usd: int | None
     budget_is_enforced: bool
     replicas: int
-    reasons: tuple[Reason, ...]
+    reasons: tuple[PlanReason, ...]
 
     @property
     def has_load(self) -> bool:
@@ -59,7 +59,7 @@ class Wishes:
         return requests * self.max_model_len
 
 
-def wishes_of(spec: LLMDeploymentSpec, shape: ModelShape) -> Wishes:
+def resolve_spec(spec: LLMDeploymentSpec, shape: ModelShape) -> ResolvedSpec:
     """Fill in what the spec leaves open and needs no GPU to decide."""
     engine, workload = spec.engine or Engine(), spec.workload or Workload()
     parallelism, quantization = spec.parallelism or Parallelism(), spec.quantization or Quantization()
@@ -67,7 +67,7 @@ def wishes_of(spec: LLMDeploymentSpec, shape: ModelShape) -> Wishes:
     tokens, seqs, utilization, reasons = batching(spec)
     lengths = usual_lengths(workload.profile)
     length, why = _max_model_len(engine, workload, shape)
-    return Wishes(
+    return ResolvedSpec(
         profile=workload.profile,
         max_model_len=length,
         max_num_batched_tokens=tokens,
@@ -90,11 +90,11 @@ def wishes_of(spec: LLMDeploymentSpec, shape: ModelShape) -> Wishes:
         max_monthly_usd=budget.max_monthly_usd if budget else None,
         budget_is_enforced=budget is not None and budget.enforcement is not BudgetEnforcement.OBSERVE,
         replicas=max(1, spec.replicas),
-        reasons=(Reason("engine.maxModelLen", why), *reasons),
+        reasons=(PlanReason("engine.maxModelLen", why), *reasons),
     )
 
 
-def batching(spec: LLMDeploymentSpec, *, on_cpu: bool = False) -> tuple[int, int, int, tuple[Reason, ...]]:
+def batching(spec: LLMDeploymentSpec, *, on_cpu: bool = False) -> tuple[int, int, int, tuple[PlanReason, ...]]:
     """maxNumBatchedTokens, maxNumSeqs, memory share: what the spec gives stands, what it leaves open is fitted."""
     engine, profile = spec.engine or Engine(), spec.workload.profile if spec.workload else None
     defaults = batch_defaults(spec.tier, profile)
@@ -124,8 +124,8 @@ def batching(spec: LLMDeploymentSpec, *, on_cpu: bool = False) -> tuple[int, int
     return tokens, seqs, utilization, tuple(reasons)
 
 
-def given_or(given: int | None, field: str, otherwise: str) -> Reason:
-    return Reason(field, otherwise if given is None else f"spec.{field} asks for {given}.")
+def given_or(given: int | None, field: str, otherwise: str) -> PlanReason:
+    return PlanReason(field, otherwise if given is None else f"spec.{field} asks for {given}.")
 
 
 def _max_model_len(engine: Engine, workload: Workload, shape: ModelShape) -> tuple[int, str]:

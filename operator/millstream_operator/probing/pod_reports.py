@@ -139,7 +139,7 @@ def _is_news(before: PodReport | None, after: PodReport, seconds_since: float) -
     return was is not None and now is not None and abs(now - (was - seconds_since)) > ETA_NEWS_SHARE * max(now, 1.0)
 
 
-class NobodyAnswers:
+class NoPodAccess:
     """Access to no pod, for an operator without one: nothing is ever known of a warm-up."""
 
     async def ready(self, pod: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:

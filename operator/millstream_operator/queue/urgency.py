@@ -27,7 +27,7 @@ def can_wait(kind: Kind, before: Manifest | None, after: Manifest) -> bool:
     return len(generations) == 2 and None not in generations and generations[0] == generations[1]
 
 
-def brought_about(owner: Manifest | None, workload: Manifest | None) -> bool:
+def was_applied(owner: Manifest | None, workload: Manifest | None) -> bool:
     """Was what the spec says planned, and carried out once? By its status, or, before there is one, by its pods' maker.
 
     The first status is written later than the first pods are made, where others wait for theirs.

@@ -30,7 +30,7 @@ class RetryLater(Exception):
         self.at_least_seconds = at_least_seconds
 
 
-class LookAgain(RetryLater):
+class RequeueAfter(RetryLater):
     """Raised by work that did all it can and waits for the world: somebody else's object, a Job, a claim.
 
     No failure: it comes back after the time it names, however often, and a real failure later begins at the first
@@ -109,7 +109,7 @@ class WorkQueue(Generic[Key]):
             try:
                 await work(key)
                 result = Result.DONE
-            except LookAgain as reason:
+            except RequeueAfter as reason:
                 result, look_again_seconds = Result.RETRY, reason.at_least_seconds
                 log.info("%s: looking again in %.0f s: %s", key, look_again_seconds, reason)
             except RetryLater as reason:

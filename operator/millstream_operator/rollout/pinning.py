@@ -20,7 +20,7 @@ from millstream_operator.api.spec import UpdatePolicy
 from millstream_operator.diagnosis.decisions import Decision, DecisionType
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.facts.cluster_facts import FactsSource
-from millstream_operator.facts.restored_status import Believed
+from millstream_operator.facts.restored_status import RestoredStatus
 from millstream_operator.kube.index import OwnerKey
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.inspected import Inspected
@@ -30,7 +30,14 @@ from millstream_operator.planning.restart_fields import input_hash
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import Revision, render_revision
 from millstream_operator.rollout.outdated import other_defaults, outdated, tried_in_vain
-from millstream_operator.rollout.revisions import Pin, failed_before, newest_first, pinned, plan_anew, read_pin
+from millstream_operator.rollout.revisions import (
+    PinnedRevision,
+    failed_before,
+    newest_first,
+    pinned,
+    plan_anew,
+    read_pin,
+)
 
 Manifest = dict[str, Any]
 
@@ -39,7 +46,7 @@ Manifest = dict[str, Any]
 class Chosen:
     """The revision to run; `outdated`: what a new plan would gain; `decisions` of ours that led here."""
 
-    pin: Pin
+    pin: PinnedRevision
     outdated: Diagnosis | None = None
     decisions: tuple[Decision, ...] = ()
 
@@ -49,7 +56,7 @@ class Pinning:
 
     def __init__(self, facts: FactsSource, plan_defaults: PlanDefaults, pod_defaults: PodDefaults) -> None:
         self._facts, self._plans, self._pods = facts, plan_defaults, pod_defaults
-        self._made: dict[str, Pin] = {}  # by uid: planned, and the record not seen yet
+        self._made: dict[str, PinnedRevision] = {}  # by uid: planned, and the record not seen yet
         self._compared: dict[str, tuple[object, Diagnosis | None]] = {}  # by uid
         self.waiting: dict[str, OwnerKey] = {}  # by uid: would adopt another plan if GPUs were free
 
@@ -58,7 +65,7 @@ class Pinning:
         owner: LLMDeployment,
         records: Sequence[Manifest],
         inspected: Inspected | None = None,
-        believed: Believed | None = None,
+        believed: RestoredStatus | None = None,
     ) -> Chosen:
         """The pinned plan, or a new one. No await in between: two plans never take the same free GPUs.
 
@@ -91,7 +98,7 @@ class Pinning:
         for known in (self._made, self._compared, self.waiting):
             known.pop(uid, None)
 
-    def _promised(self, owner: LLMDeployment, made: Pin) -> Chosen:
+    def _promised(self, owner: LLMDeployment, made: PinnedRevision) -> Chosen:
         self._made[owner.metadata.uid or ""] = made
         self._facts.promise(owner, made.revision)
         return Chosen(made)
@@ -114,7 +121,9 @@ class Pinning:
         self._compared[uid] = world, found
         return found
 
-    def _adopted(self, owner: LLMDeployment, kept: Pin, records: Sequence[Manifest], read: Inspected) -> Pin | None:
+    def _adopted(
+        self, owner: LLMDeployment, kept: PinnedRevision, records: Sequence[Manifest], read: Inspected
+    ) -> PinnedRevision | None:
         """A new plan for the same spec; None while it would change no pod, or trade GPUs that it has for a wait."""
         planned = decide(owner, self._plans, read.over(self._facts.of(owner)))
         if isinstance(planned, Infeasible) or planned.requires:
@@ -124,10 +133,10 @@ class Pinning:
         fresh = render_revision(owner, planned, self._pods)
         if fresh.digest == kept.revision.digest:
             return None
-        return Pin(fresh, int(newest_first(records)[0]["revision"]) + 1)
+        return PinnedRevision(fresh, int(newest_first(records)[0]["revision"]) + 1)
 
 
-def _is_on_its_way(made: Pin, owner: LLMDeployment, records: Sequence[Manifest]) -> bool:
+def _is_on_its_way(made: PinnedRevision, owner: LLMDeployment, records: Sequence[Manifest]) -> bool:
     """Planned for this spec, and its record not seen: the answer to the write was lost, or it failed."""
     return made.revision.input_hash == input_hash(owner) and all(
         record["metadata"]["name"] != made.revision.name for record in records

@@ -35,7 +35,7 @@ def also_running(records: Iterable[Manifest], in_use: Collection[str], wanted: R
     return [one for one in readable if one is not None and one.digest in in_use and one.digest != wanted.digest]
 
 
-def superfluous_records(
+def prunable_records(
     records: Iterable[Manifest], keep: Collection[str], in_use: Collection[str] = ()
 ) -> list[Manifest]:
     """Records beyond the history limit, oldest last; never one of the names in `keep`, nor one that pods run."""
@@ -47,7 +47,7 @@ def superfluous_records(
     ]
 
 
-def superfluous(
+def prunable(
     kind: Kind,
     mine: Sequence[Manifest],
     wanted: Collection[tuple[str, str]],

@@ -30,7 +30,7 @@ Manifest = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class PinnedRevision:
     """The revision to run, and its record's number and marks."""
 
     revision: Revision
@@ -44,7 +44,7 @@ def choose(
     pod_defaults: PodDefaults,
     stored: Iterable[Manifest],
     facts: Facts | None = None,
-) -> Pin:
+) -> PinnedRevision:
     """The pinned revision if the spec still asks for it; otherwise one that is planned and rendered now.
 
     Raises:
@@ -54,7 +54,7 @@ def choose(
     return pinned(owner, records) or plan_anew(owner, plan_defaults, pod_defaults, records, facts or Facts())
 
 
-def pinned(owner: LLMDeployment, stored: Iterable[Manifest]) -> Pin | None:
+def pinned(owner: LLMDeployment, stored: Iterable[Manifest]) -> PinnedRevision | None:
     """The newest revision, if it was planned from what the spec still says, or the one that served before it."""
     records = newest_first(stored)
     if not records:
@@ -67,7 +67,7 @@ def pinned(owner: LLMDeployment, stored: Iterable[Manifest]) -> Pin | None:
     # Back from a revision that never served: what served before it still runs, so it is not rendered anew. Back, too,
     # from one that was adopted for the same spec and failed: the spec has what it asks for.
     if good is not None:
-        return Pin(good.revision, records[0]["revision"] + 1, Marks(answered=True))
+        return PinnedRevision(good.revision, records[0]["revision"] + 1, Marks(answered=True))
     return None
 
 
@@ -77,7 +77,7 @@ def plan_anew(
     pod_defaults: PodDefaults,
     stored: Iterable[Manifest],
     facts: Facts,
-) -> Pin:
+) -> PinnedRevision:
     """A plan that is made and rendered now.
 
     Raises:
@@ -87,7 +87,7 @@ def plan_anew(
     if isinstance(planned, Infeasible) or planned.requires:
         raise PlanRefused(_why_refused(planned), planned.status_plan())
     records = newest_first(stored)
-    return Pin(render_revision(owner, planned, pod_defaults), (records[0]["revision"] if records else 0) + 1)
+    return PinnedRevision(render_revision(owner, planned, pod_defaults), (records[0]["revision"] if records else 0) + 1)
 
 
 def _asks_for(owner: LLMDeployment, revision: Revision) -> bool:
@@ -101,19 +101,19 @@ def failed_before(digest: str, stored: Iterable[Manifest]) -> Failure | None:
     return next((pin.marks.failure for pin in pins if pin.marks.failure and pin.revision.digest == digest), None)
 
 
-def read_pin(record: Manifest) -> Pin | None:
+def read_pin(record: Manifest) -> PinnedRevision | None:
     """A stored record; None when its format is not known here."""
     revision = read_revision(record)
-    return Pin(revision, record["revision"], read_marks(record)) if revision is not None else None
+    return PinnedRevision(revision, record["revision"], read_marks(record)) if revision is not None else None
 
 
-def last_good(stored: Iterable[Manifest]) -> Pin | None:
+def last_good(stored: Iterable[Manifest]) -> PinnedRevision | None:
     """The newest revision that was applied and not given up: what goes on serving while a newer spec is refused."""
     pins = [pin for record in newest_first(stored) if (pin := read_pin(record)) is not None]
     return next((pin for pin in pins if pin.marks.failure is None), pins[0] if pins else None)
 
 
-def last_answered(stored: Iterable[Manifest], but: Pin | None = None) -> Pin | None:
+def last_answered(stored: Iterable[Manifest], but: PinnedRevision | None = None) -> PinnedRevision | None:
     """The newest revision that answered through the Service, other than `but`: what a failed one goes back to."""
     for record in newest_first(stored):
         pin = read_pin(record)

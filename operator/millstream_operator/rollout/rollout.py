@@ -24,7 +24,7 @@ from millstream_operator.planning.rollout_strategy import asked_strategy, rollou
 from millstream_operator.rendering.revision import Revision
 from millstream_operator.rendering.revision_marks import Failure
 from millstream_operator.rollout.certain_failure import certain_failure
-from millstream_operator.rollout.revisions import Pin, last_answered
+from millstream_operator.rollout.revisions import PinnedRevision, last_answered
 from millstream_operator.rollout.workload import digest_of, digest_of_pod, rolled_out
 
 Manifest = dict[str, Any]
@@ -33,17 +33,17 @@ IN_PLACE = AppliedStrategy.RESOURCE_AWARE
 SpareGPUs = Callable[[LLMDeployment, Revision], bool | None]
 
 
-def nobody_knows(owner: LLMDeployment, revision: Revision) -> bool | None:
+def spare_unknown(owner: LLMDeployment, revision: Revision) -> bool | None:
     """A SpareGPUs without an inventory."""
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class RolloutInput:
     """Everything that a rollout is decided from."""
 
     owner: LLMDeployment
-    pin: Pin  # what the spec asks for
+    pin: PinnedRevision  # what the spec asks for
     records: Sequence[Manifest] = ()
     workload: Manifest | None = None  # the live Deployment
     pods: Sequence[Manifest] = ()
@@ -71,8 +71,8 @@ class Scene:
 class Intent:
     """`pin` is what the spec asks for, with the marks that its record shall have; `running` what the pods shall run."""
 
-    pin: Pin
-    running: Pin
+    pin: PinnedRevision
+    running: PinnedRevision
     strategy: AppliedStrategy
     phase: RolloutPhase
     decisions: tuple[Decision, ...] = ()
@@ -83,7 +83,7 @@ class Intent:
         return self.pin.marks.failure if self.running is not self.pin else None
 
 
-def intent(scene: Scene) -> Intent:
+def intent(scene: RolloutInput) -> Intent:
     """What to bring about, and the decisions that are to be told before it is."""
     strategy, why = _strategy(scene)
     good = last_answered(scene.records, but=scene.pin)
@@ -96,20 +96,20 @@ def intent(scene: Scene) -> Intent:
     if marks.failure is not None and good is not None:
         # Its pods serve nobody: they make room first, whatever the strategy of the next revision will be.
         told = (_rolled_back(pin, marks.failure, good),)
-        return Intent(pin, good, IN_PLACE, RolloutPhase.ROLLED_BACK, _untold(scene, told))
+        return Intent(pin, good, IN_PLACE, RolloutPhase.ROLLED_BACK, _not_in_journal(scene, told))
     if rolled_out(scene.owner, pin.revision, scene.workload):
         return Intent(pin, pin, strategy, RolloutPhase.COMPLETE)
     if failure is not None and good is not None:
-        return Intent(pin, pin, strategy, RolloutPhase.STOPPED, _untold(scene, (_stopped(pin, failure),)))
+        return Intent(pin, pin, strategy, RolloutPhase.STOPPED, _not_in_journal(scene, (_stopped(pin, failure),)))
     drains = strategy is IN_PLACE and scene.old_pods
     announced = (_replacing_in_place(pin, why),) if drains else ()
-    return Intent(pin, pin, strategy, RolloutPhase.PROGRESSING, _untold(scene, announced))
+    return Intent(pin, pin, strategy, RolloutPhase.PROGRESSING, _not_in_journal(scene, announced))
 
 
 # How
 
 
-def _strategy(scene: Scene) -> tuple[AppliedStrategy, str]:
+def _strategy(scene: RolloutInput) -> tuple[AppliedStrategy, str]:
     """How the revision reaches the pods, and why so.
 
     Under Auto it is chosen once for a revision and kept with its record: a change of nodes in the middle of a rollout,
@@ -127,7 +127,7 @@ def _strategy(scene: Scene) -> tuple[AppliedStrategy, str]:
     return chosen, "no GPU is spare for one more replica"
 
 
-def _surge_finds_no_gpu(scene: Scene) -> bool:
+def _surge_finds_no_gpu(scene: RolloutInput) -> bool:
     """A new pod waits for a GPU, and there are old ones that could give theirs up."""
     if not scene.has_begun or not scene.old_pods:
         return False
@@ -138,7 +138,7 @@ def _surge_finds_no_gpu(scene: Scene) -> bool:
 # Whether it failed
 
 
-def _new_failure(scene: Scene, good: Pin | None) -> Failure | None:
+def _new_failure(scene: RolloutInput, good: PinnedRevision | None) -> Failure | None:
     """A failure that is certain now. A revision that once answered is never given up: the spec is not what fails."""
     pin = scene.pin
     if pin.marks.answered or good is None or good.revision.digest == pin.revision.digest:
@@ -152,7 +152,7 @@ def _new_failure(scene: Scene, good: Pin | None) -> Failure | None:
 # What is said
 
 
-def _replacing_in_place(pin: Pin, why: str) -> Decision:
+def _replacing_in_place(pin: PinnedRevision, why: str) -> Decision:
     return Decision(
         DecisionType.REPLACING_IN_PLACE,
         f"{_attempt(pin)} replaces the pods in place, one after another: {why}. Each old pod is drained before its "
@@ -160,7 +160,7 @@ def _replacing_in_place(pin: Pin, why: str) -> Decision:
     )
 
 
-def _stopped(pin: Pin, failure: Failure) -> Decision:
+def _stopped(pin: PinnedRevision, failure: Failure) -> Decision:
     return Decision(
         DecisionType.ROLLOUT_STOPPED,
         f"{_attempt(pin)} does not get ready, so it takes no more pods, and the older ones serve on: {failure.reason}: "
@@ -168,7 +168,7 @@ def _stopped(pin: Pin, failure: Failure) -> Decision:
     )
 
 
-def _rolled_back(pin: Pin, failure: Failure, good: Pin) -> Decision:
+def _rolled_back(pin: PinnedRevision, failure: Failure, good: PinnedRevision) -> Decision:
     return Decision(
         DecisionType.ROLLED_BACK,
         f"{_attempt(pin)} failed and is not tried again until the spec changes; back to revision "
@@ -176,12 +176,12 @@ def _rolled_back(pin: Pin, failure: Failure, good: Pin) -> Decision:
     )
 
 
-def _attempt(pin: Pin) -> str:
+def _attempt(pin: PinnedRevision) -> str:
     """The number tells two attempts at the same revision apart."""
     return f"Revision {pin.revision.name} (no. {pin.number})"
 
 
-def _untold(scene: Scene, decisions: Sequence[Decision]) -> tuple[Decision, ...]:
+def _not_in_journal(scene: RolloutInput, decisions: Sequence[Decision]) -> tuple[Decision, ...]:
     """Those that the journal does not hold yet. Details may vary from turn to turn; an attempt is told of once."""
     told = {(entry["type"], entry["message"].partition(") ")[0]) for entry in scene.journal}
     return tuple(one for one in decisions if (one.type, one.message.partition(") ")[0]) not in told)

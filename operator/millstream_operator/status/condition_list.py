@@ -5,7 +5,7 @@
     NameConflict   abnormal ones, there only while true
     Reconciling or Stalled
 
-A new condition is a function of `Seen` in a file of its own and one line here.
+A new condition is a function of `Observation` in a file of its own and one line here.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.status.pod_progress import pods_scheduled, warmed_up
 from millstream_operator.status.readiness import ready, reconciling_or_stalled
-from millstream_operator.status.seen import Seen
+from millstream_operator.status.seen import Observation
 from millstream_operator.status.serving import available, model_ready
 
 
-def observed(seen: Seen, in_the_way: Diagnosis | None, phase: str | None = None) -> list[Condition]:
+def observed(seen: Observation, blocker: Diagnosis | None, phase: str | None = None) -> list[Condition]:
     """Ready comes first; what does not hold and is only told while true is left out.
 
-    `in_the_way` is `readiness.obstacle(seen)`, `phase` where the slowest pod's warm-up is.
+    `blocker` is `readiness.find_blocker(seen)`, `phase` where the slowest pod's warm-up is.
     """
-    summary = ready(seen, in_the_way, phase)
+    summary = ready(seen, blocker, phase)
     found = [
         summary,
         _planned(seen),
-        pods_scheduled(seen, in_the_way),
-        warmed_up(seen, in_the_way, phase),
+        pods_scheduled(seen, blocker),
+        warmed_up(seen, blocker, phase),
         model_ready(seen),
         available(seen),
     ]
@@ -42,21 +42,21 @@ def observed(seen: Seen, in_the_way: Diagnosis | None, phase: str | None = None)
     return [*found, way] if way is not None else found
 
 
-def _planned(seen: Seen) -> Condition:
+def _planned(seen: Observation) -> Condition:
     return Condition(conditions.PLANNED, True, Reason.PLANNED, seen.revision.plan["summary"])
 
 
-def _name_conflict(seen: Seen) -> Condition | None:
+def _name_conflict(seen: Observation) -> Condition | None:
     if seen.problem is None or seen.problem.reason is not Reason.NAME_CONFLICT:
         return None
     return Condition(conditions.NAME_CONFLICT, True, seen.problem.reason, seen.problem.message)
 
 
-def _plan_outdated(seen: Seen) -> Condition | None:
+def _plan_outdated(seen: Observation) -> Condition | None:
     if seen.outdated is None:
         return None
     return Condition(conditions.PLAN_OUTDATED, True, seen.outdated.reason, seen.outdated.message)
 
 
 # There only while true: each function gives its condition, or None.
-ABNORMAL: tuple[Callable[[Seen], Condition | None], ...] = (_name_conflict, _plan_outdated)
+ABNORMAL: tuple[Callable[[Observation], Condition | None], ...] = (_name_conflict, _plan_outdated)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from millstream_operator.probing.boot_report import MEMORY_KEYS
-from millstream_operator.status.seen import Seen
+from millstream_operator.status.seen import Observation
 
 Manifest = dict[str, Any]
 _NAMES = {key: key.split("_")[0] + "".join(part.title() for part in key.split("_")[1:]) for key in MEMORY_KEYS}
 _NAMES["kv_cache_bytes"], _NAMES["kv_cache_tokens"] = "kvCacheBytes", "kvCacheTokens"
 
 
-def memory_status(seen: Seen) -> Manifest | None:
+def memory_status(seen: Observation) -> Manifest | None:
     """The field as it is written; None where neither side is known."""
     found = {"predicted": _predicted(seen.revision.plan), "measured": _measured(seen)}
     return {side: numbers for side, numbers in found.items() if numbers} or None
@@ -35,7 +35,7 @@ def _predicted(plan: Manifest) -> Manifest:
     } | tokens
 
 
-def _measured(seen: Seen) -> Manifest:
+def _measured(seen: Observation) -> Manifest:
     known: Manifest = (seen.previous.get("memory") or {}).get("measured") or {}
     rollout = seen.previous.get("rollout") or {}
     if known and rollout.get("updateRevision") == seen.revision.name:

@@ -23,18 +23,18 @@ from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON, Reason
 from millstream_operator.rendering.service import service_url
 from millstream_operator.rollout import workload
 from millstream_operator.rollout.workload import digest_of_pod
-from millstream_operator.status.seen import Seen
+from millstream_operator.status.seen import Observation
 from millstream_operator.status.warmup import last_phase, stalled
 
 
-def ready(seen: Seen, in_the_way: Diagnosis | None, phase: str | None = None) -> Condition:
-    """`in_the_way` is `obstacle(seen)`, `phase` where the slowest pod's warm-up is."""
+def ready(seen: Observation, blocker: Diagnosis | None, phase: str | None = None) -> Condition:
+    """`blocker` is `find_blocker(seen)`, `phase` where the slowest pod's warm-up is."""
 
     def no(reason: Reason, message: str) -> Condition:
         return Condition(conditions.READY, False, reason, message)
 
-    if in_the_way is not None:
-        return no(in_the_way.reason, in_the_way.message)
+    if blocker is not None:
+        return no(blocker.reason, blocker.message)
     if seen.owner.spec.replicas == 0 and seen.rolled_out:
         return Condition(conditions.READY, True, Reason.SCALED_TO_ZERO, "spec.replicas is 0, so nothing serves.")
     if not seen.rolled_out:
@@ -46,7 +46,7 @@ def ready(seen: Seen, in_the_way: Diagnosis | None, phase: str | None = None) ->
     return Condition(conditions.READY, True, Reason.READY, f"The model answers at {service_url(seen.owner)}.")
 
 
-def reconciling_or_stalled(seen: Seen, summary: Condition) -> Condition | None:
+def reconciling_or_stalled(seen: Observation, summary: Condition) -> Condition | None:
     """Whether it goes on by itself or waits for a person; None when there is nothing left to do."""
     if summary.status is True:
         return None
@@ -57,7 +57,7 @@ def reconciling_or_stalled(seen: Seen, summary: Condition) -> Condition | None:
     return Condition(conditions.RECONCILING, True, summary.reason, summary.message)
 
 
-def obstacle(seen: Seen) -> Diagnosis | None:
+def find_blocker(seen: Observation) -> Diagnosis | None:
     """The first thing that is in the way, from the outside in."""
     if seen.problem is not None:
         return seen.problem
@@ -77,7 +77,7 @@ def obstacle(seen: Seen) -> Diagnosis | None:
     return stalled(seen) or deadline_passed(seen)
 
 
-def _with_a_way_out(seen: Seen, found: Diagnosis) -> Diagnosis:
+def _with_a_way_out(seen: Observation, found: Diagnosis) -> Diagnosis:
     """Who insists on a surge that finds no GPU waits for ever, and may not know of the other way."""
     surges = seen.intent is not None and seen.intent.strategy is AppliedStrategy.AVAILABILITY
     older_serve = any(is_ready(pod) and digest_of_pod(pod) != seen.revision.digest for pod in seen.pods)
@@ -87,7 +87,7 @@ def _with_a_way_out(seen: Seen, found: Diagnosis) -> Diagnosis:
     return Diagnosis(found.reason, f"{found.message} {hint}")
 
 
-def deadline_passed(seen: Seen) -> Diagnosis | None:
+def deadline_passed(seen: Observation) -> Diagnosis | None:
     """The Deployment controller gave the rollout of the wanted revision up (it still goes on)."""
     if not workload.deadline_passed(seen.workload, seen.revision.digest):
         return None
@@ -97,7 +97,7 @@ def deadline_passed(seen: Seen) -> Diagnosis | None:
     )
 
 
-def _what_is_waited_for(seen: Seen) -> str:
+def _what_is_waited_for(seen: Observation) -> str:
     """A pod whose containers are not made does not say why: a mount that fails is told in Events alone."""
     for pod in seen.own_pods:
         waiting = runtime_status(pod).get("state", {}).get("waiting", {}).get("reason")
@@ -109,7 +109,7 @@ def _what_is_waited_for(seen: Seen) -> str:
     return ""
 
 
-def _on_its_way(seen: Seen, phase: str | None) -> Condition:
+def _on_its_way(seen: Observation, phase: str | None) -> Condition:
     wanted = seen.owner.spec.replicas
     in_place = seen.intent is not None and seen.intent.strategy is AppliedStrategy.RESOURCE_AWARE
     where = f"; the slowest is in phase {phase}" if phase is not None and seen.own_pods else ""

@@ -21,7 +21,7 @@ Manifest = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observation:
     """Everything that the status is made from. A new fact has a default, so that it is absent where nobody looked."""
 
     owner: LLMDeployment

@@ -9,10 +9,10 @@ from millstream_operator.diagnosis import conditions
 from millstream_operator.diagnosis.conditions import Condition
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.rollout.workload import rolled_out
-from millstream_operator.status.seen import Seen
+from millstream_operator.status.seen import Observation
 
 
-def available(seen: Seen) -> Condition:
+def available(seen: Observation) -> Condition:
     """At least one replica serves, of whatever revision."""
     some = bool(seen.workload_status.get("availableReplicas", 0))
     if not some and seen.owner.spec.replicas == 0:
@@ -27,7 +27,7 @@ def serves(some: bool) -> Condition:
     return Condition(conditions.AVAILABLE, False, Reason.NO_REPLICA_AVAILABLE, "No replica serves.")
 
 
-def model_ready(seen: Seen) -> Condition:
+def model_ready(seen: Observation) -> Condition:
     """Does the model answer through its Service, with the wanted configuration?"""
     if not rolled_out(seen.owner, seen.running, seen.workload) or seen.owner.spec.replicas == 0:
         reason = Reason.SCALED_TO_ZERO if seen.owner.spec.replicas == 0 else Reason.NO_REPLICA_AVAILABLE

@@ -19,8 +19,8 @@ from millstream_operator.rendering.names import selector_string
 from millstream_operator.rendering.service import service_url
 from millstream_operator.status.condition_list import observed
 from millstream_operator.status.memory_report import memory_status
-from millstream_operator.status.readiness import obstacle
-from millstream_operator.status.seen import Seen
+from millstream_operator.status.readiness import find_blocker
+from millstream_operator.status.seen import Observation
 from millstream_operator.status.serving import serves
 from millstream_operator.status.warmup import warmup_status
 
@@ -30,12 +30,12 @@ REPLICA_COUNTS = ("replicas", "readyReplicas", "updatedReplicas", "availableRepl
 KEPT_WHILE_INVALID = (conditions.PODS_SCHEDULED, conditions.WARMED_UP, conditions.MODEL_READY)
 
 
-def status_of(seen: Seen, now: str) -> Manifest:
+def status_of(seen: Observation, now: str) -> Manifest:
     """The whole status, in the API's form; None in place of a field that has nothing to say. `now` is RFC 3339, UTC."""
     owner, workload = seen.owner, seen.workload_status
-    in_the_way = obstacle(seen)
-    warmup = warmup_status(seen, in_the_way, now)
-    found = observed(seen, in_the_way, (warmup or {}).get("phase"))
+    blocker = find_blocker(seen)
+    warmup = warmup_status(seen, blocker, now)
+    found = observed(seen, blocker, (warmup or {}).get("phase"))
     generation = owner.metadata.generation or 0
     answered = found[0].reason is Reason.READY  # at zero replicas Ready is True, and nobody answered
     return {
@@ -57,7 +57,7 @@ def status_of(seen: Seen, now: str) -> Manifest:
     }
 
 
-def _model(seen: Seen) -> Manifest:
+def _model(seen: Observation) -> Manifest:
     """As it is served: of the revision that runs."""
     resolved = seen.running.resolved_revision
     name = seen.running.served_name or seen.owner.served_name
@@ -112,7 +112,7 @@ def _not_looked_at(previous: Manifest, companions: Sequence[Condition] | None) -
     return [c for c in previous.get("conditions", ()) if companions is None and c["type"] in beside]
 
 
-def _rollout(seen: Seen, answered: bool) -> Manifest:
+def _rollout(seen: Observation, answered: bool) -> Manifest:
     found: Manifest = {
         "currentRevision": seen.revision.name if answered else seen.previous.get("rollout", {}).get("currentRevision"),
         "updateRevision": seen.revision.name,

@@ -15,7 +15,7 @@ from millstream_runtime.engine_process.messages import Event, PhaseEntered, Weig
 TELL_EVERY_SECONDS = 0.25  # a checkpoint may have ten thousand tensors
 
 
-class BootVoice:
+class BootEvents:
     """For the thread that boots the engine. It is called for a phase, so a plain function may stand in for it."""
 
     def __init__(self, send: Callable[[Event], None], clock: Callable[[], float] = time.monotonic) -> None:

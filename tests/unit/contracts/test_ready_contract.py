@@ -41,7 +41,7 @@ async def test_a_boot_is_told_to_the_operator_and_its_memory_ends_in_the_status(
     monkeypatch.setattr(boot_events, "TELL_EVERY_SECONDS", 0.0)
     half, whole = threading.Event(), threading.Event()
 
-    class Held(boot_events.BootVoice):
+    class Held(boot_events.BootEvents):
         """Stops in the middle of the real engine's own load."""
 
         def weights_read(self, done_bytes: int, total_bytes: int) -> None:

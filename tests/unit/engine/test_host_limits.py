@@ -38,7 +38,7 @@ def test_cpu_quota_rounds_up_and_never_below_one(tmp_path: Path) -> None:
 
 
 def size(available_bytes: int, **overrides: object) -> pool_size.PoolSize:
-    ledger = pool_size.MemoryLedger(limit_bytes=GIB, used_bytes=0, reserve_bytes=0, available_bytes=available_bytes)
+    ledger = pool_size.MemoryBudget(limit_bytes=GIB, used_bytes=0, reserve_bytes=0, available_bytes=available_bytes)
     arguments = {
         "asked_bytes": None,
         "block_bytes": 1 << 10,

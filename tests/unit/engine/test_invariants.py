@@ -348,8 +348,8 @@ def test_every_family_answers_like_transformers(
     circumstance = FAMILY_WAYS[way]
     if circumstance.ranks > 1 and family in UNEVEN_HEADS:
         pytest.skip("its heads do not divide by two, and such a size is refused: see test_parallel.py")
-    team = request.getfixturevalue("pair") if circumstance.ranks > 1 else None
-    ranks = {"team": team, "tensor_parallel_size": circumstance.ranks} if team else {}
+    rank_group = request.getfixturevalue("pair") if circumstance.ranks > 1 else None
+    ranks = {"rank_group": rank_group, "tensor_parallel_size": circumstance.ranks} if rank_group else {}
     execution = circumstance.execution() if circumstance.execution else None
     engine = make_engine(models.folder(family), execution=execution, **circumstance.config, **ranks)
     if circumstance.crowded:

@@ -15,7 +15,7 @@ from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.inventory.node_kinds import Inventory, Stock
 from millstream_operator.planning.choices.quantization import Formats
 from millstream_operator.planning.plan import SpeculationPlan
-from millstream_operator.planning.resolved_spec import Wishes
+from millstream_operator.planning.resolved_spec import ResolvedSpec
 from millstream_operator.planning.sizing.cost import Cost, cost_of
 from millstream_operator.planning.sizing.memory_ledger import (
     MemoryLedger,
@@ -23,7 +23,7 @@ from millstream_operator.planning.sizing.memory_ledger import (
     gpu_ledger,
     kv_bytes_per_token,
 )
-from millstream_operator.planning.sizing.roofline import Machine, Prediction, Speculation, predict, step_seconds
+from millstream_operator.planning.sizing.roofline import Machine, Prediction, SpeculationSpeed, predict, step_seconds
 from millstream_operator.planning.sizing.tensor_parallel import sizes, tensor_parallel_problem
 from millstream_operator.planning.sizing.weights import RankWeights, rank_weights, weight_format
 
@@ -56,7 +56,7 @@ class Problem:
 class Question:
     """Everything that candidates are judged by."""
 
-    wishes: Wishes
+    resolved: ResolvedSpec
     shape: ModelShape
     formats: Formats
     speculation: SpeculationPlan
@@ -99,8 +99,8 @@ class Outcome:
 
 def candidates(question: Question, *, pipelines: bool) -> Iterator[Candidate]:
     """Placements worth a look. `pipelines`: those of more than one stage, for when one stage cannot do it."""
-    wishes, shape = question.wishes, question.shape
-    stages = [size for size in _pipelines(wishes, pipelines) if size <= shape.num_layers]
+    resolved, shape = question.resolved, question.shape
+    stages = [size for size in _pipelines(resolved, pipelines) if size <= shape.num_layers]
     for stock in question.inventory.stocks():
         for method in question.formats.methods:
             for tensor in _tensors(question, stock, method, pipelines):
@@ -112,10 +112,10 @@ def candidates(question: Question, *, pipelines: bool) -> Iterator[Candidate]:
 
 def _tensors(question: Question, stock: Stock, method: str, pipelines: bool) -> list[int]:
     """What the spec says, or what divides the heads; with stages, the largest that is valid in one island."""
-    wishes, shape = question.wishes, question.shape
-    if wishes.tensor is not None:
-        return [wishes.tensor]
-    if wishes.one_gpu:
+    resolved, shape = question.resolved, question.shape
+    if resolved.tensor is not None:
+        return [resolved.tensor]
+    if resolved.one_gpu:
         return [1]
     found = sizes(shape, stock.island_size)
     if not pipelines:
@@ -124,9 +124,9 @@ def _tensors(question: Question, stock: Stock, method: str, pipelines: bool) -> 
     return [size for size in found if tensor_parallel_problem(shape, size, group) is None][-1:]
 
 
-def _pipelines(wishes: Wishes, pipelines: bool) -> list[int]:
-    if wishes.pipeline is not None:
-        return [wishes.pipeline]
+def _pipelines(resolved: ResolvedSpec, pipelines: bool) -> list[int]:
+    if resolved.pipeline is not None:
+        return [resolved.pipeline]
     return list(range(2, MAX_PIPELINE + 1)) if pipelines else [1]
 
 
@@ -143,7 +143,7 @@ def evaluate(question: Question, looked_at: Iterable[Candidate]) -> Iterator[Out
 
 def _unfit(question: Question, candidate: Candidate) -> Problem | None:
     """What speaks against part, parallelism or formats, before any byte is counted."""
-    part, tensor, wishes = candidate.stock.part, candidate.tensor, question.wishes
+    part, tensor, resolved = candidate.stock.part, candidate.tensor, question.resolved
     if part.unsupported is not None:
         return Problem(Stage.PRODUCTS, f"{part.name} is not supported: {part.unsupported}")
     stored = weight_format(question.shape, candidate.method)
@@ -151,7 +151,7 @@ def _unfit(question: Question, candidate: Candidate) -> Problem | None:
         return Problem(Stage.PARALLELISM, why)
     if tensor > candidate.stock.gpus:
         return Problem(Stage.PARALLELISM, f"one node has {candidate.stock.gpus} free {part.name}, not {tensor}")
-    if tensor > candidate.stock.island_size and wishes.tensor is None:
+    if tensor > candidate.stock.island_size and resolved.tensor is None:
         return Problem(Stage.PARALLELISM, f"an NVLink island of {part.name} has {candidate.stock.island_size} GPUs")
     for method, minimum in ((candidate.method, MINIMUM_SM), (candidate.kv_cache, MINIMUM_SM_KV_CACHE)):
         if part.sm < minimum[method]:
@@ -243,11 +243,11 @@ def _one_layer(shape: ModelShape) -> ModelShape:
 
 
 def _sized(question: Question, candidate: Candidate) -> Outcome:
-    wishes, shape, part = question.wishes, question.shape, candidate.stock.part
+    resolved, shape, part = question.resolved, question.shape, candidate.stock.part
     machine, draft = _machine(question, candidate), _draft_machine(question, candidate)
     speculation = _speculation(question.speculation, draft)
-    tokens = _short_steps(wishes, machine)
-    seqs = wishes.max_num_seqs
+    tokens = _short_steps(resolved, machine)
+    seqs = resolved.max_num_seqs
     stored = weight_format(shape, candidate.method)
     per_token = machine.kv_bytes + (draft.kv_bytes if draft else 0)
     # The scheduler asks for fewer rows where the latency objective wants it, so two rounds at most a halving.
@@ -262,7 +262,7 @@ def _sized(question: Question, candidate: Candidate) -> Outcome:
         )
         ledger = gpu_ledger(
             part,
-            wishes.gpu_memory_utilization_percent,
+            resolved.gpu_memory_utilization_percent,
             shape,
             machine.weights,
             activations,
@@ -270,18 +270,18 @@ def _sized(question: Question, candidate: Candidate) -> Outcome:
             draft=draft.weights if draft else None,
         )
         kv_tokens = ledger.kv_cache_bytes // per_token
-        if kv_tokens < wishes.kv_floor_tokens:
-            return Outcome(candidate, _no_room(wishes, candidate, ledger, per_token), tokens, seqs, ledger)
+        if kv_tokens < resolved.kv_floor_tokens:
+            return Outcome(candidate, _no_room(resolved, candidate, ledger, per_token), tokens, seqs, ledger)
         prediction = predict(
             machine,
             kv_cache_tokens=kv_tokens,
             max_num_seqs=seqs,
             max_num_batched_tokens=tokens,
-            input_tokens=wishes.input_tokens,
-            output_tokens=wishes.output_tokens,
+            input_tokens=resolved.input_tokens,
+            output_tokens=resolved.output_tokens,
             speculation=speculation,
         )
-        if _itl_is_kept(wishes, prediction) or wishes.max_num_seqs_is_given or seqs == 1:
+        if _itl_is_kept(resolved, prediction) or resolved.max_num_seqs_is_given or seqs == 1:
             break
         seqs = max(1, min(seqs, prediction.concurrent_sequences) // 2)
     return _judged(question, Outcome(candidate, None, tokens, seqs, ledger, prediction))
@@ -289,54 +289,54 @@ def _sized(question: Question, candidate: Candidate) -> Outcome:
 
 def _judged(question: Question, outcome: Outcome) -> Outcome:
     """Latency, load, GPUs for all replicas, budget."""
-    wishes, candidate, prediction = question.wishes, outcome.candidate, outcome.prediction
+    resolved, candidate, prediction = question.resolved, outcome.candidate, outcome.prediction
     assert prediction is not None  # noqa: S101 - the caller predicted
-    replicas = _replicas(wishes, prediction)
+    replicas = _replicas(resolved, prediction)
     cost = cost_of(candidate.stock.part, candidate.gpus, replicas, prediction.tokens_per_second)
-    problem = _too_slow(wishes, prediction)
+    problem = _too_slow(resolved, prediction)
     free = candidate.stock.groups(candidate.tensor) // candidate.pipeline
     if problem is None and free < replicas and not question.inventory.hypothetical:
-        stage = Stage.LOAD if wishes.has_load and replicas > wishes.replicas else Stage.INVENTORY
+        stage = Stage.LOAD if resolved.has_load and replicas > resolved.replicas else Stage.INVENTORY
         problem = Problem(
             stage,
             f"{replicas} replicas need {replicas * candidate.gpus} {candidate.stock.part.name} in groups of "
             f"{candidate.tensor}; there is room for {free}",
             replicas - free,
         )
-    if problem is None and wishes.budget_is_enforced and cost.monthly_usd > (wishes.max_monthly_usd or 0):
+    if problem is None and resolved.budget_is_enforced and cost.monthly_usd > (resolved.max_monthly_usd or 0):
         problem = Problem(
             Stage.BUDGET,
-            f"costs ${cost.monthly_usd:,} a month, and budget.maxMonthlyUSD is {wishes.max_monthly_usd:,}",
+            f"costs ${cost.monthly_usd:,} a month, and budget.maxMonthlyUSD is {resolved.max_monthly_usd:,}",
             cost.monthly_usd,
         )
     return replace(outcome, problem=problem, replicas=replicas, cost=cost)
 
 
-def _speculation(plan: SpeculationPlan, draft: Machine | None) -> Speculation | None:
+def _speculation(plan: SpeculationPlan, draft: Machine | None) -> SpeculationSpeed | None:
     if plan.method == "Disabled":
         return None
     # EAGLE and Medusa are planned as a small draft, n-grams as a free one.
     acceptance = plan.assumed_acceptance_percent / 100
-    return Speculation(draft_tokens=plan.max_draft_tokens, acceptance=acceptance, draft=draft)
+    return SpeculationSpeed(draft_tokens=plan.max_draft_tokens, acceptance=acceptance, draft=draft)
 
 
-def _short_steps(wishes: Wishes, machine: Machine) -> int:
+def _short_steps(resolved: ResolvedSpec, machine: Machine) -> int:
     """Tokens of a step: halved until a step with a full prefill chunk keeps the ITL objective."""
-    tokens = wishes.max_num_batched_tokens
-    if wishes.itl_milliseconds is None or wishes.max_num_batched_tokens_is_given:
+    tokens = resolved.max_num_batched_tokens
+    if resolved.itl_milliseconds is None or resolved.max_num_batched_tokens_is_given:
         return tokens
-    smallest = max(SHORTEST_STEP_TOKENS, wishes.max_num_seqs)
-    limit_seconds = wishes.itl_milliseconds / 1000 / P95_MARGIN
+    smallest = max(SHORTEST_STEP_TOKENS, resolved.max_num_seqs)
+    limit_seconds = resolved.itl_milliseconds / 1000 / P95_MARGIN
     while tokens // 2 >= smallest and step_seconds(machine, tokens, 0) > limit_seconds:
         tokens //= 2
     return tokens
 
 
-def _no_room(wishes: Wishes, candidate: Candidate, ledger: MemoryLedger, per_token: int) -> Problem:
-    need = wishes.kv_floor_tokens * per_token
-    requests = wishes.kv_floor_tokens // wishes.max_model_len
+def _no_room(resolved: ResolvedSpec, candidate: Candidate, ledger: MemoryLedger, per_token: int) -> Problem:
+    need = resolved.kv_floor_tokens * per_token
+    requests = resolved.kv_floor_tokens // resolved.max_model_len
     left = max(0, ledger.kv_cache_bytes)
-    what = f"{requests} × {wishes.max_model_len} tokens" if requests > 1 else f"{wishes.kv_floor_tokens} tokens"
+    what = f"{requests} × {resolved.max_model_len} tokens" if requests > 1 else f"{resolved.kv_floor_tokens} tokens"
     weights = ledger.weights_bytes + ledger.embeddings_bytes + ledger.draft_weights_bytes
     return Problem(
         Stage.MEMORY,
@@ -346,36 +346,36 @@ def _no_room(wishes: Wishes, candidate: Candidate, ledger: MemoryLedger, per_tok
     )
 
 
-def _itl_is_kept(wishes: Wishes, prediction: Prediction) -> bool:
-    limit = wishes.itl_milliseconds
+def _itl_is_kept(resolved: ResolvedSpec, prediction: Prediction) -> bool:
+    limit = resolved.itl_milliseconds
     return limit is None or prediction.itl_microseconds * P95_MARGIN <= limit * 1000
 
 
-def _too_slow(wishes: Wishes, prediction: Prediction) -> Problem | None:
-    limit, predicted = wishes.ttft_milliseconds, round(prediction.ttft_milliseconds * P95_MARGIN)
+def _too_slow(resolved: ResolvedSpec, prediction: Prediction) -> Problem | None:
+    limit, predicted = resolved.ttft_milliseconds, round(prediction.ttft_milliseconds * P95_MARGIN)
     if limit is not None and predicted > limit:
         return Problem(Stage.LATENCY, f"predicted TTFT p95 {predicted} ms, objective {limit} ms", predicted / limit)
-    if not _itl_is_kept(wishes, prediction):
+    if not _itl_is_kept(resolved, prediction):
         itl = prediction.itl_microseconds * P95_MARGIN / 1000
         return Problem(
             Stage.LATENCY,
-            f"predicted ITL p95 {itl:.1f} ms, objective {wishes.itl_milliseconds} ms",
-            itl / (wishes.itl_milliseconds or 1),
+            f"predicted ITL p95 {itl:.1f} ms, objective {resolved.itl_milliseconds} ms",
+            itl / (resolved.itl_milliseconds or 1),
         )
     return None
 
 
-def _replicas(wishes: Wishes, prediction: Prediction) -> int:
+def _replicas(resolved: ResolvedSpec, prediction: Prediction) -> int:
     """Enough for the load, each busy to `LOAD_HEADROOM`; without a load, those of the spec."""
-    if not wishes.has_load:
-        return wishes.replicas
+    if not resolved.has_load:
+        return resolved.replicas
     needed = 1
-    if wishes.requests_per_minute is not None:
+    if resolved.requests_per_minute is not None:
         needed = max(
-            needed, -(-wishes.requests_per_minute // max(1, int(prediction.requests_per_minute * LOAD_HEADROOM)))
+            needed, -(-resolved.requests_per_minute // max(1, int(prediction.requests_per_minute * LOAD_HEADROOM)))
         )
-    if wishes.concurrency is not None:
-        needed = max(needed, -(-wishes.concurrency // prediction.concurrent_sequences))
+    if resolved.concurrency is not None:
+        needed = max(needed, -(-resolved.concurrency // prediction.concurrent_sequences))
     return needed
 
 

@@ -1,6 +1,6 @@
 """Of all placements the one to take: the fewest GPUs a replica, then the cheapest. The others, each with its reason.
 
-outcomes -> Choice(best, rejected) | Stopped(problem, rejected)
+outcomes -> Choice(best, rejected) | NoPlacement(problem, rejected)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class NoPlacement:
     """No placement is feasible; `problem` is that of the one that came nearest."""
 
     problem: Problem
@@ -42,27 +42,27 @@ class Stopped:
 
 
 @functools.lru_cache(maxsize=MAX_KNOWN)
-def choose(question: Question, *, explain: bool = True) -> Choice | Stopped:
+def choose(question: Question, *, explain: bool = True) -> Choice | NoPlacement:
     """Look at every placement; at pipelines only when no placement of one stage holds the model.
 
     Without `explain` nothing is said of the others, so nothing is looked at beyond the fewest GPUs that do: what
     proving a fix needs. Pure, and remembered: a thousand deployments of one model on one cluster are one question.
     """
     if question.formats.problem is not None:
-        return Stopped(Problem(Stage.QUANTIZATION, question.formats.problem), None, ())
+        return NoPlacement(Problem(Stage.QUANTIZATION, question.formats.problem), None, ())
     look = _all if explain else _fewest
     outcomes = look(question, candidates(question, pipelines=False))
-    may_pipeline = question.wishes.pipeline is None and not question.wishes.one_gpu
+    may_pipeline = question.resolved.pipeline is None and not question.resolved.one_gpu
     if may_pipeline and not any(map(_fits, outcomes)):
         outcomes += look(question, candidates(question, pipelines=True))
     feasible = min((outcome for outcome in outcomes if outcome.problem is None), key=_order, default=None)
     if feasible is not None:
         return Choice(feasible, _rejected(outcomes, feasible) if explain else ())
     if not outcomes:
-        return Stopped(_nothing_to_plan_on(question), None, ())
+        return NoPlacement(_nothing_to_plan_on(question), None, ())
     nearest = min(outcomes, key=_distance)
     assert nearest.problem is not None  # noqa: S101 - none is feasible
-    return Stopped(nearest.problem, nearest, _rejected(outcomes, None) if explain else ())
+    return NoPlacement(nearest.problem, nearest, _rejected(outcomes, None) if explain else ())
 
 
 def _all(question: Question, looked_at: Iterable[Candidate]) -> list[Outcome]:
@@ -155,13 +155,13 @@ def _worse(outcome: Outcome, best: Outcome) -> str:
 
 
 def _nothing_to_plan_on(question: Question) -> Problem:
-    wishes = question.wishes
+    resolved = question.resolved
     if question.inventory.kinds:
-        groups = f"{wishes.tensor or 1} × {wishes.pipeline or 1}"
+        groups = f"{resolved.tensor or 1} × {resolved.pipeline or 1}"
         return Problem(
             Stage.PARALLELISM, f"parallelism asks for {groups} GPUs, and there are only {question.inventory}"
         )
-    if wishes.products:
-        return Problem(Stage.PRODUCTS, f"no free GPU is one of accelerator.products ({', '.join(wishes.products)})")
+    if resolved.products:
+        return Problem(Stage.PRODUCTS, f"no free GPU is one of accelerator.products ({', '.join(resolved.products)})")
     refused = question.inventory.refused
     return Problem(Stage.INVENTORY, refused[0].reason.removesuffix(".") if refused else "there is no free GPU")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from millstream_operator.api.optimization import Speculation
 from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.api.workload import Profile
-from millstream_operator.planning.plan import Reason, Rejected, SpeculationPlan
+from millstream_operator.planning.plan import PlanReason, Rejected, SpeculationPlan
 from millstream_runtime.config import Capabilities
 
 DRAFT_TOKENS = {"DraftModel": 5, "EAGLE": 5, "Medusa": 4, "NGram": 4}
@@ -26,7 +26,7 @@ WITHOUT = {
 @dataclass(frozen=True, slots=True)
 class SpeculationChoice:
     plan: SpeculationPlan
-    reason: Reason
+    reason: PlanReason
     rejected: tuple[Rejected, ...] = ()
 
 
@@ -50,13 +50,13 @@ def choose_speculation(spec: LLMDeploymentSpec, choosable: Capabilities) -> Spec
             f"speculation NGram, {_tokens('NGram', wanted)} tokens", "This runtime cannot speculate by n-grams."
         )
         return SpeculationChoice(
-            SpeculationPlan(), Reason("speculation", f"{who} would have n-grams; this runtime cannot."), (rejected,)
+            SpeculationPlan(), PlanReason("speculation", f"{who} would have n-grams; this runtime cannot."), (rejected,)
         )
     return _chosen("NGram", wanted, f"{who}: n-grams cost no memory and pay where answers repeat their prompt.")
 
 
 def _chosen(method: str, wanted: Speculation, why: str) -> SpeculationChoice:
-    reason = Reason("speculation", why)
+    reason = PlanReason("speculation", why)
     if method == "Disabled":
         return SpeculationChoice(SpeculationPlan(), reason)
     plan = SpeculationPlan(method, _tokens(method, wanted), ASSUMED_ACCEPTANCE_PERCENT[method])

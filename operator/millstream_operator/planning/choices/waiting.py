@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from millstream_operator.inventory.node_kinds import Inventory
 from millstream_operator.planning.choices.candidates import Outcome
-from millstream_operator.planning.choices.placement import Choice, Stopped
+from millstream_operator.planning.choices.placement import Choice, NoPlacement
 from millstream_operator.planning.facts import Facts
-from millstream_operator.planning.plan import Reason
+from millstream_operator.planning.plan import PlanReason
 
-Search = Callable[[Facts, bool], Choice | Stopped]  # the second: say something of the alternatives, too
+Search = Callable[[Facts, bool], Choice | NoPlacement]  # the second: say something of the alternatives, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class Found:
     `preferred`: the placement that would have been chosen if no GPU was taken, where it is another one.
     """
 
-    choice: Choice | Stopped
+    choice: Choice | NoPlacement
     facts: Facts
-    waits: Reason | None = None
+    waits: PlanReason | None = None
     preferred: str | None = None
 
 
@@ -39,9 +39,9 @@ def find(search: Search, facts: Facts, *, explain: bool) -> Found:
     if everything is None or facts.inventory is None or everything.kinds == facts.inventory.kinds:
         return Found(found, facts)
     wide = replace(facts, inventory=everything, capacity=None)
-    if isinstance(found, Stopped):
+    if isinstance(found, NoPlacement):
         found = search(wide, explain)
-        if isinstance(found, Stopped):
+        if isinstance(found, NoPlacement):
             return Found(found, wide)
         return Found(found, wide, _why_it_waits(found.best, facts.inventory))
     best = search(wide, False)
@@ -50,10 +50,10 @@ def find(search: Search, facts: Facts, *, explain: bool) -> Found:
     return Found(found, facts)
 
 
-def _why_it_waits(best: Outcome, free: Inventory) -> Reason:
+def _why_it_waits(best: Outcome, free: Inventory) -> PlanReason:
     candidate, name = best.candidate, best.candidate.stock.part.name
     room = sum(kind.groups(candidate.tensor) for kind in free.kinds if kind.part.name == name) // candidate.pipeline
-    return Reason(
+    return PlanReason(
         "inventory",
         f"The GPUs are taken: {best.replicas} × {candidate.gpus} {name} are wanted and there is room for {room} now, "
         "so pods wait until others give theirs back.",

@@ -36,7 +36,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speculation:
+class SpeculationSpeed:
     """The draft as predictions see it. `draft` None: drafts cost nothing (n-grams)."""
 
     draft_tokens: int
@@ -99,7 +99,9 @@ def prefill_seconds(machine: Machine, tokens: int, max_num_batched_tokens: int) 
     return total
 
 
-def decode_seconds(machine: Machine, sequences: int, context_tokens: int, speculation: Speculation | None) -> float:
+def decode_seconds(
+    machine: Machine, sequences: int, context_tokens: int, speculation: SpeculationSpeed | None
+) -> float:
     """Time between two tokens of one sequence, with `sequences` running and `context_tokens` cached for each."""
     cached = sequences * context_tokens
     if speculation is None:
@@ -118,7 +120,7 @@ def predict(
     max_num_batched_tokens: int,
     input_tokens: int,
     output_tokens: int,
-    speculation: Speculation | None,
+    speculation: SpeculationSpeed | None,
 ) -> Prediction:
     """Latencies and capacity for requests of a usual length."""
     sequences = max(1, min(max_num_seqs, kv_cache_tokens // (input_tokens + output_tokens)))

@@ -48,7 +48,7 @@ class Forward:
         graphs: GraphedDecodes | None = None,
         side: SideThread | None = None,
     ) -> None:
-        """`graphs`: serves what steps of decodes it can. `side`: for `start_beside`."""
+        """`graphs`: serves what steps of decodes it can. `side`: for `start_side_prefill`."""
         self.model = model
         self._cache = cache
         self.device = device
@@ -73,7 +73,7 @@ class Forward:
             done += self._slice(step.layer_slice)
         return done[0] if len(done) == 1 else torch.cat(done)
 
-    def start_beside(self, token_ids: list[int], chunks: Sequence[ChunkInput]) -> None:
+    def start_side_prefill(self, token_ids: list[int], chunks: Sequence[ChunkInput]) -> None:
         """Have chunks pass their layers on the side thread. They take the place of any that were under way.
 
         A slice of layers goes on from wherever they are when `stop_beside` has returned.

@@ -100,10 +100,10 @@ class ModelRunner:
             return Launched([], list)
         return Launched(sampling, self._sample(self._forward.logits(residual, last_rows), sampling))
 
-    def start_beside(self, chunks: list[Chunk]) -> None:
+    def start_side_prefill(self, chunks: list[Chunk]) -> None:
         """Have chunks pass their layers on the side thread."""
         ordered = _in_order(chunks)
-        self._forward.start_beside(_tokens(ordered), [self._chunk_input(chunk) for chunk in ordered])
+        self._forward.start_side_prefill(_tokens(ordered), [self._chunk_input(chunk) for chunk in ordered])
 
     def _use_threads(self, chunks: list[Chunk]) -> None:
         self.threads.use(sum(chunk.num_tokens for chunk in chunks), self._forward.num_threads)

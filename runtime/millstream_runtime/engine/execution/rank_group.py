@@ -1,8 +1,8 @@
 """The ranks that compute together, as rank 0 sees them, and how they come from a configuration to a shared KV pool.
 
     rank 0 (Engine)                    the others (distributed.follower)
-    tell(Load)       ──────────────▶   the same `shard.load` on their shares
-    hear(Loaded)     ◀──────────────
+    tell(LoadShard)       ──────────────▶   the same `shard.load` on their shares
+    hear(ShardLoaded)     ◀──────────────
     tell(Measure)    ──────────────▶   the same `shard.measure_memory`
     hear(Measured)   ◀──────────────   the least room decides, so that every pool has the same blocks
     tell(Allocate)   ──────────────▶
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from millstream_runtime.config import RuntimeConfig
-from millstream_runtime.distributed.messages import Allocate, Command, Load, Loaded, Measure, Measured
+from millstream_runtime.distributed.messages import Allocate, Command, LoadShard, Measure, Measured, ShardLoaded
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.cpu.side_thread import SideThread
 from millstream_runtime.engine.execution import shard
@@ -30,11 +30,11 @@ from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.models.linear.parallel import ALONE, Ranks
 from millstream_runtime.models.registry import OnRead, expected_weights
 
-Reply = TypeVar("Reply", Loaded, Measured)
+Reply = TypeVar("Reply", ShardLoaded, Measured)
 OnLost = Callable[[RuntimeFailure], None]
 
 
-class Team(Protocol):
+class RankGroup(Protocol):
     """Rank 0's view of all ranks."""
 
     on_lost: OnLost  # called once, by any thread, when a rank is gone or stuck: nothing can be computed any more
@@ -49,14 +49,14 @@ class Team(Protocol):
     def check(self) -> None:
         """Raises RuntimeFailure: a rank is gone or stuck."""
 
-    def tell(self, command: Command) -> None:
+    def broadcast(self, command: Command) -> None:
         """Send a command to every other rank.
 
         Raises:
             RuntimeFailure: one of them is gone.
         """
 
-    def hear(self, kind: type[Reply]) -> list[Reply]:
+    def gather(self, kind: type[Reply]) -> list[Reply]:
         """The next reply of every other rank.
 
         Raises:
@@ -70,7 +70,7 @@ class Team(Protocol):
         """End the other ranks."""
 
 
-class Solo:
+class SingleRank:
     """One rank."""
 
     ranks: Ranks = ALONE
@@ -83,10 +83,10 @@ class Solo:
     def check(self) -> None:
         return
 
-    def tell(self, command: Command) -> None:
+    def broadcast(self, command: Command) -> None:
         return
 
-    def hear(self, kind: type[Reply]) -> list[Reply]:
+    def gather(self, kind: type[Reply]) -> list[Reply]:
         return []
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
@@ -96,7 +96,7 @@ class Solo:
         return
 
 
-def start_team(config: RuntimeConfig) -> Team:
+def start_rank_group(config: RuntimeConfig) -> RankGroup:
     """The ranks that the configuration asks for, started.
 
     Raises:
@@ -104,7 +104,7 @@ def start_team(config: RuntimeConfig) -> Team:
             NCCLFailed where the ranks do not find each other.
     """
     if config.tensor_parallel_size == 1:
-        return Solo()
+        return SingleRank()
     from millstream_runtime.distributed.leader import Leader
     from millstream_runtime.models.linear.parallel import Planned
 
@@ -127,12 +127,12 @@ class Assembled:
 
 def assemble(
     config: RuntimeConfig,
-    team: Team,
+    rank_group: RankGroup,
     on_phase: Callable[[str, str], None],
     on_read: OnRead | None = None,
     execution: Execution | None = None,
 ) -> Assembled:
-    """Load every rank's share and give all of them a pool of the same blocks.
+    """LoadShard every rank's share and give all of them a pool of the same blocks.
 
     Args:
         on_read: told how far rank 0 has read its share.
@@ -141,24 +141,24 @@ def assemble(
     Raises:
         RuntimeFailure: what any rank failed with.
     """
-    ranks = team.ranks
+    ranks = rank_group.ranks
     placement = shard.place(config, ranks)
     if execution is None:
         execution = choose(config, placement.model_config, placement.device, ranks.size)
     recorder = execution.recorder
-    team.tell(Load(config))
+    rank_group.broadcast(LoadShard(config))
     model = shard.load(config, placement, ranks, on_read)
-    team.hear(Loaded)
+    rank_group.gather(ShardLoaded)
     on_phase("SizingKVCache", f"{pool_size.gibibytes(model.weight_bytes)} of weights are loaded.")
-    team.tell(Measure())
-    with team.computing():
+    rank_group.broadcast(Measure())
+    with rank_group.computing():
         ledger = shard.measure_memory(config, placement, model, ranks, with_graphs=recorder is not None)
-    room = min([ledger.available_bytes, *(one.available_bytes for one in team.hear(Measured))])
+    room = min([ledger.available_bytes, *(one.available_bytes for one in rank_group.gather(Measured))])
     pool = shard.size_pool(config, placement, replace(ledger, available_bytes=room), ranks)
-    team.tell(Allocate(pool.num_blocks))
+    rank_group.broadcast(Allocate(pool.num_blocks))
     padding_blocks = 0 if recorder is None else KVCache.PADDING_BLOCKS
     cache = shard.make_cache(config, placement, pool.num_blocks, ranks, num_padding_blocks=padding_blocks)
-    shard.settle(placement)
+    shard.keep_freed_memory(placement)
     side = SideThread(execution.side_threads) if execution.side_threads else None
     forward = Forward(model, cache, placement.device, side=side)
     graphs_bytes = 0

@@ -99,7 +99,7 @@ def make_cache(
     )
 
 
-def settle(placement: Placement) -> None:
+def keep_freed_memory(placement: Placement) -> None:
     """Weights and pool are there: on a CPU, what steps allocate from now on stays with the process."""
     if placement.device.type == "cpu":
         freed_memory.keep_freed_memory()
@@ -107,7 +107,7 @@ def settle(placement: Placement) -> None:
 
 def measure_memory(
     config: RuntimeConfig, placement: Placement, model: Decoder, ranks: Place = ALONE, *, with_graphs: bool = False
-) -> pool_size.MemoryLedger:
+) -> pool_size.MemoryBudget:
     """What this rank's pool may take. On CUDA all ranks measure together: the largest step is computed once.
 
     `with_graphs`: keep memory for CUDA graphs, which are recorded once the pool is there.
@@ -135,7 +135,7 @@ def graphed_decodes(
 
 
 def memory_use(
-    model: Decoder, cache: KVCache, ledger: pool_size.MemoryLedger, graphs_bytes: int = 0
+    model: Decoder, cache: KVCache, ledger: pool_size.MemoryBudget, graphs_bytes: int = 0
 ) -> pool_size.MemoryUse:
     """What this rank took, as far as it was measured. `graphs_bytes`: of the graphs recorded so far."""
     return pool_size.MemoryUse(
@@ -148,7 +148,7 @@ def memory_use(
 
 
 def size_pool(
-    config: RuntimeConfig, placement: Placement, ledger: pool_size.MemoryLedger, ranks: Place = ALONE
+    config: RuntimeConfig, placement: Placement, ledger: pool_size.MemoryBudget, ranks: Place = ALONE
 ) -> pool_size.PoolSize:
     """Blocks of the pool: the same number on every rank, so `ledger` is that of the rank with the least room.
 
@@ -171,7 +171,7 @@ def size_pool(
 @torch.inference_mode()
 def _cuda_ledger(
     config: RuntimeConfig, placement: Placement, model: Decoder, ranks: Place, with_graphs: bool
-) -> pool_size.MemoryLedger:
+) -> pool_size.MemoryBudget:
     """Measure the activations of the largest step on a small throw-away pool, then count what is left."""
     device = placement.device
     num_tokens = min(config.max_num_batched_tokens, placement.model_config.max_model_len)

@@ -14,7 +14,7 @@ CPU_RESERVE_BYTES = 256 << 20  # activations of a step, code made for products, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryLedger:
+class MemoryBudget:
     """What the memory of one device is used for, in bytes. `available_bytes` is what the pool may take."""
 
     limit_bytes: int
@@ -53,10 +53,10 @@ class PoolSize:
     max_model_len: int
 
 
-def cpu_ledger(limit_bytes: int, used_bytes: int) -> MemoryLedger:
+def cpu_ledger(limit_bytes: int, used_bytes: int) -> MemoryBudget:
     """The pool's share of the container's memory, and never more than the rest of it."""
     rest_bytes = max(0, limit_bytes - used_bytes - CPU_RESERVE_BYTES)
-    return MemoryLedger(
+    return MemoryBudget(
         limit_bytes=limit_bytes,
         used_bytes=used_bytes,
         reserve_bytes=CPU_RESERVE_BYTES,
@@ -76,10 +76,10 @@ def room_for_copies_bytes(limit_bytes: int, used_bytes: int, weight_bytes: int) 
     return max(0, limit_bytes - used_bytes - weight_bytes - pool_bytes - CPU_RESERVE_BYTES) // 2
 
 
-def cuda_ledger(limit_bytes: int, used_bytes: int, activations_bytes: int, graphs_bytes: int) -> MemoryLedger:
+def cuda_ledger(limit_bytes: int, used_bytes: int, activations_bytes: int, graphs_bytes: int) -> MemoryBudget:
     """The pool takes what weights, the largest step's activations and the graphs to come leave."""
     reserve_bytes = activations_bytes + graphs_bytes
-    return MemoryLedger(
+    return MemoryBudget(
         limit_bytes=limit_bytes,
         used_bytes=used_bytes,
         reserve_bytes=reserve_bytes,
@@ -89,7 +89,7 @@ def cuda_ledger(limit_bytes: int, used_bytes: int, activations_bytes: int, graph
 
 
 def size_pool(
-    ledger: MemoryLedger,
+    ledger: MemoryBudget,
     *,
     asked_bytes: int | None,
     block_bytes: int,

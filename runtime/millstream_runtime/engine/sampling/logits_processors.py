@@ -28,8 +28,8 @@ class LogitsProcessor(Protocol):
         """
 
 
-class SamplingRow(Protocol):
-    """What the functions below read of `sampler.SamplingRow`."""
+class LogitsRow(Protocol):
+    """What the functions below read of `sampler.LogitsRow`."""
 
     @property
     def params(self) -> SamplingParams: ...
@@ -43,7 +43,7 @@ class SamplingRow(Protocol):
     def processors(self) -> Seq[LogitsProcessor]: ...
 
 
-def apply_all(logits: Tensor, rows: Seq[SamplingRow]) -> None:
+def apply_all(logits: Tensor, rows: Seq[LogitsRow]) -> None:
     """Change `logits` `[R, vocab]` in place as the rows ask."""
     _add_bias(logits, rows)
     _suppress(logits, rows)
@@ -53,7 +53,7 @@ def apply_all(logits: Tensor, rows: Seq[SamplingRow]) -> None:
             processor(logits[index], row.generated_ids)
 
 
-def _add_bias(logits: Tensor, rows: Seq[SamplingRow]) -> None:
+def _add_bias(logits: Tensor, rows: Seq[LogitsRow]) -> None:
     biased = [(index, *pair) for index, row in enumerate(rows) for pair in row.params.logit_bias]
     if biased:
         at, ids, values = zip(*biased, strict=True)
@@ -61,13 +61,13 @@ def _add_bias(logits: Tensor, rows: Seq[SamplingRow]) -> None:
         logits[places] += torch.tensor(values, dtype=logits.dtype, device=logits.device)
 
 
-def _suppress(logits: Tensor, rows: Seq[SamplingRow]) -> None:
+def _suppress(logits: Tensor, rows: Seq[LogitsRow]) -> None:
     suppressed = [(index, token_id) for index, row in enumerate(rows) for token_id in sorted(row.suppressed_ids)]
     if suppressed:
         logits[_places(logits, *zip(*suppressed, strict=True))] = float("-inf")
 
 
-def _penalise(logits: Tensor, rows: Seq[SamplingRow]) -> None:
+def _penalise(logits: Tensor, rows: Seq[LogitsRow]) -> None:
     """OpenAI's presence and frequency penalties over the answer, and CTRL's repetition penalty over prompt and answer.
 
     The repetition penalty divides a positive logit and multiplies a negative one: both lower it.

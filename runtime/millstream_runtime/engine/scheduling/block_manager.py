@@ -111,7 +111,7 @@ class BlockManager:
 
     # Changing ----------------------------------------------------------------------------------------------------
 
-    def share(self, sequence: Sequence, blocks: Seq[int]) -> None:
+    def attach_cached(self, sequence: Sequence, blocks: Seq[int]) -> None:
         """Append blocks found by `match` to the table; their tokens count as computed."""
         for block in blocks:
             self._evictable.pop(block, None)
@@ -119,7 +119,7 @@ class BlockManager:
         sequence.num_computed_tokens += len(blocks) * self.block_size_tokens
         sequence.num_registered_blocks = len(sequence.block_table)
 
-    def grow(self, sequence: Sequence, num_tokens: int) -> None:
+    def allocate(self, sequence: Sequence, num_tokens: int) -> None:
         """Extend the block table to hold `num_tokens`. The sequence has a row, and there are enough free blocks."""
         if sequence.row is None:
             raise ValueError(f"request {sequence.request.request_id} has no row; admit it before it gets blocks")
@@ -147,7 +147,7 @@ class BlockManager:
             self._cache.register(hashes[index], sequence.block_table[index])
         sequence.num_registered_blocks = num_full_blocks
 
-    def pass_window(self, sequence: Sequence) -> None:
+    def free_outside_window(self, sequence: Sequence) -> None:
         """Give back blocks that no later token of the sequence can see. Their names stay in the table, masked.
 
         The next token, at position `num_computed_tokens`, sees itself and `window_tokens - 1` before it.

@@ -22,21 +22,21 @@ from millstream_runtime.models.config.model_config import ModelConfig
 SIDE_THREAD_TOKENS = 256
 
 
-class Beside(Protocol):
-    """What can compute chunks beside the steps; see `Forward.start_beside`."""
+class SidePrefill(Protocol):
+    """What can compute chunks beside the steps; see `Forward.start_side_prefill`."""
 
     @property
     def computes_beside(self) -> bool: ...
     @property
     def is_busy_beside(self) -> bool: ...
-    def start_beside(self, chunks: list[Chunk]) -> None: ...
+    def start_side_prefill(self, chunks: list[Chunk]) -> None: ...
     def stop_beside(self) -> None: ...
 
 
 class PromptShare:
     """Decides before each step what it computes of prompts, and learns from it how much the next may."""
 
-    def __init__(self, config: ModelConfig, block_size_tokens: int, beside: Beside) -> None:
+    def __init__(self, config: ModelConfig, block_size_tokens: int, beside: SidePrefill) -> None:
         self._balance_tokens, self._num_layers, self._beside = balance_tokens(config), config.num_layers, beside
         self._block_size_tokens = block_size_tokens
         self._layered = LayeredPrefill(self._num_layers)
@@ -60,12 +60,12 @@ class PromptShare:
             return most_tokens
         return max(most_tokens, SIDE_THREAD_TOKENS)
 
-    def carry_out(self, plan: StepPlan, scheduler: Scheduler) -> tuple[list[Chunk], ChunkSlice | None]:
+    def apply(self, plan: StepPlan, scheduler: Scheduler) -> tuple[list[Chunk], ChunkSlice | None]:
         """Have the scheduler prepare the plan. What the step computes: chunks in whole, and some layers of others."""
         for victim in plan.preempted:
             self.drop(victim)
         is_too_much = self._is_too_much(plan)
-        chunks = scheduler.carry_out(plan, prompts_later=is_too_much)
+        chunks = scheduler.apply(plan, prompts_later=is_too_much)
         if is_too_much:
             self._begin([chunk for chunk in chunks if chunk.num_tokens > 1])
             chunks = [chunk for chunk in chunks if chunk.num_tokens == 1]
@@ -102,7 +102,7 @@ class PromptShare:
         beside = self._beside.computes_beside
         self._layered.begin(chunks, beside=beside)
         if chunks and beside:
-            self._beside.start_beside(chunks)
+            self._beside.start_side_prefill(chunks)
             self.num_chunks_beside += len(chunks)
 
     def _next_slice(self, *, beside_decodes: bool) -> ChunkSlice | None:

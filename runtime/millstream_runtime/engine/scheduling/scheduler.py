@@ -71,7 +71,7 @@ class StepPlan:
 
 def schedule(state: SchedulerState) -> StepPlan:
     """Choose the chunks of the next step: the running first, then as many of the waiting as fit, by rank."""
-    draft = _Draft(state)
+    draft = _PlanBuilder(state)
     # Decodes come first, one token each, so that no prompt, however long, stalls an answer under way; and what prompts
     # take of a step with decodes in it is bounded, so that it does not make one wait either.
     prompts: list[Sequence] = []
@@ -95,7 +95,7 @@ def schedule(state: SchedulerState) -> StepPlan:
     return draft.plan
 
 
-class _Draft:
+class _PlanBuilder:
     """A plan in the making, and what it leaves of the budget and of the pool."""
 
     def __init__(self, state: SchedulerState) -> None:
@@ -219,7 +219,7 @@ class Scheduler:
         )
         return schedule(state)
 
-    def carry_out(self, plan: StepPlan, *, prompts_later: bool = False) -> list[Chunk]:
+    def apply(self, plan: StepPlan, *, prompts_later: bool = False) -> list[Chunk]:
         """Prepare a step that was planned just now: rows, blocks and cached tokens are in place when this returns.
 
         Nobody whom it preempts has a step in flight. The caller launches every chunk and then calls `advance`, before
@@ -234,11 +234,11 @@ class Scheduler:
         block_size_tokens = self._blocks.block_size_tokens
         for sequence, num_tokens in plan.chunks.items():
             if sequence in plan.admitted:
-                num_tokens = self._furnish(sequence, num_tokens)
+                num_tokens = self._allocate_admitted(sequence, num_tokens)
             # Of a decode's steps one in sixteen needs a block and one in sixteen fills one: the others skip the calls.
             target_tokens = sequence.num_computed_tokens + num_tokens
             if target_tokens > len(sequence.block_table) * block_size_tokens:
-                self._blocks.grow(sequence, target_tokens)
+                self._blocks.allocate(sequence, target_tokens)
             is_later = prompts_later and num_tokens > 1
             if target_tokens >= (sequence.num_registered_blocks + 1) * block_size_tokens and not is_later:
                 self._blocks.register(sequence, target_tokens)
@@ -249,9 +249,9 @@ class Scheduler:
         """Count the chunks' tokens as computed: whatever the device is given from now on comes after them."""
         for sequence, num_tokens in chunks:
             sequence.num_computed_tokens += num_tokens
-            self._blocks.pass_window(sequence)
+            self._blocks.free_outside_window(sequence)
 
-    def offer(self, chunks: Iterable[Chunk]) -> None:
+    def publish_prefix(self, chunks: Iterable[Chunk]) -> None:
         """Let the prefix cache know what chunks have computed that were carried out with `prompts_later`."""
         for sequence, _ in chunks:
             self._blocks.register(sequence, sequence.num_computed_tokens)
@@ -270,15 +270,15 @@ class Scheduler:
         del self._waiting[bisect.bisect_left(self._waiting, _order(sequence), key=_order)]
         sequence.row = self._free_rows.take(self._blocks.home_row(hits[0]) if hits else None)
         bisect.insort(self.running, sequence, key=_order)
-        self._blocks.share(sequence, hits)
+        self._blocks.attach_cached(sequence, hits)
 
-    def _furnish(self, sequence: Sequence, num_tokens: int) -> int:
+    def _allocate_admitted(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks for all that a newcomer knows; returns what is left to compute of the planned tokens.
 
         Newcomers of this very step may have brought what it needs (the choices of one prompt): those are shared too.
         """
-        self._blocks.share(sequence, self._blocks.match(sequence, start_block=len(sequence.block_table)))
-        self._blocks.grow(sequence, len(sequence.token_ids))
+        self._blocks.attach_cached(sequence, self._blocks.match(sequence, start_block=len(sequence.block_table)))
+        self._blocks.allocate(sequence, len(sequence.token_ids))
         hit_tokens = sequence.num_computed_tokens
         self.recomputed_tokens_total += max(0, sequence.num_lost_tokens - hit_tokens)
         if not sequence.num_lost_tokens and sequence.uses_prefix_cache:

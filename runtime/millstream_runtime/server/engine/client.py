@@ -100,7 +100,7 @@ class EngineClient:
             stuck_seconds,
             heartbeat_interval_seconds,
             on_silence=self._on_silence,
-            on_life=self._on_life,
+            on_life=self._on_recovered,
             on_stuck=self._on_stuck,
         )
         self.on_step: Callable[[EngineStats], None] = lambda stats: None
@@ -233,7 +233,7 @@ class EngineClient:
         work = "requests wait" if self._mailboxes else "a heartbeat is due"
         return f"The engine has completed no step for {seconds:g} s although {work}"
 
-    def _on_life(self) -> None:
+    def _on_recovered(self) -> None:
         if self._ledger.snapshot().phase is Phase.UNRESPONSIVE:
             self.on_ready()
 

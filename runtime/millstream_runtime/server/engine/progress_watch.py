@@ -75,7 +75,7 @@ class ProgressWatch:
         self.stuck_seconds = stuck_seconds
         self._owed = StepsOwed(heartbeat_interval_seconds)
         self._on_silence = on_silence
-        self._on_life = on_life
+        self._on_recovered = on_life
         self._on_stuck = on_stuck
         self._timer: asyncio.TimerHandle | None = None
         self._watching = False
@@ -100,7 +100,7 @@ class ProgressWatch:
         if self._silent:
             self._silent = False
             self._wind(anew=True)
-            self._on_life()
+            self._on_recovered()
 
     def work_came(self) -> None:
         """A request was handed over."""

@@ -39,7 +39,7 @@ class HangUp:
         """Not any more."""
         self._calls.discard(on_gone)
 
-    def happen(self) -> None:
+    def mark(self) -> None:
         """The connection is lost."""
         self._happened = True
         while self._calls:

@@ -60,4 +60,4 @@ class CappedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._hang_up.happen()
+        self._hang_up.mark()

@@ -11,7 +11,7 @@ import gc
 from millstream_runtime.boot import BootSnapshot, Phase
 
 
-def settle(boot: BootSnapshot) -> None:
+def freeze_gc(boot: BootSnapshot) -> None:
     """For `BootLedger.subscribe`: when the server is Ready, what lives now is never looked at again."""
     if boot.phase is Phase.READY:
         gc.collect()

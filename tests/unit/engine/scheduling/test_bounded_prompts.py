@@ -44,25 +44,25 @@ def decode(scheduler: Scheduler, chunks: list[Chunk]) -> None:
 
 def test_prompts_share_the_bound_only_beside_a_decode() -> None:
     scheduler = make_scheduler(20)
-    chunks = scheduler.carry_out(scheduler.plan(max_prompt_tokens=8))
+    chunks = scheduler.apply(scheduler.plan(max_prompt_tokens=8))
     assert sizes(chunks) == [20]  # nobody waits for a token: the whole budget is the prompt's
     decode(scheduler, chunks)
     scheduler.add(sequence(1, 300))
     scheduler.add(sequence(2, 300))
-    chunks = scheduler.carry_out(scheduler.plan(max_prompt_tokens=100))
+    chunks = scheduler.apply(scheduler.plan(max_prompt_tokens=100))
     assert sizes(chunks) == [1, 100]  # the decode is never part of it, and the second prompt waits its turn
     decode(scheduler, chunks)
-    chunks = scheduler.carry_out(scheduler.plan(max_prompt_tokens=250))
+    chunks = scheduler.apply(scheduler.plan(max_prompt_tokens=250))
     assert sizes(chunks) == [1, 200, 50]
     decode(scheduler, chunks)
-    assert sizes(scheduler.carry_out(scheduler.plan(max_prompt_tokens=None))) == [1, 1, 250]
+    assert sizes(scheduler.apply(scheduler.plan(max_prompt_tokens=None))) == [1, 1, 250]
 
 
 def test_a_bound_above_the_budget_changes_nothing() -> None:
     scheduler = make_scheduler(20)
-    decode(scheduler, scheduler.carry_out(scheduler.plan()))
+    decode(scheduler, scheduler.apply(scheduler.plan()))
     scheduler.add(sequence(1, 2000))
-    assert sizes(scheduler.carry_out(scheduler.plan(max_prompt_tokens=4000))) == [1, 511]
+    assert sizes(scheduler.apply(scheduler.plan(max_prompt_tokens=4000))) == [1, 511]
 
 
 @pytest.fixture(scope="module")

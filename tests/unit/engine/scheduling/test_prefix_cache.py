@@ -26,7 +26,7 @@ def run(scheduler: Scheduler, *newcomers: Sequence) -> list[tuple[str, int]]:
     """One step; (request, tokens computed) for each chunk."""
     for one in newcomers:
         scheduler.add(one)
-    chunks = scheduler.carry_out(scheduler.plan())
+    chunks = scheduler.apply(scheduler.plan())
     scheduler.advance(chunks)
     for chunk in chunks:
         if not chunk.sequence.num_uncomputed_tokens:
@@ -107,8 +107,8 @@ def test_the_longest_unused_prefix_goes_first_and_its_tail_before_its_head() -> 
     for name, token in (("0", 1), ("1", 2)):  # two prompts of two full blocks each fill four of six
         one = sequence(name, [token] * 9)
         one.row = 0
-        blocks.share(one, blocks.match(one))
-        blocks.grow(one, 9)
+        blocks.attach_cached(one, blocks.match(one))
+        blocks.allocate(one, 9)
         blocks.register(one, 9)
         blocks.free(one)
     old, new = sequence("2", [1] * 9), sequence("3", [2] * 9)
@@ -118,13 +118,13 @@ def test_the_longest_unused_prefix_goes_first_and_its_tail_before_its_head() -> 
     for name, token in (("0", 1), ("1", 2)):
         one = sequence(name, [token] * 13)
         one.row = 8 if token == 1 else 0
-        blocks.grow(one, 13)
+        blocks.allocate(one, 13)
         blocks.register(one, 13)
         blocks.free(one)
     assert (len(blocks.match(sequence("2", [1] * 13))), len(blocks.match(sequence("3", [2] * 13)))) == (3, 3)
     taker = sequence("4", [3] * 16)
     taker.row = 1
-    blocks.grow(taker, 16)  # three unknown blocks, then one evicted
+    blocks.allocate(taker, 16)  # three unknown blocks, then one evicted
     assert (len(blocks.match(sequence("5", [1] * 13))), len(blocks.match(sequence("6", [2] * 13)))) == (2, 3)
     blocks.check_integrity([taker])
 

@@ -37,7 +37,7 @@ class Simulation:
         self.finished: list[int] = []
 
     def step(self) -> list[Chunk]:
-        chunks = self.scheduler.carry_out(self.scheduler.plan())
+        chunks = self.scheduler.apply(self.scheduler.plan())
         assert chunks, "work, but no step: a deadlock"
         assert sum(chunk.num_tokens for chunk in chunks) <= self.budget
         assert len(self.scheduler.running) <= self.max_num_seqs
@@ -147,7 +147,7 @@ def test_prompt_chunks_and_decodes_share_a_step_and_decodes_go_first() -> None:
     simulation.scheduler.add(sequence(0, 4, 10))
     simulation.step()
     simulation.scheduler.add(sequence(1, 30, 10))
-    chunks = simulation.scheduler.carry_out(simulation.scheduler.plan())
+    chunks = simulation.scheduler.apply(simulation.scheduler.plan())
     assert [(chunk.sequence.arrival, chunk.num_tokens) for chunk in chunks] == [(0, 1), (1, 7)]
     assert [chunk.samples for chunk in chunks] == [True, False]
 
@@ -174,10 +174,10 @@ def test_sequences_stay_at_home_while_they_fit_and_borrow_far_ends_when_they_do_
     blocks = BlockManager(num_blocks=12, block_size_tokens=BLOCK, num_rows=3)
     one = sequence(0, 1, 1)
     one.row = 1
-    blocks.grow(one, 4 * BLOCK)
+    blocks.allocate(one, 4 * BLOCK)
     assert one.block_table == [4, 5, 6, 7]
     at_home = one.blocks_are_contiguous
-    blocks.grow(one, 5 * BLOCK)
+    blocks.allocate(one, 5 * BLOCK)
     assert one.block_table[4] in (3, 11)
     assert (at_home, one.blocks_are_contiguous) == (True, False)
     blocks.check_integrity([one])
@@ -198,7 +198,7 @@ def test_integrity_names_a_leak_a_miscount_and_a_shared_block_about_to_be_writte
     blocks = BlockManager(num_blocks=4, block_size_tokens=BLOCK, num_rows=2)
     one, two = sequence(0, 1, 1), sequence(1, 1, 1)
     one.row, two.row = 0, 1
-    blocks.grow(one, BLOCK)
+    blocks.allocate(one, BLOCK)
     with pytest.raises(RuntimeError, match="leaked"):
         blocks.check_integrity([])
     two.block_table.append(one.block_table[0])
@@ -208,4 +208,4 @@ def test_integrity_names_a_leak_a_miscount_and_a_shared_block_about_to_be_writte
     with pytest.raises(RuntimeError, match="shared, but request 0 would write"):
         blocks.check_integrity([one, two])
     with pytest.raises(ValueError, match="more blocks than"):
-        blocks.grow(one, 100 * BLOCK)
+        blocks.allocate(one, 100 * BLOCK)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from millstream_operator.children.children import Children
-from millstream_operator.children.companions import Beside, CompanionsOf
+from millstream_operator.children.companions import CompanionInput, CompanionsOf
 from millstream_operator.diagnosis.conditions import find
 from millstream_operator.kube.client import ApiError
 from millstream_operator.kube.index import OwnerKey
@@ -23,7 +23,7 @@ from millstream_operator.kube.kinds import (
 )
 from millstream_operator.rendering.companions import CompanionDefaults
 from millstream_operator.rendering.revision import read_revision
-from millstream_operator.status.seen import Seen
+from millstream_operator.status.seen import Observation
 from millstream_operator.status.status import status_of
 from tests.support.fake_cluster import FakeCluster, Fault
 from tests.support.fake_operator import FakeOperator, respec, served, world
@@ -252,7 +252,7 @@ async def test_a_turn_that_ends_early_takes_no_word_back() -> None:
     (record,) = operator.cluster.all(CONTROLLER_REVISION)
     revision = read_revision(record)
     assert revision is not None
-    told = status_of(Seen(operator.owner(), revision, None, previous=previous), "2030-01-01T00:00:00Z")
+    told = status_of(Observation(operator.owner(), revision, None, previous=previous), "2030-01-01T00:00:00Z")
     kinds = ("Autoscaled", "Monitored")
     assert [find(told["conditions"], one) for one in kinds] == [operator.condition(one) for one in kinds]
 
@@ -266,7 +266,7 @@ async def test_more_replicas_than_the_budget_pays_for_are_not_asked_for() -> Non
     operator.index.put(LLM_DEPLOYMENT, operator.cluster.the(LLM_DEPLOYMENT))
     children = Children(operator.client, operator.index)
     companions = CompanionsOf(children, operator.optional, PROMETHEUS)
-    found = await companions.bring_about(Beside(operator.owner(), OwnerKey("team", "demo"), plan))
+    found = await companions.apply_all(CompanionInput(operator.owner(), OwnerKey("team", "demo"), plan))
     (autoscaled,) = found.conditions
     assert (autoscaled.type, autoscaled.status, autoscaled.reason) == ("Autoscaled", False, "BudgetExceeded")
     assert "set maxReplicas to 3 or less" in autoscaled.message

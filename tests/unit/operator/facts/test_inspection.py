@@ -275,7 +275,7 @@ def test_the_time_between_attempts_doubles_up_to_a_limit() -> None:
     assert retry_seconds(10**6) == LONGEST_RETRY_SECONDS
 
 
-async def test_to_delete_the_failed_job_asks_again_at_once() -> None:
+async def test_deleting_the_failed_job_asks_again_at_once() -> None:
     operator = await under_way()
     operator.cluster.run_jobs(UNAUTHORIZED, 1)
     await operator.turn()

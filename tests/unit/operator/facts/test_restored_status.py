@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millstream_operator.facts.restored_status import LATEST_SECONDS, SOONEST_SECONDS, Beliefs, believed
+from millstream_operator.facts.restored_status import LATEST_SECONDS, SOONEST_SECONDS, StatusRestorer, believed
 from millstream_operator.kube.index import OwnerKey
 from millstream_operator.kube.kinds import DEPLOYMENT, LLM_DEPLOYMENT, POD, SERVICE
 from tests.support.fake_cluster import FakeCluster
@@ -120,7 +120,7 @@ async def test_what_was_told_of_an_outdated_plan_stays_until_it_is_looked_at() -
 
 
 async def test_whoever_never_was_ready_is_looked_at_as_ever() -> None:
-    beliefs = Beliefs(lambda _key, _seconds: pytest.fail("nothing to put off"))
+    beliefs = StatusRestorer(lambda _key, _seconds: pytest.fail("nothing to put off"))
     assert beliefs.of(deployment(), KEY, {}, []) is None
     status = (await served_for_long()).cluster.the(LLM_DEPLOYMENT)["status"]
     assert believed(deployment(), status, []) is not None

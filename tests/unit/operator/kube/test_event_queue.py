@@ -1,4 +1,4 @@
-"""Events in the background: in order, bounded, and nobody's obstacle."""
+"""Events in the background: in order, bounded, and nothing waits for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from millstream_operator.kube import event_queue
 from millstream_operator.kube.client import ApiError
-from millstream_operator.kube.event_queue import NewsDesk
+from millstream_operator.kube.event_queue import EventQueue
 from millstream_operator.kube.fence import NotLeader
 
 
@@ -32,7 +32,7 @@ def event(message: str) -> dict[str, Any]:
     return {"involvedObject": {"namespace": "team", "name": "demo"}, "message": message}
 
 
-async def written(desk: NewsDesk) -> None:
+async def written(desk: EventQueue) -> None:
     """Let the desk write what waits."""
     running = asyncio.create_task(desk.run())
     for _ in range(20):
@@ -41,8 +41,8 @@ async def written(desk: NewsDesk) -> None:
     await asyncio.gather(running, return_exceptions=True)
 
 
-def desk_of(server: Server, most_waiting: int = 10) -> NewsDesk:
-    return NewsDesk(server, most_waiting=most_waiting)  # type: ignore[arg-type]
+def desk_of(server: Server, most_waiting: int = 10) -> EventQueue:
+    return EventQueue(server, most_waiting=most_waiting)  # type: ignore[arg-type]
 
 
 async def test_whoever_has_news_does_not_wait_and_they_are_written_in_order() -> None:
@@ -86,7 +86,7 @@ async def test_work_goes_first_but_not_for_ever(monkeypatch: pytest.MonkeyPatch)
         looks += 1
         return True
 
-    desk = NewsDesk(server, busy)  # type: ignore[arg-type]
+    desk = EventQueue(server, busy)  # type: ignore[arg-type]
     await desk.publish(event("a"))
     await written(desk)
     assert looks == 5

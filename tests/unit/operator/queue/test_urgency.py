@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from millstream_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, JOB, LLM_DEPLOYMENT, POD, SERVICE, Kind
-from millstream_operator.queue.urgency import brought_about, can_wait
+from millstream_operator.queue.urgency import can_wait, was_applied
 
 Manifest = dict[str, Any]
 
@@ -25,16 +25,16 @@ def child(generation: int | None = None) -> Manifest:
 
 
 def test_a_spec_is_brought_about_when_it_was_planned_as_it_is_now() -> None:
-    assert brought_about(owner(), None)
-    assert not brought_about(owner(generation=2), child()), "changed since"
-    assert not brought_about(owner(planned="False"), child()), "waits for its plan"
-    assert not brought_about(None, None), "not known"
+    assert was_applied(owner(), None)
+    assert not was_applied(owner(generation=2), child()), "changed since"
+    assert not was_applied(owner(planned="False"), child()), "waits for its plan"
+    assert not was_applied(None, None), "not known"
 
 
 def test_before_there_is_a_status_it_is_its_workload_that_tells() -> None:
     new = {"metadata": {"generation": 1}, "status": {"observedGeneration": -1}}
-    assert not brought_about(new, None)
-    assert brought_about(new, child())
+    assert not was_applied(new, None)
+    assert was_applied(new, child())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream_operator.queue.schedule import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, Schedule
-from millstream_operator.queue.work_queue import LookAgain, RetryLater, WorkQueue
+from millstream_operator.queue.work_queue import RequeueAfter, RetryLater, WorkQueue
 
 
 def schedule() -> Schedule[str]:
@@ -285,7 +285,7 @@ async def test_what_waits_for_the_world_does_not_slow_down_what_fails_later() ->
     async def work(key: str) -> None:
         tries[key] += 1
         if tries[key] <= 20:  # twenty failures in a row would wait for five minutes
-            raise LookAgain("somebody else's object has the name", 0.0)
+            raise RequeueAfter("somebody else's object has the name", 0.0)
         if tries[key] == 21:
             raise RetryLater("not yet")
         done.set()

@@ -8,8 +8,8 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import controller_revision
-from millstream_operator.rollout.pruning import HISTORY_LIMIT, superfluous_records
-from millstream_operator.rollout.revisions import Pin, choose
+from millstream_operator.rollout.pruning import HISTORY_LIMIT, prunable_records
+from millstream_operator.rollout.revisions import PinnedRevision, choose
 from tests.support.llmdeployments import deployment
 
 Manifest = dict[str, Any]
@@ -32,7 +32,7 @@ def test_the_first_revision_is_planned_with_todays_defaults() -> None:
 def test_while_the_spec_says_the_same_the_pinned_one_stays() -> None:
     """An upgrade of the operator: another default image, and other pod defaults."""
     pin = choose(ONE, SECOND, PodDefaults(priority_class_name="high"), [stored(ONE, 7)])
-    assert pin == Pin(choose(ONE, FIRST, PODS, []).revision, 7)
+    assert pin == PinnedRevision(choose(ONE, FIRST, PODS, []).revision, 7)
 
 
 def test_what_does_not_reach_the_pods_does_not_unpin() -> None:
@@ -69,9 +69,9 @@ def test_history_is_limited_and_the_current_record_is_never_superfluous() -> Non
     owners = [deployment(engine={"maxNumSeqs": number}) for number in range(1, 9)]
     records = [stored(owner, number) for number, owner in enumerate(owners, start=1)]
     current = choose(owners[-1], FIRST, PODS, records).revision
-    doomed = superfluous_records(records, {current.name})
-    assert [record["revision"] for record in doomed] == [4, 3, 2, 1]
-    assert len(records) - len(doomed) == HISTORY_LIMIT
+    to_delete = prunable_records(records, {current.name})
+    assert [record["revision"] for record in to_delete] == [4, 3, 2, 1]
+    assert len(records) - len(to_delete) == HISTORY_LIMIT
     oldest = choose(owners[0], FIRST, PODS, []).revision
     for options in ({"keep": {oldest.name}}, {"keep": {current.name}, "in_use": {oldest.digest}}):
-        assert oldest.name not in [record["metadata"]["name"] for record in superfluous_records(records, **options)]
+        assert oldest.name not in [record["metadata"]["name"] for record in prunable_records(records, **options)]

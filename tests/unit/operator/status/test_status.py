@@ -22,7 +22,7 @@ from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import Revision, render_revision
 from millstream_operator.rollout.workload import rolled_out
 from millstream_operator.status.events import event_for
-from millstream_operator.status.seen import Seen
+from millstream_operator.status.seen import Observation
 from millstream_operator.status.status import status_of, status_of_invalid
 from tests.support.fake_cluster import pod_of
 from tests.support.llmdeployments import deployment, full_manifest
@@ -55,10 +55,10 @@ def pod(owner: LLMDeployment, number: int = 0, *, ready: bool = True, **status: 
     return pod_of(f"demo-{number}", revision(owner).template, ready=ready, **status)
 
 
-def seen(owner: LLMDeployment | None = None, **fields: Any) -> Seen:
+def seen(owner: LLMDeployment | None = None, **fields: Any) -> Observation:
     owner = owner or deployment()
     known: dict[str, Any] = {"workload": workload(owner), "answer": Answer()}
-    return Seen(owner, revision(owner), **(known | fields))
+    return Observation(owner, revision(owner), **(known | fields))
 
 
 def condition(status: Manifest, kind: str) -> tuple[str, str] | None:
@@ -83,7 +83,7 @@ UNANSWERED = Answer(Diagnosis(Reason.SERVICE_UNREACHABLE, "No answer."))
 CONFLICT = Diagnosis(Reason.NAME_CONFLICT, "A Service named demo already exists.")
 
 # name: (what is seen, Ready, Available, ModelReady, Reconciling or Stalled)
-WORLDS: dict[str, tuple[Seen, str, str, str, str | None]] = {
+WORLDS: dict[str, tuple[Observation, str, str, str, str | None]] = {
     "it works": (seen(), "Ready", "Available", "Answering", None),
     "nothing there yet": (
         seen(workload=None, answer=None),
@@ -231,7 +231,7 @@ def test_a_second_look_at_the_same_world_says_the_same(name: str) -> None:
     """Writing the status wakes the operator: any difference, and it would never rest."""
     world = WORLDS[name][0]
     first = status_of(world, NOW)
-    again = Seen(
+    again = Observation(
         world.owner, world.revision, world.workload, world.pods, world.answer, world.problem,
         previous=first | {"rollout": {**world.previous.get("rollout", {}), **first["rollout"]}},
     )  # fmt: skip

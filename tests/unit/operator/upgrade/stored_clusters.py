@@ -13,7 +13,7 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import parse
 from millstream_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, LLM_DEPLOYMENT, POD
 from millstream_operator.rollout.revisions import pinned
-from millstream_operator.rollout.rollout import Scene
+from millstream_operator.rollout.rollout import RolloutInput
 from tests.support.fake_cluster import FakeCluster
 from tests.support.fake_operator import FakeOperator, respec, world
 from tests.support.gpu_nodes import L4, T4, gpu_node, spec_on_gpu
@@ -43,12 +43,12 @@ def owner_of(cluster: FakeCluster) -> LLMDeployment:
     return parse({key: value for key, value in cluster.the(LLM_DEPLOYMENT).items() if key != "status"})
 
 
-def scene_of(cluster: FakeCluster) -> Scene:
+def scene_of(cluster: FakeCluster) -> RolloutInput:
     """What a rollout is decided from, by the next operator."""
     owner, records = owner_of(cluster), cluster.all(CONTROLLER_REVISION)
     pin = pinned(owner, records)
     assert pin is not None
-    return Scene(owner, pin, records, cluster.the(DEPLOYMENT), cluster.all(POD), journal_of(cluster))
+    return RolloutInput(owner, pin, records, cluster.the(DEPLOYMENT), cluster.all(POD), journal_of(cluster))
 
 
 # The stories

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from millstream_runtime.boot import BootLedger, Phase
-from millstream_runtime.server.operations.garbage_collector import settle
+from millstream_runtime.server.operations.garbage_collector import freeze_gc
 
 
 @pytest.fixture(autouse=True)
@@ -26,9 +26,9 @@ class Node:
         self.itself = self
 
 
-def test_only_ready_settles() -> None:
+def test_only_ready_freezes() -> None:
     ledger = BootLedger(0.0)
-    ledger.subscribe(settle)
+    ledger.subscribe(freeze_gc)
     ledger.enter(Phase.LOADING_WEIGHTS)
     assert gc.get_freeze_count() == 0
     ledger.enter(Phase.READY)
@@ -37,7 +37,7 @@ def test_only_ready_settles() -> None:
 
 def test_garbage_that_comes_later_is_still_collected() -> None:
     ledger = BootLedger(0.0)
-    ledger.subscribe(settle)
+    ledger.subscribe(freeze_gc)
     ledger.enter(Phase.READY)
     gone = weakref.ref(Node())
     gc.collect()
