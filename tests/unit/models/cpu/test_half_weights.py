@@ -12,7 +12,7 @@ from millstream_runtime.models.cpu.half_weights import MOST_ROWS, MOST_ROWS_OF_S
 from millstream_runtime.models.linear.linear import Linear
 from millstream_runtime.models.registry import load_model, load_model_config
 
-DEMO_MODEL = Path(__file__).resolve().parents[3] / "models" / "demo-chat"
+DEMO_MODEL = Path(__file__).resolve().parents[4] / "models" / "demo-chat"
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.cpu.get_cpu_capability().startswith("AVX"), reason="FBGEMM's float16 product needs AVX2"

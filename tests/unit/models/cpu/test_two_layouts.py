@@ -22,7 +22,7 @@ MANY_LENGTHS = """
 import millstream_runtime.engine
 import torch
 from millstream_runtime.engine.host_limits import resident_bytes
-from millstream_runtime.models import two_layouts
+from millstream_runtime.models.cpu import two_layouts
 
 weights = [torch.randn(out, 256).t() for out in (256, 512, 768, 1024)]
 packed = [two_layouts.pack(weight) for weight in weights]
