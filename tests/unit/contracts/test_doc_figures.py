@@ -1,0 +1,32 @@
+"""The figures that the pages give for speed are those of the committed results."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+RESULTS = ROOT / "benchmarks/results"
+CASES = ("batch-1", "equal", "mixed")
+
+
+def cases_of(result: str) -> dict[str, Any]:
+    cases: dict[str, Any] = json.loads((RESULTS / f"{result}.json").read_text(encoding="utf-8"))["cases"]
+    return cases
+
+
+def test_the_readme_gives_the_ratios_to_transformers() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    cases = cases_of("runtime_vs_transformers")
+    assert re.findall(r"\*\*([\d.]+) ×\*\*", text) == [f"{cases[name]['ratio_of_medians']:.1f}" for name in CASES]
+
+
+def test_the_benchmark_page_gives_the_ratios_to_the_peers() -> None:
+    text = (ROOT / "docs/benchmarking.md").read_text(encoding="utf-8")
+    cases = [cases_of(f"vs_peers_{model}")[name] for model in ("demo", "larger") for name in CASES]
+    for row, ratio in (("best of transformers", "ratio_to_best_transformers"), ("llama.cpp", "ratio_to_llama_cpp")):
+        line = next(one for one in text.splitlines() if one.startswith(f"| to {'the ' if 'best' in row else ''}{row} |"))
+        given = [float(cell) for cell in line.strip("|").split("|")[1:]]
+        assert given == [round(case[ratio], 1 if case[ratio] >= 1 else 2) for case in cases]
