@@ -27,6 +27,8 @@ def test_the_benchmark_page_gives_the_ratios_to_the_peers() -> None:
     text = (ROOT / "docs/benchmarking.md").read_text(encoding="utf-8")
     cases = [cases_of(f"vs_peers_{model}")[name] for model in ("demo", "larger") for name in CASES]
     for row, ratio in (("best of transformers", "ratio_to_best_transformers"), ("llama.cpp", "ratio_to_llama_cpp")):
-        line = next(one for one in text.splitlines() if one.startswith(f"| to {'the ' if 'best' in row else ''}{row} |"))
+        line = next(
+            one for one in text.splitlines() if one.startswith(f"| to {'the ' if 'best' in row else ''}{row} |")
+        )
         given = [float(cell) for cell in line.strip("|").split("|")[1:]]
         assert given == [round(case[ratio], 1 if case[ratio] >= 1 else 2) for case in cases]
