@@ -62,8 +62,9 @@ def steady_idle_share(engine: Engine, num_requests: int) -> float | None:
     if not torch.cuda.is_available():
         return None
     sampling = SamplingParams(4 * STEADY_STEPS, temperature=0.0, ignore_eos=True)
-    for index in range(num_requests):
-        engine.add_request(Request(f"steady-{index}", [index % 100 + 1] * 64, sampling))
+    for index in range(num_requests):  # the salt: equal prompts must not share blocks
+        name = f"steady-{index}"
+        engine.add_request(Request(name, [index % 100 + 1] * 64, sampling, cache_salt=name))
     for _ in range(STEADY_STEPS):
         engine.step()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

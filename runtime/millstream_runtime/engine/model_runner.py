@@ -78,8 +78,8 @@ class ModelRunner:
 
         `part`: some layers of others, which are computed with the last of them. `before_slice`: see `Forward`.
         """
-        whole = _in_order(chunks)
-        done = [*whole, *(_in_order(part.chunks) if part is not None and part.is_last else ())]
+        whole = self._in_order(chunks)
+        done = [*whole, *(self._in_order(part.chunks) if part is not None and part.is_last else ())]
         slabs, last_rows, sampling = _logits_rows(done)
         logits_rows = [*(list(slab.rows) for slab in slabs), *([last_rows] if last_rows else [])]
         inputs = [self._chunk_input(chunk) for chunk in whole]
@@ -102,8 +102,19 @@ class ModelRunner:
 
     def start_beside(self, chunks: list[Chunk]) -> None:
         """Have chunks pass their layers on the side thread."""
-        ordered = _in_order(chunks)
+        ordered = self._in_order(chunks)
         self._forward.start_beside(_tokens(ordered), [self._chunk_input(chunk) for chunk in ordered])
+
+    def _in_order(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Decodes first, in the order of their places in the pool: see TorchAttention. On a GPU, which reads contiguous
+        blocks in one call, scattered ones come behind these."""
+        apart = not self.is_on_cpu
+
+        def place(chunk: Chunk) -> tuple[bool, bool, int]:
+            sequence = chunk.sequence
+            return chunk.num_tokens > 1, apart and not sequence.blocks_are_contiguous, sequence.block_table[0]
+
+        return sorted(chunks, key=place)
 
     def _use_threads(self, chunks: list[Chunk]) -> None:
         self.threads.use(sum(chunk.num_tokens for chunk in chunks), self._forward.num_threads)
@@ -111,7 +122,7 @@ class ModelRunner:
     def _layer_slice(self, part: ChunkSlice) -> LayerSlice:
         if not part.begins:
             return LayerSlice(part.end_layer, [], [])
-        chunks = _in_order(part.chunks)
+        chunks = self._in_order(part.chunks)
         return LayerSlice(part.end_layer, _tokens(chunks), [self._chunk_input(chunk) for chunk in chunks])
 
     def _fill(self, token_ids: Tensor, unread: UnreadInputs) -> None:
@@ -230,11 +241,6 @@ class ModelRunner:
             sequence.token_ids[sequence.num_prompt_tokens :] if sequence.processors else (),
             sequence.processors,
         )
-
-
-def _in_order(chunks: list[Chunk]) -> list[Chunk]:
-    """Decodes first, in the order of their places in the pool: see TorchAttention."""
-    return sorted(chunks, key=lambda chunk: (chunk.num_tokens > 1, chunk.sequence.block_table[0]))
 
 
 def _tokens(chunks: list[Chunk]) -> list[int]:

@@ -43,6 +43,10 @@ class GemmaConfig(ModelConfig):
     qk_norm: bool = False
     local_rope: RopeConfig | None = None  # of the layers with a window; `rope` is that of the others
 
+    @property
+    def has_plain_attention(self) -> bool:
+        return not self.windows and self.attention_softcap is None
+
 
 def read_gemma2(fields: Fields) -> GemmaConfig:
     common = common_fields(
