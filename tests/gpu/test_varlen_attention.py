@@ -1,4 +1,4 @@
-"""On a GPU: FlashAttention in place gives the attention of float64, and a recorded call reads lengths from the device."""
+"""On a GPU: FlashAttention in place is the attention of float64, and a recorded call reads lengths from the device."""
 
 from __future__ import annotations
 
