@@ -64,6 +64,7 @@ class ModelRunner:
         self._forward = forward
         self._announce = announce
         self._last_tokens = last_tokens
+        self._in_order = _longest_first if forward.reads_in_place else _by_place
         self._device = forward.device
         self._model_config = config = forward.model.config
         self.threads = Threads(torch.get_num_threads())  # until they are measured
@@ -104,17 +105,6 @@ class ModelRunner:
         """Have chunks pass their layers on the side thread."""
         ordered = self._in_order(chunks)
         self._forward.start_beside(_tokens(ordered), [self._chunk_input(chunk) for chunk in ordered])
-
-    def _in_order(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Decodes first, in the order of their places in the pool: see TorchAttention. On a GPU, which reads contiguous
-        blocks in one call, scattered ones come behind these."""
-        apart = not self.is_on_cpu
-
-        def place(chunk: Chunk) -> tuple[bool, bool, int]:
-            sequence = chunk.sequence
-            return chunk.num_tokens > 1, apart and not sequence.blocks_are_contiguous, sequence.block_table[0]
-
-        return sorted(chunks, key=place)
 
     def _use_threads(self, chunks: list[Chunk]) -> None:
         self.threads.use(sum(chunk.num_tokens for chunk in chunks), self._forward.num_threads)
@@ -241,6 +231,22 @@ class ModelRunner:
             sequence.token_ids[sequence.num_prompt_tokens :] if sequence.processors else (),
             sequence.processors,
         )
+
+
+def _by_place(chunks: list[Chunk]) -> list[Chunk]:
+    """Decodes first, in the order of their places in the pool: see TorchAttention."""
+    return sorted(chunks, key=lambda chunk: (chunk.num_tokens > 1, chunk.sequence.block_table[0]))
+
+
+def _longest_first(chunks: list[Chunk]) -> list[Chunk]:
+    """Decodes first, scattered ones last of these, so that FlashAttention takes the others in one call. In it the
+    longest begin first, or the call would end with one of them alone on the device."""
+
+    def key(chunk: Chunk) -> tuple[bool, bool, int]:
+        sequence, num_tokens = chunk
+        return num_tokens > 1, not sequence.blocks_are_contiguous, -sequence.num_computed_tokens - num_tokens
+
+    return sorted(chunks, key=key)
 
 
 def _tokens(chunks: list[Chunk]) -> list[int]:

@@ -125,7 +125,7 @@ def graphed_decodes(
     total_bytes = torch.cuda.mem_get_info(device)[1] if on_cuda else memory_limit_bytes()
     limit_bytes = total_bytes * config.gpu_memory_utilization_percent // 100
     block_bytes = cache.num_bytes // (cache.num_blocks + cache.num_padding_blocks)
-    in_place = model.config.has_plain_attention and varlen_attention.can_read(cache.heads[0])
+    in_place = varlen_attention.can_serve(model.config, cache.heads[0])
     buckets = _buckets(config, model.config, block_bytes, max_model_len, limit_bytes, in_place=in_place)
     if buckets.largest is None:
         return None

@@ -23,6 +23,7 @@ from torch import Tensor
 from millstream_runtime.engine.kv_cache import KVCache
 from millstream_runtime.engine.transfer import on_device
 from millstream_runtime.models.attention import AttentionSpec
+from millstream_runtime.models.config import ModelConfig
 
 MAX_HEAD_DIM = 256
 LEAST_CAPABILITY = (8, 0)
@@ -92,6 +93,11 @@ def can_read(pool: Tensor) -> bool:
         and torch.backends.cuda.is_flash_attention_available()
         and torch.cuda.get_device_capability(pool.device) >= LEAST_CAPABILITY
     )
+
+
+def can_serve(config: ModelConfig, pool: Tensor) -> bool:
+    """Whether the kernel takes all layers of a model, whatever the lengths."""
+    return config.has_plain_attention and can_read(pool)
 
 
 def can_compute(spec: AttentionSpec, max_length: int) -> bool:
