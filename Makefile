@@ -13,7 +13,7 @@ help: ## list the targets
 
 .PHONY: demo
 demo: cluster-up images ## cluster, images, helm install, kubectl apply, one streamed chat answer
-	$(BIN)/python -m demo
+	$(BIN)/python -m hack.demo
 
 .PHONY: test
 test: ## lint, types, unit tests, e2e on the local cluster, a sample of the soak; says where the time went
@@ -27,15 +27,15 @@ test: ## lint, types, unit tests, e2e on the local cluster, a sample of the soak
 
 .PHONY: unit
 unit: venv ## unit tests: no cluster, no Docker
-	$(BIN)/pytest tests
+	$(BIN)/pytest tests/unit tests/gpu
 
 .PHONY: faults
 faults: venv ## a seeded sample of the operator's fault and scale proofs, on a control plane without a node
-	$(BIN)/pytest soak
+	$(BIN)/pytest tests/soak
 
 .PHONY: soak
-soak: venv ## all of those proofs in full (about two hours on two cores); writes soak/results/
-	$(BIN)/python -m soak
+soak: venv ## all of those proofs in full (about two hours on two cores); writes tests/soak/results/
+	$(BIN)/python -m tests.soak
 
 .PHONY: e2e
 e2e: cluster-up images ## end-to-end tests on the local cluster
@@ -68,24 +68,24 @@ peers: .tools/peers/.installed ## llama.cpp's Python package, built from source,
 
 .PHONY: images
 images: venv cluster-up ## build and push the operator and runtime images whose inputs changed
-	$(BIN)/python -m images
+	$(BIN)/python -m hack.images
 
 # The library alone: its tools, examples and image models take most of the build's time and are not compared.
 PEERS_CMAKE_ARGS = -DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_CURL=OFF
 
 .PHONY: cluster-up
 cluster-up: venv ## a real kind cluster, reused when healthy
-	$(PYTHON) -m cluster up
+	$(PYTHON) -m hack.cluster up
 
 .PHONY: cluster-down
 cluster-down: ## delete the cluster; caches stay
-	$(PYTHON) -m cluster down
+	$(PYTHON) -m hack.cluster down
 
 .PHONY: crds
 crds: venv ## regenerate crds/, the chart's copy, docs/api.md and docs/chart.md
 	$(BIN)/python -m millstream_operator.api.crd
-	$(BIN)/python -m docs.api_reference
-	$(BIN)/python -m docs.chart_reference
+	$(BIN)/python -m hack.reference.api
+	$(BIN)/python -m hack.reference.chart
 
 .PHONY: venv
 venv: $(VENV)/.installed ## the development environment, from the hash-pinned lock

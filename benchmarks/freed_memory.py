@@ -20,7 +20,7 @@ from benchmarks import machine
 from benchmarks.random_model import write_random_model
 from benchmarks.shapes import LARGER
 from millstream_runtime.config import Device, RuntimeConfig
-from millstream_runtime.engine import freed_memory
+from millstream_runtime.engine.cpu import freed_memory
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.request import Request, SamplingParams
 

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from benchmarks import machine
 from benchmarks.shapes import LARGER
-from millstream_runtime.models import two_layouts
-from millstream_runtime.models.half_weights import half_copy
-from millstream_runtime.models.linear import Linear
-from millstream_runtime.models.split_product import num_parts, split_product
+from millstream_runtime.models.cpu import two_layouts
+from millstream_runtime.models.cpu.half_weights import half_copy
+from millstream_runtime.models.cpu.split_product import num_parts, split_product
+from millstream_runtime.models.linear.linear import Linear
 
 RESULT = Path(__file__).parent / "results" / "layouts.json"
 ROWS = (1, 2, 4, 8, 16, 64, 256)

@@ -25,8 +25,8 @@ import torch
 from benchmarks import machine
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.pacing import Pace, balance_tokens
 from millstream_runtime.engine.request import Request, SamplingParams
+from millstream_runtime.engine.scheduling.pacing import Pace, balance_tokens
 
 RESULT = Path(__file__).parent / "results" / "long_prompt_latency.json"
 DEMO_MODEL = Path(__file__).parent.parent / "models" / "demo-chat"

@@ -19,13 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from millstream_operator import garbage
+from millstream_operator import garbage_collector
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.catalog.gpu import load_catalog
 from millstream_operator.inventory.accounts import GpuAccounts
 from millstream_operator.inventory.nodes import inventory_from_nodes, read_node
 from millstream_operator.inventory.pods import GpuPod
-from millstream_operator.planning.choice import choose
+from millstream_operator.planning.choices.placement import choose
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.planner import decide
 from tests.unit.operator.planning.cases import CASES, DEFAULTS
@@ -86,7 +86,7 @@ def main() -> None:
     """Print one line a case and keep the numbers."""
     listed, results = nodes(), []
     kept = accounts(listed)
-    garbage.settle()  # as the operator does after its first listing
+    garbage_collector.freeze_gc()  # as the operator does after its first listing
     for name, case in CASES.items():
         known = case.facts()
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
-from millstream_runtime.engine.block_manager import BlockManager
 from millstream_runtime.engine.request import Request, SamplingParams
-from millstream_runtime.engine.scheduler import Scheduler, SchedulerState, schedule
-from millstream_runtime.engine.sequence import Sequence
+from millstream_runtime.engine.scheduling.block_manager import BlockManager
+from millstream_runtime.engine.scheduling.scheduler import Scheduler, SchedulerState, schedule
+from millstream_runtime.engine.scheduling.sequence import Sequence
 
 RESULT = Path(__file__).parent / "results" / "scheduler.json"
 NUM_RUNNING = 256
@@ -35,7 +35,7 @@ def new_sequence(arrival: int, rng: random.Random) -> Sequence:
 
 def advance(scheduler: Scheduler) -> int:
     """One step with a model that always says 7; returns how many sequences ended."""
-    chunks = scheduler.carry_out(scheduler.plan())
+    chunks = scheduler.apply(scheduler.plan())
     sampling = [chunk.sequence for chunk in chunks if chunk.samples]
     scheduler.advance(chunks)
     ended = 0

@@ -15,7 +15,6 @@ from e2e.deployments import MODEL, Served, llmd, wait_ready
 from e2e.durations import Durations
 from e2e.release import Release
 
-collect_ignore = ["charts"]  # an older chart, as it was
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / ".tools"
 _DURATIONS = pytest.StashKey[Durations]()

@@ -1,4 +1,4 @@
-"""The kstatus library, asked by its own small program (`cluster/go/kstatus`)."""
+"""The kstatus library, asked by its own small program (`hack/cluster/go/kstatus`)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cluster import go_tools
-from cluster.steps import Steps
+from hack.cluster import go_tools
+from hack.cluster.steps import Steps
 
 
 def verdicts(objects: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import yaml
 
-from cluster import go_toolchain
-from cluster.steps import Steps
 from e2e.cluster import Cluster, Object
+from hack.cluster import go_toolchain
+from hack.cluster.steps import Steps
 
 MODULES = Path(__file__).resolve().parent / "crds"
 KEDA = "github.com/kedacore/keda/v2@v2.21.0"

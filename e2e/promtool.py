@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster import paths
-from cluster.apt import family
+from hack.cluster import paths
+from hack.cluster.apt import family
 
 
 def promtool() -> Path:

@@ -7,14 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cluster.registry import ADDRESS, CONTAINER, INNER_PORT
 from e2e.cluster import Cluster, Object, eventually
 from e2e.deployments import MODEL, children, condition, llmd, pods, read, wait_ready
 from e2e.durations import Durations
 from e2e.hub_pod import COMMIT, REPOSITORY, hub
 from e2e.node_volume import STORAGE_CLASS, node_volume
 from e2e.release import Release
-from images.registry import OCI_MANIFEST, Registry
+from hack.cluster.registry import ADDRESS, CONTAINER, INNER_PORT
+from hack.images.registry import OCI_MANIFEST, Registry
 
 TOKEN = "hf_of-the-tests"
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "models" / MODEL

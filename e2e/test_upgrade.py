@@ -21,8 +21,8 @@ from e2e.deployments import condition, is_ready, llmd, pods, read, wait_ready
 from e2e.durations import Durations
 from e2e.release import CHART, Release
 
-CHARTS = Path(__file__).resolve().parent / "charts"
-PREVIOUS = CHARTS / "millstream-0.1.0"
+# The chart of 0.1.0 as `helm package` makes it, so that this checkout's tools leave it alone.
+PREVIOUS = Path(__file__).resolve().parent / "fixtures" / "millstream-0.1.0.tgz"
 EXTRA_RIGHTS = "millstream-e2e-newer-operator"
 
 

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("house")
+settings.register_profile("millstream", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("millstream")

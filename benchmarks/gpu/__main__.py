@@ -30,8 +30,8 @@ from benchmarks.gpu.workloads import ALONE, NANO, Load, steady_idle_share, token
 from benchmarks.machine import describe
 from millstream_runtime.config import Device, DType, RuntimeConfig
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.execution import Execution
-from millstream_runtime.engine.recorders import CallingAgain, CudaRecorder, Recorder
+from millstream_runtime.engine.execution.execution_mode import Execution
+from millstream_runtime.engine.execution.recorders import CallingAgain, CudaRecorder, Recorder
 
 RESULTS = Path(__file__).parents[1] / "results"
 DRY_NANO, DRY_ALONE = Load(5, 4, 20), Load(1, 8, 8)

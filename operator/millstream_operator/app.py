@@ -21,34 +21,34 @@ from typing import Any
 
 import kopf
 
-from millstream_operator import garbage
+from millstream_operator import garbage_collector
+from millstream_operator.facts.catalog_watch import CatalogWatch
+from millstream_operator.facts.cluster_facts import FactsBook
+from millstream_operator.facts.gpu_watch import GpuWatch
 from millstream_operator.health import HealthServer
 from millstream_operator.kopf_settings import kopf_settings, login
-from millstream_operator.listings import Listings
-from millstream_operator.reconciling.catalog_watch import CatalogWatch
-from millstream_operator.reconciling.cluster_client import (
+from millstream_operator.kube.client import (
     REQUEST_TIMEOUT_SECONDS,
     ApiError,
     ApiUnreachable,
     ClusterClient,
 )
-from millstream_operator.reconciling.elector import Elector, LeaseObject, new_identity
-from millstream_operator.reconciling.facts import FactsBook
-from millstream_operator.reconciling.fence import Fence, steady_seconds
-from millstream_operator.reconciling.gpu_watch import GpuWatch
-from millstream_operator.reconciling.index import Index, OwnerKey, interested, owner_key
-from millstream_operator.reconciling.kinds import DEPLOYMENT, LLM_DEPLOYMENT, WATCHED, Kind
-from millstream_operator.reconciling.leadership import Election, Timing
-from millstream_operator.reconciling.metrics import OperatorMetrics, View
-from millstream_operator.reconciling.news_desk import NewsDesk
-from millstream_operator.reconciling.optional_kinds import OptionalKinds
-from millstream_operator.reconciling.pod_access import DirectPods, PodAccess, ProxyPods
-from millstream_operator.reconciling.pod_reports import PodReports
+from millstream_operator.kube.event_queue import EventQueue
+from millstream_operator.kube.fence import Fence, steady_seconds
+from millstream_operator.kube.index import Index, OwnerKey, interested, owner_key
+from millstream_operator.kube.kinds import DEPLOYMENT, LLM_DEPLOYMENT, WATCHED, Kind
+from millstream_operator.kube.optional_kinds import OptionalKinds
+from millstream_operator.kube.pod_access import DirectPods, PodAccess, ProxyPods
+from millstream_operator.kube.watch_freshness import WatchFreshness
+from millstream_operator.leadership.election import Election, Timing
+from millstream_operator.leadership.elector import Elector, LeaseObject, new_identity
+from millstream_operator.listings import Listings
+from millstream_operator.metrics import OperatorMetrics, View
+from millstream_operator.probing.pod_reports import PodReports
+from millstream_operator.probing.service_probe import DirectAccess, ProxyAccess, ServiceAccess
+from millstream_operator.queue.urgency import can_wait, was_applied
+from millstream_operator.queue.work_queue import WorkQueue
 from millstream_operator.reconciling.reconciler import Reconciler
-from millstream_operator.reconciling.service_probe import DirectAccess, ProxyAccess, ServiceAccess
-from millstream_operator.reconciling.urgency import brought_about, can_wait
-from millstream_operator.reconciling.watch_freshness import WatchFreshness
-from millstream_operator.reconciling.work_queue import WorkQueue
 from millstream_operator.rendering.names import MANAGER
 from millstream_operator.settings import Settings
 
@@ -103,7 +103,7 @@ class Operator:
             self._notice_all,
             self.settings.discovery_seconds,
         )
-        self.news = NewsDesk(self.client, self.queue.has_urgent)
+        self.news = EventQueue(self.client, self.queue.has_urgent)
         self.reports = PodReports(pods, self._notice, steady_seconds)
         self.reconciler = Reconciler(
             self.client,
@@ -168,7 +168,7 @@ class Operator:
     async def _first_listing(self) -> None:
         await self.listings.first()
         self.facts.advance()
-        garbage.settle()
+        garbage_collector.freeze_gc()
 
     async def _run_parts(self, competing: list[asyncio.Task[None]]) -> None:
         """Run everything until one part ends. The parts start before kopf: it cancels what it did not find there."""
@@ -237,7 +237,7 @@ class Operator:
 
     def _was_brought_about(self, key: OwnerKey) -> bool:
         owner, workload = (self.index.get(kind, key.namespace, key.name) for kind in (LLM_DEPLOYMENT, DEPLOYMENT))
-        return brought_about(owner, workload)
+        return was_applied(owner, workload)
 
     def _notice_all(self) -> None:
         for manifest in self.index.all(LLM_DEPLOYMENT):

@@ -14,7 +14,7 @@ from functools import partial
 
 from aiohttp import web
 
-from millstream_operator.reconciling.metrics import CONTENT_TYPE
+from millstream_operator.metrics import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
 Check = Callable[[], Sequence[str]]

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import kopf
 
-from millstream_operator.kopf_keeps_nothing import NoDiffBase, NoProgress
-from millstream_operator.reconciling.cluster_client import LIST_PAGE
-from millstream_operator.reconciling.kinds import WATCHED, label_selector
+from millstream_operator.kopf_storage import NoDiffBase, NoProgress
+from millstream_operator.kube.client import LIST_PAGE
+from millstream_operator.kube.kinds import WATCHED, label_selector
 
 WATCH_TIMEOUT_SECONDS = 290
 # The API server sends a bookmark a minute; kopf reconnects a stream that brought nothing for longer.

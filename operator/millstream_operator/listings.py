@@ -16,13 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable, ClusterClient
-from millstream_operator.reconciling.fence import steady_seconds
-from millstream_operator.reconciling.gpu_watch import GpuWatch
-from millstream_operator.reconciling.index import Index, OwnerKey
-from millstream_operator.reconciling.kinds import WATCHED, Kind, label_selector
-from millstream_operator.reconciling.optional_kinds import OptionalKinds
-from millstream_operator.reconciling.watch_freshness import WatchFreshness
+from millstream_operator.facts.gpu_watch import GpuWatch
+from millstream_operator.kube.client import ApiError, ApiUnreachable, ClusterClient
+from millstream_operator.kube.fence import steady_seconds
+from millstream_operator.kube.index import Index, OwnerKey
+from millstream_operator.kube.kinds import WATCHED, Kind, label_selector
+from millstream_operator.kube.optional_kinds import OptionalKinds
+from millstream_operator.kube.watch_freshness import WatchFreshness
 
 log = logging.getLogger(__name__)
 

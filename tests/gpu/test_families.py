@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from millstream_runtime.config import Device, DType, RuntimeConfig
-from millstream_runtime.engine import graphs
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.execution import Execution
+from millstream_runtime.engine.execution import graphs
+from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.request import Request, SamplingParams, TokenOutput
 from tests.support.family_cases import CASES, Models
 from tests.support.tiny_families import engine_answers, prompts_of, reference_answers

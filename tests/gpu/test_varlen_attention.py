@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from millstream_runtime.engine import varlen_attention
-from millstream_runtime.engine.varlen_attention import PlacedSequences
-from millstream_runtime.models.attention import AttentionSpec
+from millstream_runtime.engine.attention import varlen_attention
+from millstream_runtime.engine.attention.varlen_attention import PlacedSequences
+from millstream_runtime.models.layers.attention import AttentionSpec
 from tests.support.varlen_reference import reference_attention
 
 pytestmark = pytest.mark.gpu

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from millstream_runtime.server.http_protocol import CappedHttpProtocol
-from millstream_runtime.server.sockets import bind
+from millstream_runtime.server.http.protocol import CappedHttpProtocol
+from millstream_runtime.server.http.sockets import bind
 from tests.support.server_thread import PATIENCE_SECONDS, wait_for
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.pacing import Pace
+from millstream_runtime.engine.scheduling.pacing import Pace
 
 PROMPT_TOKENS = 9  # odd, so that chunks end anywhere in a block
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from millstream_runtime.config import RuntimeConfig
-from millstream_runtime.server.engine_client import OnEnd, OnEvent
-from millstream_runtime.server.engine_subprocess import EngineProcesses, EngineSubprocess
+from millstream_runtime.server.engine.client import OnEnd, OnEvent
+from millstream_runtime.server.engine.subprocess import EngineProcesses, EngineSubprocess
 from tests.support.server_thread import ServerThread, serving
 
 

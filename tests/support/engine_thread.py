@@ -19,7 +19,7 @@ from millstream_runtime.engine_process.messages import (
     encode,
 )
 from millstream_runtime.errors import Reason, RuntimeFailure
-from millstream_runtime.server.engine_client import OnEnd, OnEvent
+from millstream_runtime.server.engine.client import OnEnd, OnEvent
 
 
 class EngineThreads:

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 from aiohttp import web
 
-from millstream_operator.reconciling.kinds import EVENT, LEASE, NODE, WATCHED, Kind
+from millstream_operator.kube.kinds import EVENT, LEASE, NODE, WATCHED, Kind
 
 Manifest = dict[str, Any]
 KINDS = (*WATCHED, EVENT, LEASE, NODE)

@@ -1,7 +1,7 @@
 """A fake API server in memory: enough of server-side apply, versions and owners for the reconciler to be held to.
 
 `FakeCluster` is the world (its objects, and the controllers that would act in it), `FakeClusterClient` stands in for
-`reconciling/cluster_client.py` and counts, fails or is killed at the n-th request. What is imitated: uid,
+`kube/client.py` and counts, fails or is killed at the n-th request. What is imitated: uid,
 resourceVersion, generation, defaulted fields, list-maps and field ownership, no-op applies that change nothing,
 preconditions of a delete, immutable fields, and the garbage collector. What is not: validation beyond that, watches
 (tests list), and more than one foreign field manager.
@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
-from millstream_operator.reconciling.cluster_client import NO_VERSION, ApiError, ClusterClient, Page
-from millstream_operator.reconciling.kinds import DEPLOYMENT, JOB, LLM_DEPLOYMENT, OPTIONAL, POD, Kind
+from millstream_operator.kube.client import NO_VERSION, ApiError, ClusterClient, Page
+from millstream_operator.kube.kinds import DEPLOYMENT, JOB, LLM_DEPLOYMENT, OPTIONAL, POD, Kind
 
 Manifest = dict[str, Any]
 Answer = TypeVar("Answer")

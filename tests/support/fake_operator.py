@@ -13,19 +13,19 @@ from typing import Any
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import parse
 from millstream_operator.catalog.known_models import known_config
+from millstream_operator.facts.cluster_facts import FactsBook, Shapes, shape_from_catalogue
+from millstream_operator.facts.gpu_watch import read_pod
+from millstream_operator.facts.restored_status import Later
 from millstream_operator.inventory.nodes import read_node
+from millstream_operator.kube.index import Index, OwnerKey
+from millstream_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, LLM_DEPLOYMENT, NODE, POD, WATCHED
+from millstream_operator.kube.optional_kinds import OptionalKinds
+from millstream_operator.kube.pod_access import PodUnreachable
 from millstream_operator.planning.plan import PlanDefaults
-from millstream_operator.reconciling.belief import Later
-from millstream_operator.reconciling.facts import FactsBook, Shapes, shape_from_catalogue
-from millstream_operator.reconciling.gpu_watch import read_pod
-from millstream_operator.reconciling.index import Index, OwnerKey
-from millstream_operator.reconciling.kinds import CONTROLLER_REVISION, DEPLOYMENT, LLM_DEPLOYMENT, NODE, POD, WATCHED
-from millstream_operator.reconciling.optional_kinds import OptionalKinds
-from millstream_operator.reconciling.pod_access import PodUnreachable
-from millstream_operator.reconciling.pod_reports import PodReports
+from millstream_operator.probing.pod_reports import PodReports
+from millstream_operator.probing.service_probe import ServiceUnreachable
+from millstream_operator.queue.work_queue import RetryLater
 from millstream_operator.reconciling.reconciler import Defaults, Reconciler
-from millstream_operator.reconciling.service_probe import ServiceUnreachable
-from millstream_operator.reconciling.work_queue import RetryLater
 from millstream_operator.rendering.companions import CompanionDefaults
 from millstream_operator.rendering.names import REVISION_LABEL
 from millstream_operator.rendering.pod_defaults import PodDefaults

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from millstream_operator.reconciling.kinds import DEPLOYMENT, POD
+from millstream_operator.kube.kinds import DEPLOYMENT, POD
 from tests.support.fake_cluster import FakeCluster, pod_of
 
 Manifest = dict[str, Any]

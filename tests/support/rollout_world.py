@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from millstream_operator.reconciling.kinds import LLM_DEPLOYMENT
+from millstream_operator.kube.kinds import LLM_DEPLOYMENT
 from tests.support.fake_cluster import FakeCluster, Fault
 from tests.support.fake_operator import FakeOperator, answer_to, respec, world
 from tests.support.llmdeployments import manifest

@@ -15,10 +15,10 @@ import httpx
 from millstream_runtime.boot import BootLedger, Phase
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.engine_process.loop import MakeEngine, load_engine
-from millstream_runtime.server.engine_client import LaunchEngine
+from millstream_runtime.server.engine.client import LaunchEngine
+from millstream_runtime.server.engine.progress_watch import NO_PROGRESS_SECONDS, STUCK_SECONDS
+from millstream_runtime.server.http.sockets import bind
 from millstream_runtime.server.model_server import ModelServer
-from millstream_runtime.server.progress_watch import NO_PROGRESS_SECONDS, STUCK_SECONDS
-from millstream_runtime.server.sockets import bind
 from tests.support.engine_thread import EngineThreads
 
 PATIENCE_SECONDS = 120.0  # a machine that does much else needs a minute to import torch

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from millstream_operator.reconciling.kinds import DEPLOYMENT, LLM_DEPLOYMENT, POD
+from millstream_operator.kube.kinds import DEPLOYMENT, LLM_DEPLOYMENT, POD
 from tests.support.fake_cluster import FakeCluster, pod_of
 from tests.support.fake_operator import FakeOperator, respec, served, world
 from tests.support.llmdeployments import manifest

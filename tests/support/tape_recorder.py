@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from millstream_runtime.engine.recorders import Recorded
+from millstream_runtime.engine.execution.recorders import Recorded
 
 _READS_BACK = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::is_nonzero", "aten::equal"}
 BYTES_PER_OPERATION = 1  # so that whoever adds bytes up has something to add

@@ -14,13 +14,13 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from millstream_runtime.config import Device, RuntimeConfig
-from millstream_runtime.engine.attention import AttentionChunk, TorchAttention
+from millstream_runtime.engine.attention.paged_attention import AttentionChunk, TorchAttention
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.kv_cache import KVCache
+from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.request import Request, SamplingParams
-from millstream_runtime.models.parallel import ALONE, Ranks
+from millstream_runtime.models.linear.parallel import ALONE, Ranks
+from millstream_runtime.models.linear.shares import rank_config
 from millstream_runtime.models.registry import load_model, load_model_config
-from millstream_runtime.models.shares import rank_config
 
 VOCABULARY = 97
 BLOCK_SIZE_TOKENS = 16

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from millstream_runtime.engine import varlen_attention
-from millstream_runtime.engine.varlen_attention import PlacedSequences
+from millstream_runtime.engine.attention import varlen_attention
+from millstream_runtime.engine.attention.varlen_attention import PlacedSequences
 
 
 def reference_attention(query: Tensor, keys: Tensor, values: Tensor, placed: PlacedSequences, scale: float) -> Tensor:

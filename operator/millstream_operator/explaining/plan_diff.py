@@ -7,9 +7,9 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.explaining.text import Style, columns
-from millstream_operator.planning.input_hash import input_hash
 from millstream_operator.planning.plan import Infeasible, Plan
 from millstream_operator.planning.requires import refusal
+from millstream_operator.planning.restart_fields import input_hash
 
 # Of a plan only what it does; reasons and predictions follow from that.
 PLAN_FIELDS = (

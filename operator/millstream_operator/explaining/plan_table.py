@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 
 from millstream_operator.explaining.text import Style, bar, columns, dollars, gigabytes
-from millstream_operator.planning.memory_ledger import MemoryLedger
 from millstream_operator.planning.plan import Infeasible, Plan, Rejected
 from millstream_operator.planning.requires import refusal
+from millstream_operator.planning.sizing.memory_ledger import MemoryLedger
 
 WIDTH = 118
 MAX_REJECTED_SHOWN = 8

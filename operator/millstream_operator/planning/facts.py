@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from millstream_operator.catalog.gpu import GpuCatalog, load_catalog
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.inventory.node_kinds import Inventory
-from millstream_operator.planning.plan import Reason
+from millstream_operator.planning.plan import PlanReason
 from millstream_runtime.config import CAPABILITIES, Capabilities
 
 # Everything that the API can name: to plan what a later runtime could do.
@@ -41,7 +41,7 @@ class Facts:
     draft_shape: ModelShape | None = None
     inventory: Inventory | None = None
     capacity: Inventory | None = None
-    unknown: tuple[Reason, ...] = ()
+    unknown: tuple[PlanReason, ...] = ()
     model_revision: str | None = None  # commit or digest that the source was resolved to; None: it has none
     checkpoint_bytes: int | None = None  # of the weights files, as they are downloaded
     catalog: GpuCatalog = field(default_factory=load_catalog)

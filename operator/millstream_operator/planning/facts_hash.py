@@ -10,7 +10,7 @@ import hashlib
 import json
 
 from millstream_operator.planning.facts import Facts
-from millstream_operator.planning.input_hash import HASH_LENGTH
+from millstream_operator.planning.restart_fields import HASH_LENGTH
 
 
 def facts_hash(facts: Facts) -> str:

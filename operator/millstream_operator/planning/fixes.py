@@ -15,17 +15,17 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.workload import Tier
 from millstream_operator.catalog.gpu import MINIMUM_SM
 from millstream_operator.inventory.node_kinds import Inventory, NodeKind, inventory_of
-from millstream_operator.planning.candidates import P95_MARGIN, Outcome
-from millstream_operator.planning.choice import Choice, Stopped
+from millstream_operator.planning.choices.candidates import P95_MARGIN, Outcome
+from millstream_operator.planning.choices.placement import Choice, NoPlacement
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import MAX_FIXES, Fix
-from millstream_operator.planning.tensor_parallel import sizes, tensor_parallel_problem
-from millstream_operator.planning.weights import weight_format
-from millstream_operator.planning.wishes import wishes_of
+from millstream_operator.planning.resolved_spec import resolve_spec
+from millstream_operator.planning.sizing.tensor_parallel import sizes, tensor_parallel_problem
+from millstream_operator.planning.sizing.weights import weight_format
 
 SHORTEST_MODEL_LEN = 1024
 MAX_TRIES, MAX_SPARE_TRIES = 16, 6  # plans; each takes a millisecond or two
-Replan = Callable[[LLMDeployment, Facts], Choice | Stopped]
+Replan = Callable[[LLMDeployment, Facts], Choice | NoPlacement]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Change:
     facts: Facts
 
 
-def nearest_fixes(deployment: LLMDeployment, facts: Facts, stopped: Stopped, replan: Replan) -> tuple[Fix, ...]:
+def nearest_fixes(deployment: LLMDeployment, facts: Facts, stopped: NoPlacement, replan: Replan) -> tuple[Fix, ...]:
     """At most three changes that were planned again and found feasible: of different fields first."""
     found: list[Fix] = []
     spare: list[Change] = []  # more of a field that has a fix already
@@ -89,7 +89,7 @@ def with_field(deployment: LLMDeployment, path: str, value: Any) -> LLMDeploymen
     return deployment.model_copy(update={"spec": changed})
 
 
-def _changes(deployment: LLMDeployment, facts: Facts, stopped: Stopped, replan: Replan) -> Iterator[Change]:
+def _changes(deployment: LLMDeployment, facts: Facts, stopped: NoPlacement, replan: Replan) -> Iterator[Change]:
     """Everything that may help, nearest first: the field that binds, then fewer bits, then more or other GPUs."""
     constraint = stopped.problem.stage.constraint
     if constraint == "latency":
@@ -181,7 +181,7 @@ def _other_tensors(deployment: LLMDeployment, facts: Facts) -> list[int]:
 def _shorter(deployment: LLMDeployment, facts: Facts) -> Iterator[int]:
     if facts.shape is None:
         return
-    length = wishes_of(deployment.spec, facts.shape).max_model_len // 2
+    length = resolve_spec(deployment.spec, facts.shape).max_model_len // 2
     while length >= SHORTEST_MODEL_LEN:
         yield length
         length //= 2

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millstream_operator.api.spec import AcceleratorType
-from millstream_operator.planning.cost import Cost
-from millstream_operator.planning.memory_ledger import MemoryLedger
-from millstream_operator.planning.roofline import Prediction
+from millstream_operator.planning.sizing.cost import Cost
+from millstream_operator.planning.sizing.memory_ledger import MemoryLedger
+from millstream_operator.planning.sizing.roofline import Prediction
 
 GPU_RESOURCE = "nvidia.com/gpu"
 MAX_REJECTED, MAX_FIXES = 24, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class PlanReason:
     """Why a field of the plan has its value."""
 
     field: str
@@ -136,7 +136,7 @@ class Plan:
     runtime_image: str
     resources: ResourcePlan
     input_hash: str
-    reasons: tuple[Reason, ...] = field(default=())
+    reasons: tuple[PlanReason, ...] = field(default=())
     product: str | None = None  # the catalogue's name of the GPU; None: any, or a CPU
     product_labels: tuple[str, ...] = ()  # values of nvidia.com/gpu.product that the pods may run on; empty: any
     pipeline_parallel_size: int = 1

@@ -29,14 +29,15 @@ from millstream_operator.api.spec import (
 )
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part
 from millstream_operator.inventory.node_kinds import Inventory
-from millstream_operator.planning.candidates import Outcome, Problem, Question, Stage
-from millstream_operator.planning.choice import Choice, Stopped, choose
-from millstream_operator.planning.choice_reasons import engine_reasons, placement_reasons
-from millstream_operator.planning.cpu import CPU_MEMORY_LIMIT, cpu_memory
+from millstream_operator.planning.choices.candidates import Outcome, Problem, Question, Stage
+from millstream_operator.planning.choices.placement import Choice, NoPlacement, choose
+from millstream_operator.planning.choices.placement_reasons import engine_reasons, placement_reasons
+from millstream_operator.planning.choices.quantization import formats
+from millstream_operator.planning.choices.speculation import SpeculationChoice, choose_speculation
+from millstream_operator.planning.choices.waiting import find
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.facts_hash import facts_hash
 from millstream_operator.planning.fixes import nearest_fixes
-from millstream_operator.planning.input_hash import input_hash
 from millstream_operator.planning.model_path import model_path
 from millstream_operator.planning.plan import (
     GPU_RESOURCE,
@@ -45,14 +46,13 @@ from millstream_operator.planning.plan import (
     Infeasible,
     Plan,
     PlanDefaults,
-    Reason,
+    PlanReason,
     ResourcePlan,
 )
-from millstream_operator.planning.quantization_choice import formats
 from millstream_operator.planning.requires import requirements, unknown_facts
-from millstream_operator.planning.speculation_choice import SpeculationChoice, choose_speculation
-from millstream_operator.planning.waiting import find
-from millstream_operator.planning.wishes import Wishes, batching, given_or, wishes_of
+from millstream_operator.planning.resolved_spec import ResolvedSpec, batching, given_or, resolve_spec
+from millstream_operator.planning.restart_fields import input_hash
+from millstream_operator.planning.sizing.cpu_memory import CPU_MEMORY_LIMIT, cpu_memory
 
 DEFAULT_DRAIN_TIMEOUT = "10m"
 KEPT_REASONS = ("accelerator", "runtime.image", "engine.prefixCaching")  # of the plan from the spec alone
@@ -76,7 +76,7 @@ def decide(
     speculation = choose_speculation(spec, facts.choosable)
     found = find(lambda known, told: _search(deployment, known, explain=told), facts, explain=explain)
     choice = found.choice
-    if isinstance(choice, Stopped):
+    if isinstance(choice, NoPlacement):
         blind_search = functools.partial(_search, explain=False)
         fixes = nearest_fixes(deployment, found.facts, choice, blind_search) if explain else ()
         return Infeasible(
@@ -99,7 +99,7 @@ def plan(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts | None 
     promise: a spec that asks for a budget or an objective gets `requires: [inventory]`.
     """
     spec, facts = deployment.spec, facts or Facts()
-    reasons: list[Reason] = []
+    reasons: list[PlanReason] = []
     asked = _asked(spec, reasons)
     speculation = choose_speculation(spec, facts.choosable)
     missing = _missing(deployment, facts, asked, speculation)
@@ -146,29 +146,28 @@ def progress_deadline_seconds(spec: LLMDeploymentSpec) -> int:
 # With facts
 
 
-def _search(deployment: LLMDeployment, facts: Facts, *, explain: bool = True) -> Choice | Stopped:
+def _search(deployment: LLMDeployment, facts: Facts, *, explain: bool = True) -> Choice | NoPlacement:
     """The best placement for a spec on an inventory."""
     shape, inventory = facts.shape, facts.inventory
     assert shape is not None  # noqa: S101 - `decide` asked
     assert inventory is not None  # noqa: S101
-    wishes = wishes_of(deployment.spec, shape)
-    if wishes.max_model_len > shape.max_position_embeddings:
-        sentence = (
-            f"engine.maxModelLen is {wishes.max_model_len}, and the model allows {shape.max_position_embeddings} tokens"
-        )
-        return Stopped(Problem(Stage.MEMORY, sentence), None, ())
+    resolved = resolve_spec(deployment.spec, shape)
+    if resolved.max_model_len > shape.max_position_embeddings:
+        longest = shape.max_position_embeddings
+        sentence = f"engine.maxModelLen is {resolved.max_model_len}, and the model allows {longest} tokens"
+        return NoPlacement(Problem(Stage.MEMORY, sentence), None, ())
     try:
-        names = {find_part(facts.catalog, name).name for name in wishes.products}
+        names = {find_part(facts.catalog, name).name for name in resolved.products}
     except UnknownGPUError as error:
-        return Stopped(Problem(Stage.PRODUCTS, f"accelerator.products: {str(error).removesuffix('.')}"), None, ())
+        return NoPlacement(Problem(Stage.PRODUCTS, f"accelerator.products: {str(error).removesuffix('.')}"), None, ())
     kinds = tuple(kind for kind in inventory.kinds if not names or kind.part.name in names)
     draft = deployment.spec.speculation.draft_model if deployment.spec.speculation else None
     draft_method = draft.quantization_method.value if draft and draft.quantization_method else "Auto"
     return choose(
         Question(
-            wishes=wishes,
+            resolved=resolved,
             shape=shape,
-            formats=formats(wishes, shape, facts.choosable),
+            formats=formats(resolved, shape, facts.choosable),
             speculation=choose_speculation(deployment.spec, facts.choosable).plan,
             draft_shape=facts.draft_shape,
             draft_method=None if draft_method == "Auto" else draft_method,
@@ -184,10 +183,10 @@ def _planned(
     """A choice written out: the plan from the spec alone, with all that facts decided over it."""
     best, candidate, part = choice.best, choice.best.candidate, choice.best.candidate.stock.part
     assert facts.shape is not None  # noqa: S101 - `decide` asked
-    wishes = wishes_of(deployment.spec, facts.shape)
-    found = formats(wishes, facts.shape, facts.choosable)
+    resolved = resolve_spec(deployment.spec, facts.shape)
+    found = formats(resolved, facts.shape, facts.choosable)
     blind = plan(deployment, defaults, facts)
-    resources: list[Reason] = []
+    resources: list[PlanReason] = []
     return replace(
         blind,
         summary=candidate.summary,
@@ -200,7 +199,7 @@ def _planned(
         quantization=candidate.method,
         kv_cache=candidate.kv_cache,
         speculation=speculation.plan,
-        engine=_engine_of(best, wishes, blind),
+        engine=_engine_of(best, resolved, blind),
         resources=_resources(candidate.gpus, resources),
         memory=best.ledger,
         predicted=best.prediction,
@@ -211,20 +210,20 @@ def _planned(
             *(one for one in blind.reasons if one.field in KEPT_REASONS),
             *placement_reasons(best, deployment, facts),
             *found.reasons,
-            *engine_reasons(wishes.reasons, best, blind),
+            *engine_reasons(resolved.reasons, best, blind),
             speculation.reason,
             *resources,
         ),
     )
 
 
-def _engine_of(best: Outcome, wishes: Wishes, blind: Plan) -> EnginePlan:
+def _engine_of(best: Outcome, resolved: ResolvedSpec, blind: Plan) -> EnginePlan:
     """The limits that the memory and the latency objective leave."""
     return EnginePlan(
-        wishes.max_model_len,
+        resolved.max_model_len,
         best.max_num_batched_tokens,
         best.max_num_seqs,
-        wishes.gpu_memory_utilization_percent,
+        resolved.gpu_memory_utilization_percent,
         blind.engine.prefix_caching,
     )
 
@@ -274,7 +273,9 @@ def _decide_cpu(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts)
         blind = plan(deployment, defaults, facts)
         pool = f"The KV pool holds {memory.kv_cache_tokens:,} tokens of the container's memory."
         replicas = deployment.spec.replicas
-        return replace(blind, replicas=replicas, memory=memory.ledger, reasons=(*blind.reasons, Reason("memory", pool)))
+        return replace(
+            blind, replicas=replicas, memory=memory.ledger, reasons=(*blind.reasons, PlanReason("memory", pool))
+        )
     short = -(-(length * shape.kv_elements_per_token() * 4) // (1 << 30))
     limit = "podTemplate.spec.containers[runtime].resources.limits.memory"
     needed = -(-(memory.ledger.usable_bytes - memory.ledger.headroom_bytes) // (1 << 30)) + short * 4
@@ -312,12 +313,12 @@ class _Asked:
         return f"{f'{self.gpus}×GPU' if self.on_gpu else 'CPU'} TP{self.tensor} {self.method}"
 
 
-def _asked(spec: LLMDeploymentSpec, reasons: list[Reason]) -> _Asked:
+def _asked(spec: LLMDeploymentSpec, reasons: list[PlanReason]) -> _Asked:
     accelerator = _accelerator(spec.accelerator or Accelerator(), reasons)
     parallelism, quantization = spec.parallelism or Parallelism(), spec.quantization or Quantization()
     tensor, pipeline = parallelism.tensor, parallelism.pipeline
     reasons.append(given_or(tensor, "parallelism.tensor", "One device a replica where nothing else is known."))
-    reasons.append(Reason("quantization", "The weights are served as they are in the checkpoint."))
+    reasons.append(PlanReason("quantization", "The weights are served as they are in the checkpoint."))
     method, kv_cache = (
         asked.value if asked is not None and asked != "Auto" else "None"
         for asked in (quantization.method, quantization.kv_cache)
@@ -329,22 +330,22 @@ def _warmup(spec: LLMDeploymentSpec) -> Warmup:
     return spec.warmup or Warmup()
 
 
-def _accelerator(accelerator: Accelerator, reasons: list[Reason]) -> AcceleratorType:
+def _accelerator(accelerator: Accelerator, reasons: list[PlanReason]) -> AcceleratorType:
     if accelerator.type is not None:
-        reasons.append(Reason("accelerator", f"spec.accelerator.type asks for {accelerator.type}."))
+        reasons.append(PlanReason("accelerator", f"spec.accelerator.type asks for {accelerator.type}."))
         return accelerator.type
-    reasons.append(Reason("accelerator", "A language model is served on a GPU unless accelerator.type says CPU."))
+    reasons.append(PlanReason("accelerator", "A language model is served on a GPU unless accelerator.type says CPU."))
     return AcceleratorType.GPU
 
 
-def _engine(spec: LLMDeploymentSpec, on_gpu: bool, reasons: list[Reason]) -> EnginePlan:
+def _engine(spec: LLMDeploymentSpec, on_gpu: bool, reasons: list[PlanReason]) -> EnginePlan:
     length = (spec.engine or Engine()).max_model_len
     tokens, sequences, utilization, why = batching(spec, on_cpu=not on_gpu)
     reasons += [given_or(length, "engine.maxModelLen", "Absent: the runtime takes what the model allows."), *why]
     caching = (spec.engine or Engine()).prefix_caching
     otherwise = "Requests that begin alike share their KV blocks and compute them once."
     asked = f"spec.engine.prefixCaching asks for {caching}."
-    reasons.append(Reason("engine.prefixCaching", asked if caching else otherwise))
+    reasons.append(PlanReason("engine.prefixCaching", asked if caching else otherwise))
     return EnginePlan(length, tokens, sequences, utilization if on_gpu else None, caching is not Switch.DISABLED)
 
 
@@ -359,18 +360,20 @@ def _product_labels(spec: LLMDeploymentSpec, facts: Facts) -> tuple[str, ...]:
     return tuple(dict.fromkeys(labels))
 
 
-def _runtime_image(spec: LLMDeploymentSpec, defaults: PlanDefaults, reasons: list[Reason]) -> str:
+def _runtime_image(spec: LLMDeploymentSpec, defaults: PlanDefaults, reasons: list[PlanReason]) -> str:
     if spec.runtime is not None and spec.runtime.image is not None:
-        reasons.append(Reason("runtime.image", "spec.runtime.image asks for it."))
+        reasons.append(PlanReason("runtime.image", "spec.runtime.image asks for it."))
         return spec.runtime.image
-    reasons.append(Reason("runtime.image", "The operator's default when the spec last changed."))
+    reasons.append(PlanReason("runtime.image", "The operator's default when the spec last changed."))
     return defaults.runtime_image
 
 
-def _resources(gpus: int, reasons: list[Reason]) -> ResourcePlan:
+def _resources(gpus: int, reasons: list[PlanReason]) -> ResourcePlan:
     """Small requests, so that a rollout's extra pod fits beside the old one; podTemplate changes each of them."""
     if gpus:
-        reasons.append(Reason("resources", "The GPUs, and enough memory to stage the weights on their way to them."))
+        reasons.append(
+            PlanReason("resources", "The GPUs, and enough memory to stage the weights on their way to them.")
+        )
         return ResourcePlan({"cpu": "1", "memory": "4Gi"}, {GPU_RESOURCE: str(gpus)})
-    reasons.append(Reason("resources", "For a small model: the KV cache takes its share of the memory limit."))
+    reasons.append(PlanReason("resources", "For a small model: the KV cache takes its share of the memory limit."))
     return ResourcePlan({"cpu": "250m", "memory": "1Gi"}, {"memory": CPU_MEMORY_LIMIT})

@@ -12,8 +12,8 @@ from millstream_operator.api.model import ModelSource
 from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.api.workload import Workload
 from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.planning.choices.quantization import NEEDS_QUANTIZED_CHECKPOINT
 from millstream_operator.planning.facts import Facts
-from millstream_operator.planning.quantization_choice import NEEDS_QUANTIZED_CHECKPOINT
 from millstream_runtime.config import Capabilities
 
 _MEANINGS = {

@@ -12,12 +12,12 @@ from typing import Any
 
 from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.api.workload import BudgetEnforcement
-from millstream_operator.planning.plan import Infeasible, Plan, Reason
+from millstream_operator.planning.plan import Infeasible, Plan, PlanReason
 
 FIELD = "autoscaling.maxReplicas"
 
 
-def at_most(status_plan: Mapping[str, Any], spec: LLMDeploymentSpec) -> Reason | None:
+def at_most(status_plan: Mapping[str, Any], spec: LLMDeploymentSpec) -> PlanReason | None:
     """The reason that names the highest cost; None without autoscaling, or where no cost is known.
 
     `status_plan` is the plan in the form of status.plan, whose cost is that of all its replicas.
@@ -29,7 +29,7 @@ def at_most(status_plan: Mapping[str, Any], spec: LLMDeploymentSpec) -> Reason |
     verdict = ""
     if budget is not None:
         verdict = f", {'over' if monthly > budget.max_monthly_usd else 'within'} ${budget.max_monthly_usd:,}"
-    return Reason(FIELD, f"Up to {spec.autoscaling.max_replicas} replicas: ${monthly:,} a month at most{verdict}.")
+    return PlanReason(FIELD, f"Up to {spec.autoscaling.max_replicas} replicas: ${monthly:,} a month at most{verdict}.")
 
 
 def over_budget(status_plan: Mapping[str, Any], spec: LLMDeploymentSpec) -> str | None:

@@ -17,20 +17,23 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import ManifestError, parse
-from millstream_operator.planning.plan import PlanDefaults
-from millstream_operator.reconciling import belief, conditions
-from millstream_operator.reconciling.belief import Beliefs, Believed, Later
-from millstream_operator.reconciling.children import Children, controller_uid, namespace_is_going
-from millstream_operator.reconciling.claims import Claims
-from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable, ClusterClient
-from millstream_operator.reconciling.companions import Beside, Companions, CompanionsOf, ServedKinds
-from millstream_operator.reconciling.conditions import find
-from millstream_operator.reconciling.diagnosis import Diagnosis
-from millstream_operator.reconciling.events import decision_events, event_for, news
-from millstream_operator.reconciling.facts import FactsSource, NoFacts
-from millstream_operator.reconciling.index import Index, OwnerKey
-from millstream_operator.reconciling.inspector import Inspector
-from millstream_operator.reconciling.kinds import (
+from millstream_operator.children.children import Children, controller_uid, namespace_is_terminating
+from millstream_operator.children.claims import Claims
+from millstream_operator.children.companions import CompanionInput, Companions, CompanionsOf, ServedKinds
+from millstream_operator.diagnosis import conditions
+from millstream_operator.diagnosis.conditions import find
+from millstream_operator.diagnosis.diagnosis import Diagnosis
+from millstream_operator.diagnosis.plan_refused import PlanRefused
+from millstream_operator.diagnosis.reasons import Reason
+from millstream_operator.facts import restored_status
+from millstream_operator.facts.cluster_facts import FactsSource, NoFacts
+from millstream_operator.facts.inspector import Inspector
+from millstream_operator.facts.restored_status import Later, RestoredStatus, StatusRestorer
+from millstream_operator.facts.shared_inspections import SharedInspections
+from millstream_operator.kube.client import ApiError, ApiUnreachable, ClusterClient
+from millstream_operator.kube.event_queue import EventWriter, Publisher
+from millstream_operator.kube.index import Index, OwnerKey
+from millstream_operator.kube.kinds import (
     CONFIG_MAP,
     CONTROLLER_REVISION,
     DEPLOYMENT,
@@ -39,37 +42,37 @@ from millstream_operator.reconciling.kinds import (
     PERSISTENT_VOLUME_CLAIM,
     POD,
 )
-from millstream_operator.reconciling.news_desk import AtOnce, Publisher
-from millstream_operator.reconciling.pinning import Chosen, Pinning
-from millstream_operator.reconciling.pod_reports import NobodyAnswers, PodReports
-from millstream_operator.reconciling.pruning import (
-    also_running,
-    digests_in_use,
-    needed_maps,
-    superfluous,
-    superfluous_records,
-    unmounted,
-)
-from millstream_operator.reconciling.reasons import Reason
-from millstream_operator.reconciling.revisions import Pin, PlanRefused, last_answered, last_good, pinned
-from millstream_operator.reconciling.rollout import Intent, Scene, SpareGPUs, intent, nobody_knows
-from millstream_operator.reconciling.seen import Answer, Seen
-from millstream_operator.reconciling.service_probe import ServiceAccess, ask
-from millstream_operator.reconciling.shared_inspections import SharedInspections
-from millstream_operator.reconciling.status import status_of, status_of_invalid
-from millstream_operator.reconciling.warmup import warming_up
-from millstream_operator.reconciling.work_queue import LookAgain, RetryLater
-from millstream_operator.reconciling.workload import rolled_out
+from millstream_operator.planning.plan import PlanDefaults
+from millstream_operator.probing.answer import Answer
+from millstream_operator.probing.pod_reports import NoPodAccess, PodReports
+from millstream_operator.probing.service_probe import ServiceAccess, ask
+from millstream_operator.queue.work_queue import RequeueAfter, RetryLater
 from millstream_operator.rendering.companions import CompanionDefaults
 from millstream_operator.rendering.inspection_record import kept_inspections
 from millstream_operator.rendering.names import LEADER, ROLE_LABEL
 from millstream_operator.rendering.objects import objects
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import controller_revision
+from millstream_operator.rollout.pinning import Chosen, Pinning
+from millstream_operator.rollout.pruning import (
+    also_running,
+    digests_in_use,
+    needed_maps,
+    prunable,
+    prunable_records,
+    unmounted,
+)
+from millstream_operator.rollout.revisions import PinnedRevision, last_answered, last_good, pinned
+from millstream_operator.rollout.rollout import Intent, RolloutInput, SpareGPUs, intent, spare_unknown
+from millstream_operator.rollout.workload import rolled_out
+from millstream_operator.status.events import decision_events, event_for, news
+from millstream_operator.status.seen import Observation
+from millstream_operator.status.status import status_of, status_of_invalid
+from millstream_operator.status.warmup import warming_up
 
 log = logging.getLogger(__name__)
 Manifest = dict[str, Any]
-RECHECK_OBSTACLE_SECONDS = 30.0
+RECHECK_BLOCKER_SECONDS = 30.0
 SOON_SECONDS = 2.0
 # The node's proxy learns of a new pod a moment after we do: that many unanswered questions are no news.
 PATIENCE = 4
@@ -100,7 +103,7 @@ class Reconciler:
         served: ServedKinds,
         now: Callable[[], str] = _utc_now,
         reports: PodReports | None = None,
-        spare: SpareGPUs = nobody_knows,
+        spare: SpareGPUs = spare_unknown,
         facts: FactsSource | None = None,
         later: Later | None = None,
         news: Publisher | None = None,
@@ -109,17 +112,17 @@ class Reconciler:
         self._client, self._index, self._access, self._now = client, index, access, now
         self._spare = spare
         self.pinning = Pinning(facts or NoFacts(), defaults.plan, defaults.pods)
-        self._at_once = AtOnce(client)
+        self._at_once = EventWriter(client)
         self._news = news or self._at_once
         self._busy = busy
-        self._beliefs = Beliefs(later)
+        self._beliefs = StatusRestorer(later)
         self._children = Children(client, index)
         self._claims = Claims(client, index)
         self._shared = SharedInspections(lambda key: later(key, 0.0) if later is not None else None)
         self._inspector = Inspector(
             self._children, index, defaults.plan, defaults.pods, lambda: self._now(), self._shared
         )
-        self._reports = reports or PodReports(NobodyAnswers(), lambda _key: None, time.monotonic)
+        self._reports = reports or PodReports(NoPodAccess(), lambda _key: None, time.monotonic)
         self._companions = CompanionsOf(self._children, served, defaults.companions)
         # By owner's uid: which revision and pods were asked, and what came of it.
         self._answers: dict[str, tuple[object, Answer]] = {}
@@ -137,7 +140,7 @@ class Reconciler:
         except ApiUnreachable as error:
             raise RetryLater(str(error)) from error
         except ApiError as error:
-            if namespace_is_going(error):
+            if namespace_is_terminating(error):
                 return
             raise RetryLater(f"{error.status} {error.message}", error.retry_after_seconds) from error
 
@@ -159,7 +162,7 @@ class Reconciler:
         if rollout.decisions:
             await self._tell(owner, key, rollout, chosen.outdated)
         wanted = self._wanted(owner, key, rollout)
-        problem = await self._claims.problem(owner, wanted) or await self._children.bring_about(owner, wanted)
+        problem = await self._claims.problem(owner, wanted) or await self._children.apply_all(owner, wanted)
         if problem is None:
             await self._prune(owner, key, rollout, wanted)
         beside = await self._beside(owner, key, rollout.running, manifest)
@@ -170,8 +173,8 @@ class Reconciler:
             await self._remember_answer(owner, rollout)
         previous = self._status(key)
         if problem is None and answer is None and not previous.get("conditions") and self._busy():
-            raise LookAgain("its pods are made; its first status waits for the pods of others", SOON_SECONDS)
-        seen = Seen(
+            raise RequeueAfter("its pods are made; its first status waits for the pods of others", SOON_SECONDS)
+        seen = Observation(
             owner,
             pin.revision,
             workload,
@@ -189,19 +192,19 @@ class Reconciler:
         await self._write_status(owner, previous, status_of(seen, self._now()))
         self._come_back(seen, beside)
 
-    def _come_back(self, seen: Seen, beside: Companions) -> None:
+    def _come_back(self, seen: Observation, beside: Companions) -> None:
         """Raise when, and for what, this one has to be looked at again though nothing may happen to it."""
         if seen.problem is not None:
-            raise LookAgain(seen.problem.message, RECHECK_OBSTACLE_SECONDS)
+            raise RequeueAfter(seen.problem.message, RECHECK_BLOCKER_SECONDS)
         if seen.answer is not None and seen.answer.failure is not None:
             raise RetryLater(seen.answer.failure.message)
         if self._unanswered.get(seen.owner.metadata.uid or ""):
             raise RetryLater("the model does not answer through its Service yet")
         if beside.problem:
-            raise LookAgain(beside.problem, RECHECK_OBSTACLE_SECONDS)
+            raise RequeueAfter(beside.problem, RECHECK_BLOCKER_SECONDS)
 
     async def _choose(
-        self, owner: LLMDeployment, key: OwnerKey, records: Sequence[Manifest], believed: Believed | None
+        self, owner: LLMDeployment, key: OwnerKey, records: Sequence[Manifest], believed: RestoredStatus | None
     ) -> Chosen:
         """The plan that holds, or a new one; what is pinned already needs no inspection of its model."""
         planned = pinned(owner, records) is not None
@@ -221,20 +224,20 @@ class Reconciler:
         What no plan decides (replicas, Service) follows the spec.
         """
         if refused.is_soon_over and not self._status(key).get("conditions") and self._busy():
-            raise LookAgain(refused.problem.message, SOON_SECONDS)  # others have no pods yet
+            raise RequeueAfter(refused.problem.message, SOON_SECONDS)  # others have no pods yet
         beside = None
         if (kept := last_good(records)) is not None:
             rollout = intent(self._scene(owner, key, kept))
-            await self._children.bring_about(owner, self._wanted(owner, key, rollout))
+            await self._children.apply_all(owner, self._wanted(owner, key, rollout))
             beside = await self._beside(owner, key, kept, manifest)
         await self._write_invalid(manifest, refused.problem, refused.plan, beside)
         if refused.recheck_seconds is not None:
-            raise LookAgain(refused.problem.message, refused.recheck_seconds)
+            raise RequeueAfter(refused.problem.message, refused.recheck_seconds)
 
     # Children
 
-    def _scene(self, owner: LLMDeployment, key: OwnerKey, pin: Pin) -> Scene:
-        return Scene(
+    def _scene(self, owner: LLMDeployment, key: OwnerKey, pin: PinnedRevision) -> RolloutInput:
+        return RolloutInput(
             owner,
             pin,
             self._children.own(owner, key, CONTROLLER_REVISION),
@@ -247,7 +250,7 @@ class Reconciler:
     async def _tell(self, owner: LLMDeployment, key: OwnerKey, rollout: Intent, outdated: Diagnosis | None) -> None:
         """Before the deed: whoever looks on when the first pod is drained finds out why."""
         scene, previous = self._scene(owner, key, rollout.pin), self._status(key)
-        seen = Seen(
+        seen = Observation(
             owner,
             rollout.pin.revision,
             scene.workload,
@@ -269,39 +272,39 @@ class Reconciler:
         """What answered once is what a later revision goes back to when it fails."""
         if rollout.running is rollout.pin and not rollout.pin.marks.answered:
             pin = replace(rollout.pin, marks=replace(rollout.pin.marks, answered=True))
-            await self._children.bring_about(owner, [_record(owner, pin)])
+            await self._children.apply_all(owner, [_record(owner, pin)])
 
     async def _prune(self, owner: LLMDeployment, key: OwnerKey, rollout: Intent, wanted: Sequence[Manifest]) -> None:
         """Delete what is ours and no longer wanted."""
         scene = self._scene(owner, key, rollout.pin)
         good = last_answered(scene.records)
         keep = {one.revision.name for one in (rollout.pin, rollout.running, good) if one is not None}
-        doomed = superfluous_records(scene.records, keep, digests_in_use(scene.workload, scene.pods))
-        names = {record["metadata"]["name"] for record in doomed}
+        to_delete = prunable_records(scene.records, keep, digests_in_use(scene.workload, scene.pods))
+        names = {record["metadata"]["name"] for record in to_delete}
         kept = [record for record in scene.records if record["metadata"]["name"] not in names]
         applied = {(one["kind"], one["metadata"]["name"]) for one in wanted}
         maps = needed_maps(owner.name, kept, scene.pods)
         maps |= kept_inspections(self._children.own(owner, key, CONFIG_MAP))
         for kind in OWNED:
             mine = self._children.own(owner, key, kind)
-            doomed = superfluous(kind, mine, applied, names, maps)
+            to_delete = prunable(kind, mine, applied, names, maps)
             if kind is PERSISTENT_VOLUME_CLAIM:
-                doomed = unmounted(doomed, scene.workload, scene.pods)
-            await self._children.delete(owner, doomed)
+                to_delete = unmounted(to_delete, scene.workload, scene.pods)
+            await self._children.delete(owner, to_delete)
 
-    async def _beside(self, owner: LLMDeployment, key: OwnerKey, pin: Pin, manifest: Manifest) -> Companions:
+    async def _beside(self, owner: LLMDeployment, key: OwnerKey, pin: PinnedRevision, manifest: Manifest) -> Companions:
         previous = (manifest.get("status") or {}).get("conditions") or ()
-        return await self._companions.bring_about(Beside(owner, key, pin.revision.plan, previous))
+        return await self._companions.apply_all(CompanionInput(owner, key, pin.revision.plan, previous))
 
     # The model
 
     async def _answer(
         self,
         owner: LLMDeployment,
-        pin: Pin,
+        pin: PinnedRevision,
         workload: Manifest | None,
         pods: Sequence[Manifest],
-        believed: Believed | None,
+        believed: RestoredStatus | None,
     ) -> Answer | None:
         """Ask once for each revision and set of pods; a failure is asked again at the next try."""
         uid = owner.metadata.uid or ""
@@ -324,7 +327,7 @@ class Reconciler:
         if self._unanswered[uid] > PATIENCE:
             return answer
         # One question that is lost is no news of a model that served before: it stays Ready until it is sure.
-        before = belief.believed(owner, self._status(key), pods)
+        before = restored_status.believed(owner, self._status(key), pods)
         return Answer() if before is not None and before.answered == pin.revision.name else None
 
     # Status
@@ -384,7 +387,7 @@ class Reconciler:
         self._unanswered.pop(uid, None)
 
 
-def _record(owner: LLMDeployment, pin: Pin) -> Manifest:
+def _record(owner: LLMDeployment, pin: PinnedRevision) -> Manifest:
     return controller_revision(owner, pin.revision, pin.number, pin.marks)
 
 

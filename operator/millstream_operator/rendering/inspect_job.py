@@ -23,8 +23,8 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.model import ModelSource, ObjectKey, PullPolicy
 from millstream_operator.api.pod_template import PodSpec, PodTemplate
 from millstream_operator.api.spec import Accelerator, AcceleratorType
-from millstream_operator.planning.input_hash import input_hash
 from millstream_operator.planning.requires import source_kind
+from millstream_operator.planning.restart_fields import input_hash
 from millstream_operator.rendering.model_source import FETCH_RESOURCES, ModelFiles, mounted, pull_secret_names
 from millstream_operator.rendering.names import (
     ATTEMPT_LABEL,

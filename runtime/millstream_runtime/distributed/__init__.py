@@ -2,8 +2,8 @@
 
     rank 0: the engine                                  ranks 1 … n-1: `python -m …distributed.follower`
     scheduler, sampler, server behind it
-    Leader ──Load, StepInput, …── Unix socket ──────▶   the same forward pass over their shares
-           ◀──Loaded, Failed, …──
+    Leader ──LoadShard, StepInput, …── Unix socket ──────▶   the same forward pass over their shares
+           ◀──ShardLoaded, RankFailed, …──
     all_reduce, gather ◀──────── NCCL or gloo ───────▶
 
 Requests are scheduled and tokens sampled on rank 0 alone. The other way, every rank scheduling and sampling alike,

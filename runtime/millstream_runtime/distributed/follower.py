@@ -25,30 +25,30 @@ from millstream_runtime.distributed.channel import Channel
 from millstream_runtime.distributed.messages import (
     Allocate,
     Command,
-    Failed,
     Join,
     Joined,
     Leave,
-    Load,
-    Loaded,
+    LoadShard,
     Measure,
     Measured,
+    RankFailed,
     Reply,
+    ShardLoaded,
 )
 from millstream_runtime.distributed.probe import find_topology
 from millstream_runtime.distributed.process_group import DistributedRanks
-from millstream_runtime.engine import shard
-from millstream_runtime.engine.forward import Forward
-from millstream_runtime.engine.step_input import Scrub, StepInput
+from millstream_runtime.engine.execution import shard
+from millstream_runtime.engine.execution.forward import Forward
+from millstream_runtime.engine.execution.step_input import Scrub, StepInput
 from millstream_runtime.errors import Reason, RuntimeFailure
-from millstream_runtime.models.decoder import Decoder
+from millstream_runtime.models.layers.decoder import Decoder
 
 Link = Channel[Reply, Command]
 Thing = TypeVar("Thing")
 
 
 class Follower:
-    """Carries out commands; the state is what the last `Load`, `Measure` and `Allocate` made."""
+    """Carries out commands; the state is what the last `LoadShard`, `Measure` and `Allocate` made."""
 
     def __init__(self, link: Link, ranks: DistributedRanks) -> None:
         self._link = link
@@ -67,14 +67,14 @@ class Follower:
                 self._step(command)
             case Scrub(blocks):
                 _made(self._forward).scrub(blocks)
-            case Load(config):
+            case LoadShard(config):
                 self._load(config)
             case Measure():
                 ledger = shard.measure_memory(_made(self._config), self._placement, self._model, self._ranks)
                 self._link.send(Measured(ledger.available_bytes))
             case Allocate(num_blocks):
                 cache = shard.make_cache(_made(self._config), self._placement, num_blocks, self._ranks)
-                shard.settle(self._placement)
+                shard.keep_freed_memory(self._placement)
                 self._forward = Forward(self._model, cache, self._placement.device)
             case Join() | Leave():
                 raise RuntimeError(f"{type(command).__name__} comes at the beginning or the end")
@@ -84,7 +84,7 @@ class Follower:
         self._config = config
         self._placement = shard.place(config, self._ranks)
         self._model: Decoder = shard.load(config, self._placement, self._ranks)
-        self._link.send(Loaded())
+        self._link.send(ShardLoaded())
 
     @torch.inference_mode()
     def _step(self, step: StepInput) -> None:
@@ -116,7 +116,7 @@ def main(link_fd: int, lifeline_fd: int) -> int:
         Follower(link, ranks).serve()
     except Exception as error:
         failure = as_failure(error, join.rank)
-        link.send(Failed(failure.reason, failure.message))
+        link.send(RankFailed(failure.reason, failure.message))
         return 1
     ranks.leave()
     return 0

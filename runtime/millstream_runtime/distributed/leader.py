@@ -27,7 +27,16 @@ import torch
 
 from millstream_runtime.distributed import process_group
 from millstream_runtime.distributed.channel import Channel
-from millstream_runtime.distributed.messages import Command, Failed, Join, Joined, Leave, Loaded, Measured, Reply
+from millstream_runtime.distributed.messages import (
+    Command,
+    Join,
+    Joined,
+    Leave,
+    Measured,
+    RankFailed,
+    Reply,
+    ShardLoaded,
+)
 from millstream_runtime.distributed.probe import find_topology
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.errors import Reason, RuntimeFailure
@@ -37,11 +46,11 @@ LAST_WORDS_SECONDS = 0.5  # between the first rank's end and the verdict: the on
 NOTICE_SECONDS = 5.0  # for a death to show after an exchange has failed
 LEAVE_SECONDS = 5.0
 
-Kind = TypeVar("Kind", Joined, Loaded, Measured)
+Kind = TypeVar("Kind", Joined, ShardLoaded, Measured)
 
 
 class Leader:
-    """See `engine.team.Team`."""
+    """See `engine.rank_group.RankGroup`."""
 
     def __init__(
         self, size: int, device: torch.device, *, exchange_timeout_seconds: float = EXCHANGE_TIMEOUT_SECONDS
@@ -77,7 +86,7 @@ class Leader:
         with contextlib.suppress(OSError):  # whoever has gone already will not be heard either
             for rank in self._ranks:
                 rank.link.send(Join(rank.number, size, device.type, str(rendezvous), self._exchange_timeout_seconds))
-        self.hear(Joined)
+        self.gather(Joined)
         with self.computing():
             self.ranks = process_group.join(0, size, device, rendezvous, self._exchange_timeout_seconds)
             self.topology: Topology = find_topology(self.ranks, device)
@@ -96,14 +105,14 @@ class Leader:
         if self.is_lost:
             raise self._verdict()
 
-    def tell(self, command: Command) -> None:
+    def broadcast(self, command: Command) -> None:
         try:
             for rank in self._ranks:
                 rank.link.send(command)
         except OSError:
             raise self._verdict() from None
 
-    def hear(self, kind: type[Kind]) -> list[Kind]:
+    def gather(self, kind: type[Kind]) -> list[Kind]:
         replies: list[Kind] = []
         for rank in self._ranks:
             reply = rank.inbox.get()
@@ -214,7 +223,7 @@ class _Rank:
             )
         self.link: Channel[Command, Reply] = Channel(mine, Reply)
         self.inbox: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
-        self.failed: Failed | None = None
+        self.failed: RankFailed | None = None
         self._on_end = on_end
         self._listener = threading.Thread(target=self._listen, name=f"rank-{number}", daemon=True)
         self._listener.start()
@@ -243,7 +252,7 @@ class _Rank:
     def _listen(self) -> None:
         try:
             while (reply := self.link.receive()) is not None:
-                if isinstance(reply, Failed):
+                if isinstance(reply, RankFailed):
                     self.failed = reply
                 else:
                     self.inbox.put(reply)

@@ -1,7 +1,7 @@
 """What rank 0 and the other ranks say to each other: typed, msgpack, never pickle. Imports no torch.
 
-    Join ─► Joined ─► (Load ─► Loaded ─► Measure ─► Measured ─► Allocate ─► (StepInput | Scrub)*)* ─► Leave
-                                 anywhere: Failed, and the process ends
+    Join ─► Joined ─► (LoadShard ─► ShardLoaded ─► Measure ─► Measured ─► Allocate ─► (StepInput | Scrub)*)* ─► Leave
+                                 anywhere: RankFailed, and the process ends
 
 A step needs no reply: ranks meet in its sums. A configuration travels as itself and is checked again as it is decoded.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from millstream_runtime.config import RuntimeConfig
-from millstream_runtime.engine.step_input import Scrub, StepInput
+from millstream_runtime.engine.execution.step_input import Scrub, StepInput
 from millstream_runtime.errors import Reason, RuntimeFailure
 
 
@@ -25,8 +25,8 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag=True):
     timeout_seconds: float  # of every exchange of tensors
 
 
-class Load(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Load this rank's share of a model; one that was there before goes."""
+class LoadShard(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """LoadShard this rank's share of a model; one that was there before goes."""
 
     config: RuntimeConfig
 
@@ -49,7 +49,7 @@ class Joined(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """This process is about to meet the others."""
 
 
-class Loaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class ShardLoaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The share is on the device."""
 
 
@@ -57,7 +57,7 @@ class Measured(msgspec.Struct, frozen=True, array_like=True, tag=True):
     available_bytes: int
 
 
-class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class RankFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The last words of a rank."""
 
     reason: Reason
@@ -67,5 +67,5 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
         return RuntimeFailure(self.reason, self.message)
 
 
-Command = Join | Load | Measure | Allocate | StepInput | Scrub | Leave
-Reply = Joined | Loaded | Measured | Failed
+Command = Join | LoadShard | Measure | Allocate | StepInput | Scrub | Leave
+Reply = Joined | ShardLoaded | Measured | RankFailed

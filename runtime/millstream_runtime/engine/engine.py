@@ -14,24 +14,24 @@ from dataclasses import replace
 
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
-from millstream_runtime.engine import threads
-from millstream_runtime.engine.block_manager import BlockManager
-from millstream_runtime.engine.execution import Execution
-from millstream_runtime.engine.graphs import GraphUse
-from millstream_runtime.engine.last_tokens import LastTokens
-from millstream_runtime.engine.layered_prefill import ChunkSlice
-from millstream_runtime.engine.logits_processors import LogitsProcessor
-from millstream_runtime.engine.memory import MemoryUse
-from millstream_runtime.engine.model_runner import ModelRunner, Sampled
-from millstream_runtime.engine.overlap import StepInFlight, reasons_to_wait
-from millstream_runtime.engine.prompt_share import PromptShare
+from millstream_runtime.engine.cpu import threads
+from millstream_runtime.engine.execution.execution_mode import Execution
+from millstream_runtime.engine.execution.graphs import GraphUse
+from millstream_runtime.engine.execution.last_tokens import LastTokens
+from millstream_runtime.engine.execution.model_runner import ModelRunner, Sampled
+from millstream_runtime.engine.execution.overlap import StepInFlight, reasons_to_wait
+from millstream_runtime.engine.execution.rank_group import RankGroup, assemble, start_rank_group
+from millstream_runtime.engine.kv.pool_size import MemoryUse
 from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill, Request, TokenOutput
-from millstream_runtime.engine.scheduler import Chunk, Scheduler, StepPlan
-from millstream_runtime.engine.sequence import Sequence
-from millstream_runtime.engine.team import Team, assemble, start_team
+from millstream_runtime.engine.sampling.logits_processors import LogitsProcessor
+from millstream_runtime.engine.scheduling.block_manager import BlockManager
+from millstream_runtime.engine.scheduling.layered_prefill import ChunkSlice
+from millstream_runtime.engine.scheduling.prompt_share import PromptShare
+from millstream_runtime.engine.scheduling.scheduler import Chunk, Scheduler, StepPlan
+from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.warm_up import WarmUp
 from millstream_runtime.errors import RuntimeFailure
-from millstream_runtime.models.config import ModelConfig
+from millstream_runtime.models.config.model_config import ModelConfig
 
 
 class Engine:
@@ -48,14 +48,14 @@ class Engine:
         config: RuntimeConfig,
         on_phase: Callable[[str, str], None],
         *,
-        team: Team | None = None,
+        rank_group: RankGroup | None = None,
         on_read: Callable[[int, int], None] | None = None,
         execution: Execution | None = None,
     ) -> None:
         """Load the model and size the pool. `on_phase(phase, message)` tells where it is; `warm_up` comes after.
 
         Args:
-            team: ranks that are running already; the engine starts its own where there are none.
+            rank_group: ranks that are running already; the engine starts its own where there are none.
             on_read: `on_read(done_bytes, total_bytes)` tells how much of the checkpoint is read, tensor by tensor.
             execution: how steps are carried out, where it is not what the device is best served with.
 
@@ -65,11 +65,11 @@ class Engine:
         """
         self._on_phase = on_phase
         on_phase("LoadingWeights", f"Reading {config.model}.")
-        self._team = team if team is not None else start_team(config)
+        self._rank_group = rank_group if rank_group is not None else start_rank_group(config)
         try:
-            assembled = assemble(config, self._team, on_phase, on_read, execution)
+            assembled = assemble(config, self._rank_group, on_phase, on_read, execution)
         except BaseException:
-            self._team.close()
+            self._rank_group.close()
             raise
         model_config, pool = assembled.placement.model_config, assembled.pool
         self.memory_use: MemoryUse = assembled.memory_use
@@ -84,7 +84,9 @@ class Engine:
         self._scheduler = Scheduler(self._blocks, config.max_num_batched_tokens, config.max_num_seqs)
         self._overlaps = assembled.execution.overlapped
         last_tokens = LastTokens(config.max_num_seqs, assembled.forward.device) if self._overlaps else None
-        self._runner = ModelRunner(assembled.forward, model_config.eos_token_ids, self._team.tell, last_tokens)
+        self._runner = ModelRunner(
+            assembled.forward, model_config.eos_token_ids, self._rank_group.broadcast, last_tokens
+        )
         self._in_flight: StepInFlight | None = None
         self._read_at_seconds = 0.0  # by the step clock
         self._max_num_seqs = config.max_num_seqs
@@ -99,7 +101,7 @@ class Engine:
     @property
     def topology(self) -> Topology | None:
         """What connects the ranks; None where there is one."""
-        return self._team.topology
+        return self._rank_group.topology
 
     @property
     def threads(self) -> threads.Threads:
@@ -114,12 +116,12 @@ class Engine:
     def when_lost(self, on_lost: Callable[[RuntimeFailure], None]) -> None:
         """Have `on_lost` called, by any thread, when a rank is gone: an idle engine has no step to raise it from, and a
         step may be stuck on the device."""
-        self._team.on_lost = on_lost
+        self._rank_group.on_lost = on_lost
 
     def close(self) -> None:
         """End the side thread and the other ranks. They end by themselves with this process, however it ends."""
         self._runner.stop_beside()
-        self._team.close()
+        self._rank_group.close()
 
     def add_request(self, request: Request) -> None:
         """Queue a request; its first token comes from a later `step`.
@@ -147,7 +149,7 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether `step` has anything to compute, or to tell: that a rank is lost."""
-        return self._scheduler.has_work or self._team.is_lost
+        return self._scheduler.has_work or self._rank_group.is_lost
 
     def step(self) -> list[TokenOutput]:
         """Compute one step for all requests that fit in it; at most one new token a request.
@@ -155,7 +157,7 @@ class Engine:
         Raises:
             RuntimeFailure: NCCLFailed, or whatever a rank failed with; the engine is of no use after it.
         """
-        self._team.check()
+        self._rank_group.check()
         outputs: list[TokenOutput] = []
         if self._in_flight is not None and self._must_read_first(self._in_flight):
             outputs += self._read()
@@ -167,7 +169,7 @@ class Engine:
         for sequence in plan.admitted:
             if sequence.scheduled_at_seconds is None:
                 sequence.scheduled_at_seconds = now
-        launched = self._launch(*self._prompts.carry_out(plan, self._scheduler))
+        launched = self._launch(*self._prompts.apply(plan, self._scheduler))
         if self._in_flight is not None:
             outputs += self._read()
         self._in_flight = launched
@@ -196,7 +198,7 @@ class Engine:
             sequence.steps_in_flight += 1
         began, shape, graphs = self.step_clock(), self._prompts.time_of(chunks, part), self.graphs
         slice_began: list[float] = []
-        with self._team.computing():
+        with self._rank_group.computing():
             launched = self._runner.launch(chunks, part, lambda: slice_began.append(self.step_clock()))
         if shape is not None and slice_began and self._runner.returns_when_done:
             shape = replace(shape, decode_seconds=slice_began[0] - began)
@@ -210,7 +212,7 @@ class Engine:
     def _count_as_computed(self, chunks: list[Chunk], part: ChunkSlice | None) -> None:
         sliced = part.chunks if part is not None and part.is_last else []
         self._scheduler.advance([*chunks, *sliced])
-        self._scheduler.offer(sliced)
+        self._scheduler.publish_prefix(sliced)
         self._steps_total += 1
         self._last_step_tokens = sum(n for one, n in [*chunks, *sliced] if not one.request.is_heartbeat)
 
@@ -219,7 +221,7 @@ class Engine:
         step, self._in_flight = self._in_flight, None
         if step is None:
             return []
-        with self._team.computing():
+        with self._rank_group.computing():
             sampled = step.launched.read()
         now = self.step_clock()
         # The device began with it when it was launched, or when it was done with the step before.
@@ -265,7 +267,7 @@ class Engine:
         """
         self._on_phase("WarmingUp", "Running the first steps.")
         warm_up = WarmUp(self, self._runner, self._room_for_requests_of, self.model_config.max_model_len)
-        warm_up.run(alone=self._team.ranks.size == 1)
+        warm_up.run(alone=self._rank_group.ranks.size == 1)
         self._prompts.forget_times()  # which were of first steps, and on other numbers of threads
         self.check_integrity()
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from millstream_runtime.engine import threads
-from millstream_runtime.engine.model_runner import ModelRunner
+from millstream_runtime.engine.cpu import threads
+from millstream_runtime.engine.execution.model_runner import ModelRunner
 from millstream_runtime.engine.request import Request, SamplingParams, TokenOutput
 from millstream_runtime.errors import Reason, RuntimeFailure
 from millstream_runtime.logs import log
@@ -27,7 +27,7 @@ MOST_DECODES = 16
 MOST_DECODES_SECONDS = 1.0  # where steps are so long that this ends early, first-time work is lost in them
 
 
-class Engine(Protocol):
+class WarmUpEngine(Protocol):
     """What is warmed up."""
 
     def add_request(self, request: Request) -> None: ...
@@ -41,7 +41,7 @@ class WarmUp:
     one that is longer than it allows."""
 
     def __init__(
-        self, engine: Engine, runner: ModelRunner, requests_of: Callable[[int], int], max_model_len: int
+        self, engine: WarmUpEngine, runner: ModelRunner, requests_of: Callable[[int], int], max_model_len: int
     ) -> None:
         self._engine = engine
         self._runner = runner

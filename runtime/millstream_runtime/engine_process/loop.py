@@ -19,9 +19,9 @@ from typing import Protocol
 
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
-from millstream_runtime.engine.memory import MemoryUse
+from millstream_runtime.engine.kv.pool_size import MemoryUse
 from millstream_runtime.engine.request import EngineStats, Request, SamplingParams, TokenOutput
-from millstream_runtime.engine_process.boot_voice import BootVoice
+from millstream_runtime.engine_process.boot_events import BootEvents
 from millstream_runtime.engine_process.messages import (
     Abort,
     Command,
@@ -56,8 +56,8 @@ class ModelShape(Protocol):
 OnLost = Callable[[RuntimeFailure], None]
 
 
-class Threads(Protocol):
-    """What the loop reads of `engine.threads.Threads`, which would import torch here."""
+class ThreadReport(Protocol):
+    """What the loop reads of `engine.threads.ThreadReport`, which would import torch here."""
 
     @property
     def all_threads(self) -> int: ...
@@ -75,7 +75,7 @@ class EngineLike(Protocol):
     @property
     def memory_use(self) -> MemoryUse: ...
     @property
-    def threads(self) -> Threads: ...
+    def threads(self) -> ThreadReport: ...
     def when_lost(self, on_lost: OnLost) -> None: ...
     def close(self) -> None: ...
     def add_request(self, request: Request) -> None: ...
@@ -86,7 +86,7 @@ class EngineLike(Protocol):
     def warm_up(self) -> None: ...
 
 
-OnPhase = BootVoice
+OnPhase = BootEvents
 MakeEngine = Callable[[RuntimeConfig, OnPhase], EngineLike]
 
 
@@ -142,7 +142,7 @@ class EngineLoop:
 
     def _boot(self, config: RuntimeConfig, stack: contextlib.ExitStack) -> EngineLike:
         self._heartbeat_interval_seconds = config.heartbeat_interval_seconds
-        engine = self._make_engine(config, BootVoice(self._send))
+        engine = self._make_engine(config, BootEvents(self._send))
         stack.callback(engine.close)
         engine.when_lost(self._wake_for_a_loss)
         limits = ModelLimits(engine.model_config.max_model_len, engine.model_config.vocab_size)
@@ -214,7 +214,7 @@ class EngineLoop:
         engine.add_request(Request(self._heartbeat_id, HEARTBEAT_PROMPT, sampling, is_heartbeat=True))
 
 
-def step_threads(threads: Threads) -> tuple[StepThreads, ...]:
+def step_threads(threads: ThreadReport) -> tuple[StepThreads, ...]:
     """As a message: the limits, then what holds beyond them."""
     limits = [StepThreads(most_tokens, count) for most_tokens, count in threads.limits]
     return (*limits, StepThreads(None, threads.all_threads))

@@ -15,7 +15,7 @@ import msgspec
 from millstream_runtime.boot import WeightsProgress
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
-from millstream_runtime.engine.memory import MemoryUse
+from millstream_runtime.engine.kv.pool_size import MemoryUse
 from millstream_runtime.engine.request import EngineStats, Request, TokenOutput
 from millstream_runtime.errors import Reason, RuntimeFailure
 

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from millstream_runtime.errors import Reason, RuntimeFailure
-from millstream_runtime.models import deepseek, gemma, llama, mistral, mixtral, phi3, qwen2, qwen3, qwen3_moe
-from millstream_runtime.models.checkpoint import Checkpoint
-from millstream_runtime.models.config import ModelConfig, architecture_of
-from millstream_runtime.models.decoder import Decoder
-from millstream_runtime.models.fields import Fields
-from millstream_runtime.models.parallel import ALONE, Ranks
-from millstream_runtime.models.weights import ExpectedWeights, LoadedWeights, Weights
+from millstream_runtime.models.config.fields import Fields
+from millstream_runtime.models.config.model_config import ModelConfig, architecture_of
+from millstream_runtime.models.families import deepseek, gemma, llama, mistral, mixtral, phi3, qwen2, qwen3, qwen3_moe
+from millstream_runtime.models.layers.decoder import Decoder
+from millstream_runtime.models.linear.parallel import ALONE, Ranks
+from millstream_runtime.models.loading.checkpoint import Checkpoint
+from millstream_runtime.models.loading.weights import ExpectedWeights, LoadedWeights, Weights
 
 OnRead = Callable[[int, int], None]  # done_bytes, total_bytes
 

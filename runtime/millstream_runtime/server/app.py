@@ -13,21 +13,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millstream_runtime import __version__
 from millstream_runtime.boot import Phase
-from millstream_runtime.server.api_errors import install_error_handlers
-from millstream_runtime.server.body_routes import BodyRoutes
-from millstream_runtime.server.client_gone import watching
-from millstream_runtime.server.edge import EdgeMiddleware
-from millstream_runtime.server.generation import Generation
-from millstream_runtime.server.metrics import CONTENT_TYPE
-from millstream_runtime.server.ready_view import ready_body
-from millstream_runtime.server.requests import (
+from millstream_runtime.server.http.api_errors import install_error_handlers
+from millstream_runtime.server.http.body_routes import BodyRoutes
+from millstream_runtime.server.http.disconnect import watching
+from millstream_runtime.server.http.edge import EdgeMiddleware
+from millstream_runtime.server.openai.generation import Generation
+from millstream_runtime.server.openai.requests import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     GenerationRequest,
     TokenizeRequest,
 )
-from millstream_runtime.server.responses import (
+from millstream_runtime.server.openai.responses import (
     ChatDialect,
     CompletionDialect,
     Dialect,
@@ -35,8 +33,10 @@ from millstream_runtime.server.responses import (
     sse_answer,
     whole_answer,
 )
+from millstream_runtime.server.operations.metrics import CONTENT_TYPE
+from millstream_runtime.server.operations.readiness import ready_body
+from millstream_runtime.server.operations.traces import RequestTraces
 from millstream_runtime.server.service import Service
-from millstream_runtime.server.traces import RequestTraces
 
 
 def build_app(service: Service) -> ASGIApp:

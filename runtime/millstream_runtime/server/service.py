@@ -17,31 +17,31 @@ from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.engine_process.messages import ModelLimits
 from millstream_runtime.errors import Reason, RuntimeFailure
 from millstream_runtime.logs import log
-from millstream_runtime.server import limits
-from millstream_runtime.server.admission import Admission
-from millstream_runtime.server.api_errors import ApiError, engine_failed, unavailable
-from millstream_runtime.server.api_keys import ApiKeys
-from millstream_runtime.server.chat_template import ChatTemplateError
-from millstream_runtime.server.engine_client import EngineClient, LaunchEngine
-from millstream_runtime.server.generation import Generation, GenerationPlan
-from millstream_runtime.server.metrics import ServerMetrics
-from millstream_runtime.server.progress_watch import NO_PROGRESS_SECONDS, STUCK_SECONDS
-from millstream_runtime.server.requests import (
+from millstream_runtime.server.engine.client import EngineClient, LaunchEngine
+from millstream_runtime.server.engine.progress_watch import NO_PROGRESS_SECONDS, STUCK_SECONDS
+from millstream_runtime.server.http import limits
+from millstream_runtime.server.http.api_errors import ApiError, engine_failed, unavailable
+from millstream_runtime.server.http.api_keys import ApiKeys
+from millstream_runtime.server.openai.generation import Generation, GenerationPlan
+from millstream_runtime.server.openai.requests import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     Message,
     TokenizeRequest,
 )
-from millstream_runtime.server.sampling import (
+from millstream_runtime.server.openai.sampling import (
     SamplingDefaults,
     context_length_exceeded,
     outside_vocabulary,
     require_in_vocabulary,
     sampling_params,
 )
-from millstream_runtime.server.traces import RequestTraces
-from millstream_runtime.tokenizer import Tokenizer
+from millstream_runtime.server.operations.admission import Admission
+from millstream_runtime.server.operations.metrics import ServerMetrics
+from millstream_runtime.server.operations.traces import RequestTraces
+from millstream_runtime.tokenizing.chat_template import ChatTemplateError
+from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
 

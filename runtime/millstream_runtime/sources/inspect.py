@@ -54,7 +54,7 @@ class Header:
     file_bytes: int
 
 
-class Shelf(Protocol):
+class ModelFiles(Protocol):
     """A model's files by name, wherever they are."""
 
     @property
@@ -96,7 +96,7 @@ def read_config(path: Path) -> bytes:
 
 
 def _inspect(
-    shelf: Shelf,
+    shelf: ModelFiles,
     where: str,
     identity: Mapping[str, str],
     revisions: tuple[str | None, str | None],

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from docs import chart_reference
+from hack.reference import chart as chart_reference
 from millstream_operator.catalog.catalog_file import read_catalog_file
-from millstream_operator.reconciling.kinds import OPTIONAL, WATCHED
+from millstream_operator.kube.kinds import OPTIONAL, WATCHED
 from millstream_operator.settings import read_settings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,7 +29,7 @@ Document = dict[str, Any]
 def _helm() -> None:
     """helm from the pinned sources; built once, then found in a cache."""
     if not HELM.exists():
-        subprocess.run([sys.executable, "-m", "cluster", "tools", "helm"], cwd=ROOT, check=True)
+        subprocess.run([sys.executable, "-m", "hack.cluster", "tools", "helm"], cwd=ROOT, check=True)
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -329,14 +329,14 @@ def test_every_kind_that_is_read_or_written_is_granted_and_no_more() -> None:
         assert granted[kind.group, kind.plural] == wanted, kind.kind
 
 
-PREVIOUS = ROOT / "e2e" / "charts" / "millstream-0.1.0"
+PREVIOUS = ROOT / "e2e" / "fixtures" / "millstream-0.1.0.tgz"
 
 
 def test_an_upgrade_changes_nothing_that_cannot_be_changed() -> None:
     """A selector that differs, and helm upgrade ends half-way, with the old operator gone."""
     before, after = render(chart=PREVIOUS), render()
-    versions = [yaml.safe_load((chart / "Chart.yaml").read_text())["version"] for chart in (PREVIOUS, CHART)]
-    assert versions[0] != versions[1], "a change of the templates is another version of the chart"
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
+    assert PREVIOUS.name != f"millstream-{version}.tgz", "a change of the templates is another version of the chart"
     assert operator_of(before)["spec"]["selector"] == operator_of(after)["spec"]["selector"]
     named = [{(d["kind"], d["metadata"]["name"]) for d in documents} for documents in (before, after)]
     assert named[0] <= named[1], "what goes by its name is deleted by an upgrade"

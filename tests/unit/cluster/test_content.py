@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster.content import address_of, files_under
+from hack.cluster.content import address_of, files_under
 
 
 def test_order_does_not_matter() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster import go_toolchain, go_tools, paths
-from cluster.errors import ClusterError
-from cluster.go_toolchain import may_switch, parse_version
-from cluster.go_tools import GoTool
-from cluster.steps import Steps
+from hack.cluster import go_toolchain, go_tools, paths
+from hack.cluster.errors import ClusterError
+from hack.cluster.go_toolchain import may_switch, parse_version
+from hack.cluster.go_tools import GoTool
+from hack.cluster.steps import Steps
 
 EVERY_TOOL = [go_tools.REGISTRY, *go_tools.NODE_TOOLS, *go_tools.USER_TOOLS.values()]
 VERSIONS = {

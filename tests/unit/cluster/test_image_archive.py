@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cluster.image_archive import EMPTY_TMP, ScratchImage, Symlink
+from hack.cluster.image_archive import EMPTY_TMP, ScratchImage, Symlink
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from cluster.kind_config import Machine, render
+from hack.cluster.kind_config import Machine, render
 
 
 def parse(machine: Machine) -> tuple[dict[str, Any], str]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster import runc_wrapper
-from cluster.runc_wrapper import file_to_rewrite, missing_capabilities, rewrite, without
+from hack.cluster import runc_wrapper
+from hack.cluster.runc_wrapper import file_to_rewrite, missing_capabilities, rewrite, without
 
 ALL_41 = "CapBnd:\t000001ffffffffff\n"
 WITHOUT_SYS_RESOURCE = "Name:\tpython3\nCapBnd:\t000001fffeffffff\nCapAmb:\t0000000000000000\n"

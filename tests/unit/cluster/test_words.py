@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster import apt, docker_engine, registry, shell, smoke, up
-from cluster.__main__ import main
-from cluster.docker_engine import daemon_config
-from cluster.errors import ClusterError
-from cluster.image_hub import is_registry
-from cluster.kind_cluster import not_ready
-from cluster.steps import Steps, seconds_text
+from hack.cluster import apt, docker_engine, registry, shell, smoke, up
+from hack.cluster.__main__ import main
+from hack.cluster.docker_engine import daemon_config
+from hack.cluster.errors import ClusterError
+from hack.cluster.image_hub import is_registry
+from hack.cluster.kind_cluster import not_ready
+from hack.cluster.steps import Steps, seconds_text
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from demo.progress import progress
+from hack.demo.progress import progress
 
 
 def deployment(*conditions: dict[str, str], observed: int = 1) -> dict[str, Any]:

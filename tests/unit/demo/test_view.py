@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from demo.view import View
+from hack.demo.view import View
 
 
 class Terminal(io.StringIO):

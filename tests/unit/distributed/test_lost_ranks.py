@@ -61,7 +61,7 @@ def quietly(phase: str, message: str) -> None:
 def engine(folder: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Engine, int, list[RuntimeFailure]]]:
     """An engine on two ranks in the middle of an answer, the pid of rank 1, and what is told of losses."""
     leader = Leader(2, torch.device("cpu"), exchange_timeout_seconds=getattr(request, "param", PATIENCE_SECONDS))
-    engine = Engine(config(folder), quietly, team=leader)
+    engine = Engine(config(folder), quietly, rank_group=leader)
     told: list[RuntimeFailure] = []
     engine.when_lost(told.append)
     engine.add_request(Request("one", [1, 2, 3], SAMPLING))

@@ -10,8 +10,7 @@ import pytest
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.request import FinishReason, Request, SamplingParams
 from millstream_runtime.errors import Reason, RuntimeFailure
-
-from .conftest import MakeEngine, WriteModel, generate, greedy, requests_for
+from tests.support.engines import MakeEngine, WriteModel, generate, greedy, requests_for
 
 PROMPT = [5, 17, 80, 3]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream_runtime.engine import memory
-from millstream_runtime.engine.host import memory_limit_bytes, usable_cpus
+from millstream_runtime.engine.host_limits import memory_limit_bytes, usable_cpus
+from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.errors import RuntimeFailure
 
 GIB = 1 << 30
@@ -37,8 +37,8 @@ def test_cpu_quota_rounds_up_and_never_below_one(tmp_path: Path) -> None:
     assert usable_cpus(tmp_path) == everything
 
 
-def size(available_bytes: int, **overrides: object) -> memory.PoolSize:
-    ledger = memory.MemoryLedger(limit_bytes=GIB, used_bytes=0, reserve_bytes=0, available_bytes=available_bytes)
+def size(available_bytes: int, **overrides: object) -> pool_size.PoolSize:
+    ledger = pool_size.MemoryBudget(limit_bytes=GIB, used_bytes=0, reserve_bytes=0, available_bytes=available_bytes)
     arguments = {
         "asked_bytes": None,
         "block_bytes": 1 << 10,
@@ -47,14 +47,14 @@ def size(available_bytes: int, **overrides: object) -> memory.PoolSize:
         "max_model_len_is_explicit": True,
         "max_num_seqs": 2,
     } | overrides
-    return memory.size_pool(ledger, **arguments)  # type: ignore[arg-type]
+    return pool_size.size_pool(ledger, **arguments)  # type: ignore[arg-type]
 
 
 def test_the_pool_takes_what_it_may_and_never_more_than_a_full_batch_needs() -> None:
-    assert size(1 << 20) == memory.PoolSize(126, 1000)  # 63 blocks a request, two requests
-    assert size(100 << 10) == memory.PoolSize(100, 1000)
-    assert size(0, asked_bytes=70 << 10) == memory.PoolSize(70, 1000)
-    assert size(10 << 10, max_model_len_is_explicit=False) == memory.PoolSize(10, 160)
+    assert size(1 << 20) == pool_size.PoolSize(126, 1000)  # 63 blocks a request, two requests
+    assert size(100 << 10) == pool_size.PoolSize(100, 1000)
+    assert size(0, asked_bytes=70 << 10) == pool_size.PoolSize(70, 1000)
+    assert size(10 << 10, max_model_len_is_explicit=False) == pool_size.PoolSize(10, 160)
 
 
 def test_refusals_show_the_ledger() -> None:
@@ -65,11 +65,11 @@ def test_refusals_show_the_ledger() -> None:
 
 
 def test_the_cpu_share_leaves_room_for_the_process() -> None:
-    roomy = memory.cpu_ledger(10 * GIB, used_bytes=GIB)
+    roomy = pool_size.cpu_ledger(10 * GIB, used_bytes=GIB)
     assert roomy.available_bytes == 3 * GIB
-    tight = memory.cpu_ledger(GIB, used_bytes=GIB - (300 << 20))
+    tight = pool_size.cpu_ledger(GIB, used_bytes=GIB - (300 << 20))
     assert tight.available_bytes == 44 << 20
-    assert memory.cpu_ledger(GIB, used_bytes=2 * GIB).available_bytes == 0
+    assert pool_size.cpu_ledger(GIB, used_bytes=2 * GIB).available_bytes == 0
 
 
 @pytest.mark.parametrize("weight_bytes", [0, GIB // 2, GIB, 2 * GIB, 3 * GIB])
@@ -78,12 +78,12 @@ def test_second_copies_of_weights_leave_the_pool_what_it_would_get_without_them(
     limit_bytes: int, weight_bytes: int
 ) -> None:
     process_bytes = 350 << 20
-    copies_bytes = memory.room_for_copies_bytes(limit_bytes, process_bytes, weight_bytes)
-    without = memory.cpu_ledger(limit_bytes, process_bytes + weight_bytes)
-    beside = memory.cpu_ledger(limit_bytes, process_bytes + weight_bytes + copies_bytes)
+    copies_bytes = pool_size.room_for_copies_bytes(limit_bytes, process_bytes, weight_bytes)
+    without = pool_size.cpu_ledger(limit_bytes, process_bytes + weight_bytes)
+    beside = pool_size.cpu_ledger(limit_bytes, process_bytes + weight_bytes + copies_bytes)
     assert beside.available_bytes == without.available_bytes
 
 
 def test_a_small_model_is_copied_and_one_that_fills_its_memory_is_not() -> None:
-    assert memory.room_for_copies_bytes(4 * GIB, GIB // 4, weight_bytes=GIB // 2) > GIB // 2
-    assert memory.room_for_copies_bytes(4 * GIB, GIB // 4, weight_bytes=3 * GIB) == 0
+    assert pool_size.room_for_copies_bytes(4 * GIB, GIB // 4, weight_bytes=GIB // 2) > GIB // 2
+    assert pool_size.room_for_copies_bytes(4 * GIB, GIB // 4, weight_bytes=3 * GIB) == 0

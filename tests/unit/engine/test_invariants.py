@@ -21,18 +21,17 @@ import pytest
 import torch
 
 from millstream_runtime.distributed.leader import Leader
-from millstream_runtime.engine import graphs
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.execution import Execution
-from millstream_runtime.engine.recorders import CallingAgain
+from millstream_runtime.engine.execution import graphs
+from millstream_runtime.engine.execution.execution_mode import Execution
+from millstream_runtime.engine.execution.recorders import CallingAgain
 from millstream_runtime.engine.request import Request, SamplingParams
 from tests.support.crowded import crowd
+from tests.support.engines import MakeEngine, WriteModel, generate
 from tests.support.family_cases import CASES, UNEVEN_HEADS, Models
 from tests.support.tape_recorder import TapeRecorder
 from tests.support.tiny_families import prompts_of, reference_answers
-
-from .conftest import MakeEngine, WriteModel, generate
-from .test_parity import shrink_pool
+from tests.unit.engine.test_parity import shrink_pool
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NEW_TOKENS = 20
@@ -349,8 +348,8 @@ def test_every_family_answers_like_transformers(
     circumstance = FAMILY_WAYS[way]
     if circumstance.ranks > 1 and family in UNEVEN_HEADS:
         pytest.skip("its heads do not divide by two, and such a size is refused: see test_parallel.py")
-    team = request.getfixturevalue("pair") if circumstance.ranks > 1 else None
-    ranks = {"team": team, "tensor_parallel_size": circumstance.ranks} if team else {}
+    rank_group = request.getfixturevalue("pair") if circumstance.ranks > 1 else None
+    ranks = {"rank_group": rank_group, "tensor_parallel_size": circumstance.ranks} if rank_group else {}
     execution = circumstance.execution() if circumstance.execution else None
     engine = make_engine(models.folder(family), execution=execution, **circumstance.config, **ranks)
     if circumstance.crowded:

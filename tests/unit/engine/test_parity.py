@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from .conftest import MakeEngine, WriteModel, generate, greedy, requests_for
+from tests.support.engines import MakeEngine, WriteModel, generate, greedy, requests_for
 
 NEW_TOKENS = 24
 LLAMA3_ROPE = {
@@ -169,8 +169,8 @@ def test_damaged_weights_are_refused(tmp_path: Path, write_model: WriteModel, ma
 
 def shrink_pool(engine: Any, num_blocks: int, *, enable_prefix_caching: bool = False) -> None:
     """Give the engine a block manager over the first `num_blocks` of its pool: the smallest config is too roomy."""
-    from millstream_runtime.engine.block_manager import BlockManager
-    from millstream_runtime.engine.scheduler import Scheduler
+    from millstream_runtime.engine.scheduling.block_manager import BlockManager
+    from millstream_runtime.engine.scheduling.scheduler import Scheduler
 
     old = engine._scheduler
     rows = len(old._free_rows)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from millstream_runtime.models import two_layouts
+from millstream_runtime.models.cpu import two_layouts
 from tests.support.tiny_model import write_tiny_model
 
 CPU = torch.device("cpu")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from images.build import context_of, read_recipe, tag_of
-from images.errors import ImageError
+from hack.images.build import context_of, read_recipe, tag_of
+from hack.images.errors import ImageError
 
 ROOT = Path(__file__).resolve().parents[3]
-FOLDERS = ("images", "requirements", "operator", "runtime", "kernels", "models")
+FOLDERS = ("hack/images", "requirements", "operator", "runtime", "kernels", "cli", "models")
 
 
 @pytest.fixture
@@ -63,12 +63,12 @@ def test_another_base_is_another_image(checkout: Path) -> None:
 
 def test_an_environment_variable_of_the_dockerfile_is_part_of_the_tag(checkout: Path) -> None:
     before = tag("operator", checkout)
-    append(checkout / "images" / "operator" / "Dockerfile", "ENV NEW=1\n")
+    append(checkout / "hack" / "images" / "operator" / "Dockerfile", "ENV NEW=1\n")
     assert tag("operator", checkout) != before
 
 
 def test_a_folder_that_is_copied_but_never_made_is_named(checkout: Path) -> None:
-    append(checkout / "images" / "operator" / "Dockerfile", "COPY nowhere/ /nowhere/\n")
+    append(checkout / "hack" / "images" / "operator" / "Dockerfile", "COPY nowhere/ /nowhere/\n")
     with pytest.raises(ImageError, match="disagree about nowhere"):
         tag("operator", checkout)
 

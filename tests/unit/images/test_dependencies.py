@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from images.dependencies import compile_modules, group, input_hash
+from hack.images.dependencies import compile_modules, group, input_hash
 
 ROOT = Path(__file__).resolve().parents[3]
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from images.dockerfile import Copy, parse
-from images.errors import ImageError
+from hack.images.dockerfile import Copy, parse
+from hack.images.errors import ImageError
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -62,7 +62,7 @@ def test_a_base_that_nobody_gave_is_named() -> None:
 
 @pytest.mark.parametrize("image", ["operator", "runtime"])
 def test_our_images_start_without_a_shell_as_nobody(image: str) -> None:
-    path = ROOT / "images" / image / "Dockerfile"
+    path = ROOT / "hack" / "images" / image / "Dockerfile"
     recipe = parse(path.read_text(), {"BASE": "b"}, name=str(path))
     assert recipe.user == "65532:65532"
     assert recipe.entrypoint[:2] == ["python3", "-m"]

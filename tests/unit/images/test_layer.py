@@ -7,7 +7,7 @@ import os
 import tarfile
 from pathlib import Path
 
-from images.layer import Entry, content_hash, copy_entries, entries_below, write_layer
+from hack.images.layer import Entry, content_hash, copy_entries, entries_below, write_layer
 
 
 def tree(folder: Path) -> Path:

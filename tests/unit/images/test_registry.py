@@ -14,10 +14,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from images.build import Base, build, image_config, read_base, require_python
-from images.dockerfile import parse
-from images.errors import ImageError
-from images.registry import OCI_CONFIG, OCI_LAYER, OCI_MANIFEST, Descriptor, Registry
+from hack.images.build import Base, build, image_config, read_base, require_python
+from hack.images.dockerfile import parse
+from hack.images.errors import ImageError
+from hack.images.registry import OCI_CONFIG, OCI_LAYER, OCI_MANIFEST, Descriptor, Registry
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -146,7 +146,7 @@ def push_base(registry: Registry) -> str:
 
 def small_checkout(folder: Path) -> Path:
     """A checkout whose operator image has one layer, our own code: no package to install."""
-    (folder / "images" / "operator").mkdir(parents=True)
+    (folder / "hack" / "images" / "operator").mkdir(parents=True)
     lines = [
         "ARG BASE",
         f"ARG PYTHON_VERSION={sys.version_info.major}.{sys.version_info.minor}",
@@ -156,7 +156,7 @@ def small_checkout(folder: Path) -> Path:
         "USER 65532:65532",
         'ENTRYPOINT ["python3", "-m", "millstream_operator"]',
     ]
-    (folder / "images" / "operator" / "Dockerfile").write_text("\n".join(lines))
+    (folder / "hack" / "images" / "operator" / "Dockerfile").write_text("\n".join(lines))
     (folder / "requirements").mkdir()
     (folder / "requirements" / "operator.txt").write_text("# nothing\n")
     for name in ("operator/millstream_operator/__init__.py", *(f"runtime/millstream_runtime/{n}" for n in CONTRACT)):

@@ -12,9 +12,9 @@ from millstream_operator import listings
 from millstream_operator.app import Operator
 from millstream_operator.inventory.nodes import read_node
 from millstream_operator.kopf_settings import EndlessBackoffs, kopf_settings
-from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable
-from millstream_operator.reconciling.index import OwnerKey
-from millstream_operator.reconciling.kinds import LLM_DEPLOYMENT, POD, POD_MONITOR, WATCHED, Kind
+from millstream_operator.kube.client import ApiError, ApiUnreachable
+from millstream_operator.kube.index import OwnerKey
+from millstream_operator.kube.kinds import LLM_DEPLOYMENT, POD, POD_MONITOR, WATCHED, Kind
 from millstream_operator.settings import read_settings
 from tests.support.fake_cluster import FakeCluster, FakeClusterClient, Fault
 from tests.support.gpu_nodes import gpu_node

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from docs import api_reference
+from hack.reference import api as api_reference
 from millstream_operator.api.crd import custom_resource_definition
-from millstream_operator.reconciling import conditions
-from millstream_operator.reconciling.decisions import DecisionType
-from millstream_operator.reconciling.reasons import NEEDS_A_PERSON, Reason
+from millstream_operator.diagnosis import conditions
+from millstream_operator.diagnosis.decisions import DecisionType
+from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON, Reason
 from millstream_operator.settings import read_settings
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"

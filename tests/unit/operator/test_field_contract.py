@@ -27,13 +27,12 @@ from millstream_operator.catalog.gpu import load_catalog
 from millstream_operator.catalog.gpu_names import parse_island
 from millstream_operator.catalog.known_models import known_shape
 from millstream_operator.catalog.read_shape import read_shape
+from millstream_operator.diagnosis.plan_refused import PlanRefused
+from millstream_operator.facts.cluster_facts import NoFacts
+from millstream_operator.facts.inspection import subjects
 from millstream_operator.inventory.node_kinds import inventory_of
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import PlanDefaults
-from millstream_operator.reconciling.facts import NoFacts
-from millstream_operator.reconciling.inspection import subjects
-from millstream_operator.reconciling.pinning import Pinning
-from millstream_operator.reconciling.revisions import PlanRefused, choose
 from millstream_operator.rendering.companions import (
     POD_MONITOR,
     PROMETHEUS_RULE,
@@ -47,6 +46,8 @@ from millstream_operator.rendering.inspect_job import inspect_job
 from millstream_operator.rendering.objects import objects
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import controller_revision
+from millstream_operator.rollout.pinning import Pinning
+from millstream_operator.rollout.revisions import choose
 from tests.support.fake_operator import CONFIG as CONFIG_JSON
 from tests.support.llmdeployments import full_manifest, manifest
 

@@ -12,7 +12,7 @@ from millstream.boot_view import BootView, reading
 from millstream_runtime.boot import BootLedger, Phase, WeightsProgress
 from millstream_runtime.boot_eta import eta_seconds
 from millstream_runtime.config import RuntimeConfig
-from millstream_runtime.engine_process.boot_voice import TELL_EVERY_SECONDS, BootVoice
+from millstream_runtime.engine_process.boot_events import TELL_EVERY_SECONDS, BootEvents
 from millstream_runtime.engine_process.messages import Event, PhaseEntered, WeightsRead
 from tests.support.server_thread import ServerThread
 
@@ -58,7 +58,7 @@ def test_a_second_engine_is_estimated_by_the_boot_of_the_first() -> None:
 def test_a_checkpoint_of_many_tensors_is_told_a_few_times_a_second() -> None:
     told: list[Event] = []
     now = [50.0]
-    voice = BootVoice(told.append, clock=lambda: now[0])
+    voice = BootEvents(told.append, clock=lambda: now[0])
     voice("LoadingWeights", "Reading.")
     for count in range(1001):
         voice.weights_read(count, 1000)

@@ -21,7 +21,7 @@ from millstream.cli import report
 from millstream.verbs.serve import config_from_command_line, serve
 from millstream_runtime.boot import BootLedger
 from millstream_runtime.errors import InvalidConfigError, RuntimeFailure
-from millstream_runtime.server.sockets import bind
+from millstream_runtime.server.http.sockets import bind
 from tests.support.engine_thread import EngineThreads
 from tests.support.server_thread import wait_for
 from tests.support.tiny_model import write_tiny_model

@@ -19,7 +19,7 @@ from millstream_runtime.boot import Phase
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.engine_process.loop import EngineLike, OnPhase, load_engine
 from millstream_runtime.errors import Reason, RuntimeFailure
-from millstream_runtime.server import limits
+from millstream_runtime.server.http import limits
 from tests.support.server_thread import ServerThread, serving, wait_for
 from tests.support.slow_steps import SlowSteps
 

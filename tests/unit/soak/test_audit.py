@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from soak import audit
-from soak.audit import Write
+from tests.soak import audit
+from tests.soak.audit import Write
 
 
 def write(agent: str, at: float, resource: str = "services", took: float = 0.01, status: int = 200) -> Write:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from millstream_operator.planning.plan import PlanDefaults
-from millstream_operator.reconciling.revisions import choose
 from millstream_operator.rendering.objects import objects
 from millstream_operator.rendering.pod_defaults import PodDefaults
-from soak.fake_runtime import answer, boot_map_name
+from millstream_operator.rollout.revisions import choose
+from tests.soak.fake_runtime import answer, boot_map_name
 from tests.support.llmdeployments import deployment
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from soak.experiments import spread
-from soak.faults import Asked, Fault, Injection, Plan
+from tests.soak.experiments import spread
+from tests.soak.faults import Asked, Fault, Injection, Plan
 
 CHILD = "/apis/apps/v1/namespaces/team/deployments/demo"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from soak.interruption import finished
+from tests.soak.interruption import finished
 
 
 async def test_what_was_found_before_ctrl_c_is_kept() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from soak.progress import EVERY_SECONDS, Progress
+from tests.soak.progress import EVERY_SECONDS, Progress
 
 
 def test_it_tells_now_and_then_at_the_end_and_each_problem() -> None:

@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from soak.faults import Fault, Injection
-from soak.proxy import FaultProxy
+from tests.soak.faults import Fault, Injection
+from tests.soak.proxy import FaultProxy
 
 PATH = "/api/v1/namespaces/team/services/demo"
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from soak.load import percentile
-from soak.results import missed
+from tests.soak.load import percentile
+from tests.soak.results import missed
 
 FAILURE = {"scenario": "create", "fault": "500", "number": 3, "struck": "PATCH /x", "differences": ["no Service"]}
 GOOD: dict[str, dict[str, Any]] = {

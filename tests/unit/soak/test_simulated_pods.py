@@ -6,7 +6,7 @@ import json
 import re
 
 from millstream_operator.catalog.inspected_model import read_answer
-from soak.simulated_pods import stages
+from tests.soak.simulated_pods import stages
 
 TERMINATION_MESSAGE_LIMIT_BYTES = 4096
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from soak.snapshot import differences, of_namespace
+from tests.soak.snapshot import differences, of_namespace
 
 Object = dict[str, Any]
 

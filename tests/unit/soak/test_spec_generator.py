@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from soak.spec_generator import MOST_REPLICAS, SpecGenerator, spec_schema
+from tests.soak.spec_generator import MOST_REPLICAS, SpecGenerator, spec_schema
 
 ROOT = Path(__file__).resolve().parents[3]
 

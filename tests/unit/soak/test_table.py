@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from soak import table
+from tests.soak import table
 
 
 def test_the_page_says_what_was_found() -> None:
     text = table.PAGE.read_text()
-    assert text == table.page(text, table.read()), "run `python -m soak.table`"
+    assert text == table.page(text, table.read()), "run `python -m tests.soak.table`"
 
 
 def test_a_fault_that_was_not_survived_shows() -> None:

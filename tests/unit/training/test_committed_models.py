@@ -11,8 +11,8 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoConfig, LlamaForCausalLM
 
-from training import knowledge
-from training.evaluate import answer_text, evaluate, load
+from hack.training import knowledge
+from hack.training.evaluate import answer_text, evaluate, load
 
 MODELS = Path(__file__).parents[3] / "models"
 NAMES = ("demo-chat", "demo-draft")

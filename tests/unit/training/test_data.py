@@ -10,11 +10,11 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from training import knowledge
-from training.batches import IGNORED, batches
-from training.conversations import Conversations, Message
-from training.phrasings import ALWAYS_HELD_OUT, PHRASINGS, held_out_questions, questions
-from training.tokenizer import CHAT_TEMPLATE, encode_chat, encode_prompt, train
+from hack.training import knowledge
+from hack.training.batches import IGNORED, batches
+from hack.training.conversations import Conversations, Message
+from hack.training.phrasings import ALWAYS_HELD_OUT, PHRASINGS, held_out_questions, questions
+from hack.training.tokenizer import CHAT_TEMPLATE, encode_chat, encode_prompt, train
 
 FACTS = knowledge.load()
 

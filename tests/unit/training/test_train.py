@@ -8,12 +8,12 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from training import knowledge
-from training.evaluate import evaluate, load
-from training.export import export
-from training.recipe import VOCAB_SIZE, Recipe
-from training.tokenizer import train as train_tokenizer
-from training.train import learning_rate_at, train
+from hack.training import knowledge
+from hack.training.evaluate import evaluate, load
+from hack.training.export import export
+from hack.training.recipe import VOCAB_SIZE, Recipe
+from hack.training.tokenizer import train as train_tokenizer
+from hack.training.train import learning_rate_at, train
 
 TINY = Recipe(
     name="tiny",

@@ -13,7 +13,7 @@ from millstream_operator.catalog.model_shape import ModelShape, Parameters
 
 
 @dataclass(frozen=True, slots=True)
-class Traits:
+class DenseTraits:
     """What a family does differently from Llama, as its `transformers` config has it by default."""
 
     architecture: str
@@ -28,14 +28,16 @@ class Traits:
     max_position_embeddings: int = 4096
 
 
-FAMILIES: dict[str, Traits] = {
-    "llama": Traits("LlamaForCausalLM", max_position_embeddings=2048),
-    "mistral": Traits("MistralForCausalLM", max_position_embeddings=131072),
-    "qwen2": Traits("Qwen2ForCausalLM", qkv_bias=True, max_position_embeddings=32768),
-    "qwen3": Traits("Qwen3ForCausalLM", query_key_norms=True, head_size=128, max_position_embeddings=32768),
-    "gemma": Traits("GemmaForCausalLM", tied=True, head_size=256, max_position_embeddings=8192),
-    "gemma2": Traits("Gemma2ForCausalLM", norms_per_layer=4, tied=True, head_size=256, max_position_embeddings=8192),
-    "gemma3": Traits(
+FAMILIES: dict[str, DenseTraits] = {
+    "llama": DenseTraits("LlamaForCausalLM", max_position_embeddings=2048),
+    "mistral": DenseTraits("MistralForCausalLM", max_position_embeddings=131072),
+    "qwen2": DenseTraits("Qwen2ForCausalLM", qkv_bias=True, max_position_embeddings=32768),
+    "qwen3": DenseTraits("Qwen3ForCausalLM", query_key_norms=True, head_size=128, max_position_embeddings=32768),
+    "gemma": DenseTraits("GemmaForCausalLM", tied=True, head_size=256, max_position_embeddings=8192),
+    "gemma2": DenseTraits(
+        "Gemma2ForCausalLM", norms_per_layer=4, tied=True, head_size=256, max_position_embeddings=8192
+    ),
+    "gemma3": DenseTraits(
         "Gemma3ForCausalLM",
         norms_per_layer=4,
         query_key_norms=True,
@@ -46,7 +48,7 @@ FAMILIES: dict[str, Traits] = {
         vocab_size=262208,
         max_position_embeddings=131072,
     ),
-    "phi3": Traits("Phi3ForCausalLM", max_position_embeddings=4096),
+    "phi3": DenseTraits("Phi3ForCausalLM", max_position_embeddings=4096),
 }
 
 

@@ -13,7 +13,7 @@ from millstream_operator.catalog.model_shape import ModelShape, Parameters
 
 
 @dataclass(frozen=True, slots=True)
-class Traits:
+class ExpertTraits:
     architecture: str
     experts_field: str
     width_field: str
@@ -23,10 +23,12 @@ class Traits:
     query_key_norms: bool = False
 
 
-FAMILIES: dict[str, Traits] = {
-    "mixtral": Traits("MixtralForCausalLM", "num_local_experts", "intermediate_size", 8, 2),
-    "qwen2_moe": Traits("Qwen2MoeForCausalLM", "num_experts", "moe_intermediate_size", 60, 4, qkv_bias=True),
-    "qwen3_moe": Traits("Qwen3MoeForCausalLM", "num_experts", "moe_intermediate_size", 128, 8, query_key_norms=True),
+FAMILIES: dict[str, ExpertTraits] = {
+    "mixtral": ExpertTraits("MixtralForCausalLM", "num_local_experts", "intermediate_size", 8, 2),
+    "qwen2_moe": ExpertTraits("Qwen2MoeForCausalLM", "num_experts", "moe_intermediate_size", 60, 4, qkv_bias=True),
+    "qwen3_moe": ExpertTraits(
+        "Qwen3MoeForCausalLM", "num_experts", "moe_intermediate_size", 128, 8, query_key_norms=True
+    ),
 }
 
 

@@ -7,34 +7,34 @@ from dataclasses import replace
 
 import pytest
 
-from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable
-from millstream_operator.reconciling.elector import Elector, new_identity
-from millstream_operator.reconciling.fence import Fence, NotLeader
-from millstream_operator.reconciling.leadership import Election, LeaseRecord, Seen
-from millstream_operator.reconciling.work_queue import Result, RetryLater, WorkQueue
+from millstream_operator.kube.client import ApiError, ApiUnreachable
+from millstream_operator.kube.fence import Fence, NotLeader
+from millstream_operator.leadership.election import Election, LeaseRecord, ObservedLease
+from millstream_operator.leadership.elector import Elector, new_identity
+from millstream_operator.queue.work_queue import Result, RetryLater, WorkQueue
 
 
 class FakeStore:
     """One Lease in memory; `error` is raised by the next requests, and `lost` loses the answer to a write."""
 
     def __init__(self) -> None:
-        self.seen: Seen | None = None
+        self.seen: ObservedLease | None = None
         self.error: Exception | None = None
         self.lost = False
         self.version = 0
 
-    async def read(self) -> Seen | None:
+    async def read(self) -> ObservedLease | None:
         if self.error:
             raise self.error
         return self.seen
 
-    async def write(self, record: LeaseRecord, version: str | None) -> Seen:
+    async def write(self, record: LeaseRecord, version: str | None) -> ObservedLease:
         if self.error:
             raise self.error
         if version != (self.seen.version if self.seen else None):
             raise ApiError(409, "Conflict", "modified")
         self.version += 1
-        self.seen = Seen(record, str(self.version))
+        self.seen = ObservedLease(record, str(self.version))
         if self.lost:
             raise ApiUnreachable("PUT: TimeoutError")
         return self.seen
@@ -178,7 +178,7 @@ async def test_somebody_elses_lease_is_not_released() -> None:
     assert one.leading
     assert not may_write(other)
     assert world.store.seen is not None
-    world.store.seen = Seen(replace(world.store.seen.record, holder="three"), "99")
+    world.store.seen = ObservedLease(replace(world.store.seen.record, holder="three"), "99")
     await one.release()
     assert world.store.seen.record.holder == "three"
 
@@ -208,7 +208,7 @@ async def test_waiters_wake_when_leadership_comes_and_when_it_goes() -> None:
     await asyncio.sleep(0)
     assert not gone.done()
     assert world.store.seen is not None
-    world.store.seen = Seen(replace(world.store.seen.record, holder="two"), "99")
+    world.store.seen = ObservedLease(replace(world.store.seen.record, holder="two"), "99")
     await world.step(one, seconds=3.0)
     await gone
     assert not one.leading

@@ -15,11 +15,11 @@ from millstream_operator import app
 from millstream_operator.app import Operator
 from millstream_operator.health import HealthServer
 from millstream_operator.kopf_settings import EndlessBackoffs, kopf_settings
-from millstream_operator.reconciling.cluster_client import ApiUnreachable
-from millstream_operator.reconciling.index import OwnerKey
-from millstream_operator.reconciling.kinds import LLM_DEPLOYMENT, POD, SERVICE, WATCHED, Kind
-from millstream_operator.reconciling.watch_freshness import OVERDUE_SECONDS, WatchFreshness
-from millstream_operator.reconciling.work_queue import Result
+from millstream_operator.kube.client import ApiUnreachable
+from millstream_operator.kube.index import OwnerKey
+from millstream_operator.kube.kinds import LLM_DEPLOYMENT, POD, SERVICE, WATCHED, Kind
+from millstream_operator.kube.watch_freshness import OVERDUE_SECONDS, WatchFreshness
+from millstream_operator.queue.work_queue import Result
 from millstream_operator.settings import SettingsError, read_settings
 
 IMAGE = {"MILLSTREAM_RUNTIME_IMAGE": "x"}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from millstream_operator.reconciling.leadership import Election, LeaseRecord, Look, Seen, Timing, Wait, Write
+from millstream_operator.leadership.election import Election, LeaseRecord, Look, ObservedLease, Timing, Wait, Write
 
 WALL = "2026-01-01T00:00:00.000000Z"
 TIMING = Timing()
@@ -17,8 +17,8 @@ def election(identity: str = "me") -> Election:
     return Election(identity, TIMING, random.Random(0))
 
 
-def held(by: str = "other", version: str = "1", **fields: object) -> Seen:
-    return Seen(replace(LeaseRecord(by, 15, WALL, WALL, 3), **fields), version)  # type: ignore[arg-type]
+def held(by: str = "other", version: str = "1", **fields: object) -> ObservedLease:
+    return ObservedLease(replace(LeaseRecord(by, 15, WALL, WALL, 3), **fields), version)  # type: ignore[arg-type]
 
 
 def leader(now: float = 0.0) -> Election:
@@ -27,7 +27,7 @@ def leader(now: float = 0.0) -> Election:
     one.saw(None, now)
     step = one.next(now, WALL)
     assert isinstance(step, Write)
-    one.wrote(Seen(step.record, "1"), now, now)
+    one.wrote(ObservedLease(step.record, "1"), now, now)
     return one
 
 
@@ -61,7 +61,7 @@ def test_the_first_one_looks_and_creates() -> None:
     step = one.next(1.0, WALL)
     assert step == Write(LeaseRecord("me", 15, WALL, WALL, 0), None)
     assert not one.leading(1.0), "only what was answered counts"
-    one.wrote(Seen(step.record, "1"), 1.0, 1.5)
+    one.wrote(ObservedLease(step.record, "1"), 1.0, 1.5)
     assert one.leading(1.5)
     assert (one.write_until, one.over_by, one.term) == (11.0, 15.0, 1)
 
@@ -142,7 +142,7 @@ def test_a_leader_renews_long_before_its_deadline() -> None:
     renewal = one.next(step.until, "later")
     assert isinstance(renewal, Write)
     assert (renewal.record.renew_time, renewal.record.acquire_time, renewal.record.transitions) == ("later", WALL, 0)
-    one.wrote(Seen(renewal.record, "2"), step.until, step.until + 0.1)
+    one.wrote(ObservedLease(renewal.record, "2"), step.until, step.until + 0.1)
     assert one.write_until == step.until + 10.0
     assert one.term == 1
 
@@ -185,7 +185,7 @@ def test_who_was_cut_off_and_comes_back_first_begins_a_new_term() -> None:
     one.saw(held("me"), 20.0)
     step = one.next(20.0, WALL)
     assert isinstance(step, Write)
-    one.wrote(Seen(step.record, "2"), 20.0, 20.1)
+    one.wrote(ObservedLease(step.record, "2"), 20.0, 20.1)
     assert one.leading(20.1)
     assert one.term == 2, "another may have written meanwhile: everything is looked at again"
 
@@ -193,7 +193,7 @@ def test_who_was_cut_off_and_comes_back_first_begins_a_new_term() -> None:
 def test_a_write_that_changed_nothing_is_no_renewal() -> None:
     """With a wall clock that stands still the record would be the same, and nobody could have seen it renewed."""
     one = leader()
-    one.wrote(Seen(LeaseRecord("me", 15, WALL, WALL, 0), "1"), 5.0, 5.1)
+    one.wrote(ObservedLease(LeaseRecord("me", 15, WALL, WALL, 0), "1"), 5.0, 5.1)
     assert one.write_until == 10.0
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from millstream_operator.reconciling.leadership import Election, LeaseRecord, Look, Seen, Timing, Wait, Write
+from millstream_operator.leadership.election import Election, LeaseRecord, Look, ObservedLease, Timing, Wait, Write
 
 TIMING = Timing()
 LONGEST_WRITE_SECONDS = 15.0
@@ -31,7 +31,7 @@ class World:
     random: random.Random
     faults: bool
     now: float = 0.0
-    lease: Seen | None = None
+    lease: ObservedLease | None = None
     events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     sequence: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -44,11 +44,11 @@ class World:
             what()
         self.now = until
 
-    def write_lease(self, record: LeaseRecord, version: str | None) -> Seen | None:
+    def write_lease(self, record: LeaseRecord, version: str | None) -> ObservedLease | None:
         """None: a conflict."""
         if (self.lease.version if self.lease else None) != version:
             return None
-        self.lease = Seen(record, str(next(self.sequence)))
+        self.lease = ObservedLease(record, str(next(self.sequence)))
         return self.lease
 
     def delay(self) -> float:
@@ -159,7 +159,7 @@ def test_two_replicas_never_write_at_once(chunk: int) -> None:
 class CountsFromTheAnswer(Election):
     """The mistake of counting a renewal from when its answer came."""
 
-    def wrote(self, seen: Seen, sent: float, now: float) -> None:
+    def wrote(self, seen: ObservedLease, sent: float, now: float) -> None:
         super().wrote(seen, now, now)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from millstream_operator.reconciling.kinds import LEASE, LLM_DEPLOYMENT, SERVICE
+from millstream_operator.kube.kinds import LEASE, LLM_DEPLOYMENT, SERVICE
 from tests.support.fake_api_server import FakeApiServer, write_kubeconfig
 
 PATIENCE_SECONDS = 60.0

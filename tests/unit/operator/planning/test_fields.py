@@ -11,13 +11,14 @@ import pytest
 
 from millstream_operator.api.load import ManifestError, parse
 from millstream_operator.catalog.known_models import known_shape
+from millstream_operator.diagnosis.plan_refused import PlanRefused
+from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.planning.planner import decide, plan
 from millstream_operator.planning.requires import refusal
-from millstream_operator.reconciling.reasons import Reason
-from millstream_operator.reconciling.revisions import PlanRefused, choose
 from millstream_operator.rendering.pod_defaults import PodDefaults
+from millstream_operator.rollout.revisions import choose
 from tests.unit.operator.planning.cases import CASES, FIRST_RUNTIME
 
 DEFAULTS = PlanDefaults("registry.example.com/runtime:1.0")

@@ -14,11 +14,11 @@ from millstream_operator.catalog.known_models import known_repositories, known_s
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.inventory.node_kinds import Inventory, NodeKind, inventory_of
 from millstream_operator.planning.facts import EVERYTHING, Facts
-from millstream_operator.planning.memory_ledger import activations_bytes, gpu_ledger
 from millstream_operator.planning.plan import Infeasible, Plan, PlanDefaults
 from millstream_operator.planning.planner import decide
-from millstream_operator.planning.tensor_parallel import tensor_parallel_problem
-from millstream_operator.planning.weights import rank_weights, weight_format
+from millstream_operator.planning.sizing.memory_ledger import activations_bytes, gpu_ledger
+from millstream_operator.planning.sizing.tensor_parallel import tensor_parallel_problem
+from millstream_operator.planning.sizing.weights import rank_weights, weight_format
 
 CATALOG = load_catalog()
 PARTS = [part for part in CATALOG if part.unsupported is None]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from millstream_operator.api.spec import LLMDeploymentSpec
-from millstream_operator.planning.input_hash import input_hash
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.planning.planner import plan
+from millstream_operator.planning.restart_fields import input_hash
 from millstream_operator.planning.scaling_cost import at_most, over_budget, planned_with_scaling_cost, with_scaling_cost
 from tests.support.llmdeployments import deployment
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import pytest
 
-from millstream_operator.reconciling.cluster_client import ApiError
-from millstream_operator.reconciling.kinds import DEPLOYMENT, LLM_DEPLOYMENT, SERVICE
+from millstream_operator.kube.client import ApiError
+from millstream_operator.kube.kinds import DEPLOYMENT, LLM_DEPLOYMENT, SERVICE
 from tests.support.fake_cluster import Fault
 from tests.support.fake_operator import FakeOperator, respec, served, world
 from tests.support.llmdeployments import manifest

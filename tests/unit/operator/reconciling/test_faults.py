@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from millstream_operator.reconciling.cluster_client import ApiError, ApiUnreachable
-from millstream_operator.reconciling.kinds import (
+from millstream_operator.kube.client import ApiError, ApiUnreachable
+from millstream_operator.kube.kinds import (
     LLM_DEPLOYMENT,
     POD_DISRUPTION_BUDGET,
     Kind,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from millstream_operator.reconciling.cluster_client import ApiError
-from millstream_operator.reconciling.kinds import (
+from millstream_operator.kube.client import ApiError
+from millstream_operator.kube.kinds import (
     CONFIG_MAP,
     CONTROLLER_REVISION,
     DEPLOYMENT,

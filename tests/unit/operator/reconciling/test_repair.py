@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from millstream_operator.reconciling.kinds import (
+from millstream_operator.kube.kinds import (
     CONFIG_MAP,
     CONTROLLER_REVISION,
     DEPLOYMENT,

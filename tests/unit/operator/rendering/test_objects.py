@@ -9,9 +9,9 @@ import pytest
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import parse
 from millstream_operator.api.status import AppliedStrategy
+from millstream_operator.kube.kinds import OWNED
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.planning.planner import plan
-from millstream_operator.reconciling.kinds import OWNED
 from millstream_operator.rendering.inspect_job import Subject, inspect_job
 from millstream_operator.rendering.inspection_record import inspection_record
 from millstream_operator.rendering.objects import objects

@@ -1,0 +1,111 @@
+"""What a person sees while the model boots: each phase with its seconds, then the address and a request to paste.
+
+On a terminal the running phase counts up in place; elsewhere the server's structured log tells the phases, and this
+view adds only the last lines, and those not in a pod.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TextIO
+
+from millstream_runtime.boot import BOOT_PHASES, BootLedger, BootSnapshot, Phase
+from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.engine.kv.pool_size import gibibytes
+
+TICK_SECONDS = 0.1
+CLEAR_LINE = "\r\x1b[2K"
+
+
+class BootView:
+    """Watches the ledger. `live`: the output is a terminal; `inviting`: a person will want to try a request."""
+
+    def __init__(
+        self, ledger: BootLedger, config: RuntimeConfig, port: int, out: TextIO, *, live: bool, inviting: bool = True
+    ) -> None:
+        self._ledger = ledger
+        self._config = config
+        self._port = port
+        self._out = out
+        self._live = live
+        self._inviting = inviting
+        self._shown: set[Phase] = set()
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        ledger.subscribe(self._on_change)
+        if live:
+            threading.Thread(target=self._tick, name="boot-view", daemon=True).start()
+
+    def close(self) -> None:
+        """Leave the terminal clean."""
+        with self._lock:
+            if self._live and not self._ended.is_set():
+                self._out.write(CLEAR_LINE)
+                self._out.flush()
+            self._ended.set()
+
+    def _on_change(self, boot: BootSnapshot) -> None:
+        with self._lock:
+            if boot.phase is Phase.DRAINING and self._live:
+                self._out.write("Finishing the requests that run; press Ctrl-C to quit at once.\n")
+                self._out.flush()
+            if self._ended.is_set():
+                return
+            if self._live:
+                self._finish_lines(boot)
+            if boot.phase is Phase.READY and self._inviting:
+                self._out.write(self._invitation(boot))
+                self._out.flush()
+            if boot.phase not in BOOT_PHASES:
+                self._ended.set()
+
+    def _tick(self) -> None:
+        while not self._ended.wait(TICK_SECONDS):
+            boot = self._ledger.snapshot()
+            with self._lock:
+                if not self._ended.is_set() and boot.phase in BOOT_PHASES:
+                    said = reading(boot) if boot.phase is Phase.LOADING_WEIGHTS else ""
+                    seconds = boot.seconds[boot.phase]
+                    self._out.write(CLEAR_LINE + phase_line("…", boot.phase, seconds, said or boot.message))
+                    self._out.flush()
+
+    def _finish_lines(self, boot: BootSnapshot) -> None:
+        self._out.write(CLEAR_LINE)
+        for phase, seconds in boot.seconds.items():
+            if phase is not boot.phase and phase not in self._shown:
+                self._shown.add(phase)
+                said = reading(boot) if phase is Phase.LOADING_WEIGHTS else ""
+                self._out.write(phase_line("✓", phase, seconds, said) + "\n")
+        self._out.flush()
+
+    def _invitation(self, boot: BootSnapshot) -> str:
+        host = "127.0.0.1" if self._config.host in ("0.0.0.0", "::") else self._config.host  # noqa: S104
+        url = f"http://{f'[{host}]' if ':' in host else host}:{self._port}"
+        body = {
+            "model": self._config.served_model_name,
+            "messages": [{"role": "user", "content": "What is a Kubernetes pod?"}],
+            "stream": True,
+        }
+        return (
+            f"Ready in {boot.total_seconds:.1f} s: {self._config.served_model_name} at {url}/v1\n\n"
+            f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+            f"    -d '{json.dumps(body)}'\n\n"
+        )
+
+
+def reading(boot: BootSnapshot) -> str:
+    """`1.20 of 7.50 GiB, 1.10 GiB/s, 6 s left` while weights are read, `7.50 GiB, 1.10 GiB/s` after."""
+    weights = boot.weights
+    if weights is None or weights.bytes_per_second is None:
+        return ""
+    rate = f"{gibibytes(round(weights.bytes_per_second))}/s"
+    if weights.done_bytes >= weights.total_bytes:
+        return f"{gibibytes(weights.total_bytes)}, {rate}"
+    left_seconds = (weights.total_bytes - weights.done_bytes) / weights.bytes_per_second
+    return f"{gibibytes(weights.done_bytes)} of {gibibytes(weights.total_bytes)}, {rate}, {left_seconds:.0f} s left"
+
+
+def phase_line(mark: str, phase: Phase, seconds: float, message: str) -> str:
+    """`✓ LoadingWeights   0.4 s`."""
+    return f"{mark} {phase.value:<16} {seconds:5.1f} s  {message}".rstrip()

@@ -1,0 +1,189 @@
+"""`millstream serve MODEL_FOLDER | DEPLOYMENT.yaml [flags]`: the same runtime as in a pod, on this machine.
+
+    millstream serve models/demo-chat               a model folder
+    millstream serve examples/demo.yaml --port 9000 an LLMDeployment; flags win over the file
+    millstream serve --config=boot.json --live-config=live.json       files, as the operator mounts them into a pod
+    millstream serve --model=/models/demo-chat …    flags alone
+
+With a folder or a manifest the server listens on 127.0.0.1 unless --host says otherwise; else it is a pod and listens
+on every address. Flags win over every file; --live-config is watched, and taken over while the server runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import os
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from millstream.arguments import CommandLineParser
+from millstream.boot_view import BootView
+from millstream.manifest import config_from_manifest, model_root
+from millstream_runtime.boot import BootLedger
+from millstream_runtime.config import RuntimeConfig, argument_parser, from_namespace
+from millstream_runtime.config_files import read_boot
+from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+
+if TYPE_CHECKING:
+    from millstream_runtime.server.engine.client import LaunchEngine
+
+LOCAL_HOST = "127.0.0.1"
+RUNTIME_PACKAGES = ("torch", "fastapi", "uvicorn", "httptools", "tokenizers", "jinja2", "msgspec", "prometheus_client")
+BUSY_THREADS = ("tokenizer",)
+MANIFEST_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Serve until drained; 0 then.
+
+    Raises:
+        RuntimeFailure: bad flags, a bad file, a busy port, or a failure of the engine.
+    """
+    ledger = BootLedger()
+    given = parse_command_line(argv)
+    config = config_of(given)
+    require_model_folder(Path(config.model))
+    require_runtime_packages()
+    from millstream_runtime.server.engine.subprocess import EngineProcesses
+    from millstream_runtime.server.http.sockets import bind
+
+    listener = bind(config.host, config.port)
+    engines = EngineProcesses(config)
+    engines.prepare()  # torch is the longest import of all; let it overlap with FastAPI's
+    try:
+        serve(config, listener, ledger, engines, given.live_config)
+    finally:
+        engines.discard()
+    _leave_if_stuck()
+    return 0
+
+
+def serve(
+    config: RuntimeConfig,
+    listener: socket.socket,
+    ledger: BootLedger,
+    launch_engine: LaunchEngine,
+    live_config: Path | None = None,
+) -> None:
+    """Answer on `listener` until drained.
+
+    Raises:
+        RuntimeFailure: as `run`.
+    """
+    from millstream_runtime.logs import configure_logging, set_log_level
+    from millstream_runtime.server.model_server import ModelServer
+    from millstream_runtime.server.operations.garbage_collector import freeze_gc
+
+    on_terminal = sys.stderr.isatty()
+    configure_logging(default_level="warning" if on_terminal else "info")
+    if config.log_level is not None:
+        set_log_level(config.log_level)
+    ledger.subscribe(freeze_gc)
+    by_a_person = on_terminal or config.host == LOCAL_HOST
+    view = BootView(ledger, config, listener.getsockname()[1], sys.stderr, live=on_terminal, inviting=by_a_person)
+    try:
+        asyncio.run(ModelServer(config, listener, ledger, launch_engine, live_config=live_config).run())
+    finally:
+        view.close()
+
+
+def config_from_command_line(argv: Sequence[str]) -> RuntimeConfig:
+    """Flags, or a target or a file with flags over it.
+
+    Raises:
+        RuntimeFailure: a flag, the file or the folder cannot be used; the message names it.
+    """
+    return config_of(parse_command_line(argv))
+
+
+def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
+    """Raises InvalidConfigError: an unknown flag, or a value of another type."""
+    parser = CommandLineParser(
+        prog="millstream serve",
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("target", nargs="?", metavar="MODEL_FOLDER|DEPLOYMENT.yaml", help="what to serve")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the boot half of the configuration, as JSON")
+    parser.add_argument("--live-config", type=Path, metavar="FILE", help="the live half: watched while the server runs")
+    argument_parser(parser)
+    return parser.parse_args(list(argv))
+
+
+def config_of(given: argparse.Namespace) -> RuntimeConfig:
+    """The configuration that a parsed command line asks for; it raises what `config_from_command_line` does."""
+    if given.config is not None:
+        if given.target is not None or given.model is not None:
+            raise InvalidConfigError(f"Give either --config={given.config} or a model, not both.")
+        return replace(RuntimeConfig.of(read_boot(given.config)), **_given_fields(given))
+    if given.target is None:
+        if given.model is None:
+            raise InvalidConfigError("Nothing to serve: give a model folder, an LLMDeployment file or --model.")
+        return from_namespace(given)
+    if given.model is not None:
+        raise InvalidConfigError(f"Give either {given.target} or --model={given.model}, not both.")
+    if Path(given.target).suffix.lower() in MANIFEST_SUFFIXES:
+        config = config_from_manifest(Path(given.target), LOCAL_HOST)
+        return replace(config, **_given_fields(given))
+    given.model = str(find_model_folder(given.target))
+    given.host = given.host or LOCAL_HOST
+    return from_namespace(given)
+
+
+def find_model_folder(target: str) -> Path:
+    """The folder itself, or one of that name below the model root.
+
+    Raises:
+        RuntimeFailure: neither exists.
+    """
+    for folder in (Path(target), model_root() / target):
+        if folder.is_dir():
+            return folder
+    if Path(target).is_file():
+        raise InvalidConfigError(f"{target} is a file; give a model folder, or an LLMDeployment as .yaml or .json.")
+    raise RuntimeFailure(
+        Reason.CHECKPOINT_INVALID,
+        f"There is no model folder {target} here or in {model_root()} (set MILLSTREAM_MODELS_DIR to look elsewhere).",
+    )
+
+
+def require_model_folder(folder: Path) -> None:
+    """Raises RuntimeFailure: there is none; the message names the models that lie beside it."""
+    if folder.is_dir():
+        return
+    try:
+        beside = sorted(path.name for path in folder.parent.iterdir() if (path / "config.json").is_file())
+    except OSError:
+        beside = []
+    hint = f"{folder.parent} has: {', '.join(beside)}" if beside else "give a folder with config.json and safetensors"
+    raise RuntimeFailure(Reason.CHECKPOINT_INVALID, f"The model folder {folder} does not exist; {hint}.")
+
+
+def _given_fields(given: argparse.Namespace) -> dict[str, Any]:
+    names = [field.name for field in fields(RuntimeConfig)]
+    return {name: value for name in names if (value := getattr(given, name, None)) is not None}
+
+
+def require_runtime_packages() -> None:
+    """Raises InvalidConfigError: this is an installation for `validate` or for the operator."""
+    missing = [name for name in RUNTIME_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InvalidConfigError(
+            f"Serving needs packages that are not installed ({', '.join(missing)}): pip install 'millstream[runtime]'."
+        )
+
+
+def _leave_if_stuck() -> None:
+    """A thread inside the tokenizer can hold up or crash the interpreter's shutdown: leave without it."""
+    if any(thread.name.startswith(BUSY_THREADS) for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)

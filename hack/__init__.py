@@ -1,0 +1,1 @@
+"""What serves developers only: local cluster, image build, demo driver, training, document generators."""

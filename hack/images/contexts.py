@@ -1,0 +1,118 @@
+"""What each image is made of: the folders that its Dockerfile's COPY lines name.
+
+    dependencies/<group>   third-party packages     see hack.images.dependencies
+    models                 the demo models          runtime only
+    app                    our own packages         last: it changes with every edit
+
+A tree tells its hash cheaply, before any file of it exists; its files are made only when the registry lacks the layer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hack.images import dependencies
+from hack.images.errors import ImageError
+from hack.images.layer import Entry, content_hash, copy_entries, entries_below
+
+# The operator reads the runtime's contract and nothing else of it, so an edit of the engine leaves its image alone.
+CONTRACT_FILES = ("__init__.py", "config.py", "config_files.py", "errors.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """One folder of a build context."""
+
+    input_hash: str
+    stage: Callable[[Path, str], list[Entry]]  # (an empty folder, where it lands in the image) -> files
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What trees are made with."""
+
+    checkout: Path
+    python_version: str
+    base: str
+
+    @property
+    def uv(self) -> Path:
+        """The uv that `make venv` installed."""
+        return self.checkout / ".tools" / "bin" / "uv"
+
+
+def trees(image: str, stage: Stage) -> dict[str, Tree]:
+    """Context folder name to its tree, for the image `operator` or `runtime`.
+
+    Raises:
+        ImageError: something that the image is made of is not in the checkout.
+    """
+    lock = stage.checkout / "requirements" / f"{image}.txt"
+    if not lock.is_file():
+        raise ImageError(f"{lock} is missing: run `make lock`.")
+    found = {
+        f"dependencies/{name}": _dependencies(pins, stage)
+        for name, pins in dependencies.group(lock.read_text()).items()
+    }
+    found["app"] = _app(_sources(image, stage.checkout), stage)
+    if image == "runtime":
+        found["models"] = _models(stage.checkout / "models")
+    return found
+
+
+def _dependencies(pins: str, stage: Stage) -> Tree:
+    def make(folder: Path, target: str) -> list[Entry]:
+        installed, chosen = folder / "installed", folder / "chosen"
+        copy_entries(
+            dependencies.install(pins, installed, uv=stage.uv, python_version=stage.python_version),
+            chosen,
+        )
+        dependencies.compile_modules(chosen, target, python_version=stage.python_version, base=stage.base)
+        return entries_below(chosen)
+
+    return Tree(dependencies.input_hash(pins, stage.python_version), make)
+
+
+def _sources(image: str, checkout: Path) -> list[Entry]:
+    operator, runtime, kernels = checkout / "operator", checkout / "runtime", checkout / "kernels"
+    cli = checkout / "cli"
+    if image == "operator":
+        contract = runtime / "millstream_runtime"
+        found = [Entry(f"millstream_runtime/{name}", contract / name) for name in CONTRACT_FILES]
+        packages = [operator / "millstream_operator"]
+    else:
+        found = []
+        packages = [cli / "millstream", runtime / "millstream_runtime", kernels / "millstream_kernels"]
+    for package in packages:
+        found += entries_below(package, prefix=f"{package.name}/")
+    return [entry for entry in found if "__pycache__" not in entry.name]
+
+
+def _app(sources: Iterable[Entry], stage: Stage) -> Tree:
+    sources = list(sources)
+
+    def make(folder: Path, target: str) -> list[Entry]:
+        for entry in sources:  # copies, not links: compiling writes beside them
+            destination = folder / entry.name
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(entry.path, destination)
+        dependencies.compile_modules(folder, target, python_version=stage.python_version, base=stage.base)
+        return entries_below(folder)
+
+    facts = f"{content_hash(sources)}\0{stage.python_version}"
+    return Tree(hashlib.sha256(facts.encode()).hexdigest(), make)
+
+
+def _models(folder: Path) -> Tree:
+    if not any(folder.glob("*/config.json")):
+        raise ImageError(f"{folder} holds no model folder with a config.json: the demo models belong to the checkout.")
+    entries = entries_below(folder)
+
+    def make(_folder: Path, _target: str) -> list[Entry]:
+        return entries
+
+    return Tree(content_hash(entries), make)

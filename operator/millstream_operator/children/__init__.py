@@ -1,0 +1,1 @@
+"""The objects of one LLMDeployment: apply, leave alone, delete."""

@@ -1,0 +1,162 @@
+"""Children of one LLMDeployment: apply what differs, leave alone what is somebody else's, delete what is not wanted.
+
+Reads come from the index; a live GET comes before a forced apply and before a delete. Every method may be interrupted
+before or after any of its writes: the next turn compares again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.diagnosis.admission import not_admitted
+from millstream_operator.diagnosis.diagnosis import Diagnosis
+from millstream_operator.diagnosis.reasons import Reason
+from millstream_operator.kube.client import ApiError, ClusterClient
+from millstream_operator.kube.diff import Settled, stamped
+from millstream_operator.kube.index import Index, OwnerKey
+from millstream_operator.kube.kinds import Kind, kind_of
+from millstream_operator.queue.work_queue import RetryLater
+
+Manifest = dict[str, Any]
+# What the API server refuses for good; anything else may pass, and is tried again.
+REFUSED = (400, 403, 422)
+
+
+class Children:
+    """Reads and writes of children, for the reconciler alone."""
+
+    def __init__(self, client: ClusterClient, index: Index) -> None:
+        self._client, self._index = client, index
+        self._settled = Settled()
+        self._foreign: set[tuple[str, str, str]] = set()  # names that were found to be taken: look, do not try
+
+    def own(self, owner: LLMDeployment, key: OwnerKey, kind: Kind) -> list[Manifest]:
+        """Those of a kind that the owner controls, by name."""
+        return [child for child in self._index.children(key, kind) if controlled_by(child, owner)]
+
+    def get(self, owner: LLMDeployment, key: OwnerKey, kind: Kind, name: str | None = None) -> Manifest | None:
+        """The child of that name (the owner's own by default), unless it is somebody else's."""
+        live = self._index.get(kind, key.namespace, name or key.name)
+        return live if live is not None and controlled_by(live, owner) else None
+
+    async def apply_all(self, owner: LLMDeployment, wanted: Iterable[Manifest]) -> Diagnosis | None:
+        """Apply what differs, in this order, up to the first that cannot be: why it cannot is returned.
+
+        Raises:
+            ApiError, ApiUnreachable: what may pass by itself.
+            RetryLater: a namesake's child is still being deleted.
+        """
+        for manifest in map(stamped, wanted):
+            try:
+                problem = await self._apply(owner, manifest)
+            except ApiError as error:
+                problem = _refusal(error, manifest)
+                if problem is None or namespace_is_terminating(error):
+                    raise
+            if problem is not None:
+                return problem
+        return None
+
+    async def delete(self, owner: LLMDeployment, to_delete: Iterable[Manifest]) -> None:
+        """Delete children of ours, each after a live look."""
+        for child in to_delete:
+            kind = kind_of(child)
+            live = await self._client.get(kind, owner.metadata.namespace or "", child["metadata"]["name"])
+            if live is not None and controlled_by(live, owner):
+                await self._client.delete(kind, live)
+            self._index.remove(kind, child)
+            self._settled.forget(child["metadata"]["uid"])
+
+    async def _apply(self, owner: LLMDeployment, wanted: Manifest) -> Diagnosis | None:
+        kind, metadata = kind_of(wanted), wanted["metadata"]
+        live = self._index.get(kind, metadata["namespace"], metadata["name"])
+        if live is not None and controlled_by(live, owner) and not self._settled.needs_apply(live, wanted):
+            return None
+        place = kind.kind, metadata["namespace"], metadata["name"]
+        # What we do not know of is most likely not there; if it is, this changes nothing.
+        if live is None and place not in self._foreign and (made := await self._client.apply_new(wanted)) is not None:
+            self._took(kind, made, wanted)
+            return None
+        # The index holds labelled objects only and may be behind: before a forced apply, whose object is it really?
+        live = await self._client.get(kind, metadata["namespace"], metadata["name"])
+        self._foreign.discard(place)
+        if live is not None and not controlled_by(live, owner):
+            self._foreign.add(place)
+            if _belonged_to_namesake(live, owner) or live["metadata"].get("deletionTimestamp"):
+                raise RetryLater(f"waiting for the old {kind.kind} {metadata['name']} to be deleted", 1.0)
+            return _name_conflict(kind.kind, live)
+        if live is not None and not self._settled.needs_apply(live, wanted):
+            self._index.put(kind, live)
+            return None
+        self._took(kind, await self._write(kind, live, wanted), wanted)
+        return None
+
+    def _took(self, kind: Kind, answer: Manifest, wanted: Manifest) -> None:
+        """Remember the answer to an apply."""
+        self._settled.applied(answer, wanted)
+        self._index.put(kind, answer)
+
+    async def _write(self, kind: Kind, live: Manifest | None, wanted: Manifest) -> Manifest:
+        """Server-side apply, also over an edit that it alone cannot undo.
+
+        Whoever changes a Service's port 80 to 81 owns a port of their own. Ours would be added to it as a second one
+        of the same name, which the server refuses. A merge patch sets whole lists, so it puts ours in their place.
+        """
+        try:
+            return await self._client.apply(wanted)
+        except ApiError as error:
+            if error.status != 422 or live is None or "spec" not in wanted:
+                raise
+        metadata = wanted["metadata"]
+        await self._client.merge(kind, metadata["namespace"], metadata["name"], {"spec": wanted["spec"]})
+        return await self._client.apply(wanted)
+
+
+def _controller(manifest: Manifest) -> Manifest:
+    references = manifest["metadata"].get("ownerReferences") or ()
+    return next((reference for reference in references if reference.get("controller")), {})
+
+
+def controller_uid(manifest: Manifest) -> str | None:
+    """Of whoever controls an object; None where nobody does."""
+    found: str | None = _controller(manifest).get("uid")
+    return found
+
+
+def controlled_by(manifest: Manifest, owner: LLMDeployment) -> bool:
+    return controller_uid(manifest) == owner.metadata.uid
+
+
+def _belonged_to_namesake(manifest: Manifest, owner: LLMDeployment) -> bool:
+    """A child of a deleted LLMDeployment of the same name, which the garbage collector has not reached yet."""
+    controller = _controller(manifest)
+    return controller.get("kind") == owner.kind and controller.get("name") == owner.name
+
+
+def _name_conflict(kind: str, live: Manifest) -> Diagnosis:
+    name = live["metadata"]["name"]
+    controller = _controller(live)
+    whose = f"it belongs to {controller['kind']} {controller['name']}" if controller else "somebody else made it"
+    return Diagnosis(
+        Reason.NAME_CONFLICT,
+        f"A {kind} named {name} already exists and {whose}; it is left alone. Delete it, or choose another "
+        "metadata.name for the LLMDeployment.",
+    )
+
+
+def _refusal(error: ApiError, wanted: Manifest) -> Diagnosis | None:
+    """A child that the API server will not take as it is; None for what may pass by itself."""
+    what = f"{wanted['kind']} {wanted['metadata']['name']}"
+    if (found := not_admitted(error.message, what)) is not None:
+        return found
+    if error.status not in REFUSED:
+        return None
+    if error.status == 403:
+        return Diagnosis(Reason.ADMISSION_DENIED, f"The cluster does not admit the {what}: {error.message}")
+    return Diagnosis(Reason.APPLY_REFUSED, f"The API server refuses the {what}: {error.message}")
+
+
+def namespace_is_terminating(error: ApiError) -> bool:
+    return error.status == 403 and "being terminated" in error.message

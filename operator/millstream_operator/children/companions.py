@@ -1,0 +1,193 @@
+"""Bring about what stands beside a model: one autoscaler and two monitors, of the kinds that the cluster has.
+
+    spec, served kinds -> what is wanted -> delete what is ours and not wanted -> apply -> conditions
+
+What goes wrong here is told in the conditions `Autoscaled` and `Monitored`, and does not make the model unready: it
+serves. A refusal (a kind that is missing, a budget that the replicas could exceed) leaves the autoscaler that is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.children.autoscaled import autoscaled
+from millstream_operator.children.children import Children, namespace_is_terminating
+from millstream_operator.diagnosis import conditions
+from millstream_operator.diagnosis.conditions import Condition
+from millstream_operator.diagnosis.decisions import Decision, DecisionType
+from millstream_operator.diagnosis.diagnosis import Diagnosis
+from millstream_operator.diagnosis.reasons import Reason
+from millstream_operator.kube.client import ApiError
+from millstream_operator.kube.index import OwnerKey
+from millstream_operator.kube.kinds import (
+    HORIZONTAL_POD_AUTOSCALER,
+    OPTIONAL,
+    POD_MONITOR,
+    PROMETHEUS_RULE,
+    SCALED_OBJECT,
+    Kind,
+    kind_of,
+)
+from millstream_operator.planning.scaling_cost import over_budget
+from millstream_operator.rendering.companions import (
+    CompanionDefaults,
+    NoAutoscaler,
+    autoscaler,
+    is_monitored,
+    monitors,
+)
+
+Manifest = dict[str, Any]
+AUTOSCALERS = (HORIZONTAL_POD_AUTOSCALER, SCALED_OBJECT)
+MONITORS = (POD_MONITOR, PROMETHEUS_RULE)
+RETRYABLE = (409, 429)  # tried again at once, from fresh state
+
+
+class ServedKinds(Protocol):
+    """What the last look found (`optional_kinds.py`)."""
+
+    @property
+    def names(self) -> frozenset[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Companions:
+    """What came of it. `problem`: something that another try may mend."""
+
+    conditions: tuple[Condition, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CompanionInput:
+    """Everything about one turn."""
+
+    owner: LLMDeployment
+    key: OwnerKey
+    plan: Mapping[str, Any]  # status.plan
+    previous: Sequence[Manifest] = ()  # conditions of the status before
+
+
+class CompanionsOf:
+    """For the reconciler alone."""
+
+    def __init__(self, children: Children, served: ServedKinds, defaults: CompanionDefaults) -> None:
+        self._children, self._served, self._defaults = children, served, defaults
+
+    async def apply_all(self, given: CompanionInput) -> Companions:
+        """Make it so, as far as it can be.
+
+        Raises:
+            ApiError, ApiUnreachable, RetryLater: what passes by itself.
+        """
+        parts = [await self._autoscaler(given), await self._monitors(given)]
+        found = [condition for part in parts for condition in part.conditions]
+        conflicts = [one for one in found if one.reason is Reason.NAME_CONFLICT]
+        if conflicts:
+            message = " ".join(one.message for one in conflicts)
+            found.append(Condition(conditions.NAME_CONFLICT, True, Reason.NAME_CONFLICT, message))
+        return Companions(
+            tuple(found),
+            tuple(decision for part in parts for decision in part.decisions),
+            " ".join(part.problem for part in parts if part.problem),
+        )
+
+    # The autoscaler
+
+    async def _autoscaler(self, given: CompanionInput) -> Companions:
+        owner = given.owner
+        wanted = autoscaler(owner, self._served.names, self._defaults)
+        if isinstance(wanted, NoAutoscaler):
+            return _one(conditions.AUTOSCALED, Diagnosis(Reason.AUTOSCALER_UNAVAILABLE, wanted.message))
+        if (message := over_budget(given.plan, owner.spec)) is not None:
+            return _one(conditions.AUTOSCALED, Diagnosis(Reason.BUDGET_EXCEEDED, message))
+        # The other one goes first: two would pull at one number, and KEDA's admission refuses to be the second.
+        manifests = [wanted.manifest] if wanted is not None else []
+        problem = await self._apply_kinds(given, AUTOSCALERS, manifests)
+        if wanted is None:
+            return Companions(problem=problem.message if problem else "")
+        chosen = (Decision(DecisionType.AUTOSCALER_CHOSEN, wanted.chosen),) if wanted.chosen else ()
+        if problem is not None:
+            return _one(conditions.AUTOSCALED, problem, retry=True)
+        live = self._children.get(owner, given.key, kind_of(wanted.manifest)) or wanted.manifest
+        return Companions((autoscaled(owner, live),), chosen)
+
+    # The monitors
+
+    async def _monitors(self, given: CompanionInput) -> Companions:
+        owner = given.owner
+        wanted = monitors(owner, self._served.names, self._defaults)
+        problem = await self._apply_kinds(given, MONITORS, wanted)
+        if problem is not None:
+            return _one(conditions.MONITORED, problem, retry=True)
+        if not is_monitored(owner):
+            return Companions()
+        missing = [kind.kind for kind in MONITORS if kind.kind not in {one["kind"] for one in wanted}]
+        if not wanted and owner.spec.monitoring is None and not _was_told(given):
+            return Companions()  # nobody asked, and nothing is lost: no word about it
+        lacking = f"The API server serves no {' and no '.join(missing)}" if missing else ""
+        if not wanted:
+            message = f"{lacking} (monitoring.coreos.com/v1): no scraping and no alerts by the Prometheus operator."
+            return _one(conditions.MONITORED, Diagnosis(Reason.MONITORING_UNAVAILABLE, message))
+        there = " and ".join(one["kind"] for one in wanted)
+        message = f"{there} {owner.name} {'are' if len(wanted) > 1 else 'is'} there.{f' {lacking}.' if lacking else ''}"
+        return Companions((Condition(conditions.MONITORED, True, Reason.MONITORED, message),))
+
+    # Both
+
+    async def _apply_kinds(
+        self, given: CompanionInput, kinds: Sequence[Kind], wanted: Sequence[Manifest]
+    ) -> Diagnosis | None:
+        """Delete what is ours of these kinds and not wanted, then apply what is."""
+        names = {(one["kind"], one["metadata"]["name"]) for one in wanted}
+        for kind in kinds:
+            mine = self._children.own(given.owner, given.key, kind)
+            to_delete = [one for one in mine if (kind.kind, one["metadata"]["name"]) not in names]
+            if (
+                to_delete
+                and (problem := await self._tried(kind.kind, self._deletion(given.owner, to_delete))) is not None
+            ):
+                return problem
+        for manifest in wanted:
+            problem = await self._tried(manifest["kind"], self._application(given.owner, manifest))
+            if problem is not None:
+                return problem
+        return None
+
+    def _deletion(self, owner: LLMDeployment, to_delete: Sequence[Manifest]) -> Callable[[], Any]:
+        return lambda: self._children.delete(owner, to_delete)
+
+    def _application(self, owner: LLMDeployment, manifest: Manifest) -> Callable[[], Any]:
+        return lambda: self._children.apply_all(owner, [manifest])
+
+    async def _tried(self, kind: str, act: Callable[[], Any]) -> Diagnosis | None:
+        """An error that stays must not keep the status from being written; a webhook that is down answers 500."""
+        try:
+            found: Diagnosis | None = await act()
+        except ApiError as error:
+            if error.status in RETRYABLE or namespace_is_terminating(error):
+                raise
+            if error.status == 404 and kind in {one.kind for one in OPTIONAL}:
+                return Diagnosis(_gone(kind), f"The API server no longer serves {kind}.")
+            return Diagnosis(Reason.APPLY_REFUSED, f"The API server answers {error.status}: {error.message}")
+        return found
+
+
+def _was_told(given: CompanionInput) -> bool:
+    """Whether it was monitored, or this spec was told of the loss. What an earlier spec asked in vain is no loss."""
+    before = conditions.find(given.previous, conditions.MONITORED)
+    told = before.get("observedGeneration") == given.owner.metadata.generation
+    return bool(before) and (told or before["status"] == "True")
+
+
+def _gone(kind: str) -> Reason:
+    return Reason.AUTOSCALER_UNAVAILABLE if kind == SCALED_OBJECT.kind else Reason.MONITORING_UNAVAILABLE
+
+
+def _one(condition: str, problem: Diagnosis, *, retry: bool = False) -> Companions:
+    found = (Condition(condition, False, problem.reason, problem.message),)
+    return Companions(found, problem=problem.message if retry else "")

@@ -1,0 +1,177 @@
+"""Why a container does not run: why it waits, or how it ended last. Pure.
+
+The runtime writes its last error as JSON into its termination message (`millstream_runtime.errors`); where it did, that
+is the sentence. An exit code alone is interpreted: who was killed while it never got ready was too slow for
+`warmup.timeout`, also with exit code 0, because the runtime leaves in good order on the kubelet's SIGTERM.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from millstream_operator.diagnosis.diagnosis import Diagnosis, sentence
+from millstream_operator.diagnosis.memory_explanation import planned_memory
+from millstream_operator.diagnosis.pod_facts import (
+    Pod,
+    fetch_status,
+    runtime_container,
+    runtime_status,
+    seconds_between,
+    warmup_budget_seconds,
+)
+from millstream_operator.diagnosis.reasons import Reason
+
+PULL_FAILURES = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
+)
+CONFIG_FAILURES = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+KILLED = (137, 143)  # 128 + SIGKILL, 128 + SIGTERM
+# What the runtime may say of itself. Another word, of a newer runtime, is a crash whose sentence is passed on.
+RUNTIME_REASONS = frozenset(
+    {
+        Reason.CHECKPOINT_INVALID,
+        Reason.DISK_FULL,
+        Reason.DOWNLOAD_FAILED,
+        Reason.DOWNLOAD_UNAUTHORIZED,
+        Reason.INVALID_CONFIG,
+        Reason.NCCL_FAILED,
+        Reason.OUT_OF_MEMORY,
+        Reason.PORT_IN_USE,
+        Reason.RUNTIME_CRASHED,
+        Reason.UNSUPPORTED_BY_RUNTIME,
+        Reason.WARMUP_STALLED,
+    }
+)
+# The kubelet's probes begin a moment after the container, and its signal takes a moment to be obeyed.
+PROBE_SLACK_SECONDS, SIGNAL_SLACK_SECONDS = 5.0, 60.0
+
+
+def diagnose_containers(pod: Pod, plan: Mapping[str, Any], phase: str | None) -> Diagnosis | None:
+    """The first container, in the order in which they run, that has a failure to tell.
+
+    `plan` is the pinned `status.plan`; `phase` is where the warm-up was seen last, or None.
+    """
+    for one in pod.get("status", {}).get("initContainerStatuses") or []:
+        if (found := container_waits(one)) is not None:
+            return found
+    if (found := _fetch_ended(fetch_status(pod))) is not None:
+        return found
+    container = runtime_status(pod)
+    if (found := container_waits(container, runtime_container(pod).get("image", ""))) is not None:
+        return found
+    ended = _ended(container)
+    return _runtime_ended(ended, pod, plan, phase) if ended else None
+
+
+def container_waits(container: Mapping[str, Any], image: str = "") -> Diagnosis | None:
+    """Why a container is not even made: its image, or what its configuration names."""
+    waiting = container.get("state", {}).get("waiting", {})
+    if waiting.get("reason") in PULL_FAILURES:
+        return _image_pull(image or container.get("image", "?"), waiting.get("message") or "")
+    if waiting.get("reason") in CONFIG_FAILURES:
+        said = waiting.get("message") or waiting["reason"]
+        return Diagnosis(
+            Reason.CONTAINER_CONFIG_INVALID,
+            sentence(f"The container {container.get('name', '?')} cannot be made: {said}"),
+        )
+    return None
+
+
+def _image_pull(image: str, said: str) -> Diagnosis:
+    """ErrImagePull and ImagePullBackOff take turns; told in the same words, the status does not change with them."""
+    said = re.sub(r'^Back-off pulling image "[^"]*"(: )?', "", said)
+    said = re.sub(r"^(ErrImagePull|ImagePullBackOff): ", "", said)
+    said = re.sub(r"^rpc error: code = \w+ desc = ", "", said)
+    said = re.sub(r"\d+\.\d+\.\d+\.\d+:\d+->", "", said)  # our own side of a connection has a new port each time
+    return Diagnosis(
+        Reason.IMAGE_PULL_FAILED, sentence(f"The image {image} cannot be pulled{f': {said}' if said else ''}")
+    )
+
+
+def _fetch_ended(container: Mapping[str, Any]) -> Diagnosis | None:
+    """Why the download before the runtime failed last, in its own words where it left some."""
+    ended = _ended(container)
+    if not ended or ended.get("exitCode") == 0:
+        return None
+    if told := runtime_report(ended.get("message", "")):
+        return told
+    if ended.get("reason") == "OOMKilled":
+        return Diagnosis(Reason.OUT_OF_MEMORY, "The kernel killed the model's download at its memory limit.")
+    return Diagnosis(Reason.DOWNLOAD_FAILED, f"The model's download ended with exit code {ended.get('exitCode')}.")
+
+
+def _runtime_ended(ended: Mapping[str, Any], pod: Pod, plan: Mapping[str, Any], phase: str | None) -> Diagnosis | None:
+    code = ended.get("exitCode")
+    if code != 0 and (told := runtime_report(ended.get("message", ""))):
+        if told.reason is Reason.OUT_OF_MEMORY:
+            return Diagnosis(told.reason, sentence(f"{told.message} {planned_memory(plan)}"))
+        return told
+    if ended.get("reason") == "OOMKilled":
+        return _killed_for_memory(pod, plan)
+    if _was_too_slow(ended, pod):
+        return warmup_stalled(pod, phase)
+    if code == 0:
+        return None
+    last_words = str(ended.get("message") or "").strip().splitlines()
+    said = f": {last_words[-1]}" if last_words else ""
+    return Diagnosis(Reason.RUNTIME_CRASHED, sentence(f"The runtime ended with exit code {code}{said}"))
+
+
+def _killed_for_memory(pod: Pod, plan: Mapping[str, Any]) -> Diagnosis:
+    limit = ((runtime_container(pod).get("resources") or {}).get("limits") or {}).get("memory")
+    # On a GPU the ledger counts the GPU's memory, which the kernel does not care about.
+    ledger = planned_memory(plan) if plan.get("accelerator") == "CPU" else ""
+    return Diagnosis(
+        Reason.OUT_OF_MEMORY,
+        sentence(
+            f"The kernel killed the runtime because it passed its memory limit{f' of {limit}' if limit else ''}. "
+            f"{ledger} Raise podTemplate.spec.containers[runtime].resources.limits.memory, or lower "
+            "engine.maxNumSeqs or engine.maxModelLen."
+        ),
+    )
+
+
+def warmup_stalled(pod: Pod, phase: str | None) -> Diagnosis:
+    """Too slow for the kubelet, which restarted the pod."""
+    budget = warmup_budget_seconds(pod)
+    allowed = f" ({budget:.0f} seconds)" if budget is not None else ""
+    where = f" it was still in phase {phase}." if phase else " the kubelet restarted it."
+    return Diagnosis(
+        Reason.WARMUP_STALLED,
+        f"The model was not ready within warmup.timeout{allowed};{where} Raise warmup.timeout, or give the pod more "
+        "CPU or a faster disk.",
+    )
+
+
+def _was_too_slow(ended: Mapping[str, Any], pod: Pod) -> bool:
+    """Ended by the kubelet's signal, and about when the startup probe had run out of tries."""
+    code = ended.get("exitCode")
+    if code not in (0, *KILLED):
+        return False
+    lived, budget = seconds_between(ended.get("startedAt"), ended.get("finishedAt")), warmup_budget_seconds(pod)
+    if lived is None or budget is None:
+        return code != 0 and not runtime_status(pod).get("started")
+    return budget - PROBE_SLACK_SECONDS <= lived <= budget + SIGNAL_SLACK_SECONDS
+
+
+def runtime_report(message: str) -> Diagnosis | None:
+    """What the runtime wrote to its termination log (`millstream_runtime.errors`)."""
+    try:
+        told = json.loads(message)
+        reason, said = told["reason"], told["message"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    if not isinstance(said, str):
+        return None
+    known = Reason(reason) if reason in RUNTIME_REASONS else Reason.RUNTIME_CRASHED
+    return Diagnosis(known, sentence(said))
+
+
+def _ended(container: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = (
+        container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
+    )
+    return found

@@ -1,0 +1,18 @@
+"""A plan that must not be applied, with the reason that the status gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millstream_operator.diagnosis.diagnosis import Diagnosis
+
+
+class PlanRefused(Exception):
+    """A plan that must not be applied: it is infeasible, or needs what the runtime cannot do. Nothing is changed."""
+
+    is_soon_over = False  # somebody else is about to bring what is missing
+
+    def __init__(self, problem: Diagnosis, plan: dict[str, Any] | None, recheck_seconds: float | None = None) -> None:
+        """`plan`: what was planned and not applied. `recheck_seconds`: where time alone may help."""
+        super().__init__(problem.message)
+        self.problem, self.plan, self.recheck_seconds = problem, plan, recheck_seconds

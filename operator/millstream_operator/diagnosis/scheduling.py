@@ -1,0 +1,155 @@
+"""Why the scheduler finds no node for a pod, as a sentence that says what is short and on how many nodes. Pure.
+
+    0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 Insufficient nvidia.com/gpu. preemption: 0/3 …
+    -> No node has 4 free nvidia.com/gpu for the pod. Of 3 nodes: 2 without 4 free nvidia.com/gpu; 1 with a taint that
+       the pod does not tolerate.
+
+The words are those of kube-scheduler's plugins (`pkg/scheduler/framework/plugins/*`, ErrReason…, Kubernetes 1.34, and
+the older form that names the taint). What is not known is passed on as it is. Items are sorted by their words and
+not by their counts, which change by themselves.
+"""
+
+from __future__ import annotations
+
+import re
+
+from millstream_operator.diagnosis.diagnosis import Diagnosis, sentence
+from millstream_operator.diagnosis.pod_facts import Pod, asked_amount, claims, condition
+from millstream_operator.diagnosis.reasons import Reason
+from millstream_operator.planning.plan import GPU_RESOURCE
+
+_HEAD = re.compile(r"^0/(\d+) nodes are available: ?")
+_ITEM = re.compile(r"(\d+) (.+)")
+_INSUFFICIENT = re.compile(r"Insufficient (\S+)")
+_CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)"')
+_PLAIN = {"cpu": "CPU", "ephemeral-storage": "ephemeral storage"}
+
+# What a plugin says of a node -> what follows "2" in our sentence.
+_OF_NODES: tuple[tuple[str, str], ...] = (
+    (r"Too many pods", "without room for one pod more"),
+    (r"node\(s\) had untolerated taint \{([^:}]+): ?\}", r"with the taint \1 that the pod does not tolerate"),
+    (r"node\(s\) had untolerated taint \{([^:}]+): ([^}]+)\}", r"with the taint \1=\2 that the pod does not tolerate"),
+    (r"node\(s\) had (untolerated taint\(s\)|taints that .*)", "with a taint that the pod does not tolerate"),
+    (r"node\(s\) were unschedulable", "cordoned"),
+    (r"node\(s\) didn't have free ports.*", "without the free port that the pod asks for"),
+    (r"node\(s\) didn't match pod topology spread constraints.*", "that its spread constraints leave out"),
+    (
+        r"node\(s\) (didn't match pod|didn't satisfy existing pods) (anti-)?affinity rules",
+        "that affinity rules leave out",
+    ),
+)
+_OF_VOLUMES: tuple[tuple[str, str], ...] = (
+    (r"node\(s\) (didn't match PersistentVolume's|had volume) node affinity.*", "out of reach of its volume"),
+    (r"node\(s\) had no available volume zone", "outside the zone of its volume"),
+    (r"node\(s\) didn't find available persistent volumes to bind", "without a volume that its claim could bind to"),
+    (r"node\(s\) did not have enough free storage", "without enough free storage for its claim"),
+    (r"node\(s\) had no available disk", "where its disk is in use"),
+    (
+        r"node has pod using PersistentVolumeClaim with the same name.*",
+        "where another pod holds its ReadWriteOncePod claim",
+    ),
+    (r"node\(s\) exceed max volume count", "that can attach no volume more"),
+    (
+        r"node(?:\(s\))? has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod.*",
+        "where another pod holds its claim (ReadWriteOncePod)",
+    ),
+    (r"node\(s\) unavailable due to (one or more pvc|PersistentVolumeClaim).*", "that cannot use its claim"),
+)
+
+
+def diagnose_scheduling(pod: Pod) -> Diagnosis | None:
+    """Why a pod has no node; None where it has one, or where the scheduler has not looked at it yet."""
+    told = condition(pod, "PodScheduled")
+    if told.get("status") != "False" or told.get("reason") == "SchedulingGated":  # gated: somebody's queue, no failure
+        return None
+    message = told.get("message") or ""
+    if told.get("reason") == "SchedulerError":
+        reason = Reason.VOLUME_PENDING if "binding volumes" in message else Reason.UNSCHEDULABLE
+        return Diagnosis(reason, sentence(f"The scheduler could not place the pod: {message}"))
+    return _of_claims(pod, message) or _of_the_nodes(pod, message)
+
+
+def _of_claims(pod: Pod, message: str) -> Diagnosis | None:
+    """A claim that keeps the pod from every node at once."""
+    names = ", ".join(claims(pod))
+    if "unbound immediate PersistentVolumeClaims" in message:
+        return Diagnosis(
+            Reason.VOLUME_PENDING,
+            f"The PersistentVolumeClaim {names or '?'} is not bound to a volume; `kubectl describe pvc` tells why (no "
+            "StorageClass, a provisioner that fails, no volume that fits).",
+        )
+    if (found := _CLAIM.search(message)) is None:
+        return None
+    name, rest = found[1], message[found.end() :]
+    if rest.lstrip().startswith("not found"):
+        said = "does not exist in this namespace: create it, or correct the claimName"
+    elif rest.lstrip().startswith("is being deleted"):
+        said = "is being deleted: make another one, or name another claim"
+    else:
+        said = f"cannot be used: {_without_preemption(rest).strip()}"
+    return Diagnosis(Reason.VOLUME_PENDING, sentence(f"The PersistentVolumeClaim {name} {said}"))
+
+
+def _of_the_nodes(pod: Pod, message: str) -> Diagnosis:
+    head = _HEAD.match(message)
+    if head is None:
+        return Diagnosis(Reason.UNSCHEDULABLE, sentence(f"No node takes the pod: {message}"))
+    said = [_ITEM.fullmatch(item) for item in re.split(r", (?=\d+ )", _without_preemption(message[head.end() :]))]
+    items = [(item[1], item[2]) for item in said if item is not None]
+    if not items:
+        return Diagnosis(Reason.UNSCHEDULABLE, sentence(f"No node takes the pod: {message}"))
+    reason, opening = _judged(pod, [text for _, text in items])
+    parts = sorted((_rank(text), _words(pod, text), count) for count, text in items)
+    details = "; ".join(f"{count} {words}" for _, words, count in parts)
+    return Diagnosis(reason, sentence(f"{opening} Of {head[1]} nodes: {details}"))
+
+
+def _judged(pod: Pod, texts: list[str]) -> tuple[Reason, str]:
+    """The reason, and how the sentence begins: the scarce thing first, since all others are usually as meant."""
+    if any(_INSUFFICIENT.fullmatch(text) and GPU_RESOURCE in text for text in texts):
+        return Reason.INSUFFICIENT_GPU, f"No node has {_amount(pod, GPU_RESOURCE)} for the pod."
+    if any(_matched(_OF_VOLUMES, text) for text in texts):
+        return Reason.VOLUME_PENDING, f"No node can use the pod's volume ({', '.join(claims(pod)) or '?'})."
+    return Reason.UNSCHEDULABLE, "No node takes the pod."
+
+
+def _words(pod: Pod, text: str) -> str:
+    if (short := _INSUFFICIENT.fullmatch(text)) is not None:
+        return f"without {_amount(pod, short[1])}"
+    if "node affinity/selector" in text:
+        return f"that {_selection(pod)} leaves out"
+    return _matched(_OF_NODES + _OF_VOLUMES, text) or text.removeprefix("node(s) ")
+
+
+def _amount(pod: Pod, resource: str) -> str:
+    asked = asked_amount(pod, resource)
+    return f"{asked or 'enough'} free {_PLAIN.get(resource, resource)}"
+
+
+def _selection(pod: Pod) -> str:
+    """The labels that the pod asks of a node."""
+    spec = pod.get("spec", {})
+    wanted = [f"{key}={value}" for key, value in sorted((spec.get("nodeSelector") or {}).items())]
+    affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ) or {}
+    for term in affinity.get("nodeSelectorTerms", ()):
+        for one in term.get("matchExpressions", ()):
+            wanted.append(f"{one['key']} {one['operator']} ({', '.join(one.get('values', ()))})")
+    return " and ".join(wanted) or "its node selector"
+
+
+def _rank(text: str) -> int:
+    return 0 if _INSUFFICIENT.fullmatch(text) else 1
+
+
+def _matched(table: tuple[tuple[str, str], ...], text: str) -> str | None:
+    for pattern, words in table:
+        if (found := re.fullmatch(pattern, text)) is not None:
+            return found.expand(words)
+    return None
+
+
+def _without_preemption(text: str) -> str:
+    """Without what follows the nodes: that preemption would not help, nor a ResourceClaim that could be given up."""
+    return re.split(r"preemption: |no new claims to deallocate", text, maxsplit=1)[0].rstrip("., ")

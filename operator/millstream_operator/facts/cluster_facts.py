@@ -1,0 +1,277 @@
+"""What plans are made from in the cluster: free GPUs, prices, the model's shape. One `Facts` for each question.
+
+    GpuWatch ─▶ accounts ─┐
+    catalogue file ───────┼─▶ FactsBook.of(owner) ─▶ Facts ─▶ planner
+    shapes ───────────────┘        ▲
+    index (records, owners) ───────┘ promises: what other pinned plans want and have not got yet
+
+Everything in here is found again after a restart: promises follow from the records of the other LLMDeployments, and
+from plans whose record is on its way. A change only marks its owner; the sums are brought up to date by the next
+question, so a thousand plans cost a thousand small updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.model import ModelSource
+from millstream_operator.api.spec import Accelerator, AcceleratorType
+from millstream_operator.catalog.gpu import GpuCatalog, load_catalog
+from millstream_operator.catalog.known_models import known_shape
+from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.inventory.accounts import GpuAccounts
+from millstream_operator.inventory.demands import Demands, read_tolerations
+from millstream_operator.inventory.nodes import GpuNode
+from millstream_operator.inventory.packing import Want
+from millstream_operator.inventory.pods import GpuPod
+from millstream_operator.kube.index import Index, OwnerKey, owner_key
+from millstream_operator.kube.kinds import CONTROLLER_REVISION, LLM_DEPLOYMENT, Kind
+from millstream_operator.planning.facts import Facts
+from millstream_operator.planning.plan import PlanReason
+from millstream_operator.rendering.names import REVISION_LABEL
+from millstream_operator.rendering.pod_defaults import PodDefaults
+from millstream_operator.rendering.revision import Revision
+
+Manifest = dict[str, Any]
+HUB_VARIABLE = "HF_ENDPOINT"  # names another hub, where a repository of the same name may be another model
+NOT_LISTED = "The cluster's nodes are not listed yet."
+
+
+class FactsSource(Protocol):
+    """Who knows what plans are made from."""
+
+    def of(self, owner: LLMDeployment) -> Facts:
+        """What is known for a new plan of this LLMDeployment."""
+        ...
+
+    def promise(self, owner: LLMDeployment, revision: Revision) -> None:
+        """A plan was made: its GPUs are no longer free for others, though its record is not seen yet."""
+        ...
+
+    def holds_gpus(self, owner: LLMDeployment) -> bool:
+        """Has a node bound any of its pods?"""
+        ...
+
+    @property
+    def stamp(self) -> int:
+        """Changes now and then, when plans may have become outdated."""
+        ...
+
+
+class Shapes(Protocol):
+    """Who knows what a model looks like."""
+
+    def __call__(self, owner: LLMDeployment, source: ModelSource) -> ModelShape | None:
+        """The shape of the owner's model, or of its draft; None while nobody has read it."""
+        ...
+
+
+def shape_from_catalogue(owner: LLMDeployment, source: ModelSource) -> ModelShape | None:
+    """From the table of known models, and only where it is certain to be that model.
+
+    This is the one place where shapes come from until something reads `config.json` in the cluster: another `Shapes`
+    given to FactsBook may know more, and fall back on this. A revision other than main, another hub or a
+    `model.configMapRef` may all mean another shape than the table's.
+    """
+    hub = source.hugging_face
+    if hub is None or hub.revision not in (None, "main") or owner.spec.model.config_map_ref is not None:
+        return None
+    pod = owner.spec.pod_template.spec if owner.spec.pod_template else None
+    variables = {
+        variable.name for container in (pod.containers if pod else None) or () for variable in container.env or ()
+    }
+    return None if HUB_VARIABLE in variables else known_shape(hub.repository)
+
+
+class NoFacts:
+    """Plans from the spec alone."""
+
+    stamp = 0
+
+    def of(self, owner: LLMDeployment) -> Facts:
+        return Facts()
+
+    def promise(self, owner: LLMDeployment, revision: Revision) -> None:
+        """Nobody shares GPUs that nobody counts."""
+
+    def holds_gpus(self, owner: LLMDeployment) -> bool:
+        return False
+
+
+class FactsBook:
+    """Facts, kept up to date by whoever watches. For use within one event loop.
+
+    `problem` says why the GPUs are not known; None: they are.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        pods: PodDefaults | None = None,
+        catalog: GpuCatalog | None = None,
+        shapes: Shapes = shape_from_catalogue,
+    ) -> None:
+        self._index, self._pods, self._shapes = index, pods or PodDefaults(), shapes
+        self._catalog = catalog or load_catalog()
+        self._accounts = GpuAccounts(self._catalog)
+        self._promises: dict[OwnerKey, tuple[str, Revision]] = {}  # with the owner's uid, until the record is seen
+        self._touched: set[OwnerKey] = set()
+        self._seen_generation = -1
+        self.problem: str | None = NOT_LISTED
+        self.stamp = 0
+
+    # What is learned
+
+    def changed(self, kind: Kind, manifest: Manifest) -> None:
+        """The index has another state of an object, or lost it."""
+        if kind is LLM_DEPLOYMENT or kind is CONTROLLER_REVISION:
+            self._touched.add(owner_key(kind, manifest))
+
+    def put_node(self, name: str, node: GpuNode | None) -> None:
+        self._accounts.put_node(name, node)
+
+    def replace_nodes(self, nodes: Iterable[GpuNode]) -> None:
+        self._accounts.replace_nodes(nodes)
+
+    def put_pod(self, uid: str, pod: GpuPod | None) -> None:
+        self._touch(self._accounts.put_pod(uid, pod))
+
+    def replace_pods(self, pods: Iterable[GpuPod]) -> None:
+        self._touch(self._accounts.replace_pods(pods))
+
+    def use_catalog(self, catalog: GpuCatalog) -> None:
+        """Other prices or parts."""
+        self._catalog = catalog
+        self._accounts.use_catalog(catalog)
+
+    def advance(self) -> bool:
+        """Let plans be looked at again if there are other GPUs or prices than at the last call; True if so."""
+        if self._accounts.generation == self._seen_generation:
+            return False
+        self._seen_generation = self._accounts.generation
+        self.stamp += 1
+        return True
+
+    # Questions
+
+    def of(self, owner: LLMDeployment) -> Facts:
+        draft = owner.spec.speculation.draft_model if owner.spec.speculation else None
+        shape = self._shapes(owner, owner.spec.model.source)
+        known = Facts(
+            shape=shape,
+            draft_shape=self._shapes(owner, draft.source) if draft is not None else None,
+            catalog=self._catalog,
+        )
+        if (owner.spec.accelerator or Accelerator()).type is AcceleratorType.CPU:
+            return known
+        unknown = []
+        if shape is None:
+            why = "Nobody has read the model's config.json, so memory and speed are not predicted."
+            unknown.append(PlanReason("model.source", why))
+        demands = self._demands(owner)
+        if (why_not := self._why_unknown(demands)) is not None:
+            return replace(known, unknown=(*unknown, PlanReason("inventory", why_not)))
+        self._settle()
+        free = self._accounts.free(_owner_of(owner), demands)
+        return replace(known, inventory=free, capacity=self._accounts.capacity(demands), unknown=tuple(unknown))
+
+    def promise(self, owner: LLMDeployment, revision: Revision) -> None:
+        key = _key_of(owner)
+        self._promises[key] = (owner.metadata.uid or "", revision)
+        self._touched.add(key)
+
+    def holds_gpus(self, owner: LLMDeployment) -> bool:
+        return self._accounts.bound(_owner_of(owner)) > 0
+
+    def spare(self, owner: LLMDeployment, revision: Revision) -> bool | None:
+        """Are the GPUs for one more pod of a revision free, beside those that the owner has? None: nobody knows."""
+        gpus, part = revision.plan.get("gpusPerReplica") or 0, revision.plan.get("accelerator")
+        demands = self._demands(owner)
+        if gpus <= 0 or self._why_unknown(demands) is not None:
+            return None
+        self._settle()
+        free = self._accounts.free(_owner_of(owner), demands, give_up=False)
+        return any(kind.gpus >= gpus for kind in free.kinds if part in (AcceleratorType.GPU, kind.part.name))
+
+    @property
+    def promised_gpus(self) -> int:
+        """Of all LLMDeployments together: wanted by their plans, and not bound yet."""
+        self._settle()
+        return self._accounts.promised_gpus
+
+    def _why_unknown(self, demands: Demands) -> str | None:
+        """Why nothing can be said of GPUs to a pod with these demands."""
+        if self.problem is not None:
+            return self.problem
+        if not self._accounts.has_nodes:
+            return "No node offers nvidia.com/gpu, so it is planned from the spec alone."
+        capacity = self._accounts.capacity(demands)
+        if capacity.kinds:
+            return None
+        if capacity.refused:
+            return f"No GPU of the cluster can be planned on. {capacity.refused[0].reason}"
+        return "No node with GPUs fits podTemplate's nodeSelector and tolerations."
+
+    def _demands(self, owner: LLMDeployment) -> Demands:
+        """As `rendering/pod_template.py` writes them."""
+        pod = owner.spec.pod_template.spec if owner.spec.pod_template else None
+        selector = {**self._pods.node_selector, **((pod.node_selector if pod else None) or {})}
+        given = [*self._pods.tolerations, *((pod.tolerations if pod else None) or [])]
+        tolerations = (one.model_dump(mode="json", by_alias=True, exclude_none=True) for one in given)
+        return Demands(frozenset(selector.items()), read_tolerations(tolerations))
+
+    # Promises
+
+    def _touch(self, owners: Iterable[tuple[str, str]]) -> None:
+        self._touched |= {OwnerKey(namespace, name) for namespace, name in owners}
+
+    def _settle(self) -> None:
+        while self._touched:
+            key = self._touched.pop()
+            want, times = self._wanted(key)
+            self._accounts.promise((key.namespace, key.name), want, times)
+
+    def _wanted(self, key: OwnerKey) -> tuple[Want | None, int]:
+        """What the plan of an LLMDeployment wants beyond the pods that are bound: GPUs of a pod, and how many pods."""
+        owner = self._index.get(LLM_DEPLOYMENT, key.namespace, key.name)
+        if owner is None or owner["metadata"].get("deletionTimestamp"):
+            self._promises.pop(key, None)
+            return None, 0
+        pinned = self._newest_plan(key, owner["metadata"]["uid"])
+        if pinned is None:
+            return None, 0
+        digest, plan = pinned
+        replicas = owner.get("spec", {}).get("replicas", 1)
+        missing = replicas - self._accounts.bound((key.namespace, key.name), digest)
+        gpus, part = plan.get("gpusPerReplica") or 0, plan.get("accelerator")
+        if gpus <= 0 or not isinstance(replicas, int):
+            return None, 0
+        return Want(gpus, None if part == AcceleratorType.GPU else part), missing
+
+    def _newest_plan(self, key: OwnerKey, uid: str) -> tuple[str, Mapping[str, Any]] | None:
+        """Digest and plan of the revision that is wanted: of a plan that was just made, else of the newest record."""
+        records = [
+            record
+            for record in self._index.children(key, CONTROLLER_REVISION)
+            if any(one.get("uid") == uid for one in record["metadata"].get("ownerReferences", ()))
+        ]
+        if (made := self._promises.get(key)) is not None:
+            if made[0] == uid and all(record["metadata"]["name"] != made[1].name for record in records):
+                return made[1].digest, made[1].plan
+            del self._promises[key]  # its record is seen, or it was another's of the same name
+        if not records:
+            return None
+        newest = max(records, key=lambda record: (int(record["revision"]), record["metadata"]["name"]))
+        data = newest.get("data") or {}
+        return newest["metadata"]["labels"].get(REVISION_LABEL, ""), data.get("plan") or {}
+
+
+def _owner_of(owner: LLMDeployment) -> tuple[str, str]:
+    return owner.metadata.namespace or "", owner.name
+
+
+def _key_of(owner: LLMDeployment) -> OwnerKey:
+    return OwnerKey(*_owner_of(owner))

@@ -1,0 +1,153 @@
+"""Inspections, carried out: asks `inspection.decide`, and does what it says.
+
+A record is written before its Job is deleted, and a new attempt is made before an old one is: killed at any point,
+the next turn finds either the answer or the question.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.catalog.config_fields import ConfigError
+from millstream_operator.catalog.inspected_model import InspectedModel, read_inspected
+from millstream_operator.children.children import Children
+from millstream_operator.diagnosis.diagnosis import Diagnosis
+from millstream_operator.diagnosis.plan_refused import PlanRefused
+from millstream_operator.diagnosis.reasons import Reason
+from millstream_operator.facts.inspection import attempt_of, decide, subjects
+from millstream_operator.facts.shared_inspections import SharedInspections
+from millstream_operator.kube.index import Index, OwnerKey
+from millstream_operator.kube.kinds import CONFIG_MAP, JOB, POD
+from millstream_operator.planning.inspected import Inspected
+from millstream_operator.planning.plan import PlanDefaults
+from millstream_operator.rendering.inspect_job import Subject, inspect_job, inspection_key
+from millstream_operator.rendering.inspection_record import inspection_record, is_inspection, read_record
+from millstream_operator.rendering.names import INSPECTION_LABEL
+from millstream_operator.rendering.network_policy import network_policy
+from millstream_operator.rendering.pod_defaults import PodDefaults
+from millstream_operator.rendering.service_account import service_account
+
+Manifest = dict[str, Any]
+RECHECK_SECONDS = 30.0
+
+
+class NotInspected(PlanRefused):
+    """The model is not known yet, so there is no plan; what was planned before stays.
+
+    `is_soon_over`: another LLMDeployment asks for the same model already.
+    """
+
+    def __init__(self, problem: Diagnosis, recheck_seconds: float | None, *, is_soon_over: bool = False) -> None:
+        super().__init__(problem, None, recheck_seconds)
+        self.is_soon_over = is_soon_over
+
+
+class Inspector:
+    """The facts about an owner's models, for the reconciler alone."""
+
+    def __init__(
+        self,
+        children: Children,
+        index: Index,
+        plan_defaults: PlanDefaults,
+        pod_defaults: PodDefaults,
+        now: Callable[[], str],
+        shared: SharedInspections,
+    ) -> None:
+        self._shared = shared
+        self._children, self._index, self._now = children, index, now
+        self._plan_defaults, self._pod_defaults = plan_defaults, pod_defaults
+
+    async def ask(self, owner: LLMDeployment, key: OwnerKey) -> Inspected:
+        """What a new plan must know of the models: nothing where it needs nothing.
+
+        Raises:
+            NotInspected: it is not known yet; the inspection is under way, or failed.
+        """
+        wanted = subjects(owner, self._plan_defaults)
+        names = {inspection_key(owner, subject) for subject in wanted.values()}
+        jobs = self._children.own(owner, key, JOB)
+        await self._children.delete(owner, [job for job in jobs if _inspects(job) not in names])
+        return Inspected(**{name: await self._inspected(owner, key, subject) for name, subject in wanted.items()})
+
+    def known(self, owner: LLMDeployment, key: OwnerKey) -> Inspected:
+        """What is on record, for a plan that is there already."""
+        records = self._children.own(owner, key, CONFIG_MAP)
+        if not any(map(is_inspection, records)):
+            return Inspected()
+        found: dict[str, InspectedModel] = {}
+        for name, subject in subjects(owner, self._plan_defaults).items():
+            if (answer := read_record(records, inspection_key(owner, subject))) is not None:
+                with contextlib.suppress(ConfigError):
+                    found[name] = read_inspected(answer)
+        return Inspected(**found)
+
+    async def _inspected(self, owner: LLMDeployment, key: OwnerKey, subject: Subject) -> InspectedModel:
+        name = inspection_key(owner, subject)
+        records = self._children.own(owner, key, CONFIG_MAP)
+        jobs = [job for job in self._children.own(owner, key, JOB) if _inspects(job) == name]
+        answer = read_record(records, name)
+        if answer is None:
+            answer = self._shared.answer(name, key) if not jobs else None
+            answer = answer or await self._ask_for_all(owner, key, subject, jobs)
+            await self._apply(owner, [inspection_record(owner, name, answer)])
+        await self._children.delete(owner, jobs)
+        try:
+            return read_inspected(answer)
+        except ConfigError as error:  # a record of another version of the operator, which knew more families
+            raise NotInspected(Diagnosis(Reason.UNSUPPORTED_BY_RUNTIME, str(error)), None) from None
+
+    async def _ask_for_all(
+        self, owner: LLMDeployment, key: OwnerKey, subject: Subject, jobs: Sequence[Manifest]
+    ) -> Manifest:
+        """The answer of an own inspection, for the others of the namespace, too; or wait for that of another."""
+        name = inspection_key(owner, subject)
+        other = self._shared.asked_by(name, key) if not jobs else None
+        if other is not None:
+            told = f"Reading the model's shape, for the LLMDeployment {other.name}, too: {subject}."
+            raise NotInspected(Diagnosis(Reason.INSPECTING, told), RECHECK_SECONDS, is_soon_over=True)
+        self._shared.asking(name, key)
+        try:
+            answer = await self._ask(owner, key, subject, jobs)
+        except BaseException as error:
+            if not isinstance(error, NotInspected) or error.problem.reason != Reason.INSPECTING:
+                self._shared.failed(name, key)
+            raise
+        self._shared.answered(name, key, answer)
+        return answer
+
+    async def _ask(self, owner: LLMDeployment, key: OwnerKey, subject: Subject, jobs: Sequence[Manifest]) -> Manifest:
+        """The answer, if it is there; else do what brings it nearer, and raise NotInspected."""
+
+        def attempt(number: int) -> Manifest:
+            return inspect_job(owner, subject, self._image(owner), self._pod_defaults, number)
+
+        todays = [job for job in jobs if job["metadata"]["name"] == attempt(attempt_of(job))["metadata"]["name"]]
+        verdict = decide(subject, todays, self._index.children(key, POD), self._now())
+        if verdict.answer is not None:
+            return verdict.answer
+        if verdict.start is not None:
+            # What the pod needs: an account, and a way out where a namespace denies it.
+            await self._apply(owner, [service_account(owner), network_policy(owner), attempt(verdict.start)])
+        outdated = [job for job in jobs if job not in todays]
+        await self._children.delete(owner, [*outdated, *verdict.to_delete])
+        assert verdict.problem is not None  # noqa: S101 - no answer
+        raise NotInspected(verdict.problem, verdict.recheck_seconds)
+
+    async def _apply(self, owner: LLMDeployment, wanted: Sequence[Manifest]) -> None:
+        if (problem := await self._children.apply_all(owner, wanted)) is not None:
+            raise NotInspected(problem, RECHECK_SECONDS)
+
+    def _image(self, owner: LLMDeployment) -> str:
+        """The runtime image that the next plan would have."""
+        runtime = owner.spec.runtime
+        return (runtime.image if runtime is not None else None) or self._plan_defaults.runtime_image
+
+
+def _inspects(job: Manifest) -> str | None:
+    """The key of what an attempt is about."""
+    found: str | None = job["metadata"].get("labels", {}).get(INSPECTION_LABEL)
+    return found

@@ -1,0 +1,1 @@
+"""The API server: a client, an index of watched objects, comparison, fenced writes."""

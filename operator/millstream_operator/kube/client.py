@@ -1,0 +1,370 @@
+"""The operator's writes and direct reads: a thin asynchronous client of the API server.
+
+Every request has a timeout, every failure is an `ApiError` or an `ApiUnreachable`, and nothing is retried here: the
+work queue does that, from fresh state. Writes are server-side apply with one field manager, forced. Credentials are
+kopf's own (`ConnectionInfo`), so the watches and the writes always speak to the same server as the same account; they
+are read anew when the server refuses them, because service-account tokens rotate.
+
+Every request that could change something passes the fence: it is refused here, with NotLeader, once this replica's
+time to write is over. It is asked when the request begins and once more when the body is about to leave, since a
+request may wait for a connection in between; no write goes without a body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import aiohttp
+import kopf
+from aiohttp.abc import AbstractStreamWriter
+
+from millstream_operator.kube.fence import Fence, NotLeader
+from millstream_operator.kube.kinds import Kind, kind_of
+from millstream_operator.rendering.names import MANAGER
+
+APPLY = "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
+REQUEST_TIMEOUT_SECONDS = 15.0
+LIST_TIMEOUT_SECONDS = 60.0
+LIST_PAGE = 100  # objects with their managed fields: a page is about a megabyte
+WATCH_SILENCE_SECONDS = 70.0  # the API server sends a bookmark a minute
+# Well above the number of workers: aiohttp hands a free connection to whoever asks next, not to who waits for longest,
+# so workers that use all of them would let listings, Events and questions to pods starve.
+MAX_CONNECTIONS = 40
+NO_VERSION = "1"  # etcd's revision of the empty store: the first object that is written gets 2
+
+
+class ApiUnreachable(Exception):
+    """No answer from the API server. What was asked may have happened all the same."""
+
+
+class ApiError(Exception):
+    """The API server said no. `reason` is the machine-readable word of its Status object, `status` the HTTP code.
+
+    `body` is the whole answer where it was a JSON object: behind a proxy path, it is somebody else's.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        retry_after_seconds: float = 0.0,
+        body: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.reason, self.message = status, reason, message
+        self.retry_after_seconds = retry_after_seconds
+        self.body: Mapping[str, Any] = body or {}
+
+
+class RequestObserver(Protocol):
+    """Who counts what is asked of the API server."""
+
+    def write(self, verb: str, what: str) -> None:
+        """A write is sent; `what` is Kind or Kind/subresource."""
+        ...
+
+    def error(self, code: str) -> None:
+        """An HTTP status from 400 on, or `unreachable`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    method: str
+    path: str
+    query: Mapping[str, str]
+    body: Mapping[str, Any] | None
+    content_type: str
+    timeout_seconds: float
+    fence: Fence | None = None
+
+    def payload(self) -> bytes | FencedBody | None:
+        if self.body is None:
+            return None
+        data = json.dumps(self.body).encode()
+        return data if self.fence is None else FencedBody(data, self.fence)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A part of a listing, and the resourceVersion of the whole."""
+
+    items: list[dict[str, Any]]
+    version: str
+
+
+class FencedBody(aiohttp.BytesPayload):
+    """A body that does not leave once the fence is closed: a request without its body changes nothing."""
+
+    def __init__(self, body: bytes, fence: Fence) -> None:
+        super().__init__(body, content_type="application/json")
+        self._fence = fence
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        self._fence.check()
+        await super().write(writer)
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        self._fence.check()
+        await super().write_with_length(writer, content_length)
+
+
+class ClusterClient:
+    """One API server, one account. `login` gives the credentials each time they are needed anew.
+
+    Writes raise NotLeader while `fence` is closed; `agent` tells the server's audit log which replica asks.
+    """
+
+    def __init__(
+        self,
+        login: Callable[[], kopf.ConnectionInfo],
+        fence: Fence | None = None,
+        observer: RequestObserver | None = None,
+        agent: str = MANAGER,
+        timeout_seconds: float = REQUEST_TIMEOUT_SECONDS,
+    ) -> None:
+        self._login = login
+        self._fence = fence if fence is not None else Fence()
+        self._observer = observer
+        self._agent = agent
+        self._timeout_seconds = timeout_seconds
+        self._info: kopf.ConnectionInfo | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self.writes = 0
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any] | None:
+        """The live object, or None."""
+        try:
+            return await self._request("GET", kind.path(namespace, name))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def list(self, kind: Kind, namespace: str | None, selector: str | None) -> tuple[list[dict[str, Any]], str]:
+        """All objects of a kind (of one namespace, or of all), and the resourceVersion of the listing."""
+        items: list[dict[str, Any]] = []
+        version = ""
+        async for page in self.pages(kind, namespace, {"labelSelector": selector} if selector else {}):
+            # Items of a list carry neither their kind nor their version.
+            items += ({"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in page.items)
+            version = page.version
+        return items, version
+
+    async def pages(
+        self, kind: Kind, namespace: str | None, query: Mapping[str, str], limit: int = LIST_PAGE
+    ) -> AsyncIterator[Page]:
+        """A listing page by page, for who keeps little of each object."""
+        path, asked = kind.path(namespace), {**query, "limit": str(limit)}
+        while True:
+            page = await self._request("GET", path, query=asked, timeout_seconds=LIST_TIMEOUT_SECONDS)
+            yield Page(page["items"], page["metadata"]["resourceVersion"])
+            token = page["metadata"].get("continue")
+            if not token:
+                return
+            asked["continue"] = token
+
+    async def watch(
+        self, kind: Kind, query: Mapping[str, str], version: str, seconds: int
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Events of a kind after a version, bookmarks included, for so many seconds at most."""
+        asked = {**query, "watch": "true", "allowWatchBookmarks": "true"}
+        asked |= {"resourceVersion": version, "timeoutSeconds": str(seconds)}
+        timeout = aiohttp.ClientTimeout(total=seconds + 10, sock_connect=10, sock_read=WATCH_SILENCE_SECONDS)
+        session, server = self._connect()
+        try:
+            async with session.get(server + kind.path(None), params=asked, timeout=timeout) as response:
+                if response.status == 401:
+                    await self.close()  # a rotated token: whoever asks next logs in again
+                if response.status >= 400:
+                    raise _api_error(response.status, await response.text(), response.headers.get("Retry-After"))
+                rest = b""
+                async for chunk in response.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in filter(None, lines):
+                        yield json.loads(line)
+        except (aiohttp.ClientError, TimeoutError, ssl.SSLError, ValueError) as error:
+            raise ApiUnreachable(f"watch of {kind.plural}: {type(error).__name__} {error}".rstrip()) from error
+
+    async def apply(self, manifest: Mapping[str, Any], subresource: str | None = None) -> dict[str, Any]:
+        """Server-side apply: our fields become as given, our former fields go, everyone else's stay."""
+        kind, metadata = kind_of(dict(manifest)), manifest["metadata"]
+        path = kind.path(metadata["namespace"], metadata["name"], subresource)
+        query = {"fieldManager": MANAGER, "force": "true"}
+        self._count("apply", f"{kind.kind}/{subresource}" if subresource else kind.kind)
+        return await self._request("PATCH", path, query=query, body=manifest, content_type=APPLY)
+
+    async def apply_new(self, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Server-side apply of what is not there yet; None where something of that name is, whosever it may be.
+
+        An apply that names a resourceVersion is refused with a Conflict for every other version of the object, and
+        creates where there is none. No object has NO_VERSION, so this is the look before a forced apply and the apply
+        in one request. Should a server refuse to create like this, that is None, too, and the caller looks for itself.
+        """
+        metadata = {**manifest["metadata"], "resourceVersion": NO_VERSION}
+        try:
+            return await self.apply({**manifest, "metadata": metadata})
+        except ApiError as error:
+            if error.status == 409:
+                return None
+            raise
+
+    async def create(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Create; an object of that name is an ApiError with reason AlreadyExists."""
+        kind = kind_of(dict(manifest))
+        self._count("create", kind.kind)
+        path = kind.path(manifest["metadata"]["namespace"])
+        return await self._request("POST", path, query={"fieldManager": MANAGER}, body=manifest)
+
+    async def put(self, kind: Kind, manifest: Mapping[str, Any], *, create: bool) -> dict[str, Any]:
+        """Create, or replace exactly the resourceVersion that the manifest names; otherwise an ApiError 409.
+
+        Not fenced: this is how the Lease is written, which the fence stands on.
+        """
+        namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+        self._count("create" if create else "update", kind.kind)
+        return await self._request(
+            "POST" if create else "PUT",
+            kind.path(namespace) if create else kind.path(namespace, name),
+            query={"fieldManager": MANAGER},
+            body=manifest,
+            fenced=False,
+        )
+
+    async def merge(self, kind: Kind, namespace: str, name: str, change: Mapping[str, Any]) -> dict[str, Any]:
+        """JSON merge patch."""
+        self._count("patch", kind.kind)
+        query = {"fieldManager": MANAGER}
+        return await self._request("PATCH", kind.path(namespace, name), query=query, body=change, content_type=MERGE)
+
+    async def delete(self, kind: Kind, manifest: Mapping[str, Any]) -> None:
+        """Delete exactly this state of this object: another one of the name, or a newer state, is a Conflict."""
+        metadata = manifest["metadata"]
+        options = {
+            "propagationPolicy": "Background",
+            "preconditions": {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]},
+        }
+        self._count("delete", kind.kind)
+        try:
+            await self._request("DELETE", kind.path(metadata["namespace"], metadata["name"]), body=options)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    async def get_raw(self, path: str, timeout_seconds: float) -> dict[str, Any]:
+        """GET of any path that answers JSON (the Service and pod proxies of a development setup)."""
+        return await self._request("GET", path, timeout_seconds=timeout_seconds)
+
+    async def post_raw(self, path: str, body: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
+        """POST of JSON to any path that answers JSON. Not fenced: a question to a model changes nothing."""
+        return await self._request("POST", path, body=body, timeout_seconds=timeout_seconds, fenced=False)
+
+    def _count(self, verb: str, what: str) -> None:
+        self.writes += 1
+        if self._observer is not None:
+            self._observer.write(verb, what)
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+        timeout_seconds: float | None = None,
+        fenced: bool = True,
+    ) -> dict[str, Any]:
+        seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        request = _Request(method, path, dict(query or {}), body, content_type, seconds)
+        send = self._write if fenced and method != "GET" else self._send
+        try:
+            try:
+                return await send(request)
+            except ApiError as error:
+                if error.status != 401:
+                    raise
+            await self.close()  # a rotated token: log in again, once
+            return await send(request)
+        except ApiError as error:
+            if self._observer is not None:
+                self._observer.error(str(error.status))
+            raise
+        except ApiUnreachable:
+            if self._observer is not None:
+                self._observer.error("unreachable")
+            raise
+
+    async def _write(self, request: _Request) -> dict[str, Any]:
+        """Within the fence. The server is told when to give up, too: it may be at it when we no longer listen."""
+        with self._fence.write(request.timeout_seconds) as permit:
+            query = {**request.query, "timeout": f"{int(permit.seconds * 1000)}ms"}
+            try:
+                answer = await self._send(
+                    dataclasses.replace(request, query=query, timeout_seconds=permit.seconds, fence=self._fence)
+                )
+            except ApiError:
+                permit.answered = True
+                raise
+            permit.answered = True
+            return answer
+
+    async def _send(self, request: _Request) -> dict[str, Any]:
+        session, server = self._connect()
+        what = f"{request.method} {request.path}"
+        try:
+            async with session.request(
+                request.method,
+                server + request.path,
+                params=request.query,
+                data=request.payload(),
+                headers={"Content-Type": request.content_type} if request.body is not None else {},
+                timeout=aiohttp.ClientTimeout(total=request.timeout_seconds),
+            ) as response:
+                text = await response.text()
+                if response.status >= 400:
+                    raise _api_error(response.status, text, response.headers.get("Retry-After"))
+        except (aiohttp.ClientError, TimeoutError, ssl.SSLError, asyncio.IncompleteReadError) as error:
+            if isinstance(error.__cause__, NotLeader):  # aiohttp wraps what a body raises
+                raise error.__cause__ from None
+            raise ApiUnreachable(f"{what}: {type(error).__name__} {error}".rstrip()) from error
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            raise ApiUnreachable(f"{what}: the answer is no JSON") from None
+        return answer if isinstance(answer, dict) else {"value": answer}
+
+    def _connect(self) -> tuple[aiohttp.ClientSession, str]:
+        if self._session is None or self._info is None:
+            self._info = self._login()
+            context = self._info.as_ssl_context() if self._info.server.startswith("https") else False
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, ssl=context),
+                headers={**self._info.as_http_headers(), "User-Agent": self._agent, "Accept": "application/json"},
+            )
+        return self._session, self._info.server.rstrip("/")
+
+
+def _api_error(status: int, text: str, retry_after: str | None) -> ApiError:
+    """The Status object that the API server answers errors with; a proxy in between may answer anything."""
+    try:
+        told = json.loads(text)
+    except ValueError:
+        told = {}
+    told = told if isinstance(told, dict) else {}
+    seconds = float(retry_after) if retry_after and retry_after.isdigit() else 0.0
+    message = told.get("message") or f"HTTP {status}: {text[:200]}"
+    return ApiError(status, str(told.get("reason") or ""), str(message), seconds, told)

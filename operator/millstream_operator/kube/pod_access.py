@@ -1,0 +1,75 @@
+"""How the operator speaks with one pod: by its address, or through the API server's pod proxy in development.
+
+`/ready` answers 503 with the same JSON while the model loads, so a 503 is an answer here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import aiohttp
+
+from millstream_operator.kube.client import ApiError, ApiUnreachable, ClusterClient
+from millstream_operator.rendering.runtime_config import RUNTIME_PORT
+
+MAX_ANSWER_BYTES = 1 << 16
+NOT_YET = 503
+
+
+class PodUnreachable(Exception):
+    """No usable answer. `str()` says what happened instead."""
+
+
+class PodAccess(Protocol):
+    async def ready(self, pod: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
+        """The JSON of the pod's `/ready`, whether it is ready or not. Raises PodUnreachable."""
+        ...
+
+
+class DirectPods:
+    """By the pod's own address: what the operator does inside the cluster."""
+
+    async def ready(self, pod: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
+        address = str(pod.get("status", {}).get("podIP") or "")
+        if not address:
+            raise PodUnreachable("the pod has no address yet")
+        host = f"[{address}]" if ":" in address else address
+        timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.get(f"http://{host}:{RUNTIME_PORT}/ready", allow_redirects=False) as response,
+            ):
+                text = await response.content.read(MAX_ANSWER_BYTES)
+                if response.status not in (200, NOT_YET):
+                    raise PodUnreachable(f"/ready answered HTTP {response.status}")
+                told = json.loads(text)
+        except TimeoutError:
+            raise PodUnreachable(f"/ready gave no answer within {timeout_seconds:.0f} seconds") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise PodUnreachable(f"/ready: {type(error).__name__}") from None
+        if not isinstance(told, dict):
+            raise PodUnreachable("/ready answered something that is not a JSON object")
+        return told
+
+
+class ProxyPods:
+    """Through the API server's pod proxy: for an operator outside the cluster. Needs `get` on `pods/proxy`."""
+
+    def __init__(self, client: ClusterClient) -> None:
+        self._client = client
+
+    async def ready(self, pod: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
+        metadata = pod["metadata"]
+        name = f"{metadata['name']}:{RUNTIME_PORT}"
+        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{name}/proxy/ready"
+        try:
+            return await self._client.get_raw(path, timeout_seconds)
+        except ApiError as error:
+            if error.status == NOT_YET and "phase" in error.body:
+                return dict(error.body)
+            raise PodUnreachable(f"/ready through the API server: {error}") from None
+        except ApiUnreachable as error:
+            raise PodUnreachable(f"/ready through the API server: {error}") from None

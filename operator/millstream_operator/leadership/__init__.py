@@ -1,0 +1,1 @@
+"""Leadership by a Lease: who may write."""

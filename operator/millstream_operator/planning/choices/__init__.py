@@ -1,0 +1,1 @@
+"""Choices: which placement, format and drafting method a plan takes. Pure."""

@@ -1,0 +1,167 @@
+"""Of all placements the one to take: the fewest GPUs a replica, then the cheapest. The others, each with its reason.
+
+outcomes -> Choice(best, rejected) | NoPlacement(problem, rejected)
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from millstream_operator.planning.choices.candidates import (
+    Candidate,
+    Outcome,
+    Problem,
+    Question,
+    Stage,
+    candidates,
+    evaluate,
+)
+from millstream_operator.planning.plan import MAX_REJECTED, Rejected
+
+MAX_KNOWN = 256  # choices that are remembered, some kilobytes each
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    best: Outcome
+    rejected: tuple[Rejected, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NoPlacement:
+    """No placement is feasible; `problem` is that of the one that came nearest."""
+
+    problem: Problem
+    nearest: Outcome | None
+    rejected: tuple[Rejected, ...]
+
+
+@functools.lru_cache(maxsize=MAX_KNOWN)
+def choose(question: Question, *, explain: bool = True) -> Choice | NoPlacement:
+    """Look at every placement; at pipelines only when no placement of one stage holds the model.
+
+    Without `explain` nothing is said of the others, so nothing is looked at beyond the fewest GPUs that do: what
+    proving a fix needs. Pure, and remembered: a thousand deployments of one model on one cluster are one question.
+    """
+    if question.formats.problem is not None:
+        return NoPlacement(Problem(Stage.QUANTIZATION, question.formats.problem), None, ())
+    look = _all if explain else _fewest
+    outcomes = look(question, candidates(question, pipelines=False))
+    may_pipeline = question.resolved.pipeline is None and not question.resolved.one_gpu
+    if may_pipeline and not any(map(_fits, outcomes)):
+        outcomes += look(question, candidates(question, pipelines=True))
+    feasible = min((outcome for outcome in outcomes if outcome.problem is None), key=_order, default=None)
+    if feasible is not None:
+        return Choice(feasible, _rejected(outcomes, feasible) if explain else ())
+    if not outcomes:
+        return NoPlacement(_nothing_to_plan_on(question), None, ())
+    nearest = min(outcomes, key=_distance)
+    assert nearest.problem is not None  # noqa: S101 - none is feasible
+    return NoPlacement(nearest.problem, nearest, _rejected(outcomes, None) if explain else ())
+
+
+def _all(question: Question, looked_at: Iterable[Candidate]) -> list[Outcome]:
+    return list(evaluate(question, looked_at))
+
+
+def _fewest(question: Question, looked_at: Iterable[Candidate]) -> list[Outcome]:
+    """In the order of their GPUs, up to the first number that is feasible: no larger one can be chosen."""
+    found: list[Outcome] = []
+    by_gpus = sorted(looked_at, key=_gpus)
+    for _, as_many in itertools.groupby(by_gpus, key=_gpus):
+        found += evaluate(question, as_many)
+        if any(outcome.problem is None for outcome in found):
+            break
+    return found
+
+
+def _gpus(candidate: Candidate) -> int:
+    return candidate.gpus
+
+
+def _fits(outcome: Outcome) -> bool:
+    """It holds the model: what else speaks against it, stages would not mend."""
+    return outcome.problem is None or outcome.problem.stage > Stage.MEMORY
+
+
+def _order(outcome: Outcome) -> tuple[Any, ...]:
+    """The objective. The last terms only make equals come out the same every time."""
+    cost, prediction, candidate = outcome.cost, outcome.prediction, outcome.candidate
+    assert cost is not None  # noqa: S101 - feasible
+    assert prediction is not None  # noqa: S101
+    return (
+        candidate.gpus,
+        cost.monthly_usd,
+        candidate.pipeline,
+        candidate.method != "None",
+        -prediction.tokens_per_second,
+        candidate.stock.part.name,
+    )
+
+
+def _distance(outcome: Outcome) -> tuple[Any, ...]:
+    problem = outcome.problem
+    assert problem is not None  # noqa: S101 - the caller looks at infeasible ones
+    return (-problem.stage, problem.shortfall, outcome.candidate.gpus, outcome.candidate.stock.part.name)
+
+
+def _rejected(outcomes: Sequence[Outcome], best: Outcome | None) -> tuple[Rejected, ...]:
+    """One line for each distinct placement, nearest first: the feasible ones, then the others."""
+    found: dict[str, tuple[tuple[Any, ...], Outcome]] = {}
+    for outcome in outcomes:
+        summary = outcome.candidate.summary
+        if best is not None and (outcome is best or summary == best.candidate.summary):
+            continue
+        rank = (0, *_order(outcome)) if outcome.problem is None else (1, *_distance(outcome))
+        known = found.get(summary)
+        if known is None or rank < known[0]:
+            found[summary] = rank, outcome
+    nearest = heapq.nsmallest(MAX_REJECTED, found.items(), key=lambda item: item[1][0])
+    return tuple(_line(outcome, summary, _against(outcome, best)) for summary, (_, outcome) in nearest)
+
+
+def _against(outcome: Outcome, best: Outcome | None) -> str:
+    if outcome.problem is not None:
+        return f"{outcome.problem.sentence}."
+    assert best is not None  # noqa: S101 - it is feasible, so there is a best
+    return _worse(outcome, best)
+
+
+def _line(outcome: Outcome, summary: str, reason: str) -> Rejected:
+    prediction, cost = outcome.prediction, outcome.cost
+    return Rejected(
+        summary,
+        reason,
+        outcome.candidate.gpus,
+        cost.monthly_usd if cost else None,
+        prediction.ttft_milliseconds if prediction else None,
+        prediction.itl_microseconds if prediction else None,
+    )
+
+
+def _worse(outcome: Outcome, best: Outcome) -> str:
+    if outcome.candidate.gpus > best.candidate.gpus:
+        return f"{outcome.candidate.gpus} GPUs a replica where {best.candidate.gpus} do."
+    assert outcome.cost is not None  # noqa: S101 - both are feasible
+    assert best.cost is not None  # noqa: S101
+    if outcome.cost.monthly_usd > best.cost.monthly_usd:
+        return f"Costs ${outcome.cost.monthly_usd:,} a month where ${best.cost.monthly_usd:,} do."
+    return "No better than the choice, and less accurate or slower."
+
+
+def _nothing_to_plan_on(question: Question) -> Problem:
+    resolved = question.resolved
+    if question.inventory.kinds:
+        groups = f"{resolved.tensor or 1} × {resolved.pipeline or 1}"
+        return Problem(
+            Stage.PARALLELISM, f"parallelism asks for {groups} GPUs, and there are only {question.inventory}"
+        )
+    if resolved.products:
+        return Problem(Stage.PRODUCTS, f"no free GPU is one of accelerator.products ({', '.join(resolved.products)})")
+    refused = question.inventory.refused
+    return Problem(Stage.INVENTORY, refused[0].reason.removesuffix(".") if refused else "there is no free GPU")

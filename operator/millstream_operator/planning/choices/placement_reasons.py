@@ -1,0 +1,58 @@
+"""Why a placement is the one to take, in the words of `status.plan.reasons`. Pure."""
+
+from __future__ import annotations
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.planning.choices.candidates import Outcome
+from millstream_operator.planning.facts import Facts
+from millstream_operator.planning.plan import Plan, PlanReason
+from millstream_operator.planning.resolved_spec import resolve_spec
+
+
+def placement_reasons(best: Outcome, deployment: LLMDeployment, facts: Facts) -> list[PlanReason]:
+    candidate, shape = best.candidate, facts.shape
+    assert shape is not None  # noqa: S101
+    resolved = resolve_spec(deployment.spec, shape)
+    prediction = best.prediction
+    pool = f"its KV pool holds {prediction.kv_cache_tokens:,} tokens" if prediction else ""
+    need = f"at least {resolved.kv_floor_tokens:,} are wanted"
+    if resolved.tensor is not None:
+        why = f"spec.parallelism.tensor asks for {resolved.tensor}; {pool}."
+    elif resolved.one_gpu:
+        why = f"Tier Startup runs on one GPU; {pool}, {need}."
+    else:
+        why = f"The fewest GPUs that hold the model: {pool}, {need}."
+    reasons = [PlanReason("parallelism.tensor", why)]
+    if candidate.tensor > 1 and not candidate.stock.part.has_nvlink:
+        reasons.append(
+            PlanReason("parallelism.tensor", f"{candidate.stock.part.name} has no NVLink: layers are shared over PCIe.")
+        )
+    if candidate.pipeline > 1:
+        reasons.append(PlanReason("parallelism.pipeline", "No tensor-parallel size in one island holds the model."))
+    if resolved.has_load:
+        reasons.append(
+            PlanReason(
+                "replicas",
+                f"The load needs {best.replicas}, each 80 % busy; spec.replicas is {deployment.spec.replicas}.",
+            )
+        )
+    if resolved.max_monthly_usd is not None and best.cost is not None:
+        over = "over" if best.cost.monthly_usd > resolved.max_monthly_usd else "within"
+        reasons.append(
+            PlanReason("budget", f"${best.cost.monthly_usd:,} a month, {over} ${resolved.max_monthly_usd:,}.")
+        )
+    return reasons
+
+
+def engine_reasons(reasons: tuple[PlanReason, ...], best: Outcome, blind: Plan) -> list[PlanReason]:
+    """Defaults that the latency objective made smaller say so."""
+    shrunk = {
+        "engine.maxNumBatchedTokens": (best.max_num_batched_tokens, blind.engine.max_num_batched_tokens),
+        "engine.maxNumSeqs": (best.max_num_seqs, blind.engine.max_num_seqs),
+    }
+    found = []
+    for reason in reasons:
+        now, before = shrunk.get(reason.field, (0, 0))
+        text = f"{now} instead of {before}, so that steps keep objectives.itl." if now < before else reason.reason
+        found.append(PlanReason(reason.field, text))
+    return found

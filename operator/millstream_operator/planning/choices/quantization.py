@@ -1,0 +1,84 @@
+"""Which formats of weights and KV cache come into question. The checkpoint decides first: lost bits do not come back.
+
+Nothing is quantised silently where it hurts: code, mathematics and models under 13 billion parameters keep 16 bit (or
+FP8) unless the spec names a method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millstream_operator.api.workload import Profile
+from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.planning.plan import PlanReason, Rejected
+from millstream_operator.planning.resolved_spec import ResolvedSpec
+from millstream_runtime.config import Capabilities
+
+SMALL_MODEL_PARAMETERS = 13_000_000_000
+NEEDS_QUANTIZED_CHECKPOINT = ("AWQ", "GPTQ", "GGUF")
+FOUR_BIT = ("AWQ", "GPTQ", "NF4", "RTN", "GGUF")
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """Methods to look at, the best for quality first. `problem`: the spec contradicts the checkpoint."""
+
+    methods: tuple[str, ...]
+    kv_cache: str
+    reasons: tuple[PlanReason, ...]
+    rejected: tuple[Rejected, ...] = ()
+    problem: str | None = None
+
+
+def formats(resolved: ResolvedSpec, shape: ModelShape, choosable: Capabilities) -> Formats:
+    """The formats that spec and checkpoint leave open."""
+    kv_cache = "None" if resolved.kv_cache == "Auto" else resolved.kv_cache
+    kv_reason = PlanReason(
+        "kvCache",
+        "Keys and values stay in 16 bit unless the spec names a format."
+        if resolved.kv_cache == "Auto"
+        else f"spec.quantization.kvCache asks for {kv_cache}.",
+    )
+    stored, asked = shape.quantization, resolved.method
+    if stored is not None:
+        problem = None
+        if asked not in ("Auto", stored.method):
+            problem = f"spec.quantization.method is {asked}, but the checkpoint is stored as {stored.method}"
+        groups = f", groups of {stored.group_size}" if stored.group_size else ""
+        warning = _warning(stored.method, resolved, shape)
+        why = f"The checkpoint's own quantization_config: {stored.bits} bit{groups}.{warning}"
+        return Formats((stored.method,), kv_cache, (PlanReason("quantization", why), kv_reason), problem=problem)
+    if asked != "Auto":
+        why = f"spec.quantization.method asks for {asked}.{_warning(asked, resolved, shape)}"
+        return Formats((asked,), kv_cache, (PlanReason("quantization", why), kv_reason))
+    online = ("FP8",) if "FP8" in choosable.online_quantization_methods else ()
+    why = "The checkpoint holds 16-bit weights and no method is named; the format that needs the fewest GPUs is taken."
+    rejected = () if online else (Rejected("FP8 weights", "This runtime cannot bring 16-bit weights into FP8."),)
+    return Formats(
+        ("None", *online),
+        kv_cache,
+        (PlanReason("quantization", why), kv_reason),
+        (*rejected, _four_bit(resolved, shape)),
+    )
+
+
+def is_sensitive(resolved: ResolvedSpec, shape: ModelShape) -> str | None:
+    """Why four bits may hurt here; None where they are known to be harmless."""
+    if resolved.profile in (Profile.CODE, Profile.MATH):
+        return f"profile {resolved.profile}"
+    if shape.parameters.total < SMALL_MODEL_PARAMETERS:
+        return "models under 13 billion parameters"
+    return None
+
+
+def _four_bit(resolved: ResolvedSpec, shape: ModelShape) -> Rejected:
+    if (why := is_sensitive(resolved, shape)) is not None:
+        return Rejected("AWQ weights", f"4 bit costs quality with {why}; name quantization.method to have it.")
+    return Rejected("AWQ weights", "Needs a quantized checkpoint: name one as model.source.")
+
+
+def _warning(method: str, resolved: ResolvedSpec, shape: ModelShape) -> str:
+    why = is_sensitive(resolved, shape)
+    if why is None or method not in FOUR_BIT:
+        return ""
+    return f" Warning: 4 bit costs quality with {why}; compare answers on your own data."

@@ -1,0 +1,67 @@
+"""Who proposes tokens, and how many. By tier and workload, within what the planner may choose.
+
+Acceptance is assumed, not measured: the numbers are usual ones of the literature (arXiv 2211.17192, 2401.15077), and
+the plan says that it assumed them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millstream_operator.api.optimization import Speculation
+from millstream_operator.api.spec import LLMDeploymentSpec
+from millstream_operator.api.workload import Profile
+from millstream_operator.planning.plan import PlanReason, Rejected, SpeculationPlan
+from millstream_runtime.config import Capabilities
+
+DRAFT_TOKENS = {"DraftModel": 5, "EAGLE": 5, "Medusa": 4, "NGram": 4}
+ASSUMED_ACCEPTANCE_PERCENT = {"DraftModel": 70, "EAGLE": 80, "Medusa": 60, "NGram": 40}
+WITHOUT = {
+    Profile.CREATIVE: "Open-ended text follows no draft, so checking drafts costs more than it gains.",
+    Profile.BATCH: "Full batches leave no idle arithmetic to check drafts with.",
+    Profile.EDGE: "A small device has no arithmetic to spare.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationChoice:
+    plan: SpeculationPlan
+    reason: PlanReason
+    rejected: tuple[Rejected, ...] = ()
+
+
+def choose_speculation(spec: LLMDeploymentSpec, choosable: Capabilities) -> SpeculationChoice:
+    """What the spec names stands; what it leaves open follows from profile and tier."""
+    wanted = spec.speculation or Speculation()
+    method = (wanted.method or "Auto") + ""
+    if method == "Auto" and wanted.draft_model is not None:
+        return _chosen("DraftModel", wanted, "spec.speculation.draftModel names a draft.")
+    if method != "Auto":
+        return _chosen(method, wanted, f"spec.speculation.method asks for {method}.")
+    profile = spec.workload.profile if spec.workload else None
+    if profile in WITHOUT:
+        return _chosen("Disabled", wanted, WITHOUT[profile])
+    if profile is None and spec.tier is None and spec.speculation is None:
+        return _chosen("Disabled", wanted, "No tier, profile or method asks for it.")
+    who = f"Profile {profile}" if profile else f"Tier {spec.tier}" if spec.tier else "Method Auto"
+    insisted = wanted.max_draft_tokens is not None
+    if "NGram" not in choosable.speculation_methods and not insisted:
+        rejected = Rejected(
+            f"speculation NGram, {_tokens('NGram', wanted)} tokens", "This runtime cannot speculate by n-grams."
+        )
+        return SpeculationChoice(
+            SpeculationPlan(), PlanReason("speculation", f"{who} would have n-grams; this runtime cannot."), (rejected,)
+        )
+    return _chosen("NGram", wanted, f"{who}: n-grams cost no memory and pay where answers repeat their prompt.")
+
+
+def _chosen(method: str, wanted: Speculation, why: str) -> SpeculationChoice:
+    reason = PlanReason("speculation", why)
+    if method == "Disabled":
+        return SpeculationChoice(SpeculationPlan(), reason)
+    plan = SpeculationPlan(method, _tokens(method, wanted), ASSUMED_ACCEPTANCE_PERCENT[method])
+    return SpeculationChoice(plan, reason)
+
+
+def _tokens(method: str, wanted: Speculation) -> int:
+    return wanted.max_draft_tokens or DRAFT_TOKENS[method]

@@ -1,0 +1,60 @@
+"""On what is free if it can be, else on what there is: a plan that waits for GPUs is better than none.
+
+free GPUs -> a choice                                       the usual case
+none feasible -> all GPUs of the cluster, free or not -> a choice that waits: its pods stay Pending until then
+none feasible either -> what binds, told of all GPUs, because waiting would not help
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from millstream_operator.inventory.node_kinds import Inventory
+from millstream_operator.planning.choices.candidates import Outcome
+from millstream_operator.planning.choices.placement import Choice, NoPlacement
+from millstream_operator.planning.facts import Facts
+from millstream_operator.planning.plan import PlanReason
+
+Search = Callable[[Facts, bool], Choice | NoPlacement]  # the second: say something of the alternatives, too
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`facts`: those that the choice was made on. `waits`: why its pods wait; None: they need not.
+
+    `preferred`: the placement that would have been chosen if no GPU was taken, where it is another one.
+    """
+
+    choice: Choice | NoPlacement
+    facts: Facts
+    waits: PlanReason | None = None
+    preferred: str | None = None
+
+
+def find(search: Search, facts: Facts, *, explain: bool) -> Found:
+    """Search what is free, then what there is."""
+    found = search(facts, explain)
+    everything = facts.capacity
+    if everything is None or facts.inventory is None or everything.kinds == facts.inventory.kinds:
+        return Found(found, facts)
+    wide = replace(facts, inventory=everything, capacity=None)
+    if isinstance(found, NoPlacement):
+        found = search(wide, explain)
+        if isinstance(found, NoPlacement):
+            return Found(found, wide)
+        return Found(found, wide, _why_it_waits(found.best, facts.inventory))
+    best = search(wide, False)
+    if isinstance(best, Choice) and best.best.candidate.summary != found.best.candidate.summary:
+        return Found(found, facts, preferred=best.best.candidate.summary)
+    return Found(found, facts)
+
+
+def _why_it_waits(best: Outcome, free: Inventory) -> PlanReason:
+    candidate, name = best.candidate, best.candidate.stock.part.name
+    room = sum(kind.groups(candidate.tensor) for kind in free.kinds if kind.part.name == name) // candidate.pipeline
+    return PlanReason(
+        "inventory",
+        f"The GPUs are taken: {best.replicas} × {candidate.gpus} {name} are wanted and there is room for {room} now, "
+        "so pods wait until others give theirs back.",
+    )

@@ -1,0 +1,1 @@
+"""Sizing: bytes, seconds and dollars of one placement. Pure arithmetic."""

@@ -1,0 +1,64 @@
+"""The memory of a replica on a CPU: what the runtime will find in its container.
+
+The shares are the runtime's own (`engine/kv/pool_size.py`): float32 weights, a reserve, and at most 30 % of the
+container's memory for the KV pool.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from millstream_operator.api.spec import LLMDeploymentSpec
+from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.planning.sizing.memory_ledger import MemoryLedger
+
+CPU_MEMORY_LIMIT = "4Gi"
+POOL_SHARE_PERCENT = 30
+RESERVE_BYTES = 256 << 20
+PROCESS_BYTES = 640 << 20  # Python, torch and the server, before any weight
+FLOAT32_BYTES = 4
+_UNITS = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
+_UNITS |= {f"{prefix}i": 1024**power for power, prefix in enumerate("KMGT", start=1)}
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kMGT]i?|Ki|)")
+
+
+@dataclass(frozen=True, slots=True)
+class CpuMemory:
+    """`kv_cache_tokens` is negative where not even the weights fit."""
+
+    ledger: MemoryLedger
+    kv_cache_tokens: int
+
+
+def memory_limit_bytes(spec: LLMDeploymentSpec) -> int:
+    """The runtime container's memory limit: podTemplate's, else the planner's."""
+    template = spec.pod_template.spec if spec.pod_template else None
+    container = next(iter((template.containers if template else None) or []), None)
+    limits = container.resources.limits if container and container.resources else None
+    match = _QUANTITY.fullmatch(str((limits.memory if limits else None) or CPU_MEMORY_LIMIT))
+    if match is None:  # a plain count of bytes with an exponent, say: plan with the default
+        return 4 << 30
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def cpu_memory(spec: LLMDeploymentSpec, shape: ModelShape) -> CpuMemory:
+    """The ledger of one replica on a CPU."""
+    limit = memory_limit_bytes(spec)
+    tables = (shape.parameters.embedding + shape.parameters.head) * FLOAT32_BYTES
+    weights = shape.parameters.total * FLOAT32_BYTES - tables
+    rest = limit - PROCESS_BYTES - RESERVE_BYTES - weights - tables
+    pool = min(rest, limit * POOL_SHARE_PERCENT // 100)
+    ledger = MemoryLedger(
+        usable_bytes=limit,
+        headroom_bytes=rest - pool,
+        context_bytes=PROCESS_BYTES,
+        graphs_bytes=0,
+        nccl_bytes=0,
+        weights_bytes=weights,
+        embeddings_bytes=tables,
+        draft_weights_bytes=0,
+        activations_bytes=RESERVE_BYTES,
+        kv_cache_bytes=pool,
+    )
+    return CpuMemory(ledger, pool // (shape.kv_elements_per_token() * FLOAT32_BYTES))

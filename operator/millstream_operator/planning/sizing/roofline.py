@@ -1,0 +1,171 @@
+"""Predicted latency and throughput: the larger of arithmetic and memory traffic, and the links between GPUs.
+
+    step = max(FLOPs / (peak × 50 %), bytes / (bandwidth × 75 %)) + all-reduces + launch
+
+The two shares are what good engines reach, not what this runtime was measured to reach; `docs/planning.md` says what
+that is worth. All-reduce is a ring, twice a layer: 2 (t-1)/t of the stream over each link (arXiv 1909.08053).
+Expected tokens of a speculative step: (1 - a^(k+1)) / (1 - a) (arXiv 2211.17192).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millstream_operator.catalog.gpu import GpuPart
+from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.planning.sizing.weights import RankWeights
+
+COMPUTE_EFFICIENCY, BANDWIDTH_EFFICIENCY, LINK_EFFICIENCY = 0.50, 0.75, 0.70
+NVLINK_LATENCY_SECONDS, PCIE_LATENCY_SECONDS = 8e-6, 25e-6
+STEP_OVERHEAD_SECONDS = 4e-4  # replaying a graph, sampling, bookkeeping
+_COMPUTE_DTYPE = {"FP8": "fp8", "INT8": "int8"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One model on the GPUs of one replica. `kv_bytes` counts one token on one rank."""
+
+    part: GpuPart
+    shape: ModelShape
+    weights: RankWeights
+    method: str
+    tensor: int
+    pipeline: int
+    kv_bytes: int
+    over_nvlink: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationSpeed:
+    """The draft as predictions see it. `draft` None: drafts cost nothing (n-grams)."""
+
+    draft_tokens: int
+    acceptance: float
+    draft: Machine | None = None
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that one verified step yields on average, the bonus token included."""
+        return sum(self.acceptance**position for position in range(self.draft_tokens + 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Of one replica. Latencies are those of a usual request without queueing."""
+
+    kv_cache_tokens: int
+    concurrent_sequences: int  # of usual length, at the same time
+    ttft_milliseconds: int
+    itl_microseconds: int  # with `concurrent_sequences` running
+    single_stream_tokens_per_second: int
+    tokens_per_second: int
+    requests_per_minute: int
+
+    def as_dict(self) -> dict[str, int]:
+        return {
+            "kvCacheTokens": self.kv_cache_tokens,
+            "concurrentSequences": self.concurrent_sequences,
+            "ttftMilliseconds": self.ttft_milliseconds,
+            "itlMicroseconds": self.itl_microseconds,
+            "singleStreamTokensPerSecond": self.single_stream_tokens_per_second,
+            "tokensPerSecond": self.tokens_per_second,
+            "requestsPerMinute": self.requests_per_minute,
+        }
+
+
+def step_seconds(machine: Machine, new_tokens: int, context_tokens: int) -> float:
+    """One forward pass: `new_tokens` computed in all, `context_tokens` of KV cache read in all."""
+    shape, part = machine.shape, machine.part
+    ranks = machine.tensor * machine.pipeline
+    attention_flops = 4 * shape.num_layers * shape.num_heads * shape.head_size * context_tokens
+    flops = (2 * shape.active_parameters * new_tokens + attention_flops) / ranks
+    dtype = _COMPUTE_DTYPE.get(machine.method, "bf16")
+    compute = flops / (part.dtype_flops(dtype) * COMPUTE_EFFICIENCY)
+    read = _weight_bytes_read(machine, new_tokens) + context_tokens * machine.kv_bytes
+    traffic = read / (part.memory_bandwidth_bytes_per_second * BANDWIDTH_EFFICIENCY)
+    stage = max(compute, traffic) + _all_reduce_seconds(machine, new_tokens)
+    return stage * machine.pipeline + STEP_OVERHEAD_SECONDS
+
+
+def prefill_seconds(machine: Machine, tokens: int, max_num_batched_tokens: int) -> float:
+    """A prompt alone, in chunks of `max_num_batched_tokens`; a chunk reads the keys of those before it."""
+    total, done = 0.0, 0
+    while done < tokens:
+        chunk = min(tokens - done, max_num_batched_tokens)
+        # Causal: a query of the chunk sees what was before and on average half of the chunk; the cache is read once.
+        flops_context = chunk * (done + chunk // 2)
+        total += step_seconds(machine, chunk, done) + _attention_seconds(machine, flops_context)
+        done += chunk
+    return total
+
+
+def decode_seconds(
+    machine: Machine, sequences: int, context_tokens: int, speculation: SpeculationSpeed | None
+) -> float:
+    """Time between two tokens of one sequence, with `sequences` running and `context_tokens` cached for each."""
+    cached = sequences * context_tokens
+    if speculation is None:
+        return step_seconds(machine, sequences, cached)
+    step = step_seconds(machine, sequences * (speculation.draft_tokens + 1), cached)
+    if speculation.draft is not None:
+        step += speculation.draft_tokens * step_seconds(speculation.draft, sequences, cached)
+    return step / speculation.tokens_per_step
+
+
+def predict(
+    machine: Machine,
+    *,
+    kv_cache_tokens: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    input_tokens: int,
+    output_tokens: int,
+    speculation: SpeculationSpeed | None,
+) -> Prediction:
+    """Latencies and capacity for requests of a usual length."""
+    sequences = max(1, min(max_num_seqs, kv_cache_tokens // (input_tokens + output_tokens)))
+    context = input_tokens + output_tokens // 2
+    prefill = prefill_seconds(machine, input_tokens, max_num_batched_tokens)
+    alone = decode_seconds(machine, 1, context, speculation)
+    # Drafts that a full batch has no idle arithmetic to check are left out there.
+    together = min(decode_seconds(machine, sequences, context, tries) for tries in (None, speculation))
+    # One request takes its prefill from all others, and an equal share of the decoding steps.
+    request = prefill + output_tokens * together / sequences
+    return Prediction(
+        kv_cache_tokens=kv_cache_tokens,
+        concurrent_sequences=sequences,
+        ttft_milliseconds=max(1, round(prefill * 1000)),
+        itl_microseconds=max(1, round(together * 1_000_000)),
+        single_stream_tokens_per_second=max(1, round(1 / alone)),
+        tokens_per_second=max(1, round(output_tokens / request)),
+        requests_per_minute=max(1, round(60 / request)),
+    )
+
+
+def _weight_bytes_read(machine: Machine, new_tokens: int) -> float:
+    """All weights but the experts that no token of the step is routed to."""
+    weights, shape = machine.weights, machine.shape
+    read = weights.linear_bytes + weights.head_bytes
+    if not shape.num_experts:
+        return read
+    missed = (1 - shape.num_experts_per_token / shape.num_experts) ** new_tokens
+    return read - weights.experts_bytes * missed
+
+
+def _attention_seconds(machine: Machine, pairs: int) -> float:
+    """Scores and values of so many query-key pairs, beyond what `step_seconds` counted."""
+    shape = machine.shape
+    flops = 4 * shape.num_layers * shape.num_heads * shape.head_size * pairs / (machine.tensor * machine.pipeline)
+    return flops / (machine.part.dtype_flops("bf16") * COMPUTE_EFFICIENCY)
+
+
+def _all_reduce_seconds(machine: Machine, new_tokens: int) -> float:
+    """Two a layer, of one stage."""
+    ranks, part, shape = machine.tensor, machine.part, machine.shape
+    if ranks == 1:
+        return 0.0
+    link = part.nvlink_bytes_per_second if machine.over_nvlink else None
+    latency = NVLINK_LATENCY_SECONDS if link else PCIE_LATENCY_SECONDS
+    volume = 2 * (ranks - 1) / ranks * new_tokens * shape.hidden_size * 2
+    one = latency + volume / ((link or part.pcie_bytes_per_second) * LINK_EFFICIENCY)
+    return 2 * shape.num_layers / machine.pipeline * one

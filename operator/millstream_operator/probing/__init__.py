@@ -1,0 +1,1 @@
+"""What the operator asks of running pods, directly and through the Service."""

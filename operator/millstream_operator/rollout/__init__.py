@@ -1,0 +1,1 @@
+"""Rollout: which revision runs, and how it reaches the pods."""

@@ -1,0 +1,60 @@
+"""When is it certain that a new revision will not get ready? Pure.
+
+Too early a verdict gives up on a pod that only waits; too late a one leaves the model away, where an old pod was
+drained for it. So there are three kinds of evidence: a reason that no retry mends, a pod that failed again and again by
+itself, and, for all that may pass (no free GPU, a hub that is away), the end of `rollout.progressDeadline`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from millstream_operator.diagnosis.admission import pods_not_created
+from millstream_operator.diagnosis.diagnosis import Diagnosis
+from millstream_operator.diagnosis.pod_failures import diagnose, diagnose_pod
+from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON, Reason
+from millstream_operator.rollout.workload import deadline_passed, digest_of_pod, replica_failure
+
+Manifest = dict[str, Any]
+# With the kubelet's back-off of 10 s, 20 s and 40 s: a bit more than a minute of trying.
+CERTAIN_RESTARTS = 3
+CRASHES = frozenset({Reason.OUT_OF_MEMORY, Reason.PORT_IN_USE, Reason.RUNTIME_CRASHED, Reason.WARMUP_STALLED})
+# A registry that is away may come back; one that says no will say it again.
+_NO_SUCH_IMAGE = re.compile(
+    r"not found|manifest unknown|denied|unauthorized|forbidden|invalid reference|couldn't parse image", re.IGNORECASE
+)
+
+_QUOTED = re.compile(r'"[^"]*"')  # the image's own name, which may hold any of these words
+
+
+def certain_failure(digest: str, workload: Manifest | None, pods: Sequence[Manifest]) -> Diagnosis | None:
+    """Why the revision of this digest will not get ready; None while it still may."""
+    own = [pod for pod in pods if digest_of_pod(pod) == digest]
+    if (found := diagnose(pod for pod in own if _is_certain(pod))) is not None:
+        return found
+    if (told := replica_failure(workload, digest)) is not None:
+        refused = pods_not_created(told)
+        if refused is not None and (refused.reason in NEEDS_A_PERSON or deadline_passed(workload, digest)):
+            return refused
+    if not deadline_passed(workload, digest):
+        return None
+    late = Diagnosis(Reason.PROGRESS_DEADLINE_EXCEEDED, "The rollout made no progress within rollout.progressDeadline.")
+    return diagnose(own) or late
+
+
+def _is_certain(pod: Manifest) -> bool:
+    found = diagnose_pod(pod)
+    if found is None:
+        return False
+    if found.reason is Reason.IMAGE_PULL_FAILED:
+        said = found.message.partition(" cannot be pulled")[2]
+        return bool(_NO_SUCH_IMAGE.search(_QUOTED.sub("", said)))
+    return found.reason in NEEDS_A_PERSON or (found.reason in CRASHES and _restarts(pod) >= CERTAIN_RESTARTS)
+
+
+def _restarts(pod: Manifest) -> int:
+    status = pod.get("status", {})
+    told = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    return max((one.get("restartCount", 0) for one in told), default=0)

@@ -1,0 +1,77 @@
+"""Which children are no longer wanted. Pure.
+
+    records, ConfigMaps and pods that there are, what shall run -> what may go
+
+A record goes when the history is full, and its boot ConfigMap with it. Neither goes while a pod runs the revision: the
+kubelet would not start that pod's successor, and nothing could be rolled back to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from millstream_operator.diagnosis.pod_facts import claims
+from millstream_operator.kube.kinds import CONFIG_MAP, CONTROLLER_REVISION, Kind
+from millstream_operator.rendering.config_maps import boot_map_name, mounted_maps
+from millstream_operator.rendering.names import REVISION_LABEL
+from millstream_operator.rendering.revision import Revision, read_revision
+from millstream_operator.rollout.revisions import newest_first
+from millstream_operator.rollout.workload import digest_of, digest_of_pod
+
+Manifest = dict[str, Any]
+HISTORY_LIMIT = 4  # records kept at least, the current one included
+
+
+def digests_in_use(workload: Manifest | None, pods: Iterable[Manifest]) -> set[str]:
+    """Of the revisions that pods run, or that the Deployment may make pods of at any moment."""
+    found = {digest_of_pod(pod) for pod in pods} | ({digest_of(workload)} if workload is not None else set())
+    return {digest for digest in found if digest is not None}
+
+
+def also_running(records: Iterable[Manifest], in_use: Collection[str], wanted: Revision) -> list[Revision]:
+    """Older revisions that still have pods."""
+    readable = [read_revision(record) for record in newest_first(records)]
+    return [one for one in readable if one is not None and one.digest in in_use and one.digest != wanted.digest]
+
+
+def prunable_records(
+    records: Iterable[Manifest], keep: Collection[str], in_use: Collection[str] = ()
+) -> list[Manifest]:
+    """Records beyond the history limit, oldest last; never one of the names in `keep`, nor one that pods run."""
+    others = [record for record in newest_first(records) if record["metadata"]["name"] not in keep]
+    return [
+        record
+        for record in others[max(0, HISTORY_LIMIT - len(keep)) :]
+        if record["metadata"]["labels"].get(REVISION_LABEL) not in in_use
+    ]
+
+
+def prunable(
+    kind: Kind,
+    mine: Sequence[Manifest],
+    wanted: Collection[tuple[str, str]],
+    doomed_records: Collection[str],
+    needed_maps: Collection[str],
+) -> list[Manifest]:
+    """Children of a kind that may go. `wanted`: (kind, name) of what is applied."""
+    if kind is CONTROLLER_REVISION:
+        return [record for record in mine if record["metadata"]["name"] in doomed_records]
+    unwanted = [child for child in mine if (kind.kind, child["metadata"]["name"]) not in wanted]
+    if kind is CONFIG_MAP:
+        return [child for child in unwanted if child["metadata"]["name"] not in needed_maps]
+    return unwanted
+
+
+def unmounted(volumes: Iterable[Manifest], workload: Manifest | None, pods: Iterable[Manifest]) -> list[Manifest]:
+    """Claims that no pod mounts, nor any that the Deployment would make: a revision may outlive the spec it is of."""
+    makers = [*pods, *([workload["spec"]["template"]] if workload is not None else [])]
+    mounted = {name for maker in makers for name in claims(maker)}
+    return [claim for claim in volumes if claim["metadata"]["name"] not in mounted]
+
+
+def needed_maps(owner_name: str, kept_records: Iterable[Manifest], pods: Iterable[Manifest]) -> set[str]:
+    """ConfigMaps of the records that stay, and those that pods were given."""
+    revisions = [read_revision(record) for record in kept_records]
+    named = {boot_map_name(owner_name, one.config_hash) for one in revisions if one is not None and one.boot}
+    return named | mounted_maps(pods)

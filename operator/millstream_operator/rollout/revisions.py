@@ -1,0 +1,135 @@
+"""Which revision an LLMDeployment runs: the pinned one while its spec says the same, else a new one. Pure.
+
+    stored ControllerRevisions, spec -> the revision to run, its number, and the records that may go
+
+The newest record (highest `revision`) is the current one. Its input hash is compared with that of today's spec, so an
+operator with another default image, other pod defaults or another renderer finds its spec unchanged and keeps what
+runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.diagnosis.diagnosis import Diagnosis
+from millstream_operator.diagnosis.plan_refused import PlanRefused
+from millstream_operator.diagnosis.reasons import Reason
+from millstream_operator.planning.facts import Facts
+from millstream_operator.planning.plan import Infeasible, Plan, PlanDefaults
+from millstream_operator.planning.planner import decide
+from millstream_operator.planning.requires import refusal
+from millstream_operator.planning.restart_fields import input_hash, input_hash_of_format_1
+from millstream_operator.rendering.pod_defaults import PodDefaults
+from millstream_operator.rendering.revision import Revision, read_revision, render_revision
+from millstream_operator.rendering.revision_marks import Failure, Marks, read_marks
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedRevision:
+    """The revision to run, and its record's number and marks."""
+
+    revision: Revision
+    number: int
+    marks: Marks = field(default_factory=Marks)
+
+
+def choose(
+    owner: LLMDeployment,
+    plan_defaults: PlanDefaults,
+    pod_defaults: PodDefaults,
+    stored: Iterable[Manifest],
+    facts: Facts | None = None,
+) -> PinnedRevision:
+    """The pinned revision if the spec still asks for it; otherwise one that is planned and rendered now.
+
+    Raises:
+        PlanRefused: there is no plan, or it cannot be run.
+    """
+    records = list(stored)
+    return pinned(owner, records) or plan_anew(owner, plan_defaults, pod_defaults, records, facts or Facts())
+
+
+def pinned(owner: LLMDeployment, stored: Iterable[Manifest]) -> PinnedRevision | None:
+    """The newest revision, if it was planned from what the spec still says, or the one that served before it."""
+    records = newest_first(stored)
+    if not records:
+        return None
+    newest, good = read_pin(records[0]), last_answered(records)
+    if good is not None and not _asks_for(owner, good.revision):
+        good = None
+    if newest is not None and _asks_for(owner, newest.revision) and (newest.marks.failure is None or good is None):
+        return newest
+    # Back from a revision that never served: what served before it still runs, so it is not rendered anew. Back, too,
+    # from one that was adopted for the same spec and failed: the spec has what it asks for.
+    if good is not None:
+        return PinnedRevision(good.revision, records[0]["revision"] + 1, Marks(answered=True))
+    return None
+
+
+def plan_anew(
+    owner: LLMDeployment,
+    plan_defaults: PlanDefaults,
+    pod_defaults: PodDefaults,
+    stored: Iterable[Manifest],
+    facts: Facts,
+) -> PinnedRevision:
+    """A plan that is made and rendered now.
+
+    Raises:
+        PlanRefused: there is no plan, or it cannot be run.
+    """
+    planned = decide(owner, plan_defaults, facts)
+    if isinstance(planned, Infeasible) or planned.requires:
+        raise PlanRefused(_why_refused(planned), planned.status_plan())
+    records = newest_first(stored)
+    return PinnedRevision(render_revision(owner, planned, pod_defaults), (records[0]["revision"] if records else 0) + 1)
+
+
+def _asks_for(owner: LLMDeployment, revision: Revision) -> bool:
+    wanted = input_hash(owner) if revision.boot is not None else input_hash_of_format_1(owner)
+    return revision.input_hash == wanted
+
+
+def failed_before(digest: str, stored: Iterable[Manifest]) -> Failure | None:
+    """Why pods like these were given up; None where they were not."""
+    pins = [pin for record in newest_first(stored) if (pin := read_pin(record)) is not None]
+    return next((pin.marks.failure for pin in pins if pin.marks.failure and pin.revision.digest == digest), None)
+
+
+def read_pin(record: Manifest) -> PinnedRevision | None:
+    """A stored record; None when its format is not known here."""
+    revision = read_revision(record)
+    return PinnedRevision(revision, record["revision"], read_marks(record)) if revision is not None else None
+
+
+def last_good(stored: Iterable[Manifest]) -> PinnedRevision | None:
+    """The newest revision that was applied and not given up: what goes on serving while a newer spec is refused."""
+    pins = [pin for record in newest_first(stored) if (pin := read_pin(record)) is not None]
+    return next((pin for pin in pins if pin.marks.failure is None), pins[0] if pins else None)
+
+
+def last_answered(stored: Iterable[Manifest], but: PinnedRevision | None = None) -> PinnedRevision | None:
+    """The newest revision that answered through the Service, other than `but`: what a failed one goes back to."""
+    for record in newest_first(stored):
+        pin = read_pin(record)
+        if pin is not None and pin.marks.answered and (but is None or pin.revision.name != but.revision.name):
+            return pin
+    return None
+
+
+def _why_refused(planned: Plan | Infeasible) -> Diagnosis:
+    """One reason and one sentence for a plan that must not be applied."""
+    if isinstance(planned, Plan):
+        return Diagnosis(Reason.UNSUPPORTED_BY_RUNTIME, refusal(planned.requires) or "")
+    fixes = "; ".join(f"{fix.field}: {fix.value} gives {fix.summary}" for fix in planned.fixes)
+    reason = Reason.BUDGET_EXCEEDED if planned.constraint == "budget" else Reason.INFEASIBLE
+    return Diagnosis(reason, f"{planned.message}{f' What would do: {fixes}.' if fixes else ''}")
+
+
+def newest_first(stored: Iterable[Manifest]) -> list[Manifest]:
+    return sorted(stored, key=lambda record: (int(record["revision"]), record["metadata"]["name"]), reverse=True)

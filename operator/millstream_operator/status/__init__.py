@@ -1,0 +1,1 @@
+"""Status: from one observation to the status that is written. Pure."""

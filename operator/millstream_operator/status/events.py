@@ -1,0 +1,82 @@
+"""Kubernetes Events on the LLMDeployment: of what was decided, and of each change of why it is, or is not, Ready. Pure.
+
+`kubectl describe llmd` shows them under the conditions, so a person sees the story and not only its last page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from millstream_operator.api import API_VERSION, KIND
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.diagnosis.conditions import READY, find
+from millstream_operator.diagnosis.decisions import DecisionType
+from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON, Reason
+from millstream_operator.rendering.names import MANAGER
+
+MESSAGE_LIMIT_CHARACTERS = 1000  # the API's limit is 1024
+BAD_DECISIONS = frozenset({DecisionType.ROLLED_BACK, DecisionType.ROLLOUT_STOPPED})
+# Steps on the way, not news: the conditions show them while they last.
+QUIET = frozenset({Reason.ASKING_MODEL, Reason.NO_REPLICA_AVAILABLE})
+
+
+def decision_events(
+    owner: LLMDeployment, before: dict[str, Any], after: dict[str, Any], now: str
+) -> Iterator[dict[str, Any]]:
+    """An Event for each decision that is new in the journal, in their order."""
+    known = before.get("decisions") or ()
+    for entry in reversed([entry for entry in after.get("decisions") or () if entry not in known]):
+        yield _event(_metadata(owner), entry["type"], entry["message"], now, is_warning=entry["type"] in BAD_DECISIONS)
+
+
+def event_for(owner: LLMDeployment, before: dict[str, Any], after: dict[str, Any], now: str) -> dict[str, Any] | None:
+    """The Event that a change from one status to another deserves; None when Ready's reason did not change."""
+    return news(_metadata(owner), before, after, now)
+
+
+def news(metadata: Mapping[str, Any], before: dict[str, Any], after: dict[str, Any], now: str) -> dict[str, Any] | None:
+    """As `event_for`, also of an object whose spec cannot be read: `metadata` is as the API has it."""
+    was, ready = find(before.get("conditions", ()), READY), find(after.get("conditions", ()), READY)
+    if not ready or (was.get("status"), was.get("reason")) == (ready["status"], ready["reason"]):
+        return None
+    if ready["reason"] in QUIET:
+        return None
+    return _event(metadata, ready["reason"], ready["message"], now, is_warning=_is_bad_news(was, ready))
+
+
+def _metadata(owner: LLMDeployment) -> dict[str, Any]:
+    metadata = owner.metadata
+    return {
+        "name": owner.name,
+        "namespace": metadata.namespace,
+        "uid": metadata.uid,
+        "resourceVersion": metadata.resource_version,
+    }
+
+
+def _event(metadata: Mapping[str, Any], reason: str, message: str, now: str, *, is_warning: bool) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            **{key: metadata.get(key) for key in ("name", "namespace", "uid", "resourceVersion")},
+        },
+        "type": "Warning" if is_warning else "Normal",
+        "reason": reason,
+        "message": message[:MESSAGE_LIMIT_CHARACTERS],
+        "source": {"component": MANAGER},
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }
+
+
+def _is_bad_news(was: dict[str, Any], ready: dict[str, Any]) -> bool:
+    if ready["status"] == "True":
+        return False
+    on_its_way = {Reason.INSPECTING, Reason.STARTING, Reason.ROLLING_OUT}
+    return was.get("status") == "True" or ready["reason"] in NEEDS_A_PERSON or ready["reason"] not in on_its_way

@@ -1,0 +1,46 @@
+"""`status.memory`: what the plan predicted for one GPU, beside what the runtime measured on it. Pure.
+
+The measurement is taken once a revision, from the pod that answered: other pods of the same revision differ by some
+kilobytes, which is no news and must not be a write.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millstream_operator.probing.boot_report import MEMORY_KEYS
+from millstream_operator.status.seen import Observation
+
+Manifest = dict[str, Any]
+_NAMES = {key: key.split("_")[0] + "".join(part.title() for part in key.split("_")[1:]) for key in MEMORY_KEYS}
+_NAMES["kv_cache_bytes"], _NAMES["kv_cache_tokens"] = "kvCacheBytes", "kvCacheTokens"
+
+
+def memory_status(seen: Observation) -> Manifest | None:
+    """The field as it is written; None where neither side is known."""
+    found = {"predicted": _predicted(seen.revision.plan), "measured": _measured(seen)}
+    return {side: numbers for side, numbers in found.items() if numbers} or None
+
+
+def _predicted(plan: Manifest) -> Manifest:
+    ledger, predicted = plan.get("memory") or {}, plan.get("predicted") or {}
+    if not ledger:
+        return {}
+    tokens = {"kvCacheTokens": predicted["kvCacheTokens"]} if "kvCacheTokens" in predicted else {}
+    return {
+        "weightsBytes": sum(ledger.get(key, 0) for key in ("weightsBytes", "embeddingsBytes", "draftWeightsBytes")),
+        "activationsBytes": ledger.get("activationsBytes", 0),
+        "graphsBytes": ledger.get("graphsBytes", 0),
+        "kvCacheBytes": ledger.get("kvCacheBytes", 0),
+    } | tokens
+
+
+def _measured(seen: Observation) -> Manifest:
+    known: Manifest = (seen.previous.get("memory") or {}).get("measured") or {}
+    rollout = seen.previous.get("rollout") or {}
+    if known and rollout.get("updateRevision") == seen.revision.name:
+        return known
+    reports = [seen.reports[uid].boot for uid in sorted(seen.reports)]
+    if seen.answer is not None and seen.answer.boot is not None and not seen.is_rolled_back:
+        reports.insert(0, seen.answer.boot)
+    return next(({_NAMES[key]: value for key, value in boot.memory.items()} for boot in reports if boot.memory), {})

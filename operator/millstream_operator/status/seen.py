@@ -1,0 +1,73 @@
+"""What one turn of the reconciler has seen of an LLMDeployment: everything that its status is made from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.diagnosis.conditions import Condition
+from millstream_operator.diagnosis.decisions import Decision
+from millstream_operator.diagnosis.diagnosis import Diagnosis
+from millstream_operator.diagnosis.pod_facts import is_ready
+from millstream_operator.probing.answer import Answer
+from millstream_operator.probing.boot_report import PodReport
+from millstream_operator.rendering.revision import Revision
+from millstream_operator.rollout.rollout import Intent
+from millstream_operator.rollout.workload import digest_of_pod, rolled_out
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Everything that the status is made from. A new fact has a default, so that it is absent where nobody looked."""
+
+    owner: LLMDeployment
+    revision: Revision
+    workload: Manifest | None  # the live Deployment
+    pods: Sequence[Manifest] = ()
+    answer: Answer | None = None  # None: not asked yet, or being asked
+    problem: Diagnosis | None = None  # why the objects could not be applied
+    previous: Manifest = field(default_factory=dict)  # the status before
+    decisions: Sequence[Decision] = ()  # made in this turn
+    reports: Mapping[str, PodReport] = field(default_factory=dict)  # of pods that warm up, by uid
+    intent: Intent | None = None  # of the rollout
+    companions: Sequence[Condition] | None = None  # of what stands beside the model; None: nobody looked
+    outdated: Diagnosis | None = None  # what a new plan would gain
+
+    @property
+    def running(self) -> Revision:
+        """What the pods shall run: what the spec asks for, or what was put back after that failed."""
+        return self.intent.running.revision if self.intent is not None else self.revision
+
+    @property
+    def workload_status(self) -> Manifest:
+        found: Manifest = (self.workload or {}).get("status", {})
+        return found
+
+    @property
+    def own_pods(self) -> list[Manifest]:
+        """Pods of the wanted revision; those of an older one may fail as they like."""
+        return [pod for pod in self.pods if digest_of_pod(pod) == self.revision.digest]
+
+    @property
+    def updated_and_available(self) -> int:
+        """Replicas of the wanted revision that serve."""
+        wanted = self.owner.spec.replicas
+        return wanted if self.rolled_out else min(sum(is_ready(pod) for pod in self.own_pods), wanted)
+
+    @property
+    def rolled_out(self) -> bool:
+        return rolled_out(self.owner, self.revision, self.workload)
+
+    @property
+    def is_rolled_back(self) -> bool:
+        """The wanted revision failed, and another one runs in its place."""
+        return self.intent is not None and self.intent.failure is not None
+
+    @property
+    def is_first(self) -> bool:
+        """No revision ever answered."""
+        return not self.previous.get("rollout", {}).get("currentRevision")

@@ -1,0 +1,125 @@
+"""From what was seen to the status that is written. Pure: the same world gives the same status, at any time.
+
+The parts have files of their own: `observations` the conditions, `warmup` and `memory_report` what the pods tell of
+themselves, `decisions` the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from millstream_operator.diagnosis import conditions
+from millstream_operator.diagnosis.conditions import Condition
+from millstream_operator.diagnosis.decisions import journal
+from millstream_operator.diagnosis.diagnosis import Diagnosis
+from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON, Reason
+from millstream_operator.planning.scaling_cost import with_scaling_cost
+from millstream_operator.rendering.names import selector_string
+from millstream_operator.rendering.service import service_url
+from millstream_operator.status.condition_list import observed
+from millstream_operator.status.memory_report import memory_status
+from millstream_operator.status.readiness import find_blocker
+from millstream_operator.status.seen import Observation
+from millstream_operator.status.serving import serves
+from millstream_operator.status.warmup import warmup_status
+
+Manifest = dict[str, Any]
+REPLICA_COUNTS = ("replicas", "readyReplicas", "updatedReplicas", "availableReplicas")
+# What was said of the pods before the spec was refused; it is not looked at again until there is a spec to hold it to.
+KEPT_WHILE_INVALID = (conditions.PODS_SCHEDULED, conditions.WARMED_UP, conditions.MODEL_READY)
+
+
+def status_of(seen: Observation, now: str) -> Manifest:
+    """The whole status, in the API's form; None in place of a field that has nothing to say. `now` is RFC 3339, UTC."""
+    owner, workload = seen.owner, seen.workload_status
+    blocker = find_blocker(seen)
+    warmup = warmup_status(seen, blocker, now)
+    found = observed(seen, blocker, (warmup or {}).get("phase"))
+    generation = owner.metadata.generation or 0
+    answered = found[0].reason is Reason.READY  # at zero replicas Ready is True, and nobody answered
+    return {
+        "observedGeneration": generation,
+        "conditions": [
+            *conditions.merged(seen.previous.get("conditions", ()), found, generation, now),
+            *_not_looked_at(seen.previous, seen.companions),
+        ],
+        **{count: workload.get(count, 0) for count in REPLICA_COUNTS},
+        "selector": selector_string(owner.name),
+        "url": service_url(owner),
+        "model": _model(seen),
+        "plan": with_scaling_cost(seen.revision.plan, owner.spec),
+        "memory": memory_status(seen),
+        "warmup": warmup,
+        "runtime": {"image": seen.revision.image},
+        "rollout": _rollout(seen, answered),
+        "decisions": journal(seen.previous.get("decisions", ()), seen.decisions, now),
+    }
+
+
+def _model(seen: Observation) -> Manifest:
+    """As it is served: of the revision that runs."""
+    resolved = seen.running.resolved_revision
+    name = seen.running.served_name or seen.owner.served_name
+    return {"servedName": name} | ({"resolvedRevision": resolved} if resolved is not None else {})
+
+
+def status_of_invalid(
+    previous: Manifest,
+    generation: int,
+    problem: Diagnosis,
+    now: str,
+    plan: Manifest | None = None,
+    workload: Manifest | None = None,
+    companions: Sequence[Condition] | None = None,
+) -> Manifest:
+    """A spec that cannot be read, run, or planned yet: say so, and leave all else, for the last good state serves on.
+
+    `plan` is what was planned and not applied, for the person who wants to know what it would have been. `workload` is
+    the live Deployment: it is still watched, so how many replicas serve stays true. `companions` None: nothing beside
+    the model was looked at, so what was said of it stays.
+    """
+    live: Manifest = (workload or {}).get("status", {})
+    found = [
+        Condition(conditions.READY, False, problem.reason, problem.message),
+        Condition(conditions.PLANNED, False, problem.reason, problem.message),
+        Condition(
+            conditions.STALLED if problem.reason in NEEDS_A_PERSON else conditions.RECONCILING,
+            True,
+            problem.reason,
+            problem.message,
+        ),
+    ]
+    if conditions.find(previous.get("conditions", ()), conditions.AVAILABLE) or live:
+        found.append(serves(bool(live.get("availableReplicas"))))
+    kept = [one for one in previous.get("conditions", ()) if one["type"] in KEPT_WHILE_INVALID]
+    kept += _not_looked_at(previous, companions)
+    found += companions or ()
+    return (
+        previous
+        | ({"plan": plan} if plan is not None else {})
+        | {count: live.get(count, 0) for count in REPLICA_COUNTS if count in live or count in previous}
+        | {
+            "observedGeneration": generation,
+            "conditions": [*conditions.merged(previous.get("conditions", ()), found, generation, now), *kept],
+        }
+    )
+
+
+def _not_looked_at(previous: Manifest, companions: Sequence[Condition] | None) -> list[Manifest]:
+    """What was said of what stands beside the model stays, where a turn ends before it is looked at."""
+    beside = (conditions.AUTOSCALED, conditions.MONITORED)
+    return [c for c in previous.get("conditions", ()) if companions is None and c["type"] in beside]
+
+
+def _rollout(seen: Observation, answered: bool) -> Manifest:
+    found: Manifest = {
+        "currentRevision": seen.revision.name if answered else seen.previous.get("rollout", {}).get("currentRevision"),
+        "updateRevision": seen.revision.name,
+        "availableReplicas": seen.updated_and_available,
+    }
+    if (intent := seen.intent) is not None:
+        if intent.failure is not None:
+            found["currentRevision"] = intent.running.revision.name
+        found |= {"strategy": intent.strategy.value, "phase": intent.phase.value}
+    return {name: value for name, value in found.items() if value is not None}

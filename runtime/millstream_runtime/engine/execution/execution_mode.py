@@ -1,0 +1,45 @@
+"""How an engine carries out its steps on its device: eagerly or by graphs, one after another or overlapped.
+
+    CPU, one rank                eager, one after another; long prompts on a side thread where there are cores for it
+    CPU, several ranks           eager, one after another
+    CUDA, one rank               graphs unless --enforce-eager or the model waits for the device; overlapped
+    CUDA, several ranks          eager, one after another
+
+Which it is changes no token. Tests choose by hand, and so run on a CPU what else only a GPU would.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.engine.execution.recorders import CudaRecorder, Recorder
+from millstream_runtime.logs import log
+from millstream_runtime.models.config.model_config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """`recorder`: None is eager. `overlapped`: step N + 1 is launched before the tokens of step N are read.
+
+    `side_threads`: of a CPU's, those that compute long prompts beside the steps of decodes; 0 is none (`side_thread`).
+    """
+
+    recorder: Recorder | None = None
+    overlapped: bool = False
+    side_threads: int = 0
+
+
+def choose(config: RuntimeConfig, model_config: ModelConfig, device: torch.device, num_ranks: int) -> Execution:
+    """What a configuration means on a device."""
+    if device.type == "cpu" and num_ranks == 1:
+        return Execution(side_threads=torch.get_num_threads() // 2)
+    if device.type != "cuda" or num_ranks > 1:
+        return Execution()
+    if config.enforce_eager or model_config.waits_for_device:
+        reason = "--enforce-eager" if config.enforce_eager else "its experts wait for the device once a layer"
+        log.info("graphs_off", reason=reason)
+        return Execution(overlapped=True)
+    return Execution(CudaRecorder(device), overlapped=True)

@@ -1,0 +1,78 @@
+"""Overlapped steps: step N + 1 is launched before the tokens of step N are read.
+
+    host     launch N    launch N+1  read N   launch N+2  read N+1        plain: launch N, read N, launch N+1, ...
+    device   [ step N ............ ][ step N+1 ......... ][ step N+2
+
+So the device never waits for the host to plan, to read and to send. What it costs: the host plans a step without the
+tokens of the one before. It knows that a token will come, so lengths, blocks and positions are known; the token's value
+is on the device (`last_tokens`), and in `Sequence.token_ids` UNREAD stands for it. Three things follow.
+
+* Whoever ends by the value of a token (end-of-sequence, a stop id, numbers that went wrong, a cancel) is part of one
+  more step, whose token is dropped. An end by length is known beforehand.
+* While a step that writes to a sequence's blocks is in flight, the blocks stay the sequence's own: they are given back
+  when the last of its steps has been read. So nobody meets what that step writes, and where its numbers went wrong the
+  blocks are zeroed first. For the same reason a plan that must preempt reads first, and then plans again.
+* The prefix cache is offered a block once all its tokens are read: it never knows one that was not accepted.
+
+Some sequences need the token itself before their next step. `reason_to_wait` is the rule; where it gives a reason, the
+step before is read first, which is the plain loop for as long as it lasts.
+
+One step is in flight at most when a step is planned. Design: mini-sglang's overlap scheduler, vLLM's async scheduling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from millstream_runtime.engine.execution.model_runner import Launched
+from millstream_runtime.engine.scheduling.pacing import StepTime
+from millstream_runtime.engine.scheduling.scheduler import Chunk
+from millstream_runtime.engine.scheduling.sequence import Sequence
+
+
+class Wait(StrEnum):
+    """Why a step's tokens are read before the next is launched."""
+
+    LOGPROBS = "logprobs"
+    PENALTIES = "penalties"
+    PROCESSORS = "logits_processors"
+    RECOMPUTE = "recompute"
+
+
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """A step that was launched and not read."""
+
+    launched: Launched
+    chunks: list[Chunk]
+    shape: StepTime | None  # without its seconds; None where these say nothing about the next (it recorded a graph)
+    began_at_seconds: float
+
+
+def reason_to_wait(sequence: Sequence, *, must_recompute: bool) -> Wait | None:
+    """Why the next step must not be launched before the last token of `sequence` is read; None: it may be.
+
+    `must_recompute`: that token makes all its cached keys stale (longrope), so there is nothing to launch with them.
+
+    Not a reason: `min_tokens`, which counts tokens and does not look at them; a seed, which is hashed with the
+    position; temperature and filters. `prompt_logprobs` are read while their own step is launched.
+    """
+    if not sequence.num_unread_tokens or sequence.has_ended:
+        return None
+    if sequence.request.sampling.logprobs is not None:
+        return Wait.LOGPROBS  # describing the token asks the device, which would first finish whatever it was given
+    if sequence.is_complete:
+        return None
+    if sequence.token_counts is not None:
+        return Wait.PENALTIES
+    if sequence.processors:
+        return Wait.PROCESSORS
+    return Wait.RECOMPUTE if must_recompute else None
+
+
+def reasons_to_wait(sequences: Iterable[tuple[Sequence, bool]]) -> set[Wait]:
+    """Of all sequences of the step in flight, each with whether it must be computed again; empty: launch the next."""
+    reasons = (reason_to_wait(sequence, must_recompute=must_recompute) for sequence, must_recompute in sequences)
+    return {reason for reason in reasons if reason is not None}

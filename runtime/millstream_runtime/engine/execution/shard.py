@@ -1,0 +1,258 @@
+"""One rank's share of a deployment: where it computes, its part of the weights, and what memory is left for its pool.
+
+With one rank that is all of it. Every rank runs this same code over the same configuration; only rank 0 decides.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from millstream_runtime.config import Device, DType, RuntimeConfig
+from millstream_runtime.engine.attention import varlen_attention
+from millstream_runtime.engine.cpu import freed_memory
+from millstream_runtime.engine.execution.buckets import Buckets
+from millstream_runtime.engine.execution.forward import Forward
+from millstream_runtime.engine.execution.graph_budget import buckets_within, estimate_bytes
+from millstream_runtime.engine.execution.graphs import GraphedDecodes
+from millstream_runtime.engine.execution.recorders import Recorder
+from millstream_runtime.engine.execution.static_decode import StaticDecode
+from millstream_runtime.engine.execution.step_input import ChunkInput, StepInput
+from millstream_runtime.engine.host_limits import memory_limit_bytes, resident_bytes, usable_cpus
+from millstream_runtime.engine.kv import pool_size
+from millstream_runtime.engine.kv.kv_cache import KVCache
+from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.models.config.model_config import ModelConfig
+from millstream_runtime.models.layers.decoder import Decoder
+from millstream_runtime.models.linear.parallel import ALONE, Ranks
+from millstream_runtime.models.linear.shares import Place, rank_config
+from millstream_runtime.models.registry import OnRead, expected_weights, load_model, load_model_config
+
+_TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What is decided before a byte of weights is read."""
+
+    model_config: ModelConfig  # of the whole model, with max_model_len as the configuration limits it
+    device: torch.device
+    dtype: torch.dtype
+
+
+def place(config: RuntimeConfig, ranks: Place = ALONE) -> Placement:
+    """Where this rank computes, and in what arithmetic. On a CPU it also takes its share of the cores.
+
+    Raises:
+        RuntimeFailure: CheckpointInvalid, UnsupportedByRuntime or InvalidConfig, in one sentence.
+    """
+    model_config = _with_max_model_len(load_model_config(Path(config.model)), config)
+    device = _device(config, ranks)
+    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, usable_cpus() // ranks.size))
+    return Placement(model_config, device, _dtype(config, model_config, device))
+
+
+def load(config: RuntimeConfig, placement: Placement, ranks: Ranks = ALONE, on_read: OnRead | None = None) -> Decoder:
+    """This rank's weights onto its device, refused in a sentence where they cannot fit.
+
+    Raises:
+        RuntimeFailure: OutOfMemory, CheckpointInvalid, or InvalidConfig where the model cannot be shared so.
+    """
+    dtype, device = placement.dtype, placement.device
+    weight_bytes = expected_weights(placement.model_config, dtype, ranks).num_bytes
+    limit_bytes = memory_limit_bytes() // ranks.size if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    whose = "" if ranks.size == 1 else f" on each of {ranks.size} ranks"
+    too_large = RuntimeFailure(
+        Reason.OUT_OF_MEMORY,
+        f"The weights of {config.model} need {pool_size.gibibytes(weight_bytes)}{whose} as "
+        f"{str(dtype).removeprefix('torch.')}, but {pool_size.gibibytes(limit_bytes)} of memory is usable; give more "
+        "memory or a smaller dtype.",
+    )
+    if weight_bytes > limit_bytes:
+        raise too_large
+    room_for_copies_bytes = 0
+    if device.type == "cpu":
+        room_for_copies_bytes = pool_size.room_for_copies_bytes(limit_bytes, resident_bytes(), weight_bytes)
+    try:
+        return load_model(
+            placement.model_config, Path(config.model), dtype, device, ranks, on_read, room_for_copies_bytes
+        )
+    except torch.OutOfMemoryError:
+        raise too_large from None
+
+
+def make_cache(
+    config: RuntimeConfig, placement: Placement, num_blocks: int, ranks: Place = ALONE, *, num_padding_blocks: int = 0
+) -> KVCache:
+    """This rank's part of the KV pool: all blocks, its heads."""
+    shape = rank_config(placement.model_config, ranks)
+    return KVCache(
+        shape,
+        num_blocks,
+        config.block_size_tokens,
+        placement.dtype,
+        placement.device,
+        num_padding_blocks=num_padding_blocks,
+    )
+
+
+def keep_freed_memory(placement: Placement) -> None:
+    """Weights and pool are there: on a CPU, what steps allocate from now on stays with the process."""
+    if placement.device.type == "cpu":
+        freed_memory.keep_freed_memory()
+
+
+def measure_memory(
+    config: RuntimeConfig, placement: Placement, model: Decoder, ranks: Place = ALONE, *, with_graphs: bool = False
+) -> pool_size.MemoryBudget:
+    """What this rank's pool may take. On CUDA all ranks measure together: the largest step is computed once.
+
+    `with_graphs`: keep memory for CUDA graphs, which are recorded once the pool is there.
+    """
+    if placement.device.type == "cpu":
+        return pool_size.cpu_ledger(memory_limit_bytes() // ranks.size, resident_bytes())
+    return _cuda_ledger(config, placement, model, ranks, with_graphs)
+
+
+def graphed_decodes(
+    config: RuntimeConfig, model: Decoder, cache: KVCache, max_model_len: int, recorder: Recorder
+) -> GraphedDecodes | None:
+    """The graph manager of this rank, with nothing recorded yet; None where no padded step is small enough."""
+    device = cache.heads[0].device
+    on_cuda = device.type == "cuda"
+    total_bytes = torch.cuda.mem_get_info(device)[1] if on_cuda else memory_limit_bytes()
+    limit_bytes = total_bytes * config.gpu_memory_utilization_percent // 100
+    block_bytes = cache.num_bytes // (cache.num_blocks + cache.num_padding_blocks)
+    in_place = varlen_attention.can_serve(model.config, cache.heads[0])
+    buckets = _buckets(config, model.config, block_bytes, max_model_len, limit_bytes, in_place=in_place)
+    if buckets.largest is None:
+        return None
+    budget = estimate_bytes(buckets, block_bytes=block_bytes, num_layers=model.config.num_layers) if on_cuda else None
+    decode = StaticDecode(model, cache, buckets)
+    return GraphedDecodes(decode, buckets, recorder, cache.block_size_tokens, budget)
+
+
+def memory_use(
+    model: Decoder, cache: KVCache, ledger: pool_size.MemoryBudget, graphs_bytes: int = 0
+) -> pool_size.MemoryUse:
+    """What this rank took, as far as it was measured. `graphs_bytes`: of the graphs recorded so far."""
+    return pool_size.MemoryUse(
+        weights_bytes=model.weight_bytes,
+        activations_bytes=ledger.activations_bytes,
+        graphs_bytes=graphs_bytes,
+        kv_cache_bytes=cache.num_bytes,
+        kv_cache_tokens=cache.num_blocks * cache.block_size_tokens,
+    )
+
+
+def size_pool(
+    config: RuntimeConfig, placement: Placement, ledger: pool_size.MemoryBudget, ranks: Place = ALONE
+) -> pool_size.PoolSize:
+    """Blocks of the pool: the same number on every rank, so `ledger` is that of the rank with the least room.
+
+    Raises:
+        RuntimeFailure: OutOfMemory, with the ledger.
+    """
+    token_bytes = rank_config(placement.model_config, ranks).kv_bytes_per_token(placement.dtype.itemsize)
+    asked_bytes = config.kv_cache_memory_bytes
+    return pool_size.size_pool(
+        ledger,
+        asked_bytes=None if asked_bytes is None else asked_bytes // ranks.size,
+        block_bytes=token_bytes * config.block_size_tokens,
+        block_size_tokens=config.block_size_tokens,
+        max_model_len=placement.model_config.max_model_len,
+        max_model_len_is_explicit=config.max_model_len is not None,
+        max_num_seqs=config.max_num_seqs,
+    )
+
+
+@torch.inference_mode()
+def _cuda_ledger(
+    config: RuntimeConfig, placement: Placement, model: Decoder, ranks: Place, with_graphs: bool
+) -> pool_size.MemoryBudget:
+    """Measure the activations of the largest step on a small throw-away pool, then count what is left."""
+    device = placement.device
+    num_tokens = min(config.max_num_batched_tokens, placement.model_config.max_model_len)
+    num_blocks = -(-num_tokens // config.block_size_tokens)
+    cache = make_cache(config, placement, num_blocks, ranks)
+    torch.cuda.reset_peak_memory_stats(device)
+    before_bytes = torch.cuda.memory_allocated(device)
+    forward = Forward(model, cache, device)
+    residual = forward.residual(StepInput([0] * num_tokens, [ChunkInput(num_tokens, num_tokens, 0, 0, num_blocks)], []))
+    forward.logits(residual, range(min(num_tokens, config.max_num_seqs)))
+    torch.cuda.synchronize(device)
+    activation_bytes = torch.cuda.max_memory_allocated(device) - before_bytes
+    del cache, forward, residual
+    torch.cuda.empty_cache()
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    limit_bytes = total_bytes * config.gpu_memory_utilization_percent // 100
+    used_bytes = total_bytes - free_bytes
+    graphs_bytes = _graphs_estimate_bytes(config, placement, ranks, limit_bytes) if with_graphs else 0
+    return pool_size.cuda_ledger(limit_bytes, used_bytes, activation_bytes, graphs_bytes)
+
+
+def _graphs_estimate_bytes(config: RuntimeConfig, placement: Placement, ranks: Place, limit_bytes: int) -> int:
+    """What graphs and their padding blocks will take: on the full side, since nothing is recorded yet."""
+    shape = rank_config(placement.model_config, ranks)
+    block_bytes = shape.kv_bytes_per_token(placement.dtype.itemsize) * config.block_size_tokens
+    buckets = _buckets(config, shape, block_bytes, shape.max_model_len, limit_bytes)
+    graphs_bytes = estimate_bytes(buckets, block_bytes=block_bytes, num_layers=shape.num_layers)
+    return graphs_bytes + KVCache.PADDING_BLOCKS * block_bytes
+
+
+def _buckets(
+    config: RuntimeConfig,
+    model_config: ModelConfig,
+    block_bytes: int,
+    max_model_len: int,
+    limit_bytes: int,
+    *,
+    in_place: bool = False,
+) -> Buckets:
+    return buckets_within(
+        limit_bytes,
+        block_bytes=block_bytes,
+        num_layers=model_config.num_layers,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+        block_size_tokens=config.block_size_tokens,
+        in_place=in_place,
+    )
+
+
+def _with_max_model_len(model_config: ModelConfig, config: RuntimeConfig) -> ModelConfig:
+    asked, limit = config.max_model_len, model_config.max_position_embeddings
+    if asked is None:
+        return model_config
+    if asked > limit:
+        raise InvalidConfigError(
+            f"--max-model-len is {asked}; the model's max_position_embeddings allows at most {limit}."
+        )
+    return replace(model_config, max_model_len=asked)
+
+
+def _device(config: RuntimeConfig, ranks: Place) -> torch.device:
+    if config.device is Device.CUDA and not torch.cuda.is_available():
+        raise InvalidConfigError("--device is 'cuda', but torch sees no CUDA device; use 'cpu' or 'auto'.")
+    if config.device is Device.CPU or not torch.cuda.is_available():
+        return torch.device("cpu")
+    if ranks.size == 1:
+        return torch.device("cuda", torch.cuda.current_device())
+    if torch.cuda.device_count() < ranks.size:
+        raise InvalidConfigError(
+            f"--tensor-parallel-size is {ranks.size}, but torch sees {torch.cuda.device_count()} CUDA devices."
+        )
+    torch.cuda.set_device(ranks.rank)
+    return torch.device("cuda", ranks.rank)
+
+
+def _dtype(config: RuntimeConfig, model_config: ModelConfig, device: torch.device) -> torch.dtype:
+    if config.dtype is not DType.AUTO:
+        return _TORCH_DTYPES[config.dtype.value]
+    if device.type == "cpu":
+        return torch.float32
+    return _TORCH_DTYPES.get(model_config.checkpoint_dtype, torch.bfloat16)

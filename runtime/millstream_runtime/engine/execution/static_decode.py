@@ -1,0 +1,231 @@
+"""A step of decodes in tensors whose shapes depend on a bucket alone: what a CUDA graph can record and replay.
+
+Lengths, tables and slots are numbers in persistent buffers on the device, not shapes and not Python integers. So the
+same operations on the same addresses compute every step of a bucket, and nothing in them waits for the host:
+
+    host     one pinned array:  token ids, positions, slots, lengths, first slots [5, rows] | block tables [rows, width]
+    device   the same in `_buffer`  ->  blocks gathered by the tables  ->  scores masked by the lengths  ->  residual
+
+A bucket that reads in place has no tables and gathers nothing: each row begins at its first slot (`varlen_attention`).
+
+Padding goes to two blocks that the pool has beyond those that requests get. A row that is only padding writes into the
+*sink*, which nobody ever reads. Whatever reads beyond a request's blocks (a padded row, the end of a shorter table)
+reads the *zero block*, which nobody ever writes. The mask takes these tokens out, but it does so by a weight of 0, and
+0 * NaN is NaN: so padding must never name memory that holds another request's numbers, nor what padded rows made.
+
+The gather copies every key and value once, which the eager path avoids by views (`attention`). It is this backend's
+price for fixed shapes; a paged kernel that reads tables and lengths on the device takes the place of `StaticAttention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from millstream_runtime.engine.attention import varlen_attention
+from millstream_runtime.engine.attention.paged_attention import attend, keys_values
+from millstream_runtime.engine.attention.varlen_attention import PlacedSequences
+from millstream_runtime.engine.execution.buckets import Bucket
+from millstream_runtime.engine.execution.step_input import StepInput
+from millstream_runtime.engine.kv.kv_cache import KVCache
+from millstream_runtime.engine.transfer import staging
+from millstream_runtime.models.layers.attention import Attention, AttentionSpec
+from millstream_runtime.models.layers.decoder import Decoder
+
+NUM_VECTORS = 5  # token ids, positions, slots, lengths, first slots
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBuffers:
+    """One bucket's view of the persistent buffer, all int64."""
+
+    token_ids: Tensor  # [rows]
+    positions: Tensor  # [rows], rows of the rotary table
+    slots: Tensor  # [rows], places in the pool of the new tokens
+    lengths: Tensor  # [rows], tokens in the cache after the step, at least 1
+    first_slots: Tensor  # [rows], places in the pool of the first tokens
+    tables: Tensor  # [rows, width]; of a bucket that reads in place [rows, 0]
+
+
+class StaticDecode:
+    """The model's pass over a padded step of decodes: `fill` the buffers, `compute` (or replay it), read `residual`."""
+
+    def __init__(self, model: Decoder, cache: KVCache, buckets: Iterable[Bucket]) -> None:
+        """`cache` has padding blocks. The buffers are as large as the largest of `buckets` needs."""
+        if cache.num_padding_blocks < KVCache.PADDING_BLOCKS:
+            raise ValueError("static decodes need a pool with padding blocks")
+        self._model = model
+        self._cache = cache
+        self.device = cache.heads[0].device
+        sizes = list(buckets)
+        self._buffer = torch.zeros(max(map(_num_elements, sizes)), dtype=torch.int64, device=self.device)
+        hidden, dtype = model.config.hidden_size, cache.heads[0].dtype
+        self._residual = torch.zeros(max(size.rows for size in sizes), hidden, dtype=dtype, device=self.device)
+
+    def fill(self, bucket: Bucket, step: StepInput) -> DecodeBuffers:
+        """Enqueue the copy of a step's numbers into the bucket's buffers: the only thing that differs between steps.
+
+        The step has decodes only, at most `bucket.rows` of them, none longer than `bucket.width_blocks`.
+        """
+        host = staging(_num_elements(bucket), self.device)
+        longest_window = self._model.config.longest_window
+        _write(host.numpy(), bucket, step, self._cache, longest_window)
+        self._buffer[: len(host)].copy_(host, non_blocking=True)
+        return self._views(bucket)
+
+    def fill_with_padding(self, bucket: Bucket) -> None:
+        """A step of nobody: what is computed on it harms nothing."""
+        self.fill(bucket, StepInput([], [], []))
+
+    def compute(self, bucket: Bucket) -> None:
+        """The pass itself, from the buffers into the residual buffer. No shape, address or branch depends on a step."""
+        inputs = self._views(bucket)
+        attention: Attention = StaticAttention(self._cache, inputs)
+        if bucket.in_place:
+            attention = InPlaceAttention(self._cache, inputs, bucket.width_blocks * self._cache.block_size_tokens)
+        residual = self._model.forward(inputs.token_ids, inputs.positions, attention)
+        self._residual[: bucket.rows].copy_(residual)
+
+    def residual(self, num_rows: int) -> Tensor:
+        """`[num_rows, hidden]` of the pass before: a view, until the next pass."""
+        return self._residual[:num_rows]
+
+    def _views(self, bucket: Bucket) -> DecodeBuffers:
+        rows = bucket.rows
+        vectors = self._buffer[: NUM_VECTORS * rows].view(NUM_VECTORS, rows)
+        tables = self._buffer[NUM_VECTORS * rows : _num_elements(bucket)].view(rows, _table_width(bucket))
+        token_ids, positions, slots, lengths, first_slots = vectors.unbind(0)
+        return DecodeBuffers(token_ids, positions, slots, lengths, first_slots, tables)
+
+
+class InPlaceAttention:
+    """Attention of one padded step of decodes whose blocks follow one another. One object a pass."""
+
+    def __init__(self, cache: KVCache, inputs: DecodeBuffers, max_length: int) -> None:
+        self._cache = cache
+        self._slots = inputs.slots
+        num_rows, device = len(inputs.slots), inputs.slots.device
+        self._placed = PlacedSequences(
+            query_starts=torch.arange(num_rows + 1, dtype=torch.int32, device=device),
+            first_slots=F.pad(inputs.first_slots, (0, 1)).int(),
+            lengths=inputs.lengths.int(),
+            max_queries=1,
+            max_length=max_length,
+        )
+
+    def __call__(self, layer: int, query: Tensor, key_value: Tensor, spec: AttentionSpec) -> Tensor:
+        """See `models.attention.Attention`."""
+        pool = self._cache.heads[layer]
+        pool.index_copy_(1, self._slots, key_value.transpose(0, 1))
+        return varlen_attention.attend(pool, query, self._placed, spec).view(query.shape[0], -1)
+
+
+class StaticAttention:
+    """Attention of one padded step of decodes; see `models.attention.Attention`. One object a pass."""
+
+    def __init__(self, cache: KVCache, inputs: DecodeBuffers) -> None:
+        self._cache = cache
+        self._inputs = inputs
+        self._plans: dict[int | None, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, layer: int, query: Tensor, key_value: Tensor, spec: AttentionSpec) -> Tensor:
+        """See `models.attention.Attention`."""
+        pool = self._cache.heads[layer]
+        pool.index_copy_(1, self._inputs.slots, key_value.transpose(0, 1))
+        num_rows, num_heads, head_dim = query.shape
+        num_pool_heads = pool.shape[0]
+        num_kv_heads = 1 if spec.latent_dim else num_pool_heads // 2
+        runs, mask = self._plan(spec.window)
+        # Every head of a block is one run of memory; they are copied as such.
+        gathered = pool.view(-1, self._cache.block_size_tokens * head_dim).index_select(0, runs)
+        tokens = gathered.view(num_rows, num_pool_heads, -1, head_dim)
+        grouped = query.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
+        attended = attend(grouped, *keys_values(tokens, spec), mask, spec)
+        if spec.latent_dim:
+            attended = attended[..., : spec.latent_dim]
+        return attended.reshape(num_rows, -1)
+
+    def _plan(self, window: int | None) -> tuple[Tensor, Tensor]:
+        """Which runs a layer gathers, `[rows * heads * blocks]`, and what it adds to their scores, `[rows, 1, 1, T]`.
+
+        The same for all layers of a window, so the first of them makes it.
+        """
+        if window not in self._plans:
+            blocks, positions = self._seen_blocks(window)
+            pool = self._cache.heads[0]
+            heads = torch.arange(pool.shape[0], device=pool.device) * (pool.shape[1] // self._cache.block_size_tokens)
+            lengths = self._inputs.lengths[:, None]
+            seen = positions < lengths
+            if window is not None:
+                seen &= positions >= lengths - window
+            mask = torch.zeros(seen.shape, dtype=pool.dtype, device=pool.device).masked_fill_(~seen, float("-inf"))
+            runs = (blocks[:, None, :] + heads[None, :, None]).flatten()
+            self._plans[window] = runs, mask[:, None, None, :]
+        return self._plans[window]
+
+    def _seen_blocks(self, window: int | None) -> tuple[Tensor, Tensor]:
+        """The blocks that a layer reads, `[rows, n]`, and the positions of their tokens, `[rows or 1, n * block]`.
+
+        All of the table, or the n columns that a window may touch wherever it begins within its first block.
+        """
+        tables, block = self._inputs.tables, self._cache.block_size_tokens
+        width = tables.shape[1]
+        within = torch.arange(block, device=tables.device)
+        touched = width if window is None else min(width, -(-(window - 1) // block) + 1)
+        columns = torch.arange(touched, device=tables.device)[None, :]
+        if window is None or touched == width:
+            return tables, (columns[:, :, None] * block + within).flatten(1)
+        columns = (self._inputs.lengths[:, None] - window).clamp_(min=0).div_(block, rounding_mode="floor") + columns
+        # Columns beyond the table exist for no token: any will do, their positions are masked.
+        return tables.gather(1, columns.clamp(max=width - 1)), (columns[:, :, None] * block + within).flatten(1)
+
+
+def _table_width(bucket: Bucket) -> int:
+    return 0 if bucket.in_place else bucket.width_blocks
+
+
+def _num_elements(bucket: Bucket) -> int:
+    return bucket.rows * (NUM_VECTORS + _table_width(bucket))
+
+
+def _write(
+    host: np.ndarray[tuple[int], np.dtype[np.int64]],
+    bucket: Bucket,
+    step: StepInput,
+    cache: KVCache,
+    longest_window: int | None,
+) -> None:
+    """A step's numbers, and padding behind them, in the layout of `DecodeBuffers`."""
+    rows, chunks, block = bucket.rows, step.chunks, cache.block_size_tokens
+    token_ids, positions, slots, lengths, first_slots = host[: NUM_VECTORS * rows].reshape(NUM_VECTORS, rows)
+    used = len(chunks)
+    token_ids[used:], positions[used:], lengths[used:] = 0, 0, 1
+    slots[used:] = cache.sink_block * block
+    first_slots[used:] = cache.zero_block * block
+    token_ids[:used] = step.token_ids
+    lengths[:used] = [chunk.context_len for chunk in chunks]
+    last = lengths[:used] - 1
+    positions[:used] = last + np.array([chunk.rotary_offset for chunk in chunks], dtype=np.int64)
+    first_blocks = np.array([chunk.first_block for chunk in chunks], dtype=np.int64)
+    first_slots[:used] = first_blocks * block
+    if bucket.in_place:
+        slots[:used] = first_slots[:used] + last
+        return
+    tables = host[NUM_VECTORS * rows :].reshape(rows, bucket.width_blocks)
+    tables[used:] = cache.zero_block
+    columns = np.arange(bucket.width_blocks)
+    tables[:used] = first_blocks[:, None] + columns
+    for row, chunk in enumerate(chunks):
+        if chunk.scattered_blocks is not None:
+            table = chunk.scattered_blocks[: bucket.width_blocks]
+            tables[row, : len(table)] = table
+    slots[:used] = tables[np.arange(used), last // block] * block + last % block
+    unseen = columns > (last // block)[:, None]
+    if longest_window is not None:  # blocks that every layer has passed may be another's by now
+        unseen |= columns < (np.maximum(lengths[:used] - longest_window, 0) // block)[:, None]
+    tables[:used][unseen] = cache.zero_block

@@ -1,0 +1,1 @@
+"""The KV pool: its tensors and its size."""

@@ -1,0 +1,125 @@
+"""How large the KV pool is: bytes in, blocks out. Pure; the measuring is the engine's.
+
+Weights and activations are counted first and the pool takes what is left: the ledger of every refusal adds up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from millstream_runtime.errors import Reason, RuntimeFailure
+
+CPU_POOL_SHARE_PERCENT = 30  # of the container's memory: torch, the tokenizer and activations need theirs
+CPU_RESERVE_BYTES = 256 << 20  # activations of a step, code made for products, HTTP, what malloc keeps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBudget:
+    """What the memory of one device is used for, in bytes. `available_bytes` is what the pool may take."""
+
+    limit_bytes: int
+    used_bytes: int  # weights and everything else that is there before the pool
+    reserve_bytes: int  # activations, CUDA graphs and whatever must stay free
+    available_bytes: int
+    activations_bytes: int | None = None  # of the largest step, where one was measured
+
+    def __str__(self) -> str:
+        return (
+            f"{gibibytes(self.limit_bytes)} usable - {gibibytes(self.used_bytes)} weights and process "
+            f"- {gibibytes(self.reserve_bytes)} activations and reserve leaves {gibibytes(self.available_bytes)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """What was measured on one device (of several ranks, rank 0's), as `/ready` tells it. None: nobody measured it."""
+
+    weights_bytes: int  # allocated for parameters: embeddings and a CPU's second copies included
+    activations_bytes: int | None
+    graphs_bytes: int | None  # of the CUDA graphs that were recorded at boot; the log tells those that come later
+    kv_cache_bytes: int  # of the pool's tensors; on a CPU a page takes memory once a request writes to it
+    kv_cache_tokens: int
+
+    def measured(self) -> dict[str, int]:
+        """What was measured, by name."""
+        return {name: num_bytes for name, num_bytes in asdict(self).items() if num_bytes is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """The result: blocks of the pool and the longest request it can hold."""
+
+    num_blocks: int
+    max_model_len: int
+
+
+def cpu_ledger(limit_bytes: int, used_bytes: int) -> MemoryBudget:
+    """The pool's share of the container's memory, and never more than the rest of it."""
+    rest_bytes = max(0, limit_bytes - used_bytes - CPU_RESERVE_BYTES)
+    return MemoryBudget(
+        limit_bytes=limit_bytes,
+        used_bytes=used_bytes,
+        reserve_bytes=CPU_RESERVE_BYTES,
+        available_bytes=min(rest_bytes, limit_bytes * CPU_POOL_SHARE_PERCENT // 100),
+    )
+
+
+def room_for_copies_bytes(limit_bytes: int, used_bytes: int, weight_bytes: int) -> int:
+    """What second copies of weights may take on a CPU: half of what nobody else has a claim on.
+
+    The pool comes first: the planner has promised its share before a byte was read, and knows of no copies.
+
+    Args:
+        used_bytes: by the process before any weight is there.
+    """
+    pool_bytes = limit_bytes * CPU_POOL_SHARE_PERCENT // 100
+    return max(0, limit_bytes - used_bytes - weight_bytes - pool_bytes - CPU_RESERVE_BYTES) // 2
+
+
+def cuda_ledger(limit_bytes: int, used_bytes: int, activations_bytes: int, graphs_bytes: int) -> MemoryBudget:
+    """The pool takes what weights, the largest step's activations and the graphs to come leave."""
+    reserve_bytes = activations_bytes + graphs_bytes
+    return MemoryBudget(
+        limit_bytes=limit_bytes,
+        used_bytes=used_bytes,
+        reserve_bytes=reserve_bytes,
+        available_bytes=max(0, limit_bytes - used_bytes - reserve_bytes),
+        activations_bytes=activations_bytes,
+    )
+
+
+def size_pool(
+    ledger: MemoryBudget,
+    *,
+    asked_bytes: int | None,
+    block_bytes: int,
+    block_size_tokens: int,
+    max_model_len: int,
+    max_model_len_is_explicit: bool,
+    max_num_seqs: int,
+) -> PoolSize:
+    """Blocks of the pool: `asked_bytes` or what the ledger leaves, at most what a full batch of full length needs.
+
+    Raises:
+        RuntimeFailure: OutOfMemory, when one request of `max_model_len` does not fit and the length was asked for,
+            or when not even one block fits.
+    """
+    pool_bytes = ledger.available_bytes if asked_bytes is None else asked_bytes
+    blocks_per_request = -(-max_model_len // block_size_tokens)
+    num_blocks = min(pool_bytes // block_bytes, blocks_per_request * max_num_seqs)
+    if num_blocks >= blocks_per_request:
+        return PoolSize(num_blocks, max_model_len)
+    if num_blocks >= 1 and not max_model_len_is_explicit:
+        return PoolSize(num_blocks, num_blocks * block_size_tokens)
+    source = f"--kv-cache-memory-bytes is {asked_bytes}" if asked_bytes is not None else str(ledger)
+    fits_tokens = num_blocks * block_size_tokens
+    raise RuntimeFailure(
+        Reason.OUT_OF_MEMORY,
+        f"The KV cache for one request of {max_model_len} tokens needs {gibibytes(blocks_per_request * block_bytes)}, "
+        f"but {source}: that holds {fits_tokens} tokens; lower --max-model-len or give more memory.",
+    )
+
+
+def gibibytes(num_bytes: int) -> str:
+    """`1.50 GiB`, or MiB below a tenth of one."""
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 // 10 else f"{num_bytes / 2**20:.1f} MiB"

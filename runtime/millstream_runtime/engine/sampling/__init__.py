@@ -1,0 +1,1 @@
+"""Sampling: logits to the next token of each row."""

@@ -1,0 +1,69 @@
+"""Prefix cache: which pool block holds which tokens, found by a chain of hashes.
+
+    hash 0 = SHA-256(root(salt) + tokens 0 .. 15)        a block's hash stands for all tokens up to its end,
+    hash 1 = SHA-256(hash 0     + tokens 16 .. 31)       so equal hashes mean equal prefixes
+
+SHA-256 and not Python's `hash`: a client that could make two prefixes collide would be answered from another's
+context. The salt separates tenants: without it the time to the first token tells whether somebody else has sent a
+prefix before (CVE-2025-46570). The design is vLLM V1's.
+
+Only full blocks are cached. Tokens are written behind the last known one, hence never into a full block: shared
+blocks are never written, and no copy on write is needed (`BlockManager.check_integrity` proves it at run time).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+from millstream_runtime.engine.scheduling.sequence import Sequence
+
+
+class PrefixCache:
+    """Hashes to blocks and back. It holds no block: `BlockManager` counts who does."""
+
+    def __init__(self) -> None:
+        self._block_of: dict[bytes, int] = {}
+        self._hash_of: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._hash_of)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._hash_of
+
+    def find(self, block_hash: bytes) -> int | None:
+        """The block with these contents."""
+        return self._block_of.get(block_hash)
+
+    def register(self, block_hash: bytes, block: int) -> None:
+        """Remember `block`, unless another block has the same contents already."""
+        if block_hash not in self._block_of:
+            self._block_of[block_hash] = block
+            self._hash_of[block] = block_hash
+
+    def forget(self, block: int) -> None:
+        """The block is about to hold something else. Unknown blocks are no error."""
+        block_hash = self._hash_of.pop(block, None)
+        if block_hash is not None:
+            del self._block_of[block_hash]
+
+
+def extend_hashes(sequence: Sequence, block_size_tokens: int) -> list[bytes]:
+    """Hashes of all full blocks of the sequence's tokens that are read; each is computed once in its life."""
+    hashes = sequence.block_hashes
+    num_full_blocks = sequence.num_read_tokens // block_size_tokens
+    if len(hashes) < num_full_blocks:
+        layout = struct.Struct(f"<{block_size_tokens}I")
+        parent = hashes[-1] if hashes else _root(sequence)
+        for index in range(len(hashes), num_full_blocks):
+            start = index * block_size_tokens
+            tokens = layout.pack(*sequence.token_ids[start : start + block_size_tokens])
+            parent = hashlib.sha256(parent + tokens).digest()
+            hashes.append(parent)
+    return hashes
+
+
+def _root(sequence: Sequence) -> bytes:
+    salt = sequence.request.cache_salt.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(b"millstream prefix cache\0%d\0%s" % (sequence.kv_variant, salt)).digest()

@@ -1,0 +1,309 @@
+"""Who computes how many tokens in the next step.
+
+There are no phases. Each sequence's computed tokens chase its known tokens under one budget a step (vLLM V1's
+rule): a long prompt is a long chase in chunks, a decode a chase of one token, a preempted sequence starts again, and
+a prefix-cache hit starts further on.
+
+    waiting (by rank) --admit--> running (a row each) --finish--> gone
+              ^--------------preempt---------------'
+
+`schedule(state) -> plan` decides: pure, no torch, no clock, no randomness, nothing changed. `Scheduler` owns the
+queues and carries the plan out.
+
+No deadlock: the pool holds at least one sequence of the greatest length, and the first running sequence by rank is
+never preempted, so it always ends. No starvation: a rank is the arrival plus the priority's head start (see
+`Sequence.rank`), admission is strictly by rank, and after finitely many arrivals every newcomer ranks behind.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from millstream_runtime.engine.scheduling.block_manager import BlockManager
+from millstream_runtime.engine.scheduling.rows import Rows
+from millstream_runtime.engine.scheduling.sequence import Sequence
+
+# Room left for the running ones to grow into: without it each admission soon costs a preemption.
+WATERMARK_PERCENT = 1
+
+
+class Chunk(NamedTuple):
+    """The next `num_tokens` uncomputed tokens of one sequence."""
+
+    sequence: Sequence
+    num_tokens: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether this chunk reaches the last known token, so that a new one is sampled."""
+        return self.num_tokens == self.sequence.num_uncomputed_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerState:
+    """All that a plan depends on. `running` and `waiting` are ordered by rank."""
+
+    blocks: BlockManager
+    running: list[Sequence]
+    waiting: list[Sequence]
+    num_free_rows: int
+    max_num_batched_tokens: int
+    max_prompt_tokens: int | None = None  # of a step that decodes share (see `pacing`); None is no bound of its own
+    under_way: Collection[Sequence] = ()  # prompts with a chunk of which some layers are computed (`layered_prefill`)
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What one step computes, who comes in with which cached blocks, and who was put back to make room."""
+
+    chunks: dict[Sequence, int] = field(default_factory=dict)
+    admitted: dict[Sequence, list[int]] = field(default_factory=dict)
+    preempted: list[Sequence] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all chunks."""
+        return sum(self.chunks.values())
+
+
+def schedule(state: SchedulerState) -> StepPlan:
+    """Choose the chunks of the next step: the running first, then as many of the waiting as fit, by rank."""
+    draft = _PlanBuilder(state)
+    # Decodes come first, one token each, so that no prompt, however long, stalls an answer under way; and what prompts
+    # take of a step with decodes in it is bounded, so that it does not make one wait either.
+    prompts: list[Sequence] = []
+    for sequence in state.running:
+        if sequence.is_complete or sequence in state.under_way:
+            continue  # it only waits until its last step is read, or its chunk is done
+        if len(sequence.token_ids) - sequence.num_computed_tokens > 1:
+            prompts.append(sequence)
+        else:
+            draft.run(sequence)
+    if state.under_way:
+        return draft.plan  # until that chunk is done, nobody else's prompt is begun
+    if draft.plan.chunks and state.max_prompt_tokens is not None:
+        draft.bound_prompts(state.max_prompt_tokens)
+    for sequence in prompts:
+        draft.run(sequence)
+    if not draft.plan.preempted:  # what was just put back must not return by pushing out another
+        for sequence in state.waiting:
+            if not draft.admit(sequence):
+                break  # nobody overtakes: the first waits for room, and gets it
+    return draft.plan
+
+
+class _PlanBuilder:
+    """A plan in the making, and what it leaves of the budget and of the pool."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self.plan = StepPlan()
+        self._state = state
+        self._blocks = state.blocks
+        self._tokens_left = state.max_num_batched_tokens
+        self._blocks_left = state.blocks.num_free_blocks
+        self._rows_left = state.num_free_rows
+        self._put_back: set[Sequence] = set()
+        self._released: dict[int, int] = {}  # holders that preemptions take from a block
+        self._revived: set[int] = set()  # evictable blocks that an admission of this plan holds again
+
+    def bound_prompts(self, max_prompt_tokens: int) -> None:
+        """From now on there are prompts only, and they may take so many tokens together."""
+        self._tokens_left = min(self._tokens_left, max_prompt_tokens)
+
+    def run(self, sequence: Sequence) -> None:
+        """Plan the next chunk of a running sequence, putting others back where the pool is short."""
+        num_tokens = min(len(sequence.token_ids) - sequence.num_computed_tokens, self._tokens_left)
+        if num_tokens == 0 or sequence in self._put_back:
+            return
+        target_tokens = sequence.num_computed_tokens + num_tokens
+        if target_tokens > len(sequence.block_table) * self._blocks.block_size_tokens:
+            missing = self._blocks.missing_blocks(sequence, target_tokens)
+            while missing > self._blocks_left:
+                victim = self._victim()
+                self._preempt(victim)
+                if victim is sequence:
+                    return
+            self._blocks_left -= missing
+        self.plan.chunks[sequence] = num_tokens
+        self._tokens_left -= num_tokens
+
+    def admit(self, sequence: Sequence) -> bool:
+        """Plan the first chunk of a waiting sequence; False if there is no room for it."""
+        if not self._tokens_left or not self._rows_left:
+            return False
+        hits = self._blocks.match(sequence)
+        revived = [block for block in hits if block not in self._revived and not self._blocks.is_held(block)]
+        # It gets the blocks of all it knows at once, so that no prompt is put back half-way for its own sake.
+        fresh_blocks = self._blocks.blocks_for(len(sequence.token_ids)) - len(hits)
+        spare_blocks = max(1, self._blocks.num_blocks * WATERMARK_PERCENT // 100)
+        if not self._state.running and not self.plan.admitted:
+            spare_blocks = 0
+        if fresh_blocks + len(revived) + spare_blocks > self._blocks_left:
+            return False
+        num_uncomputed = len(sequence.token_ids) - len(hits) * self._blocks.block_size_tokens
+        self.plan.chunks[sequence] = min(num_uncomputed, self._tokens_left)
+        self.plan.admitted[sequence] = hits
+        self._tokens_left -= self.plan.chunks[sequence]
+        self._blocks_left -= fresh_blocks + len(revived)
+        self._rows_left -= 1
+        self._revived.update(revived)
+        return True
+
+    def _victim(self) -> Sequence:
+        """The least urgent, then the least computed (cheapest to compute again), then the last; never the first."""
+        first, *others = (one for one in self._state.running if one not in self._put_back)
+        return min(others, key=lambda one: (-one.request.priority, one.num_computed_tokens, -one.rank), default=first)
+
+    def _preempt(self, victim: Sequence) -> None:
+        planned_tokens = self.plan.chunks.pop(victim, 0)
+        if planned_tokens:
+            self._tokens_left += planned_tokens
+            self._blocks_left += self._blocks.missing_blocks(victim, victim.num_computed_tokens + planned_tokens)
+        self._blocks_left += self._blocks.freed_by(victim, self._released)
+        self._put_back.add(victim)
+        self.plan.preempted.append(victim)
+
+
+class Scheduler:
+    """Continuous batching: sequences join and leave between any two steps."""
+
+    def __init__(self, blocks: BlockManager, max_num_batched_tokens: int, max_num_seqs: int) -> None:
+        self._blocks = blocks
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._waiting: list[Sequence] = []  # by rank
+        self.running: list[Sequence] = []  # by rank
+        self._free_rows = Rows(max_num_seqs)
+        self.num_preemptions_total = 0
+        self.recomputed_tokens_total = 0
+        self.queried_tokens_total = 0  # prompt tokens that were looked up in the prefix cache
+        self.hit_tokens_total = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that have no row."""
+        return len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would compute anything."""
+        return bool(self.running or self._waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence by its rank."""
+        bisect.insort(self._waiting, sequence, key=_order)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence, running or waiting, and take its blocks back at once."""
+        if sequence.row is None:
+            del self._waiting[bisect.bisect_left(self._waiting, _order(sequence), key=_order)]
+        else:
+            self._release(sequence)
+
+    def plan(self, max_prompt_tokens: int | None = None, under_way: Collection[Sequence] = ()) -> StepPlan:
+        """What the next step should be; nothing is changed.
+
+        `max_prompt_tokens` bounds the prompts' share of a step that decodes share. The chunks of those `under_way` are
+        no part of the plan.
+        """
+        state = SchedulerState(
+            self._blocks,
+            self.running,
+            self._waiting,
+            len(self._free_rows),
+            self._max_num_batched_tokens,
+            max_prompt_tokens,
+            under_way,
+        )
+        return schedule(state)
+
+    def apply(self, plan: StepPlan, *, prompts_later: bool = False) -> list[Chunk]:
+        """Prepare a step that was planned just now: rows, blocks and cached tokens are in place when this returns.
+
+        Nobody whom it preempts has a step in flight. The caller launches every chunk and then calls `advance`, before
+        it plans again. With `prompts_later`, chunks of several tokens may take more steps than this: their blocks are
+        kept from the prefix cache until `offer`.
+        """
+        for sequence in plan.preempted:
+            self._preempt(sequence)
+        for sequence, hits in plan.admitted.items():  # before anything grows: growth may evict what was found
+            self._enter(sequence, hits)
+        chunks = []
+        block_size_tokens = self._blocks.block_size_tokens
+        for sequence, num_tokens in plan.chunks.items():
+            if sequence in plan.admitted:
+                num_tokens = self._allocate_admitted(sequence, num_tokens)
+            # Of a decode's steps one in sixteen needs a block and one in sixteen fills one: the others skip the calls.
+            target_tokens = sequence.num_computed_tokens + num_tokens
+            if target_tokens > len(sequence.block_table) * block_size_tokens:
+                self._blocks.allocate(sequence, target_tokens)
+            is_later = prompts_later and num_tokens > 1
+            if target_tokens >= (sequence.num_registered_blocks + 1) * block_size_tokens and not is_later:
+                self._blocks.register(sequence, target_tokens)
+            chunks.append(Chunk(sequence, num_tokens))
+        return chunks
+
+    def advance(self, chunks: Iterable[Chunk]) -> None:
+        """Count the chunks' tokens as computed: whatever the device is given from now on comes after them."""
+        for sequence, num_tokens in chunks:
+            sequence.num_computed_tokens += num_tokens
+            self._blocks.free_outside_window(sequence)
+
+    def publish_prefix(self, chunks: Iterable[Chunk]) -> None:
+        """Let the prefix cache know what chunks have computed that were carried out with `prompts_later`."""
+        for sequence, _ in chunks:
+            self._blocks.register(sequence, sequence.num_computed_tokens)
+
+    def recompute(self, sequence: Sequence) -> None:
+        """All keys of a running sequence have become wrong: it keeps its row and computes them again, in new blocks.
+
+        Not in its old ones, which others may share and read as they are.
+        """
+        self._blocks.free(sequence)
+        sequence.num_computed_tokens = 0
+        sequence.block_hashes.clear()
+
+    def _enter(self, sequence: Sequence, hits: list[int]) -> None:
+        """From waiting to running, with the cached blocks that were found for it."""
+        del self._waiting[bisect.bisect_left(self._waiting, _order(sequence), key=_order)]
+        sequence.row = self._free_rows.take(self._blocks.home_row(hits[0]) if hits else None)
+        bisect.insort(self.running, sequence, key=_order)
+        self._blocks.attach_cached(sequence, hits)
+
+    def _allocate_admitted(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks for all that a newcomer knows; returns what is left to compute of the planned tokens.
+
+        Newcomers of this very step may have brought what it needs (the choices of one prompt): those are shared too.
+        """
+        self._blocks.attach_cached(sequence, self._blocks.match(sequence, start_block=len(sequence.block_table)))
+        self._blocks.allocate(sequence, len(sequence.token_ids))
+        hit_tokens = sequence.num_computed_tokens
+        self.recomputed_tokens_total += max(0, sequence.num_lost_tokens - hit_tokens)
+        if not sequence.num_lost_tokens and sequence.uses_prefix_cache:
+            sequence.num_cached_tokens = hit_tokens
+            self.queried_tokens_total += len(sequence.token_ids)
+            self.hit_tokens_total += hit_tokens
+        return min(num_tokens, sequence.num_uncomputed_tokens)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to waiting with its tokens kept and its blocks given up."""
+        self._release(sequence)
+        sequence.num_lost_tokens = sequence.num_computed_tokens
+        sequence.num_computed_tokens = 0
+        self.num_preemptions_total += 1
+        self.add(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        if sequence.row is None:
+            raise ValueError(f"request {sequence.request.request_id} is not running")
+        self._blocks.free(sequence)
+        del self.running[bisect.bisect_left(self.running, _order(sequence), key=_order)]
+        self._free_rows.give_back(sequence.row, home_is_cached=self._blocks.home_is_cached(sequence.row))
+        sequence.row = None
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    """By rank; the arrival tells equal ranks apart."""
+    return sequence.rank, sequence.arrival

@@ -1,0 +1,106 @@
+"""A request inside the engine: what is known of it, what is computed, and where its KV blocks are. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from millstream_runtime.engine.request import Request, TokenLogprobs
+
+if TYPE_CHECKING:  # the protocol speaks of tensors
+    from millstream_runtime.engine.sampling.logits_processors import LogitsProcessor
+
+PRIORITY_STRIDE_ARRIVALS = 64
+UNREAD = -1  # no token: one that was sampled and not read yet
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Mutable state of one request.
+
+        token_ids:   [ prompt ........ | generated .. ]
+        computed:    [ in the KV cache .....)            <- chases len(token_ids), chunk by chunk
+
+    The last `num_unread_tokens` of them were sampled by steps whose results are not read yet: they count as known, but
+    their values are on the device alone (see `overlap`).
+
+    A decode is the special case of one uncomputed token; a preempted sequence is the case of none computed, and a
+    prefix-cache hit the case of a newcomer with some computed.
+    """
+
+    request: Request
+    arrival: int  # ascending; among equal priorities, who came first is served first
+    seed: int  # of the request, or drawn once by the engine
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_computed_tokens: int = 0
+    row: int | None = None  # place among running sequences, held from admission to the end or a preemption
+    block_table: list[int] = field(default_factory=list)
+    blocks_are_contiguous: bool = True  # whether each block of the table follows the one before it
+    num_passed_blocks: int = 0  # first entries of the table, given back because a sliding window left them behind
+    kv_variant: int = 0  # of the keys of equal tokens; part of what the prefix cache hashes
+    block_hashes: list[bytes] = field(default_factory=list)  # of full blocks; kept through preemptions
+    num_registered_blocks: int = 0  # first blocks of the table that the prefix cache was offered
+    num_cached_tokens: int = 0  # found in the prefix cache at the first admission
+    num_lost_tokens: int = 0  # computed before the last preemption
+    scheduled_at_seconds: float | None = None  # first admission, by the engine's clock
+    token_counts: dict[int, int] | None = None  # penalised only: times generated; 0 for a token of the prompt alone
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    processors: tuple[LogitsProcessor, ...] = ()
+    is_plain_greedy: bool = False  # sampled by the argmax alone
+    steps_in_flight: int = 0  # launched and not read; while there are any, row and blocks stay its own
+    num_unread_tokens: int = 0
+    is_complete: bool = False  # nothing more of it is to be computed
+    has_ended: bool = False  # its last output was given, or nobody wants one: what is still in flight is dropped
+    has_bad_numbers: bool = False  # its logits were not finite: its blocks are zeroed before anyone else gets them
+    rank: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        params = self.request.sampling
+        # A priority is a head start counted in arrivals, not a class of its own: so it cannot starve anyone.
+        self.rank = self.arrival + PRIORITY_STRIDE_ARRIVALS * self.request.priority
+        self.is_plain_greedy = params.is_plain_greedy and not self.processors
+        if params.is_penalised:
+            self.token_counts = dict.fromkeys(self.token_ids, 0) if params.repetition_penalty != 1.0 else {}
+
+    def expect(self) -> None:
+        """A step was launched that samples its next token."""
+        self.token_ids.append(UNREAD)
+        self.num_unread_tokens += 1
+
+    def accept(self, token_id: int) -> None:
+        """The oldest token that was expected is read."""
+        self.token_ids[self.num_read_tokens] = token_id
+        self.num_unread_tokens -= 1
+        if self.token_counts is not None:
+            self.token_counts[token_id] = self.token_counts.get(token_id, 0) + 1
+
+    def append(self, token_id: int) -> None:
+        """A sampled token becomes known at once."""
+        self.expect()
+        self.accept(token_id)
+
+    @property
+    def num_read_tokens(self) -> int:
+        """Known tokens whose values the host has."""
+        return len(self.token_ids) - self.num_unread_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Known tokens whose keys and values are not in the cache yet. At least one while it runs."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Tokens sampled so far, read or not."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def held_blocks(self) -> list[int]:
+        """Blocks of the table that this sequence holds."""
+        return self.block_table[self.num_passed_blocks :] if self.num_passed_blocks else self.block_table
+
+    @property
+    def uses_prefix_cache(self) -> bool:
+        """Prompt log-probabilities need every position computed, and heartbeats must leave no trace."""
+        return not self.request.is_heartbeat and self.request.sampling.prompt_logprobs is None

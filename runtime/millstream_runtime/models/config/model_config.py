@@ -1,0 +1,193 @@
+"""config.json -> ModelConfig: what all families share of a model's shape, read without importing it.
+
+`transformers` 5 writes `rope_parameters` and `dtype`; older folders have `rope_theta`, `rope_scaling` and
+`torch_dtype`. Both are read. Nothing here executes code from the folder. What only one family has is read in that
+family's file; `registry.load_model_config` puts both together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.models.config.fields import Fields
+from millstream_runtime.models.config.rope_config import RopeConfig, read_rope
+
+LAYERS_LIMIT = 1024
+SLIDING, FULL = "sliding_attention", "full_attention"  # the words of `layer_types`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The shape of one model. Lengths in tokens. A family with more to say subclasses it in its own file."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+    checkpoint_dtype: str  # what the folder says its weights are; the loader trusts the files instead
+    max_position_embeddings: int
+    eos_token_ids: frozenset[int]
+    max_model_len: int  # prompt and answer together; starts as max_position_embeddings, the engine may lower it
+    windows: tuple[int | None, ...] = ()  # by layer: how far back a token sees, itself included; () is no limit at all
+
+    def window(self, layer: int) -> int | None:
+        """How many tokens, itself included, a token of this layer sees; None is all."""
+        return self.windows[layer] if self.windows else None
+
+    @property
+    def longest_window(self) -> int | None:
+        """Tokens that some later token may still read; None where a layer reads all. Older KV blocks may be freed."""
+        limited = [window for window in self.windows if window is not None]
+        return max(limited) if len(limited) == self.num_layers else None
+
+    @property
+    def has_plain_attention(self) -> bool:
+        """Whether every layer attends to all tokens before, by the softmax of scaled products and nothing else."""
+        return all(window is None or window >= self.max_model_len for window in self.windows)
+
+    @property
+    def waits_for_device(self) -> bool:
+        """Whether the pass reads numbers back from the device to go on: then no CUDA graph can hold it."""
+        return False
+
+    @property
+    def kv_shape(self) -> tuple[int, int]:
+        """What the KV pool keeps of one token in one layer: `(rows, elements)`; here all keys, then all values."""
+        return 2 * self.num_kv_heads, self.head_dim
+
+    @property
+    def rotary_head_dim(self) -> int:
+        """Size of what the rotary embedding takes for a head."""
+        return self.head_dim
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        """Bytes of keys and values that one token keeps in all layers."""
+        rows, elements = self.kv_shape
+        return self.num_layers * rows * elements * dtype_bytes
+
+    @property
+    def rope_switch_tokens(self) -> int | None:
+        """Beyond this length a sequence turns by other angles, from its first token on (longrope); None: never."""
+        switch = self.rope.original_max_position_embeddings
+        return switch if self.rope.type == "longrope" and self.max_model_len > switch else None
+
+    def rotary_offset(self, num_known_tokens: int) -> int:
+        """What to add to a position for its row in the rotary table, in a sequence of that many known tokens."""
+        switch = self.rope_switch_tokens
+        return self.max_model_len if switch is not None and num_known_tokens > switch else 0
+
+    def must_recompute(self, num_known_tokens: int) -> bool:
+        """Whether the token that made a sequence this long put its cached keys at wrong angles (longrope)."""
+        return self.rope_switch_tokens is not None and num_known_tokens == self.rope_switch_tokens + 1
+
+
+def common_fields(
+    fields: Fields,
+    *,
+    head_dim: int | None = None,
+    activation: tuple[str, str] = ("hidden_act", "silu"),
+    rms_norm_eps: float = 1e-6,
+    tie_word_embeddings: bool = False,
+    rope_theta: float = 10_000.0,
+    rope: RopeConfig | None = None,
+) -> dict[str, Any]:
+    """The arguments of ModelConfig that every family's config.json has; a family adds or replaces the rest.
+
+    Args:
+        head_dim: where the file does not say and it is not hidden_size / num_attention_heads.
+        activation: field and the one value that this family's MLP computes.
+        rms_norm_eps, tie_word_embeddings, rope_theta: what the family's absent fields mean.
+        rope: already read, by a family with its own rules.
+
+    Raises:
+        RuntimeFailure: CheckpointInvalid or UnsupportedByRuntime, naming the field.
+    """
+    _refuse_unsupported(fields, *activation)
+    hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    num_kv_heads = fields.integer("num_key_value_heads", num_heads)
+    head_dim = fields.integer("head_dim", head_dim or hidden_size // num_heads)
+    if num_heads % num_kv_heads:
+        raise fields.invalid("num_key_value_heads", f"{num_kv_heads}; it must divide num_attention_heads ({num_heads})")
+    if head_dim % 2:
+        raise fields.invalid("head_dim", f"{head_dim}; rotary embedding needs an even number")
+    return {
+        "architecture": architecture_of(fields),
+        "vocab_size": fields.integer("vocab_size"),
+        "hidden_size": hidden_size,
+        "intermediate_size": fields.integer("intermediate_size"),
+        "num_layers": fields.integer("num_hidden_layers", maximum=LAYERS_LIMIT),
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "rms_norm_eps": fields.number("rms_norm_eps", rms_norm_eps),
+        "rope": rope or read_rope(fields, head_dim, default_theta=rope_theta),
+        "tie_word_embeddings": fields.flag("tie_word_embeddings", tie_word_embeddings),
+        "attention_bias": fields.flag("attention_bias"),
+        "mlp_bias": fields.flag("mlp_bias"),
+        "checkpoint_dtype": str(fields.get("dtype") or fields.get("torch_dtype") or "float32"),
+        "max_position_embeddings": fields.integer("max_position_embeddings", 2048),
+        "eos_token_ids": _eos_token_ids(fields),
+        "max_model_len": fields.integer("max_position_embeddings", 2048),
+    }
+
+
+def architecture_of(fields: Fields) -> str:
+    """The first of `architectures`."""
+    names = fields.get("architectures")
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise fields.invalid("architectures", f'{names!r}; it must be a list such as ["LlamaForCausalLM"]')
+    return str(names[0])
+
+
+def windows_of(fields: Fields, window: int | None, default_types: Sequence[str]) -> tuple[int | None, ...]:
+    """The window of each layer by `layer_types`, or by `default_types` where the file has none."""
+    types = fields.get("layer_types") or default_types
+    if (
+        not isinstance(types, list | tuple)
+        or len(types) != len(default_types)
+        or any(one not in (SLIDING, FULL) for one in types)
+    ):
+        raise fields.invalid(
+            "layer_types", f"{types!r:.80}; it must name {SLIDING} or {FULL} for each of {len(default_types)} layers"
+        )
+    windows = tuple(window if one == SLIDING else None for one in types)
+    return windows if any(windows) else ()
+
+
+def _refuse_unsupported(fields: Fields, activation_field: str, activation: str) -> None:
+    quantization = fields.get("quantization_config")
+    if quantization is not None:
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
+        raise fields.unsupported("quantization_config.quant_method", method, "unquantised weights")
+    if fields.get(activation_field, activation) != activation:
+        raise fields.unsupported(activation_field, fields.get(activation_field), activation)
+    if fields.get("use_bidirectional_attention"):
+        raise fields.unsupported("use_bidirectional_attention", True, "causal attention")
+
+
+def _eos_token_ids(fields: Fields) -> frozenset[int]:
+    """Ids that end a generation: generation_config.json (chat models list several there), else config.json."""
+    value, path = fields.get("eos_token_id"), fields.path
+    generation_path = path.with_name("generation_config.json")
+    if generation_path.is_file():
+        generation = Fields(generation_path)
+        if generation.get("eos_token_id") is not None:
+            value, path = generation.get("eos_token_id"), generation_path
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
+        raise RuntimeFailure(
+            Reason.CHECKPOINT_INVALID, f"{path}: eos_token_id is {value!r}; it must be an integer or a list of them."
+        )
+    return frozenset(ids)

@@ -1,0 +1,1 @@
+"""Linear layers on a CPU: second layouts and half-precision copies of weights."""

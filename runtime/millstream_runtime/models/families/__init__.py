@@ -1,0 +1,1 @@
+"""Model families: one file per architecture, over shared layers."""

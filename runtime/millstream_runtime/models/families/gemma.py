@@ -1,0 +1,169 @@
+"""Gemma 2 (arXiv 2408.00118) and the text models of Gemma 3 (arXiv 2503.19786).
+
+What sets them apart from Llama: norms before *and* after each block, with weights stored minus one; embeddings times
+the square root of the hidden size; a tanh-approximated GELU; layers with a sliding window among full ones. Gemma 2 caps
+scores and logits by tanh; Gemma 3 norms queries and keys instead and turns windowed layers by a shorter base.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from millstream_runtime.models.config.fields import Fields
+from millstream_runtime.models.config.model_config import FULL, SLIDING, ModelConfig, common_fields, windows_of
+from millstream_runtime.models.config.rope_config import RopeConfig, scaled_rope
+from millstream_runtime.models.layers.attention import (
+    AttentionBlock,
+    AttentionSpec,
+    Step,
+    grouped_query_attention,
+    qk_norm_of,
+)
+from millstream_runtime.models.layers.decoder import Decoder
+from millstream_runtime.models.layers.mlp import GatedMlp, gated_mlp, gelu_tanh
+from millstream_runtime.models.layers.norm import RmsNorm
+from millstream_runtime.models.loading.weights import Weights
+
+DEFAULT_HEAD_DIM = DEFAULT_QUERY_SCALAR = 256  # what `transformers` takes where config.json does not say
+DEFAULT_WINDOW = 4096
+GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0  # Gemma 3
+NORMS = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmaConfig(ModelConfig):
+    """Gemma 3 has `qk_norm` and `local_rope`."""
+
+    query_pre_attn_scalar: float  # scores are divided by its square root
+    attention_softcap: float | None
+    logit_softcap: float | None
+    qk_norm: bool = False
+    local_rope: RopeConfig | None = None  # of the layers with a window; `rope` is that of the others
+
+    @property
+    def has_plain_attention(self) -> bool:
+        return not self.windows and self.attention_softcap is None
+
+
+def read_gemma2(fields: Fields) -> GemmaConfig:
+    common = common_fields(
+        fields,
+        head_dim=DEFAULT_HEAD_DIM,
+        activation=("hidden_activation", "gelu_pytorch_tanh"),
+        tie_word_embeddings=True,
+    )
+    return _read(fields, common, full_every=2, softcaps=(50.0, 30.0))
+
+
+def read_gemma3(fields: Fields) -> GemmaConfig:
+    head_dim = fields.integer("head_dim", DEFAULT_HEAD_DIM)
+    rope, local_rope = _read_ropes(fields, head_dim)
+    common = common_fields(
+        fields,
+        head_dim=head_dim,
+        activation=("hidden_activation", "gelu_pytorch_tanh"),
+        tie_word_embeddings=True,
+        rope=rope,
+    )
+    full_every = fields.integer("sliding_window_pattern", 6)
+    return _read(fields, common | {"qk_norm": True, "local_rope": local_rope}, full_every, softcaps=(None, None))
+
+
+def build(config: GemmaConfig, weights: Weights) -> Decoder:
+    layers = [_load_layer(config, weights, layer) for layer in range(config.num_layers)]
+    return GemmaDecoder(config, weights, layers, more_ropes=[config.local_rope] if config.local_rope else [])
+
+
+@dataclass(frozen=True, slots=True)
+class GemmaLayer:
+    """`x += norm(attention(norm(x))); x += norm(mlp(norm(x)))`."""
+
+    attention: AttentionBlock
+    mlp: GatedMlp
+    norms: tuple[RmsNorm, ...]  # four, in the order of NORMS; their weights are float32 or wider
+
+    def __call__(self, residual: Tensor, step: Step) -> None:
+        before_attention, after_attention, before_mlp, after_mlp = self.norms
+        attended = self.attention.output(self.attention(before_attention(residual), step))
+        residual.add_(after_attention(attended))
+        residual.add_(after_mlp(self.mlp(before_mlp(residual))))
+
+
+class GemmaDecoder(Decoder):
+    """Scaled embeddings, wide norms, and logits capped where the config says so."""
+
+    config: GemmaConfig
+
+    def logits(self, residual: Tensor) -> Tensor:
+        logits = super().logits(residual)
+        cap = self.config.logit_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        # The root is rounded to the model's type first: 55.4256 is 55.5 in bfloat16, and trained as that.
+        root = torch.tensor(self.config.hidden_size**0.5).to(self._embedding.weight.dtype).item()
+        return super()._embed(token_ids).mul_(root)
+
+    def _load_norm(self, weights: Weights) -> Tensor:
+        return _one_plus(weights, "model.norm.weight", self.config.hidden_size)
+
+
+def _one_plus(weights: Weights, name: str, size: int) -> Tensor:
+    """A norm's weight, which the checkpoint keeps minus one."""
+    return weights.wide_tensor(name, size).add_(1)
+
+
+def _load_layer(config: GemmaConfig, weights: Weights, layer: int) -> GemmaLayer:
+    prefix, window = f"model.layers.{layer}", config.window(layer)
+    qk_norm = None
+    if config.qk_norm:
+        names = (f"{prefix}.self_attn.{name}_norm.weight" for name in ("q", "k"))
+        qk_norm = qk_norm_of(config, weights, *(_one_plus(weights, name, config.head_dim) for name in names))
+    attention = grouped_query_attention(
+        config,
+        weights,
+        layer,
+        spec=AttentionSpec(config.query_pre_attn_scalar**-0.5, window, config.attention_softcap),
+        output_bias=config.attention_bias,
+        rotation=1 if window is not None and config.local_rope else 0,
+        qk_norm=qk_norm,
+    )
+    norm_names = (f"{prefix}.{name}_layernorm.weight" for name in NORMS)
+    return GemmaLayer(
+        attention=attention,
+        mlp=gated_mlp(config, weights, f"{prefix}.mlp", config.intermediate_size, activation=gelu_tanh),
+        norms=tuple(
+            RmsNorm.of(_one_plus(weights, name, config.hidden_size), config.rms_norm_eps) for name in norm_names
+        ),
+    )
+
+
+def _read(
+    fields: Fields, common: dict[str, object], full_every: int, softcaps: tuple[float | None, float | None]
+) -> GemmaConfig:
+    """`full_every`: each so-many-th layer sees all; `softcaps`: of scores and logits where the file does not say."""
+    num_layers = fields.integer("num_hidden_layers")
+    types = [FULL if (layer + 1) % full_every == 0 else SLIDING for layer in range(num_layers)]
+    window = fields.optional_integer("sliding_window", DEFAULT_WINDOW)
+    return GemmaConfig(
+        **common | {"mlp_bias": False, "windows": windows_of(fields, window, types)},  # type: ignore[arg-type]
+        query_pre_attn_scalar=fields.number("query_pre_attn_scalar", DEFAULT_QUERY_SCALAR),
+        attention_softcap=fields.optional_number("attn_logit_softcapping", softcaps[0]),
+        logit_softcap=fields.optional_number("final_logit_softcapping", softcaps[1]),
+    )
+
+
+def _read_ropes(fields: Fields, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
+    """Of full and of windowed layers: nested by layer type (transformers 5), or two bases and one scaling (before)."""
+    nested = fields.section("rope_parameters")
+    empty = Fields(fields.path, {})
+    if nested is None:
+        scaling, local = fields.section("rope_scaling") or empty, empty
+    else:
+        scaling, local = nested.section(FULL) or empty, nested.section(SLIDING) or empty
+    theta = scaling.number("rope_theta", fields.number("rope_theta", GLOBAL_THETA))
+    local_theta = local.number("rope_theta", fields.number("rope_local_base_freq", LOCAL_THETA))
+    return scaled_rope(fields, scaling, theta, head_dim), scaled_rope(fields, local, local_theta, head_dim)

@@ -1,0 +1,30 @@
+"""Llama 2 and 3, and every folder whose architecture is LlamaForCausalLM (Touvron et al. 2023, arXiv 2307.09288)."""
+
+from __future__ import annotations
+
+from millstream_runtime.models.config.fields import Fields
+from millstream_runtime.models.config.model_config import ModelConfig, common_fields
+from millstream_runtime.models.layers.attention import grouped_query_attention
+from millstream_runtime.models.layers.decoder import Decoder, pre_norm_layer
+from millstream_runtime.models.layers.mlp import gated_mlp
+from millstream_runtime.models.loading.weights import Weights
+
+
+def read_config(fields: Fields) -> ModelConfig:
+    if fields.get("sliding_window") is not None and fields.get("use_sliding_window", True):
+        raise fields.unsupported("sliding_window", fields.get("sliding_window"), "full attention")
+    return ModelConfig(**common_fields(fields))
+
+
+def build(config: ModelConfig, weights: Weights) -> Decoder:
+    layers = [
+        pre_norm_layer(
+            config,
+            weights,
+            layer,
+            grouped_query_attention(config, weights, layer, output_bias=config.attention_bias),
+            gated_mlp(config, weights, f"model.layers.{layer}.mlp", config.intermediate_size),
+        )
+        for layer in range(config.num_layers)
+    ]
+    return Decoder(config, weights, layers)

@@ -1,0 +1,44 @@
+"""Phi-3, Phi-3.5 and Phi-4 (Abdin et al. 2024, arXiv 2404.14219): Llama's layers from fused checkpoint tensors.
+
+Phi-4-mini turns only part of each head. The long-context ones use LongRoPE: a sequence that grows beyond the original
+context turns by other angles from its first token on, so its keys are computed again once (`ModelConfig.rotary_offset`
+and `must_recompute`), as `transformers` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from millstream_runtime.models.config.fields import Fields
+from millstream_runtime.models.config.model_config import ModelConfig, common_fields
+from millstream_runtime.models.config.rope_config import read_rope
+from millstream_runtime.models.layers.attention import grouped_query_attention
+from millstream_runtime.models.layers.decoder import Decoder, pre_norm_layer
+from millstream_runtime.models.layers.mlp import gated_mlp
+from millstream_runtime.models.loading.weights import Weights
+
+ROPE_TYPES = ("default", "longrope")
+OLD_ROPE_TYPES = {"su": "longrope", "yarn": "longrope"}  # the first Phi-3 folders called LongRoPE by these names
+
+
+def read_config(fields: Fields) -> ModelConfig:
+    head_dim = fields.integer("head_dim", fields.integer("hidden_size") // fields.integer("num_attention_heads"))
+    rope = read_rope(fields, head_dim, allow_partial=True, types=ROPE_TYPES, aliases=OLD_ROPE_TYPES)
+    common = common_fields(fields, rms_norm_eps=1e-5, rope=rope)
+    config = ModelConfig(**common | {"attention_bias": False, "mlp_bias": False})
+    window = fields.optional_integer("sliding_window")
+    return replace(config, windows=(window,) * config.num_layers if window else ())
+
+
+def build(config: ModelConfig, weights: Weights) -> Decoder:
+    layers = [
+        pre_norm_layer(
+            config,
+            weights,
+            layer,
+            grouped_query_attention(config, weights, layer, fused=True),
+            gated_mlp(config, weights, f"model.layers.{layer}.mlp", config.intermediate_size, fused=True),
+        )
+        for layer in range(config.num_layers)
+    ]
+    return Decoder(config, weights, layers)

@@ -1,0 +1,40 @@
+"""Qwen3 (Yang et al. 2025, arXiv 2505.09388): Llama's layers with an RMS norm on every query and key head."""
+
+from __future__ import annotations
+
+from millstream_runtime.models.config.fields import Fields
+from millstream_runtime.models.config.model_config import ModelConfig, common_fields
+from millstream_runtime.models.families.qwen2 import with_windows
+from millstream_runtime.models.layers.attention import GroupedQueryAttention, grouped_query_attention, qk_norm_of
+from millstream_runtime.models.layers.decoder import Decoder, pre_norm_layer
+from millstream_runtime.models.layers.mlp import gated_mlp
+from millstream_runtime.models.loading.weights import Weights
+
+DEFAULT_HEAD_DIM = 128  # what `transformers` takes where config.json does not say
+
+
+def read_config(fields: Fields) -> ModelConfig:
+    common = common_fields(fields, head_dim=DEFAULT_HEAD_DIM) | {"mlp_bias": False}
+    return with_windows(fields, ModelConfig(**common))
+
+
+def attention(config: ModelConfig, weights: Weights, layer: int) -> GroupedQueryAttention:
+    prefix = f"model.layers.{layer}.self_attn"
+    query, key = (weights.tensor(f"{prefix}.{name}_norm.weight", config.head_dim) for name in ("q", "k"))
+    return grouped_query_attention(
+        config, weights, layer, output_bias=config.attention_bias, qk_norm=qk_norm_of(config, weights, query, key)
+    )
+
+
+def build(config: ModelConfig, weights: Weights) -> Decoder:
+    layers = [
+        pre_norm_layer(
+            config,
+            weights,
+            layer,
+            attention(config, weights, layer),
+            gated_mlp(config, weights, f"model.layers.{layer}.mlp", config.intermediate_size),
+        )
+        for layer in range(config.num_layers)
+    ]
+    return Decoder(config, weights, layers)

@@ -1,0 +1,145 @@
+"""The decoder that every family is: embedding, layers on a residual stream, final norm, output head.
+
+One step computes T tokens of any mix of requests, one after another; only attention knows who owns which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from millstream_runtime.models.config.model_config import ModelConfig
+from millstream_runtime.models.config.rope_config import RopeConfig
+from millstream_runtime.models.layers.attention import Attention, AttentionBlock, Step
+from millstream_runtime.models.layers.mlp import Mlp
+from millstream_runtime.models.layers.norm import RmsNorm
+from millstream_runtime.models.layers.rope import rotary_table
+from millstream_runtime.models.linear.parallel import (
+    Embedding,
+    Head,
+    VocabularyParallelEmbedding,
+    VocabularyParallelHead,
+)
+from millstream_runtime.models.linear.shares import Cut, vocabulary_share
+from millstream_runtime.models.loading.weights import Weights
+
+# A tied output head shares the embedding. It is copied into [in, out] order while that costs less than this.
+TIED_HEAD_COPY_LIMIT_BYTES = 128 << 20
+
+
+class Layer(Protocol):
+    """One decoder layer."""
+
+    def __call__(self, residual: Tensor, step: Step) -> None:
+        """Change the residual stream `[T, hidden]` in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreNormLayer:
+    """`x += attention(norm(x)); x += mlp(norm(x))`, as in Llama and most since. Outputs add into the residual stream
+    (`addmm_`) instead of beside it."""
+
+    input_norm: RmsNorm
+    attention: AttentionBlock
+    post_attention_norm: RmsNorm
+    mlp: Mlp
+
+    def __call__(self, residual: Tensor, step: Step) -> None:
+        attended = self.attention(self.input_norm(residual), step)
+        self.attention.output.add_to(residual, attended)
+        self.mlp.add_to(residual, self.post_attention_norm(residual))
+
+
+class Decoder:
+    """A loaded model. `forward` gives hidden states; `logits` only for the rows that a token is sampled from."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, layers: Sequence[Layer], *, more_ropes: Sequence[RopeConfig] = ()
+    ) -> None:
+        """`more_ropes`: rotary tables beyond the config's, in the order of `Step.rotations` (1, 2, ...)."""
+        self.config = config
+        self._layers = list(layers)
+        self._embedding = _load_embedding(config, weights)
+        self._norm = RmsNorm.of(self._load_norm(weights), config.rms_norm_eps)
+        self._head = _load_head(config, weights, self._embedding.weight)
+        self._tables = (
+            []
+            if weights.device.type == "meta"
+            else [_table(rope, config, weights) for rope in (config.rope, *more_ropes)]
+        )
+        self.weight_bytes = weights.num_bytes
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """`token_ids`, `positions`: `[T]` int64; positions are shifted by `ModelConfig.rotary_offset`.
+
+        Returns the last layer's residual stream `[T, hidden]`, not normed.
+        """
+        residual, step = self.begin(token_ids, positions, attention)
+        self.pass_layers(residual, step, 0, self.config.num_layers)
+        return residual
+
+    def begin(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> tuple[Tensor, Step]:
+        """What is before the first layer, of `forward`'s arguments: the embedded tokens, and what all layers share."""
+        rotations = [
+            (cos.index_select(0, positions).unsqueeze(1), sin.index_select(0, positions).unsqueeze(1))
+            for cos, sin in self._tables
+        ]
+        return self._embed(token_ids), Step(rotations, attention)
+
+    def pass_layers(self, residual: Tensor, step: Step, first: int, end: int) -> None:
+        """Change the residual stream in place, by the layers from `first` up to `end`."""
+        for layer in self._layers[first:end]:
+            layer(residual, step)
+
+    def logits(self, residual: Tensor) -> Tensor:
+        """`[rows, hidden]` from `forward` to `[rows, vocab]`, in the model's dtype; on ranks beyond 0 no rows."""
+        return self._head(self._norm(residual))
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        return self._embedding(token_ids)
+
+    def _load_norm(self, weights: Weights) -> Tensor:
+        return weights.tensor("model.norm.weight", self.config.hidden_size)
+
+
+def pre_norm_layer(
+    config: ModelConfig, weights: Weights, layer: int, attention: AttentionBlock, mlp: Mlp
+) -> PreNormLayer:
+    """A layer around blocks that are already loaded, with its norms from `model.layers.N`."""
+    prefix = f"model.layers.{layer}"
+    input_norm, post_attention_norm = (
+        RmsNorm.of(weights.tensor(f"{prefix}.{name}_layernorm.weight", config.hidden_size), config.rms_norm_eps)
+        for name in ("input", "post_attention")
+    )
+    return PreNormLayer(input_norm, attention, post_attention_norm, mlp)
+
+
+def _table(rope: RopeConfig, config: ModelConfig, weights: Weights) -> tuple[Tensor, Tensor]:
+    head_dim = config.rotary_head_dim
+    cos, sin = rotary_table(rope, head_dim, config.max_model_len, weights.device)
+    return cos.to(weights.dtype), sin.to(weights.dtype)
+
+
+def _load_embedding(config: ModelConfig, weights: Weights) -> Embedding | VocabularyParallelEmbedding:
+    share = vocabulary_share(config.vocab_size, weights.ranks)
+    table = weights.tensor("model.embed_tokens.weight", Cut(config.vocab_size, (share,)), config.hidden_size)
+    if weights.ranks.size == 1:
+        return Embedding(table)
+    return VocabularyParallelEmbedding(table, share.start, weights.ranks)
+
+
+def _load_head(config: ModelConfig, weights: Weights, embedding: Tensor) -> Head | VocabularyParallelHead:
+    """`embedding`: this rank's rows of it; a tied head has the same share of the vocabulary."""
+    hidden, share = config.hidden_size, vocabulary_share(config.vocab_size, weights.ranks)
+    if not config.tie_word_embeddings:
+        linear = weights.linear({"lm_head": Cut(config.vocab_size, (share,))}, hidden)
+    else:
+        weight = embedding.t()
+        copy_bytes = weight.numel() * weight.element_size()
+        if not weights.has_room_to_pack(weight.numel()) and copy_bytes <= TIED_HEAD_COPY_LIMIT_BYTES:
+            weight = weights.empty(*weight.shape).copy_(weight)
+        linear = weights.linear_of(weight)
+    return Head(linear) if weights.ranks.size == 1 else VocabularyParallelHead(linear, config.vocab_size, weights.ranks)

@@ -1,0 +1,1 @@
+"""Linear layers: on one rank, and cut for tensor parallelism."""

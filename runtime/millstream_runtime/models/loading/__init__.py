@@ -1,0 +1,1 @@
+"""From safetensors to layers: each tensor is checked before it is used."""

@@ -1,0 +1,177 @@
+"""An engine in a process of its own, over a socket pair: no path in the file system, and nobody else can connect.
+
+`python -m millstream_runtime.engine_process FD` is started with the socket as its only inherited file. Its death is
+seen twice: by the end of the stream, behind which no event can come, and by `wait()`, which tells how it died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.engine.host_limits import oom_kills
+from millstream_runtime.engine_process.framing import FrameReader, FramingError, frame
+from millstream_runtime.engine_process.messages import Command, Load, Stop, decode_event, encode
+from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.logs import log
+from millstream_runtime.server.engine.client import OnEnd, OnEvent
+
+LAST_WORDS_SECONDS = 1.0  # between the end of the stream and that of the process, or the other way round
+SOCKET_BUFFER_BYTES = 1 << 20  # a step's outputs never wait for an event loop that is busy for a moment
+
+
+class EngineProcesses:
+    """Launches engine processes of one configuration. `prepare` starts the first before there is an event loop."""
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        self._config = config
+        self._prepared: _Spawned | None = None
+
+    def prepare(self) -> None:
+        """Let the longest import of all, torch, run while this process imports its own."""
+        self._prepared = _Spawned(self._config)
+
+    def discard(self) -> None:
+        """End a process that was prepared and never used."""
+        if self._prepared is not None:
+            self._prepared.process.kill()
+            self._prepared.process.wait()
+            self._prepared.link.close()
+            self._prepared = None
+
+    def __call__(self, on_event: OnEvent, on_end: OnEnd) -> EngineSubprocess:
+        """See `engine_client.LaunchEngine`."""
+        spawned, self._prepared = self._prepared or _Spawned(self._config), None
+        return EngineSubprocess(spawned, on_event, on_end)
+
+
+class _Spawned:
+    """A process that has been told what to load."""
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        self.oom_kills_before = oom_kills()
+        self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            for end in (self.link, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "millstream_runtime.engine_process", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C on a terminal is for the HTTP process alone, which drains
+            )
+        self.link.sendall(frame(encode(Load(config))))  # fits the buffer: nobody needs to read yet
+        self.link.setblocking(False)
+
+
+class EngineSubprocess(asyncio.Protocol):
+    """See `engine_client.EngineConnection`. Made on the event loop, and used there."""
+
+    def __init__(self, spawned: _Spawned, on_event: OnEvent, on_end: OnEnd) -> None:
+        self._process = spawned.process
+        self._oom_kills_before = spawned.oom_kills_before
+        self._on_event = on_event
+        self._on_end = on_end
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport | None = None
+        self._unsent: list[bytes] = []  # until the transport is made, which takes the loop one round
+        self._stream_ended = False
+        self._exit_code: int | None = None
+        self._ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._attaching = self._loop.create_task(self._attach(spawned.link))
+        threading.Thread(target=self._wait, name="engine-exit", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Of the engine process."""
+        return self._process.pid
+
+    def send(self, command: Command) -> None:
+        data = frame(encode(command))
+        if self._transport is None:
+            self._unsent.append(data)
+        elif not self._stream_ended:
+            self._transport.write(data)
+
+    async def stop(self, timeout_seconds: float) -> bool:
+        self.send(Stop())
+        in_time = True
+        try:
+            await asyncio.wait_for(self._ended.wait(), timeout_seconds)
+        except TimeoutError:
+            in_time = False
+            self.kill()
+            await self._ended.wait()
+        return in_time
+
+    async def _attach(self, link: socket.socket) -> None:
+        await self._loop.create_connection(lambda: self, sock=link)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what create_connection makes
+        self._transport = transport
+        transport.writelines(self._unsent)
+        self._unsent.clear()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for payload in self._reader.feed(data):
+                self._on_event(decode_event(payload))
+        except (FramingError, ValueError) as error:  # msgspec's errors are ValueErrors
+            log.error("engine_stream_broken", error=str(error))
+            self.kill()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stream_ended = True
+        if self._exit_code is None:
+            self._loop.call_later(LAST_WORDS_SECONDS, self.kill)
+        else:
+            self._end()
+
+    def _wait(self) -> None:
+        code = self._process.wait()
+        try:
+            self._loop.call_soon_threadsafe(self._on_exit, code)
+        except RuntimeError:  # the event loop has closed: the process is on its way out
+            return
+
+    def _on_exit(self, code: int) -> None:
+        self._exit_code = code
+        if self._stream_ended:
+            self._end()
+        else:
+            self._loop.call_later(LAST_WORDS_SECONDS, self._end)
+
+    def _end(self) -> None:
+        if not self._ended.is_set():
+            self._ended.set()
+            self._stream_ended = True
+            if self._transport is not None:
+                self._transport.abort()
+            assert self._exit_code is not None  # noqa: S101 - only called once it is known
+            self._on_end(death_of(self._exit_code, out_of_memory=oom_kills() > self._oom_kills_before))
+
+    def kill(self) -> None:
+        """See `EngineConnection.kill`."""
+        if self._exit_code is None:
+            self._process.kill()
+
+
+def death_of(exit_code: int, *, out_of_memory: bool) -> RuntimeFailure:
+    """What the end of a process tells about its cause. A negative code is the signal, as in `subprocess`."""
+    if out_of_memory and exit_code == -signal.SIGKILL:
+        return RuntimeFailure(
+            Reason.OUT_OF_MEMORY,
+            "The kernel killed the engine because the container's memory limit was reached; give the pod more, or "
+            "lower --max-num-seqs, --max-num-batched-tokens or --kv-cache-memory-bytes.",
+        )
+    if exit_code < 0:
+        name = signal.Signals(-exit_code).name
+        return RuntimeFailure(Reason.RUNTIME_CRASHED, f"The engine process was killed by {name}.")
+    return RuntimeFailure(Reason.RUNTIME_CRASHED, f"The engine process ended with exit code {exit_code}; see the log.")

@@ -1,0 +1,1 @@
+"""HTTP: the protocol, its caps, API keys, and errors."""

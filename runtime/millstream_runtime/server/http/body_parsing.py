@@ -1,0 +1,80 @@
+"""A request's body to a checked model. Large ones in a thread, so that they delay nobody else (class CVE-2025-62426).
+
+    small body   json.loads and the model's checks on the event loop: a thread would cost more than they do
+    large body   both in the one thread for bodies; the loop answers probes and streams meanwhile
+
+A thread shares the interpreter with the loop, so it must not hold it in one piece for long. What could do so is capped
+before: the size of a body, the fields of an object, and a list with wrong items ends at the first (`FailFast`), or a
+million errors would be written down to show one. json's parser itself is one piece: 0.1 s for a million token ids. One
+thread: a second large body waits, and memory stays bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from concurrent.futures import Executor
+
+from pydantic import BaseModel, ValidationError
+from starlette.types import Receive, Scope
+
+from millstream_runtime.server.http.api_errors import from_status, from_validation, invalid_json, not_an_object
+from millstream_runtime.server.http.disconnect import ClientGoneError
+
+LARGE_BODY_BYTES = 64 << 10
+
+
+async def model_of_request(model: type[BaseModel], scope: Scope, receive: Receive, threads: Executor) -> BaseModel:
+    """The body as a `model`; `threads` parse it if it is large.
+
+    Raises:
+        ApiError: it is no JSON, not said to be JSON, or not a `model`.
+        ClientGoneError: the rest of it will not come.
+        HTTPException: 413, from a `receive` that counts.
+    """
+    body = await _whole_body(receive)
+    if not body or not _is_json(scope["headers"]):
+        raise not_an_object()
+    if len(body) <= LARGE_BODY_BYTES:
+        return read_body(model, body)
+    return await asyncio.get_running_loop().run_in_executor(threads, read_body, model, body)
+
+
+def read_body(model: type[BaseModel], body: bytes) -> BaseModel:
+    """Parse and check.
+
+    Raises:
+        ApiError: it is not JSON, or not a `model`.
+    """
+    try:
+        data = json.loads(body)
+    except json.JSONDecodeError as error:
+        raise invalid_json(error.msg) from None
+    except (ValueError, RecursionError):  # not UTF-8, a number of too many digits; nested too deeply
+        raise from_status(400) from None
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise from_validation([{**first, "loc": ("body", *first["loc"])}]) from None
+
+
+async def _whole_body(receive: Receive) -> bytes:
+    pieces = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        pieces.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _is_json(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """`application/json` or `application/…+json`: a page of another origin cannot send either unasked (CSRF)."""
+    for name, value in headers:
+        if name == b"content-type":
+            kind = value.partition(b";")[0].strip().lower()
+            return kind == b"application/json" or (kind.startswith(b"application/") and kind.endswith(b"+json"))
+    return False

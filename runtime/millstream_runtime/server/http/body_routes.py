@@ -1,0 +1,75 @@
+"""The routes that take a body, without FastAPI's machinery around them: much of a request's time, and none of its work.
+
+    POST /v1/chat/completions ──▶ read and check the body ──▶ the endpoint ──▶ its response
+    all else ──▶ FastAPI: probes, unknown routes, wrong methods, /openapi.json
+
+FastAPI still declares these routes, so its document tells of them and an unknown method is its 405. What is left out
+is what it does for every request: seven layers of middleware, two exit stacks, a search through all routes,
+dependencies, and a second reading of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from millstream_runtime.server.http.api_errors import ApiError, from_status, internal_error
+from millstream_runtime.server.http.body_parsing import model_of_request
+from millstream_runtime.server.http.disconnect import ClientGoneError
+
+CLIENT_CLOSED_REQUEST = 499  # nginx's code; nobody is left to read it
+
+Endpoint = Callable[[Any, Request], Awaitable[Response]]
+
+
+class BodyRoutes:
+    """ASGI. Every route of `app` with a body has an endpoint that takes just (the checked body, the request)."""
+
+    def __init__(self, app: FastAPI, threads: Executor) -> None:
+        """`threads` parse large bodies."""
+        self._app = app
+        self._routes = {
+            (method, route.path): _BodyRoute(route, threads)
+            for route in app.routes
+            if isinstance(route, APIRoute) and route.body_field is not None
+            for method in route.methods or ()
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._routes.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
+        await (route or self._app)(scope, receive, send)
+
+
+class _BodyRoute:
+    """One of them, as ASGI. Its failures leave as those of FastAPI's routes do (`install_error_handlers`)."""
+
+    def __init__(self, route: APIRoute, threads: Executor) -> None:
+        assert route.body_field is not None  # noqa: S101 - the caller looked
+        self._route = route
+        self._endpoint: Endpoint = route.endpoint
+        self._model: type[BaseModel] = route.body_field.field_info.annotation  # type: ignore[assignment]
+        self._threads = threads
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["route"] = self._route
+        try:
+            body = await model_of_request(self._model, scope, receive, self._threads)
+            response = await self._endpoint(body, Request(scope, receive))
+        except ApiError as error:
+            response = error.response()
+        except HTTPException as error:
+            response = from_status(error.status_code).response()
+        except ClientGoneError:
+            response = Response(status_code=CLIENT_CLOSED_REQUEST)
+        except Exception:
+            await internal_error().response()(scope, receive, send)
+            raise  # uvicorn logs it
+        await response(scope, receive, send)

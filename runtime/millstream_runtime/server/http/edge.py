@@ -1,0 +1,128 @@
+"""The outermost layer, plain ASGI: keys, body cap, request id, request counter, `Connection: close` while draining."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from millstream_runtime.boot import BootLedger, Phase
+from millstream_runtime.server.http.api_errors import ApiError, from_status
+from millstream_runtime.server.http.api_keys import OPEN_PATHS, ApiKeys
+from millstream_runtime.server.http.limits import MAX_BODY_BYTES, MAX_REQUEST_ID_CHARACTERS
+
+REQUEST_ID_HEADER = b"x-request-id"
+_FIT_FOR_A_LOG = re.compile(rf"[A-Za-z0-9._:/-]{{1,{MAX_REQUEST_ID_CHARACTERS}}}".encode())
+CountRequest = Callable[[str, str, int], None]  # method, route, status
+
+
+class EdgeMiddleware:
+    """Wraps the whole application, its error pages too."""
+
+    def __init__(self, app: ASGIApp, ledger: BootLedger, keys: ApiKeys | None, count_request: CountRequest) -> None:
+        """`keys` None: everyone may ask."""
+        self._app = app
+        self._ledger = ledger
+        self._keys = keys
+        self._count_request = count_request
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = EdgeHeaders.of(scope)
+        request_id = request_id_of(headers)
+        scope.setdefault("state", {})["request_id"] = request_id
+        answer_id = (REQUEST_ID_HEADER, request_id.encode())
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._count_request(scope["method"], route_of(scope), message["status"])
+                added = [answer_id]
+                if self._ledger.phase is Phase.DRAINING:
+                    added.append((b"connection", b"close"))  # the client's next request goes to another replica
+                message["headers"] = [*message.get("headers", ()), *added]
+            await send(message)
+
+        refusal = self._refusal(scope, headers)
+        if refusal is not None:
+            await refusal.response()(scope, receive, send_with_headers)
+            return
+        await self._app(scope, receive if headers.declares_body else _capped(receive), send_with_headers)
+
+    def _refusal(self, scope: Scope, headers: EdgeHeaders) -> ApiError | None:
+        """Why the request goes no further; else the state of the request learns who its tenant is."""
+        if self._keys is not None and scope["path"] not in OPEN_PATHS:
+            tenant = self._keys.tenant(headers.authorization.decode("latin-1"))
+            if tenant is None:
+                return ApiError(
+                    401,
+                    "This server needs an API key: send 'Authorization: Bearer <key>' with a valid one.",
+                    code="invalid_api_key",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+            scope["state"]["tenant"] = tenant
+        return from_status(413) if declared_bytes(headers.content_length) > MAX_BODY_BYTES else None
+
+
+@dataclass(slots=True)
+class EdgeHeaders:
+    """What the edge reads of a request's headers, in one pass; the first of a name counts."""
+
+    request_id: bytes = b""
+    authorization: bytes = b""
+    content_length: bytes = b""
+    has_transfer_encoding: bool = False
+
+    @staticmethod
+    def of(scope: Scope) -> EdgeHeaders:
+        found = EdgeHeaders()
+        for name, value in scope["headers"]:  # ASGI: names in lower case
+            if name == b"content-length":
+                found.content_length = found.content_length or value
+            elif name == REQUEST_ID_HEADER:
+                found.request_id = found.request_id or value
+            elif name == b"authorization":
+                found.authorization = found.authorization or value
+            elif name == b"transfer-encoding":
+                found.has_transfer_encoding = True
+        return found
+
+    @property
+    def declares_body(self) -> bool:
+        """The body is as long as its header says, which the HTTP parser sees to: nobody needs to count."""
+        return not self.has_transfer_encoding and self.content_length.isdigit()
+
+
+def request_id_of(headers: EdgeHeaders) -> str:
+    """The client's own id when it is short and plain, else a fresh one."""
+    given = headers.request_id
+    return given.decode() if _FIT_FOR_A_LOG.fullmatch(given) else os.urandom(16).hex()
+
+
+def route_of(scope: Scope) -> str:
+    """The route's own pattern: a path as the client wrote it would make a metric without end."""
+    return str(getattr(scope.get("route"), "path", "none"))
+
+
+def declared_bytes(length: bytes) -> int:
+    return int(length) if length.isdigit() and len(length) < 20 else 0
+
+
+def _capped(receive: Receive) -> Receive:
+    """Count a chunked body, whose length nobody declared."""
+    received_bytes = 0
+
+    async def receive_capped() -> Message:
+        nonlocal received_bytes
+        message = await receive()
+        received_bytes += len(message.get("body", b""))
+        if received_bytes > MAX_BODY_BYTES:
+            raise HTTPException(413)
+        return message
+
+    return receive_capped

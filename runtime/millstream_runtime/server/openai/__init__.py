@@ -1,0 +1,1 @@
+"""The OpenAI API: requests, sampling parameters, generations, responses."""

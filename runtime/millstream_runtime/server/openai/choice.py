@@ -1,0 +1,126 @@
+"""One choice of an answer: tokens in, text that may be shown out, with log-probabilities beside it if asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from millstream_runtime.engine.request import FinishReason, TokenLogprobs, TokenOutput
+from millstream_runtime.server.openai.stop_strings import StopStrings
+from millstream_runtime.tokenizing.detokenizer import Detokenizer
+
+Spell = Callable[[int], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownToken:
+    """A token of the text with what the model thought of it and of the alternatives."""
+
+    spelling: bytes
+    text_offset: int  # characters of the choice's text before it
+    logprob: float | None  # None: the first token of a prompt, which nothing predicts
+    top: tuple[tuple[bytes, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """News of one choice: text that may be shown now, and the reason when it was the last."""
+
+    index: int
+    text: str
+    finish_reason: FinishReason | None = None
+    tokens: tuple[ShownToken, ...] | None = None  # None: log-probabilities were not asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The prompt, to be shown before the answer."""
+
+    text: str
+    first_token_id: int  # nothing predicts it, so the engine does not report it
+
+
+class Choice:
+    """Tokens of one choice to text. Stop strings, log-probabilities and the echoed prompt are its business."""
+
+    def __init__(
+        self,
+        index: int,
+        detokenizer: Detokenizer,
+        stops: Sequence[str],
+        min_tokens: int,
+        *,
+        echo: Echo | None = None,
+        spell: Spell | None = None,
+        drops_answer: bool = False,
+    ) -> None:
+        """`spell`: how a token reads, where log-probabilities are shown."""
+        self.num_tokens = 0
+        self._index = index
+        self._detokenizer = detokenizer
+        self._stops = StopStrings(stops)
+        self._min_tokens = min_tokens
+        self._echo = echo
+        self._spell = spell
+        self._drops_answer = drops_answer
+        self._characters = len(echo.text) if echo is not None else 0
+        self._logprob_sum = 0.0
+
+    @property
+    def mean_logprob(self) -> float:
+        """A token, in nats; minus infinity for an answer without tokens."""
+        return self._logprob_sum / self.num_tokens if self.num_tokens else -math.inf
+
+    def push(self, output: TokenOutput) -> Delta | None:
+        """What the client may see now; None while there is nothing."""
+        text = ""
+        tokens: list[ShownToken] = []
+        if output.prefill is not None and self._echo is not None:
+            text, tokens = self._echo.text, self._echoed(self._echo, output.prefill.prompt_logprobs)
+        if self._drops_answer and output.token_id is not None:
+            reason: FinishReason | None = FinishReason.LENGTH
+        else:
+            offset = self._characters
+            text += self._answer(output)
+            reason = FinishReason.STOP if self._stops.found else output.finish_reason
+            # The token that ended the answer is no part of it.
+            if self._spell is not None and output.logprobs is not None and reason is not FinishReason.STOP:
+                tokens.append(_shown(self._spell, output.logprobs, offset))
+        if not text and not tokens and reason is None:
+            return None
+        return Delta(self._index, text, reason, tuple(tokens) if self._spell is not None else None)
+
+    def _answer(self, output: TokenOutput) -> str:
+        """Text that became safe with this token."""
+        text = ""
+        if output.token_id is not None:
+            self.num_tokens += 1
+            self._logprob_sum += output.logprobs.logprob if output.logprobs is not None else 0.0
+            if output.finish_reason is not FinishReason.STOP:  # a stop token itself is not part of the answer
+                text = self._safe(self._detokenizer.push(output.token_id))
+        if output.finish_reason is not None:
+            text += self._safe(self._detokenizer.finish()) + self._stops.finish()
+        return text
+
+    def _safe(self, text: str) -> str:
+        self._characters += len(text)
+        # Before min_tokens a stop string is plain text, as a stop token is for the engine.
+        return text if self.num_tokens <= self._min_tokens else self._stops.push(text)
+
+    def _echoed(self, echo: Echo, prompt: Sequence[TokenLogprobs | None] | None) -> list[ShownToken]:
+        """Entries of the echoed prompt, if log-probabilities are shown."""
+        if self._spell is None or prompt is None:
+            return []
+        tokens = [ShownToken(self._spell(echo.first_token_id), 0, None, ())]
+        offset = 0
+        for entry in prompt[1:]:
+            offset += len(tokens[-1].spelling.decode(errors="ignore"))
+            if entry is not None:
+                tokens.append(_shown(self._spell, entry, offset))
+        return tokens
+
+
+def _shown(spell: Spell, entry: TokenLogprobs, offset: int) -> ShownToken:
+    top = tuple((spell(token_id), logprob) for token_id, logprob in entry.top)
+    return ShownToken(spell(entry.token_id), offset, entry.logprob, top)

@@ -1,0 +1,149 @@
+"""Sampling parameters: what the request says, else the model's generation_config.json, else the API's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from millstream_runtime.engine.request import SamplingParams
+from millstream_runtime.server.http.api_errors import ApiError
+from millstream_runtime.server.openai.requests import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from millstream_runtime.tokenizing.tokenizer import read_json
+
+Value = TypeVar("Value")
+COMPLETION_DEFAULT_TOKENS = 16  # OpenAI's, for /v1/completions
+GREEDY_BELOW_TEMPERATURE = 1e-5  # dividing logits by less than this overflows; the top token wins anyway
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a request gets when it says nothing."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int | None = None
+
+    @staticmethod
+    def from_folder(folder: Path) -> SamplingDefaults:
+        """From generation_config.json; values out of range are left to the API's defaults.
+
+        `do_sample: false`, written out, is `transformers`' way to say greedy.
+
+        Raises:
+            RuntimeFailure: the file is not JSON.
+        """
+        settings = read_json(folder / "generation_config.json")
+        greedy = settings.get("do_sample") is False
+        return SamplingDefaults(
+            temperature=0.0 if greedy else _number(settings, "temperature", 0.0, 2.0, 1.0),
+            top_p=_number(settings, "top_p", 0.0, 1.0, 1.0),
+            top_k=int(_number(settings, "top_k", 0, 1 << 20, 0)),
+            min_p=_number(settings, "min_p", 0.0, 1.0, 0.0),
+            repetition_penalty=_number(settings, "repetition_penalty", 0.01, 10.0, 1.0),
+            max_tokens=int(_number(settings, "max_new_tokens", 1, 1 << 20, 0)) or None,
+        )
+
+
+def sampling_params(
+    request: ChatCompletionRequest | CompletionRequest,
+    defaults: SamplingDefaults,
+    *,
+    prompt_tokens: int,
+    max_model_len: int,
+) -> SamplingParams:
+    """Checked parameters for one prompt: the request's, else the model's, else the API's.
+
+    Raises:
+        ApiError: prompt and answer do not fit the context together, or min_tokens is above the limit.
+    """
+    max_tokens = _max_tokens(request, defaults, prompt_tokens, max_model_len)
+    temperature = _first(request.temperature, defaults.temperature)
+    top_p = _first(request.top_p, defaults.top_p)
+    greedy = temperature < GREEDY_BELOW_TEMPERATURE or top_p == 0.0  # the smallest nucleus is the top token
+    # The best of several candidates is told by their log-probabilities.
+    ranked = 0 if request.num_candidates > request.n else None
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=0.0 if greedy else temperature,
+        top_k=0 if greedy else max(0, _first(request.top_k, defaults.top_k)),
+        top_p=1.0 if greedy else top_p,
+        min_p=0.0 if greedy else _first(request.min_p, defaults.min_p),
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        repetition_penalty=_first(request.repetition_penalty, defaults.repetition_penalty),
+        logit_bias=tuple(sorted(request.logit_bias.items())),
+        seed=request.seed,
+        stop_token_ids=frozenset(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+        min_tokens=request.min_tokens,
+        logprobs=_first(request.num_logprobs, ranked),
+        prompt_logprobs=request.num_prompt_logprobs,
+    )
+
+
+def _max_tokens(
+    request: ChatCompletionRequest | CompletionRequest,
+    defaults: SamplingDefaults,
+    prompt_tokens: int,
+    max_model_len: int,
+) -> int:
+    """A limit that the request names must fit; a default one is cut to what fits."""
+    room, limit = max_model_len - prompt_tokens, request.token_limit
+    is_chat = isinstance(request, ChatCompletionRequest)
+    if room < 1 or (limit is not None and limit > room):
+        raise context_length_exceeded("messages" if is_chat else "prompt", str(prompt_tokens), limit, max_model_len)
+    if limit is None:
+        default = _first(defaults.max_tokens, room if is_chat else COMPLETION_DEFAULT_TOKENS)
+        # OpenAI's own default of sixteen tokens counts as asked for: sixteen or an error, never fewer.
+        if not is_chat and defaults.max_tokens is None and default > room:
+            raise context_length_exceeded("prompt", str(prompt_tokens), default, max_model_len)
+        limit = min(default, room)
+    max_tokens = max(1, limit)  # the engine needs one to score a prompt; `Generation` drops it
+    if request.min_tokens > max_tokens:
+        raise ApiError(
+            400,
+            f"'min_tokens' is {request.min_tokens}, more than the {max_tokens} tokens that the answer may have.",
+            param="min_tokens",
+            code="invalid_value",
+        )
+    return max_tokens
+
+
+def require_in_vocabulary(request: GenerationRequest, vocabulary_size: int) -> None:
+    """Raises ApiError: a stop token or a biased one that the model does not have."""
+    named = {"stop_token_ids": request.stop_token_ids, "logit_bias": request.logit_bias}
+    for param, token_ids in named.items():
+        if any(token_id >= vocabulary_size for token_id in token_ids):
+            raise outside_vocabulary(param, vocabulary_size)
+
+
+def outside_vocabulary(param: str, vocabulary_size: int) -> ApiError:
+    """400 for a token id that the model does not have."""
+    message = f"'{param}' has a token id outside the vocabulary of {vocabulary_size} tokens."
+    return ApiError(400, message, param=param, code="invalid_value")
+
+
+def context_length_exceeded(param: str, prompt_tokens: str, token_limit: int | None, max_model_len: int) -> ApiError:
+    """OpenAI's code for a prompt that is too long; `prompt_tokens` is a count, or "at least" one."""
+    wanted = f" and {token_limit} for the answer" if token_limit is not None else ""
+    message = (
+        f"This model's maximum context length is {max_model_len} tokens, prompt and answer together; the request has "
+        f"{prompt_tokens} in '{param}'{wanted}. Shorten the prompt or lower the token limit."
+    )
+    return ApiError(400, message, param=param, code="context_length_exceeded")
+
+
+def _first(given: Value | None, default: Value) -> Value:
+    return given if given is not None else default
+
+
+def _number(settings: Mapping[str, Any], name: str, low: float, high: float, default: float) -> float:
+    value = settings.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        return default
+    return value

@@ -1,0 +1,1 @@
+"""Operations: readiness, drain, metrics, traces, live configuration."""

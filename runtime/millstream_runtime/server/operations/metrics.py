@@ -1,0 +1,314 @@
+"""Prometheus metrics under the names that vLLM's dashboards and the Gateway API inference extension read.
+
+User traffic only: warm-up and heartbeats have their own two gauges and touch nothing else. The registry is this
+process's own object, not the library's global one, so two servers in one process (tests) do not mix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from millstream_runtime.boot import BootLedger, Phase
+from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill
+from millstream_runtime.server.engine.client import EngineClient
+from millstream_runtime.server.operations.boot_gauges import boot_gauges
+from millstream_runtime.server.operations.instruments import LoopCounter, LoopHistogram
+from millstream_runtime.server.operations.topology_view import topology_gauges
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# From 1 ms, where a small model on a GPU lives, to what a person calls broken.
+INTER_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
+FIRST_TOKEN_BUCKETS = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+)
+LATENCY_BUCKETS = (
+    0.05,
+    0.1,
+    0.3,
+    0.5,
+    0.8,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    5.0,
+    10.0,
+    15.0,
+    20.0,
+    30.0,
+    40.0,
+    60.0,
+    120.0,
+    240.0,
+    480.0,
+)
+
+
+TOKEN_COUNT_BUCKETS = tuple(float(head * 10**power) for power in range(6) for head in (1, 2, 5))
+STEP_TOKEN_BUCKETS = tuple(float(1 << power) for power in range(15))
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """The life of one generation; moments are `time.monotonic()`."""
+
+    arrived_at_seconds: float
+    num_prompt_tokens: int
+    max_tokens: int
+    num_generated_tokens: int = 0
+    scheduled_at_seconds: float | None = None
+    first_token_at_seconds: float | None = None
+    last_token_at_seconds: float | None = None
+
+
+class ServerMetrics:
+    """What the requests observe, and a view on the engine that is read at each scrape."""
+
+    def __init__(self, model_name: str, ledger: BootLedger, engine: EngineClient) -> None:
+        self._registry = CollectorRegistry()
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._histograms = {
+            name: self._histogram(f"vllm:{name}", text, buckets) for name, (text, buckets) in HISTOGRAMS.items()
+        }
+        self._counters = {name: self._counter(f"vllm:{name}", text) for name, text in COUNTERS.items()}
+        success = Counter(
+            "vllm:request_success",
+            "Finished generations",
+            [*self._labels, "finished_reason"],
+            registry=self._registry,
+        )
+        # Every reason exists from the start, so that rates work from the first request on.
+        self._success = {
+            reason: success.labels(**self._labels, finished_reason=reason.value) for reason in FinishReason
+        }
+        self._http_requests = Counter(
+            "http_requests",
+            "Answers by route and class of status",
+            [*self._labels, "handler", "method", "status"],
+            registry=self._registry,
+        )
+        self._http_children: dict[tuple[str, str, str], Counter] = {}
+        self._steps_total = 0
+        engine.on_step = self._step
+        self._registry.register(_EngineView(self._labels, ledger, engine))
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(self._labels)
+
+    def register(self, collector: Collector) -> None:
+        """Let another part of this process tell its own metrics here."""
+        self._registry.register(collector)
+
+    def first_token(self, times: RequestTimes, at_seconds: float, prefill: Prefill) -> None:
+        """A prompt is computed."""
+        times.scheduled_at_seconds = prefill.scheduled_at_seconds
+        times.first_token_at_seconds = times.last_token_at_seconds = at_seconds
+        times.num_generated_tokens = 1
+        self._histograms["time_to_first_token_seconds"].observe(at_seconds - times.arrived_at_seconds)
+        self._counters["prompt_tokens"].inc(times.num_prompt_tokens)
+        self._counters["prompt_tokens_cached"].inc(prefill.num_cached_tokens)
+        self._counters["generation_tokens"].inc()
+
+    def next_token(self, times: RequestTimes, at_seconds: float) -> None:
+        """One more token of an answer."""
+        last = times.last_token_at_seconds if times.last_token_at_seconds is not None else at_seconds
+        self._histograms["inter_token_latency_seconds"].observe(at_seconds - last)
+        times.last_token_at_seconds = at_seconds
+        times.num_generated_tokens += 1
+        self._counters["generation_tokens"].inc()
+
+    def finished(self, reason: FinishReason, times: RequestTimes, at_seconds: float) -> None:
+        """A generation ended. Only answers that came to their end count in the histograms."""
+        self._success[reason].inc()
+        scheduled, first, last = (
+            times.scheduled_at_seconds,
+            times.first_token_at_seconds,
+            times.last_token_at_seconds,
+        )
+        if reason is FinishReason.ABORT or scheduled is None or first is None or last is None:
+            return
+        observed = {
+            "e2e_request_latency_seconds": at_seconds - times.arrived_at_seconds,
+            "request_queue_time_seconds": max(0.0, scheduled - times.arrived_at_seconds),
+            "request_prefill_time_seconds": first - scheduled,
+            "request_decode_time_seconds": last - first,
+            "request_inference_time_seconds": last - scheduled,
+            "request_prompt_tokens": times.num_prompt_tokens,
+            "request_generation_tokens": times.num_generated_tokens,
+            "request_params_max_tokens": times.max_tokens,
+        }
+        if times.num_generated_tokens > 1:
+            observed["request_time_per_output_token_seconds"] = (last - first) / (times.num_generated_tokens - 1)
+        for name, value in observed.items():
+            self._histograms[name].observe(value)
+
+    def answered(self, generated_tokens: Sequence[int]) -> None:
+        """All choices of one HTTP request ended."""
+        self._histograms["request_params_n"].observe(len(generated_tokens))
+        self._histograms["request_max_num_generation_tokens"].observe(max(generated_tokens))
+
+    def http_request(self, method: str, route: str, status: int) -> None:
+        """An answer began. `status` is kept as its class: 2xx, 4xx, 5xx."""
+        key = (route, method if method in HTTP_METHODS else "other", f"{status // 100}xx")
+        child = self._http_children.get(key)
+        if child is None:
+            names = dict(zip(("handler", "method", "status"), key, strict=True))
+            child = self._http_children[key] = self._http_requests.labels(**self._labels, **names)
+        child.inc()
+
+    def exposition(self) -> bytes:
+        """The page of `/metrics`."""
+        return generate_latest(self._registry)
+
+    def _step(self, stats: EngineStats) -> None:
+        if stats.steps_total != self._steps_total and stats.last_step_tokens:
+            self._histograms["iteration_tokens_total"].observe(stats.last_step_tokens)
+        self._steps_total = stats.steps_total
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> LoopHistogram:
+        histogram = LoopHistogram(name, text, self._labels, buckets)
+        self._registry.register(histogram)
+        return histogram
+
+    def _counter(self, name: str, text: str) -> LoopCounter:
+        counter = LoopCounter(name, text, self._labels)
+        self._registry.register(counter)
+        return counter
+
+
+HTTP_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+COUNTERS = {
+    "prompt_tokens": "Prompt tokens of users, computed or found in the prefix cache",
+    "prompt_tokens_cached": "Prompt tokens of users found in the prefix cache",
+    "generation_tokens": "Tokens generated for users",
+}
+HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "time_to_first_token_seconds": ("From the request's arrival to its first token", FIRST_TOKEN_BUCKETS),
+    "inter_token_latency_seconds": ("Between two tokens of one answer", INTER_TOKEN_BUCKETS),
+    "request_time_per_output_token_seconds": ("An answer's mean time a token after its first", INTER_TOKEN_BUCKETS),
+    "e2e_request_latency_seconds": ("From the request's arrival to its last token", LATENCY_BUCKETS),
+    "request_queue_time_seconds": ("From the request's arrival to its first place in a batch", LATENCY_BUCKETS),
+    "request_prefill_time_seconds": ("From the first place in a batch to the first token", LATENCY_BUCKETS),
+    "request_decode_time_seconds": ("From the first token to the last", LATENCY_BUCKETS),
+    "request_inference_time_seconds": ("From the first place in a batch to the last token", LATENCY_BUCKETS),
+    "request_prompt_tokens": ("Tokens of a prompt", TOKEN_COUNT_BUCKETS),
+    "request_generation_tokens": ("Tokens of an answer", TOKEN_COUNT_BUCKETS),
+    "request_max_num_generation_tokens": ("Tokens of the longest answer of one request", TOKEN_COUNT_BUCKETS),
+    "request_params_max_tokens": ("The token limit of a request", TOKEN_COUNT_BUCKETS),
+    "request_params_n": ("Answers generated for one HTTP request", (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 128.0)),
+    "iteration_tokens_total": ("Tokens that one engine step computed for users", STEP_TOKEN_BUCKETS),
+}
+
+
+class _EngineView:
+    """Gauges read from the engine's last snapshot and from the boot ledger, at scrape time."""
+
+    def __init__(self, labels: dict[str, str], ledger: BootLedger, engine: EngineClient) -> None:
+        self._labels = labels
+        self._ledger = ledger
+        self._engine = engine
+
+    def collect(self) -> Iterable[Metric]:
+        boot = self._ledger.snapshot()
+        yield self._gauge("millstream_ready", "1 while the model answers", float(boot.phase is Phase.READY))
+        yield from boot_gauges(self._labels, boot, self._engine.memory)
+        restarts = CounterMetricFamily(
+            "millstream_engine_restarts", "Engines started again after one had died", labels=[*self._labels]
+        )
+        restarts.add_metric([*self._labels.values()], self._engine.restarts_total)
+        yield restarts
+        yield from self._engine_gauges()
+        yield from self._heartbeat_gauges()
+        yield from topology_gauges(self._labels, self._engine.topology)
+
+    def _engine_gauges(self) -> Iterable[Metric]:
+        stats = self._engine.stats
+        if stats is None:
+            return
+        running, waiting = float(stats.num_requests_running), float(stats.num_requests_waiting)
+        yield self._gauge("vllm:num_requests_running", "Requests in the batch", running)
+        yield self._gauge("vllm:num_requests_waiting", "Requests waiting for a place in the batch", waiting)
+        yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", stats.kv_cache_usage)
+        reasons = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason", "Requests waiting, by what for", labels=[*self._labels, "reason"]
+        )
+        # "deferred" is vLLM's word for requests that wait for something else than room: a grammar, a remote KV cache.
+        for reason, value in (("capacity", waiting), ("deferred", 0.0)):
+            reasons.add_metric([*self._labels.values(), reason], value)
+        yield reasons
+        totals = (
+            (
+                "vllm:num_preemptions",
+                "Requests put back to the queue for want of KV blocks",
+                stats.num_preemptions_total,
+            ),
+            (
+                "vllm:prefix_cache_queries",
+                "Prompt tokens looked up in the prefix cache",
+                stats.prefix_cache_queried_tokens_total,
+            ),
+            ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", stats.prefix_cache_hit_tokens_total),
+            ("millstream_recomputed_tokens", "Tokens computed again after a preemption", stats.recomputed_tokens_total),
+        )
+        for name, text, value in totals:
+            family = CounterMetricFamily(name, text, labels=[*self._labels])
+            family.add_metric([*self._labels.values()], value)
+            yield family
+        sizes = {"block_size": str(stats.block_size_tokens), "num_gpu_blocks": str(stats.kv_blocks_total)}
+        info = GaugeMetricFamily("vllm:cache_config_info", "How the KV pool is cut", labels=[*self._labels, *sizes])
+        info.add_metric([*self._labels.values(), *sizes.values()], 1.0)
+        yield info
+
+    def _heartbeat_gauges(self) -> Iterable[Metric]:
+        readings: tuple[tuple[str, str, Callable[[], float | None]], ...] = (
+            (
+                "millstream_heartbeat_interval_seconds",
+                "Idle time after which a heartbeat comes, as configured now; 0: never",
+                lambda: self._engine.heartbeat_interval_seconds,
+            ),
+            (
+                "millstream_heartbeat_age_seconds",
+                "Since the last completed engine step, of a user or a heartbeat",
+                lambda: self._engine.heartbeat_age_seconds,
+            ),
+            (
+                "millstream_heartbeat_latency_seconds",
+                "Duration of the last heartbeat (before the first: of the warm-up)",
+                lambda: self._engine.heartbeat_latency_seconds,
+            ),
+        )
+        for name, text, read in readings:
+            value = read()
+            if value is not None:
+                yield self._gauge(name, text, value)
+
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(name, text, labels=[*self._labels])
+        family.add_metric([*self._labels.values()], value)
+        return family

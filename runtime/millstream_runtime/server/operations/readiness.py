@@ -1,0 +1,51 @@
+"""The body of `/ready`: what the operator's `boot_report.py` reads, and a person who waits. Pure.
+
+What is not known is left out: `progress` and `eta_seconds` are there while it loads, `memory` and `threads` once they
+are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from millstream_runtime.boot import BootSnapshot, Phase
+from millstream_runtime.boot_eta import eta_seconds
+from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.distributed.topology import Topology
+from millstream_runtime.engine.kv.pool_size import MemoryUse
+from millstream_runtime.engine_process.messages import StepThreads
+from millstream_runtime.server.operations.topology_view import topology_json
+
+
+def ready_body(
+    config: RuntimeConfig,
+    boot: BootSnapshot,
+    *,
+    topology: Topology | None,
+    memory: MemoryUse | None,
+    threads: Sequence[StepThreads] = (),
+    now_seconds: float,
+) -> dict[str, Any]:
+    """`now_seconds`: of the monotonic clock."""
+    body: dict[str, Any] = {
+        "ready": boot.phase is Phase.READY,
+        "phase": boot.phase.value,
+        "model": config.served_model_name,
+        "config_hash": config.config_hash(),
+        "message": boot.message,
+        "topology": topology_json(topology),
+        "boot_seconds": {phase.value: round(seconds, 3) for phase, seconds in boot.seconds.items()},
+        "boot_bytes": {phase.value: num_bytes for phase, num_bytes in boot.num_bytes.items()},
+    }
+    if boot.weights is not None and (rate := boot.weights.bytes_per_second) is not None:
+        body["weights_bytes_per_second"] = round(rate)
+    if boot.weights is not None and boot.phase is Phase.LOADING_WEIGHTS:
+        body["progress"] = {"done_bytes": boot.weights.done_bytes, "total_bytes": boot.weights.total_bytes}
+    if (eta := eta_seconds(boot, now_seconds)) is not None:
+        body["eta_seconds"] = round(eta, 1)
+    if memory is not None:
+        body["memory"] = memory.measured()
+    if threads:
+        body["threads"] = [{"most_tokens": one.most_tokens, "threads": one.threads} for one in threads]
+    return body

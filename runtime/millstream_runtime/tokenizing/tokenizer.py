@@ -1,0 +1,166 @@
+"""The model folder's tokenizer: text and chats to token ids, and back through `server.detokenizer`.
+
+Read from `tokenizer.json` by the `tokenizers` library (Rust, 50 ms to import) and not by `transformers`, which would
+cost a second of every boot; tests prove that both give the same ids.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as FastTokenizer
+
+from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.tokenizing.chat_template import ChatTemplate
+from millstream_runtime.tokenizing.detokenizer import (
+    ByteLevelDetokenizer,
+    ByteLevelVocabulary,
+    Detokenizer,
+    WindowDetokenizer,
+    is_byte_level,
+)
+
+BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's spelling of a byte that no piece covers
+SENTENCEPIECE_SPACE = "\u2581"
+SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """Thread-safe: `encode` and `encode_chat` keep no state and release the interpreter lock in Rust."""
+
+    def __init__(self, fast: FastTokenizer, chat_template: ChatTemplate | None) -> None:
+        self._fast = fast
+        self._fast.no_truncation()  # the server answers an overlong prompt with an error, never with a cut one
+        self._fast.no_padding()
+        self._chat_template = chat_template
+        self._byte_level = ByteLevelVocabulary(fast) if is_byte_level(fast) else None
+        self._longest_token_characters = max((len(token) for token in fast.get_vocab()), default=1)
+
+    @staticmethod
+    def from_folder(folder: Path) -> Tokenizer:
+        """Read tokenizer.json, tokenizer_config.json and, where there is one, chat_template.jinja.
+
+        Raises:
+            RuntimeFailure: a file is missing or broken; the message names it.
+        """
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise RuntimeFailure(
+                Reason.CHECKPOINT_INVALID,
+                f"{path} is missing; save the tokenizer with `tokenizer.save_pretrained(...)` of its fast version.",
+            )
+        try:
+            fast = FastTokenizer.from_file(str(path))
+        except Exception as error:  # tokenizers raises bare Exception for every parse error
+            raise RuntimeFailure(
+                Reason.CHECKPOINT_INVALID, f"{path} is not a tokenizer: {_first_line(error)}."
+            ) from error
+        settings = read_json(folder / "tokenizer_config.json")
+        source = _template_source(folder, settings)
+        template = ChatTemplate(source, _special_tokens(settings)) if source is not None else None
+        return Tokenizer(fast, template)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
+    def least_tokens(self, characters: int) -> int:
+        """A lower bound on the tokens of a text this long, for free: no token spells more than the longest one.
+
+        Tokenising megabytes takes seconds and hundreds of bytes of memory a character, so a prompt that cannot fit
+        the context is refused by this bound before it is tokenised. (A normaliser that shortens text could break the
+        bound; those that served models use do not.)
+        """
+        return characters // self._longest_token_characters
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a plain prompt, with the special tokens that the tokenizer puts around one (often a BOS)."""
+        return list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids as the model's own tokenizer spells it, without special tokens."""
+        return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """One token's own bytes, which need not be whole characters; a special token's are its name.
+
+        b"" for ids past the vocabulary, which a padded embedding can produce.
+        """
+        token = self._fast.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._byte_level is not None:
+            return self._byte_level.bytes_of(token_id) or token.encode()
+        byte = BYTE_FALLBACK.fullmatch(token)
+        return bytes([int(byte[1], 16)]) if byte else token.replace(SENTENCEPIECE_SPACE, " ").encode()
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Ids of a conversation, ready for the assistant's next turn. The template writes its own special tokens.
+
+        Raises:
+            ChatTemplateError: the template refused the messages.
+            ValueError: the model has no chat template.
+        """
+        if self._chat_template is None:
+            raise ValueError("The model has no chat template.")
+        return list(self._fast.encode(self._chat_template.render(messages), add_special_tokens=False).ids)
+
+    def detokenizer(self) -> Detokenizer:
+        """Fresh state for one generation."""
+        return ByteLevelDetokenizer(self._byte_level) if self._byte_level else WindowDetokenizer(self._fast)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of the model folder; {} when the file is absent.
+
+    Raises:
+        RuntimeFailure: the file is not a JSON object.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RuntimeFailure(
+            Reason.CHECKPOINT_INVALID, f"{path} is not readable JSON: {_first_line(error)}."
+        ) from error
+    if not isinstance(content, dict):
+        raise RuntimeFailure(Reason.CHECKPOINT_INVALID, f"{path} must hold a JSON object.")
+    return content
+
+
+def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """`chat_template.jinja` wins over tokenizer_config.json, as in transformers."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise RuntimeFailure(
+                Reason.CHECKPOINT_INVALID, f"{path} is not readable text: {_first_line(error)}."
+            ) from error
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # older folders hold several by name
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token` and friends: a string, or an object with the string in `content`."""
+    found = {}
+    for name in SPECIAL_TOKEN_NAMES:
+        value = settings.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            found[name] = value
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")[:300]

@@ -1,0 +1,132 @@
+"""`python -m tests.soak [NAME…]`: run the proofs in full. Writes `results/NAME.json`. Exit status 1: goal missed."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hack.cluster.errors import ClusterError
+from hack.cluster.steps import Steps
+from tests.soak import results, tools
+from tests.soak.api import TooSlow
+from tests.soak.leaders import leaders
+from tests.soak.matrices import faults, kills, starts
+from tests.soak.outages import outage
+from tests.soak.processes import DidNotStart
+from tests.soak.scale import scale
+from tests.soak.transitions import transitions
+from tests.soak.world import World, world
+
+Run = Callable[[World, argparse.Namespace], Awaitable[dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """One thing that can be run. `nodes`: simulated GPU nodes."""
+
+    text: str
+    run: Run
+    nodes: int = 8
+
+
+PROOFS: dict[str, Proof] = {
+    "kills": Proof(
+        "SIGKILL before and after every write of each scenario",
+        lambda w, o: kills(w, places=o.places, offset=o.seed, say=_say),
+    ),
+    "faults": Proof(
+        "429, 500, timeout, lost answer at every request of each scenario, 409 at every write",
+        lambda w, o: faults(w, places=o.places, offset=o.seed, say=_say),
+    ),
+    "starts": Proof(
+        "the same, and kills, at every request of an operator's start, listings, watches and Lease included",
+        lambda w, o: starts(w, places=o.places, offset=o.seed, say=_say),
+    ),
+    "outage": Proof("no API server for minutes", lambda w, o: outage(w, seconds=o.outage)),
+    "leaders": Proof("the leader is killed, frozen, cut off", lambda w, o: leaders(w, rounds=o.rounds)),
+    "transitions": Proof(
+        "random A → B → A and A → bad → A",
+        lambda w, o: transitions(w, count=o.transitions, seed=o.seed, first=o.first, say=_say),
+    ),
+    "scale": Proof(
+        "many LLMDeployments over many GPU nodes",
+        lambda w, o: scale(w, objects=o.objects, samples=o.samples, idle_seconds=o.idle, say=_say),
+        nodes=500,
+    ),
+}
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    steps = Steps()
+    try:
+        found = tools.ensure(steps)
+    except (ClusterError, FileNotFoundError) as error:
+        print(f"soak: {error}", file=sys.stderr)
+        return 1
+    finally:
+        steps.close()
+    bad = 0
+    for name in options.names or PROOFS:
+        try:
+            missed = asyncio.run(_prove(name, found, options))
+            bad += bool(missed)
+            if any(line.startswith("interrupted") for line in missed):
+                return 130
+        except* (TooSlow, DidNotStart) as group:
+            bad += 1
+            for one in group.exceptions:
+                print(f"soak: {name}: {one}", file=sys.stderr)
+    return 1 if bad else 0
+
+
+async def _prove(name: str, found: tools.Tools, options: argparse.Namespace) -> list[str]:
+    proof = PROOFS[name]
+    _say(f"{name}: {proof.text}")
+    began = time.monotonic()
+    async with world(found, nodes=options.nodes or proof.nodes, keep=options.keep) as where:
+        if options.keep:
+            _say(f"logs: {where.plane.folder}")
+        result = await proof.run(where, options)
+    missed = results.missed(name, result)
+    command = "python -m tests.soak " + " ".join(sys.argv[1:] or list(PROOFS))
+    path = results.write(name, command, time.monotonic() - began, result, missed)
+    for line in missed or ["every goal reached"]:
+        _say(f"  {line}")
+    _say(f"  {path}")
+    return missed
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.soak",
+        description="The operator under faults and at scale.",
+        epilog="\n".join(f"{name:12} {proof.text}" for name, proof in PROOFS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", choices=[*PROOFS, []], metavar="NAME", help="which; all of them by default")
+    parser.add_argument("--seed", type=int, default=1, help="of what is drawn by chance")
+    parser.add_argument("--places", type=int, help="so many places a fault and scenario, instead of every one")
+    parser.add_argument("--outage", type=float, default=300.0, help="seconds without an API server")
+    parser.add_argument("--rounds", type=int, default=5, help="of each way to lose a leader")
+    parser.add_argument("--transitions", type=int, default=500)
+    parser.add_argument("--first", type=int, default=0, help="number of the first transition: one can be run again")
+    parser.add_argument("--objects", type=int, default=1000, help="LLMDeployments of the scale run")
+    parser.add_argument("--nodes", type=int, help="simulated GPU nodes, instead of what the proof wants")
+    parser.add_argument("--samples", type=int, default=200, help="timed changes of each kind in the scale run")
+    parser.add_argument("--idle", type=float, default=600.0, help="seconds of rest in the scale run")
+    parser.add_argument("--keep", action="store_true", help="leave the folder with all logs")
+    return parser
+
+
+def _say(text: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

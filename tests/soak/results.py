@@ -1,0 +1,102 @@
+"""What a run found, as JSON with the hardware it ran on, and the goals it is held to."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+Result = dict[str, Any]
+FOLDER = Path(__file__).resolve().parent / "results"
+
+
+def hardware() -> Result:
+    """The machine, in numbers that explain the others."""
+    cpus = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if "model name" in line
+    ]
+    memory = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
+    return {
+        "cpu": cpus[0] if cpus else platform.machine(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(int(memory.split()[1]) / 2**20, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_average_at_the_end": [round(load, 2) for load in os.getloadavg()],
+    }
+
+
+def write(name: str, command: str, seconds: float, result: Result, missed: list[str]) -> Path:
+    """`tests/soak/results/<name>.json`."""
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / f"{name}.json"
+    content = {
+        "what": name,
+        "command": command,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "hardware": hardware(),
+        "took_seconds": round(seconds),
+        "goals_missed": missed,
+        "result": result,
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    return path
+
+
+def missed(name: str, result: Result) -> list[str]:
+    """The goals that a result does not reach, in a sentence each."""
+    told = [f"the operator crashed: {crash}" for crash in result.get("crashes", ())]
+    told += [f"left behind: {orphan}" for orphan in result.get("orphans", ())]
+    told += [f"problem: {problem}" for problem in result.get("problems", ())]
+    told += [f"interrupted after {result['runs']} runs"] if result.get("interrupted") else []
+    told += _GOALS.get(name, _converged)(result)
+    return told
+
+
+def _converged(result: Result) -> list[str]:
+    return [
+        f"did not converge: {one['scenario']}, {one['fault']} at {one['number']} ({one['struck']}): "
+        + "; ".join(one["differences"])
+        for one in result["failures"]
+    ]
+
+
+def _transitions(result: Result) -> list[str]:
+    bad = result["runs"] - result["equal"]
+    return [f"{bad} of {result['runs']} transitions differ from a fresh create"] if bad else []
+
+
+def _outage(result: Result) -> list[str]:
+    return _over(result, {"recovered_seconds": 30}) + [
+        f"{what} does not hold" for what in ("same_process", "healthy_meanwhile", "healthy_after") if not result[what]
+    ]
+
+
+def _leaders(result: Result) -> list[str]:
+    told = _over(result, {"slowest_takeover_seconds": 20})
+    return told + [f"two writers: {write}" for write in result["writes_out_of_turn"]]
+
+
+def _scale(result: Result) -> list[str]:
+    told = _over(result, {"ratio": 2})
+    told += _over(result["restart"], {"steady_seconds": 30, "writes": 0}, "restart ")
+    told += _over(result["idle"], {"writes": 0}, "idle ")
+    told += _over(result["idle after the restart"], {"writes": 0}, "idle after the restart ")
+    told += _over(result["spec_change_to_first_write"], {"p99_seconds": 1}, "spec change to first write ")
+    for word in ("deleted", "edited"):
+        told += _over(result[f"{word}_child_repaired"], {"p99_seconds": 5}, f"{word} child repaired ")
+    most = max(memory["most"] for memory in result["memory_mib"].values())
+    told += _over({"most": most}, {"most": 300}, "memory in MiB ")
+    return told + [f"left behind: {orphan}" for orphan in result["deleted_without_operator"]["orphans"]]
+
+
+def _over(result: Result, limits: dict[str, float], word: str = "") -> list[str]:
+    return [f"{word}{name} is {result[name]}, over {limit}" for name, limit in limits.items() if result[name] > limit]
+
+
+_GOALS = {"transitions": _transitions, "outage": _outage, "leaders": _leaders, "scale": _scale}

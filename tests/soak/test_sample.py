@@ -1,0 +1,59 @@
+"""A sample of each proof, small enough for every day; `make soak` runs them in full.
+
+Which requests are hit, and which specs are drawn, the seed decides: another one every day, printed at the top.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.soak.faults import ANSWERS, KILLS
+from tests.soak.leaders import leaders
+from tests.soak.matrices import faults, kills, starts
+from tests.soak.outages import outage
+from tests.soak.results import missed
+from tests.soak.scale import scale
+from tests.soak.transitions import transitions
+from tests.soak.world import World
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
+
+
+async def test_killed_at_a_write_of_each_scenario_it_comes_to_the_same_end(where: World, seed: int) -> None:
+    result = await kills(where, places=1, offset=seed, how=(KILLS[seed % 2],))
+    assert missed("kills", result) == []
+    assert result["kills"] == result["struck"] >= 4
+
+
+async def test_with_each_fault_at_a_request_of_each_scenario_it_comes_to_the_same_end(where: World, seed: int) -> None:
+    result = await faults(where, places=1, offset=seed)
+    assert missed("faults", result) == []
+    assert result["struck"] >= len(ANSWERS) * 4
+
+
+async def test_with_a_fault_in_its_first_seconds_it_starts_all_the_same(where: World, seed: int) -> None:
+    result = await starts(where, places=1, offset=seed, how=(KILLS[seed % 2], ANSWERS[seed % 3]))
+    assert missed("starts", result) == []
+
+
+async def test_without_an_api_server_it_waits_and_then_catches_up(where: World) -> None:
+    result = await outage(where, seconds=8)
+    assert [line for line in missed("outage", result) if "_seconds" not in line] == []
+
+
+async def test_a_leader_that_is_killed_is_followed_by_one_that_alone_writes(where: World) -> None:
+    result = await leaders(where, rounds=1, ways=("killed",))
+    assert [line for line in missed("leaders", result) if "_seconds" not in line] == []
+    assert result["terms"] >= 2
+    assert result["writes"] > 0
+
+
+async def test_a_way_back_leaves_no_trace(where: World, seed: int) -> None:
+    result = await transitions(where, count=6, seed=seed)
+    assert missed("transitions", result) == []
+
+
+async def test_at_rest_it_writes_nothing_and_neither_does_a_restart(where: World) -> None:
+    result = await scale(where, objects=16, samples=3, idle_seconds=5, yardstick=False)
+    assert [result[word]["writes"] for word in ("idle", "restart", "idle after the restart")] == [0, 0, 0]
+    assert result["crashes"] == []

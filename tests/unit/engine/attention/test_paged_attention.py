@@ -1,0 +1,175 @@
+"""Strided, gathered and chunked attention against the reference mathematics of millstream_kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from millstream_kernels.reference import paged_attention, rms_norm, rotary_embedding
+from millstream_runtime.engine.attention.paged_attention import AttentionChunk, TorchAttention
+from millstream_runtime.engine.kv.kv_cache import KVCache
+from millstream_runtime.models.config.model_config import ModelConfig
+from millstream_runtime.models.config.rope_config import RopeConfig
+from millstream_runtime.models.layers.attention import AttentionSpec
+from millstream_runtime.models.layers.rope import rotary_table, rotate_
+
+BLOCK = 16
+
+
+def cache_of(num_kv_heads: int, head_dim: int, num_blocks: int = 64) -> KVCache:
+    config = ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=8,
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=1,
+        num_heads=num_kv_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=1e-5,
+        rope=RopeConfig(theta=10000.0),
+        tie_word_embeddings=False,
+        attention_bias=False,
+        mlp_bias=False,
+        checkpoint_dtype="float32",
+        max_position_embeddings=256,
+        eos_token_ids=frozenset(),
+        max_model_len=256,
+    )
+    cache = KVCache(config, num_blocks, BLOCK, torch.float32, torch.device("cpu"))
+    cache.layers[0].normal_(generator=torch.Generator().manual_seed(1))
+    return cache
+
+
+def chunk(num_tokens: int, context_len: int, table: list[int]) -> AttentionChunk:
+    contiguous = all(after == before + 1 for before, after in pairwise(table))
+    return AttentionChunk(num_tokens, context_len, table, contiguous)
+
+
+CASES = {
+    "decodes an equal distance apart": [chunk(1, n, list(range(8 * i, 8 * i + 4))) for i, n in enumerate([33, 50, 64])],
+    "decodes at odd distances": [chunk(1, 40, [0, 1, 2]), chunk(1, 40, [3, 4, 5]), chunk(1, 20, [20, 21])],
+    "scattered decodes": [chunk(1, 40, [9, 2, 30]), chunk(1, 3, [60]), chunk(1, 17, [4, 1])],
+    "the end of the pool": [chunk(1, 60, [40, 41, 42, 43]), chunk(1, 5, [63])],
+    "very different lengths": [chunk(1, 500, list(range(32))), chunk(1, 2, [32])],
+    "whole prompts": [chunk(20, 20, [3, 4]), chunk(33, 33, [9, 5, 30])],
+    "later chunks": [chunk(20, 70, [3, 4, 5, 6, 7]), chunk(2, 33, [19, 15, 30])],
+    "everything at once": [
+        chunk(1, 33, [0, 1, 2]),
+        chunk(1, 17, [9, 5]),
+        chunk(4, 40, [30, 31, 32]),
+        chunk(9, 9, [50]),
+    ],
+}
+
+
+SPECS = {
+    "all": AttentionSpec(0.3),
+    "window": AttentionSpec(0.3, window=19),
+    "window of one": AttentionSpec(0.3, window=1),
+    "soft cap": AttentionSpec(0.3, softcap=0.8),
+    "window and soft cap": AttentionSpec(0.3, window=33, softcap=0.8),
+}
+
+
+def slots_of(chunks: list[AttentionChunk]) -> list[int]:
+    return [
+        one.block_table[position // BLOCK] * BLOCK + position % BLOCK
+        for one in chunks
+        for position in range(one.context_len - one.num_tokens, one.context_len)
+    ]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(4, 4, 16), (6, 2, 80), (5, 1, 8)])
+def test_every_plan_equals_the_reference(name: str, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    chunks = CASES[name]
+    cache = cache_of(num_kv_heads, head_dim)
+    generator = torch.Generator().manual_seed(2)
+    num_tokens = sum(one.num_tokens for one in chunks)
+    query = torch.randn(num_tokens, num_heads, head_dim, generator=generator)
+    key_value = torch.randn(num_tokens, 2 * num_kv_heads, head_dim, generator=generator)
+    slots = slots_of(chunks)
+    attention = TorchAttention(cache, torch.tensor(slots), chunks)
+    attended = attention(0, query, key_value, AttentionSpec(head_dim**-0.5))
+    assert torch.equal(cache.heads[0][:, slots], key_value.transpose(0, 1))
+    expected = paged_attention(
+        query,
+        cache.layers[0],
+        [torch.tensor(one.block_table) for one in chunks],
+        [one.num_tokens for one in chunks],
+        [one.context_len for one in chunks],
+        head_dim**-0.5,
+    )
+    torch.testing.assert_close(attended, expected.flatten(1), rtol=1e-5, atol=1e-5)
+
+
+def naive(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+    """The newest `query` `[n, H, D]` over all `keys`, `values` `[context, H, D]`, token by token."""
+    rows, first = [], keys.shape[0] - query.shape[0]
+    for index, one in enumerate(query):
+        seen = slice(0 if spec.window is None else max(0, first + index + 1 - spec.window), first + index + 1)
+        scores = torch.einsum("hd,thd->ht", one, keys[seen]) * spec.scale
+        if spec.softcap is not None:
+            scores = spec.softcap * torch.tanh(scores / spec.softcap)
+        rows.append(torch.einsum("ht,thd->hd", scores.softmax(dim=-1), values[seen]))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("latent_dim", [None, 10])
+@pytest.mark.parametrize("spec_name", SPECS)
+def test_windows_soft_caps_and_latents_in_every_plan(name: str, latent_dim: int | None, spec_name: str) -> None:
+    """One plan serves layers with different rules, as in Gemma; a latent row is the key, and its start the value."""
+    chunks, spec = CASES[name], replace(SPECS[spec_name], latent_dim=latent_dim)
+    cache = cache_of(num_kv_heads=3, head_dim=16)
+    if latent_dim:
+        cache.heads = [heads[:1].contiguous() for heads in cache.heads]
+        cache.layers = [heads.view(1, -1, BLOCK, 16).permute(1, 2, 0, 3) for heads in cache.heads]
+    generator = torch.Generator().manual_seed(2)
+    num_tokens = sum(one.num_tokens for one in chunks)
+    query = torch.randn(num_tokens, 6, 16, generator=generator)
+    key_value = torch.randn(num_tokens, cache.heads[0].shape[0], 16, generator=generator)
+    attention = TorchAttention(cache, torch.tensor(slots_of(chunks)), chunks)
+    attention(0, query, key_value, replace(spec, window=7))  # another layer's rule must leave no trace in the plan
+    attended = attention(0, query, key_value, spec)
+    expected, start = [], 0
+    for one in chunks:
+        tokens = cache.layers[0][torch.tensor(one.block_table)].flatten(0, 1)[: one.context_len]
+        keys, values = (tokens, tokens[..., :latent_dim]) if latent_dim else tokens.chunk(2, dim=1)
+        keys, values = (part.repeat_interleave(6 // part.shape[1], dim=1) for part in (keys, values))
+        expected.append(naive(query[start : start + one.num_tokens], keys, values, spec))
+        start += one.num_tokens
+    torch.testing.assert_close(attended, torch.cat(expected).flatten(1), rtol=1e-5, atol=1e-5)
+
+
+def test_rms_norm_is_torch_s() -> None:
+    x, weight = torch.randn(5, 48), torch.randn(48)
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5), F.rms_norm(x, (48,), weight, 1e-5))
+
+
+@pytest.mark.parametrize("head_dim", [8, 80])
+def test_rotating_in_place_is_the_reference(head_dim: int) -> None:
+    heads = torch.randn(3, 6, head_dim)
+    cos, signed_sin = rotary_table(RopeConfig(theta=10000.0), head_dim, 100, torch.device("cpu"))
+    positions = torch.tensor([0, 7, 99])
+    half = head_dim // 2
+    expected = rotary_embedding(heads[:, :4], cos[positions, :half], signed_sin[positions, half:])
+    untouched = heads[:, 4:].clone()
+    rotate_(heads[:, :4], cos[positions].unsqueeze(1), signed_sin[positions].unsqueeze(1))
+    torch.testing.assert_close(heads[:, :4], expected)
+    torch.testing.assert_close(heads[:, 4:], untouched)
+
+
+def test_rotary_embedding_turns_and_keeps_lengths() -> None:
+    x = torch.randn(3, 2, 8)
+    angles = torch.outer(torch.tensor([0.0, 1.0, 2.5]), torch.tensor([1.0, 0.5, 0.2, 0.1]))
+    turned = rotary_embedding(x, angles.cos(), angles.sin())
+    torch.testing.assert_close(turned[0], x[0])  # position 0 is not turned
+    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
+    complex_x = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    torch.testing.assert_close(turned, torch.cat((complex_x.real, complex_x.imag), dim=-1))

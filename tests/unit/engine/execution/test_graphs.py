@@ -1,0 +1,201 @@
+"""The graph manager: what is recorded when, that replays give the same tokens, and that a failure harms nobody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from millstream_runtime.config import Device, RuntimeConfig
+from millstream_runtime.engine.engine import Engine
+from millstream_runtime.engine.execution import execution_mode, graph_budget, graphs
+from millstream_runtime.engine.execution.buckets import Bucket, Buckets
+from millstream_runtime.engine.execution.execution_mode import Execution
+from millstream_runtime.engine.execution.graphs import GraphUse
+from millstream_runtime.engine.execution.recorders import CallingAgain, Recorder
+from millstream_runtime.engine.kv.pool_size import cuda_ledger
+from millstream_runtime.models.registry import load_model_config
+from tests.support.engines import MakeEngine, WriteModel, generate, greedy, requests_for
+from tests.support.family_cases import Models
+from tests.support.tape_recorder import TapeRecorder
+from tests.support.tiny_families import prompts_of as family_prompts
+from tests.support.tiny_families import reference_answers
+from tests.unit.engine.test_parity import prompts_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PROMPTS = prompts_of(199, [1, 15, 16, 40, 70])
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that short tests reach what a load reaches."""
+    monkeypatch.setattr(graphs, "MEETINGS_BEFORE_RECORDING", 3)
+
+
+def use_of(engine: Engine) -> GraphUse:
+    assert engine.graphs is not None
+    return engine.graphs
+
+
+def test_replays_give_the_same_tokens_and_nothing_is_recorded_twice(
+    write_model: WriteModel, make_engine: MakeEngine
+) -> None:
+    expected = generate(make_engine(write_model()), requests_for(PROMPTS, greedy(30)))
+    recorder = TapeRecorder()
+    engine = make_engine(write_model(), execution=Execution(recorder))
+    at_boot = use_of(engine)
+    assert at_boot.num_graphs == len(Buckets(8, 16, 1 << 30).at_start()) == 4
+    assert (at_boot.replayed_steps, engine.memory_use.graphs_bytes) == (0, sum(recorder.tapes))
+    for _ in range(2):
+        assert generate(engine, requests_for(PROMPTS, greedy(30))) == expected
+    use = use_of(engine)
+    assert use.num_graphs == len(recorder.tapes) > at_boot.num_graphs
+    assert use.replayed_steps > use.eager_steps > 0, "a bucket runs eagerly until it has been met often enough"
+    assert (use.seconds, use.num_bytes) == (0.25 * use.num_graphs, sum(recorder.tapes))
+
+
+def test_a_bucket_is_recorded_when_it_was_met_often_enough(write_model: WriteModel, make_engine: MakeEngine) -> None:
+    engine = make_engine(write_model(), execution=Execution(TapeRecorder()))
+    two = requests_for([[5, 6], [7, 8]], greedy(20))
+    for request in two:
+        engine.add_request(request)
+    engine.step()  # the prompts
+    before = use_of(engine)
+    engine.step()
+    engine.step()
+    waiting = use_of(engine)
+    assert (waiting.num_graphs, waiting.eager_steps) == (before.num_graphs, before.eager_steps + 2)
+    engine.step()
+    after = use_of(engine)
+    assert (after.num_graphs, after.replayed_steps) == (before.num_graphs + 1, before.replayed_steps + 1)
+
+
+@pytest.mark.parametrize("fail_after", [0, 2])
+def test_a_recording_that_fails_leaves_its_bucket_eager_and_every_answer_as_it_was(
+    fail_after: int, write_model: WriteModel, make_engine: MakeEngine
+) -> None:
+    expected = generate(make_engine(write_model()), requests_for(PROMPTS, greedy(30)))
+    engine = make_engine(write_model(), execution=Execution(TapeRecorder(fail_after)))
+    for _ in range(2):
+        assert generate(engine, requests_for(PROMPTS, greedy(30))) == expected
+    use = use_of(engine)
+    assert use.num_graphs == fail_after
+    assert use.num_refused > 0
+    refused = use.num_refused
+    generate(engine, requests_for(PROMPTS, greedy(30)))
+    assert use_of(engine).num_refused == refused, "what failed once is not tried again"
+
+
+def test_beyond_the_budget_nothing_more_is_recorded(write_model: WriteModel, make_engine: MakeEngine) -> None:
+    engine = make_engine(write_model(), execution=Execution(TapeRecorder()))
+    manager: Any = engine._runner._forward.graphs
+    manager._budget_bytes = at_boot = use_of(engine).num_bytes
+    expected = generate(make_engine(write_model()), requests_for(PROMPTS, greedy(30)))
+    assert generate(engine, requests_for(PROMPTS, greedy(30))) == expected
+    assert use_of(engine).num_bytes == at_boot
+
+
+def test_a_recording_that_reads_numbers_back_fails_as_on_a_device() -> None:
+    with pytest.raises(RuntimeError, match="waits for the device"):
+        TapeRecorder().record(lambda: print(torch.ones(1).item()))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp("graphs"))
+
+
+@pytest.mark.parametrize(
+    "family", ["llama-biases", "mistral", "gemma2", "gemma3", "phi4-longrope", "mixtral", "deepseek-v3"]
+)
+def test_a_family_of_each_kind_answers_like_transformers_from_replays(
+    family: str, models: Models, make_engine: MakeEngine
+) -> None:
+    """Experts choose rows on the host, so no graph can hold them: such models replay by calling again."""
+    waits = load_model_config(models.folder(family)).waits_for_device
+    recorder: Recorder = CallingAgain() if waits else TapeRecorder()
+    engine = make_engine(models.folder(family), execution=Execution(recorder))
+    prompts = family_prompts((15, 18, 31))
+    answers = generate(engine, requests_for(prompts, greedy(12)))
+    assert list(answers.values()) == reference_answers(models.reference(family), prompts, 12)
+    assert use_of(engine).replayed_steps > 0
+
+
+@pytest.mark.parametrize("family", ["mixtral", "deepseek-v3"])
+def test_what_waits_for_the_device_cannot_be_frozen(family: str, models: Models, make_engine: MakeEngine) -> None:
+    """So `waits_for_device` says the truth: the tape of one step does not compute another."""
+    assert load_model_config(models.folder(family)).waits_for_device
+    engine = make_engine(models.folder(family), execution=Execution(TapeRecorder()))
+    prompts = family_prompts((15, 18, 31))
+    answers = generate(engine, requests_for(prompts, greedy(12)))
+    assert list(answers.values()) != reference_answers(models.reference(family), prompts, 12)
+
+
+def test_who_runs_how(monkeypatch: pytest.MonkeyPatch, models: Models) -> None:
+    dense, experts = (load_model_config(models.folder(name)) for name in ("llama", "mixtral"))
+    monkeypatch.setattr(execution_mode, "CudaRecorder", lambda device: "recorder")
+    cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
+
+    def chosen(model_config: Any, device: torch.device, num_ranks: int = 1, **overrides: Any) -> tuple[Any, bool]:
+        config = RuntimeConfig(model="/models/x", served_model_name="x", **overrides)
+        how = execution_mode.choose(config, model_config, device, num_ranks)
+        return how.recorder, how.overlapped
+
+    assert chosen(dense, cpu) == (None, False)
+    assert chosen(dense, cuda) == ("recorder", True)
+    assert chosen(dense, cuda, enforce_eager=True) == (None, True)
+    assert chosen(experts, cuda) == (None, True)
+    assert chosen(dense, cuda, num_ranks=2) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"), [([], False), (["--enforce-eager"], True), (["--enforce-eager=false"], False)]
+)
+def test_the_flag_is_vllm_s(argv: list[str], says: bool) -> None:
+    config = RuntimeConfig.from_args(["--model=/models/x", *argv])
+    assert config.enforce_eager is says
+    assert RuntimeConfig.from_args(config.to_args()) == config
+
+
+def test_graphs_are_reserved_before_the_pool_takes_the_rest() -> None:
+    """Llama-3.1-8B's shape on a card of 24 GB and on one of 141: what a step may copy follows the card."""
+    block_bytes = 32 * 2 * 8 * 128 * 2 * 16
+    for total_bytes, held, too_large in ((24 << 30, (64, 64), (128, 64)), (141 << 30, (256, 128), (256, 256))):
+        limit_bytes = total_bytes * 9 // 10
+        buckets = graph_budget.buckets_within(
+            limit_bytes,
+            block_bytes=block_bytes,
+            num_layers=32,
+            max_num_seqs=256,
+            max_model_len=32768,
+            block_size_tokens=16,
+        )
+        assert buckets.holding(*held) == Bucket(*held)
+        assert buckets.holding(*too_large) is None
+        copied = max(bucket.cells for bucket in buckets) * block_bytes // 32
+        assert copied <= limit_bytes * graph_budget.GATHER_SHARE_PERCENT // 100
+        estimate = graph_budget.estimate_bytes(buckets, block_bytes=block_bytes, num_layers=32)
+        assert copied < estimate < limit_bytes * 5 // 100
+        ledger = cuda_ledger(limit_bytes, 16 << 30, 1 << 30, estimate)
+        assert ledger.available_bytes == limit_bytes - (17 << 30) - estimate
+        assert ledger.activations_bytes == 1 << 30
+    assert graph_budget.estimate_bytes(Buckets(4, 4, 1), block_bytes=block_bytes, num_layers=32) == 0
+
+
+def test_a_pool_of_which_no_padded_step_may_be_copied_has_no_graphs(
+    write_model: WriteModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph_budget, "GATHER_SHARE_PERCENT", 0)
+    engine = make_engine(write_model(), execution=Execution(TapeRecorder()))
+    assert engine.graphs is None
+    assert engine.memory_use.graphs_bytes == 0
+    assert len(generate(engine, requests_for(PROMPTS, greedy(3)))) == len(PROMPTS)
+
+
+def test_a_cpu_s_engine_has_none(write_model: WriteModel) -> None:
+    config = RuntimeConfig(
+        model=str(write_model()), served_model_name="t", device=Device.CPU, kv_cache_memory_bytes=1 << 20
+    )
+    engine = Engine(config, lambda phase, message: None)
+    assert (engine.graphs, engine.memory_use.graphs_bytes) == (None, 0)

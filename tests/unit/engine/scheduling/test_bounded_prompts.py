@@ -1,0 +1,139 @@
+"""Where a prompt's chunk is bounded in a plan, and that the bound changes no token of anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from millstream_runtime.config import Device, RuntimeConfig
+from millstream_runtime.engine.engine import Engine
+from millstream_runtime.engine.execution.execution_mode import Execution
+from millstream_runtime.engine.execution.model_runner import Launched, ModelRunner
+from millstream_runtime.engine.request import Request, SamplingParams
+from millstream_runtime.engine.scheduling.block_manager import BlockManager
+from millstream_runtime.engine.scheduling.layered_prefill import ChunkSlice
+from millstream_runtime.engine.scheduling.scheduler import Chunk, Scheduler
+from millstream_runtime.engine.scheduling.sequence import Sequence
+from tests.support.tiny_model import write_tiny_model
+
+
+def sequence(arrival: int, num_tokens: int) -> Sequence:
+    prompt = [arrival] * num_tokens
+    return Sequence(Request(str(arrival), prompt, SamplingParams(100)), arrival, 0, list(prompt), num_tokens)
+
+
+def sizes(chunks: list[Chunk]) -> list[int]:
+    return [chunk.num_tokens for chunk in chunks]
+
+
+def make_scheduler(*prompts: int) -> Scheduler:
+    scheduler = Scheduler(BlockManager(1000, 16, 8, enable_prefix_caching=False), 512, 8)
+    for arrival, num_tokens in enumerate(prompts):
+        scheduler.add(sequence(arrival, num_tokens))
+    return scheduler
+
+
+def decode(scheduler: Scheduler, chunks: list[Chunk]) -> None:
+    sampling = [chunk.sequence for chunk in chunks if chunk.samples]
+    scheduler.advance(chunks)
+    for one in sampling:
+        one.append(7)
+
+
+def test_prompts_share_the_bound_only_beside_a_decode() -> None:
+    scheduler = make_scheduler(20)
+    chunks = scheduler.apply(scheduler.plan(max_prompt_tokens=8))
+    assert sizes(chunks) == [20]  # nobody waits for a token: the whole budget is the prompt's
+    decode(scheduler, chunks)
+    scheduler.add(sequence(1, 300))
+    scheduler.add(sequence(2, 300))
+    chunks = scheduler.apply(scheduler.plan(max_prompt_tokens=100))
+    assert sizes(chunks) == [1, 100]  # the decode is never part of it, and the second prompt waits its turn
+    decode(scheduler, chunks)
+    chunks = scheduler.apply(scheduler.plan(max_prompt_tokens=250))
+    assert sizes(chunks) == [1, 200, 50]
+    decode(scheduler, chunks)
+    assert sizes(scheduler.apply(scheduler.plan(max_prompt_tokens=None))) == [1, 1, 250]
+
+
+def test_a_bound_above_the_budget_changes_nothing() -> None:
+    scheduler = make_scheduler(20)
+    decode(scheduler, scheduler.apply(scheduler.plan()))
+    scheduler.add(sequence(1, 2000))
+    assert sizes(scheduler.apply(scheduler.plan(max_prompt_tokens=4000))) == [1, 511]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+class MachineWithAClock:
+    """An engine on a machine where a decode takes a second, and a token of a prompt a tenth of one in all layers."""
+
+    def __init__(self, folder: Path, second_per_token: float) -> None:
+        config = RuntimeConfig(
+            model=str(folder), served_model_name="t", device=Device.CPU, kv_cache_memory_bytes=8 << 20
+        )
+        self.engine = Engine(config, lambda phase, message: None, execution=Execution())
+        self.step_seconds: list[float] = []  # of steps that prompts shared with decodes
+        self._second_per_token = second_per_token
+        self._launch = self.engine._runner.launch
+        self.engine._runner.launch = self._timed  # type: ignore[method-assign, assignment]
+        self._now = 0.0
+        self.engine.step_clock = lambda: self._now
+
+    def _timed(self, chunks: list[Chunk], part: ChunkSlice | None, before_slice: Callable[[], None]) -> Launched:
+        began = self._now
+        prompts = [chunk.num_tokens for chunk in chunks if chunk.num_tokens > 1]
+        self._now += 1.0 + self._second_per_token * sum(prompts)
+
+        def then() -> None:
+            before_slice()
+            if part is not None:
+                self._now += self._second_per_token * part.share * sum(chunk.num_tokens for chunk in part.chunks)
+
+        launched = self._launch(chunks, part, then)
+        if len(chunks) > len(prompts) and (prompts or part):
+            self.step_seconds.append(self._now - began)
+        return launched
+
+    def answers(self) -> dict[str, list[int]]:
+        """Two answers run when a prompt of 600 tokens comes."""
+        answers: dict[str, list[int]] = {"a": [], "b": [], "long": []}
+        long = Request("long", [index % 250 for index in range(600)], SamplingParams(5, 0.0, ignore_eos=True))
+        for name in ("a", "b"):
+            self.engine.add_request(Request(name, [1, 2, 3, ord(name)], SamplingParams(300, 0.0, ignore_eos=True)))
+        while self.engine.has_work():
+            if len(answers["a"]) == 10 and long.request_id not in self.engine._sequences and not answers["long"]:
+                self.engine.add_request(long)
+            for output in self.engine.step():
+                assert output.token_id is not None
+                answers[output.request_id].append(output.token_id)
+        self.engine.check_integrity()
+        return answers
+
+
+def test_a_long_prompt_enters_in_small_chunks_beside_answers_and_changes_none(folder: Path) -> None:
+    paced, unpaced = MachineWithAClock(folder, 0.1), MachineWithAClock(folder, 0.0)
+    assert paced.answers() == unpaced.answers()
+    assert len(paced.step_seconds) > 2 * len(unpaced.step_seconds)
+    assert max(paced.step_seconds[1:]) <= 4.0, "where a decode takes one"
+
+
+def test_where_a_few_tokens_are_too_many_a_step_takes_some_of_their_layers(folder: Path) -> None:
+    """A token takes half a second: eight are the least chunk, and half of its layers what a step can spare."""
+    paced, unpaced = MachineWithAClock(folder, 0.5), MachineWithAClock(folder, 0.0)
+    assert paced.answers() == unpaced.answers()
+    assert paced.engine._prompts.num_slices > 50
+    assert max(paced.step_seconds[1:]) <= 4.0
+
+
+def test_on_a_gpu_no_time_bounds_a_prompt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelRunner, "is_on_cpu", False)
+    slow, unpaced = MachineWithAClock(folder, 0.5), MachineWithAClock(folder, 0.0)
+    assert slow.answers() == unpaced.answers()
+    assert len(slow.step_seconds) == len(unpaced.step_seconds)
+    assert slow.engine._prompts.num_slices == 0

@@ -1,0 +1,5 @@
+"""Fixtures: random Llama folders and engines on them."""
+
+from tests.support.engines import _two_threads, make_engine, one_thread, write_model
+
+__all__ = ["_two_threads", "make_engine", "one_thread", "write_model"]

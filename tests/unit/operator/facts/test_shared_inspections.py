@@ -1,0 +1,100 @@
+"""LLMDeployments of one model in one namespace ask about it once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from millstream_operator.facts.shared_inspections import FRESH_SECONDS, SILENT_SECONDS, SharedInspections
+from millstream_operator.kube.index import OwnerKey
+from millstream_operator.kube.kinds import CONFIG_MAP, JOB, LLM_DEPLOYMENT
+from millstream_operator.rendering.inspection_record import is_inspection
+from tests.support.fake_cluster import FakeCluster
+from tests.support.fake_operator import FakeOperator, answer_of, world
+from tests.support.llmdeployments import manifest
+
+Manifest = dict[str, Any]
+HUB = {"source": {"huggingFace": {"repository": "org/name"}}}
+UNAUTHORIZED = json.dumps({"reason": "DownloadUnauthorized", "message": "The hub answered HTTP 401 to org/name."})
+ONE, OTHER = OwnerKey("team", "one"), OwnerKey("team", "other")
+
+
+def two() -> tuple[FakeOperator, list[OwnerKey]]:
+    """`demo` and `second` want the same model; the list has whoever is to be looked at again at once."""
+    cluster = world(manifest(model=HUB))
+    second = manifest(model=HUB)
+    second["metadata"] |= {"name": "second", "uid": "uid-of-second"}
+    cluster.put(second)
+    woken: list[OwnerKey] = []
+    return FakeOperator(cluster, later=lambda key, _seconds: woken.append(key)), woken
+
+
+def records(cluster: FakeCluster) -> list[str]:
+    return sorted(r["metadata"]["ownerReferences"][0]["name"] for r in cluster.all(CONFIG_MAP) if is_inspection(r))
+
+
+async def test_the_second_waits_for_the_answer_of_the_first_and_keeps_it_as_its_own() -> None:
+    operator, woken = two()
+    await operator.turn("demo")
+    await operator.turn("second")
+    assert len(operator.cluster.all(JOB)) == 1
+    told = operator.cluster.the(LLM_DEPLOYMENT, "second")["status"]["conditions"][0]
+    assert told["reason"] == "Inspecting"
+    assert "for the LLMDeployment demo, too" in told["message"]
+    operator.cluster.run_jobs(answer_of())
+    await operator.turn("demo")
+    assert OwnerKey("team", "second") in woken
+    await operator.turn("second")
+    assert records(operator.cluster) == ["demo", "second"]
+    await operator.settle()
+    assert operator.cluster.all(JOB) == []
+
+
+async def test_while_others_have_no_pods_yet_whoever_waits_for_another_s_answer_says_nothing() -> None:
+    operator, _ = two()
+    operator.busy = True
+    await operator.turn("demo")
+    await operator.turn("second")
+    assert operator.status("demo")["conditions"][0]["reason"] == "Inspecting", "it asks"
+    assert "conditions" not in operator.status("second")
+    assert "for the LLMDeployment demo, too" in str(operator.retries[-1]), "and looks again"
+    operator.busy = False
+    await operator.turn("second")
+    assert operator.status("second")["conditions"][0]["reason"] == "Inspecting"
+
+
+async def test_where_the_first_is_refused_the_second_asks_by_itself() -> None:
+    operator, woken = two()
+    await operator.turn("demo")
+    await operator.turn("second")
+    operator.cluster.run_jobs(UNAUTHORIZED, 1)
+    await operator.turn("demo")
+    assert OwnerKey("team", "second") in woken
+    await operator.turn("second")
+    assert {job["metadata"]["ownerReferences"][0]["name"] for job in operator.cluster.all(JOB)} == {"demo", "second"}
+
+
+def test_nobody_waits_for_ever_and_no_answer_holds_for_long() -> None:
+    now = 0.0
+    shared = SharedInspections(lambda _key: None, lambda: now)
+    shared.asking("model", ONE)
+    assert shared.asked_by("model", OTHER) == ONE
+    assert shared.asked_by("model", ONE) is None
+    assert shared.asked_by("model", OwnerKey("elsewhere", "other")) is None, "another namespace, another token"
+    now = SILENT_SECONDS + 1
+    assert shared.asked_by("model", OTHER) is None
+    shared.answered("model", ONE, {"version": 1})
+    assert shared.answer("model", OTHER) == {"version": 1}
+    assert shared.answer("model", ONE) is None, "whoever lost its record asks anew"
+    now += FRESH_SECONDS + 1
+    assert shared.answer("model", OTHER) is None
+
+
+def test_who_waits_for_one_that_is_gone_is_woken() -> None:
+    woken: list[OwnerKey] = []
+    shared = SharedInspections(woken.append)
+    shared.asking("model", ONE)
+    assert shared.asked_by("model", OTHER) == ONE
+    shared.forget(ONE)
+    assert woken == [OTHER]
+    assert shared.asked_by("model", OTHER) is None

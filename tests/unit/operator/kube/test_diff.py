@@ -1,0 +1,126 @@
+"""When a live object says what is wanted: no write. When it does not: one write, and not one for ever."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from millstream_operator.kube.diff import APPLIED_ANNOTATION, Settled, holds, stamped
+
+Manifest = dict[str, Any]
+
+WANTED: Manifest = {
+    "metadata": {"name": "demo", "labels": {"app": "x"}},
+    "spec": {
+        "replicas": 1,
+        "selector": {"app": "x"},
+        "ports": [{"name": "http", "port": 80}],
+        "args": ["serve", "--port=1"],
+    },
+}
+
+
+def live(**changes: Any) -> Manifest:
+    """What a server stores for WANTED: with its own fields, and `changes` by dotted path."""
+    stored = copy.deepcopy(stamped(WANTED))
+    stored["metadata"] |= {"uid": "u", "resourceVersion": "7", "managedFields": []}
+    stored["spec"]["ports"][0]["protocol"] = "TCP"
+    stored["spec"]["clusterIP"] = "10.0.0.1"
+    stored["status"] = {"x": 1}
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        place: Any = stored
+        for parent in parents:
+            place = place[int(parent)] if parent.isdigit() else place[parent]
+        place[int(last) if last.isdigit() else last] = value
+    return stored
+
+
+SAME: dict[str, Manifest] = {
+    "with the server's own fields": live(),
+    "with another manager's label": live(metadata__labels={"app": "x", "mesh": "on"}),
+    "with another manager's annotation": live(
+        metadata__annotations={**live()["metadata"]["annotations"], "team.example.com/x": "1"}
+    ),
+}
+DIFFERENT: dict[str, Manifest] = {
+    "a value": live(spec__replicas=2),
+    "a value in a list": live(spec__ports__0__port=81),
+    "an item more": live(spec__args=["serve", "--port=1", "--evil"]),
+    "an item less": live(spec__args=["serve"]),
+    "another order": live(spec__args=["--port=1", "serve"]),
+    "a key more in a selector": live(spec__selector={"app": "x", "evil": "y"}),
+    "a label gone": live(metadata__labels={}),
+    "labels gone": live(metadata__labels=None),
+    "a map that became a string": live(spec__selector="x"),
+    "applied from another manifest": live(metadata__annotations={APPLIED_ANNOTATION: "0"}),
+    "never applied by us": live(metadata__annotations=None),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_no_write_where_the_live_object_says_the_same(name: str) -> None:
+    assert holds(SAME[name], stamped(WANTED))
+    assert not Settled().needs_apply(SAME[name], stamped(WANTED))
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_a_write_where_it_says_something_else(name: str) -> None:
+    assert not holds(DIFFERENT[name], stamped(WANTED))
+    assert Settled().needs_apply(DIFFERENT[name], stamped(WANTED))
+
+
+def test_a_write_where_there_is_nothing() -> None:
+    assert Settled().needs_apply(None, stamped(WANTED))
+
+
+@pytest.mark.parametrize("empty", [None, "", {}, []])
+def test_absent_and_empty_are_the_same(empty: Any) -> None:
+    wanted = copy.deepcopy(WANTED)
+    wanted["spec"]["nothing"] = empty
+    stored = copy.deepcopy(stamped(wanted))
+    del stored["spec"]["nothing"]
+    assert holds(stored, stamped(wanted))
+
+
+def test_zero_and_false_are_not_absent() -> None:
+    for value in (0, False):
+        wanted = copy.deepcopy(WANTED)
+        wanted["spec"]["value"] = value
+        stored = copy.deepcopy(stamped(wanted))
+        del stored["spec"]["value"]
+        assert not holds(stored, stamped(wanted))
+
+
+def test_a_field_that_is_no_longer_wanted_is_noticed_by_the_digest() -> None:
+    """Nothing else could tell it from a field that another manager added."""
+    less = copy.deepcopy(WANTED)
+    del less["spec"]["replicas"]
+    assert Settled().needs_apply(live(), stamped(less))
+
+
+def test_stamping_depends_on_content_alone_and_leaves_the_manifest_as_it_was() -> None:
+    before = copy.deepcopy(WANTED)
+    assert stamped(WANTED) == stamped(dict(reversed(WANTED.items())))
+    assert before == WANTED
+    changed = copy.deepcopy(WANTED)
+    changed["spec"]["replicas"] = 2
+    digest = stamped(changed)["metadata"]["annotations"][APPLIED_ANNOTATION]
+    assert digest != stamped(WANTED)["metadata"]["annotations"][APPLIED_ANNOTATION]
+
+
+def test_a_value_that_the_server_rewrites_is_written_once() -> None:
+    """Say we send `1000m` and it stores `1`: that is our own doing, and no edit."""
+    settled, rewritten = Settled(), live(spec__replicas="1000m")
+    assert settled.needs_apply(rewritten, stamped(WANTED))
+    settled.applied(rewritten, stamped(WANTED))
+    assert not settled.needs_apply(rewritten, stamped(WANTED))
+    edited = live(spec__replicas="2000m")
+    assert settled.needs_apply(edited, stamped(WANTED)), "an edit on top is still an edit"
+    changed = copy.deepcopy(WANTED)
+    changed["spec"]["args"] = ["serve"]
+    assert settled.needs_apply(rewritten, stamped(changed)), "and a new wish is still a wish"
+    settled.forget("u")
+    assert settled.needs_apply(rewritten, stamped(WANTED))

@@ -1,0 +1,77 @@
+"""Which revision runs: the pinned one as long as the spec asks for it, whatever else has changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.planning.plan import PlanDefaults
+from millstream_operator.rendering.pod_defaults import PodDefaults
+from millstream_operator.rendering.revision import controller_revision
+from millstream_operator.rollout.pruning import HISTORY_LIMIT, prunable_records
+from millstream_operator.rollout.revisions import PinnedRevision, choose
+from tests.support.llmdeployments import deployment
+
+Manifest = dict[str, Any]
+FIRST, SECOND = PlanDefaults("registry.example.com/runtime:1"), PlanDefaults("registry.example.com/runtime:2")
+PODS = PodDefaults()
+
+
+def stored(owner: LLMDeployment, number: int = 1, defaults: PlanDefaults = FIRST) -> Manifest:
+    return controller_revision(owner, choose(owner, defaults, PODS, []).revision, number)
+
+
+ONE, OTHER = deployment(), deployment(engine={"maxNumSeqs": 8})
+
+
+def test_the_first_revision_is_planned_with_todays_defaults() -> None:
+    pin = choose(ONE, FIRST, PODS, [])
+    assert (pin.number, pin.revision.image) == (1, FIRST.runtime_image)
+
+
+def test_while_the_spec_says_the_same_the_pinned_one_stays() -> None:
+    """An upgrade of the operator: another default image, and other pod defaults."""
+    pin = choose(ONE, SECOND, PodDefaults(priority_class_name="high"), [stored(ONE, 7)])
+    assert pin == PinnedRevision(choose(ONE, FIRST, PODS, []).revision, 7)
+
+
+def test_what_does_not_reach_the_pods_does_not_unpin() -> None:
+    scaled = deployment(replicas=5, service={"port": 8080}, rollout={"progressDeadline": "3h"})
+    assert choose(scaled, SECOND, PODS, [stored(ONE)]).revision.image == FIRST.runtime_image
+
+
+def test_a_larger_cache_does_not_unpin() -> None:
+    """The claim grows under the pods; whether there is a cache is another matter."""
+    source = {"source": {"huggingFace": {"repository": "org/name"}}}
+    small, large = (deployment(model=source | {"cache": {"size": size}}) for size in ("10Gi", "20Gi"))
+    assert choose(large, SECOND, PODS, [stored(small)]).revision.image == FIRST.runtime_image
+    assert choose(small, SECOND, PODS, [stored(deployment(model=source))]).number == 2
+
+
+def test_a_changed_spec_is_planned_anew_with_the_next_number() -> None:
+    pin = choose(OTHER, SECOND, PODS, [stored(ONE, 3), stored(deployment(engine={"maxNumSeqs": 2}), 2)])
+    assert (pin.number, pin.revision.image) == (4, SECOND.runtime_image)
+
+
+def test_only_the_newest_record_counts_and_numbers_are_numbers() -> None:
+    """Going back to an older spec is a change too: it is rendered again, as today."""
+    pin = choose(ONE, SECOND, PODS, [stored(OTHER, 10), stored(ONE, 9)])
+    assert (pin.number, pin.revision.image) == (11, SECOND.runtime_image)
+
+
+def test_a_record_of_another_format_is_replaced() -> None:
+    unknown = stored(ONE, 4)
+    unknown["data"]["format"] = 99
+    assert choose(ONE, SECOND, PODS, [unknown]).number == 5
+
+
+def test_history_is_limited_and_the_current_record_is_never_superfluous() -> None:
+    owners = [deployment(engine={"maxNumSeqs": number}) for number in range(1, 9)]
+    records = [stored(owner, number) for number, owner in enumerate(owners, start=1)]
+    current = choose(owners[-1], FIRST, PODS, records).revision
+    to_delete = prunable_records(records, {current.name})
+    assert [record["revision"] for record in to_delete] == [4, 3, 2, 1]
+    assert len(records) - len(to_delete) == HISTORY_LIMIT
+    oldest = choose(owners[0], FIRST, PODS, []).revision
+    for options in ({"keep": {oldest.name}}, {"keep": {current.name}, "in_use": {oldest.digest}}):
+        assert oldest.name not in [record["metadata"]["name"] for record in prunable_records(records, **options)]

@@ -1,0 +1,123 @@
+"""A body of the largest size is parsed, checked and tokenised while everybody else is served."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from millstream_runtime.server.http import body_parsing, limits
+from millstream_runtime.server.http.body_parsing import LARGE_BODY_BYTES, read_body
+from millstream_runtime.server.openai.requests import CompletionRequest
+from tests.support.server_thread import ServerThread, serving
+
+TEXT = "/v1/completions"
+SHORT = {"model": "tiny", "prompt": "hi", "max_tokens": 2, "temperature": 0, "ignore_eos": True}
+
+
+def largest(**fields: Any) -> bytes:
+    """A valid body of exactly the size that is allowed."""
+    empty = len(json.dumps({**SHORT, **fields, "prompt": ""}))
+    body = json.dumps({**SHORT, **fields, "prompt": "x" * (limits.MAX_BODY_BYTES - empty)}).encode()
+    assert len(body) == limits.MAX_BODY_BYTES
+    return body
+
+
+def send(server: ServerThread, body: bytes, route: str = TEXT) -> httpx.Response:
+    return httpx.post(server.url + route, content=body, headers={"Content-Type": "application/json"}, timeout=60)
+
+
+def test_a_small_request_is_answered_while_the_largest_body_is_parsed(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, release, done = threading.Event(), threading.Event(), threading.Event()
+
+    def held(model: type[BaseModel], body: bytes) -> BaseModel:
+        if len(body) == limits.MAX_BODY_BYTES:
+            begun.set()
+            assert release.wait(60)
+        return read_body(model, body)
+
+    monkeypatch.setattr(body_parsing, "read_body", held)
+    with serving(tiny_model) as server, ThreadPoolExecutor(1) as pool:
+        server.wait_ready()
+        large = pool.submit(send, server, largest())
+        large.add_done_callback(lambda _: done.set())
+        assert begun.wait(60)
+        assert server.get("/health").status_code == 200
+        assert server.get("/ready").status_code == 200
+        assert server.post(TEXT, SHORT).json()["usage"]["completion_tokens"] == 2
+        assert not done.is_set(), "all these came before the end of the large one"
+        release.set()
+        answer = large.result()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def padded(body: dict[str, Any]) -> bytes:
+    """The same JSON, too large for the loop."""
+    return json.dumps(body).encode() + b" " * LARGE_BODY_BYTES
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        SHORT,
+        SHORT | {"prompt": list(range(10)), "logprobs": 2},
+        SHORT | {"nonsense": 1},
+        SHORT | {"temperature": "hot"},
+        SHORT | {"tools": [1]},
+        SHORT | {"max_tokens": 0},
+        SHORT | {"prompt": [["x"]]},
+        SHORT | {f"field{count}": 1 for count in range(limits.MAX_FIELDS)},
+        {"prompt": "hi"},
+        [],
+    ],
+)
+def test_size_changes_nothing_in_the_answer(server: ServerThread, body: Any) -> None:
+    small, large = send(server, json.dumps(body).encode()), send(server, padded(body))
+    assert small.status_code == large.status_code
+    volatile = {"id": "", "created": 0}
+    assert small.json() | volatile == large.json() | volatile
+
+
+@pytest.mark.parametrize("body", [b"{" * (LARGE_BODY_BYTES + 1), b"\xff" * (LARGE_BODY_BYTES + 1), b"[" * (4 << 20)])
+def test_a_large_body_that_is_no_json_is_a_400(server: ServerThread, body: bytes) -> None:
+    answer = send(server, body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+
+
+def test_a_million_wrong_items_are_one_error(server: ServerThread) -> None:
+    """Each would be an object of its own, made while nobody else has the interpreter."""
+    body = json.dumps({**SHORT, "prompt": [1, *["x"] * 1_000_000]}).encode()
+    with pytest.raises(ValidationError) as refused:
+        CompletionRequest.model_validate(json.loads(body))
+    assert refused.value.error_count() < 100
+    answer = send(server, body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+
+
+def test_chats_and_the_tokenizer_routes_take_large_bodies_too(server: ServerThread) -> None:
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    assert send(server, padded(chat), "/v1/chat/completions").status_code == 200
+    text = "x" * (LARGE_BODY_BYTES + 1)
+    tokens = send(server, json.dumps({"prompt": text, "return_token_strs": True}).encode(), "/tokenize").json()
+    assert tokens["count"] == len(tokens["tokens"]) == len(tokens["token_strs"]) == len(text)
+    back = send(server, json.dumps({"tokens": tokens["tokens"]}).encode(), "/detokenize")
+    assert back.json() == {"prompt": text}
+
+
+def test_a_text_too_long_to_tokenise_is_told_its_length_the_limit_and_the_way_out(server: ServerThread) -> None:
+    """Nothing else bounds it: a text that is only to be counted need not fit the context."""
+    most = limits.MAX_TOKENIZE_CHARACTERS
+    answer = send(server, json.dumps({"prompt": "x" * (most + 1)}).encode(), "/tokenize")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == (
+        f"Invalid 'prompt': it has {most + 1} characters, and at most {most} are tokenised at once; "
+        "send the text in pieces."
+    )

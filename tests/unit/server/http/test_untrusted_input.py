@@ -1,0 +1,126 @@
+"""What a hostile client tries that no single bad parameter shows; `contracts/test_security_classes.py` has the list."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from millstream_runtime.server.http import limits
+from millstream_runtime.server.http.api_keys import OPEN_PATHS
+from tests.support.server_thread import ServerThread, serving, wait_for
+
+TEXT = "/v1/completions"
+BODY = {"model": "tiny", "prompt": "hi", "max_tokens": 2, "temperature": 0, "ignore_eos": True}
+
+
+def test_a_prompt_that_is_slow_to_tokenise_delays_nobody_else_and_ends(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(tiny_model) as server:
+        server.wait_ready()
+        tokenizer, release, begun = server.server.service._tokenizer, threading.Event(), threading.Event()
+        assert tokenizer is not None
+        encode = tokenizer.encode
+
+        def stuck(text: str, **settings: Any) -> list[int]:
+            if text == "hostile":
+                begun.set()
+                release.wait(60)
+            return encode(text, **settings)
+
+        monkeypatch.setattr(tokenizer, "encode", stuck)
+        monkeypatch.setattr(limits, "TOKENIZE_ON_LOOP_CHARACTERS", 3)  # long enough for a thread, in a tiny context
+        with ThreadPoolExecutor(1) as pool:
+            hostile = pool.submit(server.post, TEXT, {**BODY, "prompt": "hostile"})
+            assert begun.wait(60)
+            assert server.get("/health").status_code == 200
+            assert server.post(TEXT, BODY).status_code == 200  # another thread tokenises, the loop runs
+            release.set()
+            assert hostile.result().status_code == 200
+
+            begun.clear()
+            release.clear()
+            monkeypatch.setattr(limits, "TOKENIZE_TIMEOUT_SECONDS", 0.05)
+            hostile = pool.submit(server.post, TEXT, {**BODY, "prompt": "hostile"})
+            assert hostile.result().status_code == 400
+            assert hostile.result().json()["error"]["code"] == "prompt_too_complex"
+            wait_for(lambda: server.server.service.admission.live == 0, "its place to be free")
+            release.set()
+
+
+def test_a_token_past_the_tokenizer_is_no_crash(server: ServerThread) -> None:
+    """The embedding is padded: the model can choose ids that no token has, here because a bias makes it."""
+    for token_id in (259, 271):  # the vocabulary ends at 272, which is no multiple of any tile
+        answer = server.post(TEXT, {**BODY, "logit_bias": {str(token_id): 100}, "logprobs": 1})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["completion_tokens"] == 2
+        assert server.post("/detokenize", {"tokens": [token_id]}).status_code == 200
+
+
+def test_a_bug_tells_nothing_of_the_inside(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(tiny_model) as server:
+        server.wait_ready()
+
+        async def broken(*_: Any) -> None:
+            raise ZeroDivisionError("/secret/path at 0x7f00")
+
+        monkeypatch.setattr(server.server.service, "completion", broken)
+        answer = server.post(TEXT, BODY)
+        assert answer.status_code == 500
+        assert answer.json()["error"]["message"] == "Internal server error."
+        assert "secret" not in answer.text
+        assert server.get("/health").status_code == 200
+        assert server.server.service.admission.live == 0
+
+
+def test_every_route_but_the_probes_needs_a_key(tiny_model: Path, tmp_path: Path) -> None:
+    """Whatever route is added later: closed unless it is a probe."""
+    keys = tmp_path / "keys"
+    keys.write_text("key-a\n")
+    with serving(tiny_model, api_keys_file=str(keys)) as server:
+        server.wait_ready()
+        document = httpx.get(f"{server.url}/openapi.json", headers={"Authorization": "Bearer key-a"}).json()
+        routes = [(path, method) for path, methods in document["paths"].items() for method in methods]
+        assert len(routes) >= 9
+        for path, method in routes:
+            status = httpx.request(method, server.url + path.replace("{model}", "tiny"), timeout=60).status_code
+            assert (status == 401) is (path not in OPEN_PATHS), (path, status)
+        for path in ("/docs", "/redoc", "/openapi.json", "/admin", "/pause", "/sleep", "/shutdown", "//v1/models"):
+            assert server.get(path).status_code == 401, path
+
+
+def test_every_parameter_has_a_bound(server: ServerThread) -> None:
+    """By the API's own schema: each number has a range and each list and string a greatest length."""
+    schemas = server.get("/openapi.json").json()["components"]["schemas"]
+    assert "ChatCompletionRequest" in schemas
+    unbounded = [
+        f"{name}.{field}"
+        for name, schema in schemas.items()
+        if name.endswith("Request")
+        for field, described in schema.get("properties", {}).items()
+        if not is_bounded(described)
+    ]
+    # Their caps are in validators, because OpenAI's unions have several shapes; `test_bad_requests` proves them.
+    assert set(unbounded) <= {f"{one}.{field}" for one in schemas for field in CHECKED_BY_VALIDATORS}
+
+
+CHECKED_BY_VALIDATORS = ("prompt", "stop", "logit_bias", "messages", "logprobs", "stream_options")
+
+
+def is_bounded(described: dict[str, Any]) -> bool:
+    choices = described.get("anyOf", [described])
+    return all(
+        one.get("type") in ("boolean", "null")
+        or "$ref" in one
+        or "enum" in one
+        or "const" in one
+        or (one.get("type") in ("integer", "number") and any(key.lower().endswith("maximum") for key in one))
+        or (one.get("type") == "string" and "maxLength" in one)
+        or (one.get("type") == "array" and "maxItems" in one)
+        for one in choices
+    )
