@@ -5,8 +5,8 @@
     slices        it does not fit and there is no side thread: some of its layers a step (`layered_prefill`)
 
 On a GPU every chunk is whole, and `max_num_batched_tokens` alone bounds a step. There a step with a prompt in it takes
-several decode steps however short its chunk is (its launches are not in a graph), so a bound on time that follows from
-the cost of a token would let in a few tokens a step: 144,000 tokens of prompts took 13,700 steps on an H200.
+as long as several decode steps, however short its chunk is, because its launches are not in a graph. A bound on time
+that follows from the cost of a token would let in a few tokens a step.
 
 A chunk that is not computed whole is under way until it has passed all layers. Until then nothing of it counts.
 """

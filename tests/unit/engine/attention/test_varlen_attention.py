@@ -21,9 +21,10 @@ from millstream_runtime.models.layers.attention import AttentionSpec
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy, requests_for
 from tests.support.tape_recorder import TapeRecorder
 from tests.support.varlen_reference import use_reference
-from tests.unit.engine.attention.test_paged_attention import BLOCK, CASES, SPECS, cache_of, chunk
 from tests.unit.engine.execution.test_static_decode import Tables, chunk_input, padded
 from tests.unit.engine.test_parity import prompts_of
+
+from .test_paged_attention import BLOCK, CASES, SPECS, cache_of, chunk
 
 PROMPTS = prompts_of(199, [1, 15, 16, 40, 70])
 
