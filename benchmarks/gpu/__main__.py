@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,16 +90,17 @@ def measure(folder: Path, shape: Shape, execution: Execution, *, dry_run: bool) 
     return result
 
 
-def run(name: str, shape: Shape, *, dry_run: bool) -> dict[str, Any]:
-    """All executions of one shape, printed as they come."""
+def run(name: str, shape: Shape, save: Callable[[dict[str, Any]], None], *, dry_run: bool) -> None:
+    """All executions of one shape, printed and saved as they come."""
     recorder: Callable[[], Recorder] = CallingAgain if dry_run else lambda: CudaRecorder(torch.device("cuda", 0))
     results: dict[str, Any] = {}
+    report = {"shape": name, "machine": describe(), "results": results}
     with tempfile.TemporaryDirectory() as folder:
         write_random_weights(Path(folder), shape, "cpu" if dry_run else "cuda")
         for how, execution in executions(recorder).items():
             results[how] = measure(Path(folder), shape, execution, dry_run=dry_run)
             print(f"{name:14} {how:18} {_line(results[how])}", flush=True)
-    return {"shape": name, "machine": describe(), "results": results}
+            save(report)
 
 
 def _line(result: dict[str, Any]) -> str:
@@ -117,7 +119,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="a tiny shape on a CPU; nothing is written")
     args = parser.parse_args(argv)
     if args.dry_run:
-        run("tiny", TINY, dry_run=True)
+        run("tiny", TINY, lambda report: None, dry_run=True)
         return 0
     if not torch.cuda.is_available():
         print(
@@ -126,9 +128,13 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 1
     for name in [args.shape] if args.shape else SHAPES:
-        report = run(name, SHAPES[name], dry_run=False)
-        (RESULTS / f"gpu_{name.lower()}.json").write_text(json.dumps(report, indent=2) + "\n")
+        path = RESULTS / f"gpu_{name.lower()}.json"
+        run(name, SHAPES[name], partial(_save, path), dry_run=False)
     return 0
+
+
+def _save(path: Path, report: dict[str, Any]) -> None:
+    path.write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":

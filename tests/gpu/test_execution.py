@@ -75,9 +75,10 @@ def test_a_replay_is_the_pass_that_was_recorded_in_bfloat16(folder: Path) -> Non
         assert answers_of(engine_of(folder, how, DType.BFLOAT16), GREEDY) == padded
 
 
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
 @pytest.mark.parametrize("how", ["overlapped", "graphs and overlapped"])
-def test_no_launch_waits_for_the_device(how: str, folder: Path) -> None:
-    engine = engine_of(folder, how)
+def test_no_launch_waits_for_the_device(how: str, dtype: DType, folder: Path) -> None:
+    engine = engine_of(folder, how, dtype)
     answers_of(engine, GREEDY)  # first calls take workspaces, and record what is met
     launch = engine._runner.launch
 
@@ -93,6 +94,19 @@ def test_no_launch_waits_for_the_device(how: str, folder: Path) -> None:
     engine.add_request(Request("b", [3, 2, 1, 4], SamplingParams(20, temperature=0.8, seed=3, ignore_eos=True)))
     while engine.has_work():
         engine.step()
+
+
+def test_prompts_are_computed_whole_beside_decodes(folder: Path) -> None:
+    """A bound on time would let in a few tokens a step: see `prompt_share`."""
+    engine = engine_of(folder, "graphs and overlapped", max_num_batched_tokens=64)
+    engine.add_request(Request("decodes", [1, 2, 3], SamplingParams(200, temperature=0.0, ignore_eos=True)))
+    for _ in range(100):
+        engine.step()
+    engine.add_request(Request("prompt", [5] * 500, SamplingParams(1, temperature=0.0, ignore_eos=True)))
+    steps = 0
+    while not any(output.request_id == "prompt" for output in engine.step()):
+        steps += 1
+    assert steps <= 500 // 63 + 2
 
 
 def test_what_graphs_take_is_measured_and_stays_within_what_was_kept(folder: Path) -> None:

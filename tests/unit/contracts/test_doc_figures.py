@@ -32,3 +32,21 @@ def test_the_benchmark_page_gives_the_ratios_to_the_peers() -> None:
         )
         given = [float(cell) for cell in line.strip("|").split("|")[1:]]
         assert given == [round(case[ratio], 1 if case[ratio] >= 1 else 2) for case in cases]
+
+
+def test_the_engine_page_gives_the_results_on_a_gpu() -> None:
+    text = (ROOT / "docs/engine.md").read_text(encoding="utf-8")
+    for file in RESULTS.glob("gpu_*.json"):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        for execution, result in found["results"].items():
+            assert gpu_row(found["shape"], execution.replace("_", " and "), result) in text
+
+
+def gpu_row(shape: str, execution: str, result: dict[str, Any]) -> str:
+    """The row of one execution mode: `nano` is the case of many requests."""
+    cells = []
+    for case in ("nano", "alone"):
+        share, idle = result[f"{case}_roofline_share"], result[f"{case}_idle_share"]
+        speed = f"{result[f'{case}_tokens_per_second']:,.0f}" + (f" ({share:.0%})".replace("%", " %") if share else "")
+        cells += [speed, f"{idle * 100:.1f} %"]
+    return f"| {shape} | {execution} | {' | '.join(cells)} |"

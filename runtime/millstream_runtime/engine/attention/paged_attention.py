@@ -6,6 +6,8 @@ The plan sorts the step's work once, so that a layer makes as few calls as possi
     decodes elsewhere   blocks gathered into a padded batch, one call
     prompt chunks       one call each, over a view (at home) or a gathered copy
 
+On CUDA, FlashAttention takes all decodes at home in one call, all such chunks in another (`varlen_attention`).
+
 Query heads that share a key/value head are taken as rows of one query (`[.., KV, group, D]`), so that keys and
 values are read once and never repeated. A layer with a sliding window reads only the tokens within it.
 """
@@ -15,11 +17,14 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate, groupby
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from millstream_runtime.engine.attention import varlen_attention
+from millstream_runtime.engine.attention.varlen_attention import VarlenCall
 from millstream_runtime.engine.cpu import threads
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.transfer import on_device
@@ -53,13 +58,10 @@ class TorchAttention:
         self._cache = cache
         self._all_threads = all_threads if cache.heads[0].device.type == "cpu" else 1
         self._slots = slots
-        num_decodes = next((i for i, chunk in enumerate(chunks) if chunk.num_tokens > 1), len(chunks))
-        self._calls: list[_Call] = []
-        self._calls += _plan_decodes(cache, chunks[:num_decodes])
-        start = num_decodes
-        for chunk in chunks[num_decodes:]:
-            self._calls.append(_Prefill(cache, chunk, start))
-            start += chunk.num_tokens
+        self._chunks = chunks
+        self._longest = max((chunk.context_len for chunk in chunks), default=0)
+        self._may_use_varlen = varlen_attention.can_read(cache.heads[0])
+        self._plans: dict[bool, list[_Call]] = {}  # with calls of `varlen_attention` or without
 
     def __call__(self, layer: int, query: Tensor, key_value: Tensor, spec: AttentionSpec) -> Tensor:
         """See `models.attention.Attention`."""
@@ -68,13 +70,20 @@ class TorchAttention:
         num_tokens, num_heads, head_dim = query.shape
         num_kv_heads = 1 if spec.latent_dim else pool.shape[0] // 2
         grouped = query.view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
-        if len(self._calls) == 1:
-            attended = self._attend(self._calls[0], pool, grouped, spec)
+        calls = self._calls(spec)
+        if len(calls) == 1:
+            attended = self._attend(calls[0], pool, grouped, spec)
         else:
-            attended = torch.cat([self._attend(call, pool, grouped[call.rows], spec) for call in self._calls])
+            attended = torch.cat([self._attend(call, pool, grouped[call.rows], spec) for call in calls])
         if spec.latent_dim:
             attended = attended[..., : spec.latent_dim]
         return attended.reshape(num_tokens, -1)
+
+    def _calls(self, spec: AttentionSpec) -> list[_Call]:
+        use_varlen = self._may_use_varlen and varlen_attention.can_compute(spec, self._longest)
+        if use_varlen not in self._plans:
+            self._plans[use_varlen] = _plan(self._cache, self._chunks, use_varlen=use_varlen)
+        return self._plans[use_varlen]
 
     def _attend(self, call: _Call, pool: Tensor, query: Tensor, spec: AttentionSpec) -> Tensor:
         token_bytes = pool.shape[0] * pool.shape[2] * pool.element_size()
@@ -202,7 +211,7 @@ class _Prefill:
         return self._slabs[window]
 
 
-_Call = _StridedDecode | _GatheredDecode | _Prefill
+_Call = _StridedDecode | _GatheredDecode | _Prefill | VarlenCall
 
 
 class _Lengths:
@@ -277,7 +286,28 @@ def _slabs(num_tokens: int, context_len: int, window: int | None, like: Tensor) 
     return slabs
 
 
-def _plan_decodes(cache: KVCache, chunks: Seq[AttentionChunk]) -> list[_StridedDecode | _GatheredDecode]:
+def _plan(cache: KVCache, chunks: Seq[AttentionChunk], *, use_varlen: bool) -> list[_Call]:
+    """The calls for all chunks, in the order of their rows."""
+    calls: list[_Call] = []
+    row = 0
+    for (is_prompt, is_varlen), group in groupby(
+        chunks, lambda chunk: (chunk.num_tokens > 1, use_varlen and chunk.is_contiguous)
+    ):
+        alike = list(group)
+        if is_varlen:
+            calls.append(VarlenCall(cache, alike, row))
+        elif is_prompt:
+            starts = accumulate((chunk.num_tokens for chunk in alike), initial=row)
+            calls += [_Prefill(cache, chunk, start) for chunk, start in zip(alike, starts, strict=False)]
+        else:
+            calls += _plan_decodes(cache, alike, row)
+        row += sum(chunk.num_tokens for chunk in alike)
+    return calls
+
+
+def _plan_decodes(
+    cache: KVCache, chunks: list[AttentionChunk], first_row: int
+) -> list[_StridedDecode | _GatheredDecode]:
     """Cut the decodes, in order, into strided groups and gathered ones."""
     calls: list[_StridedDecode | _GatheredDecode] = []
     start = 0
@@ -285,10 +315,10 @@ def _plan_decodes(cache: KVCache, chunks: Seq[AttentionChunk]) -> list[_StridedD
         homes = _strided_run(chunks[start:], cache)
         if homes:
             stop = start + len(homes)
-            calls.append(_StridedDecode(cache, list(chunks[start:stop]), homes, start))
+            calls.append(_StridedDecode(cache, chunks[start:stop], homes, first_row + start))
         else:
             stop = next((i for i in range(start + 1, len(chunks)) if chunks[i].is_contiguous), len(chunks))
-            calls.append(_GatheredDecode(cache, list(chunks[start:stop]), start))
+            calls.append(_GatheredDecode(cache, chunks[start:stop], first_row + start))
         start = stop
     return calls
 

@@ -4,7 +4,8 @@
     width    4 8 16 32 ...            max_model_len   octaves, in blocks of each row's table
 
 A step takes the smallest bucket that holds it. There is none where the padded step would copy more keys and values
-than `most_cells` blocks: that step runs as it is, without a graph.
+than `most_cells` blocks: that step runs as it is, without a graph. A step that reads the pool in place copies nothing
+(`varlen_attention`); from FULL_WIDTH_ROWS rows on it has one width, because the kernel then divides no sequence.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 LEAST_WIDTH_BLOCKS = 4  # below, padding costs less than another graph
+FULL_WIDTH_ROWS = 32
 
 
 class Bucket(NamedTuple):
@@ -21,6 +23,7 @@ class Bucket(NamedTuple):
 
     rows: int
     width_blocks: int
+    in_place: bool = False  # the blocks of each row follow one another, and are read where they are
 
     @property
     def cells(self) -> int:
@@ -31,29 +34,40 @@ class Bucket(NamedTuple):
 class Buckets:
     """All buckets of an engine."""
 
-    def __init__(self, max_rows: int, max_width_blocks: int, most_cells: int) -> None:
-        """`max_rows`: requests one step may hold; `max_width_blocks`: blocks of the longest request."""
+    def __init__(self, max_rows: int, max_width_blocks: int, most_cells: int, *, in_place: bool = False) -> None:
+        """`max_rows`: requests one step may hold; `max_width_blocks`: blocks of the longest request; `in_place`: there
+        are buckets that read the pool in place."""
+        self.in_place = in_place
         self.rows = _half_octaves(max_rows)
         self.widths = _octaves(LEAST_WIDTH_BLOCKS, max_width_blocks)
         self._most_cells = most_cells
 
     def __iter__(self) -> Iterator[Bucket]:
+        """Those that copy."""
         for width in self.widths:
             for rows in self.rows:
                 if rows * width <= self._most_cells:
                     yield Bucket(rows, width)
 
-    def holding(self, num_rows: int, width_blocks: int) -> Bucket | None:
-        """The smallest bucket for so many decodes, the longest of so many blocks; None where none is large enough."""
+    def holding(self, num_rows: int, width_blocks: int, *, contiguous: bool = False) -> Bucket | None:
+        """The smallest bucket for so many decodes, the longest of so many blocks; None where none is large enough.
+
+        `contiguous`: the blocks of every row follow one another.
+        """
         row, width = bisect.bisect_left(self.rows, num_rows), bisect.bisect_left(self.widths, width_blocks)
         if row == len(self.rows) or width == len(self.widths):
             return None
+        if self.in_place and contiguous:
+            return self._in_place(self.rows[row], self.widths[width])
         bucket = Bucket(self.rows[row], self.widths[width])
         return bucket if bucket.cells <= self._most_cells else None
 
+    def _in_place(self, rows: int, width: int) -> Bucket:
+        return Bucket(rows, width if rows < FULL_WIDTH_ROWS else self.widths[-1], in_place=True)
+
     @property
     def largest(self) -> Bucket | None:
-        """The one that names most blocks; of equal ones that of most rows."""
+        """The copying one that names most blocks; of equal ones that of most rows."""
         return max(self, key=lambda bucket: (bucket.cells, bucket.rows), default=None)
 
     def at_start(self) -> list[Bucket]:
@@ -63,7 +77,10 @@ class Buckets:
         Then one request alone at every length: that is who feels launches most (there is nothing else for the device to
         do meanwhile), and the first user of an idle replica is one. All others are recorded once a load has shown them.
         """
-        alone = [bucket for bucket in self if bucket.rows == 1]
+        if self.in_place:
+            alone = [self._in_place(1, width) for width in self.widths]
+        else:
+            alone = [bucket for bucket in self if bucket.rows == 1]
         first = [self.largest] if self.largest is not None and self.largest not in alone else []
         return [*first, *reversed(alone)]
 

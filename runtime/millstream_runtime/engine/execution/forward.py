@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from millstream_runtime.engine.attention import varlen_attention
 from millstream_runtime.engine.attention.paged_attention import AttentionChunk, TorchAttention
 from millstream_runtime.engine.cpu.side_thread import SideThread
 from millstream_runtime.engine.execution.graphs import FillTokens, GraphedDecodes, leave_tokens
@@ -52,6 +53,7 @@ class Forward:
         self.model = model
         self._cache = cache
         self.device = device
+        self.reads_in_place = varlen_attention.can_serve(model.config, cache.heads[0])
         self.graphs = graphs
         self.side = side
         self._all_threads = torch.get_num_threads()

@@ -6,6 +6,7 @@ from millstream_runtime.engine.execution.buckets import Buckets
 
 GATHER_SHARE_PERCENT = 2  # of the usable memory: what one layer of a padded step may copy
 GATHER_FACTOR = 1.5  # beside the copy there are masks, indices, and scores where they are capped
+GRAPH_FIXED_BYTES = 64 << 20  # cuBLAS workspaces of the stream that records, and what the allocator rounds up
 GRAPH_BYTES_PER_LAYER = 8 << 20  # of nodes and parameters, over all graphs; the planner's estimate too
 
 
@@ -17,14 +18,15 @@ def buckets_within(
     max_num_seqs: int,
     max_model_len: int,
     block_size_tokens: int,
+    in_place: bool = False,
 ) -> Buckets:
     """Buckets whose steps copy at most GATHER_SHARE_PERCENT of `limit_bytes` in a layer.
 
-    `block_bytes`: of one KV block in all layers.
+    `block_bytes`: of one KV block in all layers. `in_place`: see `Buckets`.
     """
     layer_block_bytes = max(1, block_bytes // num_layers)
     most_cells = limit_bytes * GATHER_SHARE_PERCENT // 100 // layer_block_bytes
-    return Buckets(max_num_seqs, -(-max_model_len // block_size_tokens), most_cells)
+    return Buckets(max_num_seqs, -(-max_model_len // block_size_tokens), most_cells, in_place=in_place)
 
 
 def estimate_bytes(buckets: Buckets, *, block_bytes: int, num_layers: int) -> int:
@@ -32,4 +34,5 @@ def estimate_bytes(buckets: Buckets, *, block_bytes: int, num_layers: int) -> in
     largest = buckets.largest
     if largest is None:
         return 0
-    return int(largest.cells * block_bytes / num_layers * GATHER_FACTOR) + num_layers * GRAPH_BYTES_PER_LAYER
+    copied_bytes = int(largest.cells * block_bytes / num_layers * GATHER_FACTOR)
+    return copied_bytes + num_layers * GRAPH_BYTES_PER_LAYER + GRAPH_FIXED_BYTES

@@ -94,7 +94,9 @@ class GraphedDecodes:
         if step.chunks[-1].num_tokens > 1:
             return None
         longest = max(chunk.context_len for chunk in step.chunks)
-        bucket = self._buckets.holding(len(step.chunks), -(-longest // self._block_size_tokens))
+        contiguous = all(chunk.is_contiguous for chunk in step.chunks)
+        width_blocks = -(-longest // self._block_size_tokens)
+        bucket = self._buckets.holding(len(step.chunks), width_blocks, contiguous=contiguous)
         replay = None if bucket is None else self._replay_of(bucket)
         if bucket is None or replay is None:
             self.use = replace(self.use, eager_steps=self.use.eager_steps + 1)

@@ -64,6 +64,7 @@ class ModelRunner:
         self._forward = forward
         self._announce = announce
         self._last_tokens = last_tokens
+        self._in_order = _longest_first if forward.reads_in_place else _by_place
         self._device = forward.device
         self._model_config = config = forward.model.config
         self.threads = Threads(torch.get_num_threads())  # until they are measured
@@ -78,8 +79,8 @@ class ModelRunner:
 
         `part`: some layers of others, which are computed with the last of them. `before_slice`: see `Forward`.
         """
-        whole = _in_order(chunks)
-        done = [*whole, *(_in_order(part.chunks) if part is not None and part.is_last else ())]
+        whole = self._in_order(chunks)
+        done = [*whole, *(self._in_order(part.chunks) if part is not None and part.is_last else ())]
         slabs, last_rows, sampling = _logits_rows(done)
         logits_rows = [*(list(slab.rows) for slab in slabs), *([last_rows] if last_rows else [])]
         inputs = [self._chunk_input(chunk) for chunk in whole]
@@ -102,7 +103,7 @@ class ModelRunner:
 
     def start_side_prefill(self, chunks: list[Chunk]) -> None:
         """Have chunks pass their layers on the side thread."""
-        ordered = _in_order(chunks)
+        ordered = self._in_order(chunks)
         self._forward.start_side_prefill(_tokens(ordered), [self._chunk_input(chunk) for chunk in ordered])
 
     def _use_threads(self, chunks: list[Chunk]) -> None:
@@ -111,7 +112,7 @@ class ModelRunner:
     def _layer_slice(self, part: ChunkSlice) -> LayerSlice:
         if not part.begins:
             return LayerSlice(part.end_layer, [], [])
-        chunks = _in_order(part.chunks)
+        chunks = self._in_order(part.chunks)
         return LayerSlice(part.end_layer, _tokens(chunks), [self._chunk_input(chunk) for chunk in chunks])
 
     def _fill(self, token_ids: Tensor, unread: UnreadInputs) -> None:
@@ -232,9 +233,20 @@ class ModelRunner:
         )
 
 
-def _in_order(chunks: list[Chunk]) -> list[Chunk]:
+def _by_place(chunks: list[Chunk]) -> list[Chunk]:
     """Decodes first, in the order of their places in the pool: see TorchAttention."""
     return sorted(chunks, key=lambda chunk: (chunk.num_tokens > 1, chunk.sequence.block_table[0]))
+
+
+def _longest_first(chunks: list[Chunk]) -> list[Chunk]:
+    """Decodes first, scattered ones last of these, so that FlashAttention takes the others in one call. In it the
+    longest begin first, or the call would end with one of them alone on the device."""
+
+    def key(chunk: Chunk) -> tuple[bool, bool, int]:
+        sequence, num_tokens = chunk
+        return num_tokens > 1, not sequence.blocks_are_contiguous, -sequence.num_computed_tokens - num_tokens
+
+    return sorted(chunks, key=key)
 
 
 def _tokens(chunks: list[Chunk]) -> list[int]:

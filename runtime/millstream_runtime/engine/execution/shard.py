@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from millstream_runtime.config import Device, DType, RuntimeConfig
+from millstream_runtime.engine.attention import varlen_attention
 from millstream_runtime.engine.cpu import freed_memory
 from millstream_runtime.engine.execution.buckets import Buckets
 from millstream_runtime.engine.execution.forward import Forward
@@ -126,7 +127,8 @@ def graphed_decodes(
     total_bytes = torch.cuda.mem_get_info(device)[1] if on_cuda else memory_limit_bytes()
     limit_bytes = total_bytes * config.gpu_memory_utilization_percent // 100
     block_bytes = cache.num_bytes // (cache.num_blocks + cache.num_padding_blocks)
-    buckets = _buckets(config, model.config, block_bytes, max_model_len, limit_bytes)
+    in_place = varlen_attention.can_serve(model.config, cache.heads[0])
+    buckets = _buckets(config, model.config, block_bytes, max_model_len, limit_bytes, in_place=in_place)
     if buckets.largest is None:
         return None
     budget = estimate_bytes(buckets, block_bytes=block_bytes, num_layers=model.config.num_layers) if on_cuda else None
@@ -203,7 +205,13 @@ def _graphs_estimate_bytes(config: RuntimeConfig, placement: Placement, ranks: P
 
 
 def _buckets(
-    config: RuntimeConfig, model_config: ModelConfig, block_bytes: int, max_model_len: int, limit_bytes: int
+    config: RuntimeConfig,
+    model_config: ModelConfig,
+    block_bytes: int,
+    max_model_len: int,
+    limit_bytes: int,
+    *,
+    in_place: bool = False,
 ) -> Buckets:
     return buckets_within(
         limit_bytes,
@@ -212,6 +220,7 @@ def _buckets(
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
         block_size_tokens=config.block_size_tokens,
+        in_place=in_place,
     )
 
 

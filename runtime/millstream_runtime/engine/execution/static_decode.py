@@ -3,8 +3,10 @@
 Lengths, tables and slots are numbers in persistent buffers on the device, not shapes and not Python integers. So the
 same operations on the same addresses compute every step of a bucket, and nothing in them waits for the host:
 
-    host     one pinned array:  token ids, positions, slots, lengths [4, rows] | block tables [rows, width]
+    host     one pinned array:  token ids, positions, slots, lengths, first slots [5, rows] | block tables [rows, width]
     device   the same in `_buffer`  ->  blocks gathered by the tables  ->  scores masked by the lengths  ->  residual
+
+A bucket that reads in place has no tables and gathers nothing: each row begins at its first slot (`varlen_attention`).
 
 Padding goes to two blocks that the pool has beyond those that requests get. A row that is only padding writes into the
 *sink*, which nobody ever reads. Whatever reads beyond a request's blocks (a padded row, the end of a shorter table)
@@ -22,17 +24,20 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from millstream_runtime.engine.attention import varlen_attention
 from millstream_runtime.engine.attention.paged_attention import attend, keys_values
+from millstream_runtime.engine.attention.varlen_attention import PlacedSequences
 from millstream_runtime.engine.execution.buckets import Bucket
 from millstream_runtime.engine.execution.step_input import StepInput
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.transfer import staging
-from millstream_runtime.models.layers.attention import AttentionSpec
+from millstream_runtime.models.layers.attention import Attention, AttentionSpec
 from millstream_runtime.models.layers.decoder import Decoder
 
-NUM_VECTORS = 4  # token ids, positions, slots, lengths
+NUM_VECTORS = 5  # token ids, positions, slots, lengths, first slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,8 @@ class DecodeBuffers:
     positions: Tensor  # [rows], rows of the rotary table
     slots: Tensor  # [rows], places in the pool of the new tokens
     lengths: Tensor  # [rows], tokens in the cache after the step, at least 1
-    tables: Tensor  # [rows, width]
+    first_slots: Tensor  # [rows], places in the pool of the first tokens
+    tables: Tensor  # [rows, width]; of a bucket that reads in place [rows, 0]
 
 
 class StaticDecode:
@@ -79,7 +85,9 @@ class StaticDecode:
     def compute(self, bucket: Bucket) -> None:
         """The pass itself, from the buffers into the residual buffer. No shape, address or branch depends on a step."""
         inputs = self._views(bucket)
-        attention = StaticAttention(self._cache, inputs)
+        attention: Attention = StaticAttention(self._cache, inputs)
+        if bucket.in_place:
+            attention = InPlaceAttention(self._cache, inputs, bucket.width_blocks * self._cache.block_size_tokens)
         residual = self._model.forward(inputs.token_ids, inputs.positions, attention)
         self._residual[: bucket.rows].copy_(residual)
 
@@ -88,11 +96,33 @@ class StaticDecode:
         return self._residual[:num_rows]
 
     def _views(self, bucket: Bucket) -> DecodeBuffers:
-        rows, width = bucket
+        rows = bucket.rows
         vectors = self._buffer[: NUM_VECTORS * rows].view(NUM_VECTORS, rows)
-        tables = self._buffer[NUM_VECTORS * rows : _num_elements(bucket)].view(rows, width)
-        token_ids, positions, slots, lengths = vectors.unbind(0)
-        return DecodeBuffers(token_ids, positions, slots, lengths, tables)
+        tables = self._buffer[NUM_VECTORS * rows : _num_elements(bucket)].view(rows, _table_width(bucket))
+        token_ids, positions, slots, lengths, first_slots = vectors.unbind(0)
+        return DecodeBuffers(token_ids, positions, slots, lengths, first_slots, tables)
+
+
+class InPlaceAttention:
+    """Attention of one padded step of decodes whose blocks follow one another. One object a pass."""
+
+    def __init__(self, cache: KVCache, inputs: DecodeBuffers, max_length: int) -> None:
+        self._cache = cache
+        self._slots = inputs.slots
+        num_rows, device = len(inputs.slots), inputs.slots.device
+        self._placed = PlacedSequences(
+            query_starts=torch.arange(num_rows + 1, dtype=torch.int32, device=device),
+            first_slots=F.pad(inputs.first_slots, (0, 1)).int(),
+            lengths=inputs.lengths.int(),
+            max_queries=1,
+            max_length=max_length,
+        )
+
+    def __call__(self, layer: int, query: Tensor, key_value: Tensor, spec: AttentionSpec) -> Tensor:
+        """See `models.attention.Attention`."""
+        pool = self._cache.heads[layer]
+        pool.index_copy_(1, self._slots, key_value.transpose(0, 1))
+        return varlen_attention.attend(pool, query, self._placed, spec).view(query.shape[0], -1)
 
 
 class StaticAttention:
@@ -155,8 +185,12 @@ class StaticAttention:
         return tables.gather(1, columns.clamp(max=width - 1)), (columns[:, :, None] * block + within).flatten(1)
 
 
+def _table_width(bucket: Bucket) -> int:
+    return 0 if bucket.in_place else bucket.width_blocks
+
+
 def _num_elements(bucket: Bucket) -> int:
-    return bucket.rows * (NUM_VECTORS + bucket.width_blocks)
+    return bucket.rows * (NUM_VECTORS + _table_width(bucket))
 
 
 def _write(
@@ -167,25 +201,28 @@ def _write(
     longest_window: int | None,
 ) -> None:
     """A step's numbers, and padding behind them, in the layout of `DecodeBuffers`."""
-    (rows, width), chunks, block = bucket, step.chunks, cache.block_size_tokens
-    token_ids, positions, slots, lengths = host[: NUM_VECTORS * rows].reshape(NUM_VECTORS, rows)
-    tables = host[NUM_VECTORS * rows :].reshape(rows, width)
+    rows, chunks, block = bucket.rows, step.chunks, cache.block_size_tokens
+    token_ids, positions, slots, lengths, first_slots = host[: NUM_VECTORS * rows].reshape(NUM_VECTORS, rows)
     used = len(chunks)
     token_ids[used:], positions[used:], lengths[used:] = 0, 0, 1
     slots[used:] = cache.sink_block * block
-    tables[used:] = cache.zero_block
-    if not used:
-        return
+    first_slots[used:] = cache.zero_block * block
     token_ids[:used] = step.token_ids
     lengths[:used] = [chunk.context_len for chunk in chunks]
     last = lengths[:used] - 1
-    positions[:used] = last + [chunk.rotary_offset for chunk in chunks]
-    first_blocks = np.array([chunk.first_block for chunk in chunks])
-    columns = np.arange(width)
+    positions[:used] = last + np.array([chunk.rotary_offset for chunk in chunks], dtype=np.int64)
+    first_blocks = np.array([chunk.first_block for chunk in chunks], dtype=np.int64)
+    first_slots[:used] = first_blocks * block
+    if bucket.in_place:
+        slots[:used] = first_slots[:used] + last
+        return
+    tables = host[NUM_VECTORS * rows :].reshape(rows, bucket.width_blocks)
+    tables[used:] = cache.zero_block
+    columns = np.arange(bucket.width_blocks)
     tables[:used] = first_blocks[:, None] + columns
     for row, chunk in enumerate(chunks):
         if chunk.scattered_blocks is not None:
-            table = chunk.scattered_blocks[:width]
+            table = chunk.scattered_blocks[: bucket.width_blocks]
             tables[row, : len(table)] = table
     slots[:used] = tables[np.arange(used), last // block] * block + last % block
     unseen = columns > (last // block)[:, None]

@@ -4,6 +4,10 @@
     side thread   it does not fit: it passes its layers beside the steps of decodes, on cores of its own (a CPU)
     slices        it does not fit and there is no side thread: some of its layers a step (`layered_prefill`)
 
+On a GPU every chunk is whole, and `max_num_batched_tokens` alone bounds a step. There a step with a prompt in it takes
+as long as several decode steps, however short its chunk is, because its launches are not in a graph. A bound on time
+that follows from the cost of a token would let in a few tokens a step.
+
 A chunk that is not computed whole is under way until it has passed all layers. Until then nothing of it counts.
 """
 
@@ -25,6 +29,8 @@ SIDE_THREAD_TOKENS = 256
 class SidePrefill(Protocol):
     """What can compute chunks beside the steps; see `Forward.start_side_prefill`."""
 
+    @property
+    def is_on_cpu(self) -> bool: ...
     @property
     def computes_beside(self) -> bool: ...
     @property
@@ -79,7 +85,9 @@ class PromptShare:
             self._layered.drop()
 
     def time_of(self, chunks: list[Chunk], part: ChunkSlice | None) -> StepTime | None:
-        """Of a step that is to be launched, its seconds still 0; None where they will tell nothing."""
+        """Of a step that is to be launched, its seconds still 0; None where they will tell or bound nothing."""
+        if not self._beside.is_on_cpu:
+            return None
         if self._beside.computes_beside and (part is not None or self.under_way):
             return None
         work = sum(self._work(chunk) for chunk in chunks if chunk.num_tokens > 1)

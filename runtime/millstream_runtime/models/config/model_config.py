@@ -53,6 +53,11 @@ class ModelConfig:
         return max(limited) if len(limited) == self.num_layers else None
 
     @property
+    def has_plain_attention(self) -> bool:
+        """Whether every layer attends to all tokens before, by the softmax of scaled products and nothing else."""
+        return all(window is None or window >= self.max_model_len for window in self.windows)
+
+    @property
     def waits_for_device(self) -> bool:
         """Whether the pass reads numbers back from the device to go on: then no CUDA graph can hold it."""
         return False

@@ -66,6 +66,10 @@ class DeepseekConfig(ModelConfig):
         return 1, self.kv_lora_rank + self.head_dim
 
     @property
+    def has_plain_attention(self) -> bool:
+        return False
+
+    @property
     def waits_for_device(self) -> bool:
         return True
 

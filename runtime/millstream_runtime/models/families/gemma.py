@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.models.config.fields import Fields
-from millstream_runtime.models.config.model_config import FULL, SLIDING, ModelConfig, common_fields, windows_of
+from millstream_runtime.models.config.model_config import (
+    FULL,
+    SLIDING,
+    ModelConfig,
+    common_fields,
+    windows_of,
+)
 from millstream_runtime.models.config.rope_config import RopeConfig, scaled_rope
 from millstream_runtime.models.layers.attention import (
     AttentionBlock,
@@ -42,6 +48,10 @@ class GemmaConfig(ModelConfig):
     logit_softcap: float | None
     qk_norm: bool = False
     local_rope: RopeConfig | None = None  # of the layers with a window; `rope` is that of the others
+
+    @property
+    def has_plain_attention(self) -> bool:
+        return not self.windows and self.attention_softcap is None
 
 
 def read_gemma2(fields: Fields) -> GemmaConfig:

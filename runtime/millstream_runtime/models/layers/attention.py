@@ -74,7 +74,7 @@ class GroupedQueryAttention:
         qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)
         rotated = qkv[:, : self.num_heads + self.num_kv_heads]
         if self.qk_norm is not None:
-            rotated.copy_(self.qk_norm(rotated))
+            self.qk_norm.norm_first(qkv)
         rotate_(rotated, *step.rotations[self.rotation])
         return step.attention(self.layer, qkv[:, : self.num_heads], qkv[:, self.num_heads :], self.spec)
 

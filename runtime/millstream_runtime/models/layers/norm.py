@@ -60,6 +60,18 @@ class HeadNorm:
         wide = heads if heads.dtype == weight.dtype else heads.to(weight.dtype)
         return F.rms_norm(wide, weight.shape[1:], None, self.eps).mul_(weight)
 
+    def norm_first(self, heads: Tensor) -> None:
+        """Norm the first heads of `[T, more heads, D]` in place, as many as there are weights.
+
+        On CUDA the others pass through the kernel too: it wants rows without gaps, and copying these costs more.
+        """
+        first = heads[:, : len(self.weight)]
+        if self.by_length is not None or heads.dtype != self.weight.dtype:
+            first.copy_(self(first))
+        else:
+            normed = F.rms_norm(heads, self.weight.shape[1:], None, self.eps)
+            torch.mul(normed[:, : len(self.weight)], self.weight, out=first)
+
 
 @dataclass(frozen=True, slots=True)
 class ByLength:

@@ -10,7 +10,7 @@ import pytest
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
-from millstream_runtime.engine.execution.model_runner import Launched
+from millstream_runtime.engine.execution.model_runner import Launched, ModelRunner
 from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
 from millstream_runtime.engine.scheduling.layered_prefill import ChunkSlice
@@ -129,3 +129,11 @@ def test_where_a_few_tokens_are_too_many_a_step_takes_some_of_their_layers(folde
     assert paced.answers() == unpaced.answers()
     assert paced.engine._prompts.num_slices > 50
     assert max(paced.step_seconds[1:]) <= 4.0
+
+
+def test_on_a_gpu_no_time_bounds_a_prompt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelRunner, "is_on_cpu", False)
+    slow, unpaced = MachineWithAClock(folder, 0.5), MachineWithAClock(folder, 0.0)
+    assert slow.answers() == unpaced.answers()
+    assert len(slow.step_seconds) == len(unpaced.step_seconds)
+    assert slow.engine._prompts.num_slices == 0
