@@ -26,7 +26,7 @@ from millstream.bench.workload import (
     WorkloadSpec,
     words,
 )
-from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 
 CALIBRATION_WORDS = (32, 160)
 
@@ -147,4 +147,4 @@ def default_ids(route: Route, prompts: str | None, token_ids: Range) -> Range | 
 
 
 def _failure(message: str) -> RuntimeFailure:
-    return RuntimeFailure(Reason.BENCHMARK_FAILED, message)
+    return RuntimeFailure(FailureReason.BENCHMARK_FAILED, message)

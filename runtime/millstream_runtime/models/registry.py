@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.model_families import RUNNABLE
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, architecture_of
@@ -52,7 +52,7 @@ def load_model_config(folder: Path) -> ModelConfig:
     """
     if not folder.is_dir():
         raise RuntimeFailure(
-            Reason.CHECKPOINT_INVALID,
+            FailureReason.CHECKPOINT_INVALID,
             f"Model folder {folder} does not exist; name a folder with config.json and *.safetensors.",
         )
     fields = Fields(folder / "config.json")

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from millstream_runtime.boot import Phase
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.server.engine import progress_watch
 from millstream_runtime.server.engine.progress_watch import ProgressWatch, StepsOwed
 from tests.support.engine_processes import serving_from_a_process
@@ -139,7 +139,7 @@ def test_an_engine_that_gets_stuck_too_often_ends_the_server_with_the_reason(tin
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     assert isinstance(server.failure, RuntimeFailure)
-    assert server.failure.reason is Reason.RUNTIME_CRASHED
+    assert server.failure.reason is FailureReason.RUNTIME_CRASHED
     assert server.failure.message == (
         "The engine has completed no step for 1 s although a heartbeat is due, so it was killed."
     )
