@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from millstream_operator.diagnosis.admission import pods_not_created
+from millstream_operator.diagnosis.container_failures import RUNTIME_REASONS
 from millstream_operator.diagnosis.diagnosis import MESSAGE_LIMIT_CHARACTERS
 from millstream_operator.diagnosis.pod_failures import ORDER, diagnose, diagnose_pod
 from millstream_operator.diagnosis.reasons import Reason
@@ -215,6 +216,13 @@ HEALTHY: dict[str, Pod] = {
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_pod_without_a_failure_has_nothing_to_tell(name: str) -> None:
     assert diagnose_pod(HEALTHY[name]) is None
+
+
+def test_every_reason_of_the_runtime_is_a_reason_of_the_operator() -> None:
+    of_pods = {reason.value for reason in FailureReason} - {FailureReason.BENCHMARK_FAILED.value}
+    missing = of_pods - {reason.value for reason in Reason}
+    assert not missing, f"add {missing} to diagnosis/reasons.py and docs/reasons.md"
+    assert {reason.value for reason in RUNTIME_REASONS} == of_pods
 
 
 @pytest.mark.parametrize("reason", [reason for reason in FailureReason if reason is not FailureReason.BENCHMARK_FAILED])
