@@ -86,7 +86,7 @@ def load_model(
 
     Args:
         room_for_copies_bytes: what second copies of small weights may take (`half_weights`).
-        on_read: told before the first tensor and after each how many of the share's bytes in the files are read.
+        on_read: called before the first tensor and after each, with the bytes read so far and the bytes of the share.
 
     Raises:
         RuntimeFailure: CheckpointInvalid, naming file and tensor; InvalidConfig, as `expected_weights`.
@@ -96,10 +96,10 @@ def load_model(
         checkpoint.check(wanted.expected.items())
         total_bytes = sum(numel * checkpoint.element_bytes(name) for name, numel in wanted.reads)
 
-        def tell() -> None:
+        def report() -> None:
             if on_read is not None:
                 on_read(checkpoint.bytes_read, total_bytes)
 
-        tell()
-        weights = LoadedWeights(checkpoint, dtype, device, ranks, tell, room_for_copies_bytes)
+        report()
+        weights = LoadedWeights(checkpoint, dtype, device, ranks, report, room_for_copies_bytes)
         return family_code(config.architecture).build(config, weights)
