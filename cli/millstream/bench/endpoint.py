@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream.bench.client import HttpClient, RequestFailed
-from millstream.bench.load import Load
+from millstream.bench.load_generator import Load
 from millstream.bench.measure import RequestRecord
 from millstream.bench.openai_api import Asking, Clock, Route, ask
 from millstream.bench.progress import Progress

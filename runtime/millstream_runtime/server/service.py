@@ -18,7 +18,7 @@ from millstream_runtime.engine_process.messages import ModelLimits
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.logs import log
 from millstream_runtime.server.engine.client import EngineClient, LaunchEngine
-from millstream_runtime.server.engine.progress_watch import NO_PROGRESS_SECONDS, STUCK_SECONDS
+from millstream_runtime.server.engine.watchdog import NO_PROGRESS_SECONDS, STUCK_SECONDS
 from millstream_runtime.server.http import limits
 from millstream_runtime.server.http.api_errors import ApiError, engine_failed, unavailable
 from millstream_runtime.server.http.api_keys import ApiKeys

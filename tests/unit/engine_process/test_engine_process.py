@@ -162,7 +162,7 @@ def is_zombie(pid: int) -> bool:
 
 def test_the_http_process_needs_no_torch(tiny_model: Path) -> None:
     program = (
-        "import sys, millstream.verbs.serve, millstream_runtime.server.model_server\n"
+        "import sys, millstream.commands.serve, millstream_runtime.server.model_server\n"
         "import millstream_runtime.tokenizing.tokenizer\n"
         "import millstream_runtime.server.engine.subprocess\n"
         "millstream_runtime.tokenizing.tokenizer.Tokenizer.from_folder(__import__('pathlib').Path(sys.argv[1]))\n"

@@ -38,9 +38,9 @@ from millstream_runtime.engine_process.messages import (
 )
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.logs import log
-from millstream_runtime.server.engine.mailbox import Mailbox
-from millstream_runtime.server.engine.progress_watch import NO_PROGRESS_SECONDS, STUCK_SECONDS, ProgressWatch
+from millstream_runtime.server.engine.output_queue import Mailbox
 from millstream_runtime.server.engine.restart_policy import RESTART_DELAYS_SECONDS, restart_delay_seconds
+from millstream_runtime.server.engine.watchdog import NO_PROGRESS_SECONDS, STUCK_SECONDS, ProgressWatch
 
 # What may pass when the engine is started anew. The others are about files and flags, which stay as they are.
 PASSING = (FailureReason.RUNTIME_CRASHED, FailureReason.OUT_OF_MEMORY)

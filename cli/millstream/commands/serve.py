@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.arguments import CommandLineParser
-from millstream.boot_view import BootView
+from millstream.boot_progress import BootView
 from millstream.manifest import config_from_manifest, model_root
 from millstream_runtime.boot import BootLedger
 from millstream_runtime.config import RuntimeConfig, argument_parser, from_namespace
