@@ -7,6 +7,7 @@ python -m hack.reference.model_families --check  says whether it is current (a u
 from __future__ import annotations
 
 import sys
+import textwrap
 from pathlib import Path
 
 from millstream_runtime.model_families import FAMILIES, RUNNABLE, ModelFamily
@@ -26,7 +27,7 @@ def section() -> str:
             "|---|---|---|",
             *rows,
             "",
-            f"The planner also sizes {', '.join(planned)} and {last}; the runtime refuses them.",
+            *textwrap.wrap(f"The planner also sizes {', '.join(planned)} and {last}; the runtime refuses them.", 120),
         ]
     )
 
