@@ -82,10 +82,11 @@ cluster-down: ## delete the cluster; caches stay
 	$(PYTHON) -m hack.cluster down
 
 .PHONY: crds
-crds: venv ## regenerate crds/, the chart's copy, docs/api.md and docs/chart.md
+crds: venv ## regenerate crds/, the chart's copy, docs/api.md, docs/chart.md and the families in docs/engine.md
 	$(BIN)/python -m millstream_operator.api.crd
 	$(BIN)/python -m hack.reference.api
 	$(BIN)/python -m hack.reference.chart
+	$(BIN)/python -m hack.reference.model_families
 
 .PHONY: venv
 venv: $(VENV)/.installed ## the development environment, from the hash-pinned lock

@@ -144,7 +144,7 @@ def http_process() -> dict[str, Any]:
     """What importing everything that the HTTP process needs costs, and what it leaves in memory."""
     program = (
         "import time; began = time.perf_counter()\n"
-        "import millstream.verbs.serve, millstream_runtime.server.engine.subprocess, sys\n"
+        "import millstream.commands.serve, millstream_runtime.server.engine.subprocess, sys\n"
         "import millstream_runtime.server.model_server\n"
         "seconds = time.perf_counter() - began\n"
         "rss = int(open('/proc/self/statm').read().split()[1]) * __import__('os').sysconf('SC_PAGE_SIZE')\n"

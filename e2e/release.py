@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cluster import Cluster, Object, eventually
-from hack.demo.interrupted import forget_pending
+from hack.demo.pending_release import forget_pending
 
 REPLICAS = 2  # the chart's default
 CHART = Path(__file__).resolve().parent.parent / "charts" / "millstream"

@@ -1,4 +1,4 @@
-"""The command `millstream`: a thin dispatcher that imports a verb only when it is called.
+"""The command `millstream`: a thin dispatcher that imports a subcommand only when it is called.
 
 `millstream --help` therefore answers in the time Python takes to start, and `validate` runs where torch is not
 installed. A failure is one line on stderr, `millstream: <sentence>`, and an exit code: 1 for something that went
@@ -19,19 +19,19 @@ from millstream_runtime.errors import InvalidConfigError, RuntimeFailure
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
-# verb -> (module with `run(argv) -> int`, one line of help)
-VERBS = {
-    "plan": ("millstream.verbs.plan", "what the operator would choose for LLMDeployment files, and why"),
-    "serve": ("millstream.verbs.serve", "run a model behind the OpenAI API: a model folder or an LLMDeployment file"),
-    "fetch": ("millstream.verbs.fetch", "a model from a hub or an image registry into a folder: resumed, verified"),
-    "inspect": ("millstream.verbs.inspect", "the shape of a model, without its weights: one line of JSON"),
-    "validate": ("millstream.verbs.validate", "check LLMDeployment files: one line a file, exit 1 if one is wrong"),
-    "bench": ("millstream.verbs.bench", "load an OpenAI endpoint or an engine; latencies, throughput, goodput"),
+# command -> (module with `run(argv) -> int`, one line of help)
+COMMANDS = {
+    "plan": ("millstream.commands.plan", "show what the operator would choose for LLMDeployment files, and why"),
+    "serve": ("millstream.commands.serve", "serve a model folder or an LLMDeployment file behind the OpenAI API"),
+    "fetch": ("millstream.commands.fetch", "download a model from a hub or an image registry, resumable and verified"),
+    "inspect": ("millstream.commands.inspect", "print the shape of a model as one line of JSON; reads no weights"),
+    "validate": ("millstream.commands.validate", "check LLMDeployment files; exit code 1 if a file is invalid"),
+    "bench": ("millstream.commands.bench", "load an OpenAI endpoint or an engine and measure latency and throughput"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb and return the exit code."""
+    """Run one subcommand and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(arguments)
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report(failure: RuntimeFailure) -> int:
-    """Tell the person (stderr) and the operator (termination message); return the exit code."""
+    """Report the failure on stderr and in the termination message; return the exit code."""
     print(f"millstream: {failure.message}", file=sys.stderr, flush=True)
     write_termination_message(failure.termination_message())
     return EXIT_USAGE if isinstance(failure, InvalidConfigError) else EXIT_FAILURE
@@ -58,15 +58,15 @@ def _dispatch(arguments: list[str]) -> int:
     if arguments[0] in ("-V", "--version"):
         print(f"millstream {__version__}")
         return 0
-    verb, rest = arguments[0], arguments[1:]
-    if verb not in VERBS:
-        raise InvalidConfigError(f"There is no verb {verb!r}; the verbs are: {', '.join(VERBS)}.")
-    run = importlib.import_module(VERBS[verb][0]).run
+    command, rest = arguments[0], arguments[1:]
+    if command not in COMMANDS:
+        raise InvalidConfigError(f"Unknown command {command!r}; the commands are: {', '.join(COMMANDS)}.")
+    run = importlib.import_module(COMMANDS[command][0]).run
     return int(run(rest))
 
 
 def _help() -> str:
-    lines = ["usage: millstream VERB [arguments]", ""]
-    lines += [f"  {verb:<10} {text}" for verb, (_, text) in VERBS.items()]
-    lines += ["", "  --version  print the version", "  `millstream VERB --help` tells the rest."]
+    lines = ["usage: millstream COMMAND [arguments]", ""]
+    lines += [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
+    lines += ["", "  --version  print the version", "", "Run `millstream COMMAND --help` for the flags of a command."]
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream_runtime.config import RuntimeConfig
-from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 
 MODEL_ROOT_VARIABLE = "MILLSTREAM_MODELS_DIR"
 IMAGE_MODEL_ROOT = "/models"
@@ -36,7 +36,7 @@ def manifest_reader() -> Callable[[Path], Any]:
         try:
             return load_manifest(path)
         except ManifestError as error:
-            raise RuntimeFailure(Reason.INVALID_CONFIG, str(error)) from error
+            raise RuntimeFailure(FailureReason.INVALID_CONFIG, str(error)) from error
 
     return read
 
@@ -54,10 +54,10 @@ def config_from_manifest(path: Path, host: str) -> RuntimeConfig:
     from millstream_operator.rendering.runtime_config import boot_config, live_config
 
     if (hint := _only_in_a_pod(deployment.spec.model.source)) is not None:
-        raise RuntimeFailure(Reason.UNSUPPORTED_BY_RUNTIME, f"{path}: {hint}")
+        raise RuntimeFailure(FailureReason.UNSUPPORTED_BY_RUNTIME, f"{path}: {hint}")
     planned = plan(deployment, PlanDefaults())
     if (missing := refusal(planned.requires)) is not None:
-        raise RuntimeFailure(Reason.UNSUPPORTED_BY_RUNTIME, f"{path}: {missing}")
+        raise RuntimeFailure(FailureReason.UNSUPPORTED_BY_RUNTIME, f"{path}: {missing}")
     boot = boot_config(planned, model_root=str(model_root()), host=host)
     live = live_config(deployment.spec)
     asked = deployment.spec.runtime is not None and deployment.spec.runtime.log_level is not None

@@ -22,7 +22,7 @@ from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.catalog.read_shape import read_shape_file
 from millstream_operator.inventory.node_kinds import Inventory, inventory_of, whole_catalog
 from millstream_operator.inventory.nodes import NodesError, inventory_from_nodes, nodes_of
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 MAX_FILE_BYTES = 512 << 20  # a thousand nodes print as some ten megabytes
 REQUEST_TIMEOUT_SECONDS = 30
@@ -30,7 +30,7 @@ REQUEST_TIMEOUT_SECONDS = 30
 
 def bad_input(message: str) -> RuntimeFailure:
     """Something that was given cannot be used; the command ends with exit code 1."""
-    return RuntimeFailure(Reason.INVALID_CONFIG, message)
+    return RuntimeFailure(FailureReason.INVALID_CONFIG, message)
 
 
 def read_catalog(path: Path | None) -> GpuCatalog:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hack.demo.chat import Timing, stream_answer
-from hack.demo.interrupted import forget_pending
+from hack.demo.pending_release import forget_pending
 from hack.demo.progress import progress
 from hack.demo.tools import Cluster, DemoError
 from hack.demo.view import View

@@ -20,7 +20,7 @@ from hack.images.errors import ImageError
 from hack.images.layer import Entry, content_hash, copy_entries, entries_below
 
 # The operator reads the runtime's contract and nothing else of it, so an edit of the engine leaves its image alone.
-CONTRACT_FILES = ("__init__.py", "config.py", "config_files.py", "errors.py")
+CONTRACT_FILES = ("__init__.py", "config.py", "config_files.py", "errors.py", "model_families.py")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@
                                                             Ready <-> Unresponsive
 
 An engine that died and is started again goes the way once more, from Starting. One that lives and completes no step
-(`server.progress_watch`) is Unresponsive until it completes one.
+(`server.engine.watchdog`) is Unresponsive until it completes one.
 
 `Starting` begins when the kernel created the process, not when this module was imported: the interpreter's start
 and the imports are part of what a user waits for. Several threads read and write the ledger, so every access takes a

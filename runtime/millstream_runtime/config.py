@@ -21,6 +21,7 @@ from enum import StrEnum
 from typing import Any, NoReturn
 
 from millstream_runtime.errors import InvalidConfigError
+from millstream_runtime.model_families import RUNNABLE
 
 MAX_MODEL_LEN_LIMIT_TOKENS = 1 << 20
 MAX_NUM_SEQS_LIMIT = 4096
@@ -74,12 +75,7 @@ class Capabilities:
 
 
 CAPABILITIES = Capabilities(
-    model_families=frozenset(
-        {
-            *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3", "phi3"),
-            *("deepseek_v2", "deepseek_v3"),
-        }
-    ),
+    model_families=frozenset(family.model_type for family in RUNNABLE),
     sources=frozenset({"local", "huggingFace", "image", "persistentVolumeClaim"}),
     quantization_methods=frozenset({"None"}),
     online_quantization_methods=frozenset(),

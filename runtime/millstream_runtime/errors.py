@@ -12,7 +12,7 @@ from enum import StrEnum
 TERMINATION_MESSAGE_LIMIT_BYTES = 4096  # the kubelet cuts a termination message here
 
 
-class Reason(StrEnum):
+class FailureReason(StrEnum):
     """Stable CamelCase reasons; the operator copies them to `status.conditions[].reason`."""
 
     BENCHMARK_FAILED = "BenchmarkFailed"  # of `millstream bench` alone: no pod ends with it
@@ -32,7 +32,7 @@ class Reason(StrEnum):
 class RuntimeFailure(Exception):
     """The runtime cannot go on. `str()` is one sentence for a person; `reason` is for machines."""
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    def __init__(self, reason: FailureReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
@@ -52,4 +52,4 @@ class InvalidConfigError(RuntimeFailure):
     """A flag or a field has a value that cannot work."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(Reason.INVALID_CONFIG, message)
+        super().__init__(FailureReason.INVALID_CONFIG, message)

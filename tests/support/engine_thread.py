@@ -18,7 +18,7 @@ from millstream_runtime.engine_process.messages import (
     decode_event,
     encode,
 )
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.server.engine.client import OnEnd, OnEvent
 
 
@@ -55,7 +55,7 @@ class _EngineThread:
 
     def _run(self, config: RuntimeConfig) -> None:
         self._engine_loop.run(config)
-        self._call(self._on_end, RuntimeFailure(Reason.RUNTIME_CRASHED, "The engine thread ended."))
+        self._call(self._on_end, RuntimeFailure(FailureReason.RUNTIME_CRASHED, "The engine thread ended."))
 
     def _post(self, event: Event) -> None:
         self._call(self._on_event, decode_event(encode(event)))

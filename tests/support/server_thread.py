@@ -16,7 +16,7 @@ from millstream_runtime.boot import BootLedger, Phase
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.engine_process.loop import MakeEngine, load_engine
 from millstream_runtime.server.engine.client import LaunchEngine
-from millstream_runtime.server.engine.progress_watch import NO_PROGRESS_SECONDS, STUCK_SECONDS
+from millstream_runtime.server.engine.watchdog import NO_PROGRESS_SECONDS, STUCK_SECONDS
 from millstream_runtime.server.http.sockets import bind
 from millstream_runtime.server.model_server import ModelServer
 from tests.support.engine_thread import EngineThreads

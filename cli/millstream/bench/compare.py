@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.bench.report import LABELS, LATENCIES, SCHEMA
-from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 
 THROUGHPUTS = ("requests_per_second", "output_tokens_per_second", "total_tokens_per_second")
 SHOWN = ("mean", "p50", "p99")
@@ -90,7 +90,7 @@ def table(first: dict[str, Any], second: dict[str, Any]) -> str:
     """
     if reasons := differences(first, second):
         raise RuntimeFailure(
-            Reason.BENCHMARK_FAILED,
+            FailureReason.BENCHMARK_FAILED,
             f"A and B ran different workloads, so their ratios would mean nothing: {'; '.join(reasons)}.",
         )
     left, right, ratio = _flat(first["summary"]), _flat(second["summary"]), ratios(first, second)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream.bench.client import HttpClient, RequestFailed
-from millstream.bench.load import Load
+from millstream.bench.load_generator import Load
 from millstream.bench.measure import RequestRecord
 from millstream.bench.openai_api import Asking, Clock, Route, ask
 from millstream.bench.progress import Progress
@@ -26,7 +26,7 @@ from millstream.bench.workload import (
     WorkloadSpec,
     words,
 )
-from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 
 CALIBRATION_WORDS = (32, 160)
 
@@ -147,4 +147,4 @@ def default_ids(route: Route, prompts: str | None, token_ids: Range) -> Range | 
 
 
 def _failure(message: str) -> RuntimeFailure:
-    return RuntimeFailure(Reason.BENCHMARK_FAILED, message)
+    return RuntimeFailure(FailureReason.BENCHMARK_FAILED, message)

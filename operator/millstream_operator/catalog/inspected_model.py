@@ -14,7 +14,8 @@ from typing import Any
 
 from millstream_operator.catalog.config_fields import ConfigError
 from millstream_operator.catalog.model_shape import ModelShape
-from millstream_operator.catalog.read_shape import READERS, read_shape
+from millstream_operator.catalog.read_shape import read_shape
+from millstream_runtime.model_families import family_of
 
 VERSION = 1
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9:._/+-]{0,127}")
@@ -66,7 +67,7 @@ def read_inspected(answer: Mapping[str, Any]) -> InspectedModel:
         shape = read_shape(config)
     except ConfigError as error:
         inner = next((config[name] for name in ("text_config",) if isinstance(config.get(name), Mapping)), config)
-        if inner.get("model_type") not in READERS and "model_type is" in str(error):
+        if family_of(str(inner.get("model_type"))) is None and "model_type is" in str(error):
             raise UnknownFamilyError(str(error)) from None
         raise
     weights = answer.get("weights")

@@ -1,6 +1,6 @@
 """config.json -> ModelShape, for every family that the catalogue knows.
 
-    {"model_type": "qwen2", …} -> families/*.py -> ModelShape
+    {"model_type": "qwen2", …} -> row of model_families.py -> families/*.py, by the row's traits -> ModelShape
 
 Torch-free, and bounded: a hostile file gives a `ConfigError`, never a long computation. Models that hold a language
 model beside a vision tower (`text_config`) are read as the language model, which is what is served.
@@ -9,26 +9,27 @@ model beside a vision tower (`text_config`) are read as the language model, whic
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 from millstream_operator.catalog.checkpoint_quantization import UnknownQuantizationError, read_quantization
 from millstream_operator.catalog.config_fields import ConfigError, ConfigFields
 from millstream_operator.catalog.families import classic, dense, experts, latent
 from millstream_operator.catalog.model_shape import ModelShape
+from millstream_runtime.model_families import (
+    FAMILIES,
+    DenseTraits,
+    ExpertTraits,
+    FalconTraits,
+    GptNeoxTraits,
+    LatentTraits,
+    ModelFamily,
+    family_of,
+)
 
 MAX_CONFIG_BYTES = 1 << 20
-Reader = Callable[[ConfigFields, str], ModelShape]
-READERS: dict[str, Reader] = {
-    **dict.fromkeys(dense.FAMILIES, dense.read),
-    **dict.fromkeys(experts.FAMILIES, experts.read),
-    **dict.fromkeys(latent.FAMILIES, latent.read),
-    "falcon": classic.read_falcon,
-    "gpt_neox": classic.read_gpt_neox,
-}
-_ALIASES = {"gemma3_text": "gemma3", "RefinedWebModel": "falcon", "RefinedWeb": "falcon"}
 _DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 
 
@@ -60,20 +61,36 @@ def read_shape(config: Mapping[str, Any], source: str = "config.json") -> ModelS
     text = config.get("text_config")
     values = {**config, **text} if isinstance(text, Mapping) else dict(config)
     fields = ConfigFields(values, source)
-    kind = _ALIASES.get(fields.text("model_type"), fields.text("model_type"))
-    reader = READERS.get(kind)
-    if reader is None:
+    family = family_of(fields.text("model_type"))
+    if family is None:
         raise ConfigError(
             f"{source}: model_type is {fields.text('model_type') or 'missing'!r}; "
-            f"the catalogue knows {', '.join(READERS)}."
+            f"the catalogue knows {', '.join(family.model_type for family in FAMILIES)}."
         )
     try:
         quantization = read_quantization(config)
     except UnknownQuantizationError as error:
         raise ConfigError(f"{source}: {error}") from None
     dtype = fields.text("dtype") or fields.text("torch_dtype")
-    shape = reader(fields, kind)
+    shape = _count(fields, family)
     return _checked(replace(shape, quantization=quantization, weight_bytes=_DTYPE_BYTES.get(dtype, 2)), source)
+
+
+def _count(fields: ConfigFields, family: ModelFamily) -> ModelShape:
+    """The shape by the reader for this family's traits."""
+    match family.traits:
+        case DenseTraits() as traits:
+            return dense.read(fields, family, traits)
+        case ExpertTraits() as traits:
+            return experts.read(fields, family, traits)
+        case LatentTraits() as traits:
+            return latent.read(fields, family, traits)
+        case FalconTraits():
+            return classic.read_falcon(fields, family)
+        case GptNeoxTraits():
+            return classic.read_gpt_neox(fields, family)
+        case _:
+            assert_never(family.traits)
 
 
 def _checked(shape: ModelShape, source: str) -> ModelShape:

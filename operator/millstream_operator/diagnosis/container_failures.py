@@ -23,28 +23,15 @@ from millstream_operator.diagnosis.pod_facts import (
     warmup_budget_seconds,
 )
 from millstream_operator.diagnosis.reasons import Reason
+from millstream_runtime.errors import FailureReason
 
 PULL_FAILURES = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
 )
 CONFIG_FAILURES = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 KILLED = (137, 143)  # 128 + SIGKILL, 128 + SIGTERM
-# What the runtime may say of itself. Another word, of a newer runtime, is a crash whose sentence is passed on.
-RUNTIME_REASONS = frozenset(
-    {
-        Reason.CHECKPOINT_INVALID,
-        Reason.DISK_FULL,
-        Reason.DOWNLOAD_FAILED,
-        Reason.DOWNLOAD_UNAUTHORIZED,
-        Reason.INVALID_CONFIG,
-        Reason.NCCL_FAILED,
-        Reason.OUT_OF_MEMORY,
-        Reason.PORT_IN_USE,
-        Reason.RUNTIME_CRASHED,
-        Reason.UNSUPPORTED_BY_RUNTIME,
-        Reason.WARMUP_STALLED,
-    }
-)
+# The runtime's own reasons. Another one, of a newer runtime, is a crash whose sentence is passed on.
+RUNTIME_REASONS = frozenset(reason for reason in Reason if reason.value in {one.value for one in FailureReason})
 # The kubelet's probes begin a moment after the container, and its signal takes a moment to be obeyed.
 PROBE_SLACK_SECONDS, SIGNAL_SLACK_SECONDS = 5.0, 60.0
 

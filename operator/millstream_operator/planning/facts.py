@@ -9,15 +9,11 @@ from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.inventory.node_kinds import Inventory
 from millstream_operator.planning.plan import PlanReason
 from millstream_runtime.config import CAPABILITIES, Capabilities
+from millstream_runtime.model_families import FAMILIES
 
 # Everything that the API can name: to plan what a later runtime could do.
 EVERYTHING = Capabilities(
-    model_families=frozenset(
-        {
-            *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3", "mixtral", "qwen2_moe"),
-            *("qwen3_moe", "deepseek_v2", "deepseek_v3", "falcon", "gpt_neox"),
-        }
-    ),
+    model_families=frozenset(family.model_type for family in FAMILIES),
     sources=frozenset({"local", "huggingFace", "image", "persistentVolumeClaim"}),
     quantization_methods=frozenset({"None", "AWQ", "GPTQ", "FP8", "INT8", "NF4", "RTN", "GGUF"}),
     online_quantization_methods=frozenset({"FP8", "INT8", "NF4", "RTN"}),

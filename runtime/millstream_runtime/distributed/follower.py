@@ -40,7 +40,7 @@ from millstream_runtime.distributed.process_group import DistributedRanks
 from millstream_runtime.engine.execution import shard
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.step_input import Scrub, StepInput
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.layers.decoder import Decoder
 
 Link = Channel[Reply, Command]
@@ -127,10 +127,11 @@ def as_failure(error: Exception, rank: int) -> RuntimeFailure:
     if isinstance(error, RuntimeFailure):
         return RuntimeFailure(error.reason, f"Rank {rank}: {error.message}")
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return RuntimeFailure(Reason.OUT_OF_MEMORY, f"Rank {rank} ran out of memory; give the pod more.")
+        return RuntimeFailure(FailureReason.OUT_OF_MEMORY, f"Rank {rank} ran out of memory; give the pod more.")
     logging.getLogger("millstream").error("rank_crashed\n%s", "".join(traceback.format_exception(error)))
     return RuntimeFailure(
-        Reason.RUNTIME_CRASHED, f"Rank {rank} stopped on an internal error ({type(error).__name__}); see the log."
+        FailureReason.RUNTIME_CRASHED,
+        f"Rank {rank} stopped on an internal error ({type(error).__name__}); see the log.",
     )
 
 

@@ -39,7 +39,7 @@ from millstream_runtime.distributed.messages import (
 )
 from millstream_runtime.distributed.probe import find_topology
 from millstream_runtime.distributed.topology import Topology
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 EXCHANGE_TIMEOUT_SECONDS = 120.0
 LAST_WORDS_SECONDS = 0.5  # between the first rank's end and the verdict: the one at fault may not be the first
@@ -127,7 +127,7 @@ class Leader:
         try:
             yield
         except (RuntimeFailure, RuntimeError) as error:
-            about_ranks = not isinstance(error, RuntimeFailure) or error.reason is Reason.NCCL_FAILED
+            about_ranks = not isinstance(error, RuntimeFailure) or error.reason is FailureReason.NCCL_FAILED
             if about_ranks and self._some_lost.wait(NOTICE_SECONDS):
                 raise self._verdict() from error
             raise
@@ -164,7 +164,7 @@ class Leader:
             since = self._computing_since
             if since is not None and time.monotonic() - since > self._exchange_timeout_seconds:
                 self._stuck = RuntimeFailure(
-                    Reason.NCCL_FAILED,
+                    FailureReason.NCCL_FAILED,
                     f"A step did not end within {self._exchange_timeout_seconds:.0f} s: a rank or the way to it is "
                     "stuck; NCCL's own words are in the log (NCCL_DEBUG=INFO for more).",
                 )
@@ -190,7 +190,9 @@ class Leader:
         with self._lock:
             lost = list(self._lost)
         told = [
-            rank.failed for rank in lost if rank.failed is not None and rank.failed.reason is not Reason.NCCL_FAILED
+            rank.failed
+            for rank in lost
+            if rank.failed is not None and rank.failed.reason is not FailureReason.NCCL_FAILED
         ]
         if told:
             return told[0].as_failure()
@@ -200,7 +202,7 @@ class Leader:
         complaints = [rank.failed for rank in lost if rank.failed is not None]
         if complaints:
             return complaints[0].as_failure()
-        return self._stuck or RuntimeFailure(Reason.NCCL_FAILED, "A rank is gone, and nobody knows why.")
+        return self._stuck or RuntimeFailure(FailureReason.NCCL_FAILED, "A rank is gone, and nobody knows why.")
 
 
 class _Rank:
@@ -238,7 +240,7 @@ class _Rank:
             how = f"was killed by {name}" + (" (often for want of memory)" if -code == signal.SIGKILL else "")
         else:
             how = f"ended with exit code {code}; see the log"
-        return RuntimeFailure(Reason.NCCL_FAILED, f"Rank {self.number} {how}.")
+        return RuntimeFailure(FailureReason.NCCL_FAILED, f"Rank {self.number} {how}.")
 
     def end(self, timeout_seconds: float) -> None:
         try:

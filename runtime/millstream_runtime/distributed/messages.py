@@ -12,7 +12,7 @@ import msgspec
 
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.engine.execution.step_input import Scrub, StepInput
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -60,7 +60,7 @@ class Measured(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class RankFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The last words of a rank."""
 
-    reason: Reason
+    reason: FailureReason
     message: str
 
     def as_failure(self) -> RuntimeFailure:

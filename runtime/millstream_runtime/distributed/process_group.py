@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 LOOPBACK = "lo"
 # NCCL's own watchdog ends the process without a word. It comes after the leader's deadline, which has a reason to give.
@@ -89,4 +89,4 @@ def collective_errors() -> Iterator[None]:
         raise
     except RuntimeError as error:
         said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise RuntimeFailure(Reason.NCCL_FAILED, f"The ranks lost each other: {said[:500]}.") from error
+        raise RuntimeFailure(FailureReason.NCCL_FAILED, f"The ranks lost each other: {said[:500]}.") from error

@@ -19,7 +19,7 @@ from typing import Protocol
 from millstream_runtime.engine.cpu import threads
 from millstream_runtime.engine.execution.model_runner import ModelRunner
 from millstream_runtime.engine.request import Request, SamplingParams, TokenOutput
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.logs import log
 
 LONGEST_PROMPT = 64
@@ -68,7 +68,7 @@ class WarmUp:
         while self._engine.has_work():
             if any(output.token_id is None for output in self._engine.step()):
                 raise RuntimeFailure(
-                    Reason.CHECKPOINT_INVALID,
+                    FailureReason.CHECKPOINT_INVALID,
                     "The model's first answer is not a number (NaN): its weights are damaged.",
                 )
 

@@ -38,7 +38,7 @@ from millstream_runtime.engine_process.messages import (
     Stop,
     Submit,
 )
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.logs import log
 
 HEARTBEAT_PROMPT = (0,)
@@ -226,11 +226,11 @@ def as_failure(error: BaseException) -> RuntimeFailure:
         return error
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's own class
         return RuntimeFailure(
-            Reason.OUT_OF_MEMORY,
+            FailureReason.OUT_OF_MEMORY,
             "The engine ran out of memory; give the pod more, or lower --max-num-seqs, --max-num-batched-tokens "
             "or --kv-cache-memory-bytes.",
         )
     log.error("engine_crashed", traceback="".join(traceback.format_exception(error)))
     return RuntimeFailure(
-        Reason.RUNTIME_CRASHED, f"The engine stopped on an internal error ({type(error).__name__}); see the log."
+        FailureReason.RUNTIME_CRASHED, f"The engine stopped on an internal error ({type(error).__name__}); see the log."
     )

@@ -17,7 +17,7 @@ from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.kv.pool_size import MemoryUse
 from millstream_runtime.engine.request import EngineStats, Request, TokenOutput
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 
 class ModelLimits(msgspec.Struct, frozen=True):
@@ -111,7 +111,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The last event: the engine cannot go on, and the process ends."""
 
-    reason: Reason
+    reason: FailureReason
     message: str
 
     def as_failure(self) -> RuntimeFailure:

@@ -1,7 +1,8 @@
-"""Which file of this package runs which architecture, and the two doors into it: the config, then the model."""
+"""Load a model: config.json, then the weights, by the file that `model_families.py` names for its architecture."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,10 @@ from typing import Any
 
 import torch
 
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.model_families import RUNNABLE
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, architecture_of
-from millstream_runtime.models.families import deepseek, gemma, llama, mistral, mixtral, phi3, qwen2, qwen3, qwen3_moe
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.parallel import ALONE, Ranks
 from millstream_runtime.models.loading.checkpoint import Checkpoint
@@ -22,26 +23,24 @@ OnRead = Callable[[int, int], None]  # done_bytes, total_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """What a family's file offers. `build` gets the config that `read_config` made, a subclass or not."""
+class FamilyCode:
+    """The two functions of a family's file. `build` gets the config that `read_config` made, a subclass or not."""
 
     read_config: Callable[[Fields], ModelConfig]
     build: Callable[[Any, Weights], Decoder]
 
 
-FAMILIES = {
-    "LlamaForCausalLM": Family(llama.read_config, llama.build),
-    "MistralForCausalLM": Family(mistral.read_config, mistral.build),
-    "Qwen2ForCausalLM": Family(qwen2.read_config, qwen2.build),
-    "Qwen3ForCausalLM": Family(qwen3.read_config, qwen3.build),
-    "Gemma2ForCausalLM": Family(gemma.read_gemma2, gemma.build),
-    "Gemma3ForCausalLM": Family(gemma.read_gemma3, gemma.build),
-    "Phi3ForCausalLM": Family(phi3.read_config, phi3.build),
-    "MixtralForCausalLM": Family(mixtral.read_config, mixtral.build),
-    "Qwen3MoeForCausalLM": Family(qwen3_moe.read_config, qwen3_moe.build),
-    "DeepseekV2ForCausalLM": Family(deepseek.read_v2, deepseek.build),
-    "DeepseekV3ForCausalLM": Family(deepseek.read_v3, deepseek.build),
-}
+ARCHITECTURES = {family.architecture: family for family in RUNNABLE}
+
+
+def family_code(architecture: str) -> FamilyCode:
+    """Import the file that runs a runnable architecture; the others stay unread.
+
+    Raises:
+        KeyError: no runnable family of the table has this architecture.
+    """
+    module = importlib.import_module(f"millstream_runtime.models.families.{ARCHITECTURES[architecture].module}")
+    return FamilyCode(module.read_config, module.build)
 
 
 def load_model_config(folder: Path) -> ModelConfig:
@@ -53,14 +52,14 @@ def load_model_config(folder: Path) -> ModelConfig:
     """
     if not folder.is_dir():
         raise RuntimeFailure(
-            Reason.CHECKPOINT_INVALID,
+            FailureReason.CHECKPOINT_INVALID,
             f"Model folder {folder} does not exist; name a folder with config.json and *.safetensors.",
         )
     fields = Fields(folder / "config.json")
     architecture = architecture_of(fields)
-    if architecture not in FAMILIES:
-        raise fields.unsupported("architecture", architecture, ", ".join(FAMILIES))
-    return FAMILIES[architecture].read_config(fields)
+    if architecture not in ARCHITECTURES:
+        raise fields.unsupported("architecture", architecture, ", ".join(ARCHITECTURES))
+    return family_code(architecture).read_config(fields)
 
 
 def expected_weights(config: ModelConfig, dtype: torch.dtype, ranks: Ranks = ALONE) -> ExpectedWeights:
@@ -70,7 +69,7 @@ def expected_weights(config: ModelConfig, dtype: torch.dtype, ranks: Ranks = ALO
         InvalidConfigError: the model cannot be shared by so many ranks; the message names what does not divide.
     """
     weights = ExpectedWeights(dtype, ranks)
-    FAMILIES[config.architecture].build(config, weights)
+    family_code(config.architecture).build(config, weights)
     return weights
 
 
@@ -87,7 +86,7 @@ def load_model(
 
     Args:
         room_for_copies_bytes: what second copies of small weights may take (`half_weights`).
-        on_read: told before the first tensor and after each how many of the share's bytes in the files are read.
+        on_read: called before the first tensor and after each, with the bytes read so far and the bytes of the share.
 
     Raises:
         RuntimeFailure: CheckpointInvalid, naming file and tensor; InvalidConfig, as `expected_weights`.
@@ -97,10 +96,10 @@ def load_model(
         checkpoint.check(wanted.expected.items())
         total_bytes = sum(numel * checkpoint.element_bytes(name) for name, numel in wanted.reads)
 
-        def tell() -> None:
+        def report() -> None:
             if on_read is not None:
                 on_read(checkpoint.bytes_read, total_bytes)
 
-        tell()
-        weights = LoadedWeights(checkpoint, dtype, device, ranks, tell, room_for_copies_bytes)
-        return FAMILIES[config.architecture].build(config, weights)
+        report()
+        weights = LoadedWeights(checkpoint, dtype, device, ranks, report, room_for_copies_bytes)
+        return family_code(config.architecture).build(config, weights)

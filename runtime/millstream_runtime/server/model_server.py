@@ -24,15 +24,15 @@ from millstream_runtime.boot import SERVING_PHASES, BootLedger, BootSnapshot, Ph
 from millstream_runtime.config import LiveConfig, RuntimeConfig
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.logs import log, set_log_level
-from millstream_runtime.server.app import build_app
 from millstream_runtime.server.engine.client import LaunchEngine
-from millstream_runtime.server.engine.progress_watch import NO_PROGRESS_SECONDS, STUCK_SECONDS
 from millstream_runtime.server.engine.restart_policy import RESTART_DELAYS_SECONDS
+from millstream_runtime.server.engine.watchdog import NO_PROGRESS_SECONDS, STUCK_SECONDS
 from millstream_runtime.server.http import limits
 from millstream_runtime.server.http.api_errors import unavailable
 from millstream_runtime.server.http.protocol import CappedHttpProtocol
 from millstream_runtime.server.operations.drain import DrainDoor
 from millstream_runtime.server.operations.live_config import LiveConfigFile
+from millstream_runtime.server.routes import build_app
 from millstream_runtime.server.service import Service
 
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that they close first and never meet a reset

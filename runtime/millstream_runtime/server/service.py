@@ -15,10 +15,10 @@ import msgspec
 from millstream_runtime.boot import BootLedger, Phase
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.engine_process.messages import ModelLimits
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.logs import log
 from millstream_runtime.server.engine.client import EngineClient, LaunchEngine
-from millstream_runtime.server.engine.progress_watch import NO_PROGRESS_SECONDS, STUCK_SECONDS
+from millstream_runtime.server.engine.watchdog import NO_PROGRESS_SECONDS, STUCK_SECONDS
 from millstream_runtime.server.http import limits
 from millstream_runtime.server.http.api_errors import ApiError, engine_failed, unavailable
 from millstream_runtime.server.http.api_keys import ApiKeys
@@ -101,7 +101,7 @@ class Service:
         except Exception as error:  # a bug; the sentence must not hide it
             log.error("tokenizer_crashed", traceback="".join(traceback.format_exception(error)))
             message = f"The tokenizer in {folder} cannot be loaded ({type(error).__name__}); see the log."
-            self.engine.give_up(RuntimeFailure(Reason.CHECKPOINT_INVALID, message))
+            self.engine.give_up(RuntimeFailure(FailureReason.CHECKPOINT_INVALID, message))
         else:
             self._enter_ready()
 

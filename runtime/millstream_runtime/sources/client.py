@@ -24,7 +24,7 @@ from typing import Protocol
 from urllib.parse import urljoin, urlsplit
 
 from millstream_runtime import __version__
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 MAX_REDIRECTS = 8
 ERROR_BODY_LIMIT_BYTES = 2048
@@ -198,7 +198,8 @@ class Client:
                 continue
             if len(body) > limit_bytes:
                 raise RuntimeFailure(
-                    Reason.DOWNLOAD_FAILED, f"{without_query(url)} sends more than the {limit_bytes} bytes allowed."
+                    FailureReason.DOWNLOAD_FAILED,
+                    f"{without_query(url)} sends more than the {limit_bytes} bytes allowed.",
                 )
             return body, response
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.sources.folder import FreeSpace, Marker, ModelFolder, free_bytes
 from millstream_runtime.sources.layers import LayerContent, model_folder_of, read_record, stack, unpack
 from millstream_runtime.sources.lock import FolderLock, LockTimes
@@ -245,7 +245,7 @@ class _Run:
         try:
             content = unpack(blob.path, folder, layer.root, where, guard=self._guard, need=self._folder.require_space)
         except RuntimeFailure as failure:
-            if failure.reason is Reason.CHECKPOINT_INVALID:
+            if failure.reason is FailureReason.CHECKPOINT_INVALID:
                 blob.path.unlink(missing_ok=True)  # what was refused once would be refused again
             raise
         blob.path.unlink()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.sources.selection import is_support_file, is_weights_file
 from millstream_runtime.sources.transfer import LocalFile, RemoteFile, disk_failure, verified
 
@@ -128,7 +128,7 @@ class ModelFolder:
         free = self._free_space(self.path)
         if size_bytes + SPARE_BYTES > free:
             raise RuntimeFailure(
-                Reason.DISK_FULL,
+                FailureReason.DISK_FULL,
                 f"{self.path} has {free / 1e9:.2f} GB free and {(size_bytes + SPARE_BYTES) / 1e9:.2f} GB are still "
                 "to come; give the model cache a larger volume.",
             )

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.sources.client import (
     BearerAuth,
     Client,
@@ -103,10 +103,10 @@ class HuggingFace:
     def explain(self, error: TransferError, what: str) -> RuntimeFailure:
         about = f"{self.repository} on {urlsplit(self.endpoint).hostname}"
         if not isinstance(error, HTTPStatus):
-            return RuntimeFailure(Reason.DOWNLOAD_FAILED, f"Fetching {what} of {about} failed: {error}.")
+            return RuntimeFailure(FailureReason.DOWNLOAD_FAILED, f"Fetching {what} of {about} failed: {error}.")
         code = error.headers.get("x-error-code", "")
         if error.status in (401, 403):
-            return RuntimeFailure(Reason.DOWNLOAD_UNAUTHORIZED, self._refusal(error.status, code, about))
+            return RuntimeFailure(FailureReason.DOWNLOAD_UNAUTHORIZED, self._refusal(error.status, code, about))
         if code == "RevisionNotFound":
             sentence = f"{about} has no revision {self.requested_revision!r} (HTTP {error.status})."
         elif code == "EntryNotFound":
@@ -115,7 +115,7 @@ class HuggingFace:
             sentence = f"There is no {self} on {urlsplit(self.endpoint).hostname} (HTTP 404); check name and revision."
         else:
             sentence = f"Fetching {what} of {about} failed: {error}."
-        return RuntimeFailure(Reason.DOWNLOAD_FAILED, sentence)
+        return RuntimeFailure(FailureReason.DOWNLOAD_FAILED, sentence)
 
     def _refusal(self, status: int, code: str, about: str) -> str:
         if code == "GatedRepo":
@@ -150,7 +150,7 @@ def _read_listing(body: bytes, url: str) -> tuple[str, list[dict[str, Any]]]:
         return commit, [sibling for sibling in siblings if isinstance(sibling["rfilename"], str)]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RuntimeFailure(
-            Reason.DOWNLOAD_FAILED, f"{without_query(url)} does not answer as a model hub does: {error!r}."
+            FailureReason.DOWNLOAD_FAILED, f"{without_query(url)} does not answer as a model hub does: {error!r}."
         ) from None
 
 
@@ -180,7 +180,9 @@ def _from_headers(headers: Mapping[str, str], name: str) -> tuple[int, Digest | 
     etag = headers.get("x-linked-etag", headers.get("etag", "")).removeprefix("W/").strip('"')
     size = headers.get("x-linked-size", headers.get("content-length", ""))
     if not size.isdecimal():
-        raise RuntimeFailure(Reason.DOWNLOAD_FAILED, f"The hub tells no size for {name}, so it cannot be checked.")
+        raise RuntimeFailure(
+            FailureReason.DOWNLOAD_FAILED, f"The hub tells no size for {name}, so it cannot be checked."
+        )
     if _SHA256.fullmatch(etag):
         return int(size), Digest("sha256", etag)
     return int(size), Digest("git-sha1", etag) if _GIT_SHA1.fullmatch(etag) else None

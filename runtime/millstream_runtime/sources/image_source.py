@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.sources.client import Client, HTTPStatus, RetryPolicy, TransferError
 from millstream_runtime.sources.image_reference import ImageReference, parse_reference
 from millstream_runtime.sources.registry_auth import RegistryAuth, read_login
@@ -104,19 +104,19 @@ class ImageSource:
 
     def explain(self, error: TransferError, what: str) -> RuntimeFailure:
         if not isinstance(error, HTTPStatus):
-            return RuntimeFailure(Reason.DOWNLOAD_FAILED, f"Fetching {what} of {self} failed: {error}.")
+            return RuntimeFailure(FailureReason.DOWNLOAD_FAILED, f"Fetching {what} of {self} failed: {error}.")
         if error.status in (401, 403):
             given = "the login of the image pull Secret was refused" if self._auth.has_login else "no login was given"
             return RuntimeFailure(
-                Reason.DOWNLOAD_UNAUTHORIZED,
+                FailureReason.DOWNLOAD_UNAUTHORIZED,
                 f"{self.reference.registry} does not let us read {self.reference.repository} (HTTP {error.status}): "
                 f"{given}.",
             )
         if error.status == 404:
             return RuntimeFailure(
-                Reason.DOWNLOAD_FAILED, f"{what} of {self} does not exist (HTTP 404); check name and tag."
+                FailureReason.DOWNLOAD_FAILED, f"{what} of {self} does not exist (HTTP 404); check name and tag."
             )
-        return RuntimeFailure(Reason.DOWNLOAD_FAILED, f"Fetching {what} of {self} failed: {error}.")
+        return RuntimeFailure(FailureReason.DOWNLOAD_FAILED, f"Fetching {what} of {self} failed: {error}.")
 
     def _manifest(self, version: str) -> tuple[dict[str, Any], str]:
         """A manifest or index, and its digest, which is checked where it was asked for."""
@@ -128,7 +128,7 @@ class ImageSource:
         digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
         if version.startswith("sha256:") and digest != version:
             raise RuntimeFailure(
-                Reason.DOWNLOAD_FAILED,
+                FailureReason.DOWNLOAD_FAILED,
                 f"{self.reference.registry} answered {version} with a manifest that is {digest}.",
             )
         try:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.sources.client import TransferError
 from millstream_runtime.sources.layers import (
     EXPANSION_FLOOR_BYTES,
@@ -169,7 +169,8 @@ class RemoteShelf:
         hashes.update(data)
         if len(data) != file.size_bytes or not hashes.fit():
             raise RuntimeFailure(
-                Reason.DOWNLOAD_FAILED, f"{name} of {self._source} does not have the digest that its source promised."
+                FailureReason.DOWNLOAD_FAILED,
+                f"{name} of {self._source} does not have the digest that its source promised.",
             )
         return data
 

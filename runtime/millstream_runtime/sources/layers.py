@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Generic, Protocol, TypeVar, cast
 
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.sources.selection import (
     SUPPORT_LIMIT_BYTES,
     invalid,
@@ -144,7 +144,7 @@ def decompressed(raw: ByteSource, magic: bytes, where: str) -> Iterator[ByteSour
     """`raw` without its compression; what is damaged becomes a RuntimeFailure."""
     if magic.startswith(ZSTD_MAGIC):
         raise RuntimeFailure(
-            Reason.UNSUPPORTED_BY_RUNTIME,
+            FailureReason.UNSUPPORTED_BY_RUNTIME,
             f"{where} is compressed with zstd, which this Python cannot read; push it as tar or tar+gzip "
             "(weights hardly compress: plain tar is the fastest).",
         )

@@ -35,7 +35,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 LOCK_NAME = ".millstream-lock"
 CONTENT_LIMIT_BYTES = 4096
@@ -90,7 +90,7 @@ class FolderLock:
         silent_seconds = time.monotonic() - self._confirmed_at
         if self._lost.is_set() or silent_seconds > self._times.fence_seconds:
             raise RuntimeFailure(
-                Reason.DOWNLOAD_FAILED,
+                FailureReason.DOWNLOAD_FAILED,
                 f"{self._path.parent} could not be kept locked (its volume did not answer, or another pod took over); "
                 "what has arrived is kept and the next try goes on from there.",
             )

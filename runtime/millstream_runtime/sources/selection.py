@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
@@ -91,7 +91,7 @@ def safe_relative_path(name: str) -> PurePosixPath | None:
 
 def invalid(message: str) -> RuntimeFailure:
     """A checkpoint that no download can mend."""
-    return RuntimeFailure(Reason.CHECKPOINT_INVALID, message)
+    return RuntimeFailure(FailureReason.CHECKPOINT_INVALID, message)
 
 
 def _is_plain(name: str) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.sources.client import Client, ConnectionLost, HTTPStatus, Response, Retry, TransferError
 from millstream_runtime.sources.progress import Progress
 
@@ -136,7 +136,7 @@ class Transfer:
             if attempt + 1 < DIGEST_ATTEMPTS:
                 self._progress.say(f"{file.name} does not have the digest that its source promised; fetching it again")
         raise RuntimeFailure(
-            Reason.DOWNLOAD_FAILED,
+            FailureReason.DOWNLOAD_FAILED,
             f"{file.name} arrived {DIGEST_ATTEMPTS} times with another {_digest_words(file)} than its source promised; "
             "a proxy or mirror on the way changes or cuts content.",
         )
@@ -242,9 +242,10 @@ def disk_failure(error: OSError, folder: Path) -> RuntimeFailure:
     """DiskFull where the disk or a quota is; else DownloadFailed that names what the file system said."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return RuntimeFailure(
-            Reason.DISK_FULL, f"No space is left in {folder}; give the model cache a larger volume and try again."
+            FailureReason.DISK_FULL,
+            f"No space is left in {folder}; give the model cache a larger volume and try again.",
         )
-    return RuntimeFailure(Reason.DOWNLOAD_FAILED, f"{folder} cannot be written: {error.strerror or error}.")
+    return RuntimeFailure(FailureReason.DOWNLOAD_FAILED, f"{folder} cannot be written: {error.strerror or error}.")
 
 
 def _require_range(response: Response, start: int) -> None:

@@ -20,7 +20,7 @@ import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
 
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 MAX_RENDERED_CHARACTERS = 16 << 20
 
@@ -41,7 +41,7 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
             raise RuntimeFailure(
-                Reason.CHECKPOINT_INVALID, f"The model's chat template is not valid Jinja: {error}."
+                FailureReason.CHECKPOINT_INVALID, f"The model's chat template is not valid Jinja: {error}."
             ) from error
         # Jinja would copy its globals name by name, through two layers, for every conversation.
         self._constants = {

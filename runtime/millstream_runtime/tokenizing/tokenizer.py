@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
 
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.tokenizing.chat_template import ChatTemplate
 from millstream_runtime.tokenizing.detokenizer import (
     ByteLevelDetokenizer,
@@ -50,14 +50,14 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise RuntimeFailure(
-                Reason.CHECKPOINT_INVALID,
+                FailureReason.CHECKPOINT_INVALID,
                 f"{path} is missing; save the tokenizer with `tokenizer.save_pretrained(...)` of its fast version.",
             )
         try:
             fast = FastTokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises bare Exception for every parse error
             raise RuntimeFailure(
-                Reason.CHECKPOINT_INVALID, f"{path} is not a tokenizer: {_first_line(error)}."
+                FailureReason.CHECKPOINT_INVALID, f"{path} is not a tokenizer: {_first_line(error)}."
             ) from error
         settings = read_json(folder / "tokenizer_config.json")
         source = _template_source(folder, settings)
@@ -126,10 +126,10 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RuntimeFailure(
-            Reason.CHECKPOINT_INVALID, f"{path} is not readable JSON: {_first_line(error)}."
+            FailureReason.CHECKPOINT_INVALID, f"{path} is not readable JSON: {_first_line(error)}."
         ) from error
     if not isinstance(content, dict):
-        raise RuntimeFailure(Reason.CHECKPOINT_INVALID, f"{path} must hold a JSON object.")
+        raise RuntimeFailure(FailureReason.CHECKPOINT_INVALID, f"{path} must hold a JSON object.")
     return content
 
 
@@ -141,7 +141,7 @@ def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
             return path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise RuntimeFailure(
-                Reason.CHECKPOINT_INVALID, f"{path} is not readable text: {_first_line(error)}."
+                FailureReason.CHECKPOINT_INVALID, f"{path} is not readable text: {_first_line(error)}."
             ) from error
     template = settings.get("chat_template")
     if isinstance(template, list):  # older folders hold several by name

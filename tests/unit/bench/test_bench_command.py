@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from millstream.bench import compare
-from millstream.bench.load import Load
+from millstream.bench.load_generator import Load
 from millstream.bench.measure import RequestRecord
 from millstream.bench.workload import PlannedRequest
 from millstream.cli import main
@@ -264,7 +264,7 @@ async def test_an_open_loop_does_not_wait_for_answers_and_counts_its_own_latenes
 
 def test_help_lists_bench_and_loads_nothing_heavy() -> None:
     program = (
-        "import sys; from millstream.cli import main; main(['--help']); import millstream.verbs.bench; "
+        "import sys; from millstream.cli import main; main(['--help']); import millstream.commands.bench; "
         "print([name for name in ('torch', 'numpy', 'fastapi', 'tokenizers') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)

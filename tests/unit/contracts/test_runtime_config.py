@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream_runtime.config import Device, DType, LogLevel, RuntimeConfig
-from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 
 configs = st.builds(
     RuntimeConfig,
@@ -61,5 +61,5 @@ def test_bad_flags_give_one_sentence_that_names_the_flag(args: list[str], named:
 
 
 def test_a_termination_message_never_exceeds_what_the_kubelet_keeps() -> None:
-    failure = RuntimeFailure(Reason.CHECKPOINT_INVALID, "Ä" * 10_000)
+    failure = RuntimeFailure(FailureReason.CHECKPOINT_INVALID, "Ä" * 10_000)
     assert len(failure.termination_message().encode()) <= 4096

@@ -11,7 +11,7 @@ from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.distributed.channel import MAX_MESSAGE_BYTES, Channel
 from millstream_runtime.distributed.messages import Command, Leave, LoadShard, Measured, RankFailed, Reply
 from millstream_runtime.engine.execution.step_input import ChunkInput, Scrub, StepInput
-from millstream_runtime.errors import Reason
+from millstream_runtime.errors import FailureReason
 
 Leading = Channel[Command, Reply]
 Following = Channel[Reply, Command]
@@ -35,7 +35,7 @@ def test_what_is_sent_arrives(ends: tuple[Leading, Following, socket.socket]) ->
     for command in commands:
         leading.send(command)
     assert [following.receive() for _ in commands] == commands
-    replies: list[Reply] = [Measured(1 << 40), RankFailed(Reason.OUT_OF_MEMORY, "Rank 1 ran out of memory.")]
+    replies: list[Reply] = [Measured(1 << 40), RankFailed(FailureReason.OUT_OF_MEMORY, "Rank 1 ran out of memory.")]
     for reply in replies:
         following.send(reply)
     assert [leading.receive() for _ in replies] == replies

@@ -24,7 +24,7 @@ from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.distributed.leader import Leader
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.request import Request, SamplingParams
-from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from tests.support.tiny_model import write_tiny_model
 
 ROOT = Path(__file__).parents[3]
@@ -93,11 +93,11 @@ def test_a_killed_rank_fails_the_running_step_and_is_told_once(
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(RuntimeFailure, match=r"Rank 1 was killed by SIGKILL") as caught:
         list(iter(running.step, []))
-    assert caught.value.reason is Reason.NCCL_FAILED
+    assert caught.value.reason is FailureReason.NCCL_FAILED
     assert running.has_work()
     with pytest.raises(RuntimeFailure, match=r"Rank 1 was killed by SIGKILL"):
         running.step()
-    assert [(one.reason, one.message) for one in told] == [(Reason.NCCL_FAILED, caught.value.message)]
+    assert [(one.reason, one.message) for one in told] == [(FailureReason.NCCL_FAILED, caught.value.message)]
 
 
 @pytest.mark.parametrize("engine", [3.0], indirect=True)
@@ -108,7 +108,7 @@ def test_a_rank_that_lives_but_does_not_answer_runs_into_the_timeout(
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(RuntimeFailure, match=r"The ranks lost each other: .*[Tt]ime") as caught:
         running.step()
-    assert caught.value.reason is Reason.NCCL_FAILED
+    assert caught.value.reason is FailureReason.NCCL_FAILED
     assert "\n" not in caught.value.message
 
 
@@ -120,7 +120,7 @@ def test_what_only_rank_one_reads_is_refused_in_its_words(folder: Path, tmp_path
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(RuntimeFailure, match=r"^Rank 1: .*layers\.1\.mlp\.up_proj") as caught:
         Engine(config(tmp_path), quietly)
-    assert caught.value.reason is Reason.CHECKPOINT_INVALID
+    assert caught.value.reason is FailureReason.CHECKPOINT_INVALID
 
 
 def test_a_size_that_cannot_be_is_refused_before_anything_is_started(

@@ -9,7 +9,7 @@ import pytest
 
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.request import FinishReason, Request, SamplingParams
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy, requests_for
 
 PROMPT = [5, 17, 80, 3]
@@ -214,7 +214,7 @@ def test_a_pool_too_small_for_what_was_asked_is_refused_with_the_ledger(
     folder = write_model(max_position_embeddings=32768)
     with pytest.raises(RuntimeFailure, match=r"32768 tokens needs .*lower --max-model-len") as caught:
         make_engine(folder, max_model_len=32768)
-    assert caught.value.reason is Reason.OUT_OF_MEMORY
+    assert caught.value.reason is FailureReason.OUT_OF_MEMORY
     engine = make_engine(folder)  # nobody asked for a length: it shrinks to what fits
     assert engine.model_config.max_model_len == (1 << 20) // (2 * 2 * 2 * 12 * 4 * 16) * 16
 
@@ -222,7 +222,7 @@ def test_a_pool_too_small_for_what_was_asked_is_refused_with_the_ledger(
 def test_a_length_beyond_the_model_is_refused(write_model: WriteModel, make_engine: MakeEngine) -> None:
     with pytest.raises(RuntimeFailure, match="at most 256") as caught:
         make_engine(write_model(), max_model_len=257)
-    assert caught.value.reason is Reason.INVALID_CONFIG
+    assert caught.value.reason is FailureReason.INVALID_CONFIG
 
 
 def test_a_request_whose_numbers_go_wrong_ends_alone(engine: Engine) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from millstream_runtime.boot import Phase
 from millstream_runtime.engine.host_limits import oom_kills
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.server.engine.subprocess import death_of
 from tests.support.engine_processes import serving_from_a_process
 from tests.support.server_thread import ServerThread, wait_for
@@ -86,7 +86,7 @@ def test_a_killed_engine_is_an_error_at_once_and_another_one_serves(tiny_model: 
         os.kill(engines.launched[1].pid, signal.SIGSEGV)  # once more than is allowed here
         server.join()
     assert isinstance(server.failure, RuntimeFailure)
-    assert server.failure.reason is Reason.RUNTIME_CRASHED
+    assert server.failure.reason is FailureReason.RUNTIME_CRASHED
     assert "SIGSEGV" in server.failure.message
     assert "started again once" in server.failure.message
     assert server.ledger.snapshot().phase is Phase.FAILED
@@ -107,7 +107,7 @@ def test_what_the_engine_refuses_to_load_is_told_in_its_own_words(tiny_model: Pa
     with serving_from_a_process(tiny_model, max_model_len=1 << 20, restart_delays_seconds=(0.0,)) as (server, engines):
         server.join()
     assert isinstance(server.failure, RuntimeFailure)
-    assert server.failure.reason is Reason.INVALID_CONFIG
+    assert server.failure.reason is FailureReason.INVALID_CONFIG
     assert "--max-model-len" in server.failure.message
     assert len(engines.launched) == 1
 
@@ -162,7 +162,7 @@ def is_zombie(pid: int) -> bool:
 
 def test_the_http_process_needs_no_torch(tiny_model: Path) -> None:
     program = (
-        "import sys, millstream.verbs.serve, millstream_runtime.server.model_server\n"
+        "import sys, millstream.commands.serve, millstream_runtime.server.model_server\n"
         "import millstream_runtime.tokenizing.tokenizer\n"
         "import millstream_runtime.server.engine.subprocess\n"
         "millstream_runtime.tokenizing.tokenizer.Tokenizer.from_folder(__import__('pathlib').Path(sys.argv[1]))\n"
@@ -175,13 +175,13 @@ def test_the_http_process_needs_no_torch(tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "out_of_memory", "reason", "named"),
     [
-        (-signal.SIGKILL, True, Reason.OUT_OF_MEMORY, "memory limit"),
-        (-signal.SIGKILL, False, Reason.RUNTIME_CRASHED, "SIGKILL"),
-        (-signal.SIGABRT, True, Reason.RUNTIME_CRASHED, "SIGABRT"),
-        (3, False, Reason.RUNTIME_CRASHED, "exit code 3"),
+        (-signal.SIGKILL, True, FailureReason.OUT_OF_MEMORY, "memory limit"),
+        (-signal.SIGKILL, False, FailureReason.RUNTIME_CRASHED, "SIGKILL"),
+        (-signal.SIGABRT, True, FailureReason.RUNTIME_CRASHED, "SIGABRT"),
+        (3, False, FailureReason.RUNTIME_CRASHED, "exit code 3"),
     ],
 )
-def test_how_a_process_died_is_told(code: int, out_of_memory: bool, reason: Reason, named: str) -> None:
+def test_how_a_process_died_is_told(code: int, out_of_memory: bool, reason: FailureReason, named: str) -> None:
     death = death_of(code, out_of_memory=out_of_memory)
     assert death.reason is reason
     assert named in death.message

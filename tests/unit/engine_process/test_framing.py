@@ -39,7 +39,7 @@ from millstream_runtime.engine_process.messages import (
     decode_event,
     encode,
 )
-from millstream_runtime.errors import Reason
+from millstream_runtime.errors import FailureReason
 
 STATS = EngineStats(1, 2, 3, 4, 16, 5, 6, 7, 8, 9, 10)
 PARAMS = SamplingParams(
@@ -77,7 +77,7 @@ EVENTS: list[Event] = [
         heartbeat_seconds=0.125,
     ),
     Refused("id", "why"),
-    Failed(Reason.OUT_OF_MEMORY, "why"),
+    Failed(FailureReason.OUT_OF_MEMORY, "why"),
 ]
 
 

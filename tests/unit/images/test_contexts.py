@@ -46,6 +46,7 @@ def test_the_tag_is_the_same_for_the_same_inputs(checkout: Path) -> None:
     [
         ("runtime/millstream_runtime/engine/request.py", {"runtime"}),
         ("runtime/millstream_runtime/config.py", {"operator", "runtime"}),
+        ("runtime/millstream_runtime/model_families.py", {"operator", "runtime"}),
         ("operator/millstream_operator/api/spec.py", {"operator"}),
         ("requirements/operator.txt", {"operator"}),
         ("models/demo-chat/config.json", {"runtime"}),
@@ -80,7 +81,7 @@ def test_without_models_there_is_no_runtime_image(checkout: Path) -> None:
 
 
 def test_the_operator_starts_from_what_its_image_holds(checkout: Path, tmp_path: Path) -> None:
-    """The image has three files of the runtime package: importing the whole operator must need no fourth."""
+    """The image has only the contract files of the runtime package: importing the whole operator must need no other."""
     recipe = read_recipe("operator", checkout, "base")
     app = context_of("operator", recipe, checkout)["app"]
     folder = tmp_path / "app"

@@ -165,7 +165,7 @@ def small_checkout(folder: Path) -> Path:
     return folder
 
 
-CONTRACT = ("__init__.py", "config.py", "config_files.py", "errors.py")
+CONTRACT = ("__init__.py", "config.py", "config_files.py", "errors.py", "model_families.py")
 
 
 def test_an_image_is_pushed_once_and_an_edit_pushes_one_layer(

@@ -6,7 +6,7 @@ import io
 import subprocess
 import sys
 
-from millstream.boot_view import BootView
+from millstream.boot_progress import BootView
 from millstream_runtime.boot import BootLedger, BootSnapshot, Phase, measure_process_age_seconds
 from millstream_runtime.config import RuntimeConfig
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from millstream.boot_view import BootView, reading
+from millstream.boot_progress import BootView, reading
 from millstream_runtime.boot import BootLedger, Phase, WeightsProgress
 from millstream_runtime.boot_eta import eta_seconds
 from millstream_runtime.config import RuntimeConfig

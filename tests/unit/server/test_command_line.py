@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from millstream.cli import report
-from millstream.verbs.serve import config_from_command_line, serve
+from millstream.commands.serve import config_from_command_line, serve
 from millstream_runtime.boot import BootLedger
 from millstream_runtime.errors import InvalidConfigError, RuntimeFailure
 from millstream_runtime.server.http.sockets import bind

@@ -18,7 +18,7 @@ import pytest
 from millstream_runtime.boot import Phase
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.engine_process.loop import EngineLike, OnPhase, load_engine
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.server.http import limits
 from tests.support.server_thread import ServerThread, serving, wait_for
 from tests.support.slow_steps import SlowSteps
@@ -224,7 +224,7 @@ def test_a_dying_engine_tells_every_client_at_once_and_ends_the_process(tiny_mod
         assert "secret" not in answer.text + str(last)
         server.join()
     assert isinstance(server.failure, RuntimeFailure)
-    assert server.failure.reason is Reason.RUNTIME_CRASHED
+    assert server.failure.reason is FailureReason.RUNTIME_CRASHED
     assert "ZeroDivisionError" in server.failure.message
     assert "secret" not in server.failure.message
     assert server.ledger.snapshot().phase is Phase.FAILED
@@ -236,7 +236,7 @@ def test_running_out_of_memory_has_a_reason_of_its_own(tiny_model: Path) -> None
     with serving(tiny_model, make_engine=slow.make) as server:
         server.join()
     assert isinstance(server.failure, RuntimeFailure)
-    assert server.failure.reason is Reason.OUT_OF_MEMORY
+    assert server.failure.reason is FailureReason.OUT_OF_MEMORY
 
 
 def test_a_request_the_engine_refuses_fails_alone(tiny_model: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.sources import transfer
 from millstream_runtime.sources.client import RetryPolicy
 from millstream_runtime.sources.fetch import FetchOptions, FetchResult, fetch
@@ -100,7 +100,7 @@ def test_the_next_process_resumes_what_the_last_one_left(fetching: Fetching, hub
     cdn.faults.append(Fault("/blobs/", times=8, cut_after_bytes=100_000))
     fetching.policy = replace(fetching.policy, attempts=1)
     fetching.options = replace(fetching.options, parallel=1)  # what others had in flight would come again
-    assert fetching.failure().reason is Reason.DOWNLOAD_FAILED
+    assert fetching.failure().reason is FailureReason.DOWNLOAD_FAILED
     assert not fetching.complete()
     assert fetching.visible() == set(), "nothing looks like a model before all of it is right"
     cdn.faults.clear()
@@ -127,7 +127,7 @@ def test_content_that_stays_wrong_is_refused_and_leaves_nothing(
     for server in (hub, cdn):
         server.faults.append(Fault(where, times=100, garble=True))
     failure = fetching.failure()
-    assert failure.reason is Reason.DOWNLOAD_FAILED
+    assert failure.reason is FailureReason.DOWNLOAD_FAILED
     assert "its source promised" in failure.message
     assert not fetching.complete()
     assert fetching.visible() == set()
@@ -158,7 +158,7 @@ def test_a_busy_hub_is_asked_again_when_it_says(
 def test_a_hub_that_stays_broken_is_named_with_its_code(fetching: Fetching, hub: LocalHub, naps: Naps) -> None:
     hub.faults.append(Fault("/api/models", times=100, status=502))
     failure = fetching.failure()
-    assert failure.reason is Reason.DOWNLOAD_FAILED
+    assert failure.reason is FailureReason.DOWNLOAD_FAILED
     assert "HTTP 502" in failure.message
     assert len(naps.seconds) == 3, "four attempts"
 
@@ -167,14 +167,14 @@ def test_nobody_at_the_endpoint(fetching: Fetching) -> None:
     source = HuggingFace("org/tiny", endpoint="http://127.0.0.1:9", policy=fetching.policy)
     with pytest.raises(RuntimeFailure, match="does not answer") as caught:
         fetch(source, fetching.into, fetching.said.append, fetching.options)
-    assert caught.value.reason is Reason.DOWNLOAD_FAILED
+    assert caught.value.reason is FailureReason.DOWNLOAD_FAILED
 
 
 def test_tokens(fetching: Fetching, hub: LocalHub, cdn: LocalCDN) -> None:
     hub.token = SECRET
     for token, says in ((None, "no token was given"), ("hf_wrong-one", "The token was refused")):
         failure = fetching.failure(**({"token": token} if token else {}))
-        assert failure.reason is Reason.DOWNLOAD_UNAUTHORIZED
+        assert failure.reason is FailureReason.DOWNLOAD_UNAUTHORIZED
         assert says in failure.message
         assert "HTTP 401" in failure.message
         assert "wrong-one" not in failure.message
@@ -191,7 +191,7 @@ def test_tokens(fetching: Fetching, hub: LocalHub, cdn: LocalCDN) -> None:
 def test_a_gated_repository_says_what_to_do(fetching: Fetching, hub: LocalHub) -> None:
     hub.gated = True
     failure = fetching.failure(token=SECRET)
-    assert failure.reason is Reason.DOWNLOAD_UNAUTHORIZED
+    assert failure.reason is FailureReason.DOWNLOAD_UNAUTHORIZED
     assert "is gated (HTTP 403): accept its conditions at" in failure.message
     assert json.loads(failure.termination_message())["reason"] == "DownloadUnauthorized"
 
@@ -222,7 +222,7 @@ def test_a_disk_that_is_too_small_is_told_before_the_weights(fetching: Fetching,
     fetching.options = replace(fetching.options, free_space=lambda _: 65 << 20)
     hub.files[SHARDS[0]] = safetensors({"model.a.weight": ("BF16", [2 << 20], 4 << 20)})
     failure = fetching.failure()
-    assert failure.reason is Reason.DISK_FULL
+    assert failure.reason is FailureReason.DISK_FULL
     assert "0.07 GB free" in failure.message
     assert cdn.sent("/blobs/") == 0
 
@@ -240,7 +240,7 @@ def test_a_disk_that_fills_up_while_writing(fetching: Fetching, hub: LocalHub, m
     with monkeypatch.context() as patched:
         patched.setattr(transfer._Arrival, "append", full)
         failure = fetching.failure()
-    assert failure.reason is Reason.DISK_FULL
+    assert failure.reason is FailureReason.DISK_FULL
     assert "No space is left in" in failure.message
     assert not fetching.complete()
     assert fetching().downloaded_bytes < fetching().marker.total_bytes - len(hub.files[SHARDS[0]]) + 1
@@ -258,7 +258,7 @@ def test_a_folder_that_cannot_be_one(fetching: Fetching, tmp_path: Path) -> None
 def test_a_redirect_to_something_else_is_not_followed(fetching: Fetching, hub: LocalHub, target: str) -> None:
     hub.faults.append(Fault("tokenizer.json", times=9, status=302, headers={"Location": target}))
     failure = fetching.failure()
-    assert failure.reason is Reason.DOWNLOAD_FAILED
+    assert failure.reason is FailureReason.DOWNLOAD_FAILED
     assert "redirects to" in failure.message
 
 
@@ -285,7 +285,7 @@ def test_a_checkpoint_that_no_server_can_use(
         else:
             hub.files[name] = content
     failure = fetching.failure()
-    assert failure.reason is Reason.CHECKPOINT_INVALID
+    assert failure.reason is FailureReason.CHECKPOINT_INVALID
     assert says in failure.message
     assert not fetching.complete()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.sources import layers
 from millstream_runtime.sources.client import RetryPolicy
 from millstream_runtime.sources.fetch import FetchOptions, FetchResult, fetch
@@ -153,7 +153,7 @@ def test_an_archive_that_would_lead_out_is_refused(
     registry.image("1", tar_of([entry, *below_models(needed())]))
     before = set(tmp_path.parent.iterdir())
     failure = pulling.failure()
-    assert failure.reason is Reason.CHECKPOINT_INVALID
+    assert failure.reason is FailureReason.CHECKPOINT_INVALID
     assert says in failure.message
     assert set(tmp_path.parent.iterdir()) == before
 
@@ -182,7 +182,7 @@ def test_a_member_that_does_not_fit_the_disk(pulling: Pulling, registry: LocalRe
     """The free space is the fake here: enough for the compressed layer, not for what is in it."""
     registry.image("1", tar_of(below_models({"model.safetensors": bytes(9 << 20)}), compress=True))
     pulling.options = replace(pulling.options, free_space=lambda _: 70 << 20)
-    assert pulling.failure().reason is Reason.DISK_FULL
+    assert pulling.failure().reason is FailureReason.DISK_FULL
 
 
 @pytest.mark.parametrize("damage", ["gzip", "not a tar"])
@@ -190,14 +190,14 @@ def test_a_damaged_archive(pulling: Pulling, registry: LocalRegistry, damage: st
     whole = tar_of(below_models(needed()), compress=True)
     registry.image("1", whole[: len(whole) // 2] if damage == "gzip" else b"no tar at all" * 100)
     failure = pulling.failure()
-    assert failure.reason is Reason.CHECKPOINT_INVALID
+    assert failure.reason is FailureReason.CHECKPOINT_INVALID
     assert "not a readable tar archive" in failure.message
 
 
 def test_zstd_is_named(pulling: Pulling, registry: LocalRegistry) -> None:
     registry.image("1", b"\x28\xb5\x2f\xfd" + bytes(100))
     failure = pulling.failure()
-    assert failure.reason is Reason.UNSUPPORTED_BY_RUNTIME
+    assert failure.reason is FailureReason.UNSUPPORTED_BY_RUNTIME
     assert "zstd" in failure.message
 
 
@@ -208,7 +208,7 @@ def test_a_layer_is_resumed_and_checked(pulling: Pulling, registry: LocalRegistr
     assert registry.sent("/blobs/") == len(tar_of(below_models(needed())))
     pulling.into = pulling.into.with_name("other")
     registry.faults.append(Fault("/blobs/", times=9, garble=True))
-    assert pulling.failure().reason is Reason.DOWNLOAD_FAILED
+    assert pulling.failure().reason is FailureReason.DOWNLOAD_FAILED
 
 
 def test_a_layer_that_was_unpacked_is_not_fetched_again(pulling: Pulling, registry: LocalRegistry) -> None:
@@ -231,11 +231,11 @@ def test_a_login(pulling: Pulling, registry: LocalRegistry, tmp_path: Path, want
     registry.wants = wants
     registry.artifact("1", needed())
     failure = pulling.failure()
-    assert failure.reason is Reason.DOWNLOAD_UNAUTHORIZED
+    assert failure.reason is FailureReason.DOWNLOAD_UNAUTHORIZED
     assert "no login was given" in failure.message
     pulling.docker_config = write_docker_config(tmp_path / "config.json", registry.host, "another password")
     failure = pulling.failure()
-    assert failure.reason is Reason.DOWNLOAD_UNAUTHORIZED
+    assert failure.reason is FailureReason.DOWNLOAD_UNAUTHORIZED
     assert "was refused" in failure.message
     assert "another" not in failure.message
     write_docker_config(tmp_path / "config.json", f"https://{registry.host}/v2/")
@@ -261,7 +261,7 @@ def test_a_manifest_that_is_not_the_one_asked_for(pulling: Pulling, registry: Lo
     digest = registry.artifact("1", needed())
     registry.manifests[digest] = (registry.manifests[digest][0], registry.manifests[digest][1] + b" ")
     failure = pulling.failure(f"@{digest}")
-    assert failure.reason is Reason.DOWNLOAD_FAILED
+    assert failure.reason is FailureReason.DOWNLOAD_FAILED
     assert "with a manifest that is" in failure.message
 
 
@@ -292,7 +292,7 @@ def test_an_archive_cut_inside_a_file_is_noticed(pulling: Pulling, registry: Loc
     whole = tar_of([("models/model.safetensors", safetensors({"a": ("F32", [100], 400)}) + bytes(4000))])
     registry.image("1", gzip.compress(whole[:2000]))
     failure = pulling.failure()
-    assert failure.reason is Reason.CHECKPOINT_INVALID
+    assert failure.reason is FailureReason.CHECKPOINT_INVALID
 
 
 def test_of_several_logins_the_one_for_the_registry_counts(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.sources.client import RetryPolicy
 from millstream_runtime.sources.hugging_face import HuggingFace
 from millstream_runtime.sources.image_source import ImageSource
@@ -105,7 +105,7 @@ def test_a_damaged_folder_is_named(tmp_path: Path, name: str, content: bytes, sa
     (tmp_path / name).write_bytes(content)
     with pytest.raises(RuntimeFailure, match=says) as caught:
         inspect_folder(tmp_path)
-    assert caught.value.reason is Reason.CHECKPOINT_INVALID
+    assert caught.value.reason is FailureReason.CHECKPOINT_INVALID
 
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:

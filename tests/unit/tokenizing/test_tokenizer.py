@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.tokenizing.chat_template import ChatTemplate, ChatTemplateError
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 from tests.support.tiny_model import write_tiny_model
@@ -116,7 +116,7 @@ def test_a_broken_folder_is_refused_with_the_file_named(
         (folder / name).write_text(content)
     with pytest.raises(RuntimeFailure) as caught:
         Tokenizer.from_folder(folder)
-    assert caught.value.reason is Reason.CHECKPOINT_INVALID
+    assert caught.value.reason is FailureReason.CHECKPOINT_INVALID
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
 

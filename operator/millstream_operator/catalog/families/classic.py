@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from millstream_operator.catalog.config_fields import ConfigFields
 from millstream_operator.catalog.model_shape import ModelShape, Parameters
+from millstream_runtime.model_families import ModelFamily
 
 
-def read_falcon(fields: ConfigFields, kind: str) -> ModelShape:
+def read_falcon(fields: ConfigFields, family: ModelFamily) -> ModelShape:
     """Falcon 7B (one KV head), 40B and 180B (grouped heads, "new decoder architecture"), Falcon2 11B."""
     hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers", 32)
     heads, vocabulary = fields.integer("num_attention_heads", 71), fields.integer("vocab_size")
@@ -23,8 +24,8 @@ def read_falcon(fields: ConfigFields, kind: str) -> ModelShape:
     if not fields.flag("parallel_attn", True):
         layer_norms = 2
     return ModelShape(
-        family=kind,
-        architecture="FalconForCausalLM",
+        family=family.model_type,
+        architecture=family.architecture,
         hidden_size=hidden,
         num_layers=layers,
         num_heads=heads,
@@ -46,7 +47,7 @@ def read_falcon(fields: ConfigFields, kind: str) -> ModelShape:
     )
 
 
-def read_gpt_neox(fields: ConfigFields, kind: str) -> ModelShape:
+def read_gpt_neox(fields: ConfigFields, family: ModelFamily) -> ModelShape:
     """GPT-NeoX and Pythia: full attention, biases everywhere."""
     hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers")
     heads, vocabulary = fields.integer("num_attention_heads"), fields.integer("vocab_size")
@@ -55,8 +56,8 @@ def read_gpt_neox(fields: ConfigFields, kind: str) -> ModelShape:
     kv = 2 * hidden * hidden + (2 * hidden if biased else 0)
     attention = kv + 2 * hidden * hidden + (2 * hidden if biased else 0)
     return ModelShape(
-        family=kind,
-        architecture="GPTNeoXForCausalLM",
+        family=family.model_type,
+        architecture=family.architecture,
         hidden_size=hidden,
         num_layers=layers,
         num_heads=heads,

@@ -5,36 +5,14 @@ sparse layer = attention + router + experts × 3 × hidden × expert width [+ sh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from millstream_operator.catalog.config_fields import ConfigFields
 from millstream_operator.catalog.families.attention import read_attention
 from millstream_operator.catalog.model_shape import ModelShape, Parameters
+from millstream_runtime.model_families import ExpertTraits, ModelFamily
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertTraits:
-    architecture: str
-    experts_field: str
-    width_field: str
-    default_experts: int
-    default_experts_per_token: int
-    qkv_bias: bool = False
-    query_key_norms: bool = False
-
-
-FAMILIES: dict[str, ExpertTraits] = {
-    "mixtral": ExpertTraits("MixtralForCausalLM", "num_local_experts", "intermediate_size", 8, 2),
-    "qwen2_moe": ExpertTraits("Qwen2MoeForCausalLM", "num_experts", "moe_intermediate_size", 60, 4, qkv_bias=True),
-    "qwen3_moe": ExpertTraits(
-        "Qwen3MoeForCausalLM", "num_experts", "moe_intermediate_size", 128, 8, query_key_norms=True
-    ),
-}
-
-
-def read(fields: ConfigFields, kind: str) -> ModelShape:
+def read(fields: ConfigFields, family: ModelFamily, traits: ExpertTraits) -> ModelShape:
     """A sparse model; layers that its config keeps dense are counted as dense."""
-    traits = FAMILIES[kind]
     bias = fields.flag("attention_bias")
     attention = read_attention(fields, qkv_bias=fields.flag("qkv_bias", traits.qkv_bias) or bias, output_bias=bias)
     hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers")
@@ -42,14 +20,14 @@ def read(fields: ConfigFields, kind: str) -> ModelShape:
     width = fields.integer(traits.width_field)
     num_experts = fields.integer(traits.experts_field, traits.default_experts)
     vocabulary = fields.integer("vocab_size")
-    sparse = _sparse_layers(fields, kind, layers)
-    shared = fields.integer("shared_expert_intermediate_size", 0, minimum=0) if kind == "qwen2_moe" else 0
+    sparse = layers if traits.every_layer else _sparse_layers(fields, layers)
+    shared = fields.integer("shared_expert_intermediate_size", 0, minimum=0) if traits.shared_expert else 0
     shared_gate = hidden if shared else 0
     norms = 2 * hidden + (2 * attention.head_size if traits.query_key_norms else 0)
     widths = {width} | ({shared} if shared else set()) | ({intermediate} if sparse < layers else set())
     return ModelShape(
-        family=kind,
-        architecture=traits.architecture,
+        family=family.model_type,
+        architecture=family.architecture,
         hidden_size=hidden,
         num_layers=layers,
         num_heads=attention.num_heads,
@@ -73,9 +51,7 @@ def read(fields: ConfigFields, kind: str) -> ModelShape:
     )
 
 
-def _sparse_layers(fields: ConfigFields, kind: str, layers: int) -> int:
-    if kind == "mixtral":
-        return layers
+def _sparse_layers(fields: ConfigFields, layers: int) -> int:
     step = fields.integer("decoder_sparse_step", 1)
     dense_by_name = sum(
         1 for layer in fields.integers("mlp_only_layers") if 0 <= layer < layers and not (layer + 1) % step

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from millstream_operator.catalog.config_fields import ConfigFields
 from millstream_operator.catalog.model_shape import ModelShape, Parameters
+from millstream_runtime.model_families import LatentTraits, ModelFamily
 
-FAMILIES = {"deepseek_v2": "DeepseekV2ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM"}
 
-
-def read(fields: ConfigFields, kind: str) -> ModelShape:
+def read(fields: ConfigFields, family: ModelFamily, traits: LatentTraits) -> ModelShape:
+    """A DeepSeek model; the first layers may be dense."""
     hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers")
     heads, vocabulary = fields.integer("num_attention_heads"), fields.integer("vocab_size")
     latent, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
@@ -24,8 +24,8 @@ def read(fields: ConfigFields, kind: str) -> ModelShape:
     shared = fields.integer("n_shared_experts", 0, minimum=0) * width
     widths = {intermediate, width} | ({shared} if shared else set())
     return ModelShape(
-        family=kind,
-        architecture=FAMILIES[kind],
+        family=family.model_type,
+        architecture=family.architecture,
         hidden_size=hidden,
         num_layers=layers,
         num_heads=heads,
@@ -39,7 +39,7 @@ def read(fields: ConfigFields, kind: str) -> ModelShape:
             attention=layers * (down + up),
             mlp=3 * hidden * (dense * intermediate + sparse * shared),
             experts=sparse * num_experts * 3 * hidden * width,
-            routers=sparse * (num_experts * hidden + (num_experts if kind == "deepseek_v3" else 0)),
+            routers=sparse * (num_experts * hidden + (num_experts if traits.router_bias else 0)),
             norms=layers * (2 * hidden + norms) + hidden,
             head=0 if fields.flag("tie_word_embeddings") else vocabulary * hidden,
         ),

@@ -24,7 +24,7 @@ from millstream_runtime.engine.execution.step_input import ChunkInput, StepInput
 from millstream_runtime.engine.host_limits import memory_limit_bytes, resident_bytes, usable_cpus
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
-from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.parallel import ALONE, Ranks
@@ -67,7 +67,7 @@ def load(config: RuntimeConfig, placement: Placement, ranks: Ranks = ALONE, on_r
     limit_bytes = memory_limit_bytes() // ranks.size if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     whose = "" if ranks.size == 1 else f" on each of {ranks.size} ranks"
     too_large = RuntimeFailure(
-        Reason.OUT_OF_MEMORY,
+        FailureReason.OUT_OF_MEMORY,
         f"The weights of {config.model} need {pool_size.gibibytes(weight_bytes)}{whose} as "
         f"{str(dtype).removeprefix('torch.')}, but {pool_size.gibibytes(limit_bytes)} of memory is usable; give more "
         "memory or a smaller dtype.",

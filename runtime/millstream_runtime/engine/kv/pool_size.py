@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 CPU_POOL_SHARE_PERCENT = 30  # of the container's memory: torch, the tokenizer and activations need theirs
 CPU_RESERVE_BYTES = 256 << 20  # activations of a step, code made for products, HTTP, what malloc keeps
@@ -114,7 +114,7 @@ def size_pool(
     source = f"--kv-cache-memory-bytes is {asked_bytes}" if asked_bytes is not None else str(ledger)
     fits_tokens = num_blocks * block_size_tokens
     raise RuntimeFailure(
-        Reason.OUT_OF_MEMORY,
+        FailureReason.OUT_OF_MEMORY,
         f"The KV cache for one request of {max_model_len} tokens needs {gibibytes(blocks_per_request * block_bytes)}, "
         f"but {source}: that holds {fits_tokens} tokens; lower --max-model-len or give more memory.",
     )

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 INTEGER_LIMIT = 1 << 31  # larger than any size of any model, small enough that no arithmetic on it surprises
 
@@ -82,11 +82,11 @@ class Fields:
         return Fields(self.path, value, prefix=f"{self._prefix}{name}.") if value else None
 
     def invalid(self, name: str, what: str) -> RuntimeFailure:
-        return RuntimeFailure(Reason.CHECKPOINT_INVALID, f"{self.path}: {self._prefix}{name} is {what}.")
+        return RuntimeFailure(FailureReason.CHECKPOINT_INVALID, f"{self.path}: {self._prefix}{name} is {what}.")
 
     def unsupported(self, name: str, value: object, supported: str) -> RuntimeFailure:
         return RuntimeFailure(
-            Reason.UNSUPPORTED_BY_RUNTIME,
+            FailureReason.UNSUPPORTED_BY_RUNTIME,
             f"{self.path}: {name} {value!r} is not supported by this runtime; supported: {supported}.",
         )
 
@@ -101,10 +101,11 @@ def _read_json_object(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RuntimeFailure(
-            Reason.CHECKPOINT_INVALID, f"{path} does not exist; a model folder needs it beside its *.safetensors."
+            FailureReason.CHECKPOINT_INVALID,
+            f"{path} does not exist; a model folder needs it beside its *.safetensors.",
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise RuntimeFailure(Reason.CHECKPOINT_INVALID, f"{path} is not readable JSON: {error}.") from error
+        raise RuntimeFailure(FailureReason.CHECKPOINT_INVALID, f"{path} is not readable JSON: {error}.") from error
     if not isinstance(values, dict):
-        raise RuntimeFailure(Reason.CHECKPOINT_INVALID, f"{path} must hold a JSON object.")
+        raise RuntimeFailure(FailureReason.CHECKPOINT_INVALID, f"{path} must hold a JSON object.")
     return values

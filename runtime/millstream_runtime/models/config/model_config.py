@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.rope_config import RopeConfig, read_rope
 
@@ -188,6 +188,7 @@ def _eos_token_ids(fields: Fields) -> frozenset[int]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
         raise RuntimeFailure(
-            Reason.CHECKPOINT_INVALID, f"{path}: eos_token_id is {value!r}; it must be an integer or a list of them."
+            FailureReason.CHECKPOINT_INVALID,
+            f"{path}: eos_token_id is {value!r}; it must be an integer or a list of them.",
         )
     return frozenset(ids)

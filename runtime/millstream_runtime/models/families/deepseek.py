@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from millstream_runtime.models.config.fields import Fields
-from millstream_runtime.models.config.model_config import ModelConfig, common_fields
+from millstream_runtime.models.config.model_config import ModelConfig, architecture_of, common_fields
 from millstream_runtime.models.config.rope_config import read_rope, yarn_mscale
 from millstream_runtime.models.layers.attention import AttentionSpec, Step
 from millstream_runtime.models.layers.decoder import Decoder, pre_norm_layer
@@ -38,6 +38,7 @@ from millstream_runtime.models.loading.weights import Weights
 
 LATENT_NORM_EPS = 1e-6  # of the latents' norms, whatever rms_norm_eps says
 EXPERT_SIZE = "moe_intermediate_size"  # as config.json says
+DEEPSEEK_V3 = "DeepseekV3ForCausalLM"
 TOPK_METHODS = ("greedy", "group_limited_greedy")  # V2
 
 
@@ -80,7 +81,12 @@ class DeepseekConfig(ModelConfig):
         return float((self.nope_head_dim + self.head_dim) ** -0.5 * mscale**2)
 
 
-def read_v2(fields: Fields) -> DeepseekConfig:
+def read_config(fields: Fields) -> DeepseekConfig:
+    """Either generation, by `architectures`."""
+    return _read_v3(fields) if architecture_of(fields) == DEEPSEEK_V3 else _read_v2(fields)
+
+
+def _read_v2(fields: Fields) -> DeepseekConfig:
     method = fields.get("topk_method", "greedy")
     if method not in TOPK_METHODS:
         raise fields.unsupported("topk_method", method, ", ".join(TOPK_METHODS))
@@ -89,7 +95,7 @@ def read_v2(fields: Fields) -> DeepseekConfig:
     return _read(fields, grouped=method == "group_limited_greedy", is_v3=False)
 
 
-def read_v3(fields: Fields) -> DeepseekConfig:
+def _read_v3(fields: Fields) -> DeepseekConfig:
     return _read(fields, grouped=True, is_v3=True)
 
 

@@ -17,6 +17,7 @@ from millstream_runtime.models.config.model_config import (
     FULL,
     SLIDING,
     ModelConfig,
+    architecture_of,
     common_fields,
     windows_of,
 )
@@ -35,6 +36,7 @@ from millstream_runtime.models.loading.weights import Weights
 
 DEFAULT_HEAD_DIM = DEFAULT_QUERY_SCALAR = 256  # what `transformers` takes where config.json does not say
 DEFAULT_WINDOW = 4096
+GEMMA3 = "Gemma3ForCausalLM"
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0  # Gemma 3
 NORMS = ("input", "post_attention", "pre_feedforward", "post_feedforward")
 
@@ -54,7 +56,12 @@ class GemmaConfig(ModelConfig):
         return not self.windows and self.attention_softcap is None
 
 
-def read_gemma2(fields: Fields) -> GemmaConfig:
+def read_config(fields: Fields) -> GemmaConfig:
+    """Either generation, by `architectures`."""
+    return _read_gemma3(fields) if architecture_of(fields) == GEMMA3 else _read_gemma2(fields)
+
+
+def _read_gemma2(fields: Fields) -> GemmaConfig:
     common = common_fields(
         fields,
         head_dim=DEFAULT_HEAD_DIM,
@@ -64,7 +71,7 @@ def read_gemma2(fields: Fields) -> GemmaConfig:
     return _read(fields, common, full_every=2, softcaps=(50.0, 30.0))
 
 
-def read_gemma3(fields: Fields) -> GemmaConfig:
+def _read_gemma3(fields: Fields) -> GemmaConfig:
     head_dim = fields.integer("head_dim", DEFAULT_HEAD_DIM)
     rope, local_rope = _read_ropes(fields, head_dim)
     common = common_fields(

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 INDEX_NAME = "model.safetensors.index.json"
 FLOAT_DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # safetensors' names, and bytes an element
@@ -149,4 +149,4 @@ def _open(path: Path) -> Any:
 
 
 def _invalid(message: str) -> RuntimeFailure:
-    return RuntimeFailure(Reason.CHECKPOINT_INVALID, message)
+    return RuntimeFailure(FailureReason.CHECKPOINT_INVALID, message)

@@ -36,14 +36,14 @@ from millstream_runtime.engine_process.messages import (
     Submit,
     WeightsRead,
 )
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.logs import log
-from millstream_runtime.server.engine.mailbox import Mailbox
-from millstream_runtime.server.engine.progress_watch import NO_PROGRESS_SECONDS, STUCK_SECONDS, ProgressWatch
+from millstream_runtime.server.engine.output_queue import Mailbox
 from millstream_runtime.server.engine.restart_policy import RESTART_DELAYS_SECONDS, restart_delay_seconds
+from millstream_runtime.server.engine.watchdog import NO_PROGRESS_SECONDS, STUCK_SECONDS, ProgressWatch
 
 # What may pass when the engine is started anew. The others are about files and flags, which stay as they are.
-PASSING = (Reason.RUNTIME_CRASHED, Reason.OUT_OF_MEMORY)
+PASSING = (FailureReason.RUNTIME_CRASHED, FailureReason.OUT_OF_MEMORY)
 
 OnEvent = Callable[[Event], None]
 OnEnd = Callable[[RuntimeFailure], None]  # after the last event; why, as far as it can be seen from outside
@@ -148,7 +148,7 @@ class EngineClient:
             RuntimeFailure: there is no engine that could take it.
         """
         if self._connection is None or not self.is_ready:
-            raise self.failure or RuntimeFailure(Reason.RUNTIME_CRASHED, "The engine is not ready.")
+            raise self.failure or RuntimeFailure(FailureReason.RUNTIME_CRASHED, "The engine is not ready.")
         self._mailboxes[request.request_id] = mailbox
         self._connection.send(Submit(request))
         self._watch.work_came()
@@ -202,7 +202,7 @@ class EngineClient:
             case Refused(request_id, message):
                 mailbox = self._mailboxes.pop(request_id, None)
                 if mailbox is not None:
-                    mailbox.fail(RuntimeFailure(Reason.RUNTIME_CRASHED, message))
+                    mailbox.fail(RuntimeFailure(FailureReason.RUNTIME_CRASHED, message))
             case Failed():
                 self._told = event.as_failure()
                 self._fail_all(self._told)  # its process takes a moment to end; nobody waits for that
@@ -226,7 +226,7 @@ class EngineClient:
         if self._connection is not None:
             message = f"{self._silence(self._watch.stuck_seconds)}, so it was killed."
             log.error("engine_stuck", message=message)
-            self._told = RuntimeFailure(Reason.RUNTIME_CRASHED, message)
+            self._told = RuntimeFailure(FailureReason.RUNTIME_CRASHED, message)
             self._connection.kill()
 
     def _silence(self, seconds: float) -> str:

@@ -17,7 +17,7 @@ from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.engine.host_limits import oom_kills
 from millstream_runtime.engine_process.framing import FrameReader, FramingError, frame
 from millstream_runtime.engine_process.messages import Command, Load, Stop, decode_event, encode
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.logs import log
 from millstream_runtime.server.engine.client import OnEnd, OnEvent
 
@@ -167,11 +167,13 @@ def death_of(exit_code: int, *, out_of_memory: bool) -> RuntimeFailure:
     """What the end of a process tells about its cause. A negative code is the signal, as in `subprocess`."""
     if out_of_memory and exit_code == -signal.SIGKILL:
         return RuntimeFailure(
-            Reason.OUT_OF_MEMORY,
+            FailureReason.OUT_OF_MEMORY,
             "The kernel killed the engine because the container's memory limit was reached; give the pod more, or "
             "lower --max-num-seqs, --max-num-batched-tokens or --kv-cache-memory-bytes.",
         )
     if exit_code < 0:
         name = signal.Signals(-exit_code).name
-        return RuntimeFailure(Reason.RUNTIME_CRASHED, f"The engine process was killed by {name}.")
-    return RuntimeFailure(Reason.RUNTIME_CRASHED, f"The engine process ended with exit code {exit_code}; see the log.")
+        return RuntimeFailure(FailureReason.RUNTIME_CRASHED, f"The engine process was killed by {name}.")
+    return RuntimeFailure(
+        FailureReason.RUNTIME_CRASHED, f"The engine process ended with exit code {exit_code}; see the log."
+    )

@@ -14,8 +14,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from millstream_runtime.server.http.coalescing_transport import HeldHead
 from millstream_runtime.server.http.disconnect import EXTENSION, HangUp
-from millstream_runtime.server.http.held_head import HeldHead
 
 MAX_HEAD_BYTES = 64 << 10  # h11's, so what was accepted before still is
 CHUNK_OVERHEAD = 8  # a chunk of one byte has five beside it; no client that means well sends many of those

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
-from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 
 LISTEN_BACKLOG = 2048
 
@@ -22,7 +22,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             message = f"Port {port} on {host} is in use by another process; stop it or choose another with --port."
-            raise RuntimeFailure(Reason.PORT_IN_USE, message) from error
+            raise RuntimeFailure(FailureReason.PORT_IN_USE, message) from error
         if error.errno == errno.EACCES:
             raise InvalidConfigError(f"--port {port} needs root; choose one above 1023.") from error
         raise InvalidConfigError(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from millstream_runtime.engine.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.server.engine.client import EngineClient
-from millstream_runtime.server.engine.mailbox import Mailbox
+from millstream_runtime.server.engine.output_queue import Mailbox
 from millstream_runtime.server.http import limits
 from millstream_runtime.server.http.api_errors import engine_failed, internal_error
 from millstream_runtime.server.http.disconnect import ClientGoneError

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from millstream_runtime.errors import Reason, RuntimeFailure
-from millstream_runtime.models.registry import FAMILIES, load_model, load_model_config
+from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.models.registry import ARCHITECTURES, load_model, load_model_config
 from tests.support.family_cases import CASES, Models, rope
 from tests.support.tiny_families import model_logits, prompts_of, reference_logits, with_fields
 
@@ -78,7 +78,7 @@ def test_damaged_tensors_are_refused_by_name(name: str, damage: str, models: Mod
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(RuntimeFailure) as caught:
         load_model(load_model_config(tmp_path), tmp_path, torch.float32, torch.device("cpu"))
-    assert caught.value.reason is Reason.CHECKPOINT_INVALID
+    assert caught.value.reason is FailureReason.CHECKPOINT_INVALID
     assert tensor_name in caught.value.message
     assert "\n" not in caught.value.message
 
@@ -87,14 +87,14 @@ def test_an_unsupported_architecture_is_refused_with_the_list_of_the_supported(m
     folder = with_fields(models.folder("llama"), tmp_path / "falcon", architectures=["FalconForCausalLM"])
     with pytest.raises(RuntimeFailure) as caught:
         load_model_config(folder)
-    assert caught.value.reason is Reason.UNSUPPORTED_BY_RUNTIME
+    assert caught.value.reason is FailureReason.UNSUPPORTED_BY_RUNTIME
     assert "'FalconForCausalLM'" in caught.value.message
-    assert all(architecture in caught.value.message for architecture in FAMILIES)
+    assert all(architecture in caught.value.message for architecture in ARCHITECTURES)
     assert "\n" not in caught.value.message
 
 
 def test_every_architecture_of_the_registry_has_a_case(models: Models) -> None:
-    assert {load_model_config(models.folder(name)).architecture for name in CASES} == set(FAMILIES)
+    assert {load_model_config(models.folder(name)).architecture for name in CASES} == set(ARCHITECTURES)
 
 
 @pytest.mark.parametrize(

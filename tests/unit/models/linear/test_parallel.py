@@ -17,7 +17,7 @@ from millstream_runtime.models.linear.parallel import Planned, Ranks
 from millstream_runtime.models.linear.shares import even_share, kv_head_share, rank_config, vocabulary_share
 from millstream_runtime.models.loading.checkpoint import Checkpoint
 from millstream_runtime.models.loading.weights import LoadedWeights
-from millstream_runtime.models.registry import FAMILIES, expected_weights, load_model_config
+from millstream_runtime.models.registry import expected_weights, family_code, load_model_config
 from tests.support.family_cases import CASES, UNEVEN_HEADS, Models, dense
 from tests.support.thread_ranks import on_ranks
 from tests.support.tiny_families import model_logits, prompts_of, with_fields, write_family
@@ -73,7 +73,7 @@ def test_a_rank_reads_its_share_and_nothing_else(name: str, models: Models) -> N
         place = Planned(rank, 2)
         with Checkpoint(folder) as checkpoint:
             weights = LoadedWeights(checkpoint, torch.float32, torch.device("cpu"), place)
-            FAMILIES[config.architecture].build(config, weights)
+            family_code(config.architecture).build(config, weights)
             assert (
                 checkpoint.bytes_read == weights.num_bytes == expected_weights(config, torch.float32, place).num_bytes
             )

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from millstream_runtime.errors import Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 from tests.support.engines import MakeEngine, WriteModel
 
 Tensors = dict[str, torch.Tensor]
@@ -55,7 +55,7 @@ def test_tensors_are_checked(
     edit(tensors)
     save_file(tensors, folder / "model.safetensors")
     failure = refusal(folder, make_engine)
-    assert failure.reason is Reason.CHECKPOINT_INVALID
+    assert failure.reason is FailureReason.CHECKPOINT_INVALID
     assert says in failure.message
     assert GATE in failure.message
 
@@ -65,7 +65,7 @@ def test_a_truncated_file_is_named(folder: Path, make_engine: MakeEngine, keep_b
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep_bytes])
     failure = refusal(folder, make_engine)
-    assert failure.reason is Reason.CHECKPOINT_INVALID
+    assert failure.reason is FailureReason.CHECKPOINT_INVALID
     assert "model.safetensors" in failure.message
     assert "truncated or corrupt" in failure.message
 
@@ -94,28 +94,28 @@ def test_missing_files_are_named(folder: Path, make_engine: MakeEngine) -> None:
 def test_an_index_reads_only_its_own_folder(folder: Path, make_engine: MakeEngine, shard: object) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {GATE: shard}}))
     failure = refusal(folder, make_engine)
-    assert failure.reason is Reason.CHECKPOINT_INVALID
+    assert failure.reason is FailureReason.CHECKPOINT_INVALID
     assert str(shard) in failure.message
 
 
 @pytest.mark.parametrize(
     ("fields", "reason", "says"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, Reason.UNSUPPORTED_BY_RUNTIME, "'GPT2LMHeadModel'"),
-        ({"architectures": []}, Reason.CHECKPOINT_INVALID, "architectures"),
-        ({"hidden_act": "gelu"}, Reason.UNSUPPORTED_BY_RUNTIME, "hidden_act 'gelu'"),
-        ({"quantization_config": {"quant_method": "awq"}}, Reason.UNSUPPORTED_BY_RUNTIME, "'awq'"),
-        ({"rope_parameters": {"rope_type": "proportional"}}, Reason.UNSUPPORTED_BY_RUNTIME, "'proportional'"),
-        ({"rope_parameters": {"rope_type": "llama3"}}, Reason.CHECKPOINT_INVALID, "rope_parameters.factor"),
-        ({"hidden_size": ...}, Reason.CHECKPOINT_INVALID, "hidden_size is None"),
-        ({"hidden_size": "48"}, Reason.CHECKPOINT_INVALID, "hidden_size is '48'"),
-        ({"num_key_value_heads": 3}, Reason.CHECKPOINT_INVALID, "num_key_value_heads is 3"),
-        ({"head_dim": 15}, Reason.CHECKPOINT_INVALID, "head_dim is 15"),
-        ({"eos_token_id": "x"}, Reason.CHECKPOINT_INVALID, "eos_token_id is 'x'"),
+        ({"architectures": ["GPT2LMHeadModel"]}, FailureReason.UNSUPPORTED_BY_RUNTIME, "'GPT2LMHeadModel'"),
+        ({"architectures": []}, FailureReason.CHECKPOINT_INVALID, "architectures"),
+        ({"hidden_act": "gelu"}, FailureReason.UNSUPPORTED_BY_RUNTIME, "hidden_act 'gelu'"),
+        ({"quantization_config": {"quant_method": "awq"}}, FailureReason.UNSUPPORTED_BY_RUNTIME, "'awq'"),
+        ({"rope_parameters": {"rope_type": "proportional"}}, FailureReason.UNSUPPORTED_BY_RUNTIME, "'proportional'"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, FailureReason.CHECKPOINT_INVALID, "rope_parameters.factor"),
+        ({"hidden_size": ...}, FailureReason.CHECKPOINT_INVALID, "hidden_size is None"),
+        ({"hidden_size": "48"}, FailureReason.CHECKPOINT_INVALID, "hidden_size is '48'"),
+        ({"num_key_value_heads": 3}, FailureReason.CHECKPOINT_INVALID, "num_key_value_heads is 3"),
+        ({"head_dim": 15}, FailureReason.CHECKPOINT_INVALID, "head_dim is 15"),
+        ({"eos_token_id": "x"}, FailureReason.CHECKPOINT_INVALID, "eos_token_id is 'x'"),
     ],
 )
 def test_config_fields_are_checked(
-    folder: Path, make_engine: MakeEngine, fields: dict[str, Any], reason: Reason, says: str
+    folder: Path, make_engine: MakeEngine, fields: dict[str, Any], reason: FailureReason, says: str
 ) -> None:
     (folder / "generation_config.json").unlink(missing_ok=True)
     edit_config(folder, **fields)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millstream_operator.catalog.gpu import CatalogError, load_catalog
+from millstream_operator.catalog.gpu import CatalogError, GpuPart, load_catalog
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part, parse_island
 
 CATALOG = load_catalog()
@@ -111,3 +111,10 @@ def test_an_override_that_cannot_be_is_one_sentence(overrides: Any, said: str) -
         load_catalog(overrides)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("part", [*CATALOG], ids=lambda part: part.name)
+def test_a_gpu_is_found_by_its_aliases_and_by_the_label_of_its_nodes(part: GpuPart) -> None:
+    assert part.product_labels or part.unsupported, "without the value of nvidia.com/gpu.product no node has this GPU"
+    for name in (part.name, *part.aliases, *part.product_labels):
+        assert find_part(CATALOG, name) == part

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from millstream_operator.diagnosis.admission import pods_not_created
+from millstream_operator.diagnosis.container_failures import RUNTIME_REASONS
 from millstream_operator.diagnosis.diagnosis import MESSAGE_LIMIT_CHARACTERS
 from millstream_operator.diagnosis.pod_failures import ORDER, diagnose, diagnose_pod
 from millstream_operator.diagnosis.reasons import Reason
-from millstream_runtime.errors import Reason as RuntimeReason
-from millstream_runtime.errors import RuntimeFailure
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 Pod = dict[str, Any]
 IMAGE = "registry.example.com/runtime:1"
@@ -218,8 +218,15 @@ def test_a_pod_without_a_failure_has_nothing_to_tell(name: str) -> None:
     assert diagnose_pod(HEALTHY[name]) is None
 
 
-@pytest.mark.parametrize("reason", [reason for reason in RuntimeReason if reason is not RuntimeReason.BENCHMARK_FAILED])
-def test_every_reason_that_the_runtime_can_give_is_passed_on(reason: RuntimeReason) -> None:
+def test_every_reason_of_the_runtime_is_a_reason_of_the_operator() -> None:
+    of_pods = {reason.value for reason in FailureReason} - {FailureReason.BENCHMARK_FAILED.value}
+    missing = of_pods - {reason.value for reason in Reason}
+    assert not missing, f"add {missing} to diagnosis/reasons.py and docs/reasons.md"
+    assert {reason.value for reason in RUNTIME_REASONS} == of_pods
+
+
+@pytest.mark.parametrize("reason", [reason for reason in FailureReason if reason is not FailureReason.BENCHMARK_FAILED])
+def test_every_reason_that_the_runtime_can_give_is_passed_on(reason: FailureReason) -> None:
     """The real termination message of the runtime, through the pod's status, to the condition."""
     message = RuntimeFailure(reason, "What is wrong, and what to do.").termination_message()
     found = diagnose_pod(ended(1, message))
@@ -256,7 +263,7 @@ def test_a_message_is_capped() -> None:
 
 
 def test_every_diagnosis_has_its_place_in_the_order() -> None:
-    from_runtime = {Reason(str(reason)) for reason in RuntimeReason if reason is not RuntimeReason.BENCHMARK_FAILED}
+    from_runtime = {Reason(str(reason)) for reason in FailureReason if reason is not FailureReason.BENCHMARK_FAILED}
     assert {reason for _, reason, _ in FAILURES.values()} | from_runtime == set(ORDER)
 
 

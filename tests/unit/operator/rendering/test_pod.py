@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from millstream.verbs.serve import parse_command_line
+from millstream.commands.serve import parse_command_line
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import parse
 from millstream_operator.planning.plan import PlanDefaults

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.verbs.serve import config_from_command_line
+from millstream.commands.serve import config_from_command_line
 from millstream_runtime.boot import BootLedger
 from millstream_runtime.config import BootConfig, Device, LiveConfig, LogLevel, RuntimeConfig
 from millstream_runtime.config_files import dump

@@ -127,7 +127,7 @@ def _offline(
     given: argparse.Namespace, spec: WorkloadSpec, requests: Sequence[PlannedRequest], ids: Range
 ) -> tuple[endpoint.Run, dict[str, Any]]:
     from millstream.bench.offline import run_offline
-    from millstream.verbs.serve import find_model_folder, require_model_folder, require_runtime_packages
+    from millstream.commands.serve import find_model_folder, require_model_folder, require_runtime_packages
 
     config = _engine_config(given, find_model_folder)
     require_model_folder(Path(config.model))

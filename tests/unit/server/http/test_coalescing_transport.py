@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from millstream_runtime.server.http.coalescing_transport import JOINED_BYTES
 from millstream_runtime.server.http.disconnect import watching
-from millstream_runtime.server.http.held_head import JOINED_BYTES
 from tests.support.asgi_thread import serving_app
 from tests.support.server_thread import PATIENCE_SECONDS, ServerThread, serving, wait_for
 from tests.support.slow_steps import SlowSteps

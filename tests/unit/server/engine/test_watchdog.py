@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from millstream_runtime.boot import Phase
-from millstream_runtime.errors import Reason, RuntimeFailure
-from millstream_runtime.server.engine import progress_watch
-from millstream_runtime.server.engine.progress_watch import ProgressWatch, StepsOwed
+from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.server.engine import watchdog
+from millstream_runtime.server.engine.watchdog import ProgressWatch, StepsOwed
 from tests.support.engine_processes import serving_from_a_process
 from tests.support.server_thread import ServerThread, serving, wait_for
 from tests.support.slow_steps import SlowSteps
@@ -139,7 +139,7 @@ def test_an_engine_that_gets_stuck_too_often_ends_the_server_with_the_reason(tin
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     assert isinstance(server.failure, RuntimeFailure)
-    assert server.failure.reason is Reason.RUNTIME_CRASHED
+    assert server.failure.reason is FailureReason.RUNTIME_CRASHED
     assert server.failure.message == (
         "The engine has completed no step for 1 s although a heartbeat is due, so it was killed."
     )
@@ -147,7 +147,7 @@ def test_an_engine_that_gets_stuck_too_often_ends_the_server_with_the_reason(tin
 
 async def test_a_watch_that_slept_itself_gives_the_engine_its_time_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frozen container freezes both processes: when it thaws, every timer is late, and no step was possible."""
-    monkeypatch.setattr(progress_watch, "LATE_SECONDS", 0.02)
+    monkeypatch.setattr(watchdog, "LATE_SECONDS", 0.02)
     silent, lively, stuck = asyncio.Event(), asyncio.Event(), asyncio.Event()
     watch = ProgressWatch(0.01, 0.05, 0, on_silence=silent.set, on_life=lively.set, on_stuck=stuck.set)
     watch.begin()

@@ -16,7 +16,7 @@ from millstream_runtime.boot import Phase
 from millstream_runtime.server.http.api_errors import install_error_handlers
 from millstream_runtime.server.http.body_routes import BodyRoutes
 from millstream_runtime.server.http.disconnect import watching
-from millstream_runtime.server.http.edge import EdgeMiddleware
+from millstream_runtime.server.http.middleware import EdgeMiddleware
 from millstream_runtime.server.openai.generation import Generation
 from millstream_runtime.server.openai.requests import (
     ChatCompletionRequest,

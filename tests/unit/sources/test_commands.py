@@ -205,7 +205,7 @@ def test_help_lists_the_verbs_and_loads_nothing_heavy(command: Command) -> None:
     assert "--token-file" in command("fetch", "--help").stdout
     assert "--path" in command("inspect", "--help").stdout
     program = (
-        "import sys, millstream.verbs.fetch, millstream.verbs.inspect\n"
+        "import sys, millstream.commands.fetch, millstream.commands.inspect\n"
         "print([m for m in ('torch', 'numpy', 'pydantic', 'yaml', 'httpx', 'huggingface_hub') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -22,7 +22,7 @@ from typing import Any
 
 from millstream.arguments import CommandLineParser
 from millstream.manifest import manifest_reader
-from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 
 EXIT_FEASIBLE, EXIT_INFEASIBLE = 0, 2
 FORMATS = ("table", "json", "yaml", "manifests")
@@ -41,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
     except InvalidConfigError as error:  # 2 means infeasible here, so a bad command line is bad input like any other
         raise RuntimeFailure(error.reason, error.message) from None
     if arguments.diff and arguments.kubeconfig is None:
-        raise RuntimeFailure(Reason.INVALID_CONFIG, "--diff needs --kubeconfig: it compares with a cluster.")
+        raise RuntimeFailure(FailureReason.INVALID_CONFIG, "--diff needs --kubeconfig: it compares with a cluster.")
     read = manifest_reader()
     deployments = [read(path) for path in arguments.files]
     from millstream.plan_inputs import read_catalog

@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.arguments import CommandLineParser
-from millstream.boot_view import BootView
+from millstream.boot_progress import BootView
 from millstream.manifest import config_from_manifest, model_root
 from millstream_runtime.boot import BootLedger
 from millstream_runtime.config import RuntimeConfig, argument_parser, from_namespace
 from millstream_runtime.config_files import read_boot
-from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 
 if TYPE_CHECKING:
     from millstream_runtime.server.engine.client import LaunchEngine
@@ -150,7 +150,7 @@ def find_model_folder(target: str) -> Path:
     if Path(target).is_file():
         raise InvalidConfigError(f"{target} is a file; give a model folder, or an LLMDeployment as .yaml or .json.")
     raise RuntimeFailure(
-        Reason.CHECKPOINT_INVALID,
+        FailureReason.CHECKPOINT_INVALID,
         f"There is no model folder {target} here or in {model_root()} (set MILLSTREAM_MODELS_DIR to look elsewhere).",
     )
 
@@ -164,7 +164,7 @@ def require_model_folder(folder: Path) -> None:
     except OSError:
         beside = []
     hint = f"{folder.parent} has: {', '.join(beside)}" if beside else "give a folder with config.json and safetensors"
-    raise RuntimeFailure(Reason.CHECKPOINT_INVALID, f"The model folder {folder} does not exist; {hint}.")
+    raise RuntimeFailure(FailureReason.CHECKPOINT_INVALID, f"The model folder {folder} does not exist; {hint}.")
 
 
 def _given_fields(given: argparse.Namespace) -> dict[str, Any]:

@@ -1,1 +1,0 @@
-"""One verb a file; each has `run(argv) -> exit code`."""

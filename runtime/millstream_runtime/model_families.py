@@ -1,0 +1,218 @@
+"""Every model family, one row per `model_type` of Hugging Face. The runtime, the planner and the docs derive from it.
+
+    config.CAPABILITIES.model_families        rows with a module
+    models/registry.py                        architecture -> the row's module of models/families/
+    millstream_operator/catalog/families/     model_type -> parameter counts, from the row's traits
+    docs/engine.md                            the table of families (`make crds`)
+
+It imports nothing but the standard library, because the operator reads it too. CONTRIBUTING.md has the recipe for
+adding a family.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseTraits:
+    """How a dense decoder differs from Llama. Optional sizes are the defaults of `transformers` for absent fields."""
+
+    qkv_bias: bool = False
+    norms_per_layer: int = 2
+    query_key_norms: bool = False
+    tied: bool = False  # the head shares the embedding's weights
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_size: int | None = None
+    vocab_size: int | None = None
+    max_position_embeddings: int = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertTraits:
+    """How a mixture of experts over ordinary attention names and counts its experts in config.json."""
+
+    experts_field: str
+    width_field: str
+    default_experts: int
+    default_experts_per_token: int
+    qkv_bias: bool = False
+    query_key_norms: bool = False
+    every_layer: bool = False  # no layer is dense
+    shared_expert: bool = False  # one more expert, which every token passes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentTraits:
+    """Multi-head latent attention with experts."""
+
+    router_bias: bool = False  # one element per expert, which counts for the choice alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FalconTraits:
+    """Falcon: no gated MLP; its config.json says the rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GptNeoxTraits:
+    """GPT-NeoX: no gated MLP; its config.json says the rest."""
+
+
+Traits = DenseTraits | ExpertTraits | LatentTraits | FalconTraits | GptNeoxTraits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFamily:
+    """One family: what it is called, who runs it, and how the planner counts it."""
+
+    model_type: str  # of config.json; the name of the family everywhere
+    architecture: str  # of config.json
+    traits: Traits
+    module: str | None = None  # of millstream_runtime.models.families; None: the planner knows it, no runtime runs it
+    aliases: tuple[str, ...] = ()  # other values of model_type, of older folders or of the language part alone
+    models: str = ""  # which published models, where the architecture's name does not say it (docs)
+    beyond_llama: str = ""  # what the module adds to Llama (docs)
+
+
+# Error messages list families in this order.
+FAMILIES: tuple[ModelFamily, ...] = (
+    ModelFamily(
+        model_type="llama",
+        architecture="LlamaForCausalLM",
+        module="llama",
+        models="Llama 2, 3 and kin",
+        beyond_llama="rope `linear`, `llama3`, `yarn`, `dynamic`; biases; tied embeddings",
+        traits=DenseTraits(max_position_embeddings=2048),
+    ),
+    ModelFamily(
+        model_type="mistral",
+        architecture="MistralForCausalLM",
+        module="mistral",
+        beyond_llama="a sliding window in every layer",
+        traits=DenseTraits(max_position_embeddings=131072),
+    ),
+    ModelFamily(
+        model_type="qwen2",
+        architecture="Qwen2ForCausalLM",
+        module="qwen2",
+        models="Qwen2, 2.5",
+        beyond_llama="bias on Q, K, V; a window in later layers on request",
+        traits=DenseTraits(qkv_bias=True, max_position_embeddings=32768),
+    ),
+    ModelFamily(
+        model_type="qwen3",
+        architecture="Qwen3ForCausalLM",
+        module="qwen3",
+        beyond_llama="RMS norm on query and key heads",
+        traits=DenseTraits(query_key_norms=True, head_size=128, max_position_embeddings=32768),
+    ),
+    ModelFamily(
+        model_type="gemma",
+        architecture="GemmaForCausalLM",
+        traits=DenseTraits(tied=True, head_size=256, max_position_embeddings=8192),
+    ),
+    ModelFamily(
+        model_type="gemma2",
+        architecture="Gemma2ForCausalLM",
+        module="gemma",
+        beyond_llama="norms before and after each block, scaled embeddings, soft caps, alternating windows",
+        traits=DenseTraits(norms_per_layer=4, tied=True, head_size=256, max_position_embeddings=8192),
+    ),
+    ModelFamily(
+        model_type="gemma3",
+        architecture="Gemma3ForCausalLM",
+        module="gemma",
+        aliases=("gemma3_text",),
+        models="text",
+        beyond_llama="Q/K norm, a rotary base of its own for windowed layers",
+        traits=DenseTraits(
+            norms_per_layer=4,
+            query_key_norms=True,
+            tied=True,
+            heads=8,
+            kv_heads=4,
+            head_size=256,
+            vocab_size=262208,
+            max_position_embeddings=131072,
+        ),
+    ),
+    ModelFamily(
+        model_type="phi3",
+        architecture="Phi3ForCausalLM",
+        module="phi3",
+        models="Phi-3, 3.5, 4, 4-mini",
+        beyond_llama="fused tensors, partial rotary embedding, LongRoPE",
+        traits=DenseTraits(),
+    ),
+    ModelFamily(
+        model_type="mixtral",
+        architecture="MixtralForCausalLM",
+        module="mixtral",
+        beyond_llama="routed experts",
+        traits=ExpertTraits(
+            experts_field="num_local_experts",
+            width_field="intermediate_size",
+            default_experts=8,
+            default_experts_per_token=2,
+            every_layer=True,
+        ),
+    ),
+    ModelFamily(
+        model_type="qwen2_moe",
+        architecture="Qwen2MoeForCausalLM",
+        traits=ExpertTraits(
+            experts_field="num_experts",
+            width_field="moe_intermediate_size",
+            default_experts=60,
+            default_experts_per_token=4,
+            qkv_bias=True,
+            shared_expert=True,
+        ),
+    ),
+    ModelFamily(
+        model_type="qwen3_moe",
+        architecture="Qwen3MoeForCausalLM",
+        module="qwen3_moe",
+        beyond_llama="small experts in most layers",
+        traits=ExpertTraits(
+            experts_field="num_experts",
+            width_field="moe_intermediate_size",
+            default_experts=128,
+            default_experts_per_token=8,
+            query_key_norms=True,
+        ),
+    ),
+    ModelFamily(
+        model_type="deepseek_v2",
+        architecture="DeepseekV2ForCausalLM",
+        module="deepseek",
+        models="V2, V2-Lite",
+        beyond_llama="MLA, shared experts, softmax routing with and without groups",
+        traits=LatentTraits(),
+    ),
+    ModelFamily(
+        model_type="deepseek_v3",
+        architecture="DeepseekV3ForCausalLM",
+        module="deepseek",
+        models="V3, R1 in 16 bits",
+        beyond_llama="MLA, sigmoid routing by groups with a bias for the choice",
+        traits=LatentTraits(router_bias=True),
+    ),
+    ModelFamily(
+        model_type="falcon",
+        architecture="FalconForCausalLM",
+        aliases=("RefinedWebModel", "RefinedWeb"),
+        traits=FalconTraits(),
+    ),
+    ModelFamily(model_type="gpt_neox", architecture="GPTNeoXForCausalLM", traits=GptNeoxTraits()),
+)
+
+RUNNABLE = tuple(family for family in FAMILIES if family.module is not None)
+_BY_MODEL_TYPE = {name: family for family in FAMILIES for name in (family.model_type, *family.aliases)}
+
+
+def family_of(model_type: str) -> ModelFamily | None:
+    """The family of a config.json's `model_type`, by its name or an alias; None where there is no row."""
+    return _BY_MODEL_TYPE.get(model_type)
