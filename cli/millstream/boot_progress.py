@@ -18,7 +18,7 @@ TICK_SECONDS = 0.1
 CLEAR_LINE = "\r\x1b[2K"
 
 
-class BootView:
+class BootProgress:
     """Watches the ledger. `live`: the output is a terminal; `inviting`: a person will want to try a request."""
 
     def __init__(

@@ -15,7 +15,7 @@ from typing import Any
 from millstream.bench.client import HttpClient, RequestFailed
 from millstream.bench.load_generator import Load
 from millstream.bench.measure import RequestRecord
-from millstream.bench.openai_api import Asking, Clock, Route, ask
+from millstream.bench.openai_api import Clock, RequestTemplate, Route, ask
 from millstream.bench.progress import Progress
 from millstream.bench.workload import (
     PlannedRequest,
@@ -70,7 +70,9 @@ async def find_model(client: HttpClient, name: str | None) -> str:
     return name if name is not None else served[0]
 
 
-async def prompt_maker(client: HttpClient, asking: Asking, spec: WorkloadSpec, ids: Range | None) -> PromptMaker:
+async def prompt_maker(
+    client: HttpClient, template: RequestTemplate, spec: WorkloadSpec, ids: Range | None
+) -> PromptMaker:
     """Prompts that this endpoint takes; `ids` None means words. Also the first, unmeasured request.
 
     Raises:
@@ -78,29 +80,29 @@ async def prompt_maker(client: HttpClient, asking: Asking, spec: WorkloadSpec, i
     """
     if ids is not None:
         maker = TokenIdPrompts(ids, spec.seed, spec.shared_prefix_tokens)
-        await _count_tokens(client, asking, [ids.high, *maker.make(0, 15)])
+        await _count_tokens(client, template, [ids.high, *maker.make(0, 15)])
         return maker
     few, many = CALIBRATION_WORDS
-    counted = [await _count_tokens(client, asking, " ".join(words("calibration", count))) for count in (few, many)]
+    counted = [await _count_tokens(client, template, " ".join(words("calibration", count))) for count in (few, many)]
     return WordPrompts.calibrated((few, counted[0]), (many, counted[1]), spec.seed, spec.shared_prefix_tokens)
 
 
-async def _count_tokens(client: HttpClient, asking: Asking, prompt: list[int] | str) -> int:
+async def _count_tokens(client: HttpClient, template: RequestTemplate, prompt: list[int] | str) -> int:
     record = RequestRecord(-1, 0.0, 0.0)
-    await ask(client, asking, asking.body(prompt, 1), record, stopwatch())
+    await ask(client, template.route, template.body(prompt, 1), record, stopwatch())
     if record.error is None:
         return record.prompt_tokens
     hint = ""
     if isinstance(prompt, list) and "answered 4" in record.error:
         hint = " If it is about token ids, give --token-ids LOW:HIGH inside its vocabulary, or --prompts words."
-    elif asking.ignore_eos and "ignore_eos" in record.error:
+    elif template.ignore_eos and "ignore_eos" in record.error:
         hint = " Give --no-ignore-eos for endpoints without that extension."
     raise _failure(record.error + hint)
 
 
 async def run_load(
     client: HttpClient,
-    asking: Asking,
+    template: RequestTemplate,
     spec: WorkloadSpec,
     requests: Sequence[PlannedRequest],
     maker: PromptMaker,
@@ -112,11 +114,11 @@ async def run_load(
 
     def prepare(request: PlannedRequest) -> dict[str, Any]:
         prompt = request.prompt if request.prompt is not None else maker.make(request.index, request.input_tokens or 1)
-        return asking.body(prompt, request.output_tokens)
+        return template.body(prompt, request.output_tokens)
 
     async def send(body: dict[str, Any], record: RequestRecord) -> None:
         progress.began()
-        await ask(client, asking, body, record, clock)
+        await ask(client, template.route, body, record, clock)
         progress.ended(record)
 
     load = Load(requests, prepare, send, clock)

@@ -29,7 +29,7 @@ from millstream.bench import compare, endpoint, plot, report
 from millstream.bench.client import Endpoint, HttpClient
 from millstream.bench.environment import this_machine
 from millstream.bench.measure import Objective, measure
-from millstream.bench.openai_api import Asking, Route
+from millstream.bench.openai_api import RequestTemplate, Route
 from millstream.bench.progress import Progress
 from millstream.bench.workload import (
     MAX_CONCURRENCY,
@@ -107,20 +107,20 @@ def _serve(
     route = Route(given.route)
     prompt_ids = endpoint.default_ids(route, given.prompts, ids)
 
-    async def load() -> tuple[endpoint.Run, Asking]:
+    async def load() -> tuple[endpoint.Run, RequestTemplate]:
         try:
             model = await endpoint.find_model(client, given.model)
-            asking = Asking(model, route, given.temperature, given.ignore_eos)
-            maker = await endpoint.prompt_maker(client, asking, spec, prompt_ids)
+            template = RequestTemplate(model, route, given.temperature, given.ignore_eos)
+            maker = await endpoint.prompt_maker(client, template, spec, prompt_ids)
             progress = Progress(len(requests), sys.stderr)
-            run = await endpoint.run_load(client, asking, spec, requests, maker, given.max_connections, progress)
-            return run, asking
+            run = await endpoint.run_load(client, template, spec, requests, maker, given.max_connections, progress)
+            return run, template
         finally:
             await client.close()
 
-    done, asking = asyncio.run(load())
+    done, template = asyncio.run(load())
     asked = {**_asked(given), "route": route.value, "prompts": "words" if prompt_ids is None else str(prompt_ids)}
-    return done, {"model": asking.model, "at": f"at {client.endpoint}", "url": str(client.endpoint), "asked": asked}
+    return done, {"model": template.model, "at": f"at {client.endpoint}", "url": str(client.endpoint), "asked": asked}
 
 
 def _offline(

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.arguments import CommandLineParser
-from millstream.boot_progress import BootView
+from millstream.boot_progress import BootProgress
 from millstream.manifest import config_from_manifest, model_root
 from millstream_runtime.boot import BootLedger
 from millstream_runtime.config import RuntimeConfig, argument_parser, from_namespace
@@ -32,7 +32,7 @@ from millstream_runtime.config_files import read_boot
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 
 if TYPE_CHECKING:
-    from millstream_runtime.server.engine.client import LaunchEngine
+    from millstream_runtime.server.engine.client import EngineLauncher
 
 LOCAL_HOST = "127.0.0.1"
 RUNTIME_PACKAGES = ("torch", "fastapi", "uvicorn", "httptools", "tokenizers", "jinja2", "msgspec", "prometheus_client")
@@ -51,11 +51,11 @@ def run(argv: Sequence[str]) -> int:
     config = config_of(given)
     require_model_folder(Path(config.model))
     require_runtime_packages()
-    from millstream_runtime.server.engine.subprocess import EngineProcesses
+    from millstream_runtime.server.engine.subprocess import EngineProcessLauncher
     from millstream_runtime.server.http.sockets import bind
 
     listener = bind(config.host, config.port)
-    engines = EngineProcesses(config)
+    engines = EngineProcessLauncher(config)
     engines.prepare()  # torch is the longest import of all; let it overlap with FastAPI's
     try:
         serve(config, listener, ledger, engines, given.live_config)
@@ -69,7 +69,7 @@ def serve(
     config: RuntimeConfig,
     listener: socket.socket,
     ledger: BootLedger,
-    launch_engine: LaunchEngine,
+    launch_engine: EngineLauncher,
     live_config: Path | None = None,
 ) -> None:
     """Answer on `listener` until drained.
@@ -87,20 +87,11 @@ def serve(
         set_log_level(config.log_level)
     ledger.subscribe(freeze_gc)
     by_a_person = on_terminal or config.host == LOCAL_HOST
-    view = BootView(ledger, config, listener.getsockname()[1], sys.stderr, live=on_terminal, inviting=by_a_person)
+    view = BootProgress(ledger, config, listener.getsockname()[1], sys.stderr, live=on_terminal, inviting=by_a_person)
     try:
         asyncio.run(ModelServer(config, listener, ledger, launch_engine, live_config=live_config).run())
     finally:
         view.close()
-
-
-def config_from_command_line(argv: Sequence[str]) -> RuntimeConfig:
-    """Flags, or a target or a file with flags over it.
-
-    Raises:
-        RuntimeFailure: a flag, the file or the folder cannot be used; the message names it.
-    """
-    return config_of(parse_command_line(argv))
 
 
 def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
@@ -119,7 +110,11 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def config_of(given: argparse.Namespace) -> RuntimeConfig:
-    """The configuration that a parsed command line asks for; it raises what `config_from_command_line` does."""
+    """The configuration of a parsed command line: flags, or a target or a file with flags over it.
+
+    Raises:
+        RuntimeFailure: a flag, the file or the folder cannot be used; the message names it.
+    """
     if given.config is not None:
         if given.target is not None or given.model is not None:
             raise InvalidConfigError(f"Give either --config={given.config} or a model, not both.")

@@ -38,7 +38,7 @@ def test_both_ends_mean_the_same_words() -> None:
 async def test_a_boot_is_told_to_the_operator_and_its_memory_ends_in_the_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(boot_events, "TELL_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(boot_events, "REPORT_INTERVAL_SECONDS", 0.0)
     half, whole = threading.Event(), threading.Event()
 
     class Held(boot_events.BootEvents):

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from millstream.boot_progress import BootView, reading
+from millstream.boot_progress import BootProgress, reading
 from millstream_runtime.boot import BootLedger, Phase, WeightsProgress
 from millstream_runtime.boot_eta import eta_seconds
 from millstream_runtime.config import RuntimeConfig
-from millstream_runtime.engine_process.boot_events import TELL_EVERY_SECONDS, BootEvents
+from millstream_runtime.engine_process.boot_events import REPORT_INTERVAL_SECONDS, BootEvents
 from millstream_runtime.engine_process.messages import Event, PhaseEntered, WeightsRead
 from tests.support.server_thread import ServerThread
 
@@ -46,7 +46,7 @@ def test_a_second_engine_is_estimated_by_the_boot_of_the_first() -> None:
     ledger.enter(Phase.LOADING_WEIGHTS)
     ledger.enter(Phase.READY)
     ledger.enter(Phase.UNRESPONSIVE)
-    ledger.begin_again("The engine died.")
+    ledger.restart("The engine died.")
     boot = ledger.snapshot()
     assert boot.weights is None
     assert boot.num_bytes == {}
@@ -62,13 +62,13 @@ def test_a_checkpoint_of_many_tensors_is_told_a_few_times_a_second() -> None:
     voice("LoadingWeights", "Reading.")
     for count in range(1001):
         voice.weights_read(count, 1000)
-        now[0] += TELL_EVERY_SECONDS / 100
+        now[0] += REPORT_INTERVAL_SECONDS / 100
     assert told[0] == PhaseEntered("LoadingWeights", "Reading.")
     weights = [event.progress for event in told[1:] if isinstance(event, WeightsRead)]
     assert 11 <= len(weights) <= 13
     assert (weights[0].done_bytes, weights[0].seconds) == (0, 0.0)
     assert (weights[-1].done_bytes, weights[-1].total_bytes) == (1000, 1000)
-    assert weights[-1].bytes_per_second == pytest.approx(1000 / (10 * TELL_EVERY_SECONDS))
+    assert weights[-1].bytes_per_second == pytest.approx(1000 / (10 * REPORT_INTERVAL_SECONDS))
 
 
 def test_a_person_sees_bytes_rate_and_rest() -> None:
@@ -76,7 +76,7 @@ def test_a_person_sees_bytes_rate_and_rest() -> None:
     assert reading(loading(6 * GIB, 6 * GIB, 4.0).snapshot()) == "6.00 GiB, 1.50 GiB/s"
     assert reading(BootLedger(0.0).snapshot()) == ""
     ledger, out = loading(6 * GIB, 6 * GIB, 4.0), io.StringIO()
-    view = BootView(ledger, RuntimeConfig(model="/m", served_model_name="m"), 1, out, live=True)
+    view = BootProgress(ledger, RuntimeConfig(model="/m", served_model_name="m"), 1, out, live=True)
     ledger.enter(Phase.SIZING_KV_CACHE)
     view.close()
     assert "6.00 GiB, 1.50 GiB/s\n" in out.getvalue()

@@ -18,10 +18,11 @@ import httpx
 import pytest
 
 from millstream.cli import report
-from millstream.commands.serve import config_from_command_line, serve
+from millstream.commands.serve import serve
 from millstream_runtime.boot import BootLedger
 from millstream_runtime.errors import InvalidConfigError, RuntimeFailure
 from millstream_runtime.server.http.sockets import bind
+from tests.support.command_line import config_from_command_line
 from tests.support.engine_thread import EngineThreads
 from tests.support.server_thread import wait_for
 from tests.support.tiny_model import write_tiny_model

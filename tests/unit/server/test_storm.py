@@ -144,7 +144,7 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(tiny_model: Path,
         before = answer_of(server)
         clients = crowd(seed, NUM_CLIENTS)
         asyncio.run(visit_all(server, clients))
-        wait_for(lambda: server.server.service.admission.live == 0, "every place to be free")
+        wait_for(lambda: server.server.service.admission.in_flight == 0, "every place to be free")
         wait_for(lambda: slow.engine.stats().kv_blocks_used == 0, "every KV block to be free")
         wait_for(lambda: not slow.engine.has_work(), "the engine to be idle")
         slow.engine.check_integrity()  # type: ignore[attr-defined]
@@ -172,7 +172,7 @@ def test_a_drain_in_a_storm_cuts_nobody_who_stays(tiny_model: Path) -> None:
         async def storm() -> None:
             visits = asyncio.create_task(visit_all(server, staying + leaving))
             inside = server.server.service.admission
-            await asyncio.to_thread(wait_for, lambda: inside.live >= len(staying), "the crowd to be inside")
+            await asyncio.to_thread(wait_for, lambda: inside.in_flight >= len(staying), "the crowd to be inside")
             server.begin_drain()
             slow.gate.set()
             await visits
@@ -227,12 +227,12 @@ def test_an_engine_killed_in_a_storm_leaves_nobody_hanging(tiny_model: Path) -> 
         async def storm() -> None:
             visits = asyncio.create_task(visit_all(server, clients))
             inside = server.server.service.admission
-            await asyncio.to_thread(wait_for, lambda: inside.live >= MAX_NUM_SEQS, "a crowd to be inside")
+            await asyncio.to_thread(wait_for, lambda: inside.in_flight >= MAX_NUM_SEQS, "a crowd to be inside")
             os.kill(engines.launched[0].pid, signal.SIGKILL)
             await visits
 
         asyncio.run(asyncio.wait_for(storm(), PATIENCE_SECONDS))
-        wait_for(lambda: server.server.service.admission.live == 0, "every place to be free")
+        wait_for(lambda: server.server.service.admission.in_flight == 0, "every place to be free")
         stayed = [client for client in clients if client.leaves is Leaves.NEVER]
         for client in stayed:
             assert client.status in (200, 429, 503), client

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from millstream_runtime.server.http.coalescing_transport import JOINED_BYTES
-from millstream_runtime.server.http.disconnect import watching
+from millstream_runtime.server.http.coalescing_transport import MAX_COALESCED_BYTES
+from millstream_runtime.server.http.disconnect import on_disconnect
 from tests.support.asgi_thread import serving_app
 from tests.support.server_thread import PATIENCE_SECONDS, ServerThread, serving, wait_for
 from tests.support.slow_steps import SlowSteps
@@ -129,7 +129,7 @@ def test_the_end_of_a_stream_is_one_piece(server: ServerThread) -> None:
         assert b"data: [DONE]" in pieces[-1]
 
 
-@pytest.mark.parametrize("size", [0, 1, JOINED_BYTES, JOINED_BYTES + 1, 8 << 20])
+@pytest.mark.parametrize("size", [0, 1, MAX_COALESCED_BYTES, MAX_COALESCED_BYTES + 1, 8 << 20])
 def test_every_body_arrives_whole(size: int) -> None:
     with serving_app(echo) as running, running.connect() as link:
         for _ in range(2):
@@ -214,14 +214,14 @@ def test_a_hang_up_is_told_once_and_at_once(resets: bool) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.Event()
 
-        def on_gone() -> None:
+        def callback() -> None:
             told.append("gone")
             gone.set()
 
-        with watching(scope, on_gone):
+        with on_disconnect(scope, callback):
             waiting.set()
             await gone.wait()
-        with watching(scope, lambda: told.append("late")):
+        with on_disconnect(scope, lambda: told.append("late")):
             pass
 
     with serving_app(app) as running:
@@ -247,7 +247,7 @@ def test_a_hang_up_behind_a_body_that_stopped_the_reading_is_told() -> None:
         is_sent.wait(PATIENCE_SECONDS)  # holds the loop up, so that it reads all of the body at once
         await reading
         paused.extend(one.flow.read_paused for one in running.connections)
-        with watching(scope, told.set):
+        with on_disconnect(scope, told.set):
             await asyncio.to_thread(told.wait, PATIENCE_SECONDS)
 
     with serving_app(app) as running:
@@ -265,7 +265,7 @@ def test_who_was_answered_hears_of_no_hang_up() -> None:
     told: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        with watching(scope, lambda: told.append("gone")):
+        with on_disconnect(scope, lambda: told.append("gone")):
             await answer(send, b"done")
 
     with serving_app(app) as running:
