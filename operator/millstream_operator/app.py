@@ -21,7 +21,7 @@ from typing import Any
 
 import kopf
 
-from millstream_operator import garbage_collector
+from millstream_operator import gc_freeze
 from millstream_operator.facts.catalog_watch import CatalogWatch
 from millstream_operator.facts.cluster_facts import FactsBook
 from millstream_operator.facts.gpu_watch import GpuWatch
@@ -46,7 +46,7 @@ from millstream_operator.listings import Listings
 from millstream_operator.metrics import OperatorMetrics, View
 from millstream_operator.probing.pod_reports import PodReports
 from millstream_operator.probing.service_probe import DirectAccess, ProxyAccess, ServiceAccess
-from millstream_operator.queue.urgency import can_wait, was_applied
+from millstream_operator.queue.priority import can_wait, was_applied
 from millstream_operator.queue.work_queue import WorkQueue
 from millstream_operator.reconciling.reconciler import Reconciler
 from millstream_operator.rendering.names import MANAGER
@@ -168,7 +168,7 @@ class Operator:
     async def _first_listing(self) -> None:
         await self.listings.first()
         self.facts.advance()
-        garbage_collector.freeze_gc()
+        gc_freeze.freeze_gc()
 
     async def _run_parts(self, competing: list[asyncio.Task[None]]) -> None:
         """Run everything until one part ends. The parts start before kopf: it cancels what it did not find there."""

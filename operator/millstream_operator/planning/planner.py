@@ -37,7 +37,7 @@ from millstream_operator.planning.choices.speculation import SpeculationChoice, 
 from millstream_operator.planning.choices.waiting import find
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.facts_hash import facts_hash
-from millstream_operator.planning.fixes import nearest_fixes
+from millstream_operator.planning.fixes.nearest import nearest_fixes
 from millstream_operator.planning.model_path import model_path
 from millstream_operator.planning.plan import (
     GPU_RESOURCE,

@@ -18,8 +18,8 @@ from typing import Any
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import ManifestError, parse
 from millstream_operator.children.children import Children, controller_uid, namespace_is_terminating
-from millstream_operator.children.claims import Claims
 from millstream_operator.children.companions import CompanionInput, Companions, CompanionsOf, ServedKinds
+from millstream_operator.children.volume_checks import Claims
 from millstream_operator.diagnosis import conditions
 from millstream_operator.diagnosis.conditions import find
 from millstream_operator.diagnosis.diagnosis import Diagnosis
