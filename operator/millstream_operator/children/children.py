@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
-from millstream_operator.diagnosis.admission import not_admitted
+from millstream_operator.diagnosis.admission import admission_refusal
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.kube.client import ApiError, ClusterClient
-from millstream_operator.kube.diff import Settled, stamped
+from millstream_operator.kube.diff import LastApplied, with_digest
 from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.kube.kinds import Kind, kind_of
 from millstream_operator.queue.work_queue import RetryLater
@@ -29,14 +29,14 @@ class Children:
 
     def __init__(self, client: ClusterClient, index: Index) -> None:
         self._client, self._index = client, index
-        self._settled = Settled()
+        self._last_applied = LastApplied()
         self._foreign: set[tuple[str, str, str]] = set()  # names that were found to be taken: look, do not try
 
-    def own(self, owner: LLMDeployment, key: OwnerKey, kind: Kind) -> list[Manifest]:
+    def list_owned(self, owner: LLMDeployment, key: OwnerKey, kind: Kind) -> list[Manifest]:
         """Those of a kind that the owner controls, by name."""
         return [child for child in self._index.children(key, kind) if controlled_by(child, owner)]
 
-    def get(self, owner: LLMDeployment, key: OwnerKey, kind: Kind, name: str | None = None) -> Manifest | None:
+    def get_owned(self, owner: LLMDeployment, key: OwnerKey, kind: Kind, name: str | None = None) -> Manifest | None:
         """The child of that name (the owner's own by default), unless it is somebody else's."""
         live = self._index.get(kind, key.namespace, name or key.name)
         return live if live is not None and controlled_by(live, owner) else None
@@ -48,7 +48,7 @@ class Children:
             ApiError, ApiUnreachable: what may pass by itself.
             RetryLater: a namesake's child is still being deleted.
         """
-        for manifest in map(stamped, wanted):
+        for manifest in map(with_digest, wanted):
             try:
                 problem = await self._apply(owner, manifest)
             except ApiError as error:
@@ -67,12 +67,12 @@ class Children:
             if live is not None and controlled_by(live, owner):
                 await self._client.delete(kind, live)
             self._index.remove(kind, child)
-            self._settled.forget(child["metadata"]["uid"])
+            self._last_applied.forget(child["metadata"]["uid"])
 
     async def _apply(self, owner: LLMDeployment, wanted: Manifest) -> Diagnosis | None:
         kind, metadata = kind_of(wanted), wanted["metadata"]
         live = self._index.get(kind, metadata["namespace"], metadata["name"])
-        if live is not None and controlled_by(live, owner) and not self._settled.needs_apply(live, wanted):
+        if live is not None and controlled_by(live, owner) and not self._last_applied.needs_apply(live, wanted):
             return None
         place = kind.kind, metadata["namespace"], metadata["name"]
         # What we do not know of is most likely not there; if it is, this changes nothing.
@@ -87,7 +87,7 @@ class Children:
             if _belonged_to_namesake(live, owner) or live["metadata"].get("deletionTimestamp"):
                 raise RetryLater(f"waiting for the old {kind.kind} {metadata['name']} to be deleted", 1.0)
             return _name_conflict(kind.kind, live)
-        if live is not None and not self._settled.needs_apply(live, wanted):
+        if live is not None and not self._last_applied.needs_apply(live, wanted):
             self._index.put(kind, live)
             return None
         self._took(kind, await self._write(kind, live, wanted), wanted)
@@ -95,7 +95,7 @@ class Children:
 
     def _took(self, kind: Kind, answer: Manifest, wanted: Manifest) -> None:
         """Remember the answer to an apply."""
-        self._settled.applied(answer, wanted)
+        self._last_applied.applied(answer, wanted)
         self._index.put(kind, answer)
 
     async def _write(self, kind: Kind, live: Manifest | None, wanted: Manifest) -> Manifest:
@@ -149,7 +149,7 @@ def _name_conflict(kind: str, live: Manifest) -> Diagnosis:
 def _refusal(error: ApiError, wanted: Manifest) -> Diagnosis | None:
     """A child that the API server will not take as it is; None for what may pass by itself."""
     what = f"{wanted['kind']} {wanted['metadata']['name']}"
-    if (found := not_admitted(error.message, what)) is not None:
+    if (found := admission_refusal(error.message, what)) is not None:
         return found
     if error.status not in REFUSED:
         return None

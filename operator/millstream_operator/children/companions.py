@@ -54,7 +54,7 @@ class ServedKinds(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Companions:
+class CompanionResult:
     """What came of it. `problem`: something that another try may mend."""
 
     conditions: tuple[Condition, ...] = ()
@@ -72,13 +72,13 @@ class CompanionInput:
     previous: Sequence[Manifest] = ()  # conditions of the status before
 
 
-class CompanionsOf:
+class CompanionApplier:
     """For the reconciler alone."""
 
     def __init__(self, children: Children, served: ServedKinds, defaults: CompanionDefaults) -> None:
         self._children, self._served, self._defaults = children, served, defaults
 
-    async def apply_all(self, given: CompanionInput) -> Companions:
+    async def apply_all(self, given: CompanionInput) -> CompanionResult:
         """Make it so, as far as it can be.
 
         Raises:
@@ -90,7 +90,7 @@ class CompanionsOf:
         if conflicts:
             message = " ".join(one.message for one in conflicts)
             found.append(Condition(conditions.NAME_CONFLICT, True, Reason.NAME_CONFLICT, message))
-        return Companions(
+        return CompanionResult(
             tuple(found),
             tuple(decision for part in parts for decision in part.decisions),
             " ".join(part.problem for part in parts if part.problem),
@@ -98,7 +98,7 @@ class CompanionsOf:
 
     # The autoscaler
 
-    async def _autoscaler(self, given: CompanionInput) -> Companions:
+    async def _autoscaler(self, given: CompanionInput) -> CompanionResult:
         owner = given.owner
         wanted = autoscaler(owner, self._served.names, self._defaults)
         if isinstance(wanted, NoAutoscaler):
@@ -109,33 +109,33 @@ class CompanionsOf:
         manifests = [wanted.manifest] if wanted is not None else []
         problem = await self._apply_kinds(given, AUTOSCALERS, manifests)
         if wanted is None:
-            return Companions(problem=problem.message if problem else "")
+            return CompanionResult(problem=problem.message if problem else "")
         chosen = (Decision(DecisionType.AUTOSCALER_CHOSEN, wanted.chosen),) if wanted.chosen else ()
         if problem is not None:
             return _one(conditions.AUTOSCALED, problem, retry=True)
-        live = self._children.get(owner, given.key, kind_of(wanted.manifest)) or wanted.manifest
-        return Companions((autoscaled(owner, live),), chosen)
+        live = self._children.get_owned(owner, given.key, kind_of(wanted.manifest)) or wanted.manifest
+        return CompanionResult((autoscaled(owner, live),), chosen)
 
     # The monitors
 
-    async def _monitors(self, given: CompanionInput) -> Companions:
+    async def _monitors(self, given: CompanionInput) -> CompanionResult:
         owner = given.owner
         wanted = monitors(owner, self._served.names, self._defaults)
         problem = await self._apply_kinds(given, MONITORS, wanted)
         if problem is not None:
             return _one(conditions.MONITORED, problem, retry=True)
         if not is_monitored(owner):
-            return Companions()
+            return CompanionResult()
         missing = [kind.kind for kind in MONITORS if kind.kind not in {one["kind"] for one in wanted}]
         if not wanted and owner.spec.monitoring is None and not _was_told(given):
-            return Companions()  # nobody asked, and nothing is lost: no word about it
+            return CompanionResult()  # nobody asked, and nothing is lost: no word about it
         lacking = f"The API server serves no {' and no '.join(missing)}" if missing else ""
         if not wanted:
             message = f"{lacking} (monitoring.coreos.com/v1): no scraping and no alerts by the Prometheus operator."
             return _one(conditions.MONITORED, Diagnosis(Reason.MONITORING_UNAVAILABLE, message))
         there = " and ".join(one["kind"] for one in wanted)
         message = f"{there} {owner.name} {'are' if len(wanted) > 1 else 'is'} there.{f' {lacking}.' if lacking else ''}"
-        return Companions((Condition(conditions.MONITORED, True, Reason.MONITORED, message),))
+        return CompanionResult((Condition(conditions.MONITORED, True, Reason.MONITORED, message),))
 
     # Both
 
@@ -145,7 +145,7 @@ class CompanionsOf:
         """Delete what is ours of these kinds and not wanted, then apply what is."""
         names = {(one["kind"], one["metadata"]["name"]) for one in wanted}
         for kind in kinds:
-            mine = self._children.own(given.owner, given.key, kind)
+            mine = self._children.list_owned(given.owner, given.key, kind)
             to_delete = [one for one in mine if (kind.kind, one["metadata"]["name"]) not in names]
             if (
                 to_delete
@@ -188,6 +188,6 @@ def _gone(kind: str) -> Reason:
     return Reason.AUTOSCALER_UNAVAILABLE if kind == SCALED_OBJECT.kind else Reason.MONITORING_UNAVAILABLE
 
 
-def _one(condition: str, problem: Diagnosis, *, retry: bool = False) -> Companions:
+def _one(condition: str, problem: Diagnosis, *, retry: bool = False) -> CompanionResult:
     found = (Condition(condition, False, problem.reason, problem.message),)
-    return Companions(found, problem=problem.message if retry else "")
+    return CompanionResult(found, problem=problem.message if retry else "")

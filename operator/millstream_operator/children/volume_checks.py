@@ -20,7 +20,7 @@ from millstream_operator.rendering.model_cache import cache_claim_name
 Manifest = dict[str, Any]
 
 
-class Claims:
+class VolumeChecks:
     """For the reconciler alone."""
 
     def __init__(self, client: ClusterClient, index: Index) -> None:

@@ -26,11 +26,11 @@ def pods_not_created(message: str) -> Diagnosis | None:
         return None  # the ServiceAccount is ours, and is put back
     # 'pods "demo-7d9c-x2x8k" is forbidden': the name is another at each try
     stable = re.sub(r'pods "[^"]*"', "pods", message)
-    found = not_admitted(stable, "pods")
+    found = admission_refusal(stable, "pods")
     return found or Diagnosis(Reason.ADMISSION_DENIED, sentence(f"Pods cannot be created: {stable}"))
 
 
-def not_admitted(message: str, what: str) -> Diagnosis | None:
+def admission_refusal(message: str, what: str) -> Diagnosis | None:
     """An admission plugin's refusal of `what`, in words; None when it is no admission that refuses."""
     message = " ".join(message.split())
     if "quota: " in message:

@@ -24,7 +24,7 @@ ATOMIC_MAPS = frozenset({"selector", "podSelector", "labelSelector", "nodeSelect
 EMPTY: tuple[Any, ...] = (None, "", {}, [])
 
 
-def stamped(manifest: dict[str, Any]) -> dict[str, Any]:
+def with_digest(manifest: dict[str, Any]) -> dict[str, Any]:
     """The manifest with its own digest. What lies deeper is shared with it, so neither may be changed afterwards."""
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:DIGEST_LENGTH]
     metadata = manifest["metadata"]
@@ -46,15 +46,15 @@ def projected(live: Any, wanted: Any) -> Any:
     return live
 
 
-def holds(live: Any, wanted: Any) -> bool:
+def matches(live: Any, wanted: Any) -> bool:
     """Does the live object hold every value of the manifest? Absent and empty are the same to the server."""
     if isinstance(wanted, dict) and isinstance(live, dict):
         return all(
-            _equal(live.get(key), value) if key in ATOMIC_MAPS else holds(live.get(key), value)
+            _equal(live.get(key), value) if key in ATOMIC_MAPS else matches(live.get(key), value)
             for key, value in wanted.items()
         )
     if isinstance(wanted, list) and isinstance(live, list):
-        return len(live) == len(wanted) and all(map(holds, live, wanted))
+        return len(live) == len(wanted) and all(map(matches, live, wanted))
     return _same(live, wanted)
 
 
@@ -70,24 +70,24 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other) or (one in EMPTY and other in EMPTY)
 
 
-class Settled:
+class LastApplied:
     """What the server made of our last apply of each object, where that is not literally what we sent."""
 
     def __init__(self) -> None:
         self._made: dict[str, str] = {}
 
     def needs_apply(self, live: dict[str, Any] | None, wanted: dict[str, Any]) -> bool:
-        """`wanted` is a stamped manifest."""
+        """`wanted` is a with_digest manifest."""
         if live is None:
             return True
-        if holds(live, wanted):
+        if matches(live, wanted):
             return False
         return self._made.get(live["metadata"]["uid"]) != _digest(live, wanted)
 
     def applied(self, answer: dict[str, Any], wanted: dict[str, Any]) -> None:
         """Remember the answer to an apply."""
         uid = answer["metadata"]["uid"]
-        if holds(answer, wanted):
+        if matches(answer, wanted):
             self._made.pop(uid, None)
         else:
             self._made[uid] = _digest(answer, wanted)

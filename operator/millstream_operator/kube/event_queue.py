@@ -19,11 +19,11 @@ from millstream_operator.kube.fence import NotLeader
 log = logging.getLogger(__name__)
 Manifest = dict[str, Any]
 MOST_WAITING = 5000  # about 5 MB
-LOOK_SECONDS = 0.1
-LONGEST_LOOKS = 50  # then one Event goes out beside the work, however much there is of it
+POLL_SECONDS = 0.1
+MAX_POLLS = 50  # then one Event goes out beside the work, however much there is of it
 
 
-class Publisher(Protocol):
+class EventPublisher(Protocol):
     """Where an Event goes."""
 
     async def publish(self, event: Manifest) -> None:
@@ -79,10 +79,10 @@ class EventQueue:
                     self._waiting.clear()
 
     async def _let_work_pass(self) -> None:
-        for _ in range(LONGEST_LOOKS):
+        for _ in range(MAX_POLLS):
             if not self._busy():
                 return
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
     @property
     def waiting(self) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from millstream_operator.kube.interning import Sharing
+from millstream_operator.kube.interning import ManifestInterner
 from millstream_operator.kube.kinds import HORIZONTAL_POD_AUTOSCALER, LLM_DEPLOYMENT, Kind
 from millstream_operator.rendering.names import DEPLOYMENT_LABEL
 
@@ -37,7 +37,7 @@ def owner_key(kind: Kind, manifest: Manifest) -> OwnerKey:
     return OwnerKey(metadata["namespace"], metadata.get("labels", {}).get(DEPLOYMENT_LABEL, ""))
 
 
-def interested(kind: Kind, manifest: Manifest) -> set[OwnerKey]:
+def affected_owners(kind: Kind, manifest: Manifest) -> set[OwnerKey]:
     """Whom a change of an object may concern: whom its label names, and, should the label be wrong, its owner."""
     metadata = manifest["metadata"]
     owners = {
@@ -60,7 +60,7 @@ class Index:
         learned: Callable[[Kind, Manifest], None] = lambda _kind, _manifest: None,
         changed: Callable[[Kind, Manifest], None] = lambda _kind, _manifest: None,
     ) -> None:
-        self._learned, self._changed, self._sharing = learned, changed, Sharing()
+        self._learned, self._changed, self._interner = learned, changed, ManifestInterner()
         self._objects: dict[tuple[str, str, str], Manifest] = {}
         self._children: defaultdict[tuple[OwnerKey, str], set[tuple[str, str, str]]] = defaultdict(set)
 
@@ -73,7 +73,7 @@ class Index:
         if known is not None:
             self._unlink(kind, key, known)
         self._learned(kind, manifest)
-        slim = self._sharing.copy(
+        slim = self._interner.copy(
             {**manifest, "metadata": {k: v for k, v in manifest["metadata"].items() if k != "managedFields"}}
         )
         self._objects[key] = slim
@@ -112,11 +112,11 @@ class Index:
         for manifest in listed:
             present.add(_key(kind, manifest))
             if self.put(kind, manifest):
-                changed |= interested(kind, manifest)
+                changed |= affected_owners(kind, manifest)
         for manifest in list(self.all(kind)):
             if _key(kind, manifest) not in present and _version(manifest) <= int(list_version):
                 self.remove(kind, manifest)
-                changed |= interested(kind, manifest)
+                changed |= affected_owners(kind, manifest)
         return changed
 
     def _unlink(self, kind: Kind, key: tuple[str, str, str], manifest: Manifest) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 GENERATION = 8192  # parts; some megabytes
 
 
-class Sharing:
+class ManifestInterner:
     """For one owner of manifests, which never changes them."""
 
     def __init__(self, generation: int = GENERATION) -> None:

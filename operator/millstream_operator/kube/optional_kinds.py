@@ -25,14 +25,14 @@ from millstream_operator.kube.kinds import OPTIONAL, Kind, label_selector
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 60.0
+DISCOVERY_SECONDS = 60.0
 DISCOVERY_TIMEOUT_SECONDS = 10.0
-LOOKS_UNTIL_GONE = 2
+MISSES_UNTIL_GONE = 2
 _EVERY_VERSION = str(10**30)  # a listing that is newer than whatever is known
 
 
 @dataclass(frozen=True, slots=True)
-class ListedKinds:
+class DiscoveryResult:
     """What a look found: whom a difference is about, and whether other kinds are served than before."""
 
     changed: frozenset[OwnerKey]
@@ -55,7 +55,7 @@ class OptionalKinds:
     def names(self) -> frozenset[str]:
         return frozenset(kind.kind for kind in self.served)
 
-    async def look(self, client: ClusterClient) -> ListedKinds:
+    async def discover(self, client: ClusterClient) -> DiscoveryResult:
         """Ask what is served, and list it.
 
         Raises:
@@ -76,8 +76,8 @@ class OptionalKinds:
                     refused.add(kind)
                 elif error.status != 404:  # gone since it was discovered
                     raise
-        self._tell_refused(frozenset(refused))
-        return self._concluded(frozenset(readable), changed)
+        self._log_refused(frozenset(refused))
+        return self._update_served(frozenset(readable), changed)
 
     async def _discover(self, client: ClusterClient) -> set[Kind]:
         """The kinds that the API server serves. One request a group and version."""
@@ -102,9 +102,9 @@ class OptionalKinds:
             versions.append(int(version))
         return self._index.replace(kind, items, str(min(versions)))
 
-    def _concluded(self, readable: frozenset[Kind], changed: set[OwnerKey]) -> ListedKinds:
+    def _update_served(self, readable: frozenset[Kind], changed: set[OwnerKey]) -> DiscoveryResult:
         self._missed = {kind: self._missed.get(kind, 0) + 1 for kind in self.served - readable}
-        served = readable | {kind for kind, looks in self._missed.items() if looks < LOOKS_UNTIL_GONE}
+        served = readable | {kind for kind, looks in self._missed.items() if looks < MISSES_UNTIL_GONE}
         for kind in self.served - served:
             log.info("%s (%s) is no longer served", kind.kind, kind.api_version)
             changed |= self._index.replace(kind, (), _EVERY_VERSION)
@@ -112,9 +112,9 @@ class OptionalKinds:
             log.info("%s (%s) is served now", kind.kind, kind.api_version)
         other = served != self.served
         self.served, self._looked = served, True
-        return ListedKinds(frozenset(changed), other)
+        return DiscoveryResult(frozenset(changed), other)
 
-    def _tell_refused(self, refused: frozenset[Kind]) -> None:
+    def _log_refused(self, refused: frozenset[Kind]) -> None:
         for kind in refused - self._refused:
             log.warning("%s (%s) is served, but this account may not list it: not used", kind.kind, kind.api_version)
         self._refused = refused

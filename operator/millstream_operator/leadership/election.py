@@ -79,7 +79,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Read:
     """Read the Lease."""
 
 
@@ -91,7 +91,7 @@ class Write:
     version: str | None
 
 
-Step = Wait | Look | Write
+Step = Wait | Read | Write
 
 
 @dataclass
@@ -128,10 +128,10 @@ class Election:
         if self._current and self._free(now):
             return self._taking(wall_time)
         if now >= self._next_at:
-            return Look()
+            return Read()
         return Wait(min(self._next_at, self._free_at) if self._current and self._free_at else self._next_at)
 
-    def saw(self, seen: ObservedLease | None, now: float) -> None:
+    def record_read(self, seen: ObservedLease | None, now: float) -> None:
         """The answer to a look: the Lease, or that there is none."""
         if self._free_at is None or (seen is not None and (self._seen is None or seen.version != self._seen.version)):
             held = seen is not None and not seen.record.released
@@ -143,10 +143,10 @@ class Election:
         self._seen, self._current = seen, True
         self._next_at = now if mine else now + self._pause()
 
-    def wrote(self, seen: ObservedLease, sent: float, now: float) -> None:
+    def record_write(self, seen: ObservedLease, sent: float, now: float) -> None:
         """Our write was answered. Leadership counts from before it was sent."""
         if self._seen is not None and seen.version == self._seen.version:
-            return self.failed(now)  # nothing changed, so nobody can have seen a renewal
+            return self.record_failure(now)  # nothing changed, so nobody can have seen a renewal
         if not self.leading(now):
             self.term += 1
         self._seen, self._current = seen, True
@@ -155,12 +155,12 @@ class Election:
         self._next_at = sent + self._pause()
         return None
 
-    def failed(self, now: float) -> None:
+    def record_failure(self, now: float) -> None:
         """A request was refused, or its answer was lost: whatever happened, look before the next write."""
         self._current = False
         self._next_at = now + self.timing.retry_after_failure_seconds * self.jitter.uniform(0.5, 1.0)
 
-    def conflict(self, now: float) -> None:
+    def record_conflict(self, now: float) -> None:
         """Somebody else wrote first: look at once."""
         self._current, self._next_at = False, now
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from millstream_operator.kube.client import ApiError, ApiUnreachable, ClusterClient
 from millstream_operator.kube.fence import Fence, steady_seconds
 from millstream_operator.kube.kinds import LEASE
-from millstream_operator.leadership.election import Election, LeaseRecord, Look, ObservedLease, Wait
+from millstream_operator.leadership.election import Election, LeaseRecord, ObservedLease, Read, Wait
 
 log = logging.getLogger(__name__)
 CONFLICT = 409  # also: it exists already
@@ -131,24 +131,24 @@ class Elector:
         if isinstance(step, Wait):
             return max(0.0, step.until - now)
         try:
-            if isinstance(step, Look):
-                self._election.saw(await self._store.read(), self._clock())
+            if isinstance(step, Read):
+                self._election.record_read(await self._store.read(), self._clock())
             else:
-                self._election.wrote(await self._store.write(step.record, step.version), now, self._clock())
+                self._election.record_write(await self._store.write(step.record, step.version), now, self._clock())
             self._tell("")
         except ApiError as error:
             if error.status == CONFLICT:
-                self._election.conflict(self._clock())
+                self._election.record_conflict(self._clock())
             else:
-                self._election.failed(self._clock())
+                self._election.record_failure(self._clock())
                 self._tell(f"{error.status} {error.message}")
         except ApiUnreachable as error:
-            self._election.failed(self._clock())
+            self._election.record_failure(self._clock())
             self._tell(str(error))
         self._move_fence()
         return 0.0
 
-    async def take_if_free(self) -> bool:
+    async def acquire_if_free(self) -> bool:
         """Look once, and take the Lease if nobody holds it; whether this replica leads now."""
         for _ in ("look", "take"):
             await self.step()
@@ -156,13 +156,13 @@ class Elector:
                 break
         return self.leading
 
-    async def leadership(self) -> int:
+    async def wait_until_leading(self) -> int:
         """Wait until this replica leads; the term."""
         while not self.leading:
             await self._news(None)
         return self.term
 
-    async def lost(self, term: int) -> None:
+    async def wait_until_lost(self, term: int) -> None:
         """Wait until this term is over, also when it ends in silence."""
         while self.leading and self.term == term:
             await self._news(self._election.write_until - self._clock())
@@ -178,7 +178,7 @@ class Elector:
             return
         try:
             # What was under way when `run` was cancelled is not known: look first.
-            self._election.saw(await self._store.read(), self._clock())
+            self._election.record_read(await self._store.read(), self._clock())
             if (step := self._election.release(self._wall())) is not None:
                 await self._store.write(step.record, step.version)
                 log.info("gave the Lease up")

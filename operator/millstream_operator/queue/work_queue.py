@@ -17,7 +17,7 @@ from millstream_operator.queue.schedule import Schedule
 
 log = logging.getLogger(__name__)
 Key = TypeVar("Key")
-SOONEST_LOOK_SECONDS = 0.05
+SHORTEST_REQUEUE_SECONDS = 0.05
 # For so long at most, what can wait lets pass what cannot. Where nothing else is due, it is worked on at once.
 PATIENCE_SECONDS = 60.0
 
@@ -38,7 +38,7 @@ class RequeueAfter(RetryLater):
     """
 
     def __init__(self, message: str, after_seconds: float) -> None:
-        super().__init__(message, max(after_seconds, SOONEST_LOOK_SECONDS))
+        super().__init__(message, max(after_seconds, SHORTEST_REQUEUE_SECONDS))
 
 
 class Result(StrEnum):
@@ -105,13 +105,13 @@ class WorkQueue(Generic[Key]):
         while True:
             key = await self._next()
             began, result, at_least_seconds = self._now(), Result.ERROR, 0.0
-            look_again_seconds = None
+            requeue_seconds = None
             try:
                 await work(key)
                 result = Result.DONE
             except RequeueAfter as reason:
-                result, look_again_seconds = Result.RETRY, reason.at_least_seconds
-                log.info("%s: looking again in %.0f s: %s", key, look_again_seconds, reason)
+                result, requeue_seconds = Result.RETRY, reason.at_least_seconds
+                log.info("%s: requeued after %.0f s: %s", key, requeue_seconds, reason)
             except RetryLater as reason:
                 result, at_least_seconds = Result.RETRY, reason.at_least_seconds
                 log.info("%s: trying again: %s", key, reason)
@@ -121,13 +121,13 @@ class WorkQueue(Generic[Key]):
             except Exception:  # one object's bug must not stop the others
                 log.exception("%s: failed", key)
             finally:
-                failed = result in (Result.RETRY, Result.ERROR) and look_again_seconds is None
+                failed = result in (Result.RETRY, Result.ERROR) and requeue_seconds is None
                 failed = failed and not self._standing_by
                 self.schedule.done(
                     key, self._now(), failed=failed, at_least=at_least_seconds, patience=PATIENCE_SECONDS
                 )
-                if look_again_seconds is not None:
-                    self.add(key, look_again_seconds, can_wait=True)
+                if requeue_seconds is not None:
+                    self.add(key, requeue_seconds, can_wait=True)
                 self._observe(result, self._now() - began)
                 self._changed.set()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream_operator.diagnosis.admission import not_admitted, pods_not_created
+from millstream_operator.diagnosis.admission import admission_refusal, pods_not_created
 from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON, Reason
 
 # name: (message of ReplicaFailure, reason, words)
@@ -70,14 +70,14 @@ def test_pods_that_are_not_let_in_are_told_by_who_refuses(name: str) -> None:
 
 
 def test_a_child_is_refused_in_the_same_words() -> None:
-    found = not_admitted(REFUSED["policy"][0], "Deployment demo")
+    found = admission_refusal(REFUSED["policy"][0], "Deployment demo")
     assert found is not None
     assert found.message == "The ValidatingAdmissionPolicy owners (binding all) denies the Deployment demo: no owner."
 
 
 def test_what_is_no_admission_is_not_taken_for_one() -> None:
-    assert not_admitted('Operation cannot be fulfilled on resourcequotas "gpus"', "Deployment demo") is None
-    assert not_admitted("spec.replicas: Invalid value", "Deployment demo") is None
+    assert admission_refusal('Operation cannot be fulfilled on resourcequotas "gpus"', "Deployment demo") is None
+    assert admission_refusal("spec.replicas: Invalid value", "Deployment demo") is None
 
 
 def test_our_own_missing_service_account_passes_in_a_moment() -> None:
