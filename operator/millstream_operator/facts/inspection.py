@@ -34,8 +34,8 @@ from millstream_operator.diagnosis.pod_failures import diagnose_node
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.diagnosis.scheduling import diagnose_scheduling
 from millstream_operator.planning.plan import PlanDefaults
-from millstream_operator.planning.planner import plan
 from millstream_operator.planning.requires import source_kind
+from millstream_operator.planning.spec_plan import plan_from_spec
 from millstream_operator.rendering.inspect_job import Subject
 from millstream_operator.rendering.names import ATTEMPT_LABEL, INSPECT_CONTAINER
 
@@ -83,7 +83,7 @@ def subjects(owner: LLMDeployment, defaults: PlanDefaults) -> dict[str, Subject]
     A plan that the runtime cannot run whatever the model is will be refused, so nothing is inspected for it. A folder
     in the runtime image is looked into only where the plan depends on it: a small model on a CPU starts at once.
     """
-    if set(plan(owner, defaults).requires) - WANTS_FACTS:
+    if set(plan_from_spec(owner, defaults).requires) - WANTS_FACTS:
         return {}
     found: dict[str, Subject] = {}
     model, speculation = owner.spec.model, owner.spec.speculation
