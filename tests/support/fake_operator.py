@@ -12,7 +12,6 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import parse
-from millstream_operator.catalog.known_models import known_config
 from millstream_operator.facts.cluster_facts import ClusterFacts, Shapes, shape_from_catalogue
 from millstream_operator.facts.gpu_watch import read_pod
 from millstream_operator.facts.restored_status import EnqueueAfter
@@ -30,6 +29,7 @@ from millstream_operator.rendering.companions import CompanionDefaults
 from millstream_operator.rendering.names import REVISION_LABEL
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from tests.support.fake_cluster import FakeCluster, FakeClusterClient, Fault
+from tests.support.known_models import known_config
 from tests.support.llmdeployments import NAMESPACE, manifest
 
 Manifest = dict[str, Any]
