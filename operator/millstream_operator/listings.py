@@ -48,7 +48,7 @@ class Listings:
 
     async def first(self) -> None:
         """Know everything; waits for the API server as long as it takes, and says for what."""
-        told = ""
+        logged = ""
         while True:
             try:
                 await self.resync()
@@ -63,9 +63,9 @@ class Listings:
                     problem = "the CRD llmdeployments.millstream.dev is not installed: kubectl apply -f crds/"
             except ApiUnreachable as error:
                 problem = str(error)
-            if problem != told:
+            if problem != logged:
                 log.warning("waiting for the API server: %s", problem)
-                told = problem
+                logged = problem
             await asyncio.sleep(RESYNC_RETRY_SECONDS)
 
     async def resync(self) -> None:

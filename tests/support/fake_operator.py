@@ -129,7 +129,7 @@ class FakeOperator:
     ) -> None:
         self.cluster, self.model = cluster, model or FakeModel(cluster)
         self.client = FakeClusterClient(cluster, fault)
-        self.index = Index(changed=lambda kind, manifest: self.facts.changed(kind, manifest))
+        self.index = Index(on_change=lambda kind, manifest: self.facts.changed(kind, manifest))
         self.now, self.busy = NOW, False
         self.pods, self.woken, self.seconds = FakePods(), list[OwnerKey](), 0.0
         self.reports = PodReports(self.pods, self.woken.append, lambda: self.seconds)

@@ -21,21 +21,21 @@ MESSAGE_LIMIT_CHARACTERS = 1000
 
 def autoscaled(owner: LLMDeployment, live: Manifest) -> Condition:
     """`live` is the owner's HorizontalPodAutoscaler or ScaledObject."""
-    told = (live.get("status") or {}).get("conditions") or []
+    conditions = (live.get("status") or {}).get("conditions") or []
     if live["kind"] == "ScaledObject":
-        return _by_keda(owner, told)
-    return _by_hpa(owner, told)
+        return _by_keda(owner, conditions)
+    return _by_hpa(owner, conditions)
 
 
 def _condition(status: bool | None, reason: Reason, message: str) -> Condition:
     return Condition(AUTOSCALED, status, reason, message[:MESSAGE_LIMIT_CHARACTERS])
 
 
-def _by_hpa(owner: LLMDeployment, told: list[Manifest]) -> Condition:
+def _by_hpa(owner: LLMDeployment, conditions: list[Manifest]) -> Condition:
     if owner.spec.replicas == 0:
         message = "spec.replicas is 0, which switches a HorizontalPodAutoscaler off; scale to 1 or more to start it."
         return _condition(False, Reason.SCALED_TO_ZERO, message)
-    able, active = find(told, "AbleToScale"), find(told, "ScalingActive")
+    able, active = find(conditions, "AbleToScale"), find(conditions, "ScalingActive")
     if able.get("status") == "False":
         return _condition(False, Reason.AUTOSCALER_FAILING, _said("HorizontalPodAutoscaler", able))
     if active.get("status") == "False" and active.get("reason") != "ScalingDisabled":
@@ -45,8 +45,8 @@ def _by_hpa(owner: LLMDeployment, told: list[Manifest]) -> Condition:
     return _condition(None, Reason.AUTOSCALER_STARTING, "The HorizontalPodAutoscaler has not spoken yet.")
 
 
-def _by_keda(owner: LLMDeployment, told: list[Manifest]) -> Condition:
-    ready, active = find(told, "Ready"), find(told, "HPAActive")
+def _by_keda(owner: LLMDeployment, conditions: list[Manifest]) -> Condition:
+    ready, active = find(conditions, "Ready"), find(conditions, "HPAActive")
     if ready.get("status") == "False":
         return _condition(False, Reason.AUTOSCALER_FAILING, _said("ScaledObject", ready))
     if active.get("status") == "False":

@@ -78,13 +78,13 @@ class CompanionApplier:
     def __init__(self, children: Children, served: ServedKinds, defaults: CompanionDefaults) -> None:
         self._children, self._served, self._defaults = children, served, defaults
 
-    async def apply_all(self, given: CompanionInput) -> CompanionResult:
+    async def apply_all(self, turn: CompanionInput) -> CompanionResult:
         """Make it so, as far as it can be.
 
         Raises:
             ApiError, ApiUnreachable, RetryLater: what passes by itself.
         """
-        parts = [await self._autoscaler(given), await self._monitors(given)]
+        parts = [await self._autoscaler(turn), await self._monitors(turn)]
         found = [condition for part in parts for condition in part.conditions]
         conflicts = [one for one in found if one.reason is Reason.NAME_CONFLICT]
         if conflicts:
@@ -98,36 +98,36 @@ class CompanionApplier:
 
     # The autoscaler
 
-    async def _autoscaler(self, given: CompanionInput) -> CompanionResult:
-        owner = given.owner
+    async def _autoscaler(self, turn: CompanionInput) -> CompanionResult:
+        owner = turn.owner
         wanted = autoscaler(owner, self._served.names, self._defaults)
         if isinstance(wanted, NoAutoscaler):
             return _one(conditions.AUTOSCALED, Diagnosis(Reason.AUTOSCALER_UNAVAILABLE, wanted.message))
-        if (message := over_budget(given.plan, owner.spec)) is not None:
+        if (message := over_budget(turn.plan, owner.spec)) is not None:
             return _one(conditions.AUTOSCALED, Diagnosis(Reason.BUDGET_EXCEEDED, message))
         # The other one goes first: two would pull at one number, and KEDA's admission refuses to be the second.
         manifests = [wanted.manifest] if wanted is not None else []
-        problem = await self._apply_kinds(given, AUTOSCALERS, manifests)
+        problem = await self._apply_kinds(turn, AUTOSCALERS, manifests)
         if wanted is None:
             return CompanionResult(problem=problem.message if problem else "")
         chosen = (Decision(DecisionType.AUTOSCALER_CHOSEN, wanted.chosen),) if wanted.chosen else ()
         if problem is not None:
             return _one(conditions.AUTOSCALED, problem, retry=True)
-        live = self._children.get_owned(owner, given.key, kind_of(wanted.manifest)) or wanted.manifest
+        live = self._children.get_owned(owner, turn.key, kind_of(wanted.manifest)) or wanted.manifest
         return CompanionResult((autoscaled(owner, live),), chosen)
 
     # The monitors
 
-    async def _monitors(self, given: CompanionInput) -> CompanionResult:
-        owner = given.owner
+    async def _monitors(self, turn: CompanionInput) -> CompanionResult:
+        owner = turn.owner
         wanted = monitors(owner, self._served.names, self._defaults)
-        problem = await self._apply_kinds(given, MONITORS, wanted)
+        problem = await self._apply_kinds(turn, MONITORS, wanted)
         if problem is not None:
             return _one(conditions.MONITORED, problem, retry=True)
         if not is_monitored(owner):
             return CompanionResult()
         missing = [kind.kind for kind in MONITORS if kind.kind not in {one["kind"] for one in wanted}]
-        if not wanted and owner.spec.monitoring is None and not _was_told(given):
+        if not wanted and owner.spec.monitoring is None and not _was_reported(turn):
             return CompanionResult()  # nobody asked, and nothing is lost: no word about it
         lacking = f"The API server serves no {' and no '.join(missing)}" if missing else ""
         if not wanted:
@@ -140,20 +140,20 @@ class CompanionApplier:
     # Both
 
     async def _apply_kinds(
-        self, given: CompanionInput, kinds: Sequence[Kind], wanted: Sequence[Manifest]
+        self, turn: CompanionInput, kinds: Sequence[Kind], wanted: Sequence[Manifest]
     ) -> Diagnosis | None:
         """Delete what is ours of these kinds and not wanted, then apply what is."""
         names = {(one["kind"], one["metadata"]["name"]) for one in wanted}
         for kind in kinds:
-            mine = self._children.list_owned(given.owner, given.key, kind)
+            mine = self._children.list_owned(turn.owner, turn.key, kind)
             to_delete = [one for one in mine if (kind.kind, one["metadata"]["name"]) not in names]
             if (
                 to_delete
-                and (problem := await self._tried(kind.kind, self._deletion(given.owner, to_delete))) is not None
+                and (problem := await self._tried(kind.kind, self._deletion(turn.owner, to_delete))) is not None
             ):
                 return problem
         for manifest in wanted:
-            problem = await self._tried(manifest["kind"], self._application(given.owner, manifest))
+            problem = await self._tried(manifest["kind"], self._application(turn.owner, manifest))
             if problem is not None:
                 return problem
         return None
@@ -177,11 +177,11 @@ class CompanionApplier:
         return found
 
 
-def _was_told(given: CompanionInput) -> bool:
+def _was_reported(turn: CompanionInput) -> bool:
     """Whether it was monitored, or this spec was told of the loss. What an earlier spec asked in vain is no loss."""
-    before = conditions.find(given.previous, conditions.MONITORED)
-    told = before.get("observedGeneration") == given.owner.metadata.generation
-    return bool(before) and (told or before["status"] == "True")
+    before = conditions.find(turn.previous, conditions.MONITORED)
+    same_generation = before.get("observedGeneration") == turn.owner.metadata.generation
+    return bool(before) and (same_generation or before["status"] == "True")
 
 
 def _gone(kind: str) -> Reason:

@@ -148,14 +148,15 @@ def _attempt_state(job: Manifest, pods: Sequence[Manifest], now: str) -> _Succee
     for pod in pods:
         if _is_of(pod, job) and (found := _ended(pod, seconds_ago)) is not None:
             return found
-    told = {one["type"]: one for one in job.get("status", {}).get("conditions") or [] if one["status"] == "True"}
+    reported = job.get("status", {}).get("conditions") or []
+    job_conditions = {one["type"]: one for one in reported if one["status"] == "True"}
     diagnosed = next((one for pod in pods if _is_of(pod, job) and (one := _blocker(pod)) is not None), None)
-    if failed := told.get("Failed"):
+    if failed := job_conditions.get("Failed"):
         if diagnosed is not None:  # an eviction, or what it waited for until its time was over
             return _Failed(diagnosed, seconds_ago)
-        said = failed.get("message") or failed.get("reason") or "for no reason that it tells"
+        said = failed.get("message") or failed.get("reason") or "for an unknown reason"
         return _Failed(Diagnosis(Reason.DOWNLOAD_FAILED, f"The inspection of the model failed: {said}."), seconds_ago)
-    if "Complete" in told:
+    if "Complete" in job_conditions:
         left = ANSWER_PATIENCE_SECONDS - (seconds_ago or 0.0)
         if left > 0:
             return _Pending(None, left)
@@ -206,9 +207,9 @@ def _is_of(pod: Manifest, job: Manifest) -> bool:
 
 def _ended_seconds_ago(job: Manifest, now: str) -> float | None:
     """Since the Job counts as failed or complete, by its own clock and ours; None while it runs."""
-    told = job.get("status", {}).get("conditions") or ()
+    job_conditions = job.get("status", {}).get("conditions") or ()
     for kind in ("Failed", "Complete"):
-        found = conditions.find(told, kind)
+        found = conditions.find(job_conditions, kind)
         if found.get("status") == "True":
             return max(0.0, (_time(now) - _time(found.get("lastTransitionTime", now))).total_seconds())
     return None

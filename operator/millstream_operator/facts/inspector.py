@@ -107,8 +107,8 @@ class Inspector:
         name = inspection_key(owner, subject)
         other = self._shared.asked_by(name, key) if not jobs else None
         if other is not None:
-            told = f"Reading the model's shape, for the LLMDeployment {other.name}, too: {subject}."
-            raise NotInspected(Diagnosis(Reason.INSPECTING, told), RECHECK_SECONDS, is_soon_over=True)
+            message = f"Reading the model's shape, for the LLMDeployment {other.name}, too: {subject}."
+            raise NotInspected(Diagnosis(Reason.INSPECTING, message), RECHECK_SECONDS, is_soon_over=True)
         self._shared.asking(name, key)
         try:
             answer = await self._ask(owner, key, subject, jobs)

@@ -66,8 +66,8 @@ def read_restored_status(owner: LLMDeployment, status: Manifest, pods: Sequence[
 
     A pod that got ready after the LLMDeployment did was perhaps never asked.
     """
-    told = status.get("conditions") or ()
-    ready, answered = find(told, READY), (status.get("rollout") or {}).get("currentRevision")
+    conditions = status.get("conditions") or ()
+    ready, answered = find(conditions, READY), (status.get("rollout") or {}).get("currentRevision")
     if (
         ready.get("reason") != Reason.READY
         or ready.get("observedGeneration") != owner.metadata.generation
@@ -78,6 +78,6 @@ def read_restored_status(owner: LLMDeployment, status: Manifest, pods: Sequence[
     serving = [condition(pod, READY) for pod in pods if is_leader(pod) and is_ready(pod)]
     if any(one.get("lastTransitionTime", "~") > since for one in serving):
         return None
-    outdated = find(told, PLAN_OUTDATED)
+    outdated = find(conditions, PLAN_OUTDATED)
     known = next((reason for reason in Reason if reason == outdated.get("reason")), None)
     return RestoredStatus(answered, Diagnosis(known, outdated.get("message", "")) if known is not None else None)

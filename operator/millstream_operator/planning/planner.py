@@ -50,7 +50,7 @@ def decide(
     if facts.inventory is None:
         return plan_from_spec(deployment, defaults, facts)
     speculation = choose_speculation(spec, facts.choosable)
-    found = find(lambda known, told: _search(deployment, known, explain=told), facts, explain=explain)
+    found = find(lambda known, explain: _search(deployment, known, explain=explain), facts, explain=explain)
     choice = found.choice
     if isinstance(choice, NoPlacement):
         plain_search = functools.partial(_search, explain=False)

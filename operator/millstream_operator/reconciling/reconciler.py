@@ -45,7 +45,7 @@ from millstream_operator.kube.kinds import (
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.probing.answer import Answer
 from millstream_operator.probing.pod_reports import NoPodAccess, PodReports
-from millstream_operator.probing.service_probe import ServiceAccess, ask
+from millstream_operator.probing.service_probe import ServiceAccess, probe_service
 from millstream_operator.queue.work_queue import RequeueAfter, RetryLater
 from millstream_operator.rendering.companions import CompanionDefaults
 from millstream_operator.rendering.inspection_record import kept_inspections
@@ -320,7 +320,7 @@ class Reconciler:
             return known[1]
         if known is None and believed is not None and believed.answered == pin.revision.name:
             return Answer()
-        answer = await ask(self._access, owner, pin.revision)
+        answer = await probe_service(self._access, owner, pin.revision)
         self._answers[uid] = (asked, answer)
         if answer.failure is None:
             self._unanswered.pop(uid, None)

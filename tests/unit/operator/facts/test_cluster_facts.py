@@ -29,7 +29,7 @@ class Cluster:
     """An index, its book, and plans made from them: what the reconciler does, without its writes."""
 
     def __init__(self, *nodes: Manifest) -> None:
-        self.index = Index(changed=lambda kind, found: self.book.changed(kind, found))
+        self.index = Index(on_change=lambda kind, found: self.book.changed(kind, found))
         self.book = ClusterFacts(self.index)
         self.book.problem = None
         self.book.replace_nodes(filter(None, map(read_node, nodes)))
