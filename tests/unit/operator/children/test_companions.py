@@ -284,7 +284,7 @@ def hpa_says(operator: FakeOperator, *conditions: tuple[str, str, str, str]) -> 
 ABLE = ("AbleToScale", "True", "SucceededGetScale", "")
 NO_ADAPTER = "unable to fetch metrics from custom metrics API: no custom metrics API registered"
 SAID_BY_AN_HPA: dict[str, tuple[list[tuple[str, str, str, str]], tuple[str, str], str]] = {
-    "nothing yet": ([], ("Unknown", "AutoscalerStarting"), "not spoken"),
+    "nothing yet": ([], ("Unknown", "AutoscalerStarting"), "no conditions yet"),
     "it works": ([ABLE, ("ScalingActive", "True", "ValidMetricFound", "")], ("True", "Autoscaling"), "1 to 4 replicas"),
     "no adapter": (
         [ABLE, ("ScalingActive", "False", "FailedGetPodsMetric", NO_ADAPTER)],

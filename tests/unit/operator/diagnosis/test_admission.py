@@ -13,10 +13,10 @@ REFUSED: dict[str, tuple[str, Reason, str]] = {
         'pods "demo-1-x" is forbidden: exceeded quota: gpus, requested: pods=1,requests.nvidia.com/gpu=4, used: '
         "pods=3,requests.nvidia.com/gpu=0, limited: pods=3,requests.nvidia.com/gpu=2",
         Reason.QUOTA_EXCEEDED,
-        "The ResourceQuota gpus leaves no room for the pods (pods: 1 more asked for, 3 of 3 used; "
-        "requests.nvidia.com/gpu: 4 more asked for, 0 of 2 used).",
+        "The ResourceQuota gpus does not allow the pods (pods: 1 more requested, 3 of 3 used; "
+        "requests.nvidia.com/gpu: 4 more requested, 0 of 2 used).",
     ),
-    "quota in other words": ("exceeded quota: gpus", Reason.QUOTA_EXCEEDED, "leaves no room for the pods: exceeded"),
+    "quota in other words": ("exceeded quota: gpus", Reason.QUOTA_EXCEEDED, "does not allow the pods: exceeded"),
     "quota that wants limits": (
         'pods "demo-1-x" is forbidden: failed quota: cpus: must specify limits.cpu for: runtime',
         Reason.ADMISSION_DENIED,
