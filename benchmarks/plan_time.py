@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from millstream_operator import garbage_collector
+from millstream_operator import gc_freeze
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.catalog.gpu import load_catalog
 from millstream_operator.inventory.accounts import GpuAccounts
@@ -86,7 +86,7 @@ def main() -> None:
     """Print one line a case and keep the numbers."""
     listed, results = nodes(), []
     kept = accounts(listed)
-    garbage_collector.freeze_gc()  # as the operator does after its first listing
+    gc_freeze.freeze_gc()  # as the operator does after its first listing
     for name, case in CASES.items():
         known = case.facts()
 

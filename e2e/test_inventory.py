@@ -15,7 +15,7 @@ import pytest
 from e2e.cluster import Cluster, Object, eventually
 from e2e.deployments import condition, llmd, read
 from e2e.release import Release
-from millstream_operator.catalog.known_models import known_config
+from tests.support.known_models import known_config
 
 MODEL = "meta-llama/Llama-3.2-1B-Instruct"
 L4, T4 = "NVIDIA-L4", "Tesla-T4"

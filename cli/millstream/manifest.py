@@ -49,13 +49,13 @@ def config_from_manifest(path: Path, host: str) -> RuntimeConfig:
     """
     deployment = manifest_reader()(path)
     from millstream_operator.planning.plan import PlanDefaults
-    from millstream_operator.planning.planner import plan
     from millstream_operator.planning.requires import refusal
+    from millstream_operator.planning.spec_plan import plan_from_spec
     from millstream_operator.rendering.runtime_config import boot_config, live_config
 
     if (hint := _only_in_a_pod(deployment.spec.model.source)) is not None:
         raise RuntimeFailure(FailureReason.UNSUPPORTED_BY_RUNTIME, f"{path}: {hint}")
-    planned = plan(deployment, PlanDefaults())
+    planned = plan_from_spec(deployment, PlanDefaults())
     if (missing := refusal(planned.requires)) is not None:
         raise RuntimeFailure(FailureReason.UNSUPPORTED_BY_RUNTIME, f"{path}: {missing}")
     boot = boot_config(planned, model_root=str(model_root()), host=host)

@@ -22,7 +22,7 @@ def main() -> int:
     logging.getLogger("kopf").setLevel(max(settings.log_level, logging.WARNING))
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     try:
-        asyncio.run(run_until_told(Operator(settings)))
+        asyncio.run(run_until_terminated(Operator(settings)))
     except asyncio.CancelledError:
         return 0
     except KeyboardInterrupt:
@@ -33,7 +33,7 @@ def main() -> int:
     return 0
 
 
-async def run_until_told(operator: Operator) -> None:
+async def run_until_terminated(operator: Operator) -> None:
     """SIGTERM ends it in order from the first moment on: a Lease that was just taken is given up, not left to run out.
 
     kopf puts handlers of its own in this one's place, but it starts only after the first listing.

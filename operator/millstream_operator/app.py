@@ -21,9 +21,9 @@ from typing import Any
 
 import kopf
 
-from millstream_operator import garbage_collector
+from millstream_operator import gc_freeze
 from millstream_operator.facts.catalog_watch import CatalogWatch
-from millstream_operator.facts.cluster_facts import FactsBook
+from millstream_operator.facts.cluster_facts import ClusterFacts
 from millstream_operator.facts.gpu_watch import GpuWatch
 from millstream_operator.health import HealthServer
 from millstream_operator.kopf_settings import kopf_settings, login
@@ -35,7 +35,7 @@ from millstream_operator.kube.client import (
 )
 from millstream_operator.kube.event_queue import EventQueue
 from millstream_operator.kube.fence import Fence, steady_seconds
-from millstream_operator.kube.index import Index, OwnerKey, interested, owner_key
+from millstream_operator.kube.index import Index, OwnerKey, affected_owners, owner_key
 from millstream_operator.kube.kinds import DEPLOYMENT, LLM_DEPLOYMENT, WATCHED, Kind
 from millstream_operator.kube.optional_kinds import OptionalKinds
 from millstream_operator.kube.pod_access import DirectPods, PodAccess, ProxyPods
@@ -43,10 +43,10 @@ from millstream_operator.kube.watch_freshness import WatchFreshness
 from millstream_operator.leadership.election import Election, Timing
 from millstream_operator.leadership.elector import Elector, LeaseObject, new_identity
 from millstream_operator.listings import Listings
-from millstream_operator.metrics import OperatorMetrics, View
+from millstream_operator.metrics import OperatorMetrics, StateCollector
 from millstream_operator.probing.pod_reports import PodReports
 from millstream_operator.probing.service_probe import DirectAccess, ProxyAccess, ServiceAccess
-from millstream_operator.queue.urgency import can_wait, was_applied
+from millstream_operator.queue.priority import can_wait, was_applied
 from millstream_operator.queue.work_queue import WorkQueue
 from millstream_operator.reconciling.reconciler import Reconciler
 from millstream_operator.rendering.names import MANAGER
@@ -61,10 +61,10 @@ FACTS_SECONDS = 30.0
 HUNG_WORKER_SECONDS = 600.0
 VERIFY_WATCHES_SECONDS = 15.0
 # After the signal to end: for writes under way, so that the Lease can be given up and not left to run out.
-LEAVE_SECONDS = 8.0
+SHUTDOWN_WRITES_SECONDS = 8.0
 
 
-class WorkersDoNotStop(Exception):
+class WritesStillInFlight(Exception):
     """A write is still under way when another replica may already lead: only the end of the process stops it."""
 
 
@@ -82,8 +82,8 @@ class Operator:
     def __post_init__(self) -> None:
         self.freshness = WatchFreshness(WATCHED, steady_seconds())
         self.catalog = CatalogWatch(self.settings.gpu_catalog)
-        self.index = Index(self._learned, lambda kind, manifest: self.facts.changed(kind, manifest))
-        self.facts = FactsBook(self.index, self.settings.defaults.pods, self.catalog.catalog)
+        self.index = Index(self._expect_in_watch, lambda kind, manifest: self.facts.changed(kind, manifest))
+        self.facts = ClusterFacts(self.index, self.settings.defaults.pods, self.catalog.catalog)
         self.gpus = GpuWatch(self.facts, enabled=self.settings.inventory)
         self.queue: WorkQueue[OwnerKey] = WorkQueue(observe=self.metrics.reconciled)
         self.client = self._new_client(self.fence)
@@ -99,12 +99,12 @@ class Operator:
             self.gpus,
             self.optional,
             self._namespaces(),
-            self._notice,
-            self._notice_all,
+            self._enqueue,
+            self._enqueue_all,
             self.settings.discovery_seconds,
         )
         self.news = EventQueue(self.client, self.queue.has_urgent)
-        self.reports = PodReports(pods, self._notice, steady_seconds)
+        self.reports = PodReports(pods, self._enqueue, steady_seconds)
         self.reconciler = Reconciler(
             self.client,
             self.index,
@@ -113,7 +113,7 @@ class Operator:
             self.optional,
             reports=self.reports,
             facts=self.facts,
-            spare=self.facts.spare,
+            spare=self.facts.has_spare_gpus,
             later=self.queue.add,
             news=self.news,
             busy=self.queue.has_urgent,
@@ -138,7 +138,7 @@ class Operator:
                 await self._run_elected()
             else:
                 await self._first_listing()
-                self._notice_all()
+                self._enqueue_all()
                 await self._run_parts([])
         finally:
             await self.client.close()
@@ -155,20 +155,20 @@ class Operator:
         self.queue.stand_by()
         competing = []
         try:
-            if await elector.take_if_free():
+            if await elector.acquire_if_free():
                 competing = [_renewing(elector)]
                 self._listed_in_term = elector.term
             await self._first_listing()
             await self._run_parts(competing or [_renewing(elector)])
         finally:
-            await _end(*competing)
+            await _cancel(*competing)
             await elector.release()
             await lease_client.close()
 
     async def _first_listing(self) -> None:
         await self.listings.first()
         self.facts.advance()
-        garbage_collector.freeze_gc()
+        gc_freeze.freeze_gc()
 
     async def _run_parts(self, competing: list[asyncio.Task[None]]) -> None:
         """Run everything until one part ends. The parts start before kopf: it cancels what it did not find there."""
@@ -176,23 +176,23 @@ class Operator:
         background = [
             asyncio.create_task(self.queue.run(self.reconciler.reconcile, WORKERS), name="workers"),
             asyncio.create_task(self.news.run(), name="Events"),
-            asyncio.create_task(self.listings.resync_for_ever(), name="resync"),
+            asyncio.create_task(self.listings.resync_forever(), name="resync"),
             asyncio.create_task(self.reports.run(), name="pod reports"),
-            asyncio.create_task(self._verify_watches_for_ever(), name="watch freshness"),
-            asyncio.create_task(self._refresh_facts_for_ever(), name="facts"),
+            asyncio.create_task(self._verify_watches_forever(), name="watch freshness"),
+            asyncio.create_task(self._refresh_facts_forever(), name="facts"),
             *([asyncio.create_task(self.gpus.run(self.client), name="GPUs")] if self.settings.inventory else []),
-            asyncio.create_task(self.listings.look_for_ever(), name="optional kinds"),
-            *([asyncio.create_task(self._lead_for_ever(elector), name="leading")] if elector is not None else []),
+            asyncio.create_task(self.listings.discover_forever(), name="optional kinds"),
+            *([asyncio.create_task(self._lead_forever(elector), name="leading")] if elector is not None else []),
         ]
         parts = [*competing, *background, asyncio.create_task(self._watch(), name="watching")]
         try:
             done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await _end(*competing)  # so that nobody opens the fence again
+            await _cancel(*competing)  # so that nobody opens the fence again
             self.fence.close()
             self.queue.stand_by()
-            await self.fence.wait_quiet(LEAVE_SECONDS)
-            await _end(*parts)
+            await self.fence.wait_quiet(SHUTDOWN_WRITES_SECONDS)
+            await _cancel(*parts)
         for task in done:
             if not task.cancelled():
                 task.result()  # what ended the operator, if it was an error
@@ -225,41 +225,41 @@ class Operator:
             if gone and kind is LLM_DEPLOYMENT:
                 self.reconciler.forget(metadata["uid"])
             if changed:
-                for key in interested(kind, manifest):
-                    patient = not gone and can_wait(kind, before, manifest) and self._was_brought_about(key)
+                for key in affected_owners(kind, manifest):
+                    patient = not gone and can_wait(kind, before, manifest) and self._was_applied(key)
                     self.queue.add(key, can_wait=patient)
 
         return on_event
 
-    def _notice(self, key: OwnerKey) -> None:
+    def _enqueue(self, key: OwnerKey) -> None:
         """Look at it, after those whose spec was not carried out yet if its own was."""
-        self.queue.add(key, can_wait=self._was_brought_about(key))
+        self.queue.add(key, can_wait=self._was_applied(key))
 
-    def _was_brought_about(self, key: OwnerKey) -> bool:
+    def _was_applied(self, key: OwnerKey) -> bool:
         owner, workload = (self.index.get(kind, key.namespace, key.name) for kind in (LLM_DEPLOYMENT, DEPLOYMENT))
         return was_applied(owner, workload)
 
-    def _notice_all(self) -> None:
+    def _enqueue_all(self) -> None:
         for manifest in self.index.all(LLM_DEPLOYMENT):
-            self._notice(owner_key(LLM_DEPLOYMENT, manifest))
+            self._enqueue(owner_key(LLM_DEPLOYMENT, manifest))
 
     def _namespaces(self) -> tuple[str | None, ...]:
         return self.settings.watch_namespaces or (None,)
 
     # Leadership
 
-    async def _lead_for_ever(self, elector: Elector) -> None:
+    async def _lead_forever(self, elector: Elector) -> None:
         while True:
-            term = await elector.leadership()
+            term = await elector.wait_until_leading()
             log.info("%s leads", self.identity)
             await self._take_over(elector, term)
-            await elector.lost(term)
+            await elector.wait_until_lost(term)
             log.warning("%s leads no more and stands by", self.identity)
             self.queue.stand_by()
             self.reports.clear()
             # Every write has a time limit that ends before another can lead: this waits for a moment at most.
             if not await self.fence.wait_idle(self.timing.write_timeout_seconds + self.timing.margin_seconds):
-                raise WorkersDoNotStop(f"{self.fence.in_flight} writes do not end")
+                raise WritesStillInFlight(f"{self.fence.in_flight} writes do not end")
 
     async def _take_over(self, elector: Elector, term: int) -> None:
         """Know what the one before did, to the last write, and then look at everything."""
@@ -272,12 +272,12 @@ class Operator:
                 await asyncio.sleep(self.timing.retry_after_failure_seconds)
             else:
                 self.queue.resume()
-                self._notice_all()
+                self._enqueue_all()
                 return
 
     # Facts
 
-    async def _refresh_facts_for_ever(self) -> None:
+    async def _refresh_facts_forever(self) -> None:
         while True:
             await asyncio.sleep(FACTS_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
             self.refresh_facts()
@@ -308,8 +308,8 @@ class Operator:
         """A standby is ready, too: it could take over."""
         return [] if self.listings.complete else ["the first listing is not done"]
 
-    def _view(self) -> View:
-        return View(
+    def _view(self) -> StateCollector:
+        return StateCollector(
             queue_depth=lambda: self.queue.count(),
             queue_age_seconds=lambda: self.queue.oldest_due_seconds(),
             watch_age_seconds=lambda: {
@@ -322,14 +322,14 @@ class Operator:
             catalog_valid=lambda: self.catalog.problem is None,
         )
 
-    def _learned(self, kind: Kind, manifest: dict[str, Any]) -> None:
+    def _expect_in_watch(self, kind: Kind, manifest: dict[str, Any]) -> None:
         if kind not in WATCHED:
             return
         metadata = manifest["metadata"]
         version = int(metadata["resourceVersion"])
         self.freshness.expect(kind, metadata["namespace"], metadata["name"], version, steady_seconds())
 
-    async def _verify_watches_for_ever(self) -> None:
+    async def _verify_watches_forever(self) -> None:
         while True:
             await asyncio.sleep(VERIFY_WATCHES_SECONDS)
             await self.verify_watches()
@@ -349,7 +349,7 @@ def _renewing(elector: Elector) -> asyncio.Task[None]:
     return asyncio.create_task(elector.run(), name="elector")
 
 
-async def _end(*tasks: asyncio.Task[Any]) -> None:
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

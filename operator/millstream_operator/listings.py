@@ -48,7 +48,7 @@ class Listings:
 
     async def first(self) -> None:
         """Know everything; waits for the API server as long as it takes, and says for what."""
-        told = ""
+        logged = ""
         while True:
             try:
                 await self.resync()
@@ -63,9 +63,9 @@ class Listings:
                     problem = "the CRD llmdeployments.millstream.dev is not installed: kubectl apply -f crds/"
             except ApiUnreachable as error:
                 problem = str(error)
-            if problem != told:
+            if problem != logged:
                 log.warning("waiting for the API server: %s", problem)
-                told = problem
+                logged = problem
             await asyncio.sleep(RESYNC_RETRY_SECONDS)
 
     async def resync(self) -> None:
@@ -81,7 +81,7 @@ class Listings:
             if end is not None:
                 raise end
         await self.gpus.list(self.client, steady_seconds())
-        await self.look()
+        await self.discover()
 
     async def _list(self, kind: Kind, several: asyncio.Semaphore) -> None:
         async with several:
@@ -97,23 +97,23 @@ class Listings:
         present = {(item["metadata"]["namespace"], item["metadata"]["name"]) for item in items}
         self.freshness.listed(kind, present, steady_seconds())
 
-    async def look(self) -> None:
+    async def discover(self) -> None:
         """Find out which optional kinds are served; another set of them concerns everybody."""
-        found = await self.optional.look(self.client)
+        found = await self.optional.discover(self.client)
         for key in found.changed:
             self.notice(key)
         if found.other_kinds:
             self.notice_all()
 
-    async def look_for_ever(self) -> None:
+    async def discover_forever(self) -> None:
         while True:
             await asyncio.sleep(self.discovery_seconds * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
             try:
-                await self.look()
+                await self.discover()
             except (ApiError, ApiUnreachable) as error:
                 log.info("looking for optional kinds: %s", error)
 
-    async def resync_for_ever(self) -> None:
+    async def resync_forever(self) -> None:
         while True:
             await asyncio.sleep(RESYNC_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
             try:

@@ -66,7 +66,7 @@ class OperatorMetrics:
 
 
 @dataclass(frozen=True, slots=True)
-class View(Collector):
+class StateCollector(Collector):
     """What is read at each scrape."""
 
     queue_depth: Callable[[], Mapping[str, int]]  # by state

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from millstream_operator.api.base import LabelValue, QualifiedName
-from millstream_operator.kube.optional_kinds import LOOK_SECONDS
+from millstream_operator.kube.optional_kinds import DISCOVERY_SECONDS
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.reconciling.reconciler import Defaults
 from millstream_operator.rendering.companions import CompanionDefaults
@@ -38,7 +38,7 @@ class Settings:
     leader_election: bool
     operator_namespace: str  # of the Lease
     lease_name: str
-    discovery_seconds: float = LOOK_SECONDS  # between two looks for the kinds of other projects
+    discovery_seconds: float = DISCOVERY_SECONDS  # between two looks for the kinds of other projects
     gpu_catalog: Path | None = None  # own prices and parts over the shipped catalogue
     inventory: bool = True  # look at the cluster's nodes and at what pods hold of their GPUs
 
@@ -92,7 +92,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         ),
         operator_namespace=_name(environment, "MILLSTREAM_OPERATOR_NAMESPACE", _NAMESPACE, "millstream-system"),
         lease_name=_name(environment, "MILLSTREAM_LEASE_NAME", _LEASE_NAME, "millstream"),
-        discovery_seconds=_seconds(environment, "MILLSTREAM_DISCOVERY_SECONDS", LOOK_SECONDS, 5, 3600),
+        discovery_seconds=_seconds(environment, "MILLSTREAM_DISCOVERY_SECONDS", DISCOVERY_SECONDS, 5, 3600),
         gpu_catalog=Path(path) if (path := environment.get("MILLSTREAM_GPU_CATALOG", "")) else None,
         inventory=bool(_choice(environment, "MILLSTREAM_INVENTORY", {"Enabled": 1, "Disabled": 0}, "Enabled")),
     )

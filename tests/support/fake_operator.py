@@ -12,10 +12,9 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import parse
-from millstream_operator.catalog.known_models import known_config
-from millstream_operator.facts.cluster_facts import FactsBook, Shapes, shape_from_catalogue
+from millstream_operator.facts.cluster_facts import ClusterFacts, Shapes, shape_from_catalogue
 from millstream_operator.facts.gpu_watch import read_pod
-from millstream_operator.facts.restored_status import Later
+from millstream_operator.facts.restored_status import EnqueueAfter
 from millstream_operator.inventory.nodes import read_node
 from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, LLM_DEPLOYMENT, NODE, POD, WATCHED
@@ -30,6 +29,7 @@ from millstream_operator.rendering.companions import CompanionDefaults
 from millstream_operator.rendering.names import REVISION_LABEL
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from tests.support.fake_cluster import FakeCluster, FakeClusterClient, Fault
+from tests.support.known_models import known_config
 from tests.support.llmdeployments import NAMESPACE, manifest
 
 Manifest = dict[str, Any]
@@ -125,16 +125,16 @@ class FakeOperator:
         model: FakeModel | None = None,
         shapes: Shapes = shape_from_catalogue,
         companions: CompanionDefaults | None = None,
-        later: Later | None = None,
+        later: EnqueueAfter | None = None,
     ) -> None:
         self.cluster, self.model = cluster, model or FakeModel(cluster)
         self.client = FakeClusterClient(cluster, fault)
-        self.index = Index(changed=lambda kind, manifest: self.facts.changed(kind, manifest))
+        self.index = Index(on_change=lambda kind, manifest: self.facts.changed(kind, manifest))
         self.now, self.busy = NOW, False
         self.pods, self.woken, self.seconds = FakePods(), list[OwnerKey](), 0.0
         self.reports = PodReports(self.pods, self.woken.append, lambda: self.seconds)
         defaults = Defaults(PlanDefaults(image), pods or PodDefaults(), companions or CompanionDefaults())
-        self.facts = FactsBook(self.index, defaults.pods, shapes=shapes)
+        self.facts = ClusterFacts(self.index, defaults.pods, shapes=shapes)
         self.facts.problem = None
         self.looker = FakeClusterClient(cluster)  # of its own: what it asks is the resync's, as the listings are
         self.optional = OptionalKinds(self.index)
@@ -147,7 +147,7 @@ class FakeOperator:
             now=lambda: self.now,
             reports=self.reports,
             facts=self.facts,
-            spare=self.facts.spare,
+            spare=self.facts.has_spare_gpus,
             later=later,
             busy=lambda: self.busy,
         )
@@ -161,7 +161,7 @@ class FakeOperator:
         self.facts.replace_nodes(filter(None, map(read_node, self.cluster.all(NODE))))
         self.facts.replace_pods(filter(None, map(read_pod, self.cluster.all(POD))))
         self.facts.advance()
-        await self.optional.look(self.looker)
+        await self.optional.discover(self.looker)
         try:
             await self.reconciler.reconcile(OwnerKey(NAMESPACE, name))
         except RetryLater as later:

@@ -80,11 +80,10 @@ class GpuPart(_Data):
         return found if found is not None else self.dense_flops_per_second.fp16
 
 
-# What needs which compute capability: FP8 tensor cores and AWQ's kernels as in vLLM's documentation of hardware
-# support; CUDA graphs and 16-bit weights run on all that this catalogue knows.
+# The minimum compute capability of each format: FP8 tensor cores and AWQ's kernels as in vLLM's documentation of
+# hardware support; 16-bit weights run on every GPU of this catalogue.
 MINIMUM_SM = {"None": 70, "AWQ": 75, "GPTQ": 70, "FP8": 89, "INT8": 75, "NF4": 70, "RTN": 75, "GGUF": 70}
 MINIMUM_SM_KV_CACHE = {"None": 70, "FP8": 89, "INT8": 75}
-MINIMUM_SM_CUDA_GRAPHS = 70
 
 
 class GpuCatalog:

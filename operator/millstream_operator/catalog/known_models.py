@@ -16,19 +16,9 @@ from millstream_operator.catalog.read_shape import read_shape
 
 
 def known_shape(repository: str) -> ModelShape | None:
-    """The shape of a repository, in any case of letters; None when it is not in the table."""
+    """Return the shape of a repository, in any case of letters; None when it is not in the table."""
     entry = _repositories().get(repository.lower())
     return _shape(entry["config"], entry.get("quantization")) if entry is not None else None
-
-
-def known_config(repository: str) -> dict[str, Any] | None:
-    """The fields of its config.json that the shape is read from; None when it is not in the table."""
-    entry = _repositories().get(repository.lower())
-    return dict(_table()["configs"][entry["config"]]) if entry is not None else None
-
-
-def known_repositories() -> list[str]:
-    return list(_table()["repositories"])
 
 
 @functools.cache

@@ -1,7 +1,6 @@
-"""What the condition `Autoscaled` says: from the live autoscaler's own conditions. Pure.
+"""The condition `Autoscaled`, from the live autoscaler's own conditions. Pure.
 
-An autoscaler that cannot read its metric does nothing, in silence, for years. So what its controller says of it is said
-again where a person looks.
+An autoscaler that cannot read its metric silently does nothing. So the status repeats what its controller says.
 """
 
 from __future__ import annotations
@@ -15,55 +14,55 @@ from millstream_operator.rendering.scaling_policy import in_words
 
 Manifest = dict[str, Any]
 HELP = "docs/autoscaling.md says what it needs."
-# A person reads them; the API takes 4096.
+# For people; the API accepts 4096.
 MESSAGE_LIMIT_CHARACTERS = 1000
 
 
 def autoscaled(owner: LLMDeployment, live: Manifest) -> Condition:
-    """`live` is the owner's HorizontalPodAutoscaler or ScaledObject."""
-    told = (live.get("status") or {}).get("conditions") or []
+    """Return the condition for `live`, the owner's HorizontalPodAutoscaler or ScaledObject."""
+    conditions = (live.get("status") or {}).get("conditions") or []
     if live["kind"] == "ScaledObject":
-        return _by_keda(owner, told)
-    return _by_hpa(owner, told)
+        return _by_keda(owner, conditions)
+    return _by_hpa(owner, conditions)
 
 
 def _condition(status: bool | None, reason: Reason, message: str) -> Condition:
     return Condition(AUTOSCALED, status, reason, message[:MESSAGE_LIMIT_CHARACTERS])
 
 
-def _by_hpa(owner: LLMDeployment, told: list[Manifest]) -> Condition:
+def _by_hpa(owner: LLMDeployment, conditions: list[Manifest]) -> Condition:
     if owner.spec.replicas == 0:
         message = "spec.replicas is 0, which switches a HorizontalPodAutoscaler off; scale to 1 or more to start it."
         return _condition(False, Reason.SCALED_TO_ZERO, message)
-    able, active = find(told, "AbleToScale"), find(told, "ScalingActive")
+    able, active = find(conditions, "AbleToScale"), find(conditions, "ScalingActive")
     if able.get("status") == "False":
-        return _condition(False, Reason.AUTOSCALER_FAILING, _said("HorizontalPodAutoscaler", able))
+        return _condition(False, Reason.AUTOSCALER_FAILING, _from_condition("HorizontalPodAutoscaler", able))
     if active.get("status") == "False" and active.get("reason") != "ScalingDisabled":
-        return _condition(False, Reason.METRICS_UNAVAILABLE, _said("HorizontalPodAutoscaler", active))
+        return _condition(False, Reason.METRICS_UNAVAILABLE, _from_condition("HorizontalPodAutoscaler", active))
     if active.get("status") == "True":
-        return _working(owner, "A HorizontalPodAutoscaler")
-    return _condition(None, Reason.AUTOSCALER_STARTING, "The HorizontalPodAutoscaler has not spoken yet.")
+        return _autoscaling(owner, "A HorizontalPodAutoscaler")
+    return _condition(None, Reason.AUTOSCALER_STARTING, "The HorizontalPodAutoscaler has no conditions yet.")
 
 
-def _by_keda(owner: LLMDeployment, told: list[Manifest]) -> Condition:
-    ready, active = find(told, "Ready"), find(told, "HPAActive")
+def _by_keda(owner: LLMDeployment, conditions: list[Manifest]) -> Condition:
+    ready, active = find(conditions, "Ready"), find(conditions, "HPAActive")
     if ready.get("status") == "False":
-        return _condition(False, Reason.AUTOSCALER_FAILING, _said("ScaledObject", ready))
+        return _condition(False, Reason.AUTOSCALER_FAILING, _from_condition("ScaledObject", ready))
     if active.get("status") == "False":
-        return _condition(False, Reason.METRICS_UNAVAILABLE, _said("ScaledObject", active))
+        return _condition(False, Reason.METRICS_UNAVAILABLE, _from_condition("ScaledObject", active))
     if ready.get("status") != "True":
-        return _condition(None, Reason.AUTOSCALER_STARTING, "KEDA has not spoken about the ScaledObject yet.")
+        return _condition(None, Reason.AUTOSCALER_STARTING, "KEDA has not set the ScaledObject's Ready condition yet.")
     if owner.spec.replicas == 0:
         message = "Idle at 0 replicas. No request wakes it: set autoscaling.minReplicas to 1 or more."
         return _condition(True, Reason.AUTOSCALING, message)
-    return _working(owner, "KEDA")
+    return _autoscaling(owner, "KEDA")
 
 
-def _working(owner: LLMDeployment, who: str) -> Condition:
+def _autoscaling(owner: LLMDeployment, who: str) -> Condition:
     wanted = owner.spec.autoscaling
     words = in_words(wanted) if wanted is not None else "the replicas"
     return _condition(True, Reason.AUTOSCALING, f"{who} keeps {words}.")
 
 
-def _said(who: str, condition: Manifest) -> str:
+def _from_condition(who: str, condition: Manifest) -> str:
     return f"The {who} says: {condition.get('message') or condition.get('reason') or 'nothing'}. {HELP}"

@@ -1,7 +1,7 @@
-"""Children of one LLMDeployment: apply what differs, leave alone what is somebody else's, delete what is not wanted.
+"""Children of one LLMDeployment: apply those that differ, delete those not wanted, leave objects of other owners alone.
 
-Reads come from the index; a live GET comes before a forced apply and before a delete. Every method may be interrupted
-before or after any of its writes: the next turn compares again.
+Reads come from the index; a live GET precedes a forced apply and a delete. Every method may be interrupted before or
+after any of its writes: the next turn compares again.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
-from millstream_operator.diagnosis.admission import not_admitted
+from millstream_operator.diagnosis.admission import admission_refusal
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.kube.client import ApiError, ClusterClient
-from millstream_operator.kube.diff import Settled, stamped
+from millstream_operator.kube.diff import LastApplied, with_digest
 from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.kube.kinds import Kind, kind_of
 from millstream_operator.queue.work_queue import RetryLater
 
 Manifest = dict[str, Any]
-# What the API server refuses for good; anything else may pass, and is tried again.
+# Refusals that a retry does not change; any other error may pass, and is retried.
 REFUSED = (400, 403, 422)
 
 
@@ -29,26 +29,26 @@ class Children:
 
     def __init__(self, client: ClusterClient, index: Index) -> None:
         self._client, self._index = client, index
-        self._settled = Settled()
-        self._foreign: set[tuple[str, str, str]] = set()  # names that were found to be taken: look, do not try
+        self._last_applied = LastApplied()
+        self._foreign: set[tuple[str, str, str]] = set()  # names that are taken: read first, do not try to create
 
-    def own(self, owner: LLMDeployment, key: OwnerKey, kind: Kind) -> list[Manifest]:
-        """Those of a kind that the owner controls, by name."""
+    def list_owned(self, owner: LLMDeployment, key: OwnerKey, kind: Kind) -> list[Manifest]:
+        """List the children of a kind that the owner controls, by name."""
         return [child for child in self._index.children(key, kind) if controlled_by(child, owner)]
 
-    def get(self, owner: LLMDeployment, key: OwnerKey, kind: Kind, name: str | None = None) -> Manifest | None:
-        """The child of that name (the owner's own by default), unless it is somebody else's."""
+    def get_owned(self, owner: LLMDeployment, key: OwnerKey, kind: Kind, name: str | None = None) -> Manifest | None:
+        """Return the child of that name (the owner's name by default), or None where the owner does not control it."""
         live = self._index.get(kind, key.namespace, name or key.name)
         return live if live is not None and controlled_by(live, owner) else None
 
     async def apply_all(self, owner: LLMDeployment, wanted: Iterable[Manifest]) -> Diagnosis | None:
-        """Apply what differs, in this order, up to the first that cannot be: why it cannot is returned.
+        """Apply what differs, in this order. Return why the first one that cannot be applied is refused, else None.
 
         Raises:
-            ApiError, ApiUnreachable: what may pass by itself.
-            RetryLater: a namesake's child is still being deleted.
+            ApiError, ApiUnreachable: an error that a retry may not meet again.
+            RetryLater: a child of a deleted owner of the same name is still being deleted.
         """
-        for manifest in map(stamped, wanted):
+        for manifest in map(with_digest, wanted):
             try:
                 problem = await self._apply(owner, manifest)
             except ApiError as error:
@@ -60,26 +60,26 @@ class Children:
         return None
 
     async def delete(self, owner: LLMDeployment, to_delete: Iterable[Manifest]) -> None:
-        """Delete children of ours, each after a live look."""
+        """Delete children, each after a live read that shows it is still ours."""
         for child in to_delete:
             kind = kind_of(child)
             live = await self._client.get(kind, owner.metadata.namespace or "", child["metadata"]["name"])
             if live is not None and controlled_by(live, owner):
                 await self._client.delete(kind, live)
             self._index.remove(kind, child)
-            self._settled.forget(child["metadata"]["uid"])
+            self._last_applied.forget(child["metadata"]["uid"])
 
     async def _apply(self, owner: LLMDeployment, wanted: Manifest) -> Diagnosis | None:
         kind, metadata = kind_of(wanted), wanted["metadata"]
         live = self._index.get(kind, metadata["namespace"], metadata["name"])
-        if live is not None and controlled_by(live, owner) and not self._settled.needs_apply(live, wanted):
+        if live is not None and controlled_by(live, owner) and not self._last_applied.needs_apply(live, wanted):
             return None
         place = kind.kind, metadata["namespace"], metadata["name"]
-        # What we do not know of is most likely not there; if it is, this changes nothing.
+        # An object that is not in the index most likely does not exist; where it does, this changes nothing.
         if live is None and place not in self._foreign and (made := await self._client.apply_new(wanted)) is not None:
-            self._took(kind, made, wanted)
+            self._record_applied(kind, made, wanted)
             return None
-        # The index holds labelled objects only and may be behind: before a forced apply, whose object is it really?
+        # The index holds labelled objects only and may lag: read who owns the object before a forced apply.
         live = await self._client.get(kind, metadata["namespace"], metadata["name"])
         self._foreign.discard(place)
         if live is not None and not controlled_by(live, owner):
@@ -87,22 +87,22 @@ class Children:
             if _belonged_to_namesake(live, owner) or live["metadata"].get("deletionTimestamp"):
                 raise RetryLater(f"waiting for the old {kind.kind} {metadata['name']} to be deleted", 1.0)
             return _name_conflict(kind.kind, live)
-        if live is not None and not self._settled.needs_apply(live, wanted):
+        if live is not None and not self._last_applied.needs_apply(live, wanted):
             self._index.put(kind, live)
             return None
-        self._took(kind, await self._write(kind, live, wanted), wanted)
+        self._record_applied(kind, await self._write(kind, live, wanted), wanted)
         return None
 
-    def _took(self, kind: Kind, answer: Manifest, wanted: Manifest) -> None:
+    def _record_applied(self, kind: Kind, answer: Manifest, wanted: Manifest) -> None:
         """Remember the answer to an apply."""
-        self._settled.applied(answer, wanted)
+        self._last_applied.applied(answer, wanted)
         self._index.put(kind, answer)
 
     async def _write(self, kind: Kind, live: Manifest | None, wanted: Manifest) -> Manifest:
-        """Server-side apply, also over an edit that it alone cannot undo.
+        """Server-side apply, with a merge patch before it where the server refuses the apply alone.
 
-        Whoever changes a Service's port 80 to 81 owns a port of their own. Ours would be added to it as a second one
-        of the same name, which the server refuses. A merge patch sets whole lists, so it puts ours in their place.
+        An edit of a Service's port from 80 to 81 makes a second port that belongs to the editor. Ours would be added
+        with the same name, which the server refuses. A merge patch replaces whole lists, so it restores ours.
         """
         try:
             return await self._client.apply(wanted)
@@ -120,7 +120,7 @@ def _controller(manifest: Manifest) -> Manifest:
 
 
 def controller_uid(manifest: Manifest) -> str | None:
-    """Of whoever controls an object; None where nobody does."""
+    """Return the uid of the object's controller; None where it has none."""
     found: str | None = _controller(manifest).get("uid")
     return found
 
@@ -130,7 +130,7 @@ def controlled_by(manifest: Manifest, owner: LLMDeployment) -> bool:
 
 
 def _belonged_to_namesake(manifest: Manifest, owner: LLMDeployment) -> bool:
-    """A child of a deleted LLMDeployment of the same name, which the garbage collector has not reached yet."""
+    """Return whether it is a child of a deleted LLMDeployment of the same name, not garbage-collected yet."""
     controller = _controller(manifest)
     return controller.get("kind") == owner.kind and controller.get("name") == owner.name
 
@@ -138,7 +138,7 @@ def _belonged_to_namesake(manifest: Manifest, owner: LLMDeployment) -> bool:
 def _name_conflict(kind: str, live: Manifest) -> Diagnosis:
     name = live["metadata"]["name"]
     controller = _controller(live)
-    whose = f"it belongs to {controller['kind']} {controller['name']}" if controller else "somebody else made it"
+    whose = f"it belongs to {controller['kind']} {controller['name']}" if controller else "it has no owner"
     return Diagnosis(
         Reason.NAME_CONFLICT,
         f"A {kind} named {name} already exists and {whose}; it is left alone. Delete it, or choose another "
@@ -147,9 +147,9 @@ def _name_conflict(kind: str, live: Manifest) -> Diagnosis:
 
 
 def _refusal(error: ApiError, wanted: Manifest) -> Diagnosis | None:
-    """A child that the API server will not take as it is; None for what may pass by itself."""
+    """Return why the API server refuses a child as it is; None for an error that may pass."""
     what = f"{wanted['kind']} {wanted['metadata']['name']}"
-    if (found := not_admitted(error.message, what)) is not None:
+    if (found := admission_refusal(error.message, what)) is not None:
         return found
     if error.status not in REFUSED:
         return None

@@ -1,9 +1,9 @@
-"""Bring about what stands beside a model: one autoscaler and two monitors, of the kinds that the cluster has.
+"""Apply a model's companions: one autoscaler and two monitors, of the kinds that the cluster serves.
 
-    spec, served kinds -> what is wanted -> delete what is ours and not wanted -> apply -> conditions
+    spec, served kinds -> wanted companions -> delete ours that are not wanted -> apply -> conditions
 
-What goes wrong here is told in the conditions `Autoscaled` and `Monitored`, and does not make the model unready: it
-serves. A refusal (a kind that is missing, a budget that the replicas could exceed) leaves the autoscaler that is there.
+A problem here sets the conditions `Autoscaled` and `Monitored` and does not make the model unready: it still serves. A
+refusal (a missing kind, a budget that the replicas could exceed) leaves the existing autoscaler as it is.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from millstream_operator.rendering.companions import (
 Manifest = dict[str, Any]
 AUTOSCALERS = (HORIZONTAL_POD_AUTOSCALER, SCALED_OBJECT)
 MONITORS = (POD_MONITOR, PROMETHEUS_RULE)
-RETRYABLE = (409, 429)  # tried again at once, from fresh state
+RETRYABLE = (409, 429)  # retried at once, from fresh state
 
 
 class ServedKinds(Protocol):
-    """What the last look found (`optional_kinds.py`)."""
+    """The optional kinds that the last discovery found (`optional_kinds.py`)."""
 
     @property
     def names(self) -> frozenset[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Companions:
-    """What came of it. `problem`: something that another try may mend."""
+class CompanionResult:
+    """The result of a turn. `problem`: an error that a retry may mend."""
 
     conditions: tuple[Condition, ...] = ()
     decisions: tuple[Decision, ...] = ()
@@ -64,33 +64,33 @@ class Companions:
 
 @dataclass(frozen=True, slots=True)
 class CompanionInput:
-    """Everything about one turn."""
+    """The input of one turn."""
 
     owner: LLMDeployment
     key: OwnerKey
     plan: Mapping[str, Any]  # status.plan
-    previous: Sequence[Manifest] = ()  # conditions of the status before
+    previous: Sequence[Manifest] = ()  # conditions of the previous status
 
 
-class CompanionsOf:
-    """For the reconciler alone."""
+class CompanionApplier:
+    """Applies companions, for the reconciler."""
 
     def __init__(self, children: Children, served: ServedKinds, defaults: CompanionDefaults) -> None:
         self._children, self._served, self._defaults = children, served, defaults
 
-    async def apply_all(self, given: CompanionInput) -> Companions:
-        """Make it so, as far as it can be.
+    async def apply_all(self, turn: CompanionInput) -> CompanionResult:
+        """Apply autoscaler and monitors as far as possible, and return what the status says of them.
 
         Raises:
-            ApiError, ApiUnreachable, RetryLater: what passes by itself.
+            ApiError, ApiUnreachable, RetryLater: an error that a retry may not meet again.
         """
-        parts = [await self._autoscaler(given), await self._monitors(given)]
+        parts = [await self._autoscaler(turn), await self._monitors(turn)]
         found = [condition for part in parts for condition in part.conditions]
         conflicts = [one for one in found if one.reason is Reason.NAME_CONFLICT]
         if conflicts:
             message = " ".join(one.message for one in conflicts)
             found.append(Condition(conditions.NAME_CONFLICT, True, Reason.NAME_CONFLICT, message))
-        return Companions(
+        return CompanionResult(
             tuple(found),
             tuple(decision for part in parts for decision in part.decisions),
             " ".join(part.problem for part in parts if part.problem),
@@ -98,62 +98,62 @@ class CompanionsOf:
 
     # The autoscaler
 
-    async def _autoscaler(self, given: CompanionInput) -> Companions:
-        owner = given.owner
+    async def _autoscaler(self, turn: CompanionInput) -> CompanionResult:
+        owner = turn.owner
         wanted = autoscaler(owner, self._served.names, self._defaults)
         if isinstance(wanted, NoAutoscaler):
             return _one(conditions.AUTOSCALED, Diagnosis(Reason.AUTOSCALER_UNAVAILABLE, wanted.message))
-        if (message := over_budget(given.plan, owner.spec)) is not None:
+        if (message := over_budget(turn.plan, owner.spec)) is not None:
             return _one(conditions.AUTOSCALED, Diagnosis(Reason.BUDGET_EXCEEDED, message))
-        # The other one goes first: two would pull at one number, and KEDA's admission refuses to be the second.
+        # Delete the other autoscaler first: two would fight over the replicas, and KEDA refuses to be the second.
         manifests = [wanted.manifest] if wanted is not None else []
-        problem = await self._apply_kinds(given, AUTOSCALERS, manifests)
+        problem = await self._apply_kinds(turn, AUTOSCALERS, manifests)
         if wanted is None:
-            return Companions(problem=problem.message if problem else "")
+            return CompanionResult(problem=problem.message if problem else "")
         chosen = (Decision(DecisionType.AUTOSCALER_CHOSEN, wanted.chosen),) if wanted.chosen else ()
         if problem is not None:
             return _one(conditions.AUTOSCALED, problem, retry=True)
-        live = self._children.get(owner, given.key, kind_of(wanted.manifest)) or wanted.manifest
-        return Companions((autoscaled(owner, live),), chosen)
+        live = self._children.get_owned(owner, turn.key, kind_of(wanted.manifest)) or wanted.manifest
+        return CompanionResult((autoscaled(owner, live),), chosen)
 
     # The monitors
 
-    async def _monitors(self, given: CompanionInput) -> Companions:
-        owner = given.owner
+    async def _monitors(self, turn: CompanionInput) -> CompanionResult:
+        owner = turn.owner
         wanted = monitors(owner, self._served.names, self._defaults)
-        problem = await self._apply_kinds(given, MONITORS, wanted)
+        problem = await self._apply_kinds(turn, MONITORS, wanted)
         if problem is not None:
             return _one(conditions.MONITORED, problem, retry=True)
         if not is_monitored(owner):
-            return Companions()
+            return CompanionResult()
         missing = [kind.kind for kind in MONITORS if kind.kind not in {one["kind"] for one in wanted}]
-        if not wanted and owner.spec.monitoring is None and not _was_told(given):
-            return Companions()  # nobody asked, and nothing is lost: no word about it
+        if not wanted and owner.spec.monitoring is None and not _was_reported(turn):
+            return CompanionResult()  # monitoring was not asked for and not lost: no condition
         lacking = f"The API server serves no {' and no '.join(missing)}" if missing else ""
         if not wanted:
             message = f"{lacking} (monitoring.coreos.com/v1): no scraping and no alerts by the Prometheus operator."
             return _one(conditions.MONITORED, Diagnosis(Reason.MONITORING_UNAVAILABLE, message))
         there = " and ".join(one["kind"] for one in wanted)
         message = f"{there} {owner.name} {'are' if len(wanted) > 1 else 'is'} there.{f' {lacking}.' if lacking else ''}"
-        return Companions((Condition(conditions.MONITORED, True, Reason.MONITORED, message),))
+        return CompanionResult((Condition(conditions.MONITORED, True, Reason.MONITORED, message),))
 
     # Both
 
     async def _apply_kinds(
-        self, given: CompanionInput, kinds: Sequence[Kind], wanted: Sequence[Manifest]
+        self, turn: CompanionInput, kinds: Sequence[Kind], wanted: Sequence[Manifest]
     ) -> Diagnosis | None:
-        """Delete what is ours of these kinds and not wanted, then apply what is."""
+        """Delete our objects of these kinds that are not wanted, then apply those that are."""
         names = {(one["kind"], one["metadata"]["name"]) for one in wanted}
         for kind in kinds:
-            mine = self._children.own(given.owner, given.key, kind)
+            mine = self._children.list_owned(turn.owner, turn.key, kind)
             to_delete = [one for one in mine if (kind.kind, one["metadata"]["name"]) not in names]
             if (
                 to_delete
-                and (problem := await self._tried(kind.kind, self._deletion(given.owner, to_delete))) is not None
+                and (problem := await self._attempt(kind.kind, self._deletion(turn.owner, to_delete))) is not None
             ):
                 return problem
         for manifest in wanted:
-            problem = await self._tried(manifest["kind"], self._application(given.owner, manifest))
+            problem = await self._attempt(manifest["kind"], self._application(turn.owner, manifest))
             if problem is not None:
                 return problem
         return None
@@ -164,30 +164,32 @@ class CompanionsOf:
     def _application(self, owner: LLMDeployment, manifest: Manifest) -> Callable[[], Any]:
         return lambda: self._children.apply_all(owner, [manifest])
 
-    async def _tried(self, kind: str, act: Callable[[], Any]) -> Diagnosis | None:
-        """An error that stays must not keep the status from being written; a webhook that is down answers 500."""
+    async def _attempt(self, kind: str, act: Callable[[], Any]) -> Diagnosis | None:
+        """Turn an error that may stay into a diagnosis, so that the status is still written."""
         try:
             found: Diagnosis | None = await act()
         except ApiError as error:
             if error.status in RETRYABLE or namespace_is_terminating(error):
                 raise
             if error.status == 404 and kind in {one.kind for one in OPTIONAL}:
-                return Diagnosis(_gone(kind), f"The API server no longer serves {kind}.")
-            return Diagnosis(Reason.APPLY_REFUSED, f"The API server answers {error.status}: {error.message}")
+                return Diagnosis(_not_served(kind), f"The API server no longer serves {kind}.")
+            return Diagnosis(
+                Reason.APPLY_REFUSED, f"The API server refuses the {kind} ({error.status}): {error.message}"
+            )
         return found
 
 
-def _was_told(given: CompanionInput) -> bool:
-    """Whether it was monitored, or this spec was told of the loss. What an earlier spec asked in vain is no loss."""
-    before = conditions.find(given.previous, conditions.MONITORED)
-    told = before.get("observedGeneration") == given.owner.metadata.generation
-    return bool(before) and (told or before["status"] == "True")
+def _was_reported(turn: CompanionInput) -> bool:
+    """Return whether it was monitored, or this generation of the spec already has the condition."""
+    before = conditions.find(turn.previous, conditions.MONITORED)
+    same_generation = before.get("observedGeneration") == turn.owner.metadata.generation
+    return bool(before) and (same_generation or before["status"] == "True")
 
 
-def _gone(kind: str) -> Reason:
+def _not_served(kind: str) -> Reason:
     return Reason.AUTOSCALER_UNAVAILABLE if kind == SCALED_OBJECT.kind else Reason.MONITORING_UNAVAILABLE
 
 
-def _one(condition: str, problem: Diagnosis, *, retry: bool = False) -> Companions:
+def _one(condition: str, problem: Diagnosis, *, retry: bool = False) -> CompanionResult:
     found = (Condition(condition, False, problem.reason, problem.message),)
-    return Companions(found, problem=problem.message if retry else "")
+    return CompanionResult(found, problem=problem.message if retry else "")

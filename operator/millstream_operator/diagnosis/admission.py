@@ -1,7 +1,7 @@
-"""What the cluster does not let in: quotas, Pod Security, policies, webhooks, LimitRanges. Pure.
+"""Diagnose refusals by admission: quotas, Pod Security, policies, webhooks, LimitRanges. Pure.
 
-The same words come in two ways: as the API server's answer to a write of ours, and, for the pods, in the Deployment's
-`ReplicaFailure` condition, because there it is the ReplicaSet controller that is refused.
+The same messages come from two places: the API server's answer to a write of ours, and, for pods, the Deployment's
+`ReplicaFailure` condition, because the ReplicaSet controller creates them.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _LIMIT_RANGE = re.compile(r"((?:maximum|minimum) \S+ (?:usage per|limit to reque
 
 
 def pods_not_created(message: str) -> Diagnosis | None:
-    """Why pods could not be made, from the message of `ReplicaFailure`; None for what passes in a moment."""
+    """Return why pods could not be created, from the message of `ReplicaFailure`; None for what passes in a moment."""
     if "error looking up service account" in message:
-        return None  # the ServiceAccount is ours, and is put back
-    # 'pods "demo-7d9c-x2x8k" is forbidden': the name is another at each try
+        return None  # the ServiceAccount is ours, and is restored
+    # 'pods "demo-7d9c-x2x8k" is forbidden': each try has another name
     stable = re.sub(r'pods "[^"]*"', "pods", message)
-    found = not_admitted(stable, "pods")
+    found = admission_refusal(stable, "pods")
     return found or Diagnosis(Reason.ADMISSION_DENIED, sentence(f"Pods cannot be created: {stable}"))
 
 
-def not_admitted(message: str, what: str) -> Diagnosis | None:
-    """An admission plugin's refusal of `what`, in words; None when it is no admission that refuses."""
+def admission_refusal(message: str, what: str) -> Diagnosis | None:
+    """Return the refusal of `what` by an admission plugin; None for any other refusal."""
     message = " ".join(message.split())
     if "quota: " in message:
         return _quota(message, what)
     if (found := _WEBHOOK_AWAY.search(message)) is not None:
-        said = f"The admission webhook {found[1]}, which has to admit the {what}, does not answer: {found[2]}"
+        said = f"The admission webhook {found[1]}, which must admit the {what}, does not answer: {found[2]}"
         return Diagnosis(Reason.ADMISSION_UNAVAILABLE, sentence(said))
     said = ""
     if (found := _POD_SECURITY.search(message)) is not None:
@@ -59,13 +59,13 @@ def _quota(message: str, what: str) -> Diagnosis | None:
     if (found := _QUOTA.search(message)) is not None:
         wanted, used, limit = (_amounts(found[part]) for part in (2, 3, 4))
         short = "; ".join(
-            f"{name}: {amount} more asked for, {used.get(name, '?')} of {limit.get(name, '?')} used"
+            f"{name}: {amount} more requested, {used.get(name, '?')} of {limit.get(name, '?')} used"
             for name, amount in wanted.items()
         )
-        said = f"The ResourceQuota {found[1]} leaves no room for the {what} ({short})"
+        said = f"The ResourceQuota {found[1]} does not allow the {what} ({short})"
         return Diagnosis(Reason.QUOTA_EXCEEDED, sentence(said))
     if "exceeded quota" in message:
-        said = f"The namespace's quota leaves no room for the {what}: {message}"
+        said = f"The namespace's quota does not allow the {what}: {message}"
         return Diagnosis(Reason.QUOTA_EXCEEDED, sentence(said))
     return None
 

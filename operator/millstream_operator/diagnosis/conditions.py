@@ -1,6 +1,6 @@
 """Conditions as a list-map: a transition time moves only when the status does, and a message only when it says more.
 
-Writing a status wakes the operator that wrote it. So nothing here may differ between two looks at the same world.
+Writing a status wakes the operator that wrote it. So the same state of the cluster must yield the same conditions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WARMED_UP = "WarmedUp"
 MODEL_READY = "ModelReady"
 AVAILABLE = "Available"
 AUTOSCALED = "Autoscaled"  # with spec.autoscaling
-MONITORED = "Monitored"  # where the Prometheus operator is, or was asked for
+MONITORED = "Monitored"  # where the Prometheus operator is installed, or monitoring is asked for
 RECONCILING = "Reconciling"  # these four are there only while true
 STALLED = "Stalled"
 NAME_CONFLICT = "NameConflict"

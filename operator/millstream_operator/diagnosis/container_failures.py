@@ -1,8 +1,8 @@
 """Why a container does not run: why it waits, or how it ended last. Pure.
 
 The runtime writes its last error as JSON into its termination message (`millstream_runtime.errors`); where it did, that
-is the sentence. An exit code alone is interpreted: who was killed while it never got ready was too slow for
-`warmup.timeout`, also with exit code 0, because the runtime leaves in good order on the kubelet's SIGTERM.
+is the sentence. Otherwise the exit code is interpreted: a container that was killed before it was ever ready was too
+slow for `warmup.timeout`, also with exit code 0, because the runtime ends cleanly on the kubelet's SIGTERM.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PROBE_SLACK_SECONDS, SIGNAL_SLACK_SECONDS = 5.0, 60.0
 
 
 def diagnose_containers(pod: Pod, plan: Mapping[str, Any], phase: str | None) -> Diagnosis | None:
-    """The first container, in the order in which they run, that has a failure to tell.
+    """Return the failure of the first container, in the order in which they run, that has one.
 
     `plan` is the pinned `status.plan`; `phase` is where the warm-up was seen last, or None.
     """
@@ -54,7 +54,7 @@ def diagnose_containers(pod: Pod, plan: Mapping[str, Any], phase: str | None) ->
 
 
 def container_waits(container: Mapping[str, Any], image: str = "") -> Diagnosis | None:
-    """Why a container is not even made: its image, or what its configuration names."""
+    """Return why a container is not created: its image, or what its configuration names."""
     waiting = container.get("state", {}).get("waiting", {})
     if waiting.get("reason") in PULL_FAILURES:
         return _image_pull(image or container.get("image", "?"), waiting.get("message") or "")
@@ -62,13 +62,13 @@ def container_waits(container: Mapping[str, Any], image: str = "") -> Diagnosis 
         said = waiting.get("message") or waiting["reason"]
         return Diagnosis(
             Reason.CONTAINER_CONFIG_INVALID,
-            sentence(f"The container {container.get('name', '?')} cannot be made: {said}"),
+            sentence(f"The container {container.get('name', '?')} cannot be created: {said}"),
         )
     return None
 
 
 def _image_pull(image: str, said: str) -> Diagnosis:
-    """ErrImagePull and ImagePullBackOff take turns; told in the same words, the status does not change with them."""
+    """Return one sentence for ErrImagePull and ImagePullBackOff, so that the status does not alternate with them."""
     said = re.sub(r'^Back-off pulling image "[^"]*"(: )?', "", said)
     said = re.sub(r"^(ErrImagePull|ImagePullBackOff): ", "", said)
     said = re.sub(r"^rpc error: code = \w+ desc = ", "", said)
@@ -79,12 +79,12 @@ def _image_pull(image: str, said: str) -> Diagnosis:
 
 
 def _fetch_ended(container: Mapping[str, Any]) -> Diagnosis | None:
-    """Why the download before the runtime failed last, in its own words where it left some."""
+    """Return why the download failed last, by its termination message where it wrote one."""
     ended = _ended(container)
     if not ended or ended.get("exitCode") == 0:
         return None
-    if told := runtime_report(ended.get("message", "")):
-        return told
+    if report := runtime_report(ended.get("message", "")):
+        return report
     if ended.get("reason") == "OOMKilled":
         return Diagnosis(Reason.OUT_OF_MEMORY, "The kernel killed the model's download at its memory limit.")
     return Diagnosis(Reason.DOWNLOAD_FAILED, f"The model's download ended with exit code {ended.get('exitCode')}.")
@@ -92,10 +92,10 @@ def _fetch_ended(container: Mapping[str, Any]) -> Diagnosis | None:
 
 def _runtime_ended(ended: Mapping[str, Any], pod: Pod, plan: Mapping[str, Any], phase: str | None) -> Diagnosis | None:
     code = ended.get("exitCode")
-    if code != 0 and (told := runtime_report(ended.get("message", ""))):
-        if told.reason is Reason.OUT_OF_MEMORY:
-            return Diagnosis(told.reason, sentence(f"{told.message} {planned_memory(plan)}"))
-        return told
+    if code != 0 and (report := runtime_report(ended.get("message", ""))):
+        if report.reason is Reason.OUT_OF_MEMORY:
+            return Diagnosis(report.reason, sentence(f"{report.message} {planned_memory(plan)}"))
+        return report
     if ended.get("reason") == "OOMKilled":
         return _killed_for_memory(pod, plan)
     if _was_too_slow(ended, pod):
@@ -122,7 +122,7 @@ def _killed_for_memory(pod: Pod, plan: Mapping[str, Any]) -> Diagnosis:
 
 
 def warmup_stalled(pod: Pod, phase: str | None) -> Diagnosis:
-    """Too slow for the kubelet, which restarted the pod."""
+    """Return the diagnosis of a container that the kubelet restarted because it was not ready in time."""
     budget = warmup_budget_seconds(pod)
     allowed = f" ({budget:.0f} seconds)" if budget is not None else ""
     where = f" it was still in phase {phase}." if phase else " the kubelet restarted it."
@@ -134,7 +134,7 @@ def warmup_stalled(pod: Pod, phase: str | None) -> Diagnosis:
 
 
 def _was_too_slow(ended: Mapping[str, Any], pod: Pod) -> bool:
-    """Ended by the kubelet's signal, and about when the startup probe had run out of tries."""
+    """Return whether the kubelet's signal ended it at about the time when the startup probe gave up."""
     code = ended.get("exitCode")
     if code not in (0, *KILLED):
         return False
@@ -145,10 +145,10 @@ def _was_too_slow(ended: Mapping[str, Any], pod: Pod) -> bool:
 
 
 def runtime_report(message: str) -> Diagnosis | None:
-    """What the runtime wrote to its termination log (`millstream_runtime.errors`)."""
+    """Return what the runtime wrote to its termination log (`millstream_runtime.errors`)."""
     try:
-        told = json.loads(message)
-        reason, said = told["reason"], told["message"]
+        report = json.loads(message)
+        reason, said = report["reason"], report["message"]
     except (ValueError, TypeError, KeyError):
         return None
     if not isinstance(said, str):

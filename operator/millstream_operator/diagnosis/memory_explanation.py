@@ -1,4 +1,4 @@
-"""What was planned for memory, in words beside an out-of-memory error. Pure."""
+"""The planned memory as a sentence, for out-of-memory errors. Pure."""
 
 from __future__ import annotations
 

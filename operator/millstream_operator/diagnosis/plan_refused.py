@@ -10,7 +10,7 @@ from millstream_operator.diagnosis.diagnosis import Diagnosis
 class PlanRefused(Exception):
     """A plan that must not be applied: it is infeasible, or needs what the runtime cannot do. Nothing is changed."""
 
-    is_soon_over = False  # somebody else is about to bring what is missing
+    is_soon_over = False  # another reconcile is about to provide what is missing
 
     def __init__(self, problem: Diagnosis, plan: dict[str, Any] | None, recheck_seconds: float | None = None) -> None:
         """`plan`: what was planned and not applied. `recheck_seconds`: where time alone may help."""

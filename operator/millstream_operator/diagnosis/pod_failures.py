@@ -1,6 +1,6 @@
 """Why pods do not serve: one stable reason and one sentence for all of them. Pure functions over pods of the API.
 
-A pod tells in the order in which it lives: whether its node still answers, whether the scheduler found one, why a
+A pod is examined in the order of its life: whether its node still answers, whether the scheduler found one, why a
 container waits, how a container ended last.
 """
 
@@ -15,7 +15,7 @@ from millstream_operator.diagnosis.pod_facts import Pod, condition, is_ready, is
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.diagnosis.scheduling import diagnose_scheduling
 
-# The most telling first: what a person can act on, then what may pass.
+# The most useful first: what a person can act on, then what may pass.
 ORDER = (
     Reason.INVALID_CONFIG,
     Reason.CHECKPOINT_INVALID,
@@ -38,12 +38,12 @@ ORDER = (
 )
 _EVICTED_REASONS = frozenset({"Evicted", "Preempting"})
 _NODE_GONE = frozenset({"NodeLost", "NodeShutdown", "Terminated", "Shutdown"})
-# The kubelet's own admission: between the scheduler's look and the pod's arrival something else took the place.
+# The kubelet's own admission: another pod took the resources after the scheduler had chosen the node.
 _NODE_REFUSED = frozenset({"UnexpectedAdmissionError", "NodeAffinity", "TopologyAffinityError"})
 
 
 def diagnose(pods: Iterable[Pod], plan: Mapping[str, Any] | None = None, phase: str | None = None) -> Diagnosis | None:
-    """The most telling diagnosis among pods; None when none of them has a failure to tell.
+    """Return the most useful diagnosis among pods; None when none of them fails.
 
     `plan` is the pinned `status.plan`, `phase` where the warm-up was seen last.
     """
@@ -52,14 +52,14 @@ def diagnose(pods: Iterable[Pod], plan: Mapping[str, Any] | None = None, phase: 
 
 
 def diagnose_pod(pod: Pod, plan: Mapping[str, Any] | None = None, phase: str | None = None) -> Diagnosis | None:
-    """What keeps one pod from serving. A pod that serves, that is going, or that is merely starting has nothing."""
+    """Return what keeps one pod from serving; None for a pod that is ready, terminating or merely starting."""
     if is_terminating(pod) or is_ready(pod):
         return None
     return diagnose_node(pod) or diagnose_scheduling(pod) or diagnose_containers(pod, plan or {}, phase)
 
 
 def diagnose_node(pod: Pod) -> Diagnosis | None:
-    """What the node did to a pod, or that it does not answer any more."""
+    """Return what the node did to a pod, or that the node no longer answers."""
     status, node = pod.get("status", {}), pod.get("spec", {}).get("nodeName", "?")
     reason, message = status.get("reason") or "", status.get("message") or ""
     if reason in _EVICTED_REASONS:
@@ -72,7 +72,7 @@ def diagnose_node(pod: Pod) -> Diagnosis | None:
 
 
 def _is_silent(pod: Pod) -> bool:
-    """The kubelet said last that all containers were ready; only the node controller takes Ready away beside that."""
+    """Return whether all containers were last ready and Ready is False: only the node controller does that."""
     statuses = pod.get("status", {}).get("containerStatuses") or []
     return (
         condition(pod, "ContainersReady").get("status") == "True"

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    # It works.
+    # Healthy.
     READY = "Ready"
     PLANNED = "Planned"
     SCHEDULED = "Scheduled"
@@ -14,7 +14,7 @@ class Reason(StrEnum):
     ANSWERING = "Answering"
     AVAILABLE = "Available"
 
-    # It is on its way.
+    # In progress.
     INSPECTING = "Inspecting"
     STARTING = "Starting"
     ROLLING_OUT = "RollingOut"
@@ -23,7 +23,7 @@ class Reason(StrEnum):
     NO_REPLICA_AVAILABLE = "NoReplicaAvailable"
     SCALED_TO_ZERO = "ScaledToZero"
 
-    # The spec, or the cluster's answer to it.
+    # The spec, or the cluster's refusal of it.
     INVALID_SPEC = "InvalidSpec"
     INFEASIBLE = "Infeasible"
     BUDGET_EXCEEDED = "BudgetExceeded"
@@ -55,7 +55,7 @@ class Reason(StrEnum):
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     ROLLED_BACK = "RolledBack"
 
-    # What stands beside the model (of Autoscaled and Monitored).
+    # The companions of the model (of Autoscaled and Monitored).
     AUTOSCALING = "Autoscaling"
     AUTOSCALER_STARTING = "AutoscalerStarting"
     AUTOSCALER_UNAVAILABLE = "AutoscalerUnavailable"
@@ -64,7 +64,7 @@ class Reason(StrEnum):
     MONITORED = "Monitored"
     MONITORING_UNAVAILABLE = "MonitoringUnavailable"
 
-    # A new plan would be another one.
+    # A new plan would differ.
     NEW_FACTS = "NewFacts"
     NEW_DEFAULTS = "NewDefaults"
 
@@ -73,7 +73,7 @@ class Reason(StrEnum):
     WRONG_ANSWER = "WrongAnswer"
 
 
-# No retry mends these: somebody has to change the spec, the model or the cluster.
+# No retry mends these: a person has to change the spec, the model or the cluster.
 NEEDS_A_PERSON = frozenset(
     {
         Reason.INVALID_SPEC,

@@ -58,24 +58,24 @@ _OF_VOLUMES: tuple[tuple[str, str], ...] = (
 
 
 def diagnose_scheduling(pod: Pod) -> Diagnosis | None:
-    """Why a pod has no node; None where it has one, or where the scheduler has not looked at it yet."""
-    told = condition(pod, "PodScheduled")
-    if told.get("status") != "False" or told.get("reason") == "SchedulingGated":  # gated: somebody's queue, no failure
+    """Return why a pod has no node; None where it has one, or where the scheduler has not tried yet."""
+    scheduled = condition(pod, "PodScheduled")
+    if scheduled.get("status") != "False" or scheduled.get("reason") == "SchedulingGated":  # gated: no failure
         return None
-    message = told.get("message") or ""
-    if told.get("reason") == "SchedulerError":
+    message = scheduled.get("message") or ""
+    if scheduled.get("reason") == "SchedulerError":
         reason = Reason.VOLUME_PENDING if "binding volumes" in message else Reason.UNSCHEDULABLE
         return Diagnosis(reason, sentence(f"The scheduler could not place the pod: {message}"))
     return _of_claims(pod, message) or _of_the_nodes(pod, message)
 
 
 def _of_claims(pod: Pod, message: str) -> Diagnosis | None:
-    """A claim that keeps the pod from every node at once."""
+    """Return the problem of a claim that keeps the pod from every node."""
     names = ", ".join(claims(pod))
     if "unbound immediate PersistentVolumeClaims" in message:
         return Diagnosis(
             Reason.VOLUME_PENDING,
-            f"The PersistentVolumeClaim {names or '?'} is not bound to a volume; `kubectl describe pvc` tells why (no "
+            f"The PersistentVolumeClaim {names or '?'} is not bound to a volume; `kubectl describe pvc` says why (no "
             "StorageClass, a provisioner that fails, no volume that fits).",
         )
     if (found := _CLAIM.search(message)) is None:
@@ -84,7 +84,7 @@ def _of_claims(pod: Pod, message: str) -> Diagnosis | None:
     if rest.lstrip().startswith("not found"):
         said = "does not exist in this namespace: create it, or correct the claimName"
     elif rest.lstrip().startswith("is being deleted"):
-        said = "is being deleted: make another one, or name another claim"
+        said = "is being deleted: create another one, or name another claim"
     else:
         said = f"cannot be used: {_without_preemption(rest).strip()}"
     return Diagnosis(Reason.VOLUME_PENDING, sentence(f"The PersistentVolumeClaim {name} {said}"))
@@ -105,7 +105,7 @@ def _of_the_nodes(pod: Pod, message: str) -> Diagnosis:
 
 
 def _judged(pod: Pod, texts: list[str]) -> tuple[Reason, str]:
-    """The reason, and how the sentence begins: the scarce thing first, since all others are usually as meant."""
+    """Return the reason, and the opening of the sentence: the scarce resource first, then volumes."""
     if any(_INSUFFICIENT.fullmatch(text) and GPU_RESOURCE in text for text in texts):
         return Reason.INSUFFICIENT_GPU, f"No node has {_amount(pod, GPU_RESOURCE)} for the pod."
     if any(_matched(_OF_VOLUMES, text) for text in texts):

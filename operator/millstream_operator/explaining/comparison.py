@@ -11,7 +11,7 @@ from millstream_operator.api.workload import Tier
 from millstream_operator.explaining.text import Style, columns, dollars
 from millstream_operator.inventory.node_kinds import Inventory
 from millstream_operator.planning.facts import Facts
-from millstream_operator.planning.fixes import with_field
+from millstream_operator.planning.fixes.change import with_field
 from millstream_operator.planning.plan import Infeasible, Plan, PlanDefaults
 from millstream_operator.planning.planner import decide
 

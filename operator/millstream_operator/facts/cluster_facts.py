@@ -1,7 +1,7 @@
 """What plans are made from in the cluster: free GPUs, prices, the model's shape. One `Facts` for each question.
 
     GpuWatch ─▶ accounts ─┐
-    catalogue file ───────┼─▶ FactsBook.of(owner) ─▶ Facts ─▶ planner
+    catalogue file ───────┼─▶ ClusterFacts.of(owner) ─▶ Facts ─▶ planner
     shapes ───────────────┘        ▲
     index (records, owners) ───────┘ promises: what other pinned plans want and have not got yet
 
@@ -73,7 +73,7 @@ def shape_from_catalogue(owner: LLMDeployment, source: ModelSource) -> ModelShap
     """From the table of known models, and only where it is certain to be that model.
 
     This is the one place where shapes come from until something reads `config.json` in the cluster: another `Shapes`
-    given to FactsBook may know more, and fall back on this. A revision other than main, another hub or a
+    given to ClusterFacts may know more, and fall back on this. A revision other than main, another hub or a
     `model.configMapRef` may all mean another shape than the table's.
     """
     hub = source.hugging_face
@@ -101,7 +101,7 @@ class NoFacts:
         return False
 
 
-class FactsBook:
+class ClusterFacts:
     """Facts, kept up to date by whoever watches. For use within one event loop.
 
     `problem` says why the GPUs are not known; None: they are.
@@ -186,7 +186,7 @@ class FactsBook:
     def holds_gpus(self, owner: LLMDeployment) -> bool:
         return self._accounts.bound(_owner_of(owner)) > 0
 
-    def spare(self, owner: LLMDeployment, revision: Revision) -> bool | None:
+    def has_spare_gpus(self, owner: LLMDeployment, revision: Revision) -> bool | None:
         """Are the GPUs for one more pod of a revision free, beside those that the owner has? None: nobody knows."""
         gpus, part = revision.plan.get("gpusPerReplica") or 0, revision.plan.get("accelerator")
         demands = self._demands(owner)

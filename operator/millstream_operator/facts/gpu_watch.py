@@ -1,12 +1,12 @@
 """Nodes and the GPUs that pods hold, all of the cluster: listed, then watched, and almost all of it dropped at once.
 
-    GET nodes, GET pods that are bound and have not ended ─▶ page by page ─▶ GpuNode, GpuPod ─▶ FactsBook
+    GET nodes, GET pods that are bound and have not ended ─▶ page by page ─▶ GpuNode, GpuPod ─▶ ClusterFacts
     watch of both, from there on ────────────────────────────────────────────────────▲
 
 kopf's watches are for LLMDeployments and their children, chosen by a label; GPUs are also held by pods of others. So
 this is a second, smaller pair of watches: what is not a GPU is gone before the next event is read, and what is kept of
 a pod are five words. Both are read-only and cluster-wide. Where the operator has no right to them, plans are made
-without: `FactsBook.problem` says so in every plan, and it is tried again now and then.
+without: `ClusterFacts.problem` says so in every plan, and it is tried again now and then.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from millstream_operator.facts.cluster_facts import FactsBook
+from millstream_operator.facts.cluster_facts import ClusterFacts
 from millstream_operator.inventory.nodes import GpuNode, read_node
 from millstream_operator.inventory.pods import GpuPod, holds_gpus
 from millstream_operator.kube.client import ApiError, ApiUnreachable, ClusterClient
@@ -39,9 +39,9 @@ DISABLED = "The operator does not look at nodes (its setting MILLSTREAM_INVENTOR
 
 
 class GpuWatch:
-    """Keeps a FactsBook up to date. `list` first, then `run` for ever."""
+    """Keeps a ClusterFacts up to date. `list` first, then `run` for ever."""
 
-    def __init__(self, book: FactsBook, *, enabled: bool = True) -> None:
+    def __init__(self, book: ClusterFacts, *, enabled: bool = True) -> None:
         self._book, self._enabled = book, enabled
         self._versions: dict[Kind, str] = {}  # listed up to here; a kind that is missing has to be listed
         self._listed_at = float("-inf")

@@ -1,4 +1,4 @@
-"""What to do about an inspection: from its Jobs and their pods to one verdict. Pure.
+"""What to do about an inspection: from its Jobs and their pods to one step. Pure.
 
     no Job ............................. start the first attempt
     the pod answered ................... keep the answer
@@ -34,8 +34,8 @@ from millstream_operator.diagnosis.pod_failures import diagnose_node
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.diagnosis.scheduling import diagnose_scheduling
 from millstream_operator.planning.plan import PlanDefaults
-from millstream_operator.planning.planner import plan
 from millstream_operator.planning.requires import source_kind
+from millstream_operator.planning.spec_plan import plan_from_spec
 from millstream_operator.rendering.inspect_job import Subject
 from millstream_operator.rendering.names import ATTEMPT_LABEL, INSPECT_CONTAINER
 
@@ -48,7 +48,7 @@ WANTS_FACTS = frozenset({"inventory", "modelShape", "configMapRef"})
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class InspectionStep:
     """`answer`: what to keep. `start`: the attempt to begin. `problem`: why there is no answer yet."""
 
     answer: Manifest | None = None
@@ -59,7 +59,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answered:
+class _Succeeded:
     answer: Manifest
 
 
@@ -72,7 +72,7 @@ class _Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class _UnderWay:
+class _Pending:
     problem: Diagnosis | None
     recheck_seconds: float | None = None
 
@@ -83,7 +83,7 @@ def subjects(owner: LLMDeployment, defaults: PlanDefaults) -> dict[str, Subject]
     A plan that the runtime cannot run whatever the model is will be refused, so nothing is inspected for it. A folder
     in the runtime image is looked into only where the plan depends on it: a small model on a CPU starts at once.
     """
-    if set(plan(owner, defaults).requires) - WANTS_FACTS:
+    if set(plan_from_spec(owner, defaults).requires) - WANTS_FACTS:
         return {}
     found: dict[str, Subject] = {}
     model, speculation = owner.spec.model, owner.spec.speculation
@@ -102,34 +102,34 @@ def _depends_on_the_model(owner: LLMDeployment) -> bool:
     return on_gpu or spec.objectives is not None or spec.budget is not None or any(n is not None for n in numbers)
 
 
-def decide(subject: Subject, jobs: Sequence[Manifest], pods: Sequence[Manifest], now: str) -> Verdict:
+def next_step(subject: Subject, jobs: Sequence[Manifest], pods: Sequence[Manifest], now: str) -> InspectionStep:
     """`jobs`: the attempts at this subject, as it would be inspected today; `now` is RFC 3339."""
     attempts = sorted(jobs, key=attempt_of)
     if not attempts:
-        return Verdict(problem=Diagnosis(Reason.INSPECTING, f"Reading the model's shape: {subject}."), start=1)
+        return InspectionStep(problem=Diagnosis(Reason.INSPECTING, f"Reading the model's shape: {subject}."), start=1)
     *earlier, newest = attempts
-    outcome = _outcome(newest, pods, now)
-    if isinstance(outcome, _Answered):
-        return Verdict(answer=outcome.answer)
-    if isinstance(outcome, _UnderWay):
+    outcome = _attempt_state(newest, pods, now)
+    if isinstance(outcome, _Succeeded):
+        return InspectionStep(answer=outcome.answer)
+    if isinstance(outcome, _Pending):
         return _waiting(subject, earlier, outcome, pods, now)
     if outcome.seconds_ago is None:
-        return Verdict(problem=outcome.problem, to_delete=earlier)
+        return InspectionStep(problem=outcome.problem, to_delete=earlier)
     left = retry_seconds(attempt_of(newest)) - outcome.seconds_ago
     if left > 0:
-        return Verdict(problem=outcome.problem, recheck_seconds=left, to_delete=earlier)
-    return Verdict(problem=outcome.problem, start=attempt_of(newest) + 1, to_delete=earlier)
+        return InspectionStep(problem=outcome.problem, recheck_seconds=left, to_delete=earlier)
+    return InspectionStep(problem=outcome.problem, start=attempt_of(newest) + 1, to_delete=earlier)
 
 
 def _waiting(
-    subject: Subject, earlier: Sequence[Manifest], newest: _UnderWay, pods: Sequence[Manifest], now: str
-) -> Verdict:
+    subject: Subject, earlier: Sequence[Manifest], newest: _Pending, pods: Sequence[Manifest], now: str
+) -> InspectionStep:
     problem = newest.problem
     if problem is None and earlier:
-        before = _outcome(earlier[-1], pods, now)
+        before = _attempt_state(earlier[-1], pods, now)
         problem = before.problem if isinstance(before, _Failed) else None
     problem = problem or Diagnosis(Reason.INSPECTING, f"Reading the model's shape: {subject}.")
-    return Verdict(problem=problem, recheck_seconds=newest.recheck_seconds, to_delete=earlier[:-1])
+    return InspectionStep(problem=problem, recheck_seconds=newest.recheck_seconds, to_delete=earlier[:-1])
 
 
 def retry_seconds(attempt: int) -> float:
@@ -142,29 +142,30 @@ def attempt_of(job: Mapping[str, Any]) -> int:
     return int(label) if label.isdecimal() and len(label) < 10 else 1
 
 
-def _outcome(job: Manifest, pods: Sequence[Manifest], now: str) -> _Answered | _Failed | _UnderWay:
+def _attempt_state(job: Manifest, pods: Sequence[Manifest], now: str) -> _Succeeded | _Failed | _Pending:
     """How one attempt ended, or where it is. Its pod knows most, so it is asked first."""
     seconds_ago = _ended_seconds_ago(job, now)
     for pod in pods:
-        if _is_of(pod, job) and (found := _told(pod, seconds_ago)) is not None:
+        if _is_of(pod, job) and (found := _ended(pod, seconds_ago)) is not None:
             return found
-    told = {one["type"]: one for one in job.get("status", {}).get("conditions") or [] if one["status"] == "True"}
-    diagnosed = next((one for pod in pods if _is_of(pod, job) and (one := _held_up(pod)) is not None), None)
-    if failed := told.get("Failed"):
+    reported = job.get("status", {}).get("conditions") or []
+    job_conditions = {one["type"]: one for one in reported if one["status"] == "True"}
+    diagnosed = next((one for pod in pods if _is_of(pod, job) and (one := _blocker(pod)) is not None), None)
+    if failed := job_conditions.get("Failed"):
         if diagnosed is not None:  # an eviction, or what it waited for until its time was over
             return _Failed(diagnosed, seconds_ago)
-        said = failed.get("message") or failed.get("reason") or "for no reason that it tells"
+        said = failed.get("message") or failed.get("reason") or "for an unknown reason"
         return _Failed(Diagnosis(Reason.DOWNLOAD_FAILED, f"The inspection of the model failed: {said}."), seconds_ago)
-    if "Complete" in told:
+    if "Complete" in job_conditions:
         left = ANSWER_PATIENCE_SECONDS - (seconds_ago or 0.0)
         if left > 0:
-            return _UnderWay(None, left)
+            return _Pending(None, left)
         lost = "The answer of the model's inspection is lost: its pod was deleted before it was read."
         return _Failed(Diagnosis(Reason.DOWNLOAD_FAILED, lost), seconds_ago)
-    return _UnderWay(diagnosed)
+    return _Pending(diagnosed)
 
 
-def _told(pod: Manifest, seconds_ago: float | None) -> _Answered | _Failed | None:
+def _ended(pod: Manifest, seconds_ago: float | None) -> _Succeeded | _Failed | None:
     """What a pod that has ended left behind."""
     ended = _container(pod).get("state", {}).get("terminated")
     if ended is None:
@@ -184,10 +185,10 @@ def _told(pod: Manifest, seconds_ago: float | None) -> _Answered | _Failed | Non
         return _Failed(Diagnosis(Reason.UNSUPPORTED_BY_RUNTIME, str(error)), seconds_ago)
     except ConfigError as error:
         return _Failed(Diagnosis(Reason.CHECKPOINT_INVALID, str(error)), seconds_ago)
-    return _Answered(answer)
+    return _Succeeded(answer)
 
 
-def _held_up(pod: Pod) -> Diagnosis | None:
+def _blocker(pod: Pod) -> Diagnosis | None:
     """Why the pod does not run: its node, the scheduler, or what its container waits for."""
     containers = pod.get("spec", {}).get("containers") or []
     image = next((str(one.get("image", "")) for one in containers if one.get("name") == INSPECT_CONTAINER), "")
@@ -206,9 +207,9 @@ def _is_of(pod: Manifest, job: Manifest) -> bool:
 
 def _ended_seconds_ago(job: Manifest, now: str) -> float | None:
     """Since the Job counts as failed or complete, by its own clock and ours; None while it runs."""
-    told = job.get("status", {}).get("conditions") or ()
+    job_conditions = job.get("status", {}).get("conditions") or ()
     for kind in ("Failed", "Complete"):
-        found = conditions.find(told, kind)
+        found = conditions.find(job_conditions, kind)
         if found.get("status") == "True":
             return max(0.0, (_time(now) - _time(found.get("lastTransitionTime", now))).total_seconds())
     return None

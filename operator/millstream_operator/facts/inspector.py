@@ -1,4 +1,4 @@
-"""Inspections, carried out: asks `inspection.decide`, and does what it says.
+"""Inspections, carried out: asks `inspection.next_step`, and does what it says.
 
 A record is written before its Job is deleted, and a new attempt is made before an old one is: killed at any point,
 the next turn finds either the answer or the question.
@@ -17,7 +17,7 @@ from millstream_operator.children.children import Children
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.plan_refused import PlanRefused
 from millstream_operator.diagnosis.reasons import Reason
-from millstream_operator.facts.inspection import attempt_of, decide, subjects
+from millstream_operator.facts.inspection import attempt_of, next_step, subjects
 from millstream_operator.facts.shared_inspections import SharedInspections
 from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.kube.kinds import CONFIG_MAP, JOB, POD
@@ -69,13 +69,13 @@ class Inspector:
         """
         wanted = subjects(owner, self._plan_defaults)
         names = {inspection_key(owner, subject) for subject in wanted.values()}
-        jobs = self._children.own(owner, key, JOB)
+        jobs = self._children.list_owned(owner, key, JOB)
         await self._children.delete(owner, [job for job in jobs if _inspects(job) not in names])
         return Inspected(**{name: await self._inspected(owner, key, subject) for name, subject in wanted.items()})
 
     def known(self, owner: LLMDeployment, key: OwnerKey) -> Inspected:
         """What is on record, for a plan that is there already."""
-        records = self._children.own(owner, key, CONFIG_MAP)
+        records = self._children.list_owned(owner, key, CONFIG_MAP)
         if not any(map(is_inspection, records)):
             return Inspected()
         found: dict[str, InspectedModel] = {}
@@ -87,8 +87,8 @@ class Inspector:
 
     async def _inspected(self, owner: LLMDeployment, key: OwnerKey, subject: Subject) -> InspectedModel:
         name = inspection_key(owner, subject)
-        records = self._children.own(owner, key, CONFIG_MAP)
-        jobs = [job for job in self._children.own(owner, key, JOB) if _inspects(job) == name]
+        records = self._children.list_owned(owner, key, CONFIG_MAP)
+        jobs = [job for job in self._children.list_owned(owner, key, JOB) if _inspects(job) == name]
         answer = read_record(records, name)
         if answer is None:
             answer = self._shared.answer(name, key) if not jobs else None
@@ -107,8 +107,8 @@ class Inspector:
         name = inspection_key(owner, subject)
         other = self._shared.asked_by(name, key) if not jobs else None
         if other is not None:
-            told = f"Reading the model's shape, for the LLMDeployment {other.name}, too: {subject}."
-            raise NotInspected(Diagnosis(Reason.INSPECTING, told), RECHECK_SECONDS, is_soon_over=True)
+            message = f"Reading the model's shape, for the LLMDeployment {other.name}, too: {subject}."
+            raise NotInspected(Diagnosis(Reason.INSPECTING, message), RECHECK_SECONDS, is_soon_over=True)
         self._shared.asking(name, key)
         try:
             answer = await self._ask(owner, key, subject, jobs)
@@ -126,16 +126,16 @@ class Inspector:
             return inspect_job(owner, subject, self._image(owner), self._pod_defaults, number)
 
         todays = [job for job in jobs if job["metadata"]["name"] == attempt(attempt_of(job))["metadata"]["name"]]
-        verdict = decide(subject, todays, self._index.children(key, POD), self._now())
-        if verdict.answer is not None:
-            return verdict.answer
-        if verdict.start is not None:
+        step = next_step(subject, todays, self._index.children(key, POD), self._now())
+        if step.answer is not None:
+            return step.answer
+        if step.start is not None:
             # What the pod needs: an account, and a way out where a namespace denies it.
-            await self._apply(owner, [service_account(owner), network_policy(owner), attempt(verdict.start)])
+            await self._apply(owner, [service_account(owner), network_policy(owner), attempt(step.start)])
         outdated = [job for job in jobs if job not in todays]
-        await self._children.delete(owner, [*outdated, *verdict.to_delete])
-        assert verdict.problem is not None  # noqa: S101 - no answer
-        raise NotInspected(verdict.problem, verdict.recheck_seconds)
+        await self._children.delete(owner, [*outdated, *step.to_delete])
+        assert step.problem is not None  # noqa: S101 - no answer
+        raise NotInspected(step.problem, step.recheck_seconds)
 
     async def _apply(self, owner: LLMDeployment, wanted: Sequence[Manifest]) -> None:
         if (problem := await self._children.apply_all(owner, wanted)) is not None:

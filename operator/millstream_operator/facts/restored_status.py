@@ -23,7 +23,7 @@ from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.kube.index import OwnerKey
 
 Manifest = dict[str, Any]
-Later = Callable[[OwnerKey, float], None]
+EnqueueAfter = Callable[[OwnerKey, float], None]
 SOONEST_SECONDS, LATEST_SECONDS = 10.0, 70.0
 
 
@@ -38,17 +38,17 @@ class RestoredStatus:
 class StatusRestorer:
     """For one process. `later` brings a key back after so many seconds; None: everything is asked at once."""
 
-    def __init__(self, later: Later | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, later: EnqueueAfter | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._later, self._clock = later, clock
         self._ends: dict[str, float] = {}  # by uid: when the questions are to be asked
 
-    def of(
+    def restore(
         self, owner: LLMDeployment, key: OwnerKey, status: Manifest, pods: Sequence[Manifest]
     ) -> RestoredStatus | None:
         """What may be taken from the status; None: nothing, or no longer."""
         uid, now = owner.metadata.uid or "", self._clock()
         ends = self._ends.get(uid, float("inf"))
-        found = believed(owner, status, pods) if self._later is not None and now < ends else None
+        found = read_restored_status(owner, status, pods) if self._later is not None and now < ends else None
         if found is None or self._later is None:
             self._ends[uid] = float("-inf")
             return None
@@ -61,13 +61,13 @@ class StatusRestorer:
         self._ends.pop(uid, None)
 
 
-def believed(owner: LLMDeployment, status: Manifest, pods: Sequence[Manifest]) -> RestoredStatus | None:
+def read_restored_status(owner: LLMDeployment, status: Manifest, pods: Sequence[Manifest]) -> RestoredStatus | None:
     """What a status tells of an earlier process' questions; None where it is not about this spec and these pods. Pure.
 
     A pod that got ready after the LLMDeployment did was perhaps never asked.
     """
-    told = status.get("conditions") or ()
-    ready, answered = find(told, READY), (status.get("rollout") or {}).get("currentRevision")
+    conditions = status.get("conditions") or ()
+    ready, answered = find(conditions, READY), (status.get("rollout") or {}).get("currentRevision")
     if (
         ready.get("reason") != Reason.READY
         or ready.get("observedGeneration") != owner.metadata.generation
@@ -78,6 +78,6 @@ def believed(owner: LLMDeployment, status: Manifest, pods: Sequence[Manifest]) -
     serving = [condition(pod, READY) for pod in pods if is_leader(pod) and is_ready(pod)]
     if any(one.get("lastTransitionTime", "~") > since for one in serving):
         return None
-    outdated = find(told, PLAN_OUTDATED)
+    outdated = find(conditions, PLAN_OUTDATED)
     known = next((reason for reason in Reason if reason == outdated.get("reason")), None)
     return RestoredStatus(answered, Diagnosis(known, outdated.get("message", "")) if known is not None else None)

@@ -1,13 +1,13 @@
 """The operator's writes and direct reads: a thin asynchronous client of the API server.
 
 Every request has a timeout, every failure is an `ApiError` or an `ApiUnreachable`, and nothing is retried here: the
-work queue does that, from fresh state. Writes are server-side apply with one field manager, forced. Credentials are
+work queue retries, from fresh state. Writes are server-side apply with one field manager, forced. Credentials are
 kopf's own (`ConnectionInfo`), so the watches and the writes always speak to the same server as the same account; they
 are read anew when the server refuses them, because service-account tokens rotate.
 
-Every request that could change something passes the fence: it is refused here, with NotLeader, once this replica's
-time to write is over. It is asked when the request begins and once more when the body is about to leave, since a
-request may wait for a connection in between; no write goes without a body.
+Every request that could change something passes the fence, which refuses it with NotLeader once this replica may no
+longer write. The fence is checked when the request begins and again just before the body is sent, since a request may
+wait for a connection in between; every write has a body.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ REQUEST_TIMEOUT_SECONDS = 15.0
 LIST_TIMEOUT_SECONDS = 60.0
 LIST_PAGE = 100  # objects with their managed fields: a page is about a megabyte
 WATCH_SILENCE_SECONDS = 70.0  # the API server sends a bookmark a minute
-# Well above the number of workers: aiohttp hands a free connection to whoever asks next, not to who waits for longest,
-# so workers that use all of them would let listings, Events and questions to pods starve.
+# Well above the number of workers: aiohttp hands a free connection to the next caller and not to the one that has
+# waited longest, so workers that use all of them would starve listings, Events and probes of pods.
 MAX_CONNECTIONS = 40
 NO_VERSION = "1"  # etcd's revision of the empty store: the first object that is written gets 2
 
 
 class ApiUnreachable(Exception):
-    """No answer from the API server. What was asked may have happened all the same."""
+    """No answer from the API server. The request may have taken effect all the same."""
 
 
 class ApiError(Exception):
-    """The API server said no. `reason` is the machine-readable word of its Status object, `status` the HTTP code.
+    """The API server refused. `reason` is the machine-readable word of its Status object, `status` the HTTP code.
 
-    `body` is the whole answer where it was a JSON object: behind a proxy path, it is somebody else's.
+    `body` is the whole answer where it was a JSON object; behind a proxy path, it is the answer of the pod or Service.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ApiError(Exception):
 
 
 class RequestObserver(Protocol):
-    """Who counts what is asked of the API server."""
+    """Counts the requests to the API server."""
 
     def write(self, verb: str, what: str) -> None:
         """A write is sent; `what` is Kind or Kind/subresource."""
@@ -95,14 +95,14 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A part of a listing, and the resourceVersion of the whole."""
+    """One page of a listing, and the resourceVersion of the whole."""
 
     items: list[dict[str, Any]]
     version: str
 
 
 class FencedBody(aiohttp.BytesPayload):
-    """A body that does not leave once the fence is closed: a request without its body changes nothing."""
+    """A body that is not sent once the fence is closed. A request without its body changes nothing."""
 
     def __init__(self, body: bytes, fence: Fence) -> None:
         super().__init__(body, content_type="application/json")
@@ -118,9 +118,9 @@ class FencedBody(aiohttp.BytesPayload):
 
 
 class ClusterClient:
-    """One API server, one account. `login` gives the credentials each time they are needed anew.
+    """A client of one API server with one account. `login` is called again when the credentials are refused.
 
-    Writes raise NotLeader while `fence` is closed; `agent` tells the server's audit log which replica asks.
+    Writes raise NotLeader while `fence` is closed. `agent` is the User-Agent: the audit log shows which replica wrote.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class ClusterClient:
             self._session = None
 
     async def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any] | None:
-        """The live object, or None."""
+        """Return the live object, or None."""
         try:
             return await self._request("GET", kind.path(namespace, name))
         except ApiError as error:
@@ -155,7 +155,7 @@ class ClusterClient:
             raise
 
     async def list(self, kind: Kind, namespace: str | None, selector: str | None) -> tuple[list[dict[str, Any]], str]:
-        """All objects of a kind (of one namespace, or of all), and the resourceVersion of the listing."""
+        """Return all objects of a kind (of one namespace, or of all), and the resourceVersion of the listing."""
         items: list[dict[str, Any]] = []
         version = ""
         async for page in self.pages(kind, namespace, {"labelSelector": selector} if selector else {}):
@@ -167,7 +167,7 @@ class ClusterClient:
     async def pages(
         self, kind: Kind, namespace: str | None, query: Mapping[str, str], limit: int = LIST_PAGE
     ) -> AsyncIterator[Page]:
-        """A listing page by page, for who keeps little of each object."""
+        """Yield a listing page by page, for callers that keep little of each object."""
         path, asked = kind.path(namespace), {**query, "limit": str(limit)}
         while True:
             page = await self._request("GET", path, query=asked, timeout_seconds=LIST_TIMEOUT_SECONDS)
@@ -180,7 +180,7 @@ class ClusterClient:
     async def watch(
         self, kind: Kind, query: Mapping[str, str], version: str, seconds: int
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Events of a kind after a version, bookmarks included, for so many seconds at most."""
+        """Yield events of a kind after a version, bookmarks included, for at most `seconds`."""
         asked = {**query, "watch": "true", "allowWatchBookmarks": "true"}
         asked |= {"resourceVersion": version, "timeoutSeconds": str(seconds)}
         timeout = aiohttp.ClientTimeout(total=seconds + 10, sock_connect=10, sock_read=WATCH_SILENCE_SECONDS)
@@ -188,7 +188,7 @@ class ClusterClient:
         try:
             async with session.get(server + kind.path(None), params=asked, timeout=timeout) as response:
                 if response.status == 401:
-                    await self.close()  # a rotated token: whoever asks next logs in again
+                    await self.close()  # a rotated token: the next request logs in again
                 if response.status >= 400:
                     raise _api_error(response.status, await response.text(), response.headers.get("Retry-After"))
                 rest = b""
@@ -200,7 +200,7 @@ class ClusterClient:
             raise ApiUnreachable(f"watch of {kind.plural}: {type(error).__name__} {error}".rstrip()) from error
 
     async def apply(self, manifest: Mapping[str, Any], subresource: str | None = None) -> dict[str, Any]:
-        """Server-side apply: our fields become as given, our former fields go, everyone else's stay."""
+        """Server-side apply: set our fields, remove those we no longer send, keep those of other managers."""
         kind, metadata = kind_of(dict(manifest)), manifest["metadata"]
         path = kind.path(metadata["namespace"], metadata["name"], subresource)
         query = {"fieldManager": MANAGER, "force": "true"}
@@ -208,11 +208,11 @@ class ClusterClient:
         return await self._request("PATCH", path, query=query, body=manifest, content_type=APPLY)
 
     async def apply_new(self, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Server-side apply of what is not there yet; None where something of that name is, whosever it may be.
+        """Server-side apply of an object that does not exist yet; return None where the name is taken, by anyone.
 
         An apply that names a resourceVersion is refused with a Conflict for every other version of the object, and
-        creates where there is none. No object has NO_VERSION, so this is the look before a forced apply and the apply
-        in one request. Should a server refuse to create like this, that is None, too, and the caller looks for itself.
+        creates where there is none. No object has NO_VERSION, so one request does what a GET and a forced apply would.
+        A server that refuses to create like this also yields None, and the caller reads the object itself.
         """
         metadata = {**manifest["metadata"], "resourceVersion": NO_VERSION}
         try:
@@ -232,7 +232,7 @@ class ClusterClient:
     async def put(self, kind: Kind, manifest: Mapping[str, Any], *, create: bool) -> dict[str, Any]:
         """Create, or replace exactly the resourceVersion that the manifest names; otherwise an ApiError 409.
 
-        Not fenced: this is how the Lease is written, which the fence stands on.
+        Not fenced: the Lease is written with it, and the fence depends on the Lease.
         """
         namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
         self._count("create" if create else "update", kind.kind)
@@ -251,7 +251,7 @@ class ClusterClient:
         return await self._request("PATCH", kind.path(namespace, name), query=query, body=change, content_type=MERGE)
 
     async def delete(self, kind: Kind, manifest: Mapping[str, Any]) -> None:
-        """Delete exactly this state of this object: another one of the name, or a newer state, is a Conflict."""
+        """Delete exactly this state of this object: another object of the name, or a newer state, is a Conflict."""
         metadata = manifest["metadata"]
         options = {
             "propagationPolicy": "Background",
@@ -269,7 +269,7 @@ class ClusterClient:
         return await self._request("GET", path, timeout_seconds=timeout_seconds)
 
     async def post_raw(self, path: str, body: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
-        """POST of JSON to any path that answers JSON. Not fenced: a question to a model changes nothing."""
+        """POST of JSON to any path that answers JSON. Not fenced: a request to a model changes no object."""
         return await self._request("POST", path, body=body, timeout_seconds=timeout_seconds, fenced=False)
 
     def _count(self, verb: str, what: str) -> None:
@@ -309,7 +309,7 @@ class ClusterClient:
             raise
 
     async def _write(self, request: _Request) -> dict[str, Any]:
-        """Within the fence. The server is told when to give up, too: it may be at it when we no longer listen."""
+        """Send within the fence. `timeout` in the query also limits the server, which may work on after we give up."""
         with self._fence.write(request.timeout_seconds) as permit:
             query = {**request.query, "timeout": f"{int(permit.seconds * 1000)}ms"}
             try:
@@ -359,12 +359,12 @@ class ClusterClient:
 
 
 def _api_error(status: int, text: str, retry_after: str | None) -> ApiError:
-    """The Status object that the API server answers errors with; a proxy in between may answer anything."""
+    """Read the Status object that the API server answers errors with; a proxy in between may answer anything."""
     try:
-        told = json.loads(text)
+        payload = json.loads(text)
     except ValueError:
-        told = {}
-    told = told if isinstance(told, dict) else {}
+        payload = {}
+    payload = payload if isinstance(payload, dict) else {}
     seconds = float(retry_after) if retry_after and retry_after.isdigit() else 0.0
-    message = told.get("message") or f"HTTP {status}: {text[:200]}"
-    return ApiError(status, str(told.get("reason") or ""), str(message), seconds, told)
+    message = payload.get("message") or f"HTTP {status}: {text[:200]}"
+    return ApiError(status, str(payload.get("reason") or ""), str(message), seconds, payload)

@@ -1,14 +1,14 @@
-"""Does a live object still say what we want? If so, no write.
+"""Compare a live object with its manifest, so that nothing is written where they agree.
 
-Server-side apply alone would be right without this file, but a no-op apply still costs the API server, and has been
-seen to bump resourceVersions. Two questions are asked of the live object:
+Server-side apply alone would be correct, but a no-op apply still costs the API server, and can bump resourceVersions.
+Two checks are made:
 
-1. Was it last applied from the same manifest? A digest in an annotation says so; a field that we no longer want
-   can be told by nothing else, and only an apply takes it away.
+1. Was the object last applied from the same manifest? A digest in an annotation says so. Nothing else shows that it
+   holds a field that we no longer want, and only an apply removes that field.
 2. Does it still hold every value of the manifest? Someone may have edited it since.
 
-The server may store a value in other words than ours. What it made of our last apply is then remembered, and counts
-as equal: a normalised value must not cause a write for ever.
+The server may normalise a value. What it made of our last apply is remembered and counts as equal: a normalised value
+must not cause a write on every turn.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ ATOMIC_MAPS = frozenset({"selector", "podSelector", "labelSelector", "nodeSelect
 EMPTY: tuple[Any, ...] = (None, "", {}, [])
 
 
-def stamped(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The manifest with its own digest. What lies deeper is shared with it, so neither may be changed afterwards."""
+def with_digest(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the manifest with its own digest. Nested values are shared, so neither may be changed afterwards."""
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:DIGEST_LENGTH]
     metadata = manifest["metadata"]
     annotations = {**metadata.get("annotations", {}), APPLIED_ANNOTATION: digest}
@@ -33,7 +33,7 @@ def stamped(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def projected(live: Any, wanted: Any) -> Any:
-    """The part of `live` that `wanted` speaks about. Lists are compared whole: their items have no other identity."""
+    """Return the part of `live` that `wanted` also has. Lists count as a whole: their items have no other identity."""
     if isinstance(wanted, dict):
         if not isinstance(live, dict):
             return live
@@ -46,15 +46,15 @@ def projected(live: Any, wanted: Any) -> Any:
     return live
 
 
-def holds(live: Any, wanted: Any) -> bool:
-    """Does the live object hold every value of the manifest? Absent and empty are the same to the server."""
+def matches(live: Any, wanted: Any) -> bool:
+    """Return whether the live object holds every value of the manifest. Absent and empty count as the same."""
     if isinstance(wanted, dict) and isinstance(live, dict):
         return all(
-            _equal(live.get(key), value) if key in ATOMIC_MAPS else holds(live.get(key), value)
+            _equal(live.get(key), value) if key in ATOMIC_MAPS else matches(live.get(key), value)
             for key, value in wanted.items()
         )
     if isinstance(wanted, list) and isinstance(live, list):
-        return len(live) == len(wanted) and all(map(holds, live, wanted))
+        return len(live) == len(wanted) and all(map(matches, live, wanted))
     return _same(live, wanted)
 
 
@@ -70,24 +70,24 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other) or (one in EMPTY and other in EMPTY)
 
 
-class Settled:
-    """What the server made of our last apply of each object, where that is not literally what we sent."""
+class LastApplied:
+    """The state of each object after our last apply, where the server did not store literally what we sent."""
 
     def __init__(self) -> None:
         self._made: dict[str, str] = {}
 
     def needs_apply(self, live: dict[str, Any] | None, wanted: dict[str, Any]) -> bool:
-        """`wanted` is a stamped manifest."""
+        """Return whether `wanted`, a manifest with its digest, must be applied."""
         if live is None:
             return True
-        if holds(live, wanted):
+        if matches(live, wanted):
             return False
         return self._made.get(live["metadata"]["uid"]) != _digest(live, wanted)
 
     def applied(self, answer: dict[str, Any], wanted: dict[str, Any]) -> None:
         """Remember the answer to an apply."""
         uid = answer["metadata"]["uid"]
-        if holds(answer, wanted):
+        if matches(answer, wanted):
             self._made.pop(uid, None)
         else:
             self._made[uid] = _digest(answer, wanted)

@@ -1,8 +1,8 @@
-"""Events that wait for nobody: written in the background, one after another, and never instead of work.
+"""Kubernetes Events, written in the background one after another, after more urgent work.
 
-Events are news and not state, since the conditions say the same. So, as client-go's broadcaster does it, they are kept
-in memory for a moment, in their order, and lost when there are too many of them or when the process ends. A thousand
-LLMDeployments applied at once have their pods sooner for it.
+Events are not state: the conditions say the same. So, as in client-go's broadcaster, they are kept in memory in their
+order, and dropped when there are too many of them or when the process ends. A thousand LLMDeployments applied at once
+get their pods sooner.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from millstream_operator.kube.fence import NotLeader
 log = logging.getLogger(__name__)
 Manifest = dict[str, Any]
 MOST_WAITING = 5000  # about 5 MB
-LOOK_SECONDS = 0.1
-LONGEST_LOOKS = 50  # then one Event goes out beside the work, however much there is of it
+POLL_SECONDS = 0.1
+MAX_POLLS = 50  # after that, one Event is written even while work waits
 
 
-class Publisher(Protocol):
-    """Where an Event goes."""
+class EventPublisher(Protocol):
+    """Publishes Events."""
 
     async def publish(self, event: Manifest) -> None:
-        """Never raises for an Event that is not written."""
+        """Publish an Event. Does not raise when it could not be written."""
         ...
 
 
 class EventWriter:
-    """Writes an Event before it returns: for what is to be told before the deed."""
+    """Writes an Event before it returns: for Events that must precede what they announce."""
 
     def __init__(self, client: ClusterClient) -> None:
         self._client = client
@@ -45,44 +45,44 @@ class EventWriter:
 
 
 class EventQueue:
-    """Takes an Event and returns; `run` writes them. A replica that no longer leads drops its own.
+    """Queues Events, which `run` writes. A replica that no longer leads drops the queue.
 
-    While `busy` says so, an Event goes out only every five seconds.
+    While `busy` returns true, one Event is written every five seconds.
     """
 
     def __init__(
         self, client: ClusterClient, busy: Callable[[], bool] = lambda: False, most_waiting: int = MOST_WAITING
     ) -> None:
-        self._at_once = EventWriter(client)
+        self._writer = EventWriter(client)
         self._busy = busy
         self._waiting: deque[Manifest] = deque()
         self._most_waiting = most_waiting
-        self._came = asyncio.Event()
+        self._added = asyncio.Event()
 
     async def publish(self, event: Manifest) -> None:
         if len(self._waiting) >= self._most_waiting:
             log.info("%s: no Event written: %d wait already", _about(event), len(self._waiting))
             return
         self._waiting.append(event)
-        self._came.set()
+        self._added.set()
 
     async def run(self) -> None:
-        """For ever."""
+        """Write Events until cancelled."""
         while True:
-            await self._came.wait()
-            self._came.clear()
+            await self._added.wait()
+            self._added.clear()
             while self._waiting:
-                await self._let_work_pass()
+                await self._wait_while_busy()
                 try:
-                    await self._at_once.publish(self._waiting.popleft())
+                    await self._writer.publish(self._waiting.popleft())
                 except NotLeader:
                     self._waiting.clear()
 
-    async def _let_work_pass(self) -> None:
-        for _ in range(LONGEST_LOOKS):
+    async def _wait_while_busy(self) -> None:
+        for _ in range(MAX_POLLS):
             if not self._busy():
                 return
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
     @property
     def waiting(self) -> int:

@@ -1,7 +1,7 @@
-"""What the watches have told: the objects in memory, by key and by the LLMDeployment they belong to.
+"""The index: watched objects in memory, by key and by the LLMDeployment they belong to.
 
-Reconciling reads from here, so a steady state costs the API server nothing. Two sources write: the watches, and our
-own writes' answers, which come earlier. The higher resourceVersion wins, so neither can bring an older state back.
+Reconciling reads from here, so a steady state costs the API server nothing. Two sources write to it: the watches, and
+the answers to our own writes, which come earlier. The higher resourceVersion wins, so neither restores an older state.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from millstream_operator.kube.interning import Sharing
+from millstream_operator.kube.interning import ManifestInterner
 from millstream_operator.kube.kinds import HORIZONTAL_POD_AUTOSCALER, LLM_DEPLOYMENT, Kind
 from millstream_operator.rendering.names import DEPLOYMENT_LABEL
 
@@ -30,15 +30,15 @@ class OwnerKey:
 
 
 def owner_key(kind: Kind, manifest: Manifest) -> OwnerKey:
-    """The LLMDeployment that an object of a watched kind is about."""
+    """Return the LLMDeployment that an object of a watched kind belongs to, by its label."""
     metadata = manifest["metadata"]
     if kind is LLM_DEPLOYMENT:
         return OwnerKey(metadata["namespace"], metadata["name"])
     return OwnerKey(metadata["namespace"], metadata.get("labels", {}).get(DEPLOYMENT_LABEL, ""))
 
 
-def interested(kind: Kind, manifest: Manifest) -> set[OwnerKey]:
-    """Whom a change of an object may concern: whom its label names, and, should the label be wrong, its owner."""
+def affected_owners(kind: Kind, manifest: Manifest) -> set[OwnerKey]:
+    """Return the LLMDeployments that a change of an object may concern: by its label, and by its owner references."""
     metadata = manifest["metadata"]
     owners = {
         OwnerKey(metadata["namespace"], reference["name"])
@@ -51,72 +51,72 @@ def interested(kind: Kind, manifest: Manifest) -> set[OwnerKey]:
 class Index:
     """Objects by kind, namespace and name. Manifests in it are shared: never change one.
 
-    `learned` is told of each newer state, before it is kept and whoever brought it; `changed` of each object that has
-    another state now, or is gone.
+    `on_newer` is called with each newer state, from either source, before it is kept; `on_change` with each object
+    that has another state now, or is gone.
     """
 
     def __init__(
         self,
-        learned: Callable[[Kind, Manifest], None] = lambda _kind, _manifest: None,
-        changed: Callable[[Kind, Manifest], None] = lambda _kind, _manifest: None,
+        on_newer: Callable[[Kind, Manifest], None] = lambda _kind, _manifest: None,
+        on_change: Callable[[Kind, Manifest], None] = lambda _kind, _manifest: None,
     ) -> None:
-        self._learned, self._changed, self._sharing = learned, changed, Sharing()
+        self._on_newer, self._on_change, self._interner = on_newer, on_change, ManifestInterner()
         self._objects: dict[tuple[str, str, str], Manifest] = {}
         self._children: defaultdict[tuple[OwnerKey, str], set[tuple[str, str, str]]] = defaultdict(set)
 
     def put(self, kind: Kind, manifest: Manifest) -> bool:
-        """Keep an object unless a newer state of it is known. True when something worth a look changed."""
+        """Keep an object unless a newer state of it is known. Return whether anything relevant changed."""
         key = _key(kind, manifest)
         known = self._objects.get(key)
         if known is not None and _version(known) >= _version(manifest):
             return False
         if known is not None:
             self._unlink(kind, key, known)
-        self._learned(kind, manifest)
-        slim = self._sharing.copy(
+        self._on_newer(kind, manifest)
+        slim = self._interner.copy(
             {**manifest, "metadata": {k: v for k, v in manifest["metadata"].items() if k != "managedFields"}}
         )
         self._objects[key] = slim
         self._children[owner_key(kind, slim), kind.kind].add(key)
-        self._changed(kind, slim)
-        return known is None or _news(kind, known) != _news(kind, slim)
+        self._on_change(kind, slim)
+        return known is None or _relevant_state(kind, known) != _relevant_state(kind, slim)
 
     def remove(self, kind: Kind, manifest: Manifest) -> bool:
-        """Forget an object, unless what is known under its name is another one. True when something changed."""
+        """Forget an object, unless another one of its name is known. Return whether something changed."""
         key = _key(kind, manifest)
         known = self._objects.get(key)
         if known is None or known["metadata"]["uid"] != manifest["metadata"]["uid"]:
             return False
         self._unlink(kind, key, known)
         del self._objects[key]
-        self._changed(kind, known)
+        self._on_change(kind, known)
         return True
 
     def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
         return self._objects.get((kind.kind, namespace, name))
 
     def children(self, owner: OwnerKey, kind: Kind) -> list[Manifest]:
-        """Objects of a kind that carry the owner's label, by name. Whether it owns them, their references say."""
+        """Return objects of a kind with the owner's label, by name. Only their references say whether it owns them."""
         return [self._objects[key] for key in sorted(self._children.get((owner, kind.kind), ()))]
 
     def all(self, kind: Kind) -> Iterator[Manifest]:
         return (manifest for key, manifest in list(self._objects.items()) if key[0] == kind.kind)
 
     def replace(self, kind: Kind, listed: Iterable[Manifest], list_version: str) -> set[OwnerKey]:
-        """Take a whole listing as the truth: also forget what is gone. Returns whom the changes are about.
+        """Replace all objects of a kind by a whole listing. Return the LLMDeployments that the changes concern.
 
-        An object that is newer than the listing stays: a watch brought it after the listing was made.
+        An object that is newer than the listing stays: the watch delivered it after the listing was made.
         """
         changed: set[OwnerKey] = set()
         present = set()
         for manifest in listed:
             present.add(_key(kind, manifest))
             if self.put(kind, manifest):
-                changed |= interested(kind, manifest)
+                changed |= affected_owners(kind, manifest)
         for manifest in list(self.all(kind)):
             if _key(kind, manifest) not in present and _version(manifest) <= int(list_version):
                 self.remove(kind, manifest)
-                changed |= interested(kind, manifest)
+                changed |= affected_owners(kind, manifest)
         return changed
 
     def _unlink(self, kind: Kind, key: tuple[str, str, str], manifest: Manifest) -> None:
@@ -130,13 +130,13 @@ def _key(kind: Kind, manifest: Manifest) -> tuple[str, str, str]:
     return kind.kind, manifest["metadata"]["namespace"], manifest["metadata"]["name"]
 
 
-def _news(kind: Kind, manifest: Manifest) -> object:
-    """What of a state is worth a look. An autoscaler's readings change every few seconds; nothing here uses them."""
+def _relevant_state(kind: Kind, manifest: Manifest) -> object:
+    """Return what of a state matters. An autoscaler's readings change every few seconds, and nothing here uses them."""
     if kind is not HORIZONTAL_POD_AUTOSCALER:
         return _version(manifest)
     metadata = {name: value for name, value in manifest["metadata"].items() if name != "resourceVersion"}
-    told = (manifest.get("status") or {}).get("conditions") or []
-    verdicts = sorted((one["type"], one.get("status", ""), one.get("reason", "")) for one in told)
+    conditions = (manifest.get("status") or {}).get("conditions") or []
+    verdicts = sorted((one["type"], one.get("status", ""), one.get("reason", "")) for one in conditions)
     return metadata, manifest.get("spec"), verdicts
 
 

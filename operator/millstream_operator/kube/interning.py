@@ -1,11 +1,11 @@
 """Copies of manifests in which equal parts are one object: hash consing (Ershov 1958, Goto 1974) of parsed JSON.
 
-A thousand LLMDeployments have the same probes, security contexts, tolerations and lines of a plan, each parsed by
-itself. A part is known by its keys and by the identities of its values, which are shared already, so finding it costs
-one look-up however deep it is. What the table holds keeps its values alive, so an identity in it is never another's.
+A thousand LLMDeployments have the same probes, security contexts, tolerations and lines of a plan, each parsed
+separately. A part is identified by its keys and by the identities of its values, which are shared already, so finding
+it costs one look-up at any depth. The table keeps its values alive, so an identity in it is never reused.
 
-The table forgets: it has two generations, and what was not met during a whole one is dropped from it. Nothing that is
-shared may ever be changed.
+The table has two generations; a part that was not met during a whole generation is dropped. Shared parts must never be
+changed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 GENERATION = 8192  # parts; some megabytes
 
 
-class Sharing:
-    """For one owner of manifests, which never changes them."""
+class ManifestInterner:
+    """Makes copies of manifests that share equal parts."""
 
     def __init__(self, generation: int = GENERATION) -> None:
         self._generation = generation
@@ -25,7 +25,7 @@ class Sharing:
         self._old: dict[Any, Any] = {}
 
     def copy(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        """A copy whose parts are shared; the whole and its metadata have no equal, so they are not looked for."""
+        """Return a copy whose parts are shared. The whole and its metadata are unique, so they are not looked up."""
         return {
             sys.intern(key): _interned(value) if key == "metadata" else self._part(value)
             for key, value in manifest.items()
@@ -53,7 +53,7 @@ class Sharing:
 
 
 def _interned(value: Any) -> Any:
-    """A copy whose strings are kept once."""
+    """Return a copy whose strings are interned."""
     if isinstance(value, dict):
         return {sys.intern(key): _interned(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -1,7 +1,7 @@
 """The kinds that the operator watches, and where the API server keeps them.
 
-Every kind that a child's health can be read from is here: the domain's classic bug is a child whose status nobody
-watches.
+Every kind that a child's health can be read from is here: a common bug of operators is a child whose status is not
+watched.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the operator speaks with one pod: by its address, or through the API server's pod proxy in development.
+"""HTTP access to one pod: by its address, or through the API server's pod proxy in development.
 
 `/ready` answers 503 with the same JSON while the model loads, so a 503 is an answer here.
 """
@@ -15,21 +15,21 @@ from millstream_operator.kube.client import ApiError, ApiUnreachable, ClusterCli
 from millstream_operator.rendering.runtime_config import RUNTIME_PORT
 
 MAX_ANSWER_BYTES = 1 << 16
-NOT_YET = 503
+NOT_READY_STATUS = 503
 
 
 class PodUnreachable(Exception):
-    """No usable answer. `str()` says what happened instead."""
+    """No usable answer from the pod. `str()` says what happened instead."""
 
 
 class PodAccess(Protocol):
     async def ready(self, pod: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
-        """The JSON of the pod's `/ready`, whether it is ready or not. Raises PodUnreachable."""
+        """Return the JSON of the pod's `/ready`, whether it is ready or not. Raises PodUnreachable."""
         ...
 
 
 class DirectPods:
-    """By the pod's own address: what the operator does inside the cluster."""
+    """By the pod's own address: used inside the cluster."""
 
     async def ready(self, pod: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
         address = str(pod.get("status", {}).get("podIP") or "")
@@ -43,16 +43,16 @@ class DirectPods:
                 session.get(f"http://{host}:{RUNTIME_PORT}/ready", allow_redirects=False) as response,
             ):
                 text = await response.content.read(MAX_ANSWER_BYTES)
-                if response.status not in (200, NOT_YET):
+                if response.status not in (200, NOT_READY_STATUS):
                     raise PodUnreachable(f"/ready answered HTTP {response.status}")
-                told = json.loads(text)
+                body = json.loads(text)
         except TimeoutError:
             raise PodUnreachable(f"/ready gave no answer within {timeout_seconds:.0f} seconds") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise PodUnreachable(f"/ready: {type(error).__name__}") from None
-        if not isinstance(told, dict):
+        if not isinstance(body, dict):
             raise PodUnreachable("/ready answered something that is not a JSON object")
-        return told
+        return body
 
 
 class ProxyPods:
@@ -68,7 +68,7 @@ class ProxyPods:
         try:
             return await self._client.get_raw(path, timeout_seconds)
         except ApiError as error:
-            if error.status == NOT_YET and "phase" in error.body:
+            if error.status == NOT_READY_STATUS and "phase" in error.body:
                 return dict(error.body)
             raise PodUnreachable(f"/ready through the API server: {error}") from None
         except ApiUnreachable as error:

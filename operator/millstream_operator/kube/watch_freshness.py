@@ -1,15 +1,15 @@
-"""Does each watch still deliver? Known end to end, from the API server to the index, and not from the socket.
+"""Whether each watch still delivers, checked end to end from the API server to the index.
 
-kopf asks for bookmarks and reconnects a stream that brought nothing for 70 seconds, but drops the bookmarks before
-anybody else could see them (1.45), and a live socket would not show a stuck task or handler anyway. So every newer
-state of an object that is learned by another way than the watch is a canary: the answer to our own write, a live GET,
-or the whole listing of a resync. The watch of that kind must bring the same state, or a later one, too. The leader
-makes a canary with each write; on a standby, and for kinds that it never writes, the resync finds them.
+kopf requests bookmarks and reconnects a stream that was silent for 70 seconds, but drops the bookmarks before a handler
+sees them (1.45), and a live socket would not reveal a stuck task or handler. So every newer state of an object that
+comes from another source than the watch is a canary: the answer to our own write, a live GET, or the listing of a
+resync. The watch of that kind must deliver the same state, or a later one. The leader makes a canary with each write;
+on a standby, and for kinds that it never writes, the resync finds them.
 
-A canary that is overdue proves nothing yet: the API server may have been away, or the object may be gone with its
-deletion never told (a watch that starts anew tells of what is, not of what went). So the object is asked for once
-more. No answer: the count begins again. Gone: no matter. Still there, still not delivered: that watch is dead, and only
-a restart helps. An idle watch is never suspected, and steady states cost no request.
+An overdue canary proves nothing yet: the API server may have been away, or the object may be gone without a DELETED
+event (a watch that starts again sends what exists, not what went). So the object is read once more. No answer: the
+count begins again. Gone: the canary ends. Still there and still not delivered: that watch is dead, and only a restart
+helps. An idle watch is never suspected, and a steady state costs no request.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ OVERDUE_SECONDS = 180.0
 
 @dataclass(slots=True)
 class Canary:
-    """A state of an object that the API server has, so that its watch must bring it."""
+    """A state of an object that the API server has, so that its watch must deliver it."""
 
     kind: Kind
     namespace: str
     name: str
     version: int
     since: float
-    verified: bool = False  # asked for again when overdue: it is there
+    verified: bool = False  # read again when overdue, and it was there
 
     def __str__(self) -> str:
         return f"{self.kind.kind} {self.namespace}/{self.name}"
@@ -47,18 +47,18 @@ class WatchFreshness:
         self._canaries: dict[tuple[str, str, str], Canary] = {}
 
     def expect(self, kind: Kind, namespace: str, name: str, version: int, now: float) -> None:
-        """This state exists; the first one that is waited for counts."""
+        """Expect this state from the watch. An earlier expectation for the object stays."""
         self._canaries.setdefault((kind.kind, namespace, name), Canary(kind, namespace, name, version, now))
 
     def delivered(self, kind: Kind, namespace: str, name: str, version: int, now: float) -> None:
-        """The watch brought this state, or the deletion, of the object."""
+        """The watch delivered this state, or the deletion, of the object."""
         self._fresh_at[kind] = now
         canary = self._canaries.get((kind.kind, namespace, name))
         if canary is not None and version >= canary.version:
             del self._canaries[kind.kind, namespace, name]
 
     def listed(self, kind: Kind, present: set[tuple[str, str]], now: float) -> None:
-        """A whole listing was compared with the index: canaries of what is gone end; without others all is well."""
+        """A whole listing was compared with the index: end the canaries of objects that are gone."""
         for key, canary in list(self._canaries.items()):
             if canary.kind is kind and key[1:] not in present:
                 del self._canaries[key]
@@ -66,31 +66,31 @@ class WatchFreshness:
             self._fresh_at[kind] = now
 
     def overdue(self, now: float) -> list[Canary]:
-        """Those to ask for once more."""
+        """Return the canaries to read once more."""
         return [c for c in self._canaries.values() if not c.verified and now - c.since > self._overdue_seconds]
 
     def verify(self, canary: Canary, version: int | None) -> None:
-        """The API server was asked again: the object's version now, or None when it is gone."""
+        """Record a second read: the object's version now, or None when it is gone."""
         if version is None:
             self._canaries.pop((canary.kind.kind, canary.namespace, canary.name), None)
         else:
             canary.verified = True
 
     def excuse(self, canary: Canary, now: float) -> None:
-        """The API server gave no answer: no watch could deliver."""
+        """Restart the count: the API server gave no answer, so no watch could deliver."""
         canary.since = now
 
     def age_seconds(self, kind: Kind, now: float) -> float:
-        """Since the watch last brought something, or was last found to miss nothing."""
+        """Return the seconds since the watch last delivered something, or last missed nothing."""
         return now - self._fresh_at[kind]
 
     def dead(self, now: float) -> list[str]:
-        """A sentence for each watch that is proved dead."""
+        """Return a sentence for each watch that is proved dead."""
         first: dict[str, Canary] = {}
         for canary in self._canaries.values():
             if canary.verified:
                 first.setdefault(canary.kind.kind, canary)
         return [
-            f"the watch of {kind} is dead: it has not brought {canary} in {now - canary.since:.0f} seconds"
+            f"the watch of {kind} is dead: it has not delivered {canary} in {now - canary.since:.0f} seconds"
             for kind, canary in first.items()
         ]

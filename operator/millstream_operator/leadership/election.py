@@ -1,17 +1,17 @@
-"""Who leads? The pure half: what one replica concludes from the Lease records that it saw, on its own steady clock.
+"""Leader election, the pure half: what one replica concludes from the Lease records that it read, on its own clock.
 
-    look ─▶ held by another ─▶ wait: until it changes, or has not changed for its whole duration ─▶ take it
+    read ─▶ held by another ─▶ wait: until it changes, or has not changed for its whole duration ─▶ acquire it
          └▶ mine, free or released ─▶ write it ─▶ lead until `write_until`; write it again every few seconds
 
-Nobody's wall clock is believed. `renewTime` is for people: a record has expired when it has not *changed* for its
-duration, measured from when this process first saw it so. A leader counts from before it sent its write, the others
-from after they saw it, so the leader always stops first:
+No wall clock is used. `renewTime` is for people: a record has expired when it has not *changed* for its duration,
+measured from when this process first read it. A leader counts from before it sent its write, the others from after
+they read it, so the leader always stops first:
 
     leader:   sent ──── renew deadline ──── write timeout ──── margin ──┐
     others:        seen ─────────────── lease duration ─────────────────┴──▶ take over
 
-Every write of the Lease names the resourceVersion that it replaces, so of two that want it one gets a Conflict. What
-is lost or refused is never guessed about: the replica looks again before it does anything else.
+Every write of the Lease names the resourceVersion that it replaces, so of two replicas that want it one gets a
+Conflict. After a lost or refused request, the replica reads the Lease before it does anything else.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-# A record that somebody edited by hand must not lock everybody out for a day.
-LONGEST_BELIEVED_SECONDS = 60.0
-# By client-go's convention, what a leader leaves behind that goes on purpose: no holder, one second.
+# A record that was edited by hand must not lock all replicas out for a day.
+LONGEST_RESPECTED_SECONDS = 60.0
+# By client-go's convention, a leader that releases the Lease leaves no holder and a duration of one second.
 RELEASED_SECONDS = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long everything may take. Raises ValueError for times with which two could write at once."""
+    """The times of an election. Raises ValueError for times with which two replicas could write at once."""
 
     lease_duration_seconds: int = 15
-    renew_deadline_seconds: float = 10.0  # a leader that could not renew for so long begins no write
-    retry_seconds: float = 2.0  # between two renewals, and between two looks
+    renew_deadline_seconds: float = 10.0  # a leader that has not renewed for this long begins no write
+    retry_seconds: float = 2.0  # between two renewals, and between two reads
     retry_after_failure_seconds: float = 1.0
     request_timeout_seconds: float = 3.0  # of a request about the Lease
     margin_seconds: float = 1.0  # for clocks that run at different speeds: 1 in 15
 
     @property
     def write_timeout_seconds(self) -> float:
-        """What a write has that begins at the last moment; an earlier one has more."""
+        """The time limit of a write that begins at the last moment; an earlier one has more."""
         return self.lease_duration_seconds - self.renew_deadline_seconds - self.margin_seconds
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class LeaseRecord:
 
     @property
     def released(self) -> bool:
-        """Given up by its holder. Without that mark an empty holder is somebody's edit, and the old one may write."""
+        """Whether its holder released it. An empty holder alone may be an edit, and the old leader may still write."""
         return not self.holder and self.duration_seconds <= RELEASED_SECONDS
 
 
@@ -79,7 +79,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Read:
     """Read the Lease."""
 
 
@@ -91,81 +91,81 @@ class Write:
     version: str | None
 
 
-Step = Wait | Look | Write
+Step = Wait | Read | Write
 
 
 @dataclass
 class Election:
     """One replica's view. All times are seconds of one steady clock, given by the caller."""
 
-    identity: str  # unique to this process: what it wrote before a restart was somebody else's
+    identity: str  # unique to this process: a restarted one is another replica
     timing: Timing = field(default_factory=Timing)
     jitter: random.Random = field(default_factory=random.Random)
-    term: int = 0  # how often this replica began to lead
+    term: int = 0  # how many times this replica became leader
     write_until: float = float("-inf")
     _seen: ObservedLease | None = None
-    _current: bool = False  # is _seen what the server has, as far as we know?
+    _current: bool = False  # whether _seen is what the server has, as far as we know
     _free_at: float | None = None  # from when on it may be taken; None: nothing was ever seen
-    _next_at: float = float("-inf")  # of the next renewal, look or retry
+    _next_at: float = float("-inf")  # of the next renewal, read or retry
 
     def leading(self, now: float) -> bool:
         return now < self.write_until
 
     @property
     def over_by(self) -> float:
-        """When a leader's last write must be over."""
+        """The time at which a leader's last write must be over."""
         return self.write_until + self.timing.write_timeout_seconds
 
     def free_now(self, now: float) -> bool:
-        """Is it known that the Lease may be taken?"""
+        """Return whether the Lease is known to be free."""
         return self._current and self._free(now)
 
     def next(self, now: float, wall_time: str) -> Step:
-        """What to do now."""
+        """Return what to do now."""
         mine = self._seen is not None and self._seen.record.holder == self.identity
         if self._current and mine:
             return Wait(self._next_at) if self.leading(now) and now < self._next_at else self._renewal(wall_time)
         if self._current and self._free(now):
-            return self._taking(wall_time)
+            return self._acquisition(wall_time)
         if now >= self._next_at:
-            return Look()
+            return Read()
         return Wait(min(self._next_at, self._free_at) if self._current and self._free_at else self._next_at)
 
-    def saw(self, seen: ObservedLease | None, now: float) -> None:
-        """The answer to a look: the Lease, or that there is none."""
+    def record_read(self, seen: ObservedLease | None, now: float) -> None:
+        """Record the answer to a read: the Lease, or None when there is none."""
         if self._free_at is None or (seen is not None and (self._seen is None or seen.version != self._seen.version)):
             held = seen is not None and not seen.record.released
-            self._free_at = now + (self._believed_seconds(seen) if held else 0.0)
-        # A Lease that somebody deleted is not free before the one that we knew has run out: its holder may write on.
+            self._free_at = now + (self._respected_seconds(seen) if held else 0.0)
+        # A deleted Lease is not free before the one that we knew has run out: its holder may still write.
         mine = seen is not None and seen.record.holder == self.identity
         if seen is not None and not mine:
             self.write_until = float("-inf")
         self._seen, self._current = seen, True
         self._next_at = now if mine else now + self._pause()
 
-    def wrote(self, seen: ObservedLease, sent: float, now: float) -> None:
-        """Our write was answered. Leadership counts from before it was sent."""
+    def record_write(self, seen: ObservedLease, sent: float, now: float) -> None:
+        """Record the answer to our write. Leadership counts from before it was sent."""
         if self._seen is not None and seen.version == self._seen.version:
-            return self.failed(now)  # nothing changed, so nobody can have seen a renewal
+            return self.record_failure(now)  # nothing changed, so no other replica can have seen a renewal
         if not self.leading(now):
             self.term += 1
         self._seen, self._current = seen, True
-        self._free_at = now + self._believed_seconds(seen)
+        self._free_at = now + self._respected_seconds(seen)
         self.write_until = sent + self.timing.renew_deadline_seconds
         self._next_at = sent + self._pause()
         return None
 
-    def failed(self, now: float) -> None:
-        """A request was refused, or its answer was lost: whatever happened, look before the next write."""
+    def record_failure(self, now: float) -> None:
+        """Record a request that was refused or not answered: read before the next write."""
         self._current = False
         self._next_at = now + self.timing.retry_after_failure_seconds * self.jitter.uniform(0.5, 1.0)
 
-    def conflict(self, now: float) -> None:
-        """Somebody else wrote first: look at once."""
+    def record_conflict(self, now: float) -> None:
+        """Record that another replica wrote first: read at once."""
         self._current, self._next_at = False, now
 
     def release(self, wall_time: str) -> Write | None:
-        """What to write to give the Lease up at once; None when it is not known to be ours."""
+        """Return the write that releases the Lease; None when it is not known to be ours."""
         self.write_until = float("-inf")
         if self._seen is None or not self._current or self._seen.record.holder != self.identity:
             return None
@@ -174,7 +174,7 @@ class Election:
 
     def _free(self, now: float) -> bool:
         if self._seen is None and self.leading(now):
-            return True  # ours, deleted by somebody
+            return True  # it was ours, and was deleted
         return self._free_at is not None and now >= self._free_at
 
     def _renewal(self, wall_time: str) -> Write:
@@ -182,15 +182,15 @@ class Election:
         duration = self.timing.lease_duration_seconds
         return Write(replace(self._seen.record, duration_seconds=duration, renew_time=wall_time), self._seen.version)
 
-    def _taking(self, wall_time: str) -> Write:
+    def _acquisition(self, wall_time: str) -> Write:
         before = self._seen.record.transitions + 1 if self._seen is not None else 0
         record = LeaseRecord(self.identity, self.timing.lease_duration_seconds, wall_time, wall_time, before)
         return Write(record, None if self._seen is None else self._seen.version)
 
-    def _believed_seconds(self, seen: ObservedLease | None) -> float:
-        """A newer version may hold longer leases than ours; never less than our own."""
-        told = seen.record.duration_seconds if seen is not None else 0.0
-        return max(self.timing.lease_duration_seconds, min(told, LONGEST_BELIEVED_SECONDS))
+    def _respected_seconds(self, seen: ObservedLease | None) -> float:
+        """Return how long a record is respected: a newer version may use longer leases; never less than our own."""
+        wanted = seen.record.duration_seconds if seen is not None else 0.0
+        return max(self.timing.lease_duration_seconds, min(wanted, LONGEST_RESPECTED_SECONDS))
 
     def _pause(self) -> float:
         return self.timing.retry_seconds * self.jitter.uniform(0.8, 1.0)

@@ -1,8 +1,7 @@
-"""Leadership by a Lease: the half that touches the world. It asks `Election` what to do, does it, and moves the fence.
+"""Leader election, the half with I/O: does what `Election` says, and opens or closes the fence.
 
-One replica leads; the others watch, keep their index warm and wait. The Lease is read and written by a client of its
-own, so that a thousand reconciles never stand before a renewal, and its requests are never fenced: they are what the
-fence is made of.
+One replica leads; the others watch, keep their index warm and wait. The Lease has a client of its own, so that a
+renewal never waits behind a thousand reconciles, and its requests are not fenced: the fence depends on them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 from millstream_operator.kube.client import ApiError, ApiUnreachable, ClusterClient
 from millstream_operator.kube.fence import Fence, steady_seconds
 from millstream_operator.kube.kinds import LEASE
-from millstream_operator.leadership.election import Election, LeaseRecord, Look, ObservedLease, Wait
+from millstream_operator.leadership.election import Election, LeaseRecord, ObservedLease, Read, Wait
 
 log = logging.getLogger(__name__)
 CONFLICT = 409  # also: it exists already
@@ -36,7 +35,7 @@ class LeaseStore(Protocol):
 
 
 class LeaseObject:
-    """The Lease `name` of the operator's namespace. Fields of others on it are kept.
+    """The Lease `name` of the operator's namespace. Fields of other writers are kept.
 
     The client's timeout must be the Timing's `request_timeout_seconds`.
     """
@@ -84,17 +83,17 @@ class LeaseObject:
 
 
 def new_identity() -> str:
-    """The pod's name and something random: a container that restarts in its pod is not the holder from before."""
+    """Return the pod's name and a random suffix: a container that restarts in its pod is another holder."""
     return f"{socket.gethostname()}_{secrets.token_hex(4)}"
 
 
 def utc_now() -> str:
-    """As a Lease has it: with microseconds."""
+    """Return the time in the format of a Lease: UTC with microseconds."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 class Elector:
-    """Runs one Election for ever and keeps the fence where it says."""
+    """Runs one Election and keeps the fence in step with it."""
 
     def __init__(
         self,
@@ -106,7 +105,7 @@ class Elector:
     ) -> None:
         self._store, self._election, self._fence, self._clock, self._wall = store, election, fence, clock, wall
         self._changed = asyncio.Event()
-        self._told = ""
+        self._logged_problem = ""
         fence.close()
 
     @property
@@ -115,75 +114,75 @@ class Elector:
 
     @property
     def term(self) -> int:
-        """How often this replica began to lead."""
+        """How many times this replica became leader."""
         return self._election.term
 
     async def run(self) -> None:
-        """Compete for ever."""
+        """Compete for the Lease until cancelled."""
         while True:
             pause_seconds = await self.step()
             await asyncio.sleep(pause_seconds)
 
     async def step(self) -> float:
-        """Do what is to be done now; seconds until there is something to do again."""
+        """Take the step that is due now. Return the seconds until the next one."""
         now = self._clock()
         step = self._election.next(now, self._wall())
         if isinstance(step, Wait):
             return max(0.0, step.until - now)
         try:
-            if isinstance(step, Look):
-                self._election.saw(await self._store.read(), self._clock())
+            if isinstance(step, Read):
+                self._election.record_read(await self._store.read(), self._clock())
             else:
-                self._election.wrote(await self._store.write(step.record, step.version), now, self._clock())
-            self._tell("")
+                self._election.record_write(await self._store.write(step.record, step.version), now, self._clock())
+            self._log_problem("")
         except ApiError as error:
             if error.status == CONFLICT:
-                self._election.conflict(self._clock())
+                self._election.record_conflict(self._clock())
             else:
-                self._election.failed(self._clock())
-                self._tell(f"{error.status} {error.message}")
+                self._election.record_failure(self._clock())
+                self._log_problem(f"{error.status} {error.message}")
         except ApiUnreachable as error:
-            self._election.failed(self._clock())
-            self._tell(str(error))
+            self._election.record_failure(self._clock())
+            self._log_problem(str(error))
         self._move_fence()
         return 0.0
 
-    async def take_if_free(self) -> bool:
-        """Look once, and take the Lease if nobody holds it; whether this replica leads now."""
-        for _ in ("look", "take"):
+    async def acquire_if_free(self) -> bool:
+        """Read the Lease once, and acquire it if it is free. Return whether this replica leads now."""
+        for _ in ("read", "acquire"):
             await self.step()
             if self.leading or not self._election.free_now(self._clock()):
                 break
         return self.leading
 
-    async def leadership(self) -> int:
-        """Wait until this replica leads; the term."""
+    async def wait_until_leading(self) -> int:
+        """Wait until this replica leads. Return the term."""
         while not self.leading:
-            await self._news(None)
+            await self._wait_for_change(None)
         return self.term
 
-    async def lost(self, term: int) -> None:
-        """Wait until this term is over, also when it ends in silence."""
+    async def wait_until_lost(self, term: int) -> None:
+        """Wait until this term is over, also when it just expires."""
         while self.leading and self.term == term:
-            await self._news(self._election.write_until - self._clock())
+            await self._wait_for_change(self._election.write_until - self._clock())
 
     async def release(self) -> None:
-        """Give the Lease up, so that another takes over at once. Only when nothing of ours is still being written."""
+        """Release the Lease, so that another replica takes over at once. Only when none of our writes is in flight."""
         led = self.leading
         self._fence.close()
         if not led:
             return
         if not self._fence.quiet():
-            log.warning("the Lease is left to run out: a write got no answer yet")
+            log.warning("the Lease is not released but left to expire: a write got no answer yet")
             return
         try:
-            # What was under way when `run` was cancelled is not known: look first.
-            self._election.saw(await self._store.read(), self._clock())
+            # A request may have been in flight when `run` was cancelled: read first.
+            self._election.record_read(await self._store.read(), self._clock())
             if (step := self._election.release(self._wall())) is not None:
                 await self._store.write(step.record, step.version)
-                log.info("gave the Lease up")
+                log.info("released the Lease")
         except (ApiError, ApiUnreachable) as error:
-            log.warning("the Lease is left to run out: %s", error)
+            log.warning("the Lease is not released but left to expire: %s", error)
 
     def _move_fence(self) -> None:
         if self.leading:
@@ -193,13 +192,13 @@ class Elector:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _news(self, longest_seconds: float | None) -> None:
+    async def _wait_for_change(self, longest_seconds: float | None) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(longest_seconds):
                 await self._changed.wait()
 
-    def _tell(self, problem: str) -> None:
-        """Once, not at every try."""
-        if problem and problem != self._told:
+    def _log_problem(self, problem: str) -> None:
+        """Log a problem once, not at every try."""
+        if problem and problem != self._logged_problem:
             log.warning("the Lease: %s", problem)
-        self._told = problem
+        self._logged_problem = problem

@@ -58,21 +58,21 @@ def aged(report: PodReport, seconds: float) -> PodReport:
 
 def read_boot_report(body: object) -> BootReport | None:
     """The report in the body of `/ready`; None when it is none."""
-    told = _mapping(body)
-    phase = told.get("phase")
+    report = _mapping(body)
+    phase = report.get("phase")
     if not isinstance(phase, str) or not _PHASE.fullmatch(phase):
         return None
     seconds = {
         str(name): found
-        for name, value in list(_mapping(told.get("boot_seconds")).items())[:_MOST_PHASES]
+        for name, value in list(_mapping(report.get("boot_seconds")).items())[:_MOST_PHASES]
         if (found := _seconds(value)) is not None
     }
-    memory = _mapping(told.get("memory"))
+    memory = _mapping(report.get("memory"))
     return BootReport(
         phase=phase,
         seconds=seconds,
-        eta_seconds=_seconds(told.get("eta_seconds")),
-        done_bytes=_count(_mapping(told.get("progress")).get("done_bytes")),
+        eta_seconds=_seconds(report.get("eta_seconds")),
+        done_bytes=_count(_mapping(report.get("progress")).get("done_bytes")),
         memory={key: found for key in MEMORY_KEYS if (found := _count(memory.get(key))) is not None},
     )
 

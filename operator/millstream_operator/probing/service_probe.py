@@ -99,11 +99,11 @@ class ProxyAccess:
         return f"/api/v1/namespaces/{owner.metadata.namespace}/services/{owner.name}:{HTTP_PORT_NAME}/proxy{path}"
 
 
-async def ask(access: ServiceAccess, owner: LLMDeployment, revision: Revision) -> Answer:
+async def probe_service(access: ServiceAccess, owner: LLMDeployment, revision: Revision) -> Answer:
     """One question about readiness, one generated token. Never raises: what went wrong is in the answer."""
     try:
-        told = await access.get(owner, "/ready", READY_TIMEOUT_SECONDS)
-        if (problem := _not_the_wanted_one(told, owner, revision)) is not None:
+        body = await access.get(owner, "/ready", READY_TIMEOUT_SECONDS)
+        if (problem := _wrong_answer(body, owner, revision)) is not None:
             return Answer(failure=problem)
         served_name = revision.served_name or owner.served_name
         question = {"model": served_name, "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
@@ -117,12 +117,12 @@ async def ask(access: ServiceAccess, owner: LLMDeployment, revision: Revision) -
         )
     if not completion.get("choices") or completion.get("usage", {}).get("completion_tokens") != 1:
         return Answer(failure=Diagnosis(Reason.WRONG_ANSWER, "The Service answered, but not with a generated token."))
-    return Answer(boot=read_boot_report(told))
+    return Answer(boot=read_boot_report(body))
 
 
-def _not_the_wanted_one(told: dict[str, Any], owner: LLMDeployment, revision: Revision) -> Diagnosis | None:
+def _wrong_answer(body: dict[str, Any], owner: LLMDeployment, revision: Revision) -> Diagnosis | None:
     served_name = revision.served_name or owner.served_name
-    if told.get("config_hash") == revision.config_hash and told.get("model") == served_name:
+    if body.get("config_hash") == revision.config_hash and body.get("model") == served_name:
         return None
     return Diagnosis(
         Reason.WRONG_ANSWER,

@@ -4,8 +4,8 @@ The rules are those of client-go's rate-limited work queue. A key is handed out 
 meanwhile, it comes back when that worker is done. Added twice while waiting, it is due at the earlier time. After a
 failure it waits twice as long as before, with jitter, so that a thousand failing keys do not come back together.
 
-Beyond those, a key may be *patient*: once it is due, it lets others pass that were due up to so many seconds later.
-(controller-runtime has a priority queue to the same end. Patience is a priority that ends, so nothing can starve.)
+In addition, a key may have *patience*: keys that become due up to that many seconds later go first.
+(controller-runtime has a priority queue for the same purpose. Patience is a priority that ends, so no key starves.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LONGEST_DOUBLINGS = 20
 
 
 class _Place(NamedTuple):
-    """Of a key that waits: when it is due, and by which time it is ranked among those that are."""
+    """The place of a waiting key: when it is due, and its rank (a time) among the keys that are due."""
 
     due: float
     rank: float
@@ -40,7 +40,7 @@ class _Place(NamedTuple):
 class Schedule(Generic[Key]):
     """Times are seconds of any monotonic clock, given by the caller.
 
-    Both heaps hold outdated entries, too, skipped when met: a key's place is the one in `_waiting`.
+    Both heaps may hold outdated entries, which are skipped: a key's place is the one in `_waiting`.
     """
 
     jitter: random.Random = field(default_factory=random.Random)
@@ -53,7 +53,7 @@ class Schedule(Generic[Key]):
     _sequence: int = 0
 
     def add(self, key: Key, due: float, patience: float = 0.0) -> None:
-        """Have `key` worked on at `due`, or earlier where it already was to be; among the due, `patience` later."""
+        """Schedule `key` at `due`, or keep an earlier time that it has; among due keys, rank it `patience` later."""
         place = _Place(due, due + patience)
         waiting = self._again if key in self._running else self._waiting
         if (known := waiting.get(key)) is not None and (place := known.sooner(place)) == known:
@@ -64,7 +64,7 @@ class Schedule(Generic[Key]):
             heapq.heappush(self._later, (place.due, self._sequence, place, key))
 
     def pop(self, now: float) -> Key | None:
-        """Of the keys that are due the first by rank, marked as running; None when none is due."""
+        """Return the first due key by rank, marked as running; None when none is due."""
         self._make_ready(now)
         if not self._ready:
             return None
@@ -74,12 +74,12 @@ class Schedule(Generic[Key]):
         return key
 
     def next_is_urgent(self, now: float) -> bool:
-        """Would the next key be one without patience?"""
+        """Return whether the next key has no patience."""
         self._make_ready(now)
         return bool(self._ready) and self._ready[0][2].is_urgent
 
     def done(self, key: Key, now: float, *, failed: bool, at_least: float = 0.0, patience: float = 0.0) -> None:
-        """The worker has finished `key`. Failed, it comes back, patient, after its backoff, or `at_least` seconds."""
+        """Record that `key` is finished. A failed key comes back, with patience, after its backoff or `at_least`."""
         del self._running[key]
         again = self._again.pop(key, None)
         if failed:
@@ -91,17 +91,17 @@ class Schedule(Generic[Key]):
             self.add(key, max(again.due, now), again.rank - again.due)
 
     def backoff(self, failures: int) -> float:
-        """Seconds to wait after so many failures in a row: between half and all of the doubled time."""
+        """Return the seconds to wait after `failures` in a row: between half and all of the doubled time."""
         longest: float = FIRST_RETRY_SECONDS * 2 ** min(failures - 1, LONGEST_DOUBLINGS)
         return min(longest, LONGEST_RETRY_SECONDS) * self.jitter.uniform(0.5, 1.0)
 
     def clear(self) -> None:
-        """Forget what waits, and every failure. What is running finishes and does not come back."""
+        """Forget waiting keys and failures. Running keys finish and do not come back."""
         for waiting in (self._waiting, self._later, self._ready, self._again, self._failures):
             waiting.clear()
 
     def next_due(self) -> float | None:
-        """When the next key is due; a time that has passed where one is."""
+        """Return when the next key is due: a time in the past where one is due now."""
         for heap in (self._ready, self._later):
             self._drop_outdated(heap)
             if heap:
@@ -112,12 +112,12 @@ class Schedule(Generic[Key]):
         return max((now - since for since in self._running.values()), default=0.0)
 
     def count(self, now: float) -> dict[str, int]:
-        """Keys that are due and wait for a worker, that wait for their time, and that are worked on."""
+        """Count the keys that wait for a worker (due), that wait for their time (delayed), and that are running."""
         due = sum(place.due <= now for place in self._waiting.values())
         return {"due": due, "delayed": len(self._waiting) - due, "running": len(self._running)}
 
     def oldest_due_seconds(self, now: float) -> float:
-        """How long the key that has waited longest for a worker has been due."""
+        """Return how long the key that has waited longest for a worker has been due."""
         return max(0.0, now - min((place.due for place in self._waiting.values()), default=now))
 
     def __len__(self) -> int:

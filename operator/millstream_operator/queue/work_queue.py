@@ -1,7 +1,7 @@
 """The work queue: `Schedule` on the event loop's clock, with workers that wait for it.
 
-A replica that does not lead stands by: its queue takes nothing and hands nothing out. Whoever begins to lead adds
-every key anew, so nothing is missed.
+A replica that does not lead stands by: its queue takes and hands out no keys. A new leader adds every key again, so
+nothing is missed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from millstream_operator.queue.schedule import Schedule
 
 log = logging.getLogger(__name__)
 Key = TypeVar("Key")
-SOONEST_LOOK_SECONDS = 0.05
-# For so long at most, what can wait lets pass what cannot. Where nothing else is due, it is worked on at once.
+SHORTEST_REQUEUE_SECONDS = 0.05
+# The longest time for which a key that can wait is passed by others. Where no other is due, it does not wait.
 PATIENCE_SECONDS = 60.0
 
 
@@ -31,14 +31,14 @@ class RetryLater(Exception):
 
 
 class RequeueAfter(RetryLater):
-    """Raised by work that did all it can and waits for the world: somebody else's object, a Job, a claim.
+    """Raised by work that did all it can and waits for something else: another owner's object, a Job, a claim.
 
-    No failure: it comes back after the time it names, however often, and a real failure later begins at the first
-    backoff. Otherwise a conflict that nobody resolves would slow down everything else about its object.
+    Not a failure: the key comes back after this time, however often, and a real failure later begins at the first
+    backoff. Otherwise a conflict that is not resolved would slow down everything else about its object.
     """
 
     def __init__(self, message: str, after_seconds: float) -> None:
-        super().__init__(message, max(after_seconds, SOONEST_LOOK_SECONDS))
+        super().__init__(message, max(after_seconds, SHORTEST_REQUEUE_SECONDS))
 
 
 class Result(StrEnum):
@@ -47,13 +47,13 @@ class Result(StrEnum):
     DONE = "done"
     RETRY = "retry"  # not finished yet; comes back
     ERROR = "error"  # a bug; comes back
-    NOT_LEADER = "not_leader"  # somebody else will do it
+    NOT_LEADER = "not_leader"  # the leader will do it
 
 
 class WorkQueue(Generic[Key]):
-    """De-duplicating and delaying; one worker a key. For use within one event loop.
+    """De-duplicates and delays keys; one worker per key. For use within one event loop.
 
-    `observe` is told how each piece of work ended, and its seconds.
+    `observe` is called with how each piece of work ended, and its seconds.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class WorkQueue(Generic[Key]):
         self._changed = asyncio.Event()
 
     def add(self, key: Key, after_seconds: float = 0.0, *, can_wait: bool = False) -> None:
-        """Have the key worked on, behind what cannot wait if it can; does nothing while standing by."""
+        """Add a key, behind those that cannot wait if `can_wait`. Does nothing while standing by."""
         if not self._standing_by:
             self.schedule.add(key, self._now() + after_seconds, PATIENCE_SECONDS if can_wait else 0.0)
             self._changed.set()
 
     def stand_by(self) -> None:
-        """Forget what waits and take nothing. What is being worked on goes on, as far as the fence lets it."""
+        """Forget waiting keys and take none. Running work continues, as far as the fence allows."""
         self._standing_by = True
         self.schedule.clear()
 
@@ -82,17 +82,17 @@ class WorkQueue(Generic[Key]):
         self._standing_by = False
 
     async def run(self, work: Callable[[Key], Awaitable[None]], workers: int) -> None:
-        """Work for ever with so many workers. An exception of `work` is a retry, never the end."""
+        """Run `workers` workers until cancelled. An exception of `work` leads to a retry and never ends a worker."""
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
                 group.create_task(self._worker(work))
 
     def count(self) -> dict[str, int]:
-        """Keys by state: due, delayed, running."""
+        """Count keys by state: due, delayed, running."""
         return self.schedule.count(self._now())
 
     def has_urgent(self) -> bool:
-        """Does a key that cannot wait wait for a worker, and would be the next?"""
+        """Return whether the next key is one that cannot wait."""
         return self.schedule.next_is_urgent(self._now())
 
     def oldest_due_seconds(self) -> float:
@@ -105,29 +105,29 @@ class WorkQueue(Generic[Key]):
         while True:
             key = await self._next()
             began, result, at_least_seconds = self._now(), Result.ERROR, 0.0
-            look_again_seconds = None
+            requeue_seconds = None
             try:
                 await work(key)
                 result = Result.DONE
             except RequeueAfter as reason:
-                result, look_again_seconds = Result.RETRY, reason.at_least_seconds
-                log.info("%s: looking again in %.0f s: %s", key, look_again_seconds, reason)
+                result, requeue_seconds = Result.RETRY, reason.at_least_seconds
+                log.info("%s: requeued after %.0f s: %s", key, requeue_seconds, reason)
             except RetryLater as reason:
                 result, at_least_seconds = Result.RETRY, reason.at_least_seconds
                 log.info("%s: trying again: %s", key, reason)
             except NotLeader as reason:
                 result = Result.NOT_LEADER
-                log.info("%s: left to whoever leads: %s", key, reason)
+                log.info("%s: left to the leader: %s", key, reason)
             except Exception:  # one object's bug must not stop the others
                 log.exception("%s: failed", key)
             finally:
-                failed = result in (Result.RETRY, Result.ERROR) and look_again_seconds is None
+                failed = result in (Result.RETRY, Result.ERROR) and requeue_seconds is None
                 failed = failed and not self._standing_by
                 self.schedule.done(
                     key, self._now(), failed=failed, at_least=at_least_seconds, patience=PATIENCE_SECONDS
                 )
-                if look_again_seconds is not None:
-                    self.add(key, look_again_seconds, can_wait=True)
+                if requeue_seconds is not None:
+                    self.add(key, requeue_seconds, can_wait=True)
                 self._observe(result, self._now() - began)
                 self._changed.set()
 

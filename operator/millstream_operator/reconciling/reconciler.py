@@ -18,8 +18,8 @@ from typing import Any
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import ManifestError, parse
 from millstream_operator.children.children import Children, controller_uid, namespace_is_terminating
-from millstream_operator.children.claims import Claims
-from millstream_operator.children.companions import CompanionInput, Companions, CompanionsOf, ServedKinds
+from millstream_operator.children.companions import CompanionApplier, CompanionInput, CompanionResult, ServedKinds
+from millstream_operator.children.volume_checks import VolumeChecks
 from millstream_operator.diagnosis import conditions
 from millstream_operator.diagnosis.conditions import find
 from millstream_operator.diagnosis.diagnosis import Diagnosis
@@ -28,10 +28,10 @@ from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.facts import restored_status
 from millstream_operator.facts.cluster_facts import FactsSource, NoFacts
 from millstream_operator.facts.inspector import Inspector
-from millstream_operator.facts.restored_status import Later, RestoredStatus, StatusRestorer
+from millstream_operator.facts.restored_status import EnqueueAfter, RestoredStatus, StatusRestorer
 from millstream_operator.facts.shared_inspections import SharedInspections
 from millstream_operator.kube.client import ApiError, ApiUnreachable, ClusterClient
-from millstream_operator.kube.event_queue import EventWriter, Publisher
+from millstream_operator.kube.event_queue import EventPublisher, EventWriter
 from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.kube.kinds import (
     CONFIG_MAP,
@@ -45,7 +45,7 @@ from millstream_operator.kube.kinds import (
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.probing.answer import Answer
 from millstream_operator.probing.pod_reports import NoPodAccess, PodReports
-from millstream_operator.probing.service_probe import ServiceAccess, ask
+from millstream_operator.probing.service_probe import ServiceAccess, probe_service
 from millstream_operator.queue.work_queue import RequeueAfter, RetryLater
 from millstream_operator.rendering.companions import CompanionDefaults
 from millstream_operator.rendering.inspection_record import kept_inspections
@@ -105,8 +105,8 @@ class Reconciler:
         reports: PodReports | None = None,
         spare: SpareGPUs = spare_unknown,
         facts: FactsSource | None = None,
-        later: Later | None = None,
-        news: Publisher | None = None,
+        later: EnqueueAfter | None = None,
+        news: EventPublisher | None = None,
         busy: Callable[[], bool] = lambda: False,
     ) -> None:
         self._client, self._index, self._access, self._now = client, index, access, now
@@ -117,13 +117,13 @@ class Reconciler:
         self._busy = busy
         self._beliefs = StatusRestorer(later)
         self._children = Children(client, index)
-        self._claims = Claims(client, index)
+        self._claims = VolumeChecks(client, index)
         self._shared = SharedInspections(lambda key: later(key, 0.0) if later is not None else None)
         self._inspector = Inspector(
             self._children, index, defaults.plan, defaults.pods, lambda: self._now(), self._shared
         )
         self._reports = reports or PodReports(NoPodAccess(), lambda _key: None, time.monotonic)
-        self._companions = CompanionsOf(self._children, served, defaults.companions)
+        self._companions = CompanionApplier(self._children, served, defaults.companions)
         # By owner's uid: which revision and pods were asked, and what came of it.
         self._answers: dict[str, tuple[object, Answer]] = {}
         self._unanswered: dict[str, int] = {}  # failures in a row
@@ -150,8 +150,8 @@ class Reconciler:
         except ManifestError as error:
             await self._write_invalid(manifest, Diagnosis(Reason.INVALID_SPEC, str(error)))
             return
-        records = self._children.own(owner, key, CONTROLLER_REVISION)
-        believed = self._beliefs.of(owner, key, self._status(key), self._index.children(key, POD))
+        records = self._children.list_owned(owner, key, CONTROLLER_REVISION)
+        believed = self._beliefs.restore(owner, key, self._status(key), self._index.children(key, POD))
         try:
             chosen = await self._choose(owner, key, records, believed)
         except PlanRefused as refused:
@@ -166,7 +166,7 @@ class Reconciler:
         if problem is None:
             await self._prune(owner, key, rollout, wanted)
         beside = await self._beside(owner, key, rollout.running, manifest)
-        workload = self._children.get(owner, key, DEPLOYMENT)
+        workload = self._children.get_owned(owner, key, DEPLOYMENT)
         pods = self._index.children(key, POD)
         answer = await self._answer(owner, rollout.running, workload, pods, believed) if problem is None else None
         if answer is not None and answer.failure is None:
@@ -192,7 +192,7 @@ class Reconciler:
         await self._write_status(owner, previous, status_of(seen, self._now()))
         self._come_back(seen, beside)
 
-    def _come_back(self, seen: Observation, beside: Companions) -> None:
+    def _come_back(self, seen: Observation, beside: CompanionResult) -> None:
         """Raise when, and for what, this one has to be looked at again though nothing may happen to it."""
         if seen.problem is not None:
             raise RequeueAfter(seen.problem.message, RECHECK_BLOCKER_SECONDS)
@@ -240,8 +240,8 @@ class Reconciler:
         return RolloutInput(
             owner,
             pin,
-            self._children.own(owner, key, CONTROLLER_REVISION),
-            self._children.get(owner, key, DEPLOYMENT),
+            self._children.list_owned(owner, key, CONTROLLER_REVISION),
+            self._children.get_owned(owner, key, DEPLOYMENT),
             self._index.children(key, POD),
             self._status(key).get("decisions") or (),
             self._spare(owner, pin.revision),
@@ -284,15 +284,17 @@ class Reconciler:
         kept = [record for record in scene.records if record["metadata"]["name"] not in names]
         applied = {(one["kind"], one["metadata"]["name"]) for one in wanted}
         maps = needed_maps(owner.name, kept, scene.pods)
-        maps |= kept_inspections(self._children.own(owner, key, CONFIG_MAP))
+        maps |= kept_inspections(self._children.list_owned(owner, key, CONFIG_MAP))
         for kind in OWNED:
-            mine = self._children.own(owner, key, kind)
+            mine = self._children.list_owned(owner, key, kind)
             to_delete = prunable(kind, mine, applied, names, maps)
             if kind is PERSISTENT_VOLUME_CLAIM:
                 to_delete = unmounted(to_delete, scene.workload, scene.pods)
             await self._children.delete(owner, to_delete)
 
-    async def _beside(self, owner: LLMDeployment, key: OwnerKey, pin: PinnedRevision, manifest: Manifest) -> Companions:
+    async def _beside(
+        self, owner: LLMDeployment, key: OwnerKey, pin: PinnedRevision, manifest: Manifest
+    ) -> CompanionResult:
         previous = (manifest.get("status") or {}).get("conditions") or ()
         return await self._companions.apply_all(CompanionInput(owner, key, pin.revision.plan, previous))
 
@@ -318,7 +320,7 @@ class Reconciler:
             return known[1]
         if known is None and believed is not None and believed.answered == pin.revision.name:
             return Answer()
-        answer = await ask(self._access, owner, pin.revision)
+        answer = await probe_service(self._access, owner, pin.revision)
         self._answers[uid] = (asked, answer)
         if answer.failure is None:
             self._unanswered.pop(uid, None)
@@ -327,7 +329,7 @@ class Reconciler:
         if self._unanswered[uid] > PATIENCE:
             return answer
         # One question that is lost is no news of a model that served before: it stays Ready until it is sure.
-        before = restored_status.believed(owner, self._status(key), pods)
+        before = restored_status.read_restored_status(owner, self._status(key), pods)
         return Answer() if before is not None and before.answered == pin.revision.name else None
 
     # Status
@@ -356,7 +358,7 @@ class Reconciler:
         manifest: Manifest,
         problem: Diagnosis,
         plan: Manifest | None = None,
-        beside: Companions | None = None,
+        beside: CompanionResult | None = None,
     ) -> None:
         metadata, previous = manifest["metadata"], manifest.get("status") or {}
         told = beside.conditions if beside is not None else None

@@ -6,7 +6,7 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.status import AppliedStrategy
-from millstream_operator.planning.planner import drain_timeout_seconds, progress_deadline_seconds
+from millstream_operator.planning.timeouts import drain_timeout_seconds, progress_deadline_seconds
 from millstream_operator.rendering.names import child, selector_labels
 
 REVISION_HISTORY_LIMIT = 2  # ReplicaSets; what to roll back to is the ControllerRevisions' business

@@ -23,8 +23,8 @@ from millstream_operator.rendering.revision_marks import Marks
 from millstream_operator.rendering.runtime_config import boot_config
 
 HASH_LENGTH = 10
-# Of `data`; raise it when its keys change their meaning. 1 told the pod its configuration by flags; 2 has `boot`, which
-# becomes a ConfigMap. Both are read: a record of format 1 goes on running as it was rendered.
+# Of `data`; raise it when its keys change their meaning. Format 1 passes the configuration as flags; format 2 has
+# `boot`, which becomes a ConfigMap. Both are read: a record of format 1 keeps running as it was rendered.
 FORMAT_WITH_FLAGS, FORMAT = 1, 2
 
 
@@ -44,13 +44,13 @@ class Revision:
 
     @property
     def served_name(self) -> str | None:
-        """The model's name in requests, as it was pinned; None where only flags tell it."""
+        """The model's name in requests, as it was pinned; None for format 1, where only the flags hold it."""
         return self.boot["served_model_name"] if self.boot is not None else None
 
     def data(self) -> dict[str, Any]:
-        told = {"format": FORMAT_WITH_FLAGS} if self.boot is None else {"format": FORMAT, "boot": self.boot}
+        boot = {"format": FORMAT_WITH_FLAGS} if self.boot is None else {"format": FORMAT, "boot": self.boot}
         return {
-            **told,
+            **boot,
             "inputHash": self.input_hash,
             "configHash": self.config_hash,
             "image": self.image,

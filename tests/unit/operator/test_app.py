@@ -135,10 +135,10 @@ async def test_kinds_that_appear_concern_everybody() -> None:
     one.client = one.listings.client = FakeClusterClient(cluster)
     await one.listings.resync()
     one.queue.schedule.clear()
-    await one.listings.look()
+    await one.listings.discover()
     assert one.queue.schedule.pop(float("inf")) is None, "no news"
     cluster.installed.add(POD_MONITOR)
-    await one.listings.look()
+    await one.listings.discover()
     assert one.queue.schedule.pop(float("inf")) == DEMO
 
 
@@ -148,7 +148,7 @@ async def test_a_kind_that_is_listed_and_not_watched_is_no_proof_of_a_dead_watch
     metadata = {"name": "demo", "namespace": "team", "labels": {"millstream.dev/deployment": "demo"}}
     cluster.put({"apiVersion": POD_MONITOR.api_version, "kind": "PodMonitor", "metadata": metadata, "spec": {}})
     one.client = one.listings.client = FakeClusterClient(cluster)
-    await one.listings.look()
+    await one.listings.discover()
     assert one.index.get(POD_MONITOR, "team", "demo") is not None
     assert one.freshness.overdue(float("inf")) == []
 

@@ -12,15 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from millstream_operator.planning.choices.candidates import (
-    Candidate,
-    Outcome,
-    Problem,
-    Question,
-    Stage,
-    candidates,
-    evaluate,
-)
+from millstream_operator.planning.choices.candidates import Candidate, Question, candidates
+from millstream_operator.planning.choices.evaluation import evaluate
+from millstream_operator.planning.choices.outcome import Outcome, Problem, Stage
 from millstream_operator.planning.plan import MAX_REJECTED, Rejected
 
 MAX_KNOWN = 256  # choices that are remembered, some kilobytes each

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream_operator.api.llmdeployment import LLMDeployment
-from millstream_operator.planning.choices.candidates import Outcome
+from millstream_operator.planning.choices.outcome import Outcome
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import Plan, PlanReason
 from millstream_operator.planning.resolved_spec import resolve_spec

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from millstream_operator.inventory.node_kinds import Inventory
-from millstream_operator.planning.choices.candidates import Outcome
+from millstream_operator.planning.choices.outcome import Outcome
 from millstream_operator.planning.choices.placement import Choice, NoPlacement
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import PlanReason

@@ -9,7 +9,7 @@ overhead planned, 5.5 used).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from millstream_operator.catalog.gpu import GpuPart
 from millstream_operator.catalog.model_shape import ModelShape
@@ -52,10 +52,6 @@ class MemoryLedger:
             "kvCacheBytes": self.kv_cache_bytes,
             "headroomBytes": self.headroom_bytes,
         }
-
-    def parts_bytes(self) -> int:
-        """The sum of all parts: equal to `usable_bytes`, always."""
-        return sum(getattr(self, field.name) for field in fields(self) if field.name != "usable_bytes")
 
 
 def gpu_ledger(

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from millstream_operator.catalog.config_fields import ConfigError
-from millstream_operator.catalog.known_models import known_repositories, known_shape
+from millstream_operator.catalog.known_models import known_shape
 from millstream_operator.catalog.read_shape import read_shape, read_shape_file
+from tests.support.known_models import known_repositories
 
 CONFIGS = Path(__file__).resolve().parents[3] / "data" / "model_configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))

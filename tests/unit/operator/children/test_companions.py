@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from millstream_operator.children.children import Children
-from millstream_operator.children.companions import CompanionInput, CompanionsOf
+from millstream_operator.children.companions import CompanionApplier, CompanionInput
 from millstream_operator.diagnosis.conditions import find
 from millstream_operator.kube.client import ApiError
 from millstream_operator.kube.index import OwnerKey
@@ -265,7 +265,7 @@ async def test_more_replicas_than_the_budget_pays_for_are_not_asked_for() -> Non
     plan = {"replicas": 2, "cost": {"monthlyUSD": 2000}}
     operator.index.put(LLM_DEPLOYMENT, operator.cluster.the(LLM_DEPLOYMENT))
     children = Children(operator.client, operator.index)
-    companions = CompanionsOf(children, operator.optional, PROMETHEUS)
+    companions = CompanionApplier(children, operator.optional, PROMETHEUS)
     found = await companions.apply_all(CompanionInput(operator.owner(), OwnerKey("team", "demo"), plan))
     (autoscaled,) = found.conditions
     assert (autoscaled.type, autoscaled.status, autoscaled.reason) == ("Autoscaled", False, "BudgetExceeded")
@@ -284,7 +284,7 @@ def hpa_says(operator: FakeOperator, *conditions: tuple[str, str, str, str]) -> 
 ABLE = ("AbleToScale", "True", "SucceededGetScale", "")
 NO_ADAPTER = "unable to fetch metrics from custom metrics API: no custom metrics API registered"
 SAID_BY_AN_HPA: dict[str, tuple[list[tuple[str, str, str, str]], tuple[str, str], str]] = {
-    "nothing yet": ([], ("Unknown", "AutoscalerStarting"), "not spoken"),
+    "nothing yet": ([], ("Unknown", "AutoscalerStarting"), "no conditions yet"),
     "it works": ([ABLE, ("ScalingActive", "True", "ValidMetricFound", "")], ("True", "Autoscaling"), "1 to 4 replicas"),
     "no adapter": (
         [ABLE, ("ScalingActive", "False", "FailedGetPodsMetric", NO_ADAPTER)],

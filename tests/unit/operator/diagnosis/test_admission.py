@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream_operator.diagnosis.admission import not_admitted, pods_not_created
+from millstream_operator.diagnosis.admission import admission_refusal, pods_not_created
 from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON, Reason
 
 # name: (message of ReplicaFailure, reason, words)
@@ -13,10 +13,10 @@ REFUSED: dict[str, tuple[str, Reason, str]] = {
         'pods "demo-1-x" is forbidden: exceeded quota: gpus, requested: pods=1,requests.nvidia.com/gpu=4, used: '
         "pods=3,requests.nvidia.com/gpu=0, limited: pods=3,requests.nvidia.com/gpu=2",
         Reason.QUOTA_EXCEEDED,
-        "The ResourceQuota gpus leaves no room for the pods (pods: 1 more asked for, 3 of 3 used; "
-        "requests.nvidia.com/gpu: 4 more asked for, 0 of 2 used).",
+        "The ResourceQuota gpus does not allow the pods (pods: 1 more requested, 3 of 3 used; "
+        "requests.nvidia.com/gpu: 4 more requested, 0 of 2 used).",
     ),
-    "quota in other words": ("exceeded quota: gpus", Reason.QUOTA_EXCEEDED, "leaves no room for the pods: exceeded"),
+    "quota in other words": ("exceeded quota: gpus", Reason.QUOTA_EXCEEDED, "does not allow the pods: exceeded"),
     "quota that wants limits": (
         'pods "demo-1-x" is forbidden: failed quota: cpus: must specify limits.cpu for: runtime',
         Reason.ADMISSION_DENIED,
@@ -70,14 +70,14 @@ def test_pods_that_are_not_let_in_are_told_by_who_refuses(name: str) -> None:
 
 
 def test_a_child_is_refused_in_the_same_words() -> None:
-    found = not_admitted(REFUSED["policy"][0], "Deployment demo")
+    found = admission_refusal(REFUSED["policy"][0], "Deployment demo")
     assert found is not None
     assert found.message == "The ValidatingAdmissionPolicy owners (binding all) denies the Deployment demo: no owner."
 
 
 def test_what_is_no_admission_is_not_taken_for_one() -> None:
-    assert not_admitted('Operation cannot be fulfilled on resourcequotas "gpus"', "Deployment demo") is None
-    assert not_admitted("spec.replicas: Invalid value", "Deployment demo") is None
+    assert admission_refusal('Operation cannot be fulfilled on resourcequotas "gpus"', "Deployment demo") is None
+    assert admission_refusal("spec.replicas: Invalid value", "Deployment demo") is None
 
 
 def test_our_own_missing_service_account_passes_in_a_moment() -> None:

@@ -66,7 +66,7 @@ SAID: dict[str, tuple[str, Reason, str]] = {
     "a claim on its way out": (
         '0/3 nodes are available: persistentvolumeclaim "weights" is being deleted. preemption: x',
         Reason.VOLUME_PENDING,
-        "The PersistentVolumeClaim weights is being deleted: make another one, or name another claim.",
+        "The PersistentVolumeClaim weights is being deleted: create another one, or name another claim.",
     ),
     "a claim of a lost volume": (
         '0/3 nodes are available: persistentvolumeclaim "weights" bound to non-existent persistentvolume "pv-1".',
@@ -76,7 +76,7 @@ SAID: dict[str, tuple[str, Reason, str]] = {
     "an unbound claim": (
         "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims. preemption: 0/3 nodes.",
         Reason.VOLUME_PENDING,
-        "The PersistentVolumeClaim weights is not bound to a volume; `kubectl describe pvc` tells why (no "
+        "The PersistentVolumeClaim weights is not bound to a volume; `kubectl describe pvc` says why (no "
         "StorageClass, a provisioner that fails, no volume that fits).",
     ),
     "a volume elsewhere": (

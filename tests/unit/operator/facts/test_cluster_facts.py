@@ -9,7 +9,7 @@ import pytest
 from millstream_operator.api.load import parse
 from millstream_operator.catalog.gpu import load_catalog
 from millstream_operator.catalog.known_models import known_shape
-from millstream_operator.facts.cluster_facts import FactsBook, shape_from_catalogue
+from millstream_operator.facts.cluster_facts import ClusterFacts, shape_from_catalogue
 from millstream_operator.facts.gpu_watch import read_pod
 from millstream_operator.inventory.nodes import read_node
 from millstream_operator.kube.index import Index
@@ -29,8 +29,8 @@ class Cluster:
     """An index, its book, and plans made from them: what the reconciler does, without its writes."""
 
     def __init__(self, *nodes: Manifest) -> None:
-        self.index = Index(changed=lambda kind, found: self.book.changed(kind, found))
-        self.book = FactsBook(self.index)
+        self.index = Index(on_change=lambda kind, found: self.book.changed(kind, found))
+        self.book = ClusterFacts(self.index)
         self.book.problem = None
         self.book.replace_nodes(filter(None, map(read_node, nodes)))
         self.pinning = Pinning(self.book, PlanDefaults("registry.example.com/runtime:1"), PodDefaults())
@@ -152,17 +152,17 @@ def test_a_gpu_is_spare_where_one_more_pod_would_find_its_gpus() -> None:
     owner = parse(cluster.store("d"))
     (record,) = cluster.index.all(CONTROLLER_REVISION)
     revision = cluster.pinning.choose(owner, [record]).pin.revision
-    assert cluster.book.spare(owner, revision) is True, "nothing runs yet"
+    assert cluster.book.has_spare_gpus(owner, revision) is True, "nothing runs yet"
     pod = gpu_pod("p", "a")
     pod["metadata"] |= {"uid": "p", "labels": record["metadata"]["labels"]}
     cluster.book.put_pod("p", read_pod(pod))
-    assert cluster.book.spare(owner, revision) is False, "the only one is its own"
+    assert cluster.book.has_spare_gpus(owner, revision) is False, "the only one is its own"
     cluster.book.put_node("b", read_node(gpu_node("b", L4, 8)))
-    assert cluster.book.spare(owner, revision) is False, "its pods would not go there"
+    assert cluster.book.has_spare_gpus(owner, revision) is False, "its pods would not go there"
     cluster.book.put_node("c", read_node(gpu_node("c", T4, 1)))
-    assert cluster.book.spare(owner, revision) is True
+    assert cluster.book.has_spare_gpus(owner, revision) is True
     cluster.book.problem = "unknown"
-    assert cluster.book.spare(owner, revision) is None
+    assert cluster.book.has_spare_gpus(owner, revision) is None
 
 
 # What is not known

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from millstream_operator.api.load import parse
 from millstream_operator.facts import gpu_watch
-from millstream_operator.facts.cluster_facts import FactsBook
+from millstream_operator.facts.cluster_facts import ClusterFacts
 from millstream_operator.facts.gpu_watch import GpuWatch
 from millstream_operator.kube.client import ApiError, ClusterClient
 from millstream_operator.kube.index import Index
@@ -34,7 +34,7 @@ class World:
     def __init__(self, server: FakeApiServer, url: str) -> None:
         self.server = server
         self.client = ClusterClient(lambda: kopf.ConnectionInfo(server=url))
-        self.book = FactsBook(Index())
+        self.book = ClusterFacts(Index())
         self.watch = GpuWatch(self.book)
 
     def free(self) -> int:
@@ -133,7 +133,7 @@ async def test_only_pods_that_hold_something_are_asked_for(world: World) -> None
 
 
 async def test_without_rights_there_is_a_problem_and_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    cluster, book = FakeCluster(), FactsBook(Index())
+    cluster, book = FakeCluster(), ClusterFacts(Index())
     cluster.put(gpu_node("a"))
     forbidden = ApiError(403, "Forbidden", "nodes is forbidden")
     watch = GpuWatch(book)
@@ -148,7 +148,7 @@ async def test_without_rights_there_is_a_problem_and_no_error(caplog: pytest.Log
 
 async def test_pods_that_may_not_be_seen_make_the_nodes_useless() -> None:
     """All GPUs would look free."""
-    cluster, book = FakeCluster(), FactsBook(Index())
+    cluster, book = FakeCluster(), ClusterFacts(Index())
     cluster.put(gpu_node("a"))
     forbidden = ApiError(403, "Forbidden", "pods is forbidden")
     await GpuWatch(book).list(FakeClusterClient(cluster, Fault(1, forbidden, writes_only=False)), 0.0)
@@ -156,7 +156,7 @@ async def test_pods_that_may_not_be_seen_make_the_nodes_useless() -> None:
 
 
 async def test_a_listing_is_not_made_again_at_every_resync() -> None:
-    cluster, watch = FakeCluster(), GpuWatch(FactsBook(Index()))
+    cluster, watch = FakeCluster(), GpuWatch(ClusterFacts(Index()))
     client = FakeClusterClient(cluster)
     await watch.list(client, 0.0)
     asked = len(client.requests)
@@ -167,7 +167,7 @@ async def test_a_listing_is_not_made_again_at_every_resync() -> None:
 
 
 async def test_an_operator_that_is_told_not_to_look_does_not() -> None:
-    book = FactsBook(Index())
+    book = ClusterFacts(Index())
     watch, client = GpuWatch(book, enabled=False), FakeClusterClient(FakeCluster())
     await watch.list(client, 0.0)
     await watch.run(client)

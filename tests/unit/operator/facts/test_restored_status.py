@@ -1,4 +1,4 @@
-"""After a restart a status is believed where it is about this spec and these pods, and found out about soon."""
+"""A restored status holds only for this spec and these pods, and is verified within a minute or so."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from millstream_operator.facts.restored_status import LATEST_SECONDS, SOONEST_SECONDS, StatusRestorer, believed
+from millstream_operator.facts.restored_status import (
+    LATEST_SECONDS,
+    SOONEST_SECONDS,
+    StatusRestorer,
+    read_restored_status,
+)
 from millstream_operator.kube.index import OwnerKey
 from millstream_operator.kube.kinds import DEPLOYMENT, LLM_DEPLOYMENT, POD, SERVICE
 from tests.support.fake_cluster import FakeCluster
@@ -120,12 +125,12 @@ async def test_what_was_told_of_an_outdated_plan_stays_until_it_is_looked_at() -
 
 
 async def test_whoever_never_was_ready_is_looked_at_as_ever() -> None:
-    beliefs = StatusRestorer(lambda _key, _seconds: pytest.fail("nothing to put off"))
-    assert beliefs.of(deployment(), KEY, {}, []) is None
+    restorer = StatusRestorer(lambda _key, _seconds: pytest.fail("nothing to put off"))
+    assert restorer.restore(deployment(), KEY, {}, []) is None
     status = (await served_for_long()).cluster.the(LLM_DEPLOYMENT)["status"]
-    assert believed(deployment(), status, []) is not None
+    assert read_restored_status(deployment(), status, []) is not None
     status["conditions"][0]["observedGeneration"] += 1
-    assert believed(deployment(), status, []) is None, "of another generation"
+    assert read_restored_status(deployment(), status, []) is None, "of another generation"
 
 
 async def test_one_lost_question_is_no_news_of_a_model_that_served() -> None:

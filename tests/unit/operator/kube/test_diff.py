@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from millstream_operator.kube.diff import APPLIED_ANNOTATION, Settled, holds, stamped
+from millstream_operator.kube.diff import APPLIED_ANNOTATION, LastApplied, matches, with_digest
 
 Manifest = dict[str, Any]
 
@@ -24,7 +24,7 @@ WANTED: Manifest = {
 
 def live(**changes: Any) -> Manifest:
     """What a server stores for WANTED: with its own fields, and `changes` by dotted path."""
-    stored = copy.deepcopy(stamped(WANTED))
+    stored = copy.deepcopy(with_digest(WANTED))
     stored["metadata"] |= {"uid": "u", "resourceVersion": "7", "managedFields": []}
     stored["spec"]["ports"][0]["protocol"] = "TCP"
     stored["spec"]["clusterIP"] = "10.0.0.1"
@@ -62,65 +62,65 @@ DIFFERENT: dict[str, Manifest] = {
 
 @pytest.mark.parametrize("name", SAME)
 def test_no_write_where_the_live_object_says_the_same(name: str) -> None:
-    assert holds(SAME[name], stamped(WANTED))
-    assert not Settled().needs_apply(SAME[name], stamped(WANTED))
+    assert matches(SAME[name], with_digest(WANTED))
+    assert not LastApplied().needs_apply(SAME[name], with_digest(WANTED))
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_a_write_where_it_says_something_else(name: str) -> None:
-    assert not holds(DIFFERENT[name], stamped(WANTED))
-    assert Settled().needs_apply(DIFFERENT[name], stamped(WANTED))
+    assert not matches(DIFFERENT[name], with_digest(WANTED))
+    assert LastApplied().needs_apply(DIFFERENT[name], with_digest(WANTED))
 
 
 def test_a_write_where_there_is_nothing() -> None:
-    assert Settled().needs_apply(None, stamped(WANTED))
+    assert LastApplied().needs_apply(None, with_digest(WANTED))
 
 
 @pytest.mark.parametrize("empty", [None, "", {}, []])
 def test_absent_and_empty_are_the_same(empty: Any) -> None:
     wanted = copy.deepcopy(WANTED)
     wanted["spec"]["nothing"] = empty
-    stored = copy.deepcopy(stamped(wanted))
+    stored = copy.deepcopy(with_digest(wanted))
     del stored["spec"]["nothing"]
-    assert holds(stored, stamped(wanted))
+    assert matches(stored, with_digest(wanted))
 
 
 def test_zero_and_false_are_not_absent() -> None:
     for value in (0, False):
         wanted = copy.deepcopy(WANTED)
         wanted["spec"]["value"] = value
-        stored = copy.deepcopy(stamped(wanted))
+        stored = copy.deepcopy(with_digest(wanted))
         del stored["spec"]["value"]
-        assert not holds(stored, stamped(wanted))
+        assert not matches(stored, with_digest(wanted))
 
 
 def test_a_field_that_is_no_longer_wanted_is_noticed_by_the_digest() -> None:
     """Nothing else could tell it from a field that another manager added."""
     less = copy.deepcopy(WANTED)
     del less["spec"]["replicas"]
-    assert Settled().needs_apply(live(), stamped(less))
+    assert LastApplied().needs_apply(live(), with_digest(less))
 
 
 def test_stamping_depends_on_content_alone_and_leaves_the_manifest_as_it_was() -> None:
     before = copy.deepcopy(WANTED)
-    assert stamped(WANTED) == stamped(dict(reversed(WANTED.items())))
+    assert with_digest(WANTED) == with_digest(dict(reversed(WANTED.items())))
     assert before == WANTED
     changed = copy.deepcopy(WANTED)
     changed["spec"]["replicas"] = 2
-    digest = stamped(changed)["metadata"]["annotations"][APPLIED_ANNOTATION]
-    assert digest != stamped(WANTED)["metadata"]["annotations"][APPLIED_ANNOTATION]
+    digest = with_digest(changed)["metadata"]["annotations"][APPLIED_ANNOTATION]
+    assert digest != with_digest(WANTED)["metadata"]["annotations"][APPLIED_ANNOTATION]
 
 
 def test_a_value_that_the_server_rewrites_is_written_once() -> None:
     """Say we send `1000m` and it stores `1`: that is our own doing, and no edit."""
-    settled, rewritten = Settled(), live(spec__replicas="1000m")
-    assert settled.needs_apply(rewritten, stamped(WANTED))
-    settled.applied(rewritten, stamped(WANTED))
-    assert not settled.needs_apply(rewritten, stamped(WANTED))
+    last_applied, rewritten = LastApplied(), live(spec__replicas="1000m")
+    assert last_applied.needs_apply(rewritten, with_digest(WANTED))
+    last_applied.applied(rewritten, with_digest(WANTED))
+    assert not last_applied.needs_apply(rewritten, with_digest(WANTED))
     edited = live(spec__replicas="2000m")
-    assert settled.needs_apply(edited, stamped(WANTED)), "an edit on top is still an edit"
+    assert last_applied.needs_apply(edited, with_digest(WANTED)), "an edit on top is still an edit"
     changed = copy.deepcopy(WANTED)
     changed["spec"]["args"] = ["serve"]
-    assert settled.needs_apply(rewritten, stamped(changed)), "and a new wish is still a wish"
-    settled.forget("u")
-    assert settled.needs_apply(rewritten, stamped(WANTED))
+    assert last_applied.needs_apply(rewritten, with_digest(changed)), "and a new wish is still a wish"
+    last_applied.forget("u")
+    assert last_applied.needs_apply(rewritten, with_digest(WANTED))

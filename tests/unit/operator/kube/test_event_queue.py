@@ -77,8 +77,8 @@ async def test_too_many_are_dropped_and_said_so(caplog: pytest.LogCaptureFixture
 
 
 async def test_work_goes_first_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_queue, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(event_queue, "LONGEST_LOOKS", 5)
+    monkeypatch.setattr(event_queue, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(event_queue, "MAX_POLLS", 5)
     server, looks = Server(), 0
 
     def busy() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millstream_operator.kube.index import Index, OwnerKey, interested
+from millstream_operator.kube.index import Index, OwnerKey, affected_owners
 from millstream_operator.kube.kinds import DEPLOYMENT, LLM_DEPLOYMENT, POD, SERVICE, WATCHED, label_selector
 
 Manifest = dict[str, Any]
@@ -81,12 +81,12 @@ def test_a_listing_forgets_what_is_gone_and_tells_whom_it_was_about() -> None:
 
 def test_a_change_concerns_its_label_and_its_owner() -> None:
     reference = {"kind": "LLMDeployment", "name": "owner", "uid": "x", "controller": True}
-    assert interested(SERVICE, child(1)) == {DEMO}
-    assert interested(SERVICE, child(1, ownerReferences=[reference])) == {DEMO, OwnerKey("team", "owner")}
-    assert interested(SERVICE, child(1, owner=None, ownerReferences=[reference])) == {OwnerKey("team", "owner")}
-    assert interested(SERVICE, child(1, owner=None)) == set()
-    assert interested(SERVICE, child(1, ownerReferences=[{**reference, "kind": "ReplicaSet"}])) == {DEMO}
-    assert interested(LLM_DEPLOYMENT, child(1, owner=None)) == {DEMO}
+    assert affected_owners(SERVICE, child(1)) == {DEMO}
+    assert affected_owners(SERVICE, child(1, ownerReferences=[reference])) == {DEMO, OwnerKey("team", "owner")}
+    assert affected_owners(SERVICE, child(1, owner=None, ownerReferences=[reference])) == {OwnerKey("team", "owner")}
+    assert affected_owners(SERVICE, child(1, owner=None)) == set()
+    assert affected_owners(SERVICE, child(1, ownerReferences=[{**reference, "kind": "ReplicaSet"}])) == {DEMO}
+    assert affected_owners(LLM_DEPLOYMENT, child(1, owner=None)) == {DEMO}
 
 
 def test_the_server_is_asked_for_our_own_objects_alone() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream_operator.kube.interning import Sharing
+from millstream_operator.kube.interning import ManifestInterner
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.sampled_from(["", "a", "b"]),
@@ -26,7 +26,7 @@ def exactly(value: Any) -> Any:
 
 @given(st.lists(JSON, max_size=12))
 def test_a_copy_says_what_the_original_says(values: list[Any]) -> None:
-    sharing = Sharing(generation=4)
+    sharing = ManifestInterner(generation=4)
     for value in values:
         before = copy.deepcopy(value)
         stored = sharing.copy({"metadata": {"name": "x"}, "spec": value})
@@ -34,7 +34,7 @@ def test_a_copy_says_what_the_original_says(values: list[Any]) -> None:
 
 
 def test_equal_parts_of_two_manifests_are_one() -> None:
-    sharing = Sharing()
+    sharing = ManifestInterner()
 
     def stored(name: str) -> dict[str, Any]:
         probe = {"httpGet": {"path": "/ready", "port": 8000}, "periodSeconds": 5}
@@ -46,7 +46,7 @@ def test_equal_parts_of_two_manifests_are_one() -> None:
 
 
 def test_the_table_does_not_grow_with_what_is_gone() -> None:
-    sharing = Sharing(generation=8)
+    sharing = ManifestInterner(generation=8)
     for number in range(1000):
         sharing.copy({"metadata": {}, "spec": {"number": number}})
     assert len(sharing._young) + len(sharing._old) <= 16

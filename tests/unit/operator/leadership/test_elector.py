@@ -186,25 +186,25 @@ async def test_somebody_elses_lease_is_not_released() -> None:
 async def test_a_lease_that_nobody_holds_is_taken_at_once_and_one_that_is_held_is_left_to_its_holder() -> None:
     world = World()
     (first, fence), (second, other) = world.elector("first"), world.elector("second")
-    assert await first.take_if_free()
+    assert await first.acquire_if_free()
     assert first.leading
     assert may_write(fence)
-    assert not await second.take_if_free()
+    assert not await second.acquire_if_free()
     assert not may_write(other)
     await first.release()
     third, _ = world.elector("third")
-    assert await third.take_if_free(), "given up: nobody need wait for it to run out"
+    assert await third.acquire_if_free(), "given up: nobody need wait for it to run out"
 
 
 async def test_waiters_wake_when_leadership_comes_and_when_it_goes() -> None:
     world = World()
     one, _ = world.elector("one")
-    came = asyncio.create_task(one.leadership())
+    came = asyncio.create_task(one.wait_until_leading())
     await asyncio.sleep(0)
     assert not came.done()
     await world.step(one)
     assert await came == 1
-    gone = asyncio.create_task(one.lost(1))
+    gone = asyncio.create_task(one.wait_until_lost(1))
     await asyncio.sleep(0)
     assert not gone.done()
     assert world.store.seen is not None
@@ -221,8 +221,8 @@ async def test_a_term_that_ended_unnoticed_is_over() -> None:
     world.clock.now += 30.0
     await world.step(one)
     assert one.leading
-    await asyncio.wait_for(one.lost(1), 5)
-    assert await one.leadership() == 2
+    await asyncio.wait_for(one.wait_until_lost(1), 5)
+    assert await one.wait_until_leading() == 2
 
 
 def test_each_process_has_an_identity_of_its_own() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from millstream_operator.leadership.election import Election, LeaseRecord, Look, ObservedLease, Timing, Wait, Write
+from millstream_operator.leadership.election import Election, LeaseRecord, ObservedLease, Read, Timing, Wait, Write
 
 WALL = "2026-01-01T00:00:00.000000Z"
 TIMING = Timing()
@@ -24,10 +24,10 @@ def held(by: str = "other", version: str = "1", **fields: object) -> ObservedLea
 def leader(now: float = 0.0) -> Election:
     """Leads since `now`, with the Lease at version 1."""
     one = election()
-    one.saw(None, now)
+    one.record_read(None, now)
     step = one.next(now, WALL)
     assert isinstance(step, Write)
-    one.wrote(ObservedLease(step.record, "1"), now, now)
+    one.record_write(ObservedLease(step.record, "1"), now, now)
     return one
 
 
@@ -56,12 +56,12 @@ def test_times_with_which_two_could_write_are_refused(times: dict[str, float]) -
 
 def test_the_first_one_looks_and_creates() -> None:
     one = election()
-    assert one.next(0.0, WALL) == Look()
-    one.saw(None, 1.0)
+    assert one.next(0.0, WALL) == Read()
+    one.record_read(None, 1.0)
     step = one.next(1.0, WALL)
     assert step == Write(LeaseRecord("me", 15, WALL, WALL, 0), None)
     assert not one.leading(1.0), "only what was answered counts"
-    one.wrote(ObservedLease(step.record, "1"), 1.0, 1.5)
+    one.record_write(ObservedLease(step.record, "1"), 1.0, 1.5)
     assert one.leading(1.5)
     assert (one.write_until, one.over_by, one.term) == (11.0, 15.0, 1)
 
@@ -69,13 +69,13 @@ def test_the_first_one_looks_and_creates() -> None:
 def test_a_held_lease_is_taken_when_it_has_not_changed_for_its_duration() -> None:
     """By our own clock: the record's own times lie, and nobody cares."""
     one = election()
-    one.saw(held(renew_time="1999-01-01T00:00:00Z"), 100.0)
+    one.record_read(held(renew_time="1999-01-01T00:00:00Z"), 100.0)
     now = 100.0
     while now < 115.0:
         step = one.next(now, WALL)
         assert not isinstance(step, Write)
-        if isinstance(step, Look):
-            one.saw(held(renew_time="1999-01-01T00:00:00Z"), now)
+        if isinstance(step, Read):
+            one.record_read(held(renew_time="1999-01-01T00:00:00Z"), now)
         else:
             assert now < step.until <= 115.0
             now = step.until
@@ -87,29 +87,29 @@ def test_a_held_lease_is_taken_when_it_has_not_changed_for_its_duration() -> Non
 def test_each_change_of_the_record_begins_the_wait_anew() -> None:
     one = election()
     for second in range(0, 100, 10):
-        one.saw(held(version=str(second)), float(second))
+        one.record_read(held(version=str(second)), float(second))
     assert not isinstance(one.next(104.9, WALL), Write)
-    one.saw(held(version="90"), 104.9)
+    one.record_read(held(version="90"), 104.9)
     assert isinstance(one.next(105.0, WALL), Write)
 
 
 def test_a_released_lease_is_taken_at_once_and_an_emptied_one_is_not() -> None:
     """Somebody who clears the holder by hand does not stop the holder."""
     one = election()
-    one.saw(held("", duration_seconds=1), 0.0)
+    one.record_read(held("", duration_seconds=1), 0.0)
     assert isinstance(one.next(0.0, WALL), Write)
     two = election()
-    two.saw(held(""), 0.0)
+    two.record_read(held(""), 0.0)
     assert not isinstance(two.next(1.0, WALL), Write)
     assert not isinstance(two.next(14.9, WALL), Write)
 
 
 def test_a_deleted_lease_is_not_free_before_the_old_one_has_run_out() -> None:
     one = election()
-    one.saw(held(), 0.0)
-    one.saw(None, 2.0)
+    one.record_read(held(), 0.0)
+    one.record_read(None, 2.0)
     assert not isinstance(one.next(14.9, WALL), Write)
-    one.saw(None, 15.0)
+    one.record_read(None, 15.0)
     step = one.next(15.0, WALL)
     assert isinstance(step, Write)
     assert step.version is None
@@ -117,8 +117,8 @@ def test_a_deleted_lease_is_not_free_before_the_old_one_has_run_out() -> None:
 
 def test_a_leader_whose_lease_is_deleted_creates_it_again() -> None:
     one = leader()
-    one.failed(2.0)
-    one.saw(None, 3.0)
+    one.record_failure(2.0)
+    one.record_read(None, 3.0)
     step = one.next(3.0, WALL)
     assert isinstance(step, Write)
     assert step.version is None
@@ -128,8 +128,8 @@ def test_a_leader_whose_lease_is_deleted_creates_it_again() -> None:
 @pytest.mark.parametrize(("told", "believed"), [(5, 15.0), (15, 15.0), (40, 40.0), (86_400, 60.0)])
 def test_a_longer_lease_is_respected_and_an_absurd_one_is_not(told: int, believed: float) -> None:
     one = election()
-    one.saw(held(duration_seconds=told), 0.0)
-    one.saw(held(duration_seconds=told), believed - 0.1)
+    one.record_read(held(duration_seconds=told), 0.0)
+    one.record_read(held(duration_seconds=told), believed - 0.1)
     assert not isinstance(one.next(believed - 0.1, WALL), Write)
     assert isinstance(one.next(believed, WALL), Write)
 
@@ -142,7 +142,7 @@ def test_a_leader_renews_long_before_its_deadline() -> None:
     renewal = one.next(step.until, "later")
     assert isinstance(renewal, Write)
     assert (renewal.record.renew_time, renewal.record.acquire_time, renewal.record.transitions) == ("later", WALL, 0)
-    one.wrote(ObservedLease(renewal.record, "2"), step.until, step.until + 0.1)
+    one.record_write(ObservedLease(renewal.record, "2"), step.until, step.until + 0.1)
     assert one.write_until == step.until + 10.0
     assert one.term == 1
 
@@ -155,10 +155,10 @@ def test_a_leader_stops_by_itself_at_its_deadline() -> None:
 
 def test_a_lost_answer_counts_for_nothing_until_it_was_looked_for_and_written_again() -> None:
     one = leader()
-    one.failed(5.0)
+    one.record_failure(5.0)
     assert isinstance(one.next(5.0, WALL), Wait)
-    assert one.next(6.0, WALL) == Look()
-    one.saw(held("me", version="2"), 6.2)
+    assert one.next(6.0, WALL) == Read()
+    one.record_read(held("me", version="2"), 6.2)
     assert one.write_until == 10.0, "the renewal that arrived after all is not counted"
     step = one.next(6.2, WALL)
     assert isinstance(step, Write)
@@ -167,25 +167,25 @@ def test_a_lost_answer_counts_for_nothing_until_it_was_looked_for_and_written_ag
 
 def test_who_sees_another_holder_stops_at_once() -> None:
     one = leader()
-    one.saw(held(version="2"), 3.0)
+    one.record_read(held(version="2"), 3.0)
     assert not one.leading(3.0)
     assert not isinstance(one.next(3.0, WALL), Write)
 
 
 def test_a_conflict_is_looked_into_at_once() -> None:
     one = leader()
-    one.conflict(3.0)
-    assert one.next(3.0, WALL) == Look()
+    one.record_conflict(3.0)
+    assert one.next(3.0, WALL) == Read()
 
 
 def test_who_was_cut_off_and_comes_back_first_begins_a_new_term() -> None:
     one = leader()
-    one.failed(9.0)
+    one.record_failure(9.0)
     assert not one.leading(20.0)
-    one.saw(held("me"), 20.0)
+    one.record_read(held("me"), 20.0)
     step = one.next(20.0, WALL)
     assert isinstance(step, Write)
-    one.wrote(ObservedLease(step.record, "2"), 20.0, 20.1)
+    one.record_write(ObservedLease(step.record, "2"), 20.0, 20.1)
     assert one.leading(20.1)
     assert one.term == 2, "another may have written meanwhile: everything is looked at again"
 
@@ -193,7 +193,7 @@ def test_who_was_cut_off_and_comes_back_first_begins_a_new_term() -> None:
 def test_a_write_that_changed_nothing_is_no_renewal() -> None:
     """With a wall clock that stands still the record would be the same, and nobody could have seen it renewed."""
     one = leader()
-    one.wrote(ObservedLease(LeaseRecord("me", 15, WALL, WALL, 0), "1"), 5.0, 5.1)
+    one.record_write(ObservedLease(LeaseRecord("me", 15, WALL, WALL, 0), "1"), 5.0, 5.1)
     assert one.write_until == 10.0
 
 

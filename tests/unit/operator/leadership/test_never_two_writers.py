@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from millstream_operator.leadership.election import Election, LeaseRecord, Look, ObservedLease, Timing, Wait, Write
+from millstream_operator.leadership.election import Election, LeaseRecord, ObservedLease, Read, Timing, Wait, Write
 
 TIMING = Timing()
 LONGEST_WRITE_SECONDS = 15.0
@@ -89,7 +89,7 @@ class Replica:
         else:
             self.ask(step, now)
 
-    def ask(self, step: Look | Write, sent: float) -> None:
+    def ask(self, step: Read | Write, sent: float) -> None:
         done: list[bool] = []
 
         def once(what: Callable[[], None]) -> Callable[[], None]:
@@ -102,13 +102,13 @@ class Replica:
             return run
 
         def arrive() -> None:  # at the server, also long after the client gave up
-            if isinstance(step, Look):
+            if isinstance(step, Read):
                 seen = self.world.lease
-                answer = lambda: self.election.saw(seen, self.clock())  # noqa: E731
+                answer = lambda: self.election.record_read(seen, self.clock())  # noqa: E731
             elif (written := self.world.write_lease(step.record, step.version)) is None:
-                answer = lambda: self.election.conflict(self.clock())  # noqa: E731
+                answer = lambda: self.election.record_conflict(self.clock())  # noqa: E731
             else:
-                answer = lambda: self.election.wrote(written, sent, self.clock())  # noqa: E731
+                answer = lambda: self.election.record_write(written, sent, self.clock())  # noqa: E731
             back = self.world.delay()
             if back < float("inf"):
                 self.world.at(self.world.now + back + self.world.pause(), once(answer))
@@ -116,7 +116,7 @@ class Replica:
         there = self.world.delay()
         if there < float("inf"):
             self.world.at(self.world.now + there, arrive)
-        self.after(TIMING.request_timeout_seconds, once(lambda: self.election.failed(self.clock())))
+        self.after(TIMING.request_timeout_seconds, once(lambda: self.election.record_failure(self.clock())))
 
     def write_something(self) -> None:
         """What the fence allows: to begin now, and to take as long as is left."""
@@ -159,8 +159,8 @@ def test_two_replicas_never_write_at_once(chunk: int) -> None:
 class CountsFromTheAnswer(Election):
     """The mistake of counting a renewal from when its answer came."""
 
-    def wrote(self, seen: ObservedLease, sent: float, now: float) -> None:
-        super().wrote(seen, now, now)
+    def record_write(self, seen: ObservedLease, sent: float, now: float) -> None:
+        super().record_write(seen, now, now)
 
 
 class TakesOverEarly(Election):
@@ -173,8 +173,8 @@ class TakesOverEarly(Election):
 class GoesOnAfterAFailure(Election):
     """The mistake of leading on while renewals fail."""
 
-    def failed(self, now: float) -> None:
-        super().failed(now)
+    def record_failure(self, now: float) -> None:
+        super().record_failure(now)
         if self.leading(now):
             self.write_until = now + self.timing.renew_deadline_seconds
 

@@ -15,8 +15,9 @@ from millstream_operator.diagnosis.plan_refused import PlanRefused
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import PlanDefaults
-from millstream_operator.planning.planner import decide, plan
+from millstream_operator.planning.planner import decide
 from millstream_operator.planning.requires import refusal
+from millstream_operator.planning.spec_plan import plan_from_spec
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rollout.revisions import choose
 from tests.unit.operator.planning.cases import CASES, FIRST_RUNTIME
@@ -180,10 +181,12 @@ def test_a_spec_that_contradicts_itself_is_one_sentence(spec: dict[str, Any], sa
 
 def test_without_facts_nothing_changed_for_what_worked_before() -> None:
     """The demo's plan, and one plain GPU, as they were before there was a catalogue."""
-    cpu = plan(parse(manifest(accelerator={"type": "CPU"}, engine={"maxModelLen": 4096, "maxNumSeqs": 16})), DEFAULTS)
+    cpu = plan_from_spec(
+        parse(manifest(accelerator={"type": "CPU"}, engine={"maxModelLen": 4096, "maxNumSeqs": 16})), DEFAULTS
+    )
     assert (cpu.summary, cpu.engine.max_num_batched_tokens, cpu.engine.max_num_seqs) == ("CPU TP1 None", 2048, 16)
     assert (cpu.resources.requests, cpu.resources.limits) == ({"cpu": "250m", "memory": "1Gi"}, {"memory": "4Gi"})
-    gpu = plan(parse(manifest()), DEFAULTS)
+    gpu = plan_from_spec(parse(manifest()), DEFAULTS)
     assert (gpu.summary, gpu.gpus_per_replica, gpu.requires) == ("1×GPU TP1 None", 1, ())
     assert gpu.engine.as_dict() == {
         "maxNumBatchedTokens": 2048,

@@ -8,9 +8,9 @@ import pytest
 
 from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.planning.plan import PlanDefaults
-from millstream_operator.planning.planner import plan
 from millstream_operator.planning.restart_fields import input_hash
 from millstream_operator.planning.scaling_cost import at_most, over_budget, planned_with_scaling_cost, with_scaling_cost
+from millstream_operator.planning.spec_plan import plan_from_spec
 from tests.support.llmdeployments import deployment
 
 # Two replicas at $1,000 a month each.
@@ -68,5 +68,5 @@ def test_more_replicas_make_no_new_plan() -> None:
 
 def test_a_plan_without_a_price_is_shown_as_it_is() -> None:
     owner = deployment(autoscaling={"maxReplicas": 8})
-    made = plan(owner, PlanDefaults("registry/runtime:1"))
+    made = plan_from_spec(owner, PlanDefaults("registry/runtime:1"))
     assert planned_with_scaling_cost(made, owner.spec) is made

@@ -10,7 +10,7 @@ from millstream.arguments import CommandLineParser
 from millstream.source_arguments import add_source_arguments
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import PlanDefaults
-from millstream_operator.planning.planner import plan
+from millstream_operator.planning.spec_plan import plan_from_spec
 from millstream_operator.rendering.model_cache import model_cache
 from millstream_operator.rendering.network_policy import network_policy
 from millstream_operator.rendering.pod_defaults import PodDefaults
@@ -28,7 +28,9 @@ def pod(
     source: dict[str, Any], facts: Facts | None = None, cache: dict[str, Any] | None = None, **spec: Any
 ) -> dict[str, Any]:
     owner = deployment(model={"source": source} | ({"cache": cache} if cache else {}), **spec)
-    found: dict[str, Any] = pod_template(owner, plan(owner, PlanDefaults("runtime:1"), facts), PodDefaults())["spec"]
+    found: dict[str, Any] = pod_template(owner, plan_from_spec(owner, PlanDefaults("runtime:1"), facts), PodDefaults())[
+        "spec"
+    ]
     return found
 
 
@@ -38,7 +40,7 @@ def hub(**fields: Any) -> dict[str, Any]:
 
 def served_folder(source: dict[str, Any], facts: Facts | None = None, cache: dict[str, Any] | None = None) -> str:
     owner = deployment(model={"source": source} | ({"cache": cache} if cache else {}))
-    return boot_config(plan(owner, PlanDefaults("runtime:1"), facts)).model
+    return boot_config(plan_from_spec(owner, PlanDefaults("runtime:1"), facts)).model
 
 
 def test_a_local_model_adds_nothing() -> None:

@@ -11,7 +11,7 @@ from millstream_operator.api.load import parse
 from millstream_operator.api.status import AppliedStrategy
 from millstream_operator.kube.kinds import OWNED
 from millstream_operator.planning.plan import PlanDefaults
-from millstream_operator.planning.planner import plan
+from millstream_operator.planning.spec_plan import plan_from_spec
 from millstream_operator.rendering.inspect_job import Subject, inspect_job
 from millstream_operator.rendering.inspection_record import inspection_record
 from millstream_operator.rendering.objects import objects
@@ -25,7 +25,7 @@ DEFAULTS = PlanDefaults("registry.example.com/runtime:1")
 
 
 def revision(owner: LLMDeployment) -> Revision:
-    return render_revision(owner, plan(owner, DEFAULTS), PodDefaults())
+    return render_revision(owner, plan_from_spec(owner, DEFAULTS), PodDefaults())
 
 
 def rendered(owner: LLMDeployment) -> dict[str, dict[str, Any]]:

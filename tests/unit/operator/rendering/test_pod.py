@@ -11,7 +11,7 @@ from millstream.commands.serve import parse_command_line
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import parse
 from millstream_operator.planning.plan import PlanDefaults
-from millstream_operator.planning.planner import plan
+from millstream_operator.planning.spec_plan import plan_from_spec
 from millstream_operator.rendering.names import DEPLOYMENT_LABEL, ROLE_LABEL
 from millstream_operator.rendering.objects import objects
 from millstream_operator.rendering.pod_defaults import PodDefaults
@@ -26,7 +26,7 @@ IMAGE = "registry.example.com/runtime:1"
 
 
 def template(owner: LLMDeployment, defaults: PodDefaults | None = None) -> dict[str, Any]:
-    return pod_template(owner, plan(owner, PlanDefaults(IMAGE)), defaults or PodDefaults())
+    return pod_template(owner, plan_from_spec(owner, PlanDefaults(IMAGE)), defaults or PodDefaults())
 
 
 def spec(owner: LLMDeployment, defaults: PodDefaults | None = None) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def test_a_replica_over_several_gpus_is_told_so_and_has_shared_memory_for_its_ra
     owner = deployment(accelerator={"type": "GPU"}, parallelism={"tensor": 4})
     pod = spec(owner)
     (one,) = pod["containers"]
-    assert boot_config(plan(owner, PlanDefaults(IMAGE))).tensor_parallel_size == 4
+    assert boot_config(plan_from_spec(owner, PlanDefaults(IMAGE))).tensor_parallel_size == 4
     assert one["resources"]["limits"]["nvidia.com/gpu"] == "4"
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}} in pod["volumes"]
     assert {"name": "shm", "mountPath": "/dev/shm"} in one["volumeMounts"]  # noqa: S108
@@ -118,7 +118,7 @@ def test_probes_ask_what_they_are_for() -> None:
 
 def mounted_files(owner: LLMDeployment, folder: Path) -> None:
     """What the kubelet would make of the configuration's volume."""
-    rendered = objects(owner, render_revision(owner, plan(owner, PlanDefaults(IMAGE)), PodDefaults()))
+    rendered = objects(owner, render_revision(owner, plan_from_spec(owner, PlanDefaults(IMAGE)), PodDefaults()))
     maps = {one["metadata"]["name"]: one for one in rendered if one["kind"] == "ConfigMap"}
     volume = next(volume for volume in spec(owner)["volumes"] if volume["name"] == "config")
     for source in volume["projected"]["sources"]:
@@ -139,7 +139,7 @@ def test_what_the_operator_writes_the_runtime_reads(tmp_path: Path) -> None:
     assert verb == "serve"
     given = parse_command_line([flag.replace(mount["mountPath"], str(tmp_path)) for flag in flags])
     read = read_boot(given.config)
-    assert read == boot_config(plan(owner, PlanDefaults(IMAGE)))
+    assert read == boot_config(plan_from_spec(owner, PlanDefaults(IMAGE)))
     assert (read.model, read.served_model_name, read.device) == ("/models/demo-chat", "chat", Device.CUDA)
     assert (read.max_model_len, read.max_num_batched_tokens, read.max_num_seqs) == (4096, 1024, 16)
     assert read.drain_timeout_seconds == 300
@@ -159,7 +159,7 @@ def test_a_pod_starts_without_its_live_configuration_but_not_without_its_boot_co
 def test_an_absolute_model_path_stays_and_a_relative_one_lies_below_the_root() -> None:
     def model(path: str) -> str:
         owner = deployment(model={"source": {"local": {"path": path}}})
-        return boot_config(plan(owner, PlanDefaults(IMAGE))).model
+        return boot_config(plan_from_spec(owner, PlanDefaults(IMAGE))).model
 
     assert model("/opt/models/x/") == "/opt/models/x"
     assert model("family/x") == "/models/family/x"

@@ -15,7 +15,7 @@ from millstream_operator.diagnosis.conditions import Condition, find, merged
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON, Reason
 from millstream_operator.planning.plan import PlanDefaults
-from millstream_operator.planning.planner import plan
+from millstream_operator.planning.spec_plan import plan_from_spec
 from millstream_operator.probing.answer import Answer
 from millstream_operator.rendering.deployment import deployment as render_deployment
 from millstream_operator.rendering.pod_defaults import PodDefaults
@@ -33,7 +33,7 @@ OLD_REVISION = "demo-0000000000"
 
 
 def revision(owner: LLMDeployment) -> Revision:
-    return render_revision(owner, plan(owner, PlanDefaults("registry.example.com/runtime:1")), PodDefaults())
+    return render_revision(owner, plan_from_spec(owner, PlanDefaults("registry.example.com/runtime:1")), PodDefaults())
 
 
 def workload(owner: LLMDeployment, *, available: int | None = None, **status: Any) -> Manifest:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from millstream_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, JOB, LLM_DEPLOYMENT, POD, SERVICE, Kind
-from millstream_operator.queue.urgency import can_wait, was_applied
+from millstream_operator.queue.priority import can_wait, was_applied
 
 Manifest = dict[str, Any]
 

@@ -1,7 +1,7 @@
-"""Which news cannot wait: a spec that nothing was done about yet, before the progress of what was. Pure.
+"""Priority in the queue: a spec that was not applied yet goes before the progress of those that were. Pure.
 
-A thousand LLMDeployments applied at once bring several thousand events of their first pods while most of them have no
-children yet. In the order of arrival, each step of the first ones would hold up all of the last ones.
+A thousand LLMDeployments applied at once cause several thousand events of their first pods while most of them have no
+children yet. In the order of arrival, each step of the first ones would delay all of the last ones.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ Manifest = dict[str, Any]
 
 
 def can_wait(kind: Kind, before: Manifest | None, after: Manifest) -> bool:
-    """Is a change progress that may be looked at later? `before`: the object as it was known.
+    """Return whether a change is only progress, which may wait. `before`: the object as it was known.
 
-    Not that of the LLMDeployment itself, not a child that somebody made or edited, and nothing a plan waits for.
+    A change of the LLMDeployment, a child that was created or edited, and a Job that a plan waits for may not wait.
     """
     if kind in (LLM_DEPLOYMENT, JOB):
         return False
@@ -28,9 +28,9 @@ def can_wait(kind: Kind, before: Manifest | None, after: Manifest) -> bool:
 
 
 def was_applied(owner: Manifest | None, workload: Manifest | None) -> bool:
-    """Was what the spec says planned, and carried out once? By its status, or, before there is one, by its pods' maker.
+    """Return whether the current spec was planned and applied: by its status, or before that by its Deployment.
 
-    The first status is written later than the first pods are made, where others wait for theirs.
+    While others wait for their first pods, the first status is written later than the first Deployment.
     """
     if owner is None:
         return False

@@ -1,7 +1,7 @@
-"""What is in the way of a deployment's volumes, with the one read that this needs.
+"""Check the claims that a deployment's pods mount: the checks of `diagnosis/volumes.py`, with the one read they need.
 
-The claim of a source is the user's own and carries no label of ours, so it is in no watch: one GET tells its access
-modes, which Kubernetes never changes, and the answer is remembered. The claim of a cache is a child like any other.
+The claim of a source belongs to the user and has no label of ours, so it is in no watch: one GET reads its access
+modes, which Kubernetes never changes, and the answer is kept. The claim of a cache is a child like any other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.diagnosis.diagnosis import Diagnosis
-from millstream_operator.diagnosis.volumes import cache_problem, needs_claim, source_problem
+from millstream_operator.diagnosis.volumes import cache_problem, shared_source_claim, source_problem
 from millstream_operator.kube.client import ClusterClient
 from millstream_operator.kube.index import Index
 from millstream_operator.kube.kinds import DEPLOYMENT, PERSISTENT_VOLUME_CLAIM
@@ -20,15 +20,15 @@ from millstream_operator.rendering.model_cache import cache_claim_name
 Manifest = dict[str, Any]
 
 
-class Claims:
-    """For the reconciler alone."""
+class VolumeChecks:
+    """Checks claims, for the reconciler."""
 
     def __init__(self, client: ClusterClient, index: Index) -> None:
         self._client, self._index = client, index
         self._modes: dict[tuple[str, str], frozenset[str]] = {}  # by the owner's uid and the claim's name
 
     async def problem(self, owner: LLMDeployment, wanted: Iterable[Manifest]) -> Diagnosis | None:
-        """Why the pods that `wanted` would make could not all mount what they need; None: nothing is known against it.
+        """Return why the pods of `wanted` could not all mount their volumes; None where no problem is known.
 
         Raises:
             ApiError, ApiUnreachable: the claim could not be read.
@@ -38,20 +38,20 @@ class Claims:
         live = self._index.get(PERSISTENT_VOLUME_CLAIM, namespace, cache_claim_name(owner))
         if (found := cache_problem(owner, workload, live)) is not None:
             return found
-        name = needs_claim(owner)
+        name = shared_source_claim(owner)
         return None if name is None else source_problem(owner, await self._modes_of(owner, namespace, name))
 
     async def _modes_of(self, owner: LLMDeployment, namespace: str, name: str) -> frozenset[str]:
-        """Empty for a claim that is not there: what its pods then say is the better message."""
-        asked = (owner.metadata.uid or "", name)
-        if asked not in self._modes:
+        """Return the claim's access modes; none for a missing claim, which its pods report with a better message."""
+        cached_key = (owner.metadata.uid or "", name)
+        if cached_key not in self._modes:
             claim = await self._client.get(PERSISTENT_VOLUME_CLAIM, namespace, name)
             if claim is None:
                 return frozenset()
-            self._modes[asked] = frozenset(claim["spec"].get("accessModes") or ())
-        return self._modes[asked]
+            self._modes[cached_key] = frozenset(claim["spec"].get("accessModes") or ())
+        return self._modes[cached_key]
 
     def forget(self, uid: str) -> None:
-        """The owner is gone."""
-        for asked in [asked for asked in self._modes if asked[0] == uid]:
-            del self._modes[asked]
+        """Forget a deleted owner."""
+        for cached_key in [cached_key for cached_key in self._modes if cached_key[0] == uid]:
+            del self._modes[cached_key]

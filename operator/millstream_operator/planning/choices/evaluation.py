@@ -1,0 +1,216 @@
+"""Evaluate candidates stage by stage: Candidate -> Outcome.
+
+products, parallelism, formats -> memory -> latency -> load -> inventory -> budget
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from millstream_operator.catalog.gpu import MINIMUM_SM, MINIMUM_SM_KV_CACHE
+from millstream_operator.planning.choices.candidates import Candidate, Question
+from millstream_operator.planning.choices.machines import draft_machine, target_machine
+from millstream_operator.planning.choices.outcome import Outcome, Problem, Stage
+from millstream_operator.planning.plan import SpeculationPlan
+from millstream_operator.planning.resolved_spec import ResolvedSpec
+from millstream_operator.planning.sizing.cost import cost_of
+from millstream_operator.planning.sizing.memory_ledger import MemoryLedger, activations_bytes, gpu_ledger
+from millstream_operator.planning.sizing.roofline import Machine, Prediction, SpeculationSpeed, predict, step_seconds
+from millstream_operator.planning.sizing.tensor_parallel import tensor_parallel_problem
+from millstream_operator.planning.sizing.weights import weight_format
+
+P95_MARGIN = 1.25  # of a p95 with queueing over the prediction without
+LOAD_HEADROOM = 0.8  # a replica is planned to be this busy
+SHORTEST_STEP_TOKENS = 512
+
+
+def evaluate(question: Question, placements: Iterable[Candidate]) -> Iterator[Outcome]:
+    """Check each candidate stage by stage, up to the first problem.
+
+    What does not depend on the number of pipeline stages is checked once per part, method and tensor size.
+    """
+    known: dict[tuple[str, str, int], Problem | None] = {}
+    for candidate in placements:
+        key = candidate.stock.part.name, candidate.method, candidate.tensor
+        if key not in known:
+            known[key] = _incompatibility(question, candidate)
+        problem = known[key]
+        yield _sized(question, candidate) if problem is None else Outcome(candidate, problem)
+
+
+def _incompatibility(question: Question, candidate: Candidate) -> Problem | None:
+    """Return what rules out the part, the parallelism or the formats, before any byte is counted."""
+    part, tensor, resolved = candidate.stock.part, candidate.tensor, question.resolved
+    if part.unsupported is not None:
+        return Problem(Stage.PRODUCTS, f"{part.name} is not supported: {part.unsupported}")
+    stored = weight_format(question.shape, candidate.method)
+    if (why := tensor_parallel_problem(question.shape, tensor, stored.group_size)) is not None:
+        return Problem(Stage.PARALLELISM, why)
+    if tensor > candidate.stock.gpus:
+        return Problem(Stage.PARALLELISM, f"one node has {candidate.stock.gpus} free {part.name}, not {tensor}")
+    if tensor > candidate.stock.island_size and resolved.tensor is None:
+        return Problem(Stage.PARALLELISM, f"an NVLink island of {part.name} has {candidate.stock.island_size} GPUs")
+    for method, minimum in ((candidate.method, MINIMUM_SM), (candidate.kv_cache, MINIMUM_SM_KV_CACHE)):
+        if part.sm < minimum[method]:
+            needed = f"{minimum[method] // 10}.{minimum[method] % 10}"
+            return Problem(
+                Stage.QUANTIZATION,
+                f"{method} needs compute capability {needed} or newer; {part.name} has {part.compute_capability}",
+            )
+    draft = question.draft_shape
+    if (
+        draft is not None
+        and question.speculation.method == "DraftModel"
+        and draft.vocab_size != question.shape.vocab_size
+    ):
+        return Problem(
+            Stage.SPECULATION,
+            f"the draft's vocabulary of {draft.vocab_size} tokens is not the target's of {question.shape.vocab_size}",
+        )
+    return None
+
+
+def _sized(question: Question, candidate: Candidate) -> Outcome:
+    """Size one candidate: its memory ledger, then its prediction, with fewer sequences where the ITL needs it."""
+    resolved = question.resolved
+    machine, draft = target_machine(question, candidate), draft_machine(question, candidate)
+    speculation = _speculation(question.speculation, draft)
+    tokens = _max_step_tokens(resolved, machine)
+    seqs = resolved.max_num_seqs
+    per_token = machine.kv_bytes + (draft.kv_bytes if draft else 0)
+    while True:
+        ledger = _ledger(question, machine, draft, tokens, seqs)
+        kv_tokens = ledger.kv_cache_bytes // per_token
+        if kv_tokens < resolved.kv_floor_tokens:
+            return Outcome(candidate, _memory_problem(resolved, candidate, ledger, per_token), tokens, seqs, ledger)
+        prediction = predict(
+            machine,
+            kv_cache_tokens=kv_tokens,
+            max_num_seqs=seqs,
+            max_num_batched_tokens=tokens,
+            input_tokens=resolved.input_tokens,
+            output_tokens=resolved.output_tokens,
+            speculation=speculation,
+        )
+        if _itl_is_kept(resolved, prediction) or resolved.max_num_seqs_is_given or seqs == 1:
+            break
+        seqs = max(1, min(seqs, prediction.concurrent_sequences) // 2)
+    return _with_replicas_and_cost(question, Outcome(candidate, None, tokens, seqs, ledger, prediction))
+
+
+def _ledger(question: Question, machine: Machine, draft: Machine | None, tokens: int, seqs: int) -> MemoryLedger:
+    """Return the memory ledger for steps of `tokens` tokens and `seqs` sequences."""
+    activations = activations_bytes(
+        machine.shape,
+        weight_format(machine.shape, machine.method),
+        tensor=machine.tensor,
+        max_num_batched_tokens=tokens,
+        max_num_seqs=seqs,
+        draft_tokens=question.speculation.max_draft_tokens,
+    )
+    return gpu_ledger(
+        machine.part,
+        question.resolved.gpu_memory_utilization_percent,
+        machine.shape,
+        machine.weights,
+        activations,
+        ranks=machine.tensor * machine.pipeline,
+        draft=draft.weights if draft else None,
+    )
+
+
+def _with_replicas_and_cost(question: Question, outcome: Outcome) -> Outcome:
+    """Check latency, load, GPUs for all replicas, and budget, in this order."""
+    resolved, candidate, prediction = question.resolved, outcome.candidate, outcome.prediction
+    assert prediction is not None  # noqa: S101 - the caller predicted
+    replicas = _replicas(resolved, prediction)
+    cost = cost_of(candidate.stock.part, candidate.gpus, replicas, prediction.tokens_per_second)
+    problem = _latency_problem(resolved, prediction)
+    free = candidate.stock.groups(candidate.tensor) // candidate.pipeline
+    if problem is None and free < replicas and not question.inventory.hypothetical:
+        stage = Stage.LOAD if resolved.has_load and replicas > resolved.replicas else Stage.INVENTORY
+        problem = Problem(
+            stage,
+            f"{replicas} replicas need {replicas * candidate.gpus} {candidate.stock.part.name} in groups of "
+            f"{candidate.tensor}; there is room for {free}",
+            replicas - free,
+        )
+    if problem is None and resolved.budget_is_enforced and cost.monthly_usd > (resolved.max_monthly_usd or 0):
+        problem = Problem(
+            Stage.BUDGET,
+            f"costs ${cost.monthly_usd:,} a month, and budget.maxMonthlyUSD is {resolved.max_monthly_usd:,}",
+            cost.monthly_usd,
+        )
+    return replace(outcome, problem=problem, replicas=replicas, cost=cost)
+
+
+def _speculation(plan: SpeculationPlan, draft: Machine | None) -> SpeculationSpeed | None:
+    if plan.method == "Disabled":
+        return None
+    # EAGLE and Medusa are planned as a small draft, n-grams as a free one.
+    acceptance = plan.assumed_acceptance_percent / 100
+    return SpeculationSpeed(draft_tokens=plan.max_draft_tokens, acceptance=acceptance, draft=draft)
+
+
+def _max_step_tokens(resolved: ResolvedSpec, machine: Machine) -> int:
+    """Return the tokens per step, halved until a step with a full prefill chunk keeps the ITL objective."""
+    tokens = resolved.max_num_batched_tokens
+    if resolved.itl_milliseconds is None or resolved.max_num_batched_tokens_is_given:
+        return tokens
+    smallest = max(SHORTEST_STEP_TOKENS, resolved.max_num_seqs)
+    limit_seconds = resolved.itl_milliseconds / 1000 / P95_MARGIN
+    while tokens // 2 >= smallest and step_seconds(machine, tokens, 0) > limit_seconds:
+        tokens //= 2
+    return tokens
+
+
+def _memory_problem(resolved: ResolvedSpec, candidate: Candidate, ledger: MemoryLedger, per_token: int) -> Problem:
+    need = resolved.kv_floor_tokens * per_token
+    requests = resolved.kv_floor_tokens // resolved.max_model_len
+    left = max(0, ledger.kv_cache_bytes)
+    what = f"{requests} × {resolved.max_model_len} tokens" if requests > 1 else f"{resolved.kv_floor_tokens} tokens"
+    weights = ledger.weights_bytes + ledger.embeddings_bytes + ledger.draft_weights_bytes
+    return Problem(
+        Stage.MEMORY,
+        f"{_gb(weights)} of weights leave {_gb(left)} of one {candidate.stock.part.name} for the KV cache; {what} need "
+        f"{_gb(need)}",
+        (need - ledger.kv_cache_bytes) / ledger.usable_bytes,
+    )
+
+
+def _itl_is_kept(resolved: ResolvedSpec, prediction: Prediction) -> bool:
+    limit = resolved.itl_milliseconds
+    return limit is None or prediction.itl_microseconds * P95_MARGIN <= limit * 1000
+
+
+def _latency_problem(resolved: ResolvedSpec, prediction: Prediction) -> Problem | None:
+    limit, predicted = resolved.ttft_milliseconds, round(prediction.ttft_milliseconds * P95_MARGIN)
+    if limit is not None and predicted > limit:
+        return Problem(Stage.LATENCY, f"predicted TTFT p95 {predicted} ms, objective {limit} ms", predicted / limit)
+    if not _itl_is_kept(resolved, prediction):
+        itl = prediction.itl_microseconds * P95_MARGIN / 1000
+        return Problem(
+            Stage.LATENCY,
+            f"predicted ITL p95 {itl:.1f} ms, objective {resolved.itl_milliseconds} ms",
+            itl / (resolved.itl_milliseconds or 1),
+        )
+    return None
+
+
+def _replicas(resolved: ResolvedSpec, prediction: Prediction) -> int:
+    """Return enough replicas for the load, each busy to `LOAD_HEADROOM`; without a load, those of the spec."""
+    if not resolved.has_load:
+        return resolved.replicas
+    needed = 1
+    if resolved.requests_per_minute is not None:
+        needed = max(
+            needed, -(-resolved.requests_per_minute // max(1, int(prediction.requests_per_minute * LOAD_HEADROOM)))
+        )
+    if resolved.concurrency is not None:
+        needed = max(needed, -(-resolved.concurrency // prediction.concurrent_sequences))
+    return needed
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"

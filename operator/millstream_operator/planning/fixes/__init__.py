@@ -1,0 +1,1 @@
+"""Fixes: the nearest changes that make an infeasible spec feasible. Pure."""

@@ -1,0 +1,186 @@
+"""Plan from the spec alone: no ledger, no prediction, and one device unless parallelism says otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from millstream_operator.api import duration
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.optimization import Parallelism, Quantization
+from millstream_operator.api.rules import DEFAULT_WARMUP_TIMEOUT
+from millstream_operator.api.spec import Accelerator, AcceleratorType, Engine, LLMDeploymentSpec, Switch, Warmup
+from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part
+from millstream_operator.planning.choices.speculation import SpeculationChoice, choose_speculation
+from millstream_operator.planning.facts import Facts
+from millstream_operator.planning.facts_hash import facts_hash
+from millstream_operator.planning.model_path import model_path
+from millstream_operator.planning.plan import GPU_RESOURCE, EnginePlan, Plan, PlanDefaults, PlanReason, ResourcePlan
+from millstream_operator.planning.requires import requirements, unknown_facts
+from millstream_operator.planning.resolved_spec import batching, given_or
+from millstream_operator.planning.restart_fields import input_hash
+from millstream_operator.planning.sizing.cpu_memory import CPU_MEMORY_LIMIT
+from millstream_operator.planning.timeouts import drain_timeout_seconds
+
+Reasons = tuple[PlanReason, ...]
+
+
+class Placed(Protocol):
+    """What a placement needs of the runtime, whether the spec or the planner chose it."""
+
+    @property
+    def tensor(self) -> int: ...
+    @property
+    def pipeline(self) -> int: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def kv_cache(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _SpecPlacement:
+    """The placement that the spec itself names; one device and the checkpoint's own format where it names none."""
+
+    accelerator: AcceleratorType
+    tensor: int
+    pipeline: int
+    method: str
+    kv_cache: str
+    reasons: Reasons
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.accelerator is AcceleratorType.GPU
+
+    @property
+    def gpus(self) -> int:
+        return self.tensor * self.pipeline if self.on_gpu else 0
+
+    @property
+    def summary(self) -> str:
+        return f"{f'{self.gpus}×GPU' if self.on_gpu else 'CPU'} TP{self.tensor} {self.method}"
+
+
+def plan_from_spec(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts | None = None) -> Plan:
+    """Return what the spec alone decides.
+
+    For a deployment that has passed the rules of `api/rules.py` it never fails. What it cannot know it does not
+    promise: a spec that asks for a budget or an objective gets `requires: [inventory]`.
+    """
+    spec, facts = deployment.spec, facts or Facts()
+    placement = _spec_placement(spec)
+    engine, engine_reasons = _engine(spec, placement.on_gpu)
+    image, image_reason = _runtime_image(spec, defaults)
+    resources, resources_reason = pod_resources(placement.gpus)
+    speculation = choose_speculation(spec, facts.choosable)
+    missing = missing_capabilities(deployment, facts, placement, speculation)
+    unknown = facts.unknown if placement.on_gpu else ()
+    return Plan(
+        summary=placement.summary,
+        accelerator=placement.accelerator,
+        gpus_per_replica=placement.gpus,
+        tensor_parallel_size=placement.tensor,
+        pipeline_parallel_size=placement.pipeline,
+        quantization=placement.method,
+        kv_cache=placement.kv_cache,
+        speculation=speculation.plan,
+        model_path=model_path(spec, facts.model_revision),
+        served_name=deployment.served_name,
+        engine=engine,
+        warmup_timeout_seconds=duration.seconds((spec.warmup or Warmup()).timeout or DEFAULT_WARMUP_TIMEOUT),
+        drain_timeout_seconds=drain_timeout_seconds(spec),
+        runtime_image=image,
+        resources=resources,
+        input_hash=input_hash(deployment),
+        reasons=(
+            *(*placement.reasons, *engine_reasons, image_reason, resources_reason),
+            *(speculation.reason, *unknown),
+        ),
+        facts_hash=facts_hash(facts),
+        product_labels=_product_labels(spec, facts),
+        requires=(*missing, *unknown_facts(spec, facts)),
+        rejected=speculation.rejected,
+        model_revision=facts.model_revision,
+        checkpoint_bytes=facts.checkpoint_bytes,
+    )
+
+
+def missing_capabilities(
+    deployment: LLMDeployment, facts: Facts, placed: Placed, speculation: SpeculationChoice
+) -> tuple[str, ...]:
+    """Return what the runtime lacks to run this placement."""
+    return requirements(
+        deployment,
+        facts.runtime,
+        method=placed.method,
+        kv_cache=placed.kv_cache,
+        speculation=speculation.plan.method,
+        tensor=placed.tensor,
+        pipeline=placed.pipeline,
+        shape=facts.shape,
+    )
+
+
+def pod_resources(gpus: int) -> tuple[ResourcePlan, PlanReason]:
+    """Return the resources of one pod. Requests are small, so that a rollout's extra pod fits next to the old one."""
+    if gpus:
+        why = "The GPUs, and enough memory to stage the weights on their way to them."
+        return ResourcePlan({"cpu": "1", "memory": "4Gi"}, {GPU_RESOURCE: str(gpus)}), PlanReason("resources", why)
+    why = "For a small model: the KV cache takes its share of the memory limit."
+    limits = {"memory": CPU_MEMORY_LIMIT}
+    return ResourcePlan({"cpu": "250m", "memory": "1Gi"}, limits), PlanReason("resources", why)
+
+
+def _spec_placement(spec: LLMDeploymentSpec) -> _SpecPlacement:
+    accelerator, accelerator_reason = _accelerator(spec.accelerator or Accelerator())
+    parallelism, quantization = spec.parallelism or Parallelism(), spec.quantization or Quantization()
+    tensor, pipeline = parallelism.tensor, parallelism.pipeline
+    method, kv_cache = (
+        asked.value if asked is not None and asked != "Auto" else "None"
+        for asked in (quantization.method, quantization.kv_cache)
+    )
+    reasons = (
+        accelerator_reason,
+        given_or(tensor, "parallelism.tensor", "One device a replica where nothing else is known."),
+        PlanReason("quantization", "The weights are served as they are in the checkpoint."),
+    )
+    return _SpecPlacement(accelerator, tensor or 1, pipeline or 1, method, kv_cache, reasons)
+
+
+def _accelerator(accelerator: Accelerator) -> tuple[AcceleratorType, PlanReason]:
+    if accelerator.type is not None:
+        return accelerator.type, PlanReason("accelerator", f"spec.accelerator.type asks for {accelerator.type}.")
+    why = "A language model is served on a GPU unless accelerator.type says CPU."
+    return AcceleratorType.GPU, PlanReason("accelerator", why)
+
+
+def _engine(spec: LLMDeploymentSpec, on_gpu: bool) -> tuple[EnginePlan, Reasons]:
+    length, caching = (spec.engine or Engine()).max_model_len, (spec.engine or Engine()).prefix_caching
+    tokens, sequences, utilization, batching_reasons = batching(spec, on_cpu=not on_gpu)
+    otherwise = "Requests that begin alike share their KV blocks and compute them once."
+    asked = f"spec.engine.prefixCaching asks for {caching}."
+    reasons = (
+        given_or(length, "engine.maxModelLen", "Absent: the runtime takes what the model allows."),
+        *batching_reasons,
+        PlanReason("engine.prefixCaching", asked if caching else otherwise),
+    )
+    used_utilization = utilization if on_gpu else None
+    return EnginePlan(length, tokens, sequences, used_utilization, caching is not Switch.DISABLED), reasons
+
+
+def _product_labels(spec: LLMDeploymentSpec, facts: Facts) -> tuple[str, ...]:
+    """Return the node labels of accelerator.products; a name that the catalogue lacks stands for itself."""
+    labels: list[str] = []
+    for name in (spec.accelerator or Accelerator()).products or ():
+        try:
+            labels += find_part(facts.catalog, name).product_labels
+        except UnknownGPUError:
+            labels.append(name)
+    return tuple(dict.fromkeys(labels))
+
+
+def _runtime_image(spec: LLMDeploymentSpec, defaults: PlanDefaults) -> tuple[str, PlanReason]:
+    if spec.runtime is not None and spec.runtime.image is not None:
+        return spec.runtime.image, PlanReason("runtime.image", "spec.runtime.image asks for it.")
+    return defaults.runtime_image, PlanReason("runtime.image", "The operator's default when the spec last changed.")
