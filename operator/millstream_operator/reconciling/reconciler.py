@@ -66,7 +66,7 @@ from millstream_operator.rollout.revisions import PinnedRevision, last_answered,
 from millstream_operator.rollout.rollout import Intent, RolloutInput, SpareGPUs, intent, spare_unknown
 from millstream_operator.rollout.workload import rolled_out
 from millstream_operator.status.events import decision_events, event_for, news
-from millstream_operator.status.seen import Observation
+from millstream_operator.status.observation import Observation
 from millstream_operator.status.status import status_of, status_of_invalid
 from millstream_operator.status.warmup import warming_up
 

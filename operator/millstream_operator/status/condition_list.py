@@ -16,9 +16,9 @@ from millstream_operator.diagnosis import conditions
 from millstream_operator.diagnosis.conditions import Condition
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.reasons import Reason
+from millstream_operator.status.observation import Observation
 from millstream_operator.status.pod_progress import pods_scheduled, warmed_up
 from millstream_operator.status.readiness import ready, reconciling_or_stalled
-from millstream_operator.status.seen import Observation
 from millstream_operator.status.serving import available, model_ready
 
 

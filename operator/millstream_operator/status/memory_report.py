@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from millstream_operator.probing.boot_report import MEMORY_KEYS
-from millstream_operator.status.seen import Observation
+from millstream_operator.status.observation import Observation
 
 Manifest = dict[str, Any]
 _NAMES = {key: key.split("_")[0] + "".join(part.title() for part in key.split("_")[1:]) for key in MEMORY_KEYS}

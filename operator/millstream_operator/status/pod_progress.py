@@ -11,7 +11,7 @@ from millstream_operator.diagnosis.conditions import Condition
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.pod_facts import is_ready, is_scheduled, is_terminating
 from millstream_operator.diagnosis.reasons import Reason
-from millstream_operator.status.seen import Observation
+from millstream_operator.status.observation import Observation
 
 # In the way before a pod has a node.
 BEFORE_A_NODE = frozenset(

@@ -23,7 +23,7 @@ from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON, Reason
 from millstream_operator.rendering.service import service_url
 from millstream_operator.rollout import workload
 from millstream_operator.rollout.workload import digest_of_pod
-from millstream_operator.status.seen import Observation
+from millstream_operator.status.observation import Observation
 from millstream_operator.status.warmup import last_phase, stalled
 
 

@@ -9,7 +9,7 @@ from millstream_operator.diagnosis import conditions
 from millstream_operator.diagnosis.conditions import Condition
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.rollout.workload import rolled_out
-from millstream_operator.status.seen import Observation
+from millstream_operator.status.observation import Observation
 
 
 def available(seen: Observation) -> Condition:

@@ -19,8 +19,8 @@ from millstream_operator.rendering.names import selector_string
 from millstream_operator.rendering.service import service_url
 from millstream_operator.status.condition_list import observed
 from millstream_operator.status.memory_report import memory_status
+from millstream_operator.status.observation import Observation
 from millstream_operator.status.readiness import find_blocker
-from millstream_operator.status.seen import Observation
 from millstream_operator.status.serving import serves
 from millstream_operator.status.warmup import warmup_status
 

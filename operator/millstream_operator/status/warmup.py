@@ -18,7 +18,7 @@ from millstream_operator.diagnosis import pod_facts
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.probing.boot_report import READY, RUNTIME_PHASES, STARTING, PodReport
-from millstream_operator.status.seen import Observation
+from millstream_operator.status.observation import Observation
 
 Manifest = dict[str, Any]
 
