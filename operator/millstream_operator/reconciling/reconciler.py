@@ -63,7 +63,7 @@ from millstream_operator.rollout.pruning import (
     unmounted,
 )
 from millstream_operator.rollout.revisions import PinnedRevision, last_answered, last_good, pinned
-from millstream_operator.rollout.rollout import Intent, RolloutInput, SpareGPUs, intent, spare_unknown
+from millstream_operator.rollout.rollout import RolloutInput, RolloutStep, SpareGPUs, next_step, spare_unknown
 from millstream_operator.rollout.workload import rolled_out
 from millstream_operator.status.events import decision_events, event_for, news
 from millstream_operator.status.observation import Observation
@@ -158,7 +158,7 @@ class Reconciler:
             await self._keep(owner, key, manifest, records, refused)
             return
         pin = chosen.pin
-        rollout = intent(self._scene(owner, key, pin))
+        rollout = next_step(self._scene(owner, key, pin))
         if rollout.decisions:
             await self._tell(owner, key, rollout, chosen.outdated)
         wanted = self._wanted(owner, key, rollout)
@@ -185,7 +185,7 @@ class Reconciler:
             decisions=(*chosen.decisions, *beside.decisions),
             companions=beside.conditions,
             reports=self._reports.of(key),
-            intent=rollout,
+            rollout=rollout,
             outdated=chosen.outdated,
         )
         self._reports.follow(key, warming_up(seen))
@@ -227,7 +227,7 @@ class Reconciler:
             raise RequeueAfter(refused.problem.message, SOON_SECONDS)  # others have no pods yet
         beside = None
         if (kept := last_good(records)) is not None:
-            rollout = intent(self._scene(owner, key, kept))
+            rollout = next_step(self._scene(owner, key, kept))
             await self._children.apply_all(owner, self._wanted(owner, key, rollout))
             beside = await self._beside(owner, key, kept, manifest)
         await self._write_invalid(manifest, refused.problem, refused.plan, beside)
@@ -247,7 +247,9 @@ class Reconciler:
             self._spare(owner, pin.revision),
         )
 
-    async def _tell(self, owner: LLMDeployment, key: OwnerKey, rollout: Intent, outdated: Diagnosis | None) -> None:
+    async def _tell(
+        self, owner: LLMDeployment, key: OwnerKey, rollout: RolloutStep, outdated: Diagnosis | None
+    ) -> None:
         """Before the deed: whoever looks on when the first pod is drained finds out why."""
         scene, previous = self._scene(owner, key, rollout.pin), self._status(key)
         seen = Observation(
@@ -257,24 +259,26 @@ class Reconciler:
             scene.pods,
             previous=previous,
             decisions=rollout.decisions,
-            intent=rollout,
+            rollout=rollout,
             outdated=outdated,
         )
         await self._write_status(owner, previous, status_of(seen, self._now()))
 
-    def _wanted(self, owner: LLMDeployment, key: OwnerKey, rollout: Intent) -> list[Manifest]:
+    def _wanted(self, owner: LLMDeployment, key: OwnerKey, rollout: RolloutStep) -> list[Manifest]:
         """The record first: a pod never runs a revision that is not written down, and no failure is forgotten."""
         scene, running = self._scene(owner, key, rollout.pin), rollout.running.revision
         others = also_running(scene.records, digests_in_use(scene.workload, scene.pods), running)
         return [_record(owner, rollout.pin), *objects(owner, running, rollout.strategy, others)]
 
-    async def _remember_answer(self, owner: LLMDeployment, rollout: Intent) -> None:
+    async def _remember_answer(self, owner: LLMDeployment, rollout: RolloutStep) -> None:
         """What answered once is what a later revision goes back to when it fails."""
         if rollout.running is rollout.pin and not rollout.pin.marks.answered:
             pin = replace(rollout.pin, marks=replace(rollout.pin.marks, answered=True))
             await self._children.apply_all(owner, [_record(owner, pin)])
 
-    async def _prune(self, owner: LLMDeployment, key: OwnerKey, rollout: Intent, wanted: Sequence[Manifest]) -> None:
+    async def _prune(
+        self, owner: LLMDeployment, key: OwnerKey, rollout: RolloutStep, wanted: Sequence[Manifest]
+    ) -> None:
         """Delete what is ours and no longer wanted."""
         scene = self._scene(owner, key, rollout.pin)
         good = last_answered(scene.records)

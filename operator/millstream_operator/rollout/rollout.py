@@ -1,6 +1,6 @@
 """What a rollout shall do next: which revision runs, how it reaches the pods, and what there is to say. Pure.
 
-    what the spec asks for, its record's marks, Deployment, pods -> Intent
+    what the spec asks for, its record's marks, Deployment, pods -> RolloutStep
 
 The Deployment controller moves the pods; it is steered by what is rendered (template, maxSurge, maxUnavailable) and by
 nothing else. Under Availability a revision that fails has one pod more than wanted, and the older ones serve. Under
@@ -68,7 +68,7 @@ class RolloutInput:
 
 
 @dataclass(frozen=True, slots=True)
-class Intent:
+class RolloutStep:
     """`pin` is what the spec asks for, with the marks that its record shall have; `running` what the pods shall run."""
 
     pin: PinnedRevision
@@ -83,69 +83,69 @@ class Intent:
         return self.pin.marks.failure if self.running is not self.pin else None
 
 
-def intent(scene: RolloutInput) -> Intent:
+def next_step(inputs: RolloutInput) -> RolloutStep:
     """What to bring about, and the decisions that are to be told before it is."""
-    strategy, why = _strategy(scene)
-    good = last_answered(scene.records, but=scene.pin)
-    failure = scene.pin.marks.failure or _new_failure(scene, good)
-    adopted = good is not None and good.revision.input_hash == scene.pin.revision.input_hash
-    rolls_back = strategy is IN_PLACE or adopted or scene.pin.marks.failure is not None
-    chosen = None if asked_strategy(scene.owner) is not None else strategy
-    marks = replace(scene.pin.marks, strategy=chosen, failure=failure if rolls_back else None)
-    pin = replace(scene.pin, marks=marks)
+    strategy, why = _strategy(inputs)
+    good = last_answered(inputs.records, but=inputs.pin)
+    failure = inputs.pin.marks.failure or _new_failure(inputs, good)
+    adopted = good is not None and good.revision.input_hash == inputs.pin.revision.input_hash
+    rolls_back = strategy is IN_PLACE or adopted or inputs.pin.marks.failure is not None
+    chosen = None if asked_strategy(inputs.owner) is not None else strategy
+    marks = replace(inputs.pin.marks, strategy=chosen, failure=failure if rolls_back else None)
+    pin = replace(inputs.pin, marks=marks)
     if marks.failure is not None and good is not None:
         # Its pods serve nobody: they make room first, whatever the strategy of the next revision will be.
         told = (_rolled_back(pin, marks.failure, good),)
-        return Intent(pin, good, IN_PLACE, RolloutPhase.ROLLED_BACK, _not_in_journal(scene, told))
-    if rolled_out(scene.owner, pin.revision, scene.workload):
-        return Intent(pin, pin, strategy, RolloutPhase.COMPLETE)
+        return RolloutStep(pin, good, IN_PLACE, RolloutPhase.ROLLED_BACK, _not_in_journal(inputs, told))
+    if rolled_out(inputs.owner, pin.revision, inputs.workload):
+        return RolloutStep(pin, pin, strategy, RolloutPhase.COMPLETE)
     if failure is not None and good is not None:
-        return Intent(pin, pin, strategy, RolloutPhase.STOPPED, _not_in_journal(scene, (_stopped(pin, failure),)))
-    drains = strategy is IN_PLACE and scene.old_pods
+        return RolloutStep(pin, pin, strategy, RolloutPhase.STOPPED, _not_in_journal(inputs, (_stopped(pin, failure),)))
+    drains = strategy is IN_PLACE and inputs.old_pods
     announced = (_replacing_in_place(pin, why),) if drains else ()
-    return Intent(pin, pin, strategy, RolloutPhase.PROGRESSING, _not_in_journal(scene, announced))
+    return RolloutStep(pin, pin, strategy, RolloutPhase.PROGRESSING, _not_in_journal(inputs, announced))
 
 
 # How
 
 
-def _strategy(scene: RolloutInput) -> tuple[AppliedStrategy, str]:
+def _strategy(inputs: RolloutInput) -> tuple[AppliedStrategy, str]:
     """How the revision reaches the pods, and why so.
 
     Under Auto it is chosen once for a revision and kept with its record: a change of nodes in the middle of a rollout,
     or the GPU that a drained pod has just given up, must not turn it round.
     """
-    if (asked := asked_strategy(scene.owner)) is not None:
+    if (asked := asked_strategy(inputs.owner)) is not None:
         return asked, "spec.rollout.strategy is ResourceAware"
-    chosen = scene.pin.marks.strategy
-    if chosen is None and scene.has_begun:  # a record from before there was a choice
+    chosen = inputs.pin.marks.strategy
+    if chosen is None and inputs.has_begun:  # a record from before there was a choice
         chosen = AppliedStrategy.AVAILABILITY
     if chosen is None:
-        chosen = rollout_strategy(scene.owner, scene.pin.revision.plan, scene.spare)
-    if chosen is AppliedStrategy.AVAILABILITY and _surge_finds_no_gpu(scene):
+        chosen = rollout_strategy(inputs.owner, inputs.pin.revision.plan, inputs.spare)
+    if chosen is AppliedStrategy.AVAILABILITY and _surge_finds_no_gpu(inputs):
         return IN_PLACE, "its first pod finds no free GPU"
     return chosen, "no GPU is spare for one more replica"
 
 
-def _surge_finds_no_gpu(scene: RolloutInput) -> bool:
+def _surge_finds_no_gpu(inputs: RolloutInput) -> bool:
     """A new pod waits for a GPU, and there are old ones that could give theirs up."""
-    if not scene.has_begun or not scene.old_pods:
+    if not inputs.has_begun or not inputs.old_pods:
         return False
-    found = [diagnose_pod(pod) for pod in scene.pods if digest_of_pod(pod) == scene.digest]
+    found = [diagnose_pod(pod) for pod in inputs.pods if digest_of_pod(pod) == inputs.digest]
     return any(diagnosis is not None and diagnosis.reason is Reason.INSUFFICIENT_GPU for diagnosis in found)
 
 
 # Whether it failed
 
 
-def _new_failure(scene: RolloutInput, good: PinnedRevision | None) -> Failure | None:
+def _new_failure(inputs: RolloutInput, good: PinnedRevision | None) -> Failure | None:
     """A failure that is certain now. A revision that once answered is never given up: the spec is not what fails."""
-    pin = scene.pin
+    pin = inputs.pin
     if pin.marks.answered or good is None or good.revision.digest == pin.revision.digest:
         return None
-    if not scene.has_begun or rolled_out(scene.owner, pin.revision, scene.workload):
+    if not inputs.has_begun or rolled_out(inputs.owner, pin.revision, inputs.workload):
         return None
-    found = certain_failure(scene.digest, scene.workload, scene.pods)
+    found = certain_failure(inputs.digest, inputs.workload, inputs.pods)
     return Failure(str(found.reason), found.message) if found is not None else None
 
 
@@ -181,7 +181,7 @@ def _attempt(pin: PinnedRevision) -> str:
     return f"Revision {pin.revision.name} (no. {pin.number})"
 
 
-def _not_in_journal(scene: RolloutInput, decisions: Sequence[Decision]) -> tuple[Decision, ...]:
+def _not_in_journal(inputs: RolloutInput, decisions: Sequence[Decision]) -> tuple[Decision, ...]:
     """Those that the journal does not hold yet. Details may vary from turn to turn; an attempt is told of once."""
-    told = {(entry["type"], entry["message"].partition(") ")[0]) for entry in scene.journal}
+    told = {(entry["type"], entry["message"].partition(") ")[0]) for entry in inputs.journal}
     return tuple(one for one in decisions if (one.type, one.message.partition(") ")[0]) not in told)

@@ -22,40 +22,40 @@ from millstream_operator.status.readiness import ready, reconciling_or_stalled
 from millstream_operator.status.serving import available, model_ready
 
 
-def observed(seen: Observation, blocker: Diagnosis | None, phase: str | None = None) -> list[Condition]:
+def observed(observation: Observation, blocker: Diagnosis | None, phase: str | None = None) -> list[Condition]:
     """Ready comes first; what does not hold and is only told while true is left out.
 
-    `blocker` is `readiness.find_blocker(seen)`, `phase` where the slowest pod's warm-up is.
+    `blocker` is `readiness.find_blocker(observation)`, `phase` where the slowest pod's warm-up is.
     """
-    summary = ready(seen, blocker, phase)
+    summary = ready(observation, blocker, phase)
     found = [
         summary,
-        _planned(seen),
-        pods_scheduled(seen, blocker),
-        warmed_up(seen, blocker, phase),
-        model_ready(seen),
-        available(seen),
+        _planned(observation),
+        pods_scheduled(observation, blocker),
+        warmed_up(observation, blocker, phase),
+        model_ready(observation),
+        available(observation),
     ]
-    found += (abnormal for look in ABNORMAL if (abnormal := look(seen)) is not None)
-    found += (one for one in seen.companions or () if one.type not in {other.type for other in found})
-    way = reconciling_or_stalled(seen, summary)
+    found += (abnormal for look in ABNORMAL if (abnormal := look(observation)) is not None)
+    found += (one for one in observation.companions or () if one.type not in {other.type for other in found})
+    way = reconciling_or_stalled(observation, summary)
     return [*found, way] if way is not None else found
 
 
-def _planned(seen: Observation) -> Condition:
-    return Condition(conditions.PLANNED, True, Reason.PLANNED, seen.revision.plan["summary"])
+def _planned(observation: Observation) -> Condition:
+    return Condition(conditions.PLANNED, True, Reason.PLANNED, observation.revision.plan["summary"])
 
 
-def _name_conflict(seen: Observation) -> Condition | None:
-    if seen.problem is None or seen.problem.reason is not Reason.NAME_CONFLICT:
+def _name_conflict(observation: Observation) -> Condition | None:
+    if observation.problem is None or observation.problem.reason is not Reason.NAME_CONFLICT:
         return None
-    return Condition(conditions.NAME_CONFLICT, True, seen.problem.reason, seen.problem.message)
+    return Condition(conditions.NAME_CONFLICT, True, observation.problem.reason, observation.problem.message)
 
 
-def _plan_outdated(seen: Observation) -> Condition | None:
-    if seen.outdated is None:
+def _plan_outdated(observation: Observation) -> Condition | None:
+    if observation.outdated is None:
         return None
-    return Condition(conditions.PLAN_OUTDATED, True, seen.outdated.reason, seen.outdated.message)
+    return Condition(conditions.PLAN_OUTDATED, True, observation.outdated.reason, observation.outdated.message)
 
 
 # There only while true: each function gives its condition, or None.

@@ -27,7 +27,7 @@ from millstream_operator.rendering.revision_marks import Failure, read_marks
 from millstream_operator.rollout.outdated import outdated
 from millstream_operator.rollout.pinning import adoption
 from millstream_operator.rollout.revisions import pinned
-from millstream_operator.rollout.rollout import intent
+from millstream_operator.rollout.rollout import next_step
 from tests.support.fake_cluster import FakeCluster
 from tests.support.fake_operator import FakeOperator
 from tests.unit.operator.upgrade.stored_clusters import (
@@ -73,7 +73,7 @@ JOURNALS = {
     "adopted-and-failed": [DecisionType.ROLLED_BACK, DecisionType.PLAN_ADOPTED],
     "adopted-gpus": [DecisionType.PLAN_ADOPTED],
 }
-# What `intent` would say in this state if the journal did not hold it.
+# What `next_step` would say in this state if the journal did not hold it.
 SAID = {
     "rolled-back": [DecisionType.ROLLED_BACK],
     "stopped": [DecisionType.ROLLOUT_STOPPED],
@@ -214,13 +214,13 @@ def test_every_mark_is_stored_somewhere() -> None:
 def test_what_the_journal_holds_is_not_said_again(name: str) -> None:
     """In whatever words it holds it: one attempt is told of once."""
     scene = scene_of(stored_cluster(name))
-    assert [one.type for one in intent(replace(scene, journal=())).decisions] == SAID[name]
-    assert intent(scene).decisions == (), "the journal would get a second entry for the same attempt on upgrade"
+    assert [one.type for one in next_step(replace(scene, journal=())).decisions] == SAID[name]
+    assert next_step(scene).decisions == (), "the journal would get a second entry for the same attempt on upgrade"
 
 
 @pytest.mark.parametrize("name", [name for name in JOURNALS if name not in SAID])
 def test_nothing_is_said_of_a_rollout_that_is_over(name: str) -> None:
-    assert intent(scene_of(stored_cluster(name))).decisions == ()
+    assert next_step(scene_of(stored_cluster(name))).decisions == ()
 
 
 @pytest.mark.parametrize("name", ["adopted", "adopted-gpus"])
