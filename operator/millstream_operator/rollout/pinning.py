@@ -34,7 +34,6 @@ from millstream_operator.rollout.revisions import (
     PinnedRevision,
     failed_before,
     newest_first,
-    pinned,
     plan_anew,
     read_pin,
 )
@@ -64,12 +63,14 @@ class Pinning:
         self,
         owner: LLMDeployment,
         records: Sequence[Manifest],
+        kept: PinnedRevision | None,
         inspected: Inspected | None = None,
-        believed: RestoredStatus | None = None,
+        restored: RestoredStatus | None = None,
     ) -> Chosen:
         """The pinned plan, or a new one. No await in between: two plans never take the same free GPUs.
 
-        What is `believed` of a pinned plan is not computed, unless a better one would be taken over by itself.
+        `kept` is `pinned(owner, records)`. What an earlier process found out of a pinned plan (`restored`) is not
+        computed again, unless a better plan would be adopted.
 
         Raises:
             PlanRefused: there is no plan for the spec, or it cannot be run.
@@ -78,11 +79,11 @@ class Pinning:
         self.waiting.pop(uid, None)
         if (made := self._made.pop(uid, None)) is not None and _is_on_its_way(made, owner, records):
             return self._promised(owner, made)
-        if (kept := pinned(owner, records)) is None:
+        if kept is None:
             facts = read.over(self._facts.of(owner))
             return self._promised(owner, plan_anew(owner, self._plans, self._pods, records, facts))
-        if believed is not None and not follows(owner) and uid not in self._compared:
-            return Chosen(kept, believed.outdated, adoption(records))
+        if restored is not None and not follows(owner) and uid not in self._compared:
+            return Chosen(kept, restored.outdated, adoption(records))
         problem = self._outdated(owner, kept.revision, read)
         if problem is not None and follows(owner):
             fresh = self._adopted(owner, kept, records, read)

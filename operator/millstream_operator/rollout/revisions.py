@@ -23,7 +23,7 @@ from millstream_operator.planning.planner import decide
 from millstream_operator.planning.requires import refusal
 from millstream_operator.planning.restart_fields import input_hash, input_hash_of_format_1
 from millstream_operator.rendering.pod_defaults import PodDefaults
-from millstream_operator.rendering.revision import Revision, read_revision, render_revision
+from millstream_operator.rendering.revision import Revision, controller_revision, read_revision, render_revision
 from millstream_operator.rendering.revision_marks import Failure, Marks, read_marks
 
 Manifest = dict[str, Any]
@@ -36,22 +36,6 @@ class PinnedRevision:
     revision: Revision
     number: int
     marks: Marks = field(default_factory=Marks)
-
-
-def choose(
-    owner: LLMDeployment,
-    plan_defaults: PlanDefaults,
-    pod_defaults: PodDefaults,
-    stored: Iterable[Manifest],
-    facts: Facts | None = None,
-) -> PinnedRevision:
-    """The pinned revision if the spec still asks for it; otherwise one that is planned and rendered now.
-
-    Raises:
-        PlanRefused: there is no plan, or it cannot be run.
-    """
-    records = list(stored)
-    return pinned(owner, records) or plan_anew(owner, plan_defaults, pod_defaults, records, facts or Facts())
 
 
 def pinned(owner: LLMDeployment, stored: Iterable[Manifest]) -> PinnedRevision | None:
@@ -99,6 +83,11 @@ def failed_before(digest: str, stored: Iterable[Manifest]) -> Failure | None:
     """Why pods like these were given up; None where they were not."""
     pins = [pin for record in newest_first(stored) if (pin := read_pin(record)) is not None]
     return next((pin.marks.failure for pin in pins if pin.marks.failure and pin.revision.digest == digest), None)
+
+
+def record_of(owner: LLMDeployment, pin: PinnedRevision) -> Manifest:
+    """The ControllerRevision that stores a pinned revision."""
+    return controller_revision(owner, pin.revision, pin.number, pin.marks)
 
 
 def read_pin(record: Manifest) -> PinnedRevision | None:

@@ -33,11 +33,6 @@ IN_PLACE = AppliedStrategy.RESOURCE_AWARE
 SpareGPUs = Callable[[LLMDeployment, Revision], bool | None]
 
 
-def spare_unknown(owner: LLMDeployment, revision: Revision) -> bool | None:
-    """A SpareGPUs without an inventory."""
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class RolloutInput:
     """Everything that a rollout is decided from."""

@@ -18,7 +18,7 @@ from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.planning.planner import decide, plan
 from millstream_operator.planning.requires import refusal
 from millstream_operator.rendering.pod_defaults import PodDefaults
-from millstream_operator.rollout.revisions import choose
+from tests.support.pinned_plans import choose
 from tests.unit.operator.planning.cases import CASES, FIRST_RUNTIME
 
 DEFAULTS = PlanDefaults("registry.example.com/runtime:1.0")
