@@ -1,7 +1,7 @@
-"""From what was seen to the status that is written. Pure: the same world gives the same status, at any time.
+"""From an observation to the status that is written. Pure: the same cluster gives the same status, at any time.
 
-The parts have files of their own: `observations` the conditions, `warmup` and `memory_report` what the pods tell of
-themselves, `decisions` the journal.
+The parts have files of their own: `condition_list` has the conditions, `blocking_policies` what keeps Ready False,
+`warmup` and `memory_report` what the pods report, `diagnosis/decisions.py` the journal.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON, Reason
 from millstream_operator.planning.scaling_cost import with_scaling_cost
 from millstream_operator.rendering.names import selector_string
 from millstream_operator.rendering.service import service_url
-from millstream_operator.status.condition_list import observed
+from millstream_operator.status.blocking_policies import find_blocker
+from millstream_operator.status.condition_list import conditions_of
 from millstream_operator.status.memory_report import memory_status
 from millstream_operator.status.observation import Observation
-from millstream_operator.status.readiness import find_blocker
 from millstream_operator.status.serving import serves
 from millstream_operator.status.warmup import warmup_status
 
@@ -35,7 +35,7 @@ def status_of(observation: Observation, now: str) -> Manifest:
     owner, workload = observation.owner, observation.workload_status
     blocker = find_blocker(observation)
     warmup = warmup_status(observation, blocker, now)
-    found = observed(observation, blocker, (warmup or {}).get("phase"))
+    found = conditions_of(observation, blocker, (warmup or {}).get("phase"))
     generation = owner.metadata.generation or 0
     answered = found[0].reason is Reason.READY  # at zero replicas Ready is True, and nobody answered
     return {
