@@ -28,4 +28,6 @@ class PlanStage:
             inspected = self._inspector.known(owner, key)
         else:
             inspected = await self._inspector.ask(owner, key)
-        return replace(context, chosen=self._pinning.choose(owner, records, kept, inspected, context.restored))
+        journal = context.previous.get("decisions") or ()
+        chosen = self._pinning.choose(owner, records, kept, inspected, context.restored, journal)
+        return replace(context, chosen=chosen)

@@ -8,6 +8,7 @@ and give it its place in POLICIES.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from millstream_operator.api.status import AppliedStrategy
 from millstream_operator.diagnosis.admission import pods_not_created
@@ -99,7 +100,7 @@ def _with_strategy_hint(observation: Observation, found: Diagnosis) -> Diagnosis
     if found.reason is not Reason.INSUFFICIENT_GPU or not surges or not older_serve:
         return found
     hint = "Older pods serve on; rollout.strategy ResourceAware would replace them in place."
-    return Diagnosis(found.reason, f"{found.message} {hint}")
+    return replace(found, hint=f"{found.hint} {hint}".lstrip())
 
 
 def _missing_mounts(observation: Observation) -> str:
