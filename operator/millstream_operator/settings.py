@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from millstream_operator.api.base import LabelValue, QualifiedName
 from millstream_operator.kube.optional_kinds import DISCOVERY_SECONDS
 from millstream_operator.planning.plan import PlanDefaults
-from millstream_operator.reconciling.reconciler import Defaults
+from millstream_operator.reconciling.defaults import Defaults
 from millstream_operator.rendering.companions import CompanionDefaults
 from millstream_operator.rendering.pod_defaults import load_pod_defaults
 

@@ -24,7 +24,8 @@ from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.probing.pod_reports import PodReports
 from millstream_operator.probing.service_probe import ServiceUnreachable
 from millstream_operator.queue.work_queue import RetryLater
-from millstream_operator.reconciling.reconciler import Defaults, Reconciler
+from millstream_operator.reconciling.defaults import Defaults
+from millstream_operator.reconciling.reconciler import Reconciler
 from millstream_operator.rendering.companions import CompanionDefaults
 from millstream_operator.rendering.names import REVISION_LABEL
 from millstream_operator.rendering.pod_defaults import PodDefaults

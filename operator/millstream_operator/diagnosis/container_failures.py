@@ -73,9 +73,8 @@ def _image_pull(image: str, said: str) -> Diagnosis:
     said = re.sub(r"^(ErrImagePull|ImagePullBackOff): ", "", said)
     said = re.sub(r"^rpc error: code = \w+ desc = ", "", said)
     said = re.sub(r"\d+\.\d+\.\d+\.\d+:\d+->", "", said)  # our own side of a connection has a new port each time
-    return Diagnosis(
-        Reason.IMAGE_PULL_FAILED, sentence(f"The image {image} cannot be pulled{f': {said}' if said else ''}")
-    )
+    detail = sentence(f"The image {image} cannot be pulled{f': {said}' if said else ''}")
+    return Diagnosis(Reason.IMAGE_PULL_FAILED, detail, cause=said)
 
 
 def _fetch_ended(container: Mapping[str, Any]) -> Diagnosis | None:

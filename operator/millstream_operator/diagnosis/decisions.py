@@ -1,13 +1,14 @@
-"""`status.decisions`: a bounded journal of what the operator decided by itself, newest first. Pure.
+"""`status.decisions`: a bounded journal of what the operator decided without the user, newest first. Pure.
 
 Conditions say what is; the journal says what was done and why: a plan adopted, a rollout that was rolled back, a
-replica drained because no GPU was spare. Decisions are made again at every turn of the level-triggered loop, so one
-that says the same as the newest of its type is not written again.
+replica drained because no GPU was spare. Decisions are made again in every turn of the level-triggered loop: one with
+the same message as the newest of its type is not written again, and `rollout/journal_marks.py` leaves out those of an
+attempt that the journal has already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -28,14 +29,35 @@ class DecisionType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`type` is a stable CamelCase word of docs/reasons.md; `message` is one sentence with the why."""
+    """`type` is a stable CamelCase word of docs/reasons.md; `detail` says what was decided and why.
+
+    `attempt` names the rollout that it is about (`attempt_of`); empty: it is about no rollout. The message begins with
+    it, so that an entry of the journal can be recognised whatever its details are.
+    """
 
     type: str
-    message: str
+    detail: str
+    attempt: str = ""
+
+    @property
+    def message(self) -> str:
+        """What a person reads."""
+        return f"{self.attempt} {self.detail}" if self.attempt else self.detail
+
+
+def attempt_of(revision_name: str, number: int) -> str:
+    """One attempt to roll a revision out. The number tells two attempts at the same revision apart."""
+    return f"Revision {revision_name} (no. {number})"
+
+
+def is_entry_of(entry: Mapping[str, Any], decision: Decision) -> bool:
+    """Whether an entry of the journal is about the attempt of this decision, and of its type."""
+    about = bool(decision.attempt) and str(entry["message"]).startswith(f"{decision.attempt} ")
+    return about and bool(entry["type"] == decision.type)
 
 
 def journal(previous: Sequence[dict[str, Any]], made: Iterable[Decision], now: str) -> list[dict[str, Any]]:
-    """`previous` with what was decided now before it, `LIMIT` entries at most. `now` is RFC 3339, UTC."""
+    """Return `made` and `previous`, newest first, `LIMIT` entries at most. `now` is RFC 3339, UTC."""
     entries = list(previous)
     for decision in made:
         message = decision.message[:MESSAGE_LIMIT_CHARACTERS]

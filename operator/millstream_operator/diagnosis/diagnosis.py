@@ -1,12 +1,12 @@
-"""A diagnosis: one stable reason and one sentence. Pure.
+"""A diagnosis: one stable reason and one or two sentences. Pure.
 
-Who finds one: `pod_failures` in the pods, `admission` in what the API server refuses, `service_probe` in the answers.
-"See the pod's logs" is never the sentence: the runtime's own last error is in the pod's termination message.
+`pod_failures` finds one in the pods, `admission` in what the API server refuses, `service_probe` in the answers. "See
+the pod's logs" is never the sentence: the runtime's own last error is in the pod's termination message.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from millstream_operator.diagnosis.reasons import Reason
 
@@ -15,8 +15,20 @@ MESSAGE_LIMIT_CHARACTERS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
+    """`detail` says what is wrong, `hint` what to do or to wait for. Code reads these fields, never the message.
+
+    `cause`: the words of the kubelet or of the API server that it was read from, where the code needs them.
+    """
+
     reason: Reason
-    message: str
+    detail: str
+    hint: str = ""
+    cause: str = field(default="", compare=False)
+
+    @property
+    def message(self) -> str:
+        """What a person reads."""
+        return f"{self.detail} {self.hint}" if self.hint else self.detail
 
 
 def sentence(text: str) -> str:

@@ -86,21 +86,6 @@ def shape_from_catalogue(owner: LLMDeployment, source: ModelSource) -> ModelShap
     return None if HUB_VARIABLE in variables else known_shape(hub.repository)
 
 
-class NoFacts:
-    """Plans from the spec alone."""
-
-    stamp = 0
-
-    def of(self, owner: LLMDeployment) -> Facts:
-        return Facts()
-
-    def promise(self, owner: LLMDeployment, revision: Revision) -> None:
-        """Nobody shares GPUs that nobody counts."""
-
-    def holds_gpus(self, owner: LLMDeployment) -> bool:
-        return False
-
-
 class ClusterFacts:
     """Facts, kept up to date by whoever watches. For use within one event loop.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,10 +137,3 @@ def _is_news(before: PodReport | None, after: PodReport, seconds_since: float) -
     if (was is None) != (now is None) or before.boot.memory != after.boot.memory:
         return True
     return was is not None and now is not None and abs(now - (was - seconds_since)) > ETA_NEWS_SHARE * max(now, 1.0)
-
-
-class NoPodAccess:
-    """Access to no pod, for an operator without one: nothing is ever known of a warm-up."""
-
-    async def ready(self, pod: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
-        raise PodUnreachable("there is no way to the pods")

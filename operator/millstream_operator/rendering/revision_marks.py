@@ -1,8 +1,8 @@
-"""What is remembered of a revision beside its content: that it served, how it is rolled out, and why it failed.
+"""Marks of a revision: that it served, how it is rolled out, why it failed, and which decisions were announced.
 
-A ControllerRevision's data can never change; its annotations can. So the memory of a rollout lies on the record that it
-is about, survives the operator, and goes when the record goes. Marks belong to one attempt: a record that is pinned
-again, under a higher number, begins without them.
+The data of a ControllerRevision cannot change; its annotations can. So the state of a rollout is on the record that it
+is about, survives the operator, and is deleted with the record. Marks belong to one attempt: a record that is pinned
+again, under a higher number, begins with new ones.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from millstream_operator.api.status import AppliedStrategy
 ANSWERED_ANNOTATION = "millstream.dev/answered"
 STRATEGY_ANNOTATION = "millstream.dev/rollout-strategy"
 FAILED_ANNOTATION = "millstream.dev/failed"
+JOURNALED_ANNOTATION = "millstream.dev/journaled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,14 @@ class Marks:
     answered: bool = False  # all its replicas were available, and the model answered through the Service
     strategy: AppliedStrategy | None = None  # what rollout.strategy Auto chose for it
     failure: Failure | None = None  # it is not tried again
+    journaled: frozenset[str] | None = None  # types of its decisions in `status.decisions`; None: from before this mark
 
     def annotations(self) -> dict[str, str]:
         found = {
             ANSWERED_ANNOTATION: "true" if self.answered else None,
             STRATEGY_ANNOTATION: self.strategy.value if self.strategy else None,
             FAILED_ANNOTATION: self._failed(),
+            JOURNALED_ANNOTATION: ",".join(sorted(self.journaled)) if self.journaled is not None else None,
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -46,14 +49,18 @@ class Marks:
         return json.dumps({"reason": self.failure.reason, "message": self.failure.message}, ensure_ascii=False)
 
 
+NEW_MARKS = Marks(journaled=frozenset())  # of a new attempt
+
+
 def read_marks(record: dict[str, Any]) -> Marks:
-    """The marks of a stored record. What nobody of us can have written counts as not there."""
+    """Return the marks of a stored record. A value that the operator cannot have written counts as absent."""
     annotations = record["metadata"].get("annotations") or {}
     strategy = annotations.get(STRATEGY_ANNOTATION)
     return Marks(
         answered=annotations.get(ANSWERED_ANNOTATION) == "true",
         strategy=next((known for known in AppliedStrategy if known.value == strategy), None),
         failure=_failure(annotations.get(FAILED_ANNOTATION)),
+        journaled=_journaled(annotations.get(JOURNALED_ANNOTATION)),
     )
 
 
@@ -61,7 +68,11 @@ def _failure(text: str | None) -> Failure | None:
     if text is None:
         return None
     try:
-        told = json.loads(text)
-        return Failure(str(told["reason"]), str(told["message"]))
+        found = json.loads(text)
+        return Failure(str(found["reason"]), str(found["message"]))
     except (ValueError, TypeError, KeyError):
         return None
+
+
+def _journaled(text: str | None) -> frozenset[str] | None:
+    return frozenset(filter(None, text.split(","))) if text is not None else None

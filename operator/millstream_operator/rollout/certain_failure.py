@@ -1,8 +1,9 @@
-"""When is it certain that a new revision will not get ready? Pure.
+"""When it is certain that a new revision will not get ready. Pure.
 
-Too early a verdict gives up on a pod that only waits; too late a one leaves the model away, where an old pod was
-drained for it. So there are three kinds of evidence: a reason that no retry mends, a pod that failed again and again by
-itself, and, for all that may pass (no free GPU, a hub that is away), the end of `rollout.progressDeadline`.
+A verdict that comes too early gives up on a pod that only waits; one that comes too late leaves the model without a
+pod, where an old pod was drained for the new one. So three kinds of evidence count: a reason that no retry resolves, a
+pod that failed again and again, and, for everything temporary (no free GPU, a hub that is down), the end of
+`rollout.progressDeadline`.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON, Reason
 from millstream_operator.rollout.workload import deadline_passed, digest_of_pod, replica_failure
 
 Manifest = dict[str, Any]
-# With the kubelet's back-off of 10 s, 20 s and 40 s: a bit more than a minute of trying.
+# With the kubelet's back-off of 10 s, 20 s and 40 s: a bit more than a minute.
 CERTAIN_RESTARTS = 3
 CRASHES = frozenset({Reason.OUT_OF_MEMORY, Reason.PORT_IN_USE, Reason.RUNTIME_CRASHED, Reason.WARMUP_STALLED})
-# A registry that is away may come back; one that says no will say it again.
+# What the kubelet reports when another try gives the same answer; a registry that is down may come back.
 _NO_SUCH_IMAGE = re.compile(
     r"not found|manifest unknown|denied|unauthorized|forbidden|invalid reference|couldn't parse image", re.IGNORECASE
 )
@@ -34,8 +35,8 @@ def certain_failure(digest: str, workload: Manifest | None, pods: Sequence[Manif
     own = [pod for pod in pods if digest_of_pod(pod) == digest]
     if (found := diagnose(pod for pod in own if _is_certain(pod))) is not None:
         return found
-    if (told := replica_failure(workload, digest)) is not None:
-        refused = pods_not_created(told)
+    if (message := replica_failure(workload, digest)) is not None:
+        refused = pods_not_created(message)
         if refused is not None and (refused.reason in NEEDS_A_PERSON or deadline_passed(workload, digest)):
             return refused
     if not deadline_passed(workload, digest):
@@ -49,12 +50,11 @@ def _is_certain(pod: Manifest) -> bool:
     if found is None:
         return False
     if found.reason is Reason.IMAGE_PULL_FAILED:
-        said = found.message.partition(" cannot be pulled")[2]
-        return bool(_NO_SUCH_IMAGE.search(_QUOTED.sub("", said)))
+        return bool(_NO_SUCH_IMAGE.search(_QUOTED.sub("", found.cause)))
     return found.reason in NEEDS_A_PERSON or (found.reason in CRASHES and _restarts(pod) >= CERTAIN_RESTARTS)
 
 
 def _restarts(pod: Manifest) -> int:
     status = pod.get("status", {})
-    told = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    return max((one.get("restartCount", 0) for one in told), default=0)
+    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    return max((one.get("restartCount", 0) for one in containers), default=0)

@@ -1,14 +1,15 @@
-"""Has the world changed so that a pinned plan would be made otherwise today? Pure.
+"""Whether a pinned plan would be made differently today. Pure.
 
-The question is asked of all GPUs that there are, free or not: pods come and go, and a plan is not outdated because
-somebody else's pod ended. It is when today's choice is neither the pinned plan nor what was preferred when it was made
-(`status.plan.preferred`): then nodes, prices or the planner itself have changed. And it is when the same choice would
-be rendered to other pods: the default image, the pods' defaults or the operator's version has changed.
+The question is asked of all GPUs in the cluster, free or not: pods come and go, and a plan is not outdated because a
+pod of another deployment ended. It is outdated when today's choice is neither the pinned one nor what was preferred
+when it was made (`status.plan.preferred`): then nodes, prices or the planner have changed. It is outdated, too, when
+the same choice would be rendered to different pods: then the default image, the pods' defaults or the operator's
+version have changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,64 +25,102 @@ from millstream_operator.rendering.revision_marks import Failure
 
 Decide = Callable[[Facts], Plan | Infeasible]
 Render = Callable[[Plan], Revision]
-PINNED = "It is taken over when the spec next changes, or at once under runtime.updatePolicy FollowOperator."
-FOLLOWS = "It is taken over as soon as its GPUs are free."
+# What the planner chose, as fields of `status.plan`. Limits, predictions and prices are no choice of their own.
+CHOICE_FIELDS = (
+    "accelerator",
+    "gpusPerReplica",
+    "tensorParallelSize",
+    "pipelineParallelSize",
+    "quantization",
+    "kvCache",
+)
+PINNED_HINT = "It is adopted when the spec next changes, or at once under runtime.updatePolicy FollowOperator."
+FOLLOWS_HINT = "It is adopted as soon as its GPUs are free."
 
 
 def outdated(
     pinned: Revision, facts: Facts, decide: Decide, render: Render, *, follows: bool = False
 ) -> Diagnosis | None:
-    """What a new plan would be, and gain; None while the pinned one is as good as new.
+    """Return what a new plan would be and gain; None while the pinned one is as good as new.
 
-    `follows`: it is taken over by itself, so the sentence says what it waits for.
+    `follows`: the plan is adopted without a change of the spec, so the hint says what that waits for.
     """
-    when = FOLLOWS if follows else PINNED
+    hint = FOLLOWS_HINT if follows else PINNED_HINT
     everything = replace(facts, inventory=facts.capacity or facts.inventory, capacity=None)
     today = decide(everything)
-    before = pinned.plan["summary"]
     if isinstance(today, Infeasible) or today.requires:
         return None
     if today.product is None and pinned.plan.get("memory"):
         return None  # less is known than then: nothing to gain
-    if today.summary not in (before, pinned.plan.get("preferred")):
-        return Diagnosis(Reason.NEW_FACTS, f"{_instead(pinned.plan, today, facts.catalog)} {when}")
-    if today.summary != before:
-        again = decide(_of_part_alone(everything, pinned.plan.get("accelerator")))
-        if isinstance(again, Infeasible) or again.summary != before:
+    if not same_choice(pinned.plan, today.status_plan()):
+        new_facts = Diagnosis(Reason.NEW_FACTS, _instead(pinned.plan, today, facts.catalog), hint)
+        if pinned.plan.get("preferred") is None:
+            return new_facts
+        again = _same_choice_today(pinned.plan, everything, decide)
+        if not _was_preferred(pinned.plan, today, again):
+            return new_facts
+        if again is None:
             return None
         today = again
     fresh = render(today)
     if fresh.digest == pinned.digest:
         return None
-    return Diagnosis(Reason.NEW_DEFAULTS, f"{other_defaults(pinned.image, fresh.image)} {when}")
+    return Diagnosis(Reason.NEW_DEFAULTS, other_defaults(pinned.image, fresh.image), hint)
 
 
-def tried_in_vain(problem: Diagnosis, failure: Failure) -> Diagnosis:
-    """The same, of a plan that was taken over by itself and failed."""
-    said = problem.message.removesuffix(FOLLOWS).strip()
-    why = f"It was taken over and failed ({failure.reason}), so it is not tried again until the spec changes."
-    return Diagnosis(problem.reason, f"{said} {why}")
+def same_choice(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether two `status.plan`s made the same choice. A field that an older operator did not store is not compared."""
+    return all(before[field] == after[field] for field in CHOICE_FIELDS if field in before and field in after)
+
+
+def already_failed(problem: Diagnosis, failure: Failure) -> Diagnosis:
+    """The diagnosis of an outdated plan whose successor was adopted and failed."""
+    hint = f"It was adopted and failed ({failure.reason}), so it is not tried again until the spec changes."
+    return replace(problem, hint=hint)
 
 
 def other_defaults(before: str, after: str) -> str:
-    """One sentence on what is rendered otherwise though the plan is the same."""
+    """What is rendered differently though the plan is the same. `before` and `after` are images."""
     if before != after:
         return f"A new plan would run the image {after} instead of {before}."
     return "A new plan would render other pods: the pods' defaults or the operator's version have changed."
 
 
-def _instead(before: dict[str, Any], today: Plan, catalog: GpuCatalog) -> str:
+def _was_preferred(before: Mapping[str, Any], today: Plan, again: Plan | None) -> bool:
+    """Whether today's choice was preferred to the pinned one already then. `again`: the pinned choice, planned today.
+
+    `preferred` is stored as a summary alone, so it is compared as an opaque token, which needs that the summaries of
+    then and now are worded alike. The pinned choice has both: where its two summaries differ, the tokens cannot be
+    compared, and the plan counts as up to date rather than as outdated by a choice of words.
+    """
+    is_worded_alike = again is None or again.summary == before["summary"]
+    return today.summary == before["preferred"] or not is_worded_alike
+
+
+def _instead(before: Mapping[str, Any], today: Plan, catalog: GpuCatalog) -> str:
     """`A new plan would be 1×H100-80GB TP1 None instead of 2×A100-80GB TP2 None: $1,204 a month less.`"""
-    said = f"A new plan would be {today.summary} instead of {before['summary']}"
+    change = f"A new plan would be {_words(before, today)} instead of {before['summary']}"
     part = catalog.get(before.get("accelerator") or "")
     if part is None or today.cost is None:
-        return f"{said}."
+        return f"{change}."
     replicas = before.get("replicas") or today.replicas or 1
     hourly_milli_usd = part.hourly_milli_usd * before["gpusPerReplica"] * replicas  # at today's prices
     saved = round(hourly_milli_usd * HOURS_PER_MONTH / 1000) - today.cost.monthly_usd
     if saved == 0:
-        return f"{said}, at the same price."
-    return f"{said}: ${abs(saved):,} a month {'less' if saved > 0 else 'more'}."
+        return f"{change}, at the same price."
+    return f"{change}: ${abs(saved):,} a month {'less' if saved > 0 else 'more'}."
+
+
+def _words(before: Mapping[str, Any], today: Plan) -> str:
+    """Today's plan. A summary does not name the KV cache, so it is added where it changes."""
+    changed = before.get("kvCache", today.kv_cache) != today.kv_cache
+    return f"{today.summary} with KV cache {today.kv_cache}" if changed else today.summary
+
+
+def _same_choice_today(before: Mapping[str, Any], facts: Facts, decide: Decide) -> Plan | None:
+    """The pinned choice, planned today; None where it cannot be made any more."""
+    again = decide(_of_part_alone(facts, before.get("accelerator")))
+    return again if isinstance(again, Plan) and same_choice(before, again.status_plan()) else None
 
 
 def _of_part_alone(facts: Facts, part: str | None) -> Facts:

@@ -1,12 +1,12 @@
-"""Which plan an LLMDeployment runs, over time: made once for a spec, kept, and replaced only where the spec says so.
+"""Which plan an LLMDeployment runs over time: made once per spec, kept, and replaced only where the spec says so.
 
     spec changed                       -> planned anew, from today's facts
     spec the same, world changed       -> kept; PlanOutdated says what a new plan would gain
     … and updatePolicy FollowOperator  -> planned anew, unless pods that hold GPUs would have to wait for others, or
                                           such pods failed before
 
-Everything is found again from the records. What is remembered here only saves work: a plan whose record is not seen
-yet, and when each plan was last compared with the world (once for each change of nodes, prices or defaults).
+Everything is found again from the records. What is remembered here only saves work: a plan whose record is not in the
+index yet, and the last comparison of each plan with the cluster (once per change of nodes, prices or defaults).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.spec import UpdatePolicy
-from millstream_operator.diagnosis.decisions import Decision, DecisionType
+from millstream_operator.diagnosis.decisions import Decision
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.facts.cluster_facts import FactsSource
 from millstream_operator.facts.restored_status import RestoredStatus
@@ -29,14 +29,15 @@ from millstream_operator.planning.planner import decide
 from millstream_operator.planning.restart_fields import input_hash
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import Revision, render_revision
-from millstream_operator.rollout.outdated import other_defaults, outdated, tried_in_vain
+from millstream_operator.rendering.revision_marks import NEW_MARKS
+from millstream_operator.rollout.adoption import with_adoption
+from millstream_operator.rollout.journal_marks import Entries
+from millstream_operator.rollout.outdated import already_failed, outdated
 from millstream_operator.rollout.revisions import (
     PinnedRevision,
     failed_before,
     newest_first,
-    pinned,
     plan_anew,
-    read_pin,
 )
 
 Manifest = dict[str, Any]
@@ -44,7 +45,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The revision to run; `outdated`: what a new plan would gain; `decisions` of ours that led here."""
+    """The revision to run. `outdated`: what a new plan would gain; `decisions`: an adoption that the journal lacks."""
 
     pin: PinnedRevision
     outdated: Diagnosis | None = None
@@ -52,11 +53,11 @@ class Chosen:
 
 
 class Pinning:
-    """For one operator, one event loop. What it remembers may be lost at any moment."""
+    """For use within one event loop. What it remembers may be lost at any moment."""
 
     def __init__(self, facts: FactsSource, plan_defaults: PlanDefaults, pod_defaults: PodDefaults) -> None:
         self._facts, self._plans, self._pods = facts, plan_defaults, pod_defaults
-        self._made: dict[str, PinnedRevision] = {}  # by uid: planned, and the record not seen yet
+        self._made: dict[str, PinnedRevision] = {}  # by uid: planned, and the record is not in the index yet
         self._compared: dict[str, tuple[object, Diagnosis | None]] = {}  # by uid
         self.waiting: dict[str, OwnerKey] = {}  # by uid: would adopt another plan if GPUs were free
 
@@ -64,12 +65,15 @@ class Pinning:
         self,
         owner: LLMDeployment,
         records: Sequence[Manifest],
+        kept: PinnedRevision | None,
         inspected: Inspected | None = None,
-        believed: RestoredStatus | None = None,
+        restored: RestoredStatus | None = None,
+        journal: Entries = (),
     ) -> Chosen:
         """The pinned plan, or a new one. No await in between: two plans never take the same free GPUs.
 
-        What is `believed` of a pinned plan is not computed, unless a better one would be taken over by itself.
+        `kept` is `pinned(owner, records)`. What an earlier process found out of a pinned plan (`restored`) is not
+        computed again, unless a better plan would be adopted.
 
         Raises:
             PlanRefused: there is no plan for the spec, or it cannot be run.
@@ -78,20 +82,21 @@ class Pinning:
         self.waiting.pop(uid, None)
         if (made := self._made.pop(uid, None)) is not None and _is_on_its_way(made, owner, records):
             return self._promised(owner, made)
-        if (kept := pinned(owner, records)) is None:
+        if kept is None:
             facts = read.over(self._facts.of(owner))
             return self._promised(owner, plan_anew(owner, self._plans, self._pods, records, facts))
-        if believed is not None and not follows(owner) and uid not in self._compared:
-            return Chosen(kept, believed.outdated, adoption(records))
+        kept, decisions = with_adoption(kept, records, journal)
+        if restored is not None and not follows(owner) and uid not in self._compared:
+            return Chosen(kept, restored.outdated, decisions)
         problem = self._outdated(owner, kept.revision, read)
         if problem is not None and follows(owner):
             fresh = self._adopted(owner, kept, records, read)
             if fresh is not None and (failure := failed_before(fresh.revision.digest, records)) is not None:
-                return Chosen(kept, tried_in_vain(problem, failure), adoption(records))
+                return Chosen(kept, already_failed(problem, failure), decisions)
             if fresh is not None:
                 return self._promised(owner, fresh)
             self.waiting[uid] = OwnerKey(owner.metadata.namespace or "", owner.name)
-        return Chosen(kept, problem, adoption(records))
+        return Chosen(kept, problem, decisions)
 
     def forget(self, uid: str) -> None:
         """The LLMDeployment is gone."""
@@ -104,11 +109,11 @@ class Pinning:
         return Chosen(made)
 
     def _outdated(self, owner: LLMDeployment, kept: Revision, read: Inspected) -> Diagnosis | None:
-        """Compared once for each change of the world, however often it is asked."""
+        """Compare once per change of the cluster, however often it is asked."""
         uid = owner.metadata.uid or ""
-        world = (self._facts.stamp, read, kept.name, owner.spec.replicas, follows(owner))
+        state = (self._facts.stamp, read, kept.name, owner.spec.replicas, follows(owner))
         known = self._compared.get(uid)
-        if known is not None and known[0] == world:
+        if known is not None and known[0] == state:
             return known[1]
 
         def today(facts: Facts) -> Plan | Infeasible:
@@ -118,13 +123,13 @@ class Pinning:
             return render_revision(owner, plan, self._pods)
 
         found = outdated(kept, read.over(self._facts.of(owner)), today, rendered, follows=follows(owner))
-        self._compared[uid] = world, found
+        self._compared[uid] = state, found
         return found
 
     def _adopted(
         self, owner: LLMDeployment, kept: PinnedRevision, records: Sequence[Manifest], read: Inspected
     ) -> PinnedRevision | None:
-        """A new plan for the same spec; None while it would change no pod, or trade GPUs that it has for a wait."""
+        """A new plan for the same spec; None where it would change no pod, or give up GPUs and wait for others."""
         planned = decide(owner, self._plans, read.over(self._facts.of(owner)))
         if isinstance(planned, Infeasible) or planned.requires:
             return None
@@ -133,11 +138,11 @@ class Pinning:
         fresh = render_revision(owner, planned, self._pods)
         if fresh.digest == kept.revision.digest:
             return None
-        return PinnedRevision(fresh, int(newest_first(records)[0]["revision"]) + 1)
+        return PinnedRevision(fresh, int(newest_first(records)[0]["revision"]) + 1, NEW_MARKS)
 
 
 def _is_on_its_way(made: PinnedRevision, owner: LLMDeployment, records: Sequence[Manifest]) -> bool:
-    """Planned for this spec, and its record not seen: the answer to the write was lost, or it failed."""
+    """Planned for this spec, and its record is not in the index: the write failed, or its answer was lost."""
     return made.revision.input_hash == input_hash(owner) and all(
         record["metadata"]["name"] != made.revision.name for record in records
     )
@@ -145,18 +150,3 @@ def _is_on_its_way(made: PinnedRevision, owner: LLMDeployment, records: Sequence
 
 def follows(owner: LLMDeployment) -> bool:
     return owner.spec.runtime is not None and owner.spec.runtime.update_policy is UpdatePolicy.FOLLOW_OPERATOR
-
-
-def adoption(records: Sequence[Manifest]) -> tuple[Decision, ...]:
-    """A newest record that was planned from the same spec as the one before it was adopted: told from both.
-
-    So the journal gets its entry also when the operator ends between the record and the status.
-    """
-    newest, *others = newest_first(records)[:2]
-    if not others or newest["data"].get("inputHash") != others[0]["data"].get("inputHash"):
-        return ()
-    if (before := read_pin(others[0])) is not None and before.marks.failure is not None:
-        return ()  # it went back to what had served: told as the rollback
-    was, now = others[0]["data"]["plan"]["summary"], newest["data"]["plan"]["summary"]
-    what = f"{was} → {now}" if was != now else other_defaults(others[0]["data"]["image"], newest["data"]["image"])
-    return (Decision(DecisionType.PLAN_ADOPTED, f"runtime.updatePolicy is FollowOperator: {what.removesuffix('.')}."),)

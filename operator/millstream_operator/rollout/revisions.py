@@ -10,7 +10,7 @@ runs.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
@@ -23,8 +23,8 @@ from millstream_operator.planning.planner import decide
 from millstream_operator.planning.requires import refusal
 from millstream_operator.planning.restart_fields import input_hash, input_hash_of_format_1
 from millstream_operator.rendering.pod_defaults import PodDefaults
-from millstream_operator.rendering.revision import Revision, read_revision, render_revision
-from millstream_operator.rendering.revision_marks import Failure, Marks, read_marks
+from millstream_operator.rendering.revision import Revision, controller_revision, read_revision, render_revision
+from millstream_operator.rendering.revision_marks import NEW_MARKS, Failure, Marks, read_marks
 
 Manifest = dict[str, Any]
 
@@ -36,22 +36,6 @@ class PinnedRevision:
     revision: Revision
     number: int
     marks: Marks = field(default_factory=Marks)
-
-
-def choose(
-    owner: LLMDeployment,
-    plan_defaults: PlanDefaults,
-    pod_defaults: PodDefaults,
-    stored: Iterable[Manifest],
-    facts: Facts | None = None,
-) -> PinnedRevision:
-    """The pinned revision if the spec still asks for it; otherwise one that is planned and rendered now.
-
-    Raises:
-        PlanRefused: there is no plan, or it cannot be run.
-    """
-    records = list(stored)
-    return pinned(owner, records) or plan_anew(owner, plan_defaults, pod_defaults, records, facts or Facts())
 
 
 def pinned(owner: LLMDeployment, stored: Iterable[Manifest]) -> PinnedRevision | None:
@@ -67,7 +51,7 @@ def pinned(owner: LLMDeployment, stored: Iterable[Manifest]) -> PinnedRevision |
     # Back from a revision that never served: what served before it still runs, so it is not rendered anew. Back, too,
     # from one that was adopted for the same spec and failed: the spec has what it asks for.
     if good is not None:
-        return PinnedRevision(good.revision, records[0]["revision"] + 1, Marks(answered=True))
+        return PinnedRevision(good.revision, records[0]["revision"] + 1, replace(NEW_MARKS, answered=True))
     return None
 
 
@@ -87,7 +71,8 @@ def plan_anew(
     if isinstance(planned, Infeasible) or planned.requires:
         raise PlanRefused(_why_refused(planned), planned.status_plan())
     records = newest_first(stored)
-    return PinnedRevision(render_revision(owner, planned, pod_defaults), (records[0]["revision"] if records else 0) + 1)
+    number = (records[0]["revision"] if records else 0) + 1
+    return PinnedRevision(render_revision(owner, planned, pod_defaults), number, NEW_MARKS)
 
 
 def _asks_for(owner: LLMDeployment, revision: Revision) -> bool:
@@ -99,6 +84,11 @@ def failed_before(digest: str, stored: Iterable[Manifest]) -> Failure | None:
     """Why pods like these were given up; None where they were not."""
     pins = [pin for record in newest_first(stored) if (pin := read_pin(record)) is not None]
     return next((pin.marks.failure for pin in pins if pin.marks.failure and pin.revision.digest == digest), None)
+
+
+def record_of(owner: LLMDeployment, pin: PinnedRevision) -> Manifest:
+    """The ControllerRevision that stores a pinned revision."""
+    return controller_revision(owner, pin.revision, pin.number, pin.marks)
 
 
 def read_pin(record: Manifest) -> PinnedRevision | None:

@@ -1,4 +1,4 @@
-"""What a live Deployment says about its rollout. Pure."""
+"""What the status of a live Deployment says about its rollout. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Manifest = dict[str, Any]
 
 
 def digest_of(workload: Manifest) -> str | None:
-    """The revision that its pod template is of."""
+    """The digest of the revision that its pod template belongs to."""
     metadata = workload["spec"]["template"].get("metadata", {})
     found: str | None = metadata.get("labels", {}).get(REVISION_LABEL)
     return found
@@ -42,17 +42,17 @@ def rolled_out(owner: LLMDeployment, revision: Revision, workload: Manifest | No
 def deadline_passed(workload: Manifest | None, digest: str) -> bool:
     """The rollout of this revision made no progress within `rollout.progressDeadline`."""
     if workload is None or digest_of(workload) != digest or not _is_observed(workload):
-        return False  # said of another rollout
-    told = find(workload.get("status", {}).get("conditions", ()), "Progressing")
-    return bool(told.get("reason") == Reason.PROGRESS_DEADLINE_EXCEEDED)
+        return False  # it is about another rollout
+    progressing = find(workload.get("status", {}).get("conditions", ()), "Progressing")
+    return bool(progressing.get("reason") == Reason.PROGRESS_DEADLINE_EXCEEDED)
 
 
 def replica_failure(workload: Manifest | None, digest: str) -> str | None:
-    """Why the pods of this revision cannot even be created, in the words of Kubernetes."""
+    """Why the pods of this revision cannot be created, in the words of Kubernetes."""
     if workload is None or digest_of(workload) != digest or not _is_observed(workload):
         return None
-    told = find(workload.get("status", {}).get("conditions", ()), "ReplicaFailure")
-    return str(told.get("message", "")) if told.get("status") == "True" else None
+    failure = find(workload.get("status", {}).get("conditions", ()), "ReplicaFailure")
+    return str(failure.get("message", "")) if failure.get("status") == "True" else None
 
 
 def _is_observed(workload: Manifest) -> bool:

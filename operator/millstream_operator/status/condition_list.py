@@ -1,11 +1,11 @@
 """The list of an LLMDeployment's conditions, in the order in which a person reads them. Pure.
 
-    Ready          the summary, with the reason of the first part that is in its way
+    Ready          the summary, with the reason of what blocks it
     Planned ...    its parts, in the order in which a deployment comes up
-    NameConflict   abnormal ones, there only while true
+    NameConflict   abnormal conditions, present only while true
     Reconciling or Stalled
 
-A new condition is a function of `Observation` in a file of its own and one line here.
+To add a condition, write a function of `Observation` in a file of its own, and add it here.
 """
 
 from __future__ import annotations
@@ -16,47 +16,48 @@ from millstream_operator.diagnosis import conditions
 from millstream_operator.diagnosis.conditions import Condition
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.reasons import Reason
+from millstream_operator.status.observation import Observation
 from millstream_operator.status.pod_progress import pods_scheduled, warmed_up
 from millstream_operator.status.readiness import ready, reconciling_or_stalled
-from millstream_operator.status.seen import Observation
 from millstream_operator.status.serving import available, model_ready
 
 
-def observed(seen: Observation, blocker: Diagnosis | None, phase: str | None = None) -> list[Condition]:
-    """Ready comes first; what does not hold and is only told while true is left out.
+def conditions_of(observation: Observation, blocker: Diagnosis | None, phase: str | None = None) -> list[Condition]:
+    """Return all conditions, Ready first. Abnormal ones that do not hold are absent.
 
-    `blocker` is `readiness.find_blocker(seen)`, `phase` where the slowest pod's warm-up is.
+    `blocker` is `blocking_policies.find_blocker(observation)`, `phase` the warm-up phase of the slowest pod.
     """
-    summary = ready(seen, blocker, phase)
+    summary = ready(observation, blocker, phase)
     found = [
         summary,
-        _planned(seen),
-        pods_scheduled(seen, blocker),
-        warmed_up(seen, blocker, phase),
-        model_ready(seen),
-        available(seen),
+        _planned(observation),
+        pods_scheduled(observation, blocker),
+        warmed_up(observation, blocker, phase),
+        model_ready(observation),
+        available(observation),
     ]
-    found += (abnormal for look in ABNORMAL if (abnormal := look(seen)) is not None)
-    found += (one for one in seen.companions or () if one.type not in {other.type for other in found})
-    way = reconciling_or_stalled(seen, summary)
-    return [*found, way] if way is not None else found
+    found += (abnormal for policy in ABNORMAL if (abnormal := policy(observation)) is not None)
+    found += (one for one in observation.companions or () if one.type not in {other.type for other in found})
+    progress = reconciling_or_stalled(observation, summary)
+    return [*found, progress] if progress is not None else found
 
 
-def _planned(seen: Observation) -> Condition:
-    return Condition(conditions.PLANNED, True, Reason.PLANNED, seen.revision.plan["summary"])
+def _planned(observation: Observation) -> Condition:
+    return Condition(conditions.PLANNED, True, Reason.PLANNED, observation.revision.plan["summary"])
 
 
-def _name_conflict(seen: Observation) -> Condition | None:
-    if seen.problem is None or seen.problem.reason is not Reason.NAME_CONFLICT:
+def _name_conflict(observation: Observation) -> Condition | None:
+    if observation.problem is None or observation.problem.reason is not Reason.NAME_CONFLICT:
         return None
-    return Condition(conditions.NAME_CONFLICT, True, seen.problem.reason, seen.problem.message)
+    return Condition(conditions.NAME_CONFLICT, True, observation.problem.reason, observation.problem.message)
 
 
-def _plan_outdated(seen: Observation) -> Condition | None:
-    if seen.outdated is None:
+def _plan_outdated(observation: Observation) -> Condition | None:
+    if observation.outdated is None:
         return None
-    return Condition(conditions.PLAN_OUTDATED, True, seen.outdated.reason, seen.outdated.message)
+    return Condition(conditions.PLAN_OUTDATED, True, observation.outdated.reason, observation.outdated.message)
 
 
-# There only while true: each function gives its condition, or None.
-ABNORMAL: tuple[Callable[[Observation], Condition | None], ...] = (_name_conflict, _plan_outdated)
+# Present only while true: each policy returns its condition, or None.
+AbnormalPolicy = Callable[[Observation], Condition | None]
+ABNORMAL: tuple[AbnormalPolicy, ...] = (_name_conflict, _plan_outdated)

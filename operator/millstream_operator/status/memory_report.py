@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 from millstream_operator.probing.boot_report import MEMORY_KEYS
-from millstream_operator.status.seen import Observation
+from millstream_operator.status.observation import Observation
 
 Manifest = dict[str, Any]
 _NAMES = {key: key.split("_")[0] + "".join(part.title() for part in key.split("_")[1:]) for key in MEMORY_KEYS}
 _NAMES["kv_cache_bytes"], _NAMES["kv_cache_tokens"] = "kvCacheBytes", "kvCacheTokens"
 
 
-def memory_status(seen: Observation) -> Manifest | None:
+def memory_status(observation: Observation) -> Manifest | None:
     """The field as it is written; None where neither side is known."""
-    found = {"predicted": _predicted(seen.revision.plan), "measured": _measured(seen)}
+    found = {"predicted": _predicted(observation.revision.plan), "measured": _measured(observation)}
     return {side: numbers for side, numbers in found.items() if numbers} or None
 
 
@@ -35,12 +35,12 @@ def _predicted(plan: Manifest) -> Manifest:
     } | tokens
 
 
-def _measured(seen: Observation) -> Manifest:
-    known: Manifest = (seen.previous.get("memory") or {}).get("measured") or {}
-    rollout = seen.previous.get("rollout") or {}
-    if known and rollout.get("updateRevision") == seen.revision.name:
+def _measured(observation: Observation) -> Manifest:
+    known: Manifest = (observation.previous.get("memory") or {}).get("measured") or {}
+    rollout = observation.previous.get("rollout") or {}
+    if known and rollout.get("updateRevision") == observation.revision.name:
         return known
-    reports = [seen.reports[uid].boot for uid in sorted(seen.reports)]
-    if seen.answer is not None and seen.answer.boot is not None and not seen.is_rolled_back:
-        reports.insert(0, seen.answer.boot)
+    reports = [observation.reports[uid].boot for uid in sorted(observation.reports)]
+    if observation.answer is not None and observation.answer.boot is not None and not observation.is_rolled_back:
+        reports.insert(0, observation.answer.boot)
     return next(({_NAMES[key]: value for key, value in boot.memory.items()} for boot in reports if boot.memory), {})

@@ -1,7 +1,7 @@
 """PodsScheduled and WarmedUp: how far the pods of the wanted revision have come. Pure.
 
-Each names the reason why it does not hold, so that `kubectl describe` shows the first part that is in the way, with
-everything before it True.
+Each gives the reason why it does not hold, so that `kubectl describe` shows the part that is blocked, and everything
+before it True.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from millstream_operator.diagnosis.conditions import Condition
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.pod_facts import is_ready, is_scheduled, is_terminating
 from millstream_operator.diagnosis.reasons import Reason
-from millstream_operator.status.seen import Observation
+from millstream_operator.status.observation import Observation
 
-# In the way before a pod has a node.
+# Reasons that block a pod before it has a node.
 BEFORE_A_NODE = frozenset(
     {
         Reason.ADMISSION_DENIED,
@@ -25,43 +25,45 @@ BEFORE_A_NODE = frozenset(
     }
 )
 
-_TAKEN_AWAY = "The pods of the wanted revision were taken away; the last good revision runs."
+_REMOVED = "The pods of the wanted revision were removed; the last good revision runs."
 
 
-def pods_scheduled(seen: Observation, blocker: Diagnosis | None) -> Condition:
-    """Every replica of the wanted revision has its pod, and every pod has a node."""
-    kind, wanted = conditions.PODS_SCHEDULED, seen.owner.spec.replicas
+def pods_scheduled(observation: Observation, blocker: Diagnosis | None) -> Condition:
+    """True when every replica of the wanted revision has its pod, and every pod has a node."""
+    kind, wanted = conditions.PODS_SCHEDULED, observation.owner.spec.replicas
     if wanted == 0:
         return Condition(kind, False, Reason.SCALED_TO_ZERO, "spec.replicas is 0: no pod is wanted.")
-    if seen.rolled_out:
+    if observation.rolled_out:
         return Condition(kind, True, Reason.SCHEDULED, "All pods have a node.")
-    if seen.is_rolled_back:
-        return Condition(kind, False, Reason.ROLLED_BACK, _TAKEN_AWAY)
+    if observation.is_rolled_back:
+        return Condition(kind, False, Reason.ROLLED_BACK, _REMOVED)
     if blocker is not None and blocker.reason in BEFORE_A_NODE:
         return Condition(kind, False, blocker.reason, blocker.message)
-    placed = min(sum(is_scheduled(pod) and not is_terminating(pod) for pod in seen.own_pods), wanted)
+    placed = min(sum(is_scheduled(pod) and not is_terminating(pod) for pod in observation.own_pods), wanted)
     if placed == wanted:
         return Condition(kind, True, Reason.SCHEDULED, "All pods have a node.")
-    gates = sorted({gate["name"] for pod in seen.own_pods for gate in pod.get("spec", {}).get("schedulingGates") or ()})
+    gates = sorted(
+        {gate["name"] for pod in observation.own_pods for gate in pod.get("spec", {}).get("schedulingGates") or ()}
+    )
     held = f"; held back by the scheduling gate {', '.join(gates)}" if gates else ""
-    return Condition(kind, False, _on_its_way(seen), f"{placed} of {wanted} pods have a node{held}.")
+    return Condition(kind, False, _in_progress(observation), f"{placed} of {wanted} pods have a node{held}.")
 
 
-def warmed_up(seen: Observation, blocker: Diagnosis | None, phase: str | None) -> Condition:
-    """Every replica's model is loaded and warm. `phase` is where the slowest pod is."""
-    kind, wanted = conditions.WARMED_UP, seen.owner.spec.replicas
+def warmed_up(observation: Observation, blocker: Diagnosis | None, phase: str | None) -> Condition:
+    """True when every replica's model is loaded and warm. `phase` is that of the slowest pod."""
+    kind, wanted = conditions.WARMED_UP, observation.owner.spec.replicas
     if wanted == 0:
         return Condition(kind, False, Reason.SCALED_TO_ZERO, "spec.replicas is 0: no pod is wanted.")
-    warm = min(sum(is_ready(pod) and not is_terminating(pod) for pod in seen.own_pods), wanted)
-    if seen.rolled_out or warm == wanted:
+    warm = min(sum(is_ready(pod) and not is_terminating(pod) for pod in observation.own_pods), wanted)
+    if observation.rolled_out or warm == wanted:
         return Condition(kind, True, Reason.WARMED_UP, "All replicas are warm.")
-    if seen.is_rolled_back:
-        return Condition(kind, False, Reason.ROLLED_BACK, _TAKEN_AWAY)
-    if blocker is not None and seen.problem is None and blocker.reason not in BEFORE_A_NODE:
+    if observation.is_rolled_back:
+        return Condition(kind, False, Reason.ROLLED_BACK, _REMOVED)
+    if blocker is not None and observation.problem is None and blocker.reason not in BEFORE_A_NODE:
         return Condition(kind, False, blocker.reason, blocker.message)
-    where = f"; the slowest is in phase {phase}" if phase is not None and seen.own_pods else ""
+    where = f"; the slowest is in phase {phase}" if phase is not None and observation.own_pods else ""
     return Condition(kind, False, Reason.WARMING_UP, f"{warm} of {wanted} replicas are warm{where}.")
 
 
-def _on_its_way(seen: Observation) -> Reason:
-    return Reason.STARTING if seen.is_first else Reason.ROLLING_OUT
+def _in_progress(observation: Observation) -> Reason:
+    return Reason.STARTING if observation.is_first else Reason.ROLLING_OUT

@@ -9,13 +9,13 @@ from millstream_operator.diagnosis import conditions
 from millstream_operator.diagnosis.conditions import Condition
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.rollout.workload import rolled_out
-from millstream_operator.status.seen import Observation
+from millstream_operator.status.observation import Observation
 
 
-def available(seen: Observation) -> Condition:
+def available(observation: Observation) -> Condition:
     """At least one replica serves, of whatever revision."""
-    some = bool(seen.workload_status.get("availableReplicas", 0))
-    if not some and seen.owner.spec.replicas == 0:
+    some = bool(observation.workload_status.get("availableReplicas", 0))
+    if not some and observation.owner.spec.replicas == 0:
         return Condition(conditions.AVAILABLE, False, Reason.SCALED_TO_ZERO, "spec.replicas is 0: nothing serves.")
     return serves(some)
 
@@ -27,15 +27,20 @@ def serves(some: bool) -> Condition:
     return Condition(conditions.AVAILABLE, False, Reason.NO_REPLICA_AVAILABLE, "No replica serves.")
 
 
-def model_ready(seen: Observation) -> Condition:
+def model_ready(observation: Observation) -> Condition:
     """Does the model answer through its Service, with the wanted configuration?"""
-    if not rolled_out(seen.owner, seen.running, seen.workload) or seen.owner.spec.replicas == 0:
-        reason = Reason.SCALED_TO_ZERO if seen.owner.spec.replicas == 0 else Reason.NO_REPLICA_AVAILABLE
-        if seen.workload_status.get("availableReplicas", 0):
+    if (
+        not rolled_out(observation.owner, observation.running, observation.workload)
+        or observation.owner.spec.replicas == 0
+    ):
+        reason = Reason.SCALED_TO_ZERO if observation.owner.spec.replicas == 0 else Reason.NO_REPLICA_AVAILABLE
+        if observation.workload_status.get("availableReplicas", 0):
             reason = Reason.ROLLING_OUT
         return Condition(conditions.MODEL_READY, False, reason, "It is asked when all replicas are available.")
-    if seen.answer is None:
+    if observation.answer is None:
         return Condition(conditions.MODEL_READY, None, Reason.ASKING_MODEL, "It is being asked.")
-    if seen.answer.failure is not None:
-        return Condition(conditions.MODEL_READY, False, seen.answer.failure.reason, seen.answer.failure.message)
+    if observation.answer.failure is not None:
+        return Condition(
+            conditions.MODEL_READY, False, observation.answer.failure.reason, observation.answer.failure.message
+        )
     return Condition(conditions.MODEL_READY, True, Reason.ANSWERING, "It answered through its Service.")

@@ -1,7 +1,7 @@
-"""From what was seen to the status that is written. Pure: the same world gives the same status, at any time.
+"""From an observation to the status that is written. Pure: the same cluster gives the same status, at any time.
 
-The parts have files of their own: `observations` the conditions, `warmup` and `memory_report` what the pods tell of
-themselves, `decisions` the journal.
+The parts have files of their own: `condition_list` has the conditions, `blocking_policies` what keeps Ready False,
+`warmup` and `memory_report` what the pods report, `diagnosis/decisions.py` the journal.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON, Reason
 from millstream_operator.planning.scaling_cost import with_scaling_cost
 from millstream_operator.rendering.names import selector_string
 from millstream_operator.rendering.service import service_url
-from millstream_operator.status.condition_list import observed
+from millstream_operator.status.blocking_policies import find_blocker
+from millstream_operator.status.condition_list import conditions_of
 from millstream_operator.status.memory_report import memory_status
-from millstream_operator.status.readiness import find_blocker
-from millstream_operator.status.seen import Observation
+from millstream_operator.status.observation import Observation
 from millstream_operator.status.serving import serves
 from millstream_operator.status.warmup import warmup_status
 
@@ -30,37 +30,37 @@ REPLICA_COUNTS = ("replicas", "readyReplicas", "updatedReplicas", "availableRepl
 KEPT_WHILE_INVALID = (conditions.PODS_SCHEDULED, conditions.WARMED_UP, conditions.MODEL_READY)
 
 
-def status_of(seen: Observation, now: str) -> Manifest:
+def status_of(observation: Observation, now: str) -> Manifest:
     """The whole status, in the API's form; None in place of a field that has nothing to say. `now` is RFC 3339, UTC."""
-    owner, workload = seen.owner, seen.workload_status
-    blocker = find_blocker(seen)
-    warmup = warmup_status(seen, blocker, now)
-    found = observed(seen, blocker, (warmup or {}).get("phase"))
+    owner, workload = observation.owner, observation.workload_status
+    blocker = find_blocker(observation)
+    warmup = warmup_status(observation, blocker, now)
+    found = conditions_of(observation, blocker, (warmup or {}).get("phase"))
     generation = owner.metadata.generation or 0
     answered = found[0].reason is Reason.READY  # at zero replicas Ready is True, and nobody answered
     return {
         "observedGeneration": generation,
         "conditions": [
-            *conditions.merged(seen.previous.get("conditions", ()), found, generation, now),
-            *_not_looked_at(seen.previous, seen.companions),
+            *conditions.merged(observation.previous.get("conditions", ()), found, generation, now),
+            *_not_looked_at(observation.previous, observation.companions),
         ],
         **{count: workload.get(count, 0) for count in REPLICA_COUNTS},
         "selector": selector_string(owner.name),
         "url": service_url(owner),
-        "model": _model(seen),
-        "plan": with_scaling_cost(seen.revision.plan, owner.spec),
-        "memory": memory_status(seen),
+        "model": _model(observation),
+        "plan": with_scaling_cost(observation.revision.plan, owner.spec),
+        "memory": memory_status(observation),
         "warmup": warmup,
-        "runtime": {"image": seen.revision.image},
-        "rollout": _rollout(seen, answered),
-        "decisions": journal(seen.previous.get("decisions", ()), seen.decisions, now),
+        "runtime": {"image": observation.revision.image},
+        "rollout": _rollout(observation, answered),
+        "decisions": journal(observation.previous.get("decisions", ()), observation.decisions, now),
     }
 
 
-def _model(seen: Observation) -> Manifest:
+def _model(observation: Observation) -> Manifest:
     """As it is served: of the revision that runs."""
-    resolved = seen.running.resolved_revision
-    name = seen.running.served_name or seen.owner.served_name
+    resolved = observation.running.resolved_revision
+    name = observation.running.served_name or observation.owner.served_name
     return {"servedName": name} | ({"resolvedRevision": resolved} if resolved is not None else {})
 
 
@@ -112,14 +112,16 @@ def _not_looked_at(previous: Manifest, companions: Sequence[Condition] | None) -
     return [c for c in previous.get("conditions", ()) if companions is None and c["type"] in beside]
 
 
-def _rollout(seen: Observation, answered: bool) -> Manifest:
+def _rollout(observation: Observation, answered: bool) -> Manifest:
     found: Manifest = {
-        "currentRevision": seen.revision.name if answered else seen.previous.get("rollout", {}).get("currentRevision"),
-        "updateRevision": seen.revision.name,
-        "availableReplicas": seen.updated_and_available,
+        "currentRevision": observation.revision.name
+        if answered
+        else observation.previous.get("rollout", {}).get("currentRevision"),
+        "updateRevision": observation.revision.name,
+        "availableReplicas": observation.updated_and_available,
     }
-    if (intent := seen.intent) is not None:
-        if intent.failure is not None:
-            found["currentRevision"] = intent.running.revision.name
-        found |= {"strategy": intent.strategy.value, "phase": intent.phase.value}
+    if (step := observation.rollout) is not None:
+        if step.failure is not None:
+            found["currentRevision"] = step.running.revision.name
+        found |= {"strategy": step.strategy.value, "phase": step.phase.value}
     return {name: value for name, value in found.items() if value is not None}

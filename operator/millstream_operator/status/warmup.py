@@ -18,7 +18,7 @@ from millstream_operator.diagnosis import pod_facts
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.probing.boot_report import READY, RUNTIME_PHASES, STARTING, PodReport
-from millstream_operator.status.seen import Observation
+from millstream_operator.status.observation import Observation
 
 Manifest = dict[str, Any]
 
@@ -28,11 +28,11 @@ MOVED_SHARE = 0.2
 LEAST_MOVE_SECONDS = 5.0
 
 
-def warming_up(seen: Observation) -> list[Manifest]:
+def warming_up(observation: Observation) -> list[Manifest]:
     """The pods to ask for a report: they run the wanted revision's runtime and are not ready yet."""
     return [
         pod
-        for pod in seen.own_pods
+        for pod in observation.own_pods
         if pod_facts.is_leader(pod)
         and not pod_facts.is_terminating(pod)
         and not pod_facts.is_ready(pod)
@@ -40,25 +40,25 @@ def warming_up(seen: Observation) -> list[Manifest]:
     ]
 
 
-def warmup_status(seen: Observation, blocker: Diagnosis | None, now: str) -> Manifest | None:
+def warmup_status(observation: Observation, blocker: Diagnosis | None, now: str) -> Manifest | None:
     """The field as it is written; None where nothing is wanted, or nothing could be made."""
-    before: Manifest = seen.previous.get("warmup") or {}
-    took = _seconds_taken(seen, before)
+    before: Manifest = observation.previous.get("warmup") or {}
+    took = _seconds_taken(observation, before)
     kept = {"seconds": took} if took is not None else {}
-    if seen.owner.spec.replicas == 0 or seen.problem is not None:
+    if observation.owner.spec.replicas == 0 or observation.problem is not None:
         return kept or None
-    phase = _phase(seen, before, blocker)
+    phase = _phase(observation, before, blocker)
     if phase == READY or blocker is not None:
         return {"phase": phase} | kept
-    expected = _expected(seen, took, now)
-    time = _steady(before.get("estimatedReadyTime") if _is_same_rollout(seen) else None, expected, now)
+    expected = _expected(observation, took, now)
+    time = _steady(before.get("estimatedReadyTime") if _is_same_rollout(observation) else None, expected, now)
     return {"phase": phase} | ({"estimatedReadyTime": time} if time else {}) | kept
 
 
-def stalled(seen: Observation) -> Diagnosis | None:
+def stalled(observation: Observation) -> Diagnosis | None:
     """A pod that answers and gets nowhere, before the kubelet gives it up."""
-    for pod in warming_up(seen):
-        report = seen.reports.get(pod["metadata"].get("uid", ""))
+    for pod in warming_up(observation):
+        report = observation.reports.get(pod["metadata"].get("uid", ""))
         if report is not None and report.is_stalled:
             return Diagnosis(
                 Reason.WARMUP_STALLED,
@@ -68,22 +68,22 @@ def stalled(seen: Observation) -> Diagnosis | None:
     return None
 
 
-def last_phase(seen: Observation) -> str | None:
+def last_phase(observation: Observation) -> str | None:
     """Where this rollout was seen last, of the runtime's own phases."""
-    phase = (seen.previous.get("warmup") or {}).get("phase") if _is_same_rollout(seen) else None
+    phase = (observation.previous.get("warmup") or {}).get("phase") if _is_same_rollout(observation) else None
     return phase if phase is not None and phase not in (SCHEDULING, DOWNLOADING, READY) else None
 
 
-def _phase(seen: Observation, before: Mapping[str, Any], blocker: Diagnosis | None) -> str:
-    if seen.rolled_out:
+def _phase(observation: Observation, before: Mapping[str, Any], blocker: Diagnosis | None) -> str:
+    if observation.rolled_out:
         return READY
-    living = [pod for pod in seen.own_pods if not pod_facts.is_terminating(pod)]
-    phases = [_phase_of(pod, seen.reports) for pod in living]
-    missing = len(living) < seen.owner.spec.replicas
+    living = [pod for pod in observation.own_pods if not pod_facts.is_terminating(pod)]
+    phases = [_phase_of(pod, observation.reports) for pod in living]
+    missing = len(living) < observation.owner.spec.replicas
     slowest = min([*phases, SCHEDULING] if missing else phases, key=_rank, default=SCHEDULING)
     known: str | None = before.get("phase")
     restarted = any(pod_facts.runtime_status(pod).get("restartCount", 0) for pod in living)
-    if known is None or known == READY or not _is_same_rollout(seen) or not (restarted or blocker is not None):
+    if known is None or known == READY or not _is_same_rollout(observation) or not (restarted or blocker is not None):
         return slowest
     return max(known, slowest, key=_rank)
 
@@ -105,24 +105,29 @@ def _rank(phase: str) -> float:
     return float(PHASES.index(phase)) if phase in PHASES else PHASES.index(READY) - 0.5
 
 
-def _is_same_rollout(seen: Observation) -> bool:
-    return bool(seen.previous.get("rollout", {}).get("updateRevision") == seen.revision.name)
+def _is_same_rollout(observation: Observation) -> bool:
+    return bool(observation.previous.get("rollout", {}).get("updateRevision") == observation.revision.name)
 
 
-def _seconds_taken(seen: Observation, before: Mapping[str, Any]) -> int | None:
+def _seconds_taken(observation: Observation, before: Mapping[str, Any]) -> int | None:
     """What a warm-up took: told by the pod that answered, once a revision; until then, what the last one took."""
     known: int | None = before.get("seconds")
-    measured = seen.previous.get("rollout", {}).get("currentRevision") == seen.revision.name
-    if (known is not None and measured) or seen.is_rolled_back or seen.answer is None or seen.answer.boot is None:
+    measured = observation.previous.get("rollout", {}).get("currentRevision") == observation.revision.name
+    if (
+        (known is not None and measured)
+        or observation.is_rolled_back
+        or observation.answer is None
+        or observation.answer.boot is None
+    ):
         return known
-    return round(seen.answer.boot.total_seconds) or known
+    return round(observation.answer.boot.total_seconds) or known
 
 
-def _expected(seen: Observation, took: int | None, now: str) -> datetime.datetime | None:
+def _expected(observation: Observation, took: int | None, now: str) -> datetime.datetime | None:
     """When the last pod will be ready: by its own estimate, else by how long the last warm-up took."""
     expected = []
-    for pod in warming_up(seen):
-        report = seen.reports.get(pod["metadata"].get("uid", ""))
+    for pod in warming_up(observation):
+        report = observation.reports.get(pod["metadata"].get("uid", ""))
         started = pod_facts.parse_time(pod_facts.runtime_status(pod)["state"]["running"].get("startedAt"))
         looked = pod_facts.parse_time(now)
         if report is not None and report.boot.eta_seconds is not None and looked is not None:

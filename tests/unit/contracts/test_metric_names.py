@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from millstream_operator.metrics import OperatorMetrics, View
+from millstream_operator.metrics import OperatorMetrics, StateCollector
 from millstream_runtime.server.operations.metrics import COUNTERS, HISTOGRAMS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,7 +23,7 @@ def operator_metrics() -> set[str]:
     """Names without the suffix that the kind of metric adds."""
     metrics = OperatorMetrics()
     metrics.registry.register(
-        View(
+        StateCollector(
             queue_depth=dict,
             queue_age_seconds=float,
             watch_age_seconds=dict,

@@ -28,7 +28,6 @@ from millstream_operator.catalog.gpu_names import parse_island
 from millstream_operator.catalog.known_models import known_shape
 from millstream_operator.catalog.read_shape import read_shape
 from millstream_operator.diagnosis.plan_refused import PlanRefused
-from millstream_operator.facts.cluster_facts import NoFacts
 from millstream_operator.facts.inspection import subjects
 from millstream_operator.inventory.node_kinds import inventory_of
 from millstream_operator.planning.facts import Facts
@@ -47,9 +46,9 @@ from millstream_operator.rendering.objects import objects
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import controller_revision
 from millstream_operator.rollout.pinning import Pinning
-from millstream_operator.rollout.revisions import choose
 from tests.support.fake_operator import CONFIG as CONFIG_JSON
 from tests.support.llmdeployments import full_manifest, manifest
+from tests.support.pinned_plans import NoFacts, choose, chosen_pin
 
 Manifest = dict[str, Any]
 Objects = dict[str, Manifest]
@@ -413,8 +412,8 @@ def takes_over_what_an_older_operator_pinned(path: str, change: Adopts) -> None:
     parent, key = place(changed["spec"], path)
     parent[key] = change.to
     pinning = Pinning(NoFacts(), DEFAULTS, PodDefaults())
-    assert pinning.choose(owner, [record]).pin.revision == older
-    assert pinning.choose(parse(changed), [record]).pin.revision.image == DEFAULTS.runtime_image
+    assert chosen_pin(pinning, owner, [record]).revision == older
+    assert chosen_pin(pinning, parse(changed), [record]).revision.image == DEFAULTS.runtime_image
 
 
 @pytest.mark.parametrize("path", [path for path, change in CHANGES.items() if isinstance(change, Planned)])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.rendering.objects import objects
 from millstream_operator.rendering.pod_defaults import PodDefaults
-from millstream_operator.rollout.revisions import choose
 from tests.soak.fake_runtime import answer, boot_map_name
 from tests.support.llmdeployments import deployment
+from tests.support.pinned_plans import choose
 
 
 def test_ready_carries_the_rendered_configurations_hash() -> None:

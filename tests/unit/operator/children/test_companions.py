@@ -23,7 +23,7 @@ from millstream_operator.kube.kinds import (
 )
 from millstream_operator.rendering.companions import CompanionDefaults
 from millstream_operator.rendering.revision import read_revision
-from millstream_operator.status.seen import Observation
+from millstream_operator.status.observation import Observation
 from millstream_operator.status.status import status_of
 from tests.support.fake_cluster import FakeCluster, Fault
 from tests.support.fake_operator import FakeOperator, respec, served, world

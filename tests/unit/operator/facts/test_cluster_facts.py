@@ -20,6 +20,7 @@ from millstream_operator.rendering.revision import controller_revision
 from millstream_operator.rollout.pinning import Pinning
 from tests.support.gpu_nodes import A100, L4, MODEL, T4, gpu_node, gpu_pod, spec_on_gpu
 from tests.support.llmdeployments import manifest
+from tests.support.pinned_plans import chosen_pin
 
 Manifest = dict[str, Any]
 HUB = {"huggingFace": {"repository": MODEL}}
@@ -46,7 +47,7 @@ class Cluster:
     def plan(self, name: str, *, record: bool = True, **spec: Any) -> Manifest:
         """status.plan of a new LLMDeployment; `record`: its record is written and seen."""
         owner = parse(self.store(name, **spec))
-        pin = self.pinning.choose(owner, []).pin
+        pin = chosen_pin(self.pinning, owner, [])
         if record:
             self._version += 1
             written = controller_revision(owner, pin.revision, pin.number)
@@ -134,7 +135,7 @@ def test_a_plan_whose_record_is_not_seen_yet_is_not_made_anew() -> None:
     first = cluster.plan("d", record=False)
     cluster.book.put_node("b", read_node(gpu_node("b", T4, 1)))
     owner = parse(cluster.store("d"))
-    assert cluster.pinning.choose(owner, []).pin.revision.plan == first
+    assert chosen_pin(cluster.pinning, owner, []).revision.plan == first
 
 
 def test_pods_of_others_are_not_free() -> None:
@@ -151,7 +152,7 @@ def test_a_gpu_is_spare_where_one_more_pod_would_find_its_gpus() -> None:
     cluster.plan("d")
     owner = parse(cluster.store("d"))
     (record,) = cluster.index.all(CONTROLLER_REVISION)
-    revision = cluster.pinning.choose(owner, [record]).pin.revision
+    revision = chosen_pin(cluster.pinning, owner, [record]).revision
     assert cluster.book.has_spare_gpus(owner, revision) is True, "nothing runs yet"
     pod = gpu_pod("p", "a")
     pod["metadata"] |= {"uid": "p", "labels": record["metadata"]["labels"]}

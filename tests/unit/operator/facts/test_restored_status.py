@@ -47,7 +47,7 @@ class Restarted:
         self.put_off: list[tuple[OwnerKey, float]] = []
         self.operator = FakeOperator(cluster, later=lambda key, seconds: self.put_off.append((key, seconds)), **options)
         self.seconds = 0.0
-        self.operator.reconciler._beliefs._clock = lambda: self.seconds
+        self.operator.reconciler._restorer._clock = lambda: self.seconds
 
     async def turn(self) -> FakeOperator:
         await self.operator.turn()

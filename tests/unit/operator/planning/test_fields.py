@@ -19,7 +19,7 @@ from millstream_operator.planning.planner import decide
 from millstream_operator.planning.requires import refusal
 from millstream_operator.planning.spec_plan import plan_from_spec
 from millstream_operator.rendering.pod_defaults import PodDefaults
-from millstream_operator.rollout.revisions import choose
+from tests.support.pinned_plans import choose
 from tests.unit.operator.planning.cases import CASES, FIRST_RUNTIME
 
 DEFAULTS = PlanDefaults("registry.example.com/runtime:1.0")

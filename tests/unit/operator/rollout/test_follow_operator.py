@@ -62,8 +62,8 @@ async def test_a_plan_that_was_adopted_and_failed_gives_way_to_the_one_that_serv
     assert operator.condition("Ready")["status"] == "True", "the spec has what it asks for"
     outdated = operator.condition("PlanOutdated")
     assert outdated["message"] == (
-        "A new plan would run the image bad instead of good. It was taken over and failed (RuntimeCrashed), so it is "
-        "not tried again until the spec changes."
+        "A new plan would run the image bad instead of good. It was adopted and failed (RuntimeCrashed), so it is not "
+        "tried again until the spec changes."
     )
     assert upgraded.decisions.count("PlanAdopted") == 1
     assert upgraded.decisions.count("RolledBack") == 1

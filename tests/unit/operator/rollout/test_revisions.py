@@ -9,8 +9,9 @@ from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import controller_revision
 from millstream_operator.rollout.pruning import HISTORY_LIMIT, prunable_records
-from millstream_operator.rollout.revisions import PinnedRevision, choose
+from millstream_operator.rollout.revisions import PinnedRevision
 from tests.support.llmdeployments import deployment
+from tests.support.pinned_plans import choose
 
 Manifest = dict[str, Any]
 FIRST, SECOND = PlanDefaults("registry.example.com/runtime:1"), PlanDefaults("registry.example.com/runtime:2")

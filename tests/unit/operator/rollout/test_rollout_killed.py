@@ -93,7 +93,8 @@ def what_matters(one: World) -> Manifest:
         if kind == CONFIG_MAP.kind and live.get("immutable"):
             continue  # the same engine all the time: one configuration
         live.pop("revision", None)
-        live["metadata"].get("annotations", {}).pop("millstream.dev/applied", None)
+        for history in ("millstream.dev/applied", "millstream.dev/journaled"):
+            live["metadata"].get("annotations", {}).pop(history, None)
         if kind == LLM_DEPLOYMENT.kind:
             live["status"].pop("decisions")
             for condition in live["status"]["conditions"]:

@@ -22,7 +22,7 @@ from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import Revision, render_revision
 from millstream_operator.rollout.workload import rolled_out
 from millstream_operator.status.events import event_for
-from millstream_operator.status.seen import Observation
+from millstream_operator.status.observation import Observation
 from millstream_operator.status.status import status_of, status_of_invalid
 from tests.support.fake_cluster import pod_of
 from tests.support.llmdeployments import deployment, full_manifest

@@ -43,7 +43,7 @@ def owner_of(cluster: FakeCluster) -> LLMDeployment:
     return parse({key: value for key, value in cluster.the(LLM_DEPLOYMENT).items() if key != "status"})
 
 
-def scene_of(cluster: FakeCluster) -> RolloutInput:
+def inputs_of(cluster: FakeCluster) -> RolloutInput:
     """What a rollout is decided from, by the next operator."""
     owner, records = owner_of(cluster), cluster.all(CONTROLLER_REVISION)
     pin = pinned(owner, records)

@@ -14,7 +14,7 @@ from millstream_operator.diagnosis.pod_facts import is_ready
 from millstream_operator.probing.answer import Answer
 from millstream_operator.probing.boot_report import PodReport
 from millstream_operator.rendering.revision import Revision
-from millstream_operator.rollout.rollout import Intent
+from millstream_operator.rollout.rollout import RolloutStep
 from millstream_operator.rollout.workload import digest_of_pod, rolled_out
 
 Manifest = dict[str, Any]
@@ -33,14 +33,14 @@ class Observation:
     previous: Manifest = field(default_factory=dict)  # the status before
     decisions: Sequence[Decision] = ()  # made in this turn
     reports: Mapping[str, PodReport] = field(default_factory=dict)  # of pods that warm up, by uid
-    intent: Intent | None = None  # of the rollout
+    rollout: RolloutStep | None = None  # of the rollout
     companions: Sequence[Condition] | None = None  # of what stands beside the model; None: nobody looked
     outdated: Diagnosis | None = None  # what a new plan would gain
 
     @property
     def running(self) -> Revision:
         """What the pods shall run: what the spec asks for, or what was put back after that failed."""
-        return self.intent.running.revision if self.intent is not None else self.revision
+        return self.rollout.running.revision if self.rollout is not None else self.revision
 
     @property
     def workload_status(self) -> Manifest:
@@ -65,7 +65,7 @@ class Observation:
     @property
     def is_rolled_back(self) -> bool:
         """The wanted revision failed, and another one runs in its place."""
-        return self.intent is not None and self.intent.failure is not None
+        return self.rollout is not None and self.rollout.failure is not None
 
     @property
     def is_first(self) -> bool:

@@ -1,0 +1,98 @@
+"""What one turn works on: the cluster as the index has it, and what each stage has found out.
+
+    reader.read(owner, key) -> ReconcileContext -> stage -> ReconcileContext with that stage's result -> ...
+
+A stage never reads the index for these objects itself. After a stage that writes, the reconciler calls `refresh`,
+because the answers to our writes are in the index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.children.children import Children
+from millstream_operator.children.companions import CompanionResult
+from millstream_operator.diagnosis.diagnosis import Diagnosis
+from millstream_operator.facts.restored_status import RestoredStatus, StatusRestorer
+from millstream_operator.kube.index import Index, OwnerKey
+from millstream_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, LLM_DEPLOYMENT, POD
+from millstream_operator.probing.answer import Answer
+from millstream_operator.rendering.revision import Revision
+from millstream_operator.rollout.pinning import Chosen
+from millstream_operator.rollout.rollout import RolloutStep
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileContext:
+    """One LLMDeployment in one turn."""
+
+    # read
+    owner: LLMDeployment
+    key: OwnerKey
+    previous: Manifest  # the status as it was written last
+    records: Sequence[Manifest]  # its ControllerRevisions
+    workload: Manifest | None  # its Deployment
+    pods: Sequence[Manifest]
+    restored: RestoredStatus | None = None  # what an earlier process found out and this one has not yet
+    # plan
+    chosen: Chosen | None = None
+    # decide
+    step: RolloutStep | None = None
+    # apply
+    wanted: Sequence[Manifest] = ()
+    problem: Diagnosis | None = None  # why the objects could not be applied
+    companions: CompanionResult | None = None  # None: not applied yet
+    # probe
+    answer: Answer | None = None  # None: not asked, or not certain yet
+
+    @property
+    def plan(self) -> Chosen:
+        """The result of the plan stage. Only later stages may ask."""
+        if self.chosen is None:
+            raise ValueError("the plan stage has not run")
+        return self.chosen
+
+    @property
+    def rollout(self) -> RolloutStep:
+        """The result of the decide stage. Only later stages may ask."""
+        if self.step is None:
+            raise ValueError("the decide stage has not run")
+        return self.step
+
+    @property
+    def running(self) -> Revision:
+        """What the pods shall run."""
+        return self.rollout.running.revision
+
+    @property
+    def uid(self) -> str:
+        return self.owner.metadata.uid or ""
+
+
+class ContextReader:
+    """Reads contexts from the index."""
+
+    def __init__(self, index: Index, children: Children, restorer: StatusRestorer) -> None:
+        self._index, self._children, self._restorer = index, children, restorer
+
+    def read(self, owner: LLMDeployment, key: OwnerKey) -> ReconcileContext:
+        """The context at the start of a turn."""
+        context = self.refresh(ReconcileContext(owner, key, {}, (), None, ()))
+        return replace(context, restored=self._restorer.restore(owner, key, context.previous, context.pods))
+
+    def refresh(self, context: ReconcileContext) -> ReconcileContext:
+        """The same context with the index of now; what the stages found stays."""
+        owner, key = context.owner, context.key
+        manifest = self._index.get(LLM_DEPLOYMENT, key.namespace, key.name) or {}
+        return replace(
+            context,
+            previous=manifest.get("status") or {},
+            records=self._children.list_owned(owner, key, CONTROLLER_REVISION),
+            workload=self._children.get_owned(owner, key, DEPLOYMENT),
+            pods=self._index.children(key, POD),
+        )

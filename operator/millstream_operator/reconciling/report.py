@@ -1,0 +1,119 @@
+"""Stage "report": write the status, and Events for what changed in it.
+
+A status is one patch, and only if something changed: our own write wakes us again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.children.children import controller_uid
+from millstream_operator.children.companions import CompanionResult
+from millstream_operator.diagnosis.diagnosis import Diagnosis
+from millstream_operator.kube.client import ClusterClient
+from millstream_operator.kube.event_queue import EventPublisher, EventWriter
+from millstream_operator.kube.index import Index
+from millstream_operator.kube.kinds import DEPLOYMENT, LLM_DEPLOYMENT
+from millstream_operator.probing.pod_reports import PodReports
+from millstream_operator.reconciling.context import ReconcileContext
+from millstream_operator.status.events import decision_events, event_for, news
+from millstream_operator.status.observation import Observation
+from millstream_operator.status.status import status_of, status_of_invalid
+from millstream_operator.status.warmup import warming_up
+
+Manifest = dict[str, Any]
+
+
+class ReportStage:
+    """`reports` knows how far the pods have warmed up; `events` takes Events that may be written later."""
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        index: Index,
+        reports: PodReports,
+        now: Callable[[], str],
+        events: EventPublisher | None = None,
+    ) -> None:
+        self._client, self._index, self._reports, self._now = client, index, reports, now
+        self._before_acting = EventWriter(client)
+        self._events = events or self._before_acting
+
+    async def announce(self, context: ReconcileContext) -> None:
+        """Write the decisions of a rollout before it begins: they explain why the first pod is drained."""
+        if not context.rollout.decisions:
+            return
+        observation = Observation(
+            context.owner,
+            context.rollout.pin.revision,
+            context.workload,
+            context.pods,
+            previous=context.previous,
+            decisions=context.rollout.decisions,
+            rollout=context.rollout,
+            outdated=context.plan.outdated,
+        )
+        await self._write(context, observation)
+
+    async def run(self, context: ReconcileContext) -> None:
+        """Write the status of the whole turn, and follow the pods that warm up."""
+        companions = context.companions or CompanionResult()
+        observation = Observation(
+            context.owner,
+            context.plan.pin.revision,
+            context.workload,
+            context.pods,
+            context.answer,
+            context.problem,
+            context.previous,
+            decisions=(*context.plan.decisions, *companions.decisions),
+            companions=companions.conditions,
+            reports=self._reports.of(context.key),
+            rollout=context.rollout,
+            outdated=context.plan.outdated,
+        )
+        self._reports.follow(context.key, warming_up(observation))
+        await self._write(context, observation)
+
+    async def _write(self, context: ReconcileContext, observation: Observation) -> None:
+        owner, before = context.owner, context.previous
+        after = {name: value for name, value in status_of(observation, self._now()).items() if value is not None}
+        if {name: before.get(name) for name in after} == after and before.keys() <= after.keys():
+            return
+        await self._apply(_identity(owner), after)
+        for event in decision_events(owner, before, after, self._now()):
+            await self._before_acting.publish(event)
+        if (change := event_for(owner, before, after, self._now())) is not None:
+            await self._events.publish(change)
+
+    async def run_invalid(
+        self,
+        manifest: Manifest,
+        problem: Diagnosis,
+        plan: Manifest | None = None,
+        companions: CompanionResult | None = None,
+    ) -> None:
+        """Write the status of a spec that cannot be read or has no plan. `plan`: what was planned and not applied."""
+        metadata, previous = manifest["metadata"], manifest.get("status") or {}
+        live = self._index.get(DEPLOYMENT, metadata["namespace"], metadata["name"])
+        workload = live if live is not None and controller_uid(live) == metadata["uid"] else None
+        conditions = companions.conditions if companions is not None else None
+        generation = metadata.get("generation", 0)
+        after = status_of_invalid(previous, generation, problem, self._now(), plan, workload, conditions)
+        if after == previous:
+            return
+        await self._apply(manifest, after)
+        if (event := news(metadata, previous, after, self._now())) is not None:
+            await self._events.publish(event)
+
+    async def _apply(self, subject: Manifest, status: Manifest) -> None:
+        metadata = {name: subject["metadata"][name] for name in ("name", "namespace")}
+        body = {"apiVersion": subject["apiVersion"], "kind": subject["kind"], "metadata": metadata, "status": status}
+        self._index.put(LLM_DEPLOYMENT, await self._client.apply(body, subresource="status"))
+
+
+def _identity(owner: LLMDeployment) -> Manifest:
+    metadata = {"name": owner.name, "namespace": owner.metadata.namespace}
+    return {"apiVersion": owner.api_version, "kind": owner.kind, "metadata": metadata}

@@ -1,0 +1,115 @@
+"""What keeps an LLMDeployment from being Ready: an ordered list of policies. Pure.
+
+The first policy that finds something decides, from the outside in: what the API server refuses, what the operator took
+back, why pods fail, why pods cannot be created, and last what merely takes too long. To add a blocker, write a policy
+and give it its place in POLICIES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from millstream_operator.api.status import AppliedStrategy
+from millstream_operator.diagnosis.admission import pods_not_created
+from millstream_operator.diagnosis.diagnosis import Diagnosis, sentence
+from millstream_operator.diagnosis.pod_facts import claims, is_ready, runtime_status, secrets
+from millstream_operator.diagnosis.pod_failures import diagnose
+from millstream_operator.diagnosis.reasons import Reason
+from millstream_operator.rollout import workload
+from millstream_operator.rollout.workload import digest_of_pod
+from millstream_operator.status.observation import Observation
+from millstream_operator.status.warmup import last_phase, stalled
+
+Policy = Callable[[Observation], Diagnosis | None]
+WAITING_FOR_MOUNTS = ("ContainerCreating", "PodInitializing")
+
+
+def find_blocker(observation: Observation) -> Diagnosis | None:
+    """Return what the first policy finds; None where nothing is blocked."""
+    return next((found for policy in POLICIES if (found := policy(observation)) is not None), None)
+
+
+# Whatever the rollout does
+
+
+def not_applied(observation: Observation) -> Diagnosis | None:
+    """The API server refuses an object, its name is taken, or a volume cannot be mounted."""
+    return observation.problem
+
+
+def rolled_back(observation: Observation) -> Diagnosis | None:
+    """The wanted revision failed, and the last good one runs."""
+    if observation.rollout is None or (failure := observation.rollout.failure) is None:
+        return None
+    return Diagnosis(
+        Reason.ROLLED_BACK,
+        f"Rolled back to revision {observation.running.name}, because revision {observation.revision.name} failed. "
+        f"{failure.reason}: {failure.message} Change the spec to try again.",
+    )
+
+
+# Until the wanted revision is rolled out
+
+
+def pods_fail(observation: Observation) -> Diagnosis | None:
+    """A pod of the wanted revision does not get ready, for a reason that it or its node gives."""
+    found = diagnose(observation.own_pods, observation.revision.plan, last_phase(observation))
+    return None if found is None else _with_strategy_hint(observation, found)
+
+
+def pods_refused(observation: Observation) -> Diagnosis | None:
+    """The ReplicaSet controller cannot create the pods."""
+    message = workload.replica_failure(observation.workload, observation.revision.digest)
+    return pods_not_created(message) if message is not None else None
+
+
+def deadline_passed(observation: Observation) -> Diagnosis | None:
+    """The Deployment controller reports the rollout of the wanted revision as too slow (it continues)."""
+    if not workload.deadline_passed(observation.workload, observation.revision.digest):
+        return None
+    return Diagnosis(
+        Reason.PROGRESS_DEADLINE_EXCEEDED,
+        sentence(f"The rollout made no progress within rollout.progressDeadline. {_missing_mounts(observation)}"),
+    )
+
+
+def _until_rolled_out(policy: Policy) -> Policy:
+    """The policy, silent once every replica runs the wanted revision."""
+    return lambda observation: None if observation.rolled_out else policy(observation)
+
+
+POLICIES: tuple[Policy, ...] = (
+    not_applied,
+    rolled_back,
+    _until_rolled_out(pods_fail),
+    _until_rolled_out(pods_refused),
+    _until_rolled_out(stalled),
+    _until_rolled_out(deadline_passed),
+)
+
+
+# The words
+
+
+def _with_strategy_hint(observation: Observation, found: Diagnosis) -> Diagnosis:
+    """A surge that finds no GPU waits until a GPU is free: name the other strategy."""
+    rollout = observation.rollout
+    surges = rollout is not None and rollout.strategy is AppliedStrategy.AVAILABILITY
+    older_serve = any(is_ready(pod) and digest_of_pod(pod) != observation.revision.digest for pod in observation.pods)
+    if found.reason is not Reason.INSUFFICIENT_GPU or not surges or not older_serve:
+        return found
+    hint = "Older pods serve on; rollout.strategy ResourceAware would replace them in place."
+    return replace(found, hint=f"{found.hint} {hint}".lstrip())
+
+
+def _missing_mounts(observation: Observation) -> str:
+    """What a pod whose containers are not created waits for: a failing mount is reported in Events alone."""
+    for pod in observation.own_pods:
+        waiting = runtime_status(pod).get("state", {}).get("waiting", {}).get("reason")
+        if waiting in WAITING_FOR_MOUNTS:
+            mounts = [f"the PersistentVolumeClaim {name}" for name in claims(pod)]
+            mounts += [f"the Secret {name}" for name in secrets(pod)]
+            needs = f"; it mounts {' and '.join(mounts)}: do they exist?" if mounts else ""
+            return f"The pod waits in {waiting}{needs}"
+    return ""
