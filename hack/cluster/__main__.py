@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python3 -m hack.cluster", description="A real local Kubernetes cluster.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    commands.add_parser("up", help="engine, registry, cluster: reused when healthy, repaired or made anew when not")
+    commands.add_parser("up", help="engine, registry, cluster: reused when healthy, repaired or recreated when not")
     down = commands.add_parser("down", help="delete the cluster; images and caches stay")
     down.add_argument(
         "--all", action="store_true", help="also delete the registry's images, our Docker images, the tools"

@@ -218,7 +218,7 @@ def _layer(copy: Copy, tree: Tree, registry: Registry, say: Say) -> Descriptor:
 
 
 def staging_folder() -> Path:
-    """Where layers are prepared: beside uv's cache, so that hard links work."""
+    """Where layers are prepared: next to uv's cache, so that hard links work."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millstream" / "images"
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -214,7 +214,7 @@ def _hardware(given: argparse.Namespace, environment: dict[str, Any]) -> str:
     if given.hardware is not None:
         return str(given.hardware)
     if given.mode == "serve" and not Endpoint.parse(given.url).is_loopback:
-        return "not told (--hardware)"
+        return "unknown (--hardware)"
     gpus = ", ".join(environment["gpus"])
     return f"{environment['cpu']}, {environment['cores']} cores" + (f", {gpus}" if gpus else "")
 

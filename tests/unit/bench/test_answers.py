@@ -1,4 +1,4 @@
-"""What the events of a stream mean, and what a person is told when an endpoint cannot be measured."""
+"""What the events of a stream mean, and the errors when an endpoint cannot be measured."""
 
 from __future__ import annotations
 
