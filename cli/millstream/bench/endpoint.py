@@ -1,7 +1,7 @@
-"""A load against an OpenAI endpoint: ask it who it is, warm it with one request, then run.
+"""A load against an OpenAI endpoint: find its model, warm it up with one request, then run.
 
-Whatever would make every request fail (nobody there, a wrong key, an unknown model, token ids that the endpoint does
-not take) is found before the run and ends it with one sentence.
+A problem that would fail every request (no server, a wrong key, an unknown model, token ids that the endpoint rejects)
+is found before the run and reported in one sentence.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream.bench.client import HttpClient, RequestFailed
-from millstream.bench.load_generator import Load
+from millstream.bench.load_generator import LoadGenerator
 from millstream.bench.measure import RequestRecord
-from millstream.bench.openai_api import Clock, RequestTemplate, Route, ask
-from millstream.bench.progress import Progress
+from millstream.bench.openai_api import Clock, RequestTemplate, Route, send_request
+from millstream.bench.progress import LoadProgress
 from millstream.bench.workload import (
     PlannedRequest,
     PromptMaker,
@@ -32,21 +32,21 @@ CALIBRATION_WORDS = (32, 160)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """What a load left behind. `interrupted`: by Ctrl-C."""
+class LoadResult:
+    """The records of a load. `interrupted`: by Ctrl-C."""
 
     records: list[RequestRecord]
     interrupted: bool
 
 
 def stopwatch() -> Clock:
-    """Seconds since now."""
+    """A clock of seconds since now."""
     start = time.perf_counter()
     return lambda: time.perf_counter() - start
 
 
 async def find_model(client: HttpClient, name: str | None) -> str:
-    """The model to ask for: `name` if the endpoint has it, else the only one it serves.
+    """The model to request: `name` if the endpoint serves it, else the only one it serves.
 
     Raises:
         RuntimeFailure: nothing answers, the key is refused, there is no such model, or there are several.
@@ -61,7 +61,7 @@ async def find_model(client: HttpClient, name: str | None) -> str:
             raise _failure(f"{failure} Set $OPENAI_API_KEY to a key that {client.endpoint} accepts.") from None
         if failure.status is None or name is None:
             raise _failure(str(failure)) from None
-        return name  # an endpoint without a list of models; the first request will tell
+        return name  # an endpoint without a list of models; the first request checks it
     if name is None and len(served) != 1:
         choice = f"it serves {', '.join(served[:20])}" if served else "it lists none"
         raise InvalidConfigError(f"Give --model: {client.endpoint} does not serve exactly one, {choice}.")
@@ -73,7 +73,7 @@ async def find_model(client: HttpClient, name: str | None) -> str:
 async def prompt_maker(
     client: HttpClient, template: RequestTemplate, spec: WorkloadSpec, ids: Range | None
 ) -> PromptMaker:
-    """Prompts that this endpoint takes; `ids` None means words. Also the first, unmeasured request.
+    """Build prompts that this endpoint accepts; `ids` None: words. Sends the first, unmeasured request.
 
     Raises:
         RuntimeFailure: the endpoint refuses; the message says why.
@@ -89,7 +89,7 @@ async def prompt_maker(
 
 async def _count_tokens(client: HttpClient, template: RequestTemplate, prompt: list[int] | str) -> int:
     record = RequestRecord(-1, 0.0, 0.0)
-    await ask(client, template.route, template.body(prompt, 1), record, stopwatch())
+    await send_request(client, template.route, template.body(prompt, 1), record, stopwatch())
     if record.error is None:
         return record.prompt_tokens
     hint = ""
@@ -107,9 +107,9 @@ async def run_load(
     requests: Sequence[PlannedRequest],
     maker: PromptMaker,
     max_connections: int,
-    progress: Progress,
-) -> Run:
-    """Run the plan."""
+    progress: LoadProgress,
+) -> LoadResult:
+    """LoadResult the plan."""
     clock = stopwatch()
 
     def prepare(request: PlannedRequest) -> dict[str, Any]:
@@ -118,17 +118,17 @@ async def run_load(
 
     async def send(body: dict[str, Any], record: RequestRecord) -> None:
         progress.began()
-        await ask(client, template.route, body, record, clock)
+        await send_request(client, template.route, body, record, clock)
         progress.ended(record)
 
-    load = Load(requests, prepare, send, clock)
+    load = LoadGenerator(requests, prepare, send, clock)
     ticker = asyncio.create_task(_tick(progress.draw))
     try:
         await load.run(spec.concurrency, max_connections)
     finally:
         ticker.cancel()
         progress.close()
-    return Run(load.records, load.interrupted)
+    return LoadResult(load.records, load.interrupted)
 
 
 async def _tick(draw: Callable[[], None]) -> None:
@@ -138,7 +138,7 @@ async def _tick(draw: Callable[[], None]) -> None:
 
 
 def default_ids(route: Route, prompts: str | None, token_ids: Range) -> Range | None:
-    """Token ids where the route takes them, unless words are asked for. None: words.
+    """The range of token ids where the route accepts ids, unless words are requested. None: words.
 
     Raises:
         InvalidConfigError: ids for a chat, which is made of text.

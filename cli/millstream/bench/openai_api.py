@@ -51,7 +51,9 @@ class RequestTemplate:
         }
 
 
-async def ask(client: HttpClient, route: Route, body: dict[str, Any], record: RequestRecord, clock: Clock) -> None:
+async def send_request(
+    client: HttpClient, route: Route, body: dict[str, Any], record: RequestRecord, clock: Clock
+) -> None:
     """Send `body` and fill `record`. A failure is a sentence in `record.error`, never an exception."""
     answer = StreamedAnswer(record)
     try:

@@ -1,4 +1,4 @@
-"""What the events of a stream mean, and what a person is told when an endpoint cannot be measured."""
+"""What the events of a stream mean, and the errors when an endpoint cannot be measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millstream.bench.endpoint import find_model
 from millstream.bench.measure import RequestRecord
 from millstream.bench.openai_api import RequestTemplate, Route, StreamedAnswer
 from millstream_runtime.errors import RuntimeFailure
-from tests.unit.bench.test_client import OK, scripted
+from tests.support.scripted_server import OK, scripted
 
 USAGE = json.dumps({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7}})
 END = json.dumps({"choices": [{"text": "", "finish_reason": "length"}], "usage": None})

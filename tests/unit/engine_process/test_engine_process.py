@@ -61,7 +61,7 @@ def test_a_killed_engine_is_an_error_at_once_and_another_one_serves(tiny_model: 
             wait_for(lambda: server.server.service.admission.in_flight == 8, "all requests")
             assert all(began.acquire(timeout=60) for _ in range(4))
             os.kill(engines.launched[0].pid, signal.SIGKILL)
-            # Long answers of an engine that is no more: nobody gets one, everybody is told.
+            # Long answers of an engine that was killed: every request gets an error.
             assert [stream.result()["error"]["code"] for stream in streams] == ["engine_failed"] * 4
             for whole in wholes:
                 assert whole.result().status_code == 503
@@ -153,7 +153,7 @@ def test_the_engine_ends_when_the_http_process_is_killed(tiny_model: Path) -> No
 
 
 def is_zombie(pid: int) -> bool:
-    """Ended, but whoever inherited it has not asked yet."""
+    """A process that has ended and is not reaped yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -181,7 +181,7 @@ def test_the_http_process_needs_no_torch(tiny_model: Path) -> None:
         (3, False, FailureReason.RUNTIME_CRASHED, "exit code 3"),
     ],
 )
-def test_how_a_process_died_is_told(code: int, out_of_memory: bool, reason: FailureReason, named: str) -> None:
+def test_the_cause_of_an_exit_is_reported(code: int, out_of_memory: bool, reason: FailureReason, named: str) -> None:
     death = exit_failure(code, out_of_memory=out_of_memory)
     assert death.reason is reason
     assert named in death.message

@@ -1,4 +1,4 @@
-"""The boot ledger tells where the time went, and the view tells it to a person."""
+"""The boot ledger records where the time went, and the progress output shows it."""
 
 from __future__ import annotations
 

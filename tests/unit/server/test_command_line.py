@@ -148,11 +148,11 @@ def test_a_damaged_checkpoint_is_refused_with_the_file_named(
         code = report(caught.value)
     finally:
         logging.getLogger().handlers[:] = handlers
-    told = capfd.readouterr().err
+    error_output = capfd.readouterr().err
     assert code == 1
-    assert told.startswith("millstream: ")
-    assert told.count("\n") == 1
-    assert named in told
+    assert error_output.startswith("millstream: ")
+    assert error_output.count("\n") == 1
+    assert named in error_output
     assert json.loads(log.read_text())["reason"] == "CheckpointInvalid"
 
 

@@ -76,7 +76,7 @@ def test_before_ready_the_server_answers_with_its_phase(tiny_model: Path) -> Non
         assert server.metric("millstream_boot_phase_seconds", phase="WarmingUp") > 0.0
 
 
-def test_a_server_told_to_stop_while_it_loads_just_stops(tiny_model: Path) -> None:
+def test_a_server_that_is_stopped_while_it_loads_just_stops(tiny_model: Path) -> None:
     load = threading.Event()
 
     def wait_then_load(config: RuntimeConfig, on_phase: OnPhase) -> EngineLike:

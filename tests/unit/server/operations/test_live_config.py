@@ -1,4 +1,4 @@
-"""The live half: taken over while the server runs; what is bad changes nothing and is told."""
+"""The live half: applied while the server runs; a bad file changes nothing and is reported."""
 
 from __future__ import annotations
 
