@@ -172,7 +172,7 @@ class FakeOperator:
         self.seconds += after_seconds
         now = datetime.datetime.fromisoformat(self.now) + datetime.timedelta(seconds=after_seconds)
         self.now = now.strftime("%Y-%m-%dT%H:%M:%SZ")
-        await self.reports.ask_due()
+        await self.reports.poll_due()
 
     async def inspect(self) -> None:
         """One turn, and one more when the model was inspected."""

@@ -13,7 +13,7 @@ from millstream_operator.inventory.accounts import GpuAccounts
 from millstream_operator.inventory.demands import Demands, read_taints
 from millstream_operator.inventory.node_kinds import Inventory
 from millstream_operator.inventory.nodes import GpuNode
-from millstream_operator.inventory.packing import Free, Want, take
+from millstream_operator.inventory.packing import Free, Want, without_promised
 from millstream_operator.inventory.pods import GpuPod
 
 CATALOG = load_catalog()
@@ -128,9 +128,7 @@ def test_another_catalogue_is_looked_up_anew() -> None:
 
 
 def taken(free: dict[tuple[str, int], int], *wanted: tuple[Want, int]) -> dict[tuple[str, int], int]:
-    left: Free = Free(free)
-    take(left, wanted)
-    return dict(left)
+    return dict(without_promised(Free(free), wanted))
 
 
 def test_each_is_taken_from_the_node_that_it_fills_best() -> None:

@@ -9,7 +9,12 @@ import pytest
 from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.planning.restart_fields import input_hash
-from millstream_operator.planning.scaling_cost import at_most, over_budget, planned_with_scaling_cost, with_scaling_cost
+from millstream_operator.planning.scaling_cost import (
+    max_cost_reason,
+    over_budget,
+    planned_with_scaling_cost,
+    with_scaling_cost,
+)
 from millstream_operator.planning.spec_plan import plan_from_spec
 from tests.support.llmdeployments import deployment
 
@@ -34,7 +39,7 @@ def test_the_highest_cost_is_a_reason_beside_the_plans_own() -> None:
 
 @pytest.mark.parametrize(("budget", "verdict"), [(8000, "within $8,000."), (7999, "over $7,999.")])
 def test_it_is_held_beside_the_budget(budget: int, verdict: str) -> None:
-    reason = at_most(PLAN, spec(budget))
+    reason = max_cost_reason(PLAN, spec(budget))
     assert reason is not None
     assert reason.reason.endswith(verdict)
 
