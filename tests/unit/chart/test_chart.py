@@ -292,13 +292,13 @@ def test_a_value_that_would_do_nothing_is_refused_by_name(value: str, complaint:
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_an_image_that_nobody_named_is_asked_for(image: str) -> None:
+def test_a_missing_image_name_is_an_error(image: str) -> None:
     done = helm("template", "m", str(CHART), "--kube-version", "1.34.0", "--set", image)
     assert done.returncode != 0
     assert "image is required: the reference that `make images` prints" in done.stderr
 
 
-def test_what_stands_beside_models_reaches_the_operator() -> None:
+def test_the_settings_of_companions_reach_the_operator() -> None:
     documents = render("monitoring.prometheusURL=http://prometheus:9090", "monitoring.labels.release=prometheus")
     (container,) = operator_of(documents)["spec"]["template"]["spec"]["containers"]
     env = {variable["name"]: variable.get("value") for variable in container["env"]}

@@ -61,7 +61,7 @@ def test_the_example_of_each_tier_is_valid_and_plans(millstream: Any, tier: str)
     assert done.err == ""
 
 
-def test_the_table_tells_the_whole_story_of_two_small_gpus(millstream: Any) -> None:
+def test_the_table_of_two_small_gpus_is_complete(millstream: Any) -> None:
     done = millstream("plan", EXAMPLES / "mid.yaml", "--gpus", "A100-40GB:2")
     assert "mid: 2×A100-40GB TP2 AWQ" in done.out
     assert "maxNumBatchedTokens 32768" in done.out

@@ -54,7 +54,7 @@ def said(operator: FakeOperator, condition: str) -> tuple[str, str]:
     return found.get("status", ""), found.get("reason", "")
 
 
-async def test_a_spec_without_it_in_a_bare_cluster_has_nothing_beside_it() -> None:
+async def test_a_spec_without_it_in_a_bare_cluster_has_no_companions() -> None:
     operator = await running()
     assert there(operator.cluster) == set()
     assert said(operator, "Autoscaled") == said(operator, "Monitored") == ("", "")
@@ -97,7 +97,7 @@ async def test_keda_that_appears_takes_over_and_hands_back_when_it_goes() -> Non
     assert told == ["HorizontalPodAutoscaler", "KEDA", "HorizontalPodAutoscaler"]
 
 
-async def test_monitors_come_with_their_kinds_and_their_going_is_told() -> None:
+async def test_monitors_come_with_their_kinds_and_their_loss_is_reported() -> None:
     operator = await running(monitoring={"mode": "Auto"})
     assert said(operator, "Monitored") == ("False", "MonitoringUnavailable")
     operator.cluster.installed |= {POD_MONITOR, PROMETHEUS_RULE}
@@ -116,7 +116,7 @@ async def test_monitors_come_with_their_kinds_and_their_going_is_told() -> None:
     assert said(operator, "Ready") == ("True", "Ready"), "it serves"
 
 
-async def test_nobody_is_told_of_monitors_that_nobody_asked_for_unless_they_were_there() -> None:
+async def test_missing_monitors_that_were_not_asked_for_are_reported_only_if_they_existed() -> None:
     operator = await running(POD_MONITOR)
     assert said(operator, "Monitored") == ("True", "Monitored")
     operator.cluster.uninstall(POD_MONITOR)
@@ -300,7 +300,7 @@ SAID_BY_AN_HPA: dict[str, tuple[list[tuple[str, str, str, str]], tuple[str, str]
 
 
 @pytest.mark.parametrize("name", SAID_BY_AN_HPA)
-async def test_what_the_autoscalers_controller_says_is_told(name: str) -> None:
+async def test_the_conditions_of_an_hpa_reach_the_status(name: str) -> None:
     conditions, wanted, words = SAID_BY_AN_HPA[name]
     operator = await running(**SCALED)
     hpa_says(operator, *conditions)
@@ -309,7 +309,7 @@ async def test_what_the_autoscalers_controller_says_is_told(name: str) -> None:
     assert words in operator.condition("Autoscaled")["message"]
 
 
-async def test_readings_that_vary_wake_nobody() -> None:
+async def test_varying_readings_wake_no_reconcile() -> None:
     """An HPA's status changes with each of its looks; a thousand of them would keep the operator busy for nothing."""
     operator = await running(**SCALED)
     hpa_says(operator, ABLE, ("ScalingActive", "True", "ValidMetricFound", ""))
@@ -343,7 +343,7 @@ SAID_BY_KEDA: dict[str, tuple[int, list[Manifest], tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize("name", SAID_BY_KEDA)
-async def test_what_keda_says_is_told(name: str) -> None:
+async def test_the_conditions_of_a_scaled_object_reach_the_status(name: str) -> None:
     replicas, told, wanted = SAID_BY_KEDA[name]
     operator = await running(SCALED_OBJECT, autoscaling={"minReplicas": 0, "maxReplicas": 4})
     respec(operator.cluster, replicas=replicas)

@@ -123,7 +123,7 @@ def test_counts_that_change_change_no_order_and_so_no_condition() -> None:
     assert re.sub(r"\d+", "#", told(1, 2)) == re.sub(r"\d+", "#", told(30, 1))
 
 
-def test_a_scheduler_that_failed_is_told_apart_from_one_that_found_nothing() -> None:
+def test_a_scheduler_that_failed_differs_from_one_that_found_nothing() -> None:
     message = 'running PreBind plugin "VolumeBinding": binding volumes: context deadline exceeded'
     found = diagnose_scheduling(unscheduled(message, "SchedulerError"))
     assert found is not None
@@ -133,6 +133,6 @@ def test_a_scheduler_that_failed_is_told_apart_from_one_that_found_nothing() -> 
     assert other.reason is Reason.UNSCHEDULABLE
 
 
-def test_a_pod_with_a_node_or_in_somebodys_queue_has_nothing_to_tell() -> None:
+def test_a_pod_with_a_node_or_a_scheduling_gate_has_no_diagnosis() -> None:
     assert diagnose_scheduling(unscheduled("gated", "SchedulingGated")) is None
     assert diagnose_scheduling({"metadata": {}, "status": {"conditions": []}}) is None

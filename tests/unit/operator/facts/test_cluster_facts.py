@@ -193,7 +193,7 @@ def test_nodes_that_the_pods_may_not_go_to_are_no_inventory() -> None:
     assert cluster.plan("e", **tolerant)["accelerator"] == "L4-24GB"
 
 
-def test_a_model_that_nobody_has_read_is_planned_from_the_spec() -> None:
+def test_a_model_that_was_not_inspected_is_planned_from_the_spec() -> None:
     plan = Cluster(gpu_node("a")).plan("d", model={"source": {"local": {"path": "demo-chat"}}})
     assert plan["summary"] == "1×GPU TP1 None"
     assert "config.json" in reasons(plan, "model.source")[0]

@@ -166,7 +166,7 @@ async def test_a_listing_is_not_made_again_at_every_resync() -> None:
     assert len(client.requests) == 2 * asked
 
 
-async def test_an_operator_that_is_told_not_to_look_does_not() -> None:
+async def test_a_disabled_inventory_lists_nothing() -> None:
     book = ClusterFacts(Index())
     watch, client = GpuWatch(book, enabled=False), FakeClusterClient(FakeCluster())
     await watch.list(client, 0.0)

@@ -131,7 +131,7 @@ async def test_only_so_many_answers_are_kept() -> None:
     assert ready_reason(operator) == "Ready"
 
 
-async def test_a_new_operator_finds_the_answer_and_asks_nobody() -> None:
+async def test_a_new_operator_finds_the_answer_and_starts_no_inspection() -> None:
     operator = await served(manifest(model=hub()))
     restarted = FakeOperator(operator.cluster, image="registry.example.com/runtime:2")
     await restarted.turn()
@@ -373,7 +373,7 @@ async def test_an_answer_that_is_none_is_one_reason_and_is_not_kept(name: str) -
     assert inspections(operator.cluster) == []
 
 
-async def test_a_job_that_ended_without_a_pod_to_tell_why_says_what_the_job_says() -> None:
+async def test_a_job_that_ended_without_a_pod_reports_the_message_of_the_job() -> None:
     operator = await under_way()
     failed = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "Job was active too long"}
     name = the_job(operator.cluster)["metadata"]["name"]

@@ -74,7 +74,7 @@ async def test_where_the_first_is_refused_the_second_asks_by_itself() -> None:
     assert {job["metadata"]["ownerReferences"][0]["name"] for job in operator.cluster.all(JOB)} == {"demo", "second"}
 
 
-def test_nobody_waits_for_ever_and_no_answer_holds_for_long() -> None:
+def test_waiting_ends_and_answers_expire() -> None:
     now = 0.0
     shared = SharedInspections(lambda _key: None, lambda: now)
     shared.asking("model", ONE)

@@ -51,13 +51,13 @@ def test_own_pods_and_promises_count_as_free_for_the_own_next_plan_alone() -> No
     assert shown(one.free(OTHER)) == {("L4-24GB", 1): 1}
 
 
-def test_what_is_spare_is_free_beside_the_own_pods() -> None:
+def test_spare_gpus_are_free_in_addition_to_the_own_pods() -> None:
     one = accounts(node("a"))
     one.put_pod("p", GpuPod("p", "a", 3, ME, "r"))
     assert shown(one.free(ME, give_up=False)) == {("L4-24GB", 1): 1}
 
 
-def test_the_same_pod_told_twice_counts_once() -> None:
+def test_the_same_pod_reported_twice_counts_once() -> None:
     one = accounts(node("a"))
     assert one.put_pod("p", GpuPod("p", "a", 2, ME)) == {ME}
     assert one.put_pod("p", GpuPod("p", "a", 2, ME)) == set()

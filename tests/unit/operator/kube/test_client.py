@@ -14,7 +14,7 @@ from millstream_operator.kube.kinds import SERVICE
 FAIR_REQUESTS = 20 * WORKERS
 
 
-async def test_a_listing_does_not_starve_beside_workers_that_never_pause() -> None:
+async def test_workers_that_never_pause_do_not_starve_a_listing() -> None:
     """aiohttp gives a free connection to whoever asks first: with no more of them than workers, only these get one."""
     answered, busy = 0, asyncio.Event()
 

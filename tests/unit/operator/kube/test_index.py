@@ -61,7 +61,7 @@ def test_managed_fields_are_not_kept() -> None:
     assert "managedFields" in given["metadata"], "the caller's own is left alone"
 
 
-def test_a_listing_forgets_what_is_gone_and_tells_whom_it_was_about() -> None:
+def test_a_listing_forgets_what_is_gone_and_returns_the_affected_owners() -> None:
     index = Index()
     for version, name in ((1, "kept"), (2, "gone"), (3, "changed")):
         index.put(SERVICE, child(version, name=name, owner=name, uid=name))

@@ -125,7 +125,7 @@ async def test_an_error_is_tried_again_and_costs_no_leadership(error: ApiError) 
     assert one.term == 1
 
 
-async def test_missing_rights_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_missing_rights_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     one, fence = world.elector("one")
     world.store.error = ApiError(403, "Forbidden", "leases is forbidden")
@@ -183,7 +183,7 @@ async def test_somebody_elses_lease_is_not_released() -> None:
     assert world.store.seen.record.holder == "three"
 
 
-async def test_a_lease_that_nobody_holds_is_taken_at_once_and_one_that_is_held_is_left_to_its_holder() -> None:
+async def test_a_free_lease_is_acquired_at_once_and_a_held_one_is_left_to_its_holder() -> None:
     world = World()
     (first, fence), (second, other) = world.elector("first"), world.elector("second")
     assert await first.acquire_if_free()

@@ -28,7 +28,7 @@ def spec(budget: int | None = None, enforcement: str | None = None, **fields: An
     return deployment(**given).spec
 
 
-def test_the_highest_cost_is_a_reason_beside_the_plans_own() -> None:
+def test_the_highest_cost_is_added_to_the_plans_reasons() -> None:
     told = with_scaling_cost(PLAN, spec())
     assert told["reasons"] == [
         {"field": "a", "reason": "b"},
@@ -38,7 +38,7 @@ def test_the_highest_cost_is_a_reason_beside_the_plans_own() -> None:
 
 
 @pytest.mark.parametrize(("budget", "verdict"), [(8000, "within $8,000."), (7999, "over $7,999.")])
-def test_it_is_held_beside_the_budget(budget: int, verdict: str) -> None:
+def test_it_is_compared_with_the_budget(budget: int, verdict: str) -> None:
     reason = max_cost_reason(PLAN, spec(budget))
     assert reason is not None
     assert reason.reason.endswith(verdict)

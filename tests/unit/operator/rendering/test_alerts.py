@@ -84,7 +84,7 @@ def test_a_series_that_is_scraped_twice_counts_once() -> None:
         assert not re.search(r"(?<!by )\bsum\((?!max by \(pod)", alert.expression), alert.name
 
 
-def test_nobody_is_called_for_a_model_that_is_switched_off() -> None:
+def test_a_model_that_is_switched_off_has_no_availability_alert() -> None:
     assert "MillstreamNoReadyReplica" in by_name(replicas=1)
     assert "MillstreamNoReadyReplica" not in by_name(replicas=0)
 
