@@ -69,8 +69,8 @@ def test_the_api_page_has_every_field_of_the_crd() -> None:
     """From the CRD itself, not by the page's own walk."""
     (version,) = custom_resource_definition()["spec"]["versions"]
     properties = version["schema"]["openAPIV3Schema"]["properties"]
-    told = {row[0].strip("`").rsplit(".", 1)[-1] for row in rows("api.md")}
-    assert field_names(properties["spec"]) | field_names(properties["status"]) <= told
+    documented = {row[0].strip("`").rsplit(".", 1)[-1] for row in rows("api.md")}
+    assert field_names(properties["spec"]) | field_names(properties["status"]) <= documented
 
 
 def field_names(node: Any) -> set[str]:
@@ -86,18 +86,18 @@ def test_the_rights_are_the_charts() -> None:
     role = yaml.safe_load(text.split("---\n")[0].replace("{{", "#").replace("labels:", "labels: #"))
     granted = {resource: ", ".join(rule["verbs"]) for rule in role["rules"] for resource in rule["resources"]}
     section = (DOCS / "operator.md").read_text(encoding="utf-8").split("## Rights")[1].split("## Settings")[0]
-    told: dict[str, str] = {}
+    documented: dict[str, str] = {}
     for line in section.splitlines():
         if line.startswith("| `"):
             names, verbs = (cell.strip() for cell in line.strip("|").split("|"))
-            told |= {name: verbs.split(" (")[0] for name in re.findall(r"`([\w/]+)`", names)}
-    assert told == granted
+            documented |= {name: verbs.split(" (")[0] for name in re.findall(r"`([\w/]+)`", names)}
+    assert documented == granted
 
 
 def test_every_setting_is_explained() -> None:
     section = (DOCS / "operator.md").read_text(encoding="utf-8").split("## Settings")[1]
-    told = set(re.findall(r"^\| `(MILLSTREAM_\w+)`", section, flags=re.MULTILINE))
-    assert told == set(re.findall(r"MILLSTREAM_\w+", read_settings.__doc__ or ""))
+    documented = set(re.findall(r"^\| `(MILLSTREAM_\w+)`", section, flags=re.MULTILINE))
+    assert documented == set(re.findall(r"MILLSTREAM_\w+", read_settings.__doc__ or ""))
 
 
 @pytest.mark.parametrize("page", ["operator.md", "reasons.md", "api.md", "autoscaling.md", "monitoring.md", "chart.md"])

@@ -57,7 +57,7 @@ def test_the_example_of_each_tier_is_valid_and_plans(millstream: Any, tier: str)
     assert done.code == 0
     for part in (f"{tier}: ", "memory of one ", "KV cache ", "█", " a month", "  why\n", "Not applicable yet."):
         assert part in done.out
-    assert "\x1b" not in done.out, "no colour where nobody watches"
+    assert "\x1b" not in done.out, "no colour without a terminal"
     assert done.err == ""
 
 
@@ -93,9 +93,9 @@ def test_what_autoscaling_may_cost_is_seen_before_it_is_applied(millstream: Any,
         "plan", write(tmp_path / "m.yaml", yaml.safe_dump(manifest)), "--gpus", "A100-40GB:1", "-o", "json"
     )
     plan = json.loads(done.out)
-    told = {one["field"]: one["reason"] for one in plan["reasons"]}
+    reasons = {one["field"]: one["reason"] for one in plan["reasons"]}
     at_most = plan["cost"]["monthlyUSD"] * 3 // plan["replicas"]
-    assert f"Up to 3 replicas: ${at_most:,} a month at most" in told["autoscaling.maxReplicas"]
+    assert f"Up to 3 replicas: ${at_most:,} a month at most" in reasons["autoscaling.maxReplicas"]
 
 
 def test_infeasible_ends_with_2_and_says_what_would_do(millstream: Any) -> None:

@@ -26,11 +26,11 @@ KEY = OwnerKey("team", "demo")
 def ready_since(cluster: FakeCluster, time: str) -> None:
     """As a kubelet tells it."""
 
-    def told(live: Manifest) -> None:
+    def report(live: Manifest) -> None:
         next(one for one in live["status"]["conditions"] if one["type"] == "Ready")["lastTransitionTime"] = time
 
     for pod in cluster.all(POD):
-        cluster.edit(POD, pod["metadata"]["name"], told)
+        cluster.edit(POD, pod["metadata"]["name"], report)
 
 
 async def served_for_long(stored: Manifest | None = None) -> FakeOperator:
@@ -41,7 +41,7 @@ async def served_for_long(stored: Manifest | None = None) -> FakeOperator:
 
 
 class Restarted:
-    """A new process, which is told later what it put off."""
+    """A new process, which records what it put off."""
 
     def __init__(self, cluster: FakeCluster, **options: Any) -> None:
         self.put_off: list[tuple[OwnerKey, float]] = []

@@ -62,7 +62,7 @@ def test_the_same_pod_reported_twice_counts_once() -> None:
     assert one.put_pod("p", GpuPod("p", "a", 2, ME)) == {ME}
     assert one.put_pod("p", GpuPod("p", "a", 2, ME)) == set()
     assert shown(one.free(OTHER)) == {("L4-24GB", 2): 1}
-    assert one.replace_pods([]) == {ME}, "a listing finds what no watch told"
+    assert one.replace_pods([]) == {ME}, "a listing finds what no watch delivered"
     assert shown(one.free(OTHER)) == {("L4-24GB", 4): 1}
 
 

@@ -14,7 +14,7 @@ from millstream_operator.kube.fence import NotLeader
 
 
 class Server:
-    """A fake of the client: it keeps what is created, or raises what it is told to, once."""
+    """A fake of the client: it keeps what is created, or raises one given error once."""
 
     def __init__(self) -> None:
         self.created: list[str] = []

@@ -247,8 +247,8 @@ async def test_the_metrics_count_what_happened() -> None:
         ("llmdeployments", "False", "Starting"): 1,
         ("llmdeployments", "Unknown", ""): 1,
     }
-    told = {key: found.get((f"millstream_operator_{key[0]}", *key[1:])) for key in expected}
-    assert told == expected
+    values = {key: found.get((f"millstream_operator_{key[0]}", *key[1:])) for key in expected}
+    assert values == expected
     assert ("millstream_operator_queue_oldest_age_seconds",) in found
     assert ("millstream_operator_events_waiting",) in found
     assert {key[1] for key in found if key[0] == "millstream_operator_watch_freshness_seconds"} == {

@@ -1,4 +1,4 @@
-"""What all the replicas of autoscaling may cost: told beside the plan, never pinned with it, and held to the budget."""
+"""What all the replicas of autoscaling may cost: added to the plan, never pinned with it, and held to the budget."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def spec(budget: int | None = None, enforcement: str | None = None, **fields: An
 
 
 def test_the_highest_cost_is_added_to_the_plans_reasons() -> None:
-    told = with_scaling_cost(PLAN, spec())
-    assert told["reasons"] == [
+    plan = with_scaling_cost(PLAN, spec())
+    assert plan["reasons"] == [
         {"field": "a", "reason": "b"},
         {"field": "autoscaling.maxReplicas", "reason": "Up to 8 replicas: $8,000 a month at most."},
     ]

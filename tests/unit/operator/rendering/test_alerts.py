@@ -60,7 +60,7 @@ def metrics_in(expression: str) -> set[str]:
 def test_every_query_asks_for_what_the_runtime_exports() -> None:
     known = exported()
     names = {value for name, value in vars(queries).items() if name.isupper() and name != "DEPLOYMENT_METRIC_LABEL"}
-    assert names <= known, "a name that nobody exports is an alert that never fires"
+    assert names <= known, "a name that is not exported is an alert that never fires"
     for alert in alerts(deployment()):
         found = metrics_in(alert.expression)
         assert found, alert.name

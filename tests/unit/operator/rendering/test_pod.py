@@ -1,4 +1,4 @@
-"""The pod: restricted, patient while it loads, allowed to drain, and told what the plan says."""
+"""The pod: restricted, patient while it loads, allowed to drain, and configured as the plan says."""
 
 from __future__ import annotations
 
