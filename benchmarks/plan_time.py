@@ -25,7 +25,7 @@ from millstream_operator.catalog.gpu import load_catalog
 from millstream_operator.inventory.accounts import GpuAccounts
 from millstream_operator.inventory.nodes import inventory_from_nodes, read_node
 from millstream_operator.inventory.pods import GpuPod
-from millstream_operator.planning.choices.placement import choose
+from millstream_operator.planning.choices.placement import choose_placement
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.planner import decide
 from tests.unit.operator.planning.cases import CASES, DEFAULTS
@@ -66,7 +66,7 @@ def timed(prepare: Callable[[], Facts], deployment: LLMDeployment) -> tuple[dict
     """Milliseconds of a first plan and of its facts; and what was planned."""
     reading, planning, computing, summary = [], [], [], ""
     for _ in range(ROUNDS):
-        choose.cache_clear()
+        choose_placement.cache_clear()
         began = time.perf_counter()
         facts = prepare()
         read, used = time.perf_counter(), time.process_time()

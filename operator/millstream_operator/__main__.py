@@ -28,15 +28,15 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        logging.getLogger(__name__).exception("the operator ends: %s", error)
+        logging.getLogger(__name__).exception("the operator ends because of an error: %s", error)
         return 1
     return 0
 
 
 async def run_until_terminated(operator: Operator) -> None:
-    """SIGTERM ends it in order from the first moment on: a Lease that was just taken is given up, not left to run out.
+    """Run until SIGTERM, which is handled from the start, so that a Lease that was just acquired is released.
 
-    kopf puts handlers of its own in this one's place, but it starts only after the first listing.
+    kopf replaces the handler with its own, but it starts only after the first listing.
     """
     running = asyncio.current_task()
     if running is not None:

@@ -1,14 +1,14 @@
-"""kopf wiring, and nothing else: watches fill the index and enqueue a key; the queue's workers reconcile it.
+"""The operator's wiring: kopf's watches fill the index and enqueue keys; the queue's workers reconcile them.
 
     kopf watch ─▶ index ─▶ queue.add(key) ─▶ worker ─▶ Reconciler.reconcile(key) ─▶ fence ─▶ API server
-    resync (a whole listing, now and then) ─▲                                        ▲
+    resync (a whole listing, periodically)  ─▲                                        ▲
                                                                     Elector (Lease) ─┘
 
 Only `on.event` handlers are used: they keep no state in annotations, add no finalizers and are never retried by kopf.
-A watch that broke can miss a deletion, so a slow, jittered resync compares the index with whole listings.
+A broken watch can miss a deletion, so a slow, jittered resync compares the index with whole listings.
 
-Every replica watches, so its index is warm; only the leader's queue works. Who begins to lead lists everything anew
-and enqueues all; who stops leading drops what waits, and goes on watching.
+Every replica watches, so its index is warm; only the leader's queue runs. A new leader lists everything again and
+enqueues all keys; a replica that stops leading drops its queue and keeps watching.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ from millstream_operator.settings import Settings
 
 log = logging.getLogger(__name__)
 
-# Each has one request under way, or waits for the API server.
+# Each has at most one request in flight.
 WORKERS = 16
 FACTS_SECONDS = 30.0
 # A worker waits at most for a handful of requests with timeouts; far beyond that it hangs, and a restart helps.
 HUNG_WORKER_SECONDS = 600.0
 VERIFY_WATCHES_SECONDS = 15.0
-# After the signal to end: for writes under way, so that the Lease can be given up and not left to run out.
+# After SIGTERM: for writes in flight, so that the Lease can be released and need not expire.
 SHUTDOWN_WRITES_SECONDS = 8.0
 
 
 class WritesStillInFlight(Exception):
-    """A write is still under way when another replica may already lead: only the end of the process stops it."""
+    """A write is in flight while another replica may already lead: only the end of the process stops it."""
 
 
 @dataclass
@@ -103,7 +103,7 @@ class Operator:
             self._enqueue_all,
             self.settings.discovery_seconds,
         )
-        self.news = EventQueue(self.client, self.queue.has_urgent)
+        self.events = EventQueue(self.client, self.queue.has_urgent)
         self.reports = PodReports(pods, self._enqueue, steady_seconds)
         self.reconciler = Reconciler(
             self.client,
@@ -115,22 +115,22 @@ class Operator:
             facts=self.facts,
             spare=self.facts.has_spare_gpus,
             later=self.queue.add,
-            news=self.news,
+            news=self.events,
             busy=self.queue.has_urgent,
         )
         self.elector: Elector | None = None
-        self._listed_in_term: int | None = None  # everything was listed within this term: nobody else wrote since
+        self._listed_in_term: int | None = None  # everything was listed within this term: no other replica wrote since
         self.metrics.registry.register(self._view())
 
     def _new_client(
         self, fence: Fence | None = None, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
     ) -> ClusterClient:
-        """The audit log can tell by the agent which replica wrote what."""
+        """Return a client whose User-Agent names this replica in the audit log."""
         agent = f"{MANAGER} ({self.identity})"
         return ClusterClient(lambda: login(self.kopf_settings), fence, self.metrics, agent, timeout_seconds)
 
     async def run(self) -> None:
-        """Until cancelled, or until kopf ends by a signal."""
+        """Run until cancelled, or until kopf ends by a signal."""
         health = HealthServer(self.problems, self.not_ready, self.metrics.exposition)
         server = await health.start(self.settings.health_port)
         try:
@@ -145,9 +145,9 @@ class Operator:
             await server.cleanup()
 
     async def _run_elected(self) -> None:
-        """A Lease that nobody holds is taken before the first listing, which then need not be made twice.
+        """Acquire a free Lease before the first listing, so that everything need not be listed twice.
 
-        One that is held is not competed for before the index is whole: whoever stands by with a warm one goes first.
+        A held Lease is not competed for before the index is complete: standbys with a warm index go first.
         """
         lease_client = self._new_client(timeout_seconds=self.timing.request_timeout_seconds)
         lease = LeaseObject(lease_client, self.settings.operator_namespace, self.settings.lease_name)
@@ -171,11 +171,11 @@ class Operator:
         gc_freeze.freeze_gc()
 
     async def _run_parts(self, competing: list[asyncio.Task[None]]) -> None:
-        """Run everything until one part ends. The parts start before kopf: it cancels what it did not find there."""
+        """Run everything until one part ends. The parts start before kopf, which cancels tasks that start later."""
         elector = self.elector
         background = [
             asyncio.create_task(self.queue.run(self.reconciler.reconcile, WORKERS), name="workers"),
-            asyncio.create_task(self.news.run(), name="Events"),
+            asyncio.create_task(self.events.run(), name="Events"),
             asyncio.create_task(self.listings.resync_forever(), name="resync"),
             asyncio.create_task(self.reports.run(), name="pod reports"),
             asyncio.create_task(self._verify_watches_forever(), name="watch freshness"),
@@ -188,14 +188,14 @@ class Operator:
         try:
             done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await _cancel(*competing)  # so that nobody opens the fence again
+            await _cancel(*competing)  # so that the fence is not opened again
             self.fence.close()
             self.queue.stand_by()
             await self.fence.wait_quiet(SHUTDOWN_WRITES_SECONDS)
             await _cancel(*parts)
         for task in done:
             if not task.cancelled():
-                task.result()  # what ended the operator, if it was an error
+                task.result()  # raises the error that ended the operator, if any
 
     async def _watch(self) -> None:
         await kopf.operator(
@@ -232,7 +232,7 @@ class Operator:
         return on_event
 
     def _enqueue(self, key: OwnerKey) -> None:
-        """Look at it, after those whose spec was not carried out yet if its own was."""
+        """Enqueue a key, behind those whose spec was not applied yet if its own was."""
         self.queue.add(key, can_wait=self._was_applied(key))
 
     def _was_applied(self, key: OwnerKey) -> bool:
@@ -254,15 +254,15 @@ class Operator:
             log.info("%s leads", self.identity)
             await self._take_over(elector, term)
             await elector.wait_until_lost(term)
-            log.warning("%s leads no more and stands by", self.identity)
+            log.warning("%s no longer leads and stands by", self.identity)
             self.queue.stand_by()
             self.reports.clear()
-            # Every write has a time limit that ends before another can lead: this waits for a moment at most.
+            # Every write has a time limit that ends before another replica can lead, so this wait is short.
             if not await self.fence.wait_idle(self.timing.write_timeout_seconds + self.timing.margin_seconds):
-                raise WritesStillInFlight(f"{self.fence.in_flight} writes do not end")
+                raise WritesStillInFlight(f"{self.fence.in_flight} writes are still in flight after their time limit")
 
     async def _take_over(self, elector: Elector, term: int) -> None:
-        """Know what the one before did, to the last write, and then look at everything."""
+        """List everything that the previous leader wrote, then enqueue all keys."""
         while elector.leading and elector.term == term:
             try:
                 if term != self._listed_in_term:
@@ -283,9 +283,9 @@ class Operator:
             self.refresh_facts()
 
     def refresh_facts(self) -> None:
-        """Have plans looked at again where the world has changed: all, or those that wait for GPUs by themselves.
+        """Enqueue deployments whose plans may be outdated: all, or those that wait for GPUs.
 
-        Spread over the time until the next look, so that a thousand of them hold nothing else up.
+        Spread over the time until the next refresh, so that a thousand of them delay nothing else.
         """
         if self.catalog.refresh():
             self.facts.use_catalog(self.catalog.catalog)
@@ -317,7 +317,7 @@ class Operator:
             },
             leading=lambda: self.elector.leading if self.elector is not None else not self.settings.leader_election,
             llmdeployments=lambda: self.index.all(LLM_DEPLOYMENT),
-            events_waiting=lambda: self.news.waiting,
+            events_waiting=lambda: self.events.waiting,
             inventory_known=lambda: self.facts.problem is None,
             catalog_valid=lambda: self.catalog.problem is None,
         )
@@ -335,7 +335,7 @@ class Operator:
             await self.verify_watches()
 
     async def verify_watches(self) -> None:
-        """Ask once more for what no watch has brought."""
+        """Read overdue canaries once more: objects whose state no watch has delivered."""
         for canary in self.freshness.overdue(steady_seconds()):
             try:
                 live = await self.client.get(canary.kind, canary.namespace, canary.name)

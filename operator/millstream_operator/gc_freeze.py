@@ -1,7 +1,7 @@
-"""Python's cycle collector, told what it need not look at: modules, schemas and what the first listing brought.
+"""Exclude long-lived objects from Python's cycle collector: modules, schemas and the first listing.
 
-A full collection walks through all of it and never finds anything there: manifests have no cycles, and are freed by
-their counts when they are replaced. One in the middle of a plan on a thousand nodes makes it the slowest of all
+A full collection walks through all of them and never frees any: manifests have no cycles, and reference counting frees
+them when they are replaced. A collection during a plan on a thousand nodes makes it the slowest of all
 (`python -m benchmarks.plan_time`).
 """
 
@@ -11,6 +11,6 @@ import gc
 
 
 def freeze_gc() -> None:
-    """What lives now is never looked at again."""
+    """Exclude all objects that live now from later collections."""
     gc.collect()
     gc.freeze()

@@ -1,8 +1,8 @@
 """One small HTTP server: /healthz, /readyz and /metrics.
 
 kopf's own liveness endpoint is not used: it serves one path, and a probe handler that raises anything but a
-PermanentError is retried after a minute while the prober waits. Here a check that fails by itself is a bad answer, at
-once. The answers are for machines and for a person with curl: `ok`, or a sentence a problem.
+PermanentError is retried after a minute while the prober waits. Here a check that raises answers 503 at once. The
+answers are for machines and for a person with curl: `ok`, or one sentence per problem.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class HealthServer:
     metrics: Callable[[], bytes]
 
     async def start(self, port: int, host: str = "0.0.0.0") -> web.AppRunner:  # noqa: S104 - the kubelet asks from outside
-        """Listen, and give back what `cleanup()` ends it with. Port 0 takes a free one. OSError when it is taken."""
+        """Listen, and return the runner, whose `cleanup()` ends it. Port 0: any free one. Raises OSError if taken."""
         app = web.Application()
         app.add_routes(
             [
-                web.get("/healthz", partial(_verdict, self.alive)),
-                web.get("/readyz", partial(_verdict, self.ready)),
+                web.get("/healthz", partial(_answer, self.alive)),
+                web.get("/readyz", partial(_answer, self.ready)),
                 web.get("/metrics", self._metrics),
             ]
         )
@@ -48,7 +48,7 @@ class HealthServer:
         return web.Response(body=self.metrics(), headers={"Content-Type": CONTENT_TYPE})
 
 
-async def _verdict(check: Check, _: web.Request) -> web.Response:
+async def _answer(check: Check, _: web.Request) -> web.Response:
     try:
         problems = check()
     except Exception as error:

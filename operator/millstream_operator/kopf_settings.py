@@ -1,4 +1,4 @@
-"""What this operator needs of kopf: watches that never give up, and nothing that kopf writes by itself."""
+"""Settings for kopf: watches that never give up, and no writes of its own."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from millstream_operator.kube.client import LIST_PAGE
 from millstream_operator.kube.kinds import WATCHED, label_selector
 
 WATCH_TIMEOUT_SECONDS = 290
-# The API server sends a bookmark a minute; kopf reconnects a stream that brought nothing for longer.
+# The API server sends a bookmark every minute; kopf reconnects a stream that is silent for longer.
 WATCH_SILENCE_SECONDS = 70.0
 CONNECT_TIMEOUT_SECONDS = 10
-# kopf's task of an object holds the whole of it until nothing came for so long. A start has thousands of them.
+# kopf keeps a task with the whole object until no event came for this long. A start has thousands of them.
 IDLE_OBJECT_SECONDS = 0.2
 
 
 class EndlessBackoffs:
-    """Seconds between kopf's own retries: growing, then steady, for ever.
+    """Seconds between kopf's own retries: growing, then steady, without end.
 
-    kopf's default list ends after a minute without an API server, and the process with it; `iter()` starts anew for
-    each request.
+    kopf's default list ends after a minute without an API server, and the process with it. Each request iterates from
+    the start.
     """
 
     def __iter__(self) -> Iterator[float]:
@@ -42,7 +42,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.networking.error_backoffs = EndlessBackoffs()
     settings.networking.request_timeout = 60.0
     settings.networking.connect_timeout = CONNECT_TIMEOUT_SECONDS
-    settings.watching.chunk_size = LIST_PAGE  # else a start holds the listings of all kinds in memory at once
+    settings.watching.chunk_size = LIST_PAGE  # otherwise a start holds the listings of all kinds in memory at once
     settings.watching.server_timeout = WATCH_TIMEOUT_SECONDS
     settings.watching.client_timeout = WATCH_TIMEOUT_SECONDS + 10
     settings.watching.inactivity_timeout = WATCH_SILENCE_SECONDS
@@ -54,7 +54,7 @@ def kopf_settings() -> kopf.OperatorSettings:
 
 
 def login(settings: kopf.OperatorSettings) -> kopf.ConnectionInfo:
-    """The pod's service account, else the user's kubeconfig."""
+    """Log in with the pod's service account, else with the user's kubeconfig."""
     found = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
     if found is None:
         raise kopf.LoginError("no service account and no kubeconfig: run in a pod, or set KUBECONFIG")

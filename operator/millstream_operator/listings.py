@@ -1,15 +1,14 @@
-"""Whole listings: at the start, at a take-over, and now and then, since a watch that broke can miss a deletion.
+"""Whole listings: at the start, at a take-over, and periodically, since a broken watch can miss a deletion.
 
-    GET every watched kind ─▶ index.replace ─▶ whom a difference is about ─▶ queue
-    GET of the API groups ──▶ which optional kinds are served ─▶ everybody, where that changed
+    GET every watched kind ─▶ index.replace ─▶ LLMDeployments with a difference ─▶ queue
+    GET of the API groups ──▶ optional kinds that are served ─▶ all LLMDeployments, where that changed
 
-The first one comes before any write: an empty index would look like a world without children.
+The first listing comes before any write: an empty index would look like a cluster without children.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import random
 from collections.abc import Callable
@@ -28,7 +27,7 @@ log = logging.getLogger(__name__)
 
 RESYNC_SECONDS = 300.0
 RESYNC_RETRY_SECONDS = 5.0
-LISTINGS_AT_ONCE = 3  # the API server reads one page while we take the last one apart
+LISTINGS_AT_ONCE = 3  # the API server reads one page while we decode the last one
 
 
 @dataclass
@@ -44,18 +43,15 @@ class Listings:
     notice: Callable[[OwnerKey], None]
     notice_all: Callable[[], None]
     discovery_seconds: float
-    complete: bool = False  # is the index whole?
+    complete: bool = False  # whether the index is complete
 
     async def first(self) -> None:
-        """Know everything; waits for the API server as long as it takes, and says for what."""
+        """List everything. Waits for the API server as long as it takes, and logs why."""
         logged = ""
         while True:
             try:
                 await self.resync()
                 self.complete = True
-                # The index and the modules stay: a full collection need not walk them, and hold up everything for it.
-                gc.collect()
-                gc.freeze()
                 return
             except ApiError as error:
                 problem = f"{error.status} {error.message}"
@@ -69,13 +65,13 @@ class Listings:
             await asyncio.sleep(RESYNC_RETRY_SECONDS)
 
     async def resync(self) -> None:
-        """Compare the index with whole listings, and enqueue whom a difference is about.
+        """Compare the index with whole listings, and enqueue each LLMDeployment with a difference.
 
         Raises:
-            ApiError, ApiUnreachable: nothing is forgotten; a later one does it.
+            ApiError, ApiUnreachable: nothing is forgotten; the next resync repeats it.
         """
         several = asyncio.Semaphore(LISTINGS_AT_ONCE)
-        # All of them to their end: none is left to run beside the next try.
+        # Wait for all of them: none may overlap with the next try.
         ends = await asyncio.gather(*(self._list(kind, several) for kind in WATCHED), return_exceptions=True)
         for end in ends:
             if end is not None:
@@ -91,14 +87,14 @@ class Listings:
                 found, version = await self.client.list(kind, namespace, label_selector(kind))
                 items += found
                 versions.append(int(version))
-        # What came after the first of the listings may be missing in it and is not gone.
+        # An object created after the first listing may be missing in it and is not gone.
         for key in self.index.replace(kind, items, str(min(versions))):
             self.notice(key)
         present = {(item["metadata"]["namespace"], item["metadata"]["name"]) for item in items}
         self.freshness.listed(kind, present, steady_seconds())
 
     async def discover(self) -> None:
-        """Find out which optional kinds are served; another set of them concerns everybody."""
+        """Find out which optional kinds are served; another set of them concerns all LLMDeployments."""
         found = await self.optional.discover(self.client)
         for key in found.changed:
             self.notice(key)
@@ -111,7 +107,7 @@ class Listings:
             try:
                 await self.discover()
             except (ApiError, ApiUnreachable) as error:
-                log.info("looking for optional kinds: %s", error)
+                log.info("discovering optional kinds: %s", error)
 
     async def resync_forever(self) -> None:
         while True:

@@ -1,8 +1,8 @@
 """The operator's own metrics, for Prometheus: what it does, what waits, what goes wrong, and who leads.
 
-The registry is this process's own object, not the library's global one. What is counted is counted where it happens;
-what is a state (the queue, the watches, leadership, the LLMDeployments) is read at each scrape. `llmdeployments` is
-told by the leader alone, so that a sum over the replicas counts each one once.
+The registry is this process's own object, not the library's global one. Counters count where things happen; gauges
+(the queue, the watches, leadership, the LLMDeployments) are read at each scrape. Only the leader exports
+`llmdeployments`, so that a sum over the replicas counts each one once.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from millstream_operator.queue.work_queue import Result
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "millstream_operator"
-# From one that finds nothing to do, to one that waits for several slow answers.
+# From a reconcile with nothing to do, to one that waits for several slow answers.
 RECONCILE_BUCKETS_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
 class OperatorMetrics:
-    """What is counted. It is a RequestObserver of ClusterClient, and its `reconciled` is the queue's observer."""
+    """The counters. A RequestObserver of ClusterClient; its `reconciled` is the queue's observer."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -61,13 +61,13 @@ class OperatorMetrics:
         self._errors.labels(code).inc()
 
     def exposition(self) -> bytes:
-        """The text that Prometheus reads."""
+        """Return the text that Prometheus reads."""
         return generate_latest(self.registry)
 
 
 @dataclass(frozen=True, slots=True)
 class StateCollector(Collector):
-    """What is read at each scrape."""
+    """The gauges, read at each scrape."""
 
     queue_depth: Callable[[], Mapping[str, int]]  # by state
     queue_age_seconds: Callable[[], float]

@@ -31,37 +31,38 @@ class SettingsError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Settings:
     defaults: Defaults
-    watch_namespaces: tuple[str, ...]  # empty: all of the cluster
+    watch_namespaces: tuple[str, ...]  # empty: all namespaces
     log_level: int
     health_port: int
     service_access_by_proxy: bool  # development: the operator runs outside the cluster
     leader_election: bool
     operator_namespace: str  # of the Lease
     lease_name: str
-    discovery_seconds: float = DISCOVERY_SECONDS  # between two looks for the kinds of other projects
-    gpu_catalog: Path | None = None  # own prices and parts over the shipped catalogue
-    inventory: bool = True  # look at the cluster's nodes and at what pods hold of their GPUs
+    discovery_seconds: float = DISCOVERY_SECONDS  # between two discoveries of optional kinds
+    gpu_catalog: Path | None = None  # own prices and parts, applied over the shipped catalogue
+    inventory: bool = True  # watch the cluster's nodes and the GPUs that pods hold
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
-    """
+    """Read the settings from environment variables:
+
     MILLSTREAM_RUNTIME_IMAGE    image of new plans whose spec names none (required)
     MILLSTREAM_POD_DEFAULTS     JSON file with defaults of the pods
     MILLSTREAM_PROMETHEUS_URL   where KEDA asks for metrics; empty: KEDA is not used
     MILLSTREAM_MONITORING_LABELS
                                 JSON object: labels of PodMonitors and PrometheusRules
     MILLSTREAM_DISCOVERY_SECONDS
-                                how often the kinds that a cluster may have or not are looked for and listed, 5 to 3600
+                                how often optional kinds are discovered and listed, 5 to 3600
     MILLSTREAM_WATCH_NAMESPACES comma-separated; empty: all namespaces
     MILLSTREAM_LOG_LEVEL        DEBUG, INFO, WARNING or ERROR
     MILLSTREAM_HEALTH_PORT      where /healthz, /readyz and /metrics answer
     MILLSTREAM_SERVICE_ACCESS   Direct (by DNS), or Proxy (through the API server) for an operator outside the cluster
-    MILLSTREAM_LEADER_ELECTION  Enabled, or Disabled for an operator that is certainly the only one
+    MILLSTREAM_LEADER_ELECTION  Enabled, or Disabled where this is certainly the only operator
     MILLSTREAM_OPERATOR_NAMESPACE, MILLSTREAM_LEASE_NAME
-                                the Lease. The defaults are the documented release's, so that an operator started by
-                                hand outside the cluster stands by while that one runs
+                                the Lease. The defaults are those of the documented release, so that an operator started
+                                by hand outside the cluster stands by while that one runs
     MILLSTREAM_GPU_CATALOG      YAML file with own prices and GPUs, read again when it changes
-    MILLSTREAM_INVENTORY        Enabled, or Disabled to plan without a look at nodes
+    MILLSTREAM_INVENTORY        Enabled, or Disabled to plan without reading nodes
 
     Raises:
         SettingsError: one sentence that names the variable, its value and what it may be.
@@ -74,7 +75,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     )
     for name in namespaces:
         if not _NAMESPACE.fullmatch(name):
-            raise SettingsError(f"MILLSTREAM_WATCH_NAMESPACES holds {name!r}, which cannot be a namespace's name.")
+            raise SettingsError(f"MILLSTREAM_WATCH_NAMESPACES holds {name!r}, which is not a valid namespace name.")
     try:
         pods = load_pod_defaults(environment.get("MILLSTREAM_POD_DEFAULTS"))
     except ValueError as error:
@@ -101,7 +102,9 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
 def _name(environment: Mapping[str, str], variable: str, pattern: re.Pattern[str], default: str) -> str:
     value = environment.get(variable, "") or default
     if not pattern.fullmatch(value):
-        raise SettingsError(f"{variable} is {value[:80]!r}; it must be a name of small letters, digits and dashes.")
+        raise SettingsError(
+            f"{variable} is {value[:80]!r}; it must be a name of lower-case letters, digits and dashes."
+        )
     return value
 
 
@@ -123,7 +126,7 @@ def _seconds(environment: Mapping[str, str], variable: str, default: float, leas
 
 def _companions(environment: Mapping[str, str]) -> CompanionDefaults:
     url = environment.get("MILLSTREAM_PROMETHEUS_URL", "").strip()
-    if "@" in url:  # never shown: whoever may read a ScaledObject would read the password, too
+    if "@" in url:  # not shown: everyone who may read a ScaledObject would read the password
         raise SettingsError("MILLSTREAM_PROMETHEUS_URL holds credentials; give the address without them.")
     if url and (len(url) > 2048 or not _PROMETHEUS_URL.fullmatch(url)):
         raise SettingsError(

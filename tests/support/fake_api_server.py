@@ -156,20 +156,20 @@ class FakeApiServer:
             return await _json({"reason": "NotFound", "message": f"{name} not found"}, 404)
         if request.method == "GET":
             return await _json(live)
-        sent = await request.json()
+        body = await request.json()
         if request.method == "DELETE":
             self.remove(kind, namespace, name)
             self._record(request, kind, "delete", name)
             return await _json({"status": "Success"})
         if request.path.endswith("/status"):
-            return await self._written(request, kind, "status", {**(live or {}), "status": sent["status"]})
-        if live is not None and sent["metadata"].get("resourceVersion") not in (
+            return await self._written(request, kind, "status", {**(live or {}), "status": body["status"]})
+        if live is not None and body["metadata"].get("resourceVersion") not in (
             None,
             live["metadata"]["resourceVersion"],
         ):
             return await _json({"reason": "Conflict", "message": f"{name} has been modified"}, 409)
         return await self._written(
-            request, kind, request.method.lower(), {**sent, "status": (live or {}).get("status")}
+            request, kind, request.method.lower(), {**body, "status": (live or {}).get("status")}
         )
 
     async def _written(self, request: web.Request, kind: Kind, verb: str, manifest: Manifest) -> web.Response:

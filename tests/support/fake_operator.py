@@ -102,15 +102,15 @@ class FakePods:
     """A fake of the pods' own addresses: each pod's `/ready` by its name, and who was asked."""
 
     def __init__(self) -> None:
-        self.reported: dict[str, Manifest] = {}
+        self.reports: dict[str, Manifest] = {}
         self.asked: list[str] = []
 
     async def ready(self, pod: Mapping[str, Any], timeout_seconds: float) -> Manifest:
         name = pod["metadata"]["name"]
         self.asked.append(name)
-        if name not in self.reported:
+        if name not in self.reports:
             raise PodUnreachable("connection refused")
-        return self.reported[name]
+        return self.reports[name]
 
 
 class FakeOperator:
@@ -173,7 +173,7 @@ class FakeOperator:
         self.seconds += after_seconds
         now = datetime.datetime.fromisoformat(self.now) + datetime.timedelta(seconds=after_seconds)
         self.now = now.strftime("%Y-%m-%dT%H:%M:%SZ")
-        await self.reports.ask_due()
+        await self.reports.poll_due()
 
     async def inspect(self) -> None:
         """One turn, and one more when the model was inspected."""

@@ -55,8 +55,8 @@ async def _failing(**status: Any) -> FakeOperator:
 
 async def _no_gpu() -> FakeCluster:
     message = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
-    reported = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-    return (await _failing(conditions=[reported])).cluster
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return (await _failing(conditions=[condition])).cluster
 
 
 async def _crashing() -> FakeCluster:
@@ -72,24 +72,26 @@ async def _no_weights() -> FakeCluster:
 
 async def _quota() -> FakeCluster:
     operator = await _failing()
-    reported = [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: pods"}]
-    operator.cluster.set_status(DEPLOYMENT, "demo", {"observedGeneration": 1, "conditions": reported})
+    conditions = [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: pods"}]
+    operator.cluster.set_status(DEPLOYMENT, "demo", {"observedGeneration": 1, "conditions": conditions})
     await operator.turn()
     return operator.cluster
 
 
 async def _denied() -> FakeCluster:
     operator = await _failing()
-    reported = [{"type": "ReplicaFailure", "status": "True", "message": 'violates PodSecurity "restricted:latest": x'}]
-    operator.cluster.set_status(DEPLOYMENT, "demo", {"observedGeneration": 1, "conditions": reported})
+    conditions = [
+        {"type": "ReplicaFailure", "status": "True", "message": 'violates PodSecurity "restricted:latest": x'}
+    ]
+    operator.cluster.set_status(DEPLOYMENT, "demo", {"observedGeneration": 1, "conditions": conditions})
     await operator.turn()
     return operator.cluster
 
 
 async def _deadline() -> FakeCluster:
     operator = await _failing()
-    reported = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}]
-    operator.cluster.set_status(DEPLOYMENT, "demo", {"observedGeneration": 1, "conditions": reported})
+    conditions = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}]
+    operator.cluster.set_status(DEPLOYMENT, "demo", {"observedGeneration": 1, "conditions": conditions})
     await operator.turn()
     return operator.cluster
 

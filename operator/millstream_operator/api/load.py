@@ -229,7 +229,7 @@ def _severity(error: ErrorDetails) -> int:
 
 
 def _schema_location(location: Location) -> Location:
-    """Pydantic adds a last step of its own for the branch of a quantity and for a map's key; drop it."""
+    """Drop the last step that Pydantic adds for the branch of a quantity and for a map's key."""
     ours = location[-1:] == ("[key]",) or (location[-1:] in (("number",), ("text",)) and location[-2] in QUANTITIES)
     return location[:-1] if ours else location
 

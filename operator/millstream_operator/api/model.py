@@ -1,6 +1,6 @@
 """`spec.model`: which model, and where its weights come from.
 
-All four sources can be planned. Which of them can be brought into a pod `millstream_runtime.config.CAPABILITIES` says;
+All four sources can be planned. `millstream_runtime.config.CAPABILITIES` says which of them can reach a pod;
 the others are refused when they are applied, by a condition that says so.
 """
 

@@ -1,4 +1,4 @@
-"""What the Prometheus operator is told about a deployment, where a cluster has one."""
+"""Settings for the Prometheus operator, where a cluster has one."""
 
 from __future__ import annotations
 

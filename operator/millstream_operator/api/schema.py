@@ -1,7 +1,7 @@
 """API types -> structural OpenAPI v3, the dialect that a CRD accepts.
 
 Pydantic writes JSON Schema 2020-12, most of which a CRD refuses: `$ref`, `anyOf … null` for optional fields,
-`const`, `title`, and `additionalProperties: false` beside `properties`. The generator below says the same in the
+`const`, `title`, and `additionalProperties: false` next to `properties`. The generator below says the same in the
 subset that the API server calls structural; unknown fields are pruned or refused there by the server itself.
 """
 

@@ -1,1 +1,1 @@
-"""Facts as data: what GPUs hold, reach and cost, and the shapes of models. No decisions."""
+"""Catalogue: data of GPUs and shapes of models. No decisions."""

@@ -1,4 +1,4 @@
-"""A file of own prices and parts over the shipped catalogue: `millstream plan --catalog FILE`, and the operator's.
+"""A file of own prices and parts over the shipped catalogue, for `millstream plan --catalog FILE` and the operator.
 
 A100-80GB: {listPriceUSDPerHour: 1.9}      # single fields of a known part
 MyGPU-96GB: {computeCapability: "9.0", …}   # or a whole part
@@ -16,7 +16,7 @@ MAX_CATALOG_BYTES = 1 << 20
 
 
 def read_catalog_file(path: Path) -> GpuCatalog:
-    """The shipped catalogue with the file's changes over it; an empty file changes nothing.
+    """Return the shipped catalogue with the file's changes; an empty file changes nothing.
 
     Raises:
         CatalogError: one sentence that names the file and what is wrong in it.

@@ -1,4 +1,4 @@
-"""Numbers from somebody else's config.json: typed, bounded, and with an error that names the field."""
+"""Read numbers from an untrusted config.json: typed, bounded, with an error that names the field."""
 
 from __future__ import annotations
 

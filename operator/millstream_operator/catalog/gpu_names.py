@@ -1,8 +1,8 @@
-"""What people and nodes call a GPU -> the part of the catalogue.
+"""Find the catalogue's part by the names that people and nodes use for a GPU.
 
 A100-80GB   A100-80GB-SXM   A100-80GB-PCIe   L4              FAMILY-<n>GB, with the form factor where it matters
 NVIDIA-A100-SXM4-80GB       Tesla-T4                         the label nvidia.com/gpu.product
-NVIDIA-A100-SXM4-80GB-MIG-1g.10gb   NVIDIA-L4-SHARED         slices of a GPU: not a whole one, so never a part
+NVIDIA-A100-SXM4-80GB-MIG-1g.10gb   NVIDIA-L4-SHARED         slices of a GPU, which are not planned on
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class UnknownGPUError(ValueError):
 
 
 def find_part(catalog: GpuCatalog, name: str) -> GpuPart:
-    """The part that `name` means.
+    """Return the part that `name` means.
 
     Raises:
         UnknownGPUError: none, several, or a slice of a GPU.
@@ -44,7 +44,7 @@ def find_part(catalog: GpuCatalog, name: str) -> GpuPart:
 
 
 def slice_kind(label: str) -> str | None:
-    """Why a product label does not mean a whole GPU, in words; None when it does."""
+    """Return why a product label does not mean a whole GPU; None when it does."""
     if "-MIG-" in label.upper():
         return "a MIG slice"
     if label.upper().endswith("-SHARED"):

@@ -1,7 +1,7 @@
-"""What `millstream inspect` said of a model -> the facts that planning and pinning need of it.
+"""Read the output of `millstream inspect`: the facts that planning and pinning need of a model.
 
-The contract is docs/model-sources.md: one JSON object with a `version`; of a version that is not known nothing is
-believed, and keys that are not known are ignored.
+The contract is docs/model-sources.md: one JSON object with a `version`. An unknown version is
+refused, and unknown keys are ignored.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class InspectedModel:
 
 
 def read_answer(text: str) -> dict[str, Any]:
-    """The JSON object that an inspection left behind.
+    """Return the JSON object in an inspection's termination message.
 
     Raises:
         UnknownAnswerError: it is none.
@@ -57,7 +57,7 @@ def read_answer(text: str) -> dict[str, Any]:
 
 
 def read_inspected(answer: Mapping[str, Any]) -> InspectedModel:
-    """The facts in an answer.
+    """Return the facts in an answer.
 
     Raises:
         ConfigError: no shape can be read from it; UnknownFamilyError where the catalogue lacks the model's family.

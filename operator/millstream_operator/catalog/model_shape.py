@@ -1,4 +1,4 @@
-"""ModelShape: what the planner must know about a model, and nothing of how it computes.
+"""ModelShape: what the planner must know about a model. Nothing about how it computes.
 
 Made from any Hugging Face config.json by `catalog/read_shape.py`, without torch and without the weights.
 Parameter counts are those of the checkpoint's tensors; a test holds them within 1 % of `transformers`.
@@ -79,7 +79,7 @@ class ModelShape:
         """Elements of keys and values (or latents) that one rank keeps for one token.
 
         MLA's latent belongs to all heads, so every rank keeps the whole of it. Layers with a sliding window are
-        counted in full: a pool that all layers share must have room for them.
+        counted in full: a pool that all layers share must hold them.
         """
         layers = self.num_layers if num_layers is None else num_layers
         if self.latent_kv_elements is not None:

@@ -3,7 +3,7 @@
     {"model_type": "qwen2", …} -> row of model_families.py -> families/*.py, by the row's traits -> ModelShape
 
 Torch-free, and bounded: a hostile file gives a `ConfigError`, never a long computation. Models that hold a language
-model beside a vision tower (`text_config`) are read as the language model, which is what is served.
+model and a vision tower (`text_config`) are read as the language model, which is what is served.
 """
 
 from __future__ import annotations

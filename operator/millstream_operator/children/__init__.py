@@ -1,1 +1,1 @@
-"""The objects of one LLMDeployment: apply, leave alone, delete."""
+"""Children: apply and delete the objects of one LLMDeployment, and its companions."""

@@ -1,1 +1,1 @@
-"""Diagnosis: from pods and refusals to one stable reason and one sentence. Pure."""
+"""Diagnosis: one stable reason and one sentence, from pods and from refusals of the API server. Pure."""

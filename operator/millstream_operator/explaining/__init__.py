@@ -1,1 +1,1 @@
-"""Plans for people: the table of `millstream plan`, the bar of its ledger, plans side by side. Pure: data to text."""
+"""Explaining: plans as text, for `millstream plan`: tables, memory bars, comparisons and diffs. Pure."""

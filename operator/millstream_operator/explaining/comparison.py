@@ -1,4 +1,4 @@
-"""Plans side by side: the same deployment with another tier, another GPU, another format of weights."""
+"""Compare plans of the same deployment with another tier, another GPU or another weight format."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Row:
 
 
 def compare(axis: str, deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts) -> list[Row]:
-    """One row a variation, in a fixed order; infeasible ones too, for their reason."""
+    """Return one row per variation, in a fixed order; infeasible ones too, with their reason."""
     return [
         Row(name, decide(changed, defaults, known)) for name, changed, known in _variations(axis, deployment, facts)
     ]
 
 
 def comparison_table(rows: list[Row], style: Style) -> str:
-    """Cost and latency by row; an infeasible row tells its reason instead."""
+    """Return cost and latency by row; an infeasible row has its reason instead."""
     cells = [list(HEADER)]
     notes = []
     for row in rows:

@@ -26,10 +26,10 @@ def plan_diff(
     live_status: Mapping[str, Any],
     style: Style,
 ) -> str:
-    """Lines for a person. `live` None: the object does not exist yet."""
+    """Return the diff as text. `live` None: the object does not exist yet."""
     title = style.bold(f"{wanted.name}: {found.summary}")
     if live is None:
-        return "\n".join([title, "", "  It does not exist yet; applying creates it.", *_obstacle(found)])
+        return "\n".join([title, "", "  It does not exist yet; applying creates it.", *_blocker(found)])
     rows = [[f"spec.{path}", f"{before} -> {after}"] for path, before, after in differences(_spec(live), _spec(wanted))]
     plan_before = {name: (live_status.get("plan") or {}).get(name) for name in PLAN_FIELDS}
     plan_after = {name: found.status_plan().get(name) for name in PLAN_FIELDS}
@@ -42,12 +42,12 @@ def plan_diff(
     lines = [title, "", *(columns(rows) or ["  Nothing changes."])]
     if isinstance(found, Plan) and not found.requires and rows:
         restarts = input_hash(live) != input_hash(wanted)
-        lines += ["", "  The pods are planned and rolled out anew." if restarts else "  No pod restarts."]
-    return "\n".join([*lines, *_obstacle(found)])
+        lines += ["", "  The pods are planned again and rolled out." if restarts else "  No pod restarts."]
+    return "\n".join([*lines, *_blocker(found)])
 
 
 def differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
-    """(path, before, after) of every leaf that is not the same."""
+    """Yield (path, before, after) of every leaf that differs."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for name in dict.fromkeys([*before, *after]):
             yield from differences(before.get(name), after.get(name), f"{path}.{name}" if path else str(name))
@@ -55,7 +55,7 @@ def differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, 
         yield path, _shown(before), _shown(after)
 
 
-def _obstacle(found: Plan | Infeasible) -> list[str]:
+def _blocker(found: Plan | Infeasible) -> list[str]:
     if isinstance(found, Infeasible):
         return ["", f"  Applying changes no pod. {found.message}"]
     missing = refusal(found.requires)

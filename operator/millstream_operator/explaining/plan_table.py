@@ -1,4 +1,4 @@
-"""A plan as a page that a tired person understands: what, why, what else, and where every byte goes."""
+"""A plan as one page of text: values, reasons, alternatives, and where every byte goes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEDGER_NAMES = {
 
 
 def plan_table(name: str, found: Plan | Infeasible, style: Style) -> str:
-    """The whole page, without a newline at the end."""
+    """Return the whole page, without a newline at the end."""
     lines = [style.bold(f"{name}: {found.summary}"), ""]
     if isinstance(found, Infeasible):
         lines += _wrapped(found.message) + _fixes(found, style)
@@ -42,7 +42,7 @@ def plan_table(name: str, found: Plan | Infeasible, style: Style) -> str:
 
 
 def ledger_lines(plan: Plan, ledger: MemoryLedger, style: Style) -> list[str]:
-    """One bar a part of the memory, each to the scale of the whole."""
+    """Return one bar per part of the memory, each to the scale of the whole."""
     device = plan.product or "replica's container"
     title = f"  memory of one {device}: {gigabytes(ledger.usable_bytes)}"
     tokens = f"{plan.predicted.kv_cache_tokens:,} tokens" if plan.predicted else ""
@@ -108,7 +108,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _columns_wrapped(rows: list[list[str]]) -> list[str]:
-    """Two columns of which the second is prose."""
+    """Return two columns, the second of wrapped text."""
     first = max(len(row[0]) for row in rows) + 2
     lines = []
     for name, prose in rows:

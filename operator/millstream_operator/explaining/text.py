@@ -11,7 +11,7 @@ BOLD, DIM, RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How the terminal likes it. Colour only underlines what the words say already."""
+    """The terminal's abilities. Colour only emphasises; the words carry all information."""
 
     colour: bool = False
     unicode: bool = True
@@ -28,7 +28,7 @@ class Style:
 
 
 def bar(share: float, style: Style, width: int = BAR_WIDTH) -> str:
-    """`share` of 1 as a bar of fixed width; anything above nothing shows."""
+    """Return `share` of 1 as a bar of fixed width; any share above 0 is visible."""
     filled = min(width, max(1 if share > 0 else 0, round(share * width)))
     full, empty = ("█", "░") if style.unicode else ("#", ".")
     return full * filled + empty * (width - filled)
@@ -45,7 +45,7 @@ def dollars(milli_usd: int) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]], indent: int = 2, gap: int = 2) -> list[str]:
-    """Rows as aligned lines; the last column may be as long as it likes."""
+    """Return rows as aligned lines; the last column has no limit."""
     if not rows:
         return []
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]

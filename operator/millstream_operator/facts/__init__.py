@@ -1,1 +1,1 @@
-"""Facts: what plans are made from, and how the operator finds it out."""
+"""Facts: what plans are made from, read from nodes, pods, inspections and the GPU catalogue."""

@@ -1,8 +1,8 @@
 """The operator's catalogue file: read at the start, and again when it changes.
 
-A mounted ConfigMap is swapped by a link, so the file's identity changes with its content, and a look at it now and
-then is enough. A file that cannot be used changes nothing: the last good catalogue stays, `problem` says why, and the
-log says it once.
+A mounted ConfigMap is swapped by a link, so the file's identity changes with its content, and a periodic check is
+enough. A file that cannot be used changes nothing: the last good catalogue stays, `problem` says why, and the log says
+it once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class CatalogWatch:
-    """`catalog` is the last good one: the shipped one where no file is named, or none was ever good."""
+    """`catalog` is the last good one; the shipped one where no file is named, or none was good yet."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -27,7 +27,7 @@ class CatalogWatch:
         self.refresh()
 
     def refresh(self) -> bool:
-        """Look at the file; True when there is another catalogue than before."""
+        """Read the file if it changed. Return whether there is another catalogue than before."""
         if self._path is None or (now := _identity(self._path)) == self._seen:
             return False
         self._seen = now
@@ -45,7 +45,7 @@ class CatalogWatch:
 
 
 def _identity(path: Path) -> object:
-    """Changes with the content; None where there is no file."""
+    """Return a value that changes with the content; () where there is no file."""
     try:
         found = path.stat()
     except OSError:

@@ -1,13 +1,13 @@
-"""What plans are made from in the cluster: free GPUs, prices, the model's shape. One `Facts` for each question.
+"""The facts that plans are made from in the cluster: free GPUs, prices, the model's shape. One `Facts` per plan.
 
     GpuWatch ─▶ accounts ─┐
     catalogue file ───────┼─▶ ClusterFacts.of(owner) ─▶ Facts ─▶ planner
     shapes ───────────────┘        ▲
-    index (records, owners) ───────┘ promises: what other pinned plans want and have not got yet
+    index (records, owners) ───────┘ promises: GPUs that other pinned plans want and do not have yet
 
-Everything in here is found again after a restart: promises follow from the records of the other LLMDeployments, and
-from plans whose record is on its way. A change only marks its owner; the sums are brought up to date by the next
-question, so a thousand plans cost a thousand small updates.
+All of it is rebuilt after a restart: promises follow from the records of the other LLMDeployments, and from plans whose
+record is not in the index yet. A change only marks its owner; the next call updates the sums, so a thousand plans cost
+a thousand small updates.
 """
 
 from __future__ import annotations
@@ -41,39 +41,38 @@ NOT_LISTED = "The cluster's nodes are not listed yet."
 
 
 class FactsSource(Protocol):
-    """Who knows what plans are made from."""
+    """A source of the facts that plans are made from."""
 
     def of(self, owner: LLMDeployment) -> Facts:
-        """What is known for a new plan of this LLMDeployment."""
+        """Return what is known for a new plan of this LLMDeployment."""
         ...
 
     def promise(self, owner: LLMDeployment, revision: Revision) -> None:
-        """A plan was made: its GPUs are no longer free for others, though its record is not seen yet."""
+        """Reserve the GPUs of a new plan, whose record is not in the index yet."""
         ...
 
     def holds_gpus(self, owner: LLMDeployment) -> bool:
-        """Has a node bound any of its pods?"""
+        """Return whether any of its pods is bound to a node."""
         ...
 
     @property
     def stamp(self) -> int:
-        """Changes now and then, when plans may have become outdated."""
+        """A number that changes when plans may have become outdated."""
         ...
 
 
 class Shapes(Protocol):
-    """Who knows what a model looks like."""
+    """A source of model shapes."""
 
     def __call__(self, owner: LLMDeployment, source: ModelSource) -> ModelShape | None:
-        """The shape of the owner's model, or of its draft; None while nobody has read it."""
+        """Return the shape of the owner's model, or of its draft; None while it is not known."""
         ...
 
 
 def shape_from_catalogue(owner: LLMDeployment, source: ModelSource) -> ModelShape | None:
-    """From the table of known models, and only where it is certain to be that model.
+    """Return the shape from the table of known models, only where it is certain to be that model.
 
-    This is the one place where shapes come from until something reads `config.json` in the cluster: another `Shapes`
-    given to ClusterFacts may know more, and fall back on this. A revision other than main, another hub or a
+    An inspection of the model in the cluster takes precedence. A revision other than main, another hub or a
     `model.configMapRef` may all mean another shape than the table's.
     """
     hub = source.hugging_face
@@ -87,9 +86,9 @@ def shape_from_catalogue(owner: LLMDeployment, source: ModelSource) -> ModelShap
 
 
 class ClusterFacts:
-    """Facts, kept up to date by whoever watches. For use within one event loop.
+    """Facts about the cluster, updated by the watches. For use within one event loop.
 
-    `problem` says why the GPUs are not known; None: they are.
+    `problem` says why the GPUs are not known; None where they are.
     """
 
     def __init__(
@@ -103,17 +102,17 @@ class ClusterFacts:
         self._catalog = catalog or load_catalog()
         self._accounts = GpuAccounts(self._catalog)
         self._promises: dict[OwnerKey, tuple[str, Revision]] = {}  # with the owner's uid, until the record is seen
-        self._touched: set[OwnerKey] = set()
+        self._changed_owners: set[OwnerKey] = set()
         self._seen_generation = -1
         self.problem: str | None = NOT_LISTED
         self.stamp = 0
 
-    # What is learned
+    # Updates
 
     def changed(self, kind: Kind, manifest: Manifest) -> None:
-        """The index has another state of an object, or lost it."""
+        """The index has another state of an object, or removed it."""
         if kind is LLM_DEPLOYMENT or kind is CONTROLLER_REVISION:
-            self._touched.add(owner_key(kind, manifest))
+            self._changed_owners.add(owner_key(kind, manifest))
 
     def put_node(self, name: str, node: GpuNode | None) -> None:
         self._accounts.put_node(name, node)
@@ -122,25 +121,25 @@ class ClusterFacts:
         self._accounts.replace_nodes(nodes)
 
     def put_pod(self, uid: str, pod: GpuPod | None) -> None:
-        self._touch(self._accounts.put_pod(uid, pod))
+        self._mark_changed(self._accounts.put_pod(uid, pod))
 
     def replace_pods(self, pods: Iterable[GpuPod]) -> None:
-        self._touch(self._accounts.replace_pods(pods))
+        self._mark_changed(self._accounts.replace_pods(pods))
 
     def use_catalog(self, catalog: GpuCatalog) -> None:
-        """Other prices or parts."""
+        """Use other prices or parts."""
         self._catalog = catalog
         self._accounts.use_catalog(catalog)
 
     def advance(self) -> bool:
-        """Let plans be looked at again if there are other GPUs or prices than at the last call; True if so."""
+        """Move `stamp` on if there are other GPUs or prices than at the last call. Return whether it moved."""
         if self._accounts.generation == self._seen_generation:
             return False
         self._seen_generation = self._accounts.generation
         self.stamp += 1
         return True
 
-    # Questions
+    # Queries
 
     def of(self, owner: LLMDeployment) -> Facts:
         draft = owner.spec.speculation.draft_model if owner.spec.speculation else None
@@ -159,36 +158,36 @@ class ClusterFacts:
         demands = self._demands(owner)
         if (why_not := self._why_unknown(demands)) is not None:
             return replace(known, unknown=(*unknown, PlanReason("inventory", why_not)))
-        self._settle()
+        self._update_promises()
         free = self._accounts.free(_owner_of(owner), demands)
         return replace(known, inventory=free, capacity=self._accounts.capacity(demands), unknown=tuple(unknown))
 
     def promise(self, owner: LLMDeployment, revision: Revision) -> None:
         key = _key_of(owner)
         self._promises[key] = (owner.metadata.uid or "", revision)
-        self._touched.add(key)
+        self._changed_owners.add(key)
 
     def holds_gpus(self, owner: LLMDeployment) -> bool:
         return self._accounts.bound(_owner_of(owner)) > 0
 
     def has_spare_gpus(self, owner: LLMDeployment, revision: Revision) -> bool | None:
-        """Are the GPUs for one more pod of a revision free, beside those that the owner has? None: nobody knows."""
+        """Return whether GPUs for one more pod of a revision are free, besides those the owner has. None: not known."""
         gpus, part = revision.plan.get("gpusPerReplica") or 0, revision.plan.get("accelerator")
         demands = self._demands(owner)
         if gpus <= 0 or self._why_unknown(demands) is not None:
             return None
-        self._settle()
+        self._update_promises()
         free = self._accounts.free(_owner_of(owner), demands, give_up=False)
         return any(kind.gpus >= gpus for kind in free.kinds if part in (AcceleratorType.GPU, kind.part.name))
 
     @property
     def promised_gpus(self) -> int:
-        """Of all LLMDeployments together: wanted by their plans, and not bound yet."""
-        self._settle()
+        """GPUs that the plans of all LLMDeployments want and that are not bound yet."""
+        self._update_promises()
         return self._accounts.promised_gpus
 
     def _why_unknown(self, demands: Demands) -> str | None:
-        """Why nothing can be said of GPUs to a pod with these demands."""
+        """Return why the GPUs for a pod with these demands are not known; None where they are."""
         if self.problem is not None:
             return self.problem
         if not self._accounts.has_nodes:
@@ -210,17 +209,17 @@ class ClusterFacts:
 
     # Promises
 
-    def _touch(self, owners: Iterable[tuple[str, str]]) -> None:
-        self._touched |= {OwnerKey(namespace, name) for namespace, name in owners}
+    def _mark_changed(self, owners: Iterable[tuple[str, str]]) -> None:
+        self._changed_owners |= {OwnerKey(namespace, name) for namespace, name in owners}
 
-    def _settle(self) -> None:
-        while self._touched:
-            key = self._touched.pop()
+    def _update_promises(self) -> None:
+        while self._changed_owners:
+            key = self._changed_owners.pop()
             want, times = self._wanted(key)
             self._accounts.promise((key.namespace, key.name), want, times)
 
     def _wanted(self, key: OwnerKey) -> tuple[Want | None, int]:
-        """What the plan of an LLMDeployment wants beyond the pods that are bound: GPUs of a pod, and how many pods."""
+        """Return what a plan wants beyond its bound pods: GPUs per pod, and the number of pods."""
         owner = self._index.get(LLM_DEPLOYMENT, key.namespace, key.name)
         if owner is None or owner["metadata"].get("deletionTimestamp"):
             self._promises.pop(key, None)
@@ -237,7 +236,7 @@ class ClusterFacts:
         return Want(gpus, None if part == AcceleratorType.GPU else part), missing
 
     def _newest_plan(self, key: OwnerKey, uid: str) -> tuple[str, Mapping[str, Any]] | None:
-        """Digest and plan of the revision that is wanted: of a plan that was just made, else of the newest record."""
+        """Return digest and plan of the wanted revision: of a plan that was just made, else of the newest record."""
         records = [
             record
             for record in self._index.children(key, CONTROLLER_REVISION)
@@ -246,7 +245,7 @@ class ClusterFacts:
         if (made := self._promises.get(key)) is not None:
             if made[0] == uid and all(record["metadata"]["name"] != made[1].name for record in records):
                 return made[1].digest, made[1].plan
-            del self._promises[key]  # its record is seen, or it was another's of the same name
+            del self._promises[key]  # its record is in the index, or it was of another object of this name
         if not records:
             return None
         newest = max(records, key=lambda record: (int(record["revision"]), record["metadata"]["name"]))

@@ -1,12 +1,12 @@
-"""Nodes and the GPUs that pods hold, all of the cluster: listed, then watched, and almost all of it dropped at once.
+"""List and watch the cluster's nodes and pods, and keep only their GPUs.
 
     GET nodes, GET pods that are bound and have not ended ─▶ page by page ─▶ GpuNode, GpuPod ─▶ ClusterFacts
     watch of both, from there on ────────────────────────────────────────────────────▲
 
-kopf's watches are for LLMDeployments and their children, chosen by a label; GPUs are also held by pods of others. So
-this is a second, smaller pair of watches: what is not a GPU is gone before the next event is read, and what is kept of
-a pod are five words. Both are read-only and cluster-wide. Where the operator has no right to them, plans are made
-without: `ClusterFacts.problem` says so in every plan, and it is tried again now and then.
+kopf's watches cover LLMDeployments and their children, selected by a label; other pods hold GPUs too. So this is a
+second pair of watches, which keeps five fields of a pod with GPUs and drops everything else at once. Both are read-only
+and cluster-wide. Where the operator has no right to them, plans are made without: `ClusterFacts.problem` says so in
+every plan, and the watch is retried every five minutes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 Manifest = dict[str, Any]
 
 BOUND = {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"}
-PAGE = 100  # pods are large, and a page is all that is ever in memory
+PAGE = 100  # pods are large; only one page is in memory at a time
 WATCH_SECONDS = 290
-# A watch that broke in silence is caught by a whole listing.
+# A whole listing catches what a broken watch missed.
 RELIST_SECONDS = 1800.0
 RETRY_SECONDS = 5.0
 FORBIDDEN_RETRY_SECONDS = 300.0
@@ -39,20 +39,20 @@ DISABLED = "The operator does not look at nodes (its setting MILLSTREAM_INVENTOR
 
 
 class GpuWatch:
-    """Keeps a ClusterFacts up to date. `list` first, then `run` for ever."""
+    """Keeps ClusterFacts up to date: call `list` first, then `run`."""
 
-    def __init__(self, book: ClusterFacts, *, enabled: bool = True) -> None:
-        self._book, self._enabled = book, enabled
-        self._versions: dict[Kind, str] = {}  # listed up to here; a kind that is missing has to be listed
+    def __init__(self, facts: ClusterFacts, *, enabled: bool = True) -> None:
+        self._facts, self._enabled = facts, enabled
+        self._versions: dict[Kind, str] = {}  # watched from here; a kind that is missing must be listed
         self._listed_at = float("-inf")
         if not enabled:
-            book.problem = DISABLED
+            facts.problem = DISABLED
 
     async def list(self, client: ClusterClient, now: float) -> None:
-        """List both, unless that was done a short while ago. Without rights the book has a problem, and no error.
+        """List both, unless they were listed recently. Missing rights become `ClusterFacts.problem` and no error.
 
         Raises:
-            ApiError, ApiUnreachable: what may pass by itself.
+            ApiError, ApiUnreachable: an error that a retry may not meet again.
         """
         if not self._enabled or now - self._listed_at < RELIST_SECONDS:
             return
@@ -64,11 +64,11 @@ class GpuWatch:
                 raise
             self._forbidden(error)
         else:
-            self._book.problem = None
+            self._facts.problem = None
         self._listed_at = now
 
     async def run(self, client: ClusterClient) -> None:
-        """Watch both for ever."""
+        """Watch both until cancelled."""
         if self._enabled:
             await asyncio.gather(self._follow(client, NODE), self._follow(client, POD))
 
@@ -80,11 +80,11 @@ class GpuWatch:
                 if kind not in self._versions:
                     await list_it(client)
                     if len(self._versions) == 2:
-                        self._book.problem = None
+                        self._facts.problem = None
                 await self._watch(client, kind, learn)
                 continue
             except ApiError as error:
-                if error.status in (403, 410):  # no right to it, or the version is forgotten: list anew
+                if error.status in (403, 410):  # no right to it, or the version has expired: list again
                     self._versions.pop(kind, None)
                 if error.status == 403:
                     self._forbidden(error)
@@ -98,18 +98,18 @@ class GpuWatch:
         query = BOUND if kind is POD else {}
         async with aclosing(client.watch(kind, query, self._versions[kind], WATCH_SECONDS)) as events:
             async for event in events:
-                said, found = event["type"], event["object"]
-                if said == "ERROR":
+                event_type, found = event["type"], event["object"]
+                if event_type == "ERROR":
                     raise ApiError(int(found.get("code", 500)), found.get("reason", ""), found.get("message", ""))
-                if said != "BOOKMARK":
-                    learn(said, found)
+                if event_type != "BOOKMARK":
+                    learn(event_type, found)
                 self._versions[kind] = found["metadata"]["resourceVersion"]
 
     def _forbidden(self, error: ApiError) -> None:
         problem = f"The operator may not look at the cluster's GPUs: {error.message}"[:500]
-        if self._book.problem != problem:
+        if self._facts.problem != problem:
             log.warning("%s. Plans are made from specs alone.", problem)
-        self._book.problem = problem
+        self._facts.problem = problem
 
     # Nodes
 
@@ -119,11 +119,11 @@ class GpuWatch:
         async for page in client.pages(NODE, None, {}, PAGE):
             found += filter(None, map(read_node, page.items))
             version = page.version
-        self._book.replace_nodes(found)
+        self._facts.replace_nodes(found)
         self._versions[NODE] = version
 
-    def _node(self, said: str, node: Manifest) -> None:
-        self._book.put_node(node["metadata"]["name"], None if said == "DELETED" else read_node(node))
+    def _node(self, event_type: str, node: Manifest) -> None:
+        self._facts.put_node(node["metadata"]["name"], None if event_type == "DELETED" else read_node(node))
 
     # Pods
 
@@ -133,15 +133,15 @@ class GpuWatch:
         async for page in client.pages(POD, None, BOUND, PAGE):
             found += filter(None, map(read_pod, page.items))
             version = page.version
-        self._book.replace_pods(found)
+        self._facts.replace_pods(found)
         self._versions[POD] = version
 
-    def _pod(self, said: str, pod: Manifest) -> None:
-        self._book.put_pod(pod["metadata"]["uid"], None if said == "DELETED" else read_pod(pod))
+    def _pod(self, event_type: str, pod: Manifest) -> None:
+        self._facts.put_pod(pod["metadata"]["uid"], None if event_type == "DELETED" else read_pod(pod))
 
 
 def read_pod(pod: Mapping[str, Any]) -> GpuPod | None:
-    """What is kept of a pod; None for one that holds no GPU."""
+    """Return what is kept of a pod; None for one that holds no GPU."""
     held = holds_gpus(pod)
     if held is None:
         return None

@@ -1,12 +1,12 @@
-"""What to do about an inspection: from its Jobs and their pods to one step. Pure.
+"""Decide the next step of an inspection from its Jobs and their pods. Pure.
 
     no Job ............................. start the first attempt
-    the pod answered ................... keep the answer
-    the pod, or the Job, failed ........ say why in the pod's own words; a new attempt after a while
-    on its way ......................... say what it waits for; of a later attempt, why the one before failed
+    the pod answered ................... store the answer
+    the pod, or the Job, failed ........ report the pod's own error; a new attempt after a delay
+    under way .......................... report what it waits for; in a later attempt, why the last one failed
 
-Attempts are Jobs. A failed one stays until the next has ended, so its reason stays in the status and the number of
-attempts is not forgotten, whoever is killed in between. To delete it asks for a new attempt at once.
+Attempts are Jobs. A failed one stays until the next has ended, so that a restart of the operator loses neither its
+reason nor the number of attempts. Deleting it starts a new attempt at once.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from millstream_operator.rendering.names import ATTEMPT_LABEL, INSPECT_CONTAINER
 
 Manifest = dict[str, Any]
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 10.0, 300.0
-# A Job may be seen to be complete before its pod is: their watches are two streams.
+# A Job may be complete in the index before its pod is: their watches are two streams.
 ANSWER_PATIENCE_SECONDS = 30.0
-# What a plan lacks only because the facts are not there yet.
+# Requirements of a plan that facts alone can meet.
 WANTS_FACTS = frozenset({"inventory", "modelShape", "configMapRef"})
 
 
 @dataclass(frozen=True, slots=True)
 class InspectionStep:
-    """`answer`: what to keep. `start`: the attempt to begin. `problem`: why there is no answer yet."""
+    """`answer`: to store. `start`: the attempt to begin. `problem`: why there is no answer yet."""
 
     answer: Manifest | None = None
     problem: Diagnosis | None = None
@@ -65,7 +65,7 @@ class _Succeeded:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """`seconds_ago`: None while the Job itself does not know yet."""
+    """`seconds_ago`: None until the Job itself has failed."""
 
     problem: Diagnosis
     seconds_ago: float | None
@@ -78,10 +78,10 @@ class _Pending:
 
 
 def subjects(owner: LLMDeployment, defaults: PlanDefaults) -> dict[str, Subject]:
-    """What must be inspected before a plan can be made: `model`, `draft`, both or nothing.
+    """Return what must be inspected before a plan can be made: `model`, `draft`, both or nothing.
 
-    A plan that the runtime cannot run whatever the model is will be refused, so nothing is inspected for it. A folder
-    in the runtime image is looked into only where the plan depends on it: a small model on a CPU starts at once.
+    Nothing is inspected for a plan that the runtime cannot run with any model, since it will be refused. A folder in
+    the runtime image is inspected only where the plan depends on it: a small model on a CPU starts at once.
     """
     if set(plan_from_spec(owner, defaults).requires) - WANTS_FACTS:
         return {}
@@ -103,7 +103,7 @@ def _depends_on_the_model(owner: LLMDeployment) -> bool:
 
 
 def next_step(subject: Subject, jobs: Sequence[Manifest], pods: Sequence[Manifest], now: str) -> InspectionStep:
-    """`jobs`: the attempts at this subject, as it would be inspected today; `now` is RFC 3339."""
+    """Return the next step. `jobs`: the attempts at this subject in its current form; `now` is RFC 3339."""
     attempts = sorted(jobs, key=attempt_of)
     if not attempts:
         return InspectionStep(problem=Diagnosis(Reason.INSPECTING, f"Reading the model's shape: {subject}."), start=1)
@@ -133,7 +133,7 @@ def _waiting(
 
 
 def retry_seconds(attempt: int) -> float:
-    """Time between the end of an attempt and the next: doubled each time, up to five minutes."""
+    """Return the seconds between the end of an attempt and the next: doubled each time, up to five minutes."""
     return float(min(FIRST_RETRY_SECONDS * 2 ** min(attempt - 1, 10), LONGEST_RETRY_SECONDS))
 
 
@@ -143,7 +143,7 @@ def attempt_of(job: Mapping[str, Any]) -> int:
 
 
 def _attempt_state(job: Manifest, pods: Sequence[Manifest], now: str) -> _Succeeded | _Failed | _Pending:
-    """How one attempt ended, or where it is. Its pod knows most, so it is asked first."""
+    """Return how one attempt ended, or its current state. Its pod has the most detail, so it comes first."""
     seconds_ago = _ended_seconds_ago(job, now)
     for pod in pods:
         if _is_of(pod, job) and (found := _ended(pod, seconds_ago)) is not None:
@@ -152,7 +152,7 @@ def _attempt_state(job: Manifest, pods: Sequence[Manifest], now: str) -> _Succee
     job_conditions = {one["type"]: one for one in reported if one["status"] == "True"}
     diagnosed = next((one for pod in pods if _is_of(pod, job) and (one := _blocker(pod)) is not None), None)
     if failed := job_conditions.get("Failed"):
-        if diagnosed is not None:  # an eviction, or what it waited for until its time was over
+        if diagnosed is not None:  # an eviction, or what it waited for until its deadline
             return _Failed(diagnosed, seconds_ago)
         said = failed.get("message") or failed.get("reason") or "for an unknown reason"
         return _Failed(Diagnosis(Reason.DOWNLOAD_FAILED, f"The inspection of the model failed: {said}."), seconds_ago)
@@ -160,13 +160,13 @@ def _attempt_state(job: Manifest, pods: Sequence[Manifest], now: str) -> _Succee
         left = ANSWER_PATIENCE_SECONDS - (seconds_ago or 0.0)
         if left > 0:
             return _Pending(None, left)
-        lost = "The answer of the model's inspection is lost: its pod was deleted before it was read."
+        lost = "The result of the model's inspection is lost: its pod was deleted before the operator read it."
         return _Failed(Diagnosis(Reason.DOWNLOAD_FAILED, lost), seconds_ago)
     return _Pending(diagnosed)
 
 
 def _ended(pod: Manifest, seconds_ago: float | None) -> _Succeeded | _Failed | None:
-    """What a pod that has ended left behind."""
+    """Return the result in a pod that has ended; None while it runs."""
     ended = _container(pod).get("state", {}).get("terminated")
     if ended is None:
         return None
@@ -189,7 +189,7 @@ def _ended(pod: Manifest, seconds_ago: float | None) -> _Succeeded | _Failed | N
 
 
 def _blocker(pod: Pod) -> Diagnosis | None:
-    """Why the pod does not run: its node, the scheduler, or what its container waits for."""
+    """Return why the pod does not run: its node, the scheduler, or what its container waits for."""
     containers = pod.get("spec", {}).get("containers") or []
     image = next((str(one.get("image", "")) for one in containers if one.get("name") == INSPECT_CONTAINER), "")
     return diagnose_node(pod) or diagnose_scheduling(pod) or container_waits(_container(pod), image)
@@ -206,7 +206,7 @@ def _is_of(pod: Manifest, job: Manifest) -> bool:
 
 
 def _ended_seconds_ago(job: Manifest, now: str) -> float | None:
-    """Since the Job counts as failed or complete, by its own clock and ours; None while it runs."""
+    """Return the seconds since the Job failed or completed, by its clock and ours; None while it runs."""
     job_conditions = job.get("status", {}).get("conditions") or ()
     for kind in ("Failed", "Complete"):
         found = conditions.find(job_conditions, kind)

@@ -1,7 +1,7 @@
-"""Inspections, carried out: asks `inspection.next_step`, and does what it says.
+"""Run inspections: apply what `inspection.next_step` decides.
 
-A record is written before its Job is deleted, and a new attempt is made before an old one is: killed at any point,
-the next turn finds either the answer or the question.
+A record is written before its Job is deleted, and a new attempt is created before an old one is deleted: after a crash
+at any point, the next turn finds either the answer or the Job.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class NotInspected(PlanRefused):
 
 
 class Inspector:
-    """The facts about an owner's models, for the reconciler alone."""
+    """Reads the facts about an owner's models, for the reconciler."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Inspector:
         self._plan_defaults, self._pod_defaults = plan_defaults, pod_defaults
 
     async def ask(self, owner: LLMDeployment, key: OwnerKey) -> Inspected:
-        """What a new plan must know of the models: nothing where it needs nothing.
+        """Return what a new plan must know of the models; nothing where it needs nothing.
 
         Raises:
             NotInspected: it is not known yet; the inspection is under way, or failed.
@@ -74,7 +74,7 @@ class Inspector:
         return Inspected(**{name: await self._inspected(owner, key, subject) for name, subject in wanted.items()})
 
     def known(self, owner: LLMDeployment, key: OwnerKey) -> Inspected:
-        """What is on record, for a plan that is there already."""
+        """Return what is on record, for a plan that exists already."""
         records = self._children.list_owned(owner, key, CONFIG_MAP)
         if not any(map(is_inspection, records)):
             return Inspected()
@@ -103,7 +103,7 @@ class Inspector:
     async def _ask_for_all(
         self, owner: LLMDeployment, key: OwnerKey, subject: Subject, jobs: Sequence[Manifest]
     ) -> Manifest:
-        """The answer of an own inspection, for the others of the namespace, too; or wait for that of another."""
+        """Return the answer of an own inspection, shared within the namespace; or wait for that of another owner."""
         name = inspection_key(owner, subject)
         other = self._shared.asked_by(name, key) if not jobs else None
         if other is not None:
@@ -120,7 +120,7 @@ class Inspector:
         return answer
 
     async def _ask(self, owner: LLMDeployment, key: OwnerKey, subject: Subject, jobs: Sequence[Manifest]) -> Manifest:
-        """The answer, if it is there; else do what brings it nearer, and raise NotInspected."""
+        """Return the answer if there is one; else take the next step and raise NotInspected."""
 
         def attempt(number: int) -> Manifest:
             return inspect_job(owner, subject, self._image(owner), self._pod_defaults, number)
@@ -130,7 +130,7 @@ class Inspector:
         if step.answer is not None:
             return step.answer
         if step.start is not None:
-            # What the pod needs: an account, and a way out where a namespace denies it.
+            # The pod needs an account, and a NetworkPolicy where the namespace denies traffic.
             await self._apply(owner, [service_account(owner), network_policy(owner), attempt(step.start)])
         outdated = [job for job in jobs if job not in todays]
         await self._children.delete(owner, [*outdated, *step.to_delete])
@@ -142,12 +142,12 @@ class Inspector:
             raise NotInspected(problem, RECHECK_SECONDS)
 
     def _image(self, owner: LLMDeployment) -> str:
-        """The runtime image that the next plan would have."""
+        """Return the runtime image that the next plan would have."""
         runtime = owner.spec.runtime
         return (runtime.image if runtime is not None else None) or self._plan_defaults.runtime_image
 
 
 def _inspects(job: Manifest) -> str | None:
-    """The key of what an attempt is about."""
+    """Return the inspection key of a Job."""
     found: str | None = job["metadata"].get("labels", {}).get(INSPECTION_LABEL)
     return found

@@ -1,10 +1,10 @@
-"""What a new process believes of a status that was written before it began, until it has found out for itself.
+"""Restore what an earlier process wrote to the status, until this process has verified it.
 
-Two questions cost more than the rest of a turn: does the model answer (two requests, and a token is generated), and
-would a plan of today be another one. After a restart both would come for every LLMDeployment at once, and nothing of
-what they are about has changed. So where the status says Ready of this generation and of these pods, its word is taken
-at first, and each question is asked at a random time within the next minute. Children are compared at once: a hand edit
-that was made while no operator ran is repaired by the first turn.
+Two checks cost more than the rest of a turn: whether the model answers (two requests and a generated token), and
+whether a new plan would differ. After a restart both would run for every LLMDeployment at once, although nothing has
+changed. So where the status is Ready for this generation and these pods, it is restored, and each check runs at a
+random time within about a minute. Children are compared at once: an edit that was made while no operator ran is
+repaired by the first turn.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ SOONEST_SECONDS, LATEST_SECONDS = 10.0, 70.0
 
 @dataclass(frozen=True, slots=True)
 class RestoredStatus:
-    """Of an earlier process. `answered`: the revision whose model answered."""
+    """The results of an earlier process. `answered`: the revision whose model answered."""
 
     answered: str
     outdated: Diagnosis | None = None
 
 
 class StatusRestorer:
-    """For one process. `later` brings a key back after so many seconds; None: everything is asked at once."""
+    """Restores statuses, once per owner. `enqueue_after` requeues a key after seconds; None: restore nothing."""
 
-    def __init__(self, later: EnqueueAfter | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._later, self._clock = later, clock
-        self._ends: dict[str, float] = {}  # by uid: when the questions are to be asked
+    def __init__(self, enqueue_after: EnqueueAfter | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._enqueue_after, self._clock = enqueue_after, clock
+        self._ends: dict[str, float] = {}  # by uid: when the checks must run
 
     def restore(
         self, owner: LLMDeployment, key: OwnerKey, status: Manifest, pods: Sequence[Manifest]
     ) -> RestoredStatus | None:
-        """What may be taken from the status; None: nothing, or no longer."""
+        """Return what is restored from the status; None where nothing is, or no longer."""
         uid, now = owner.metadata.uid or "", self._clock()
         ends = self._ends.get(uid, float("inf"))
-        found = read_restored_status(owner, status, pods) if self._later is not None and now < ends else None
-        if found is None or self._later is None:
+        found = read_restored_status(owner, status, pods) if self._enqueue_after is not None and now < ends else None
+        if found is None or self._enqueue_after is None:
             self._ends[uid] = float("-inf")
             return None
         if ends == float("inf"):
             ends = self._ends[uid] = now + random.uniform(SOONEST_SECONDS, LATEST_SECONDS)  # noqa: S311 - jitter
-        self._later(key, ends - now)
+        self._enqueue_after(key, ends - now)
         return found
 
     def forget(self, uid: str) -> None:
@@ -62,9 +62,9 @@ class StatusRestorer:
 
 
 def read_restored_status(owner: LLMDeployment, status: Manifest, pods: Sequence[Manifest]) -> RestoredStatus | None:
-    """What a status tells of an earlier process' questions; None where it is not about this spec and these pods. Pure.
+    """Read the results of an earlier process from a status; None where it is not about this spec and these pods. Pure.
 
-    A pod that got ready after the LLMDeployment did was perhaps never asked.
+    A pod that became ready after the LLMDeployment did may never have been probed.
     """
     conditions = status.get("conditions") or ()
     ready, answered = find(conditions, READY), (status.get("rollout") or {}).get("currentRevision")

@@ -1,11 +1,11 @@
-"""One inspection for all who want the same model of the same namespace: fifty LLMDeployments of one model ask once.
+"""Share one inspection among the LLMDeployments of a namespace that want the same model.
 
-    the first to want it asks; the others wait, are woken by its answer, and write it down as their own
+    the first one inspects; the others wait, are requeued by its answer, and store it as their own record
 
-Kept in memory, and only for minutes: a branch of a repository moves, and a spec that is applied tomorrow is to find
-what is there tomorrow. Nothing is lost with the process; whoever has no record then asks by itself. The namespace is
-the bound, because tokens and claims are its own. If the one that asks fails or falls silent, the next one asks: its
-token may be a better one.
+Answers are kept in memory for minutes only: a branch of a repository moves, and a spec that is applied tomorrow must
+get tomorrow's commit. Nothing is lost with the process: an LLMDeployment without a record then inspects by itself.
+Sharing stops at the namespace, because tokens and claims belong to it. If the inspecting one fails or goes silent, the
+next one inspects: its token may be valid.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 from millstream_operator.kube.index import OwnerKey
 
 Manifest = dict[str, Any]
-FRESH_SECONDS = 600.0  # an answer is somebody else's answer, too
-SILENT_SECONDS = 120.0  # who was not heard of for so long is no longer waited for
+FRESH_SECONDS = 600.0  # for this long, an answer is shared
+SILENT_SECONDS = 120.0  # an inspection without a sign of life for this long is no longer waited for
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A model that is asked about. `by`: whoever asks, or was answered. `at`: when it was heard of last."""
+class _Inspection:
+    """An inspection. `by`: the LLMDeployment that runs it. `at`: the last sign of life."""
 
     by: OwnerKey
     at: float
@@ -33,22 +33,22 @@ class _Asked:
 
 
 class SharedInspections:
-    """For one process. `wake` brings a key back at once."""
+    """The inspections of one process. `wake` requeues a key at once."""
 
     def __init__(self, wake: Callable[[OwnerKey], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._wake, self._clock = wake, clock
-        self._asked: dict[tuple[str, str], _Asked] = {}  # by namespace and inspection key
+        self._inspections: dict[tuple[str, str], _Inspection] = {}  # by namespace and inspection key
 
     def answer(self, name: str, me: OwnerKey) -> Manifest | None:
-        """What somebody else was answered a short while ago. Whoever lost its own record asks anew."""
-        known = self._asked.get((me.namespace, name))
+        """Return a recent answer of another LLMDeployment. One that lost its own record inspects again."""
+        known = self._inspections.get((me.namespace, name))
         if known is None or known.by == me or self._clock() - known.at > FRESH_SECONDS:
             return None
         return known.answer
 
     def asked_by(self, name: str, me: OwnerKey) -> OwnerKey | None:
-        """Whoever else asks at the moment; then `me` is woken by the answer, or when there will be none."""
-        known = self._asked.get((me.namespace, name))
+        """Return the LLMDeployment that inspects now, other than `me`; `me` is requeued when it ends."""
+        known = self._inspections.get((me.namespace, name))
         if known is None or known.by == me or known.answer is not None:
             return None
         if self._clock() - known.at > SILENT_SECONDS:
@@ -57,33 +57,33 @@ class SharedInspections:
         return known.by
 
     def asking(self, name: str, me: OwnerKey) -> None:
-        """`me` asks, and has heard nothing bad so far."""
-        known = self._asked.get((me.namespace, name))
+        """Record that `me` inspects, without a failure so far."""
+        known = self._inspections.get((me.namespace, name))
         waiting = known.waiting if known is not None else set()
-        self._asked[me.namespace, name] = _Asked(me, self._clock(), waiting=waiting - {me})
+        self._inspections[me.namespace, name] = _Inspection(me, self._clock(), waiting=waiting - {me})
 
     def failed(self, name: str, me: OwnerKey) -> None:
-        """`me` was not answered: the others ask by themselves."""
-        known = self._asked.get((me.namespace, name))
+        """Record that `me` failed: the others inspect by themselves."""
+        known = self._inspections.get((me.namespace, name))
         if known is not None and known.by == me and known.answer is None:
-            del self._asked[me.namespace, name]
-            self._wake_all(known)
+            del self._inspections[me.namespace, name]
+            self._wake_waiting(known)
 
     def answered(self, name: str, me: OwnerKey, answer: Manifest) -> None:
-        """It is known now."""
+        """Record the answer, and requeue those that wait for it."""
         now = self._clock()
-        for key in [key for key, one in self._asked.items() if now - one.at > FRESH_SECONDS]:
-            del self._asked[key]
-        known = self._asked.get((me.namespace, name))
-        self._asked[me.namespace, name] = _Asked(me, now, answer)
+        for key in [key for key, one in self._inspections.items() if now - one.at > FRESH_SECONDS]:
+            del self._inspections[key]
+        known = self._inspections.get((me.namespace, name))
+        self._inspections[me.namespace, name] = _Inspection(me, now, answer)
         if known is not None:
-            self._wake_all(known)
+            self._wake_waiting(known)
 
     def forget(self, me: OwnerKey) -> None:
-        """`me` is gone, and whatever it asked with it."""
-        for name in [name for (namespace, name), one in self._asked.items() if one.by == me]:
+        """Forget a deleted LLMDeployment and its inspections."""
+        for name in [name for (namespace, name), one in self._inspections.items() if one.by == me]:
             self.failed(name, me)
 
-    def _wake_all(self, known: _Asked) -> None:
+    def _wake_waiting(self, known: _Inspection) -> None:
         for key in known.waiting:
             self._wake(key)

@@ -1,1 +1,1 @@
-"""What GPUs there are: read from nodes or from a command line, grouped so that a thousand nodes plan like one."""
+"""Inventory: the GPUs that exist and those that are free, from nodes and pods or from a command line."""

@@ -1,9 +1,9 @@
-"""Which GPUs are free for whom: all that there are, less those that pods hold, less those that plans are promised.
+"""GPU accounts: which GPUs are free for each deployment.
 
     free for one deployment = allocatable − held by others − promised to others
 
-Its own pods and promises count as free for its own next plan, because that plan replaces them. Kept up to date pod by
-pod and node by node; a question walks the GPU nodes once.
+Its own pods and promises count as free for its next plan, because that plan replaces them. Updated pod by pod and node
+by node; a query walks the GPU nodes once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from millstream_operator.catalog.gpu import GpuCatalog, GpuPart
 from millstream_operator.inventory.demands import ANYWHERE, Demands
 from millstream_operator.inventory.node_kinds import Inventory, NodeKind, RefusedNode
 from millstream_operator.inventory.nodes import GpuNode, Parts, left_out
-from millstream_operator.inventory.packing import Free, Want, take
+from millstream_operator.inventory.packing import Free, Want, without_promised
 from millstream_operator.inventory.pods import GpuPod, used_by_node
 
 Owner = tuple[str, str]  # namespace and name
@@ -35,13 +35,13 @@ class GpuAccounts:
         self._of: defaultdict[Owner, dict[str, GpuPod]] = defaultdict(dict)  # by owner and uid
         self._promised: dict[Owner, tuple[Want, int]] = {}
         self._wanted: Counter[Want] = Counter()
-        self._capacities: dict[Demands, Inventory] = {}  # these two are found again when something has changed
+        self._capacities: dict[Demands, Inventory] = {}  # these two are computed again after a change
         self._free: dict[Demands, Free] = {}
 
     # Nodes and the catalogue
 
     def put_node(self, name: str, node: GpuNode | None) -> None:
-        """The node is now like this; None: it is gone, or has no GPUs."""
+        """Set a node's state; None: it is gone, or has no GPUs."""
         before = self._nodes.get(name)
         if node is not None:
             self._nodes[name] = node
@@ -53,13 +53,13 @@ class GpuAccounts:
             self._other_gpus()
 
     def replace_nodes(self, nodes: Iterable[GpuNode]) -> None:
-        """These are all."""
+        """Replace all nodes."""
         listed = {node.name: node for node in nodes}
         for name in [*self._nodes, *listed]:
             self.put_node(name, listed.get(name))
 
     def use_catalog(self, catalog: GpuCatalog) -> None:
-        """Other prices, or other parts: what labels mean is looked up anew."""
+        """Use other prices or parts; labels are looked up again."""
         self._catalog, self._parts = catalog, Parts(catalog)
         self._other_gpus()
 
@@ -75,7 +75,7 @@ class GpuAccounts:
     # Pods
 
     def put_pod(self, uid: str, pod: GpuPod | None) -> set[Owner]:
-        """The pod holds this now; None: nothing any more. Returns whose pods changed."""
+        """Set what a pod holds; None: nothing. Return the owners whose pods changed."""
         before = self._pods.pop(uid, None)
         if before is not None:
             self._count(before, -1)
@@ -85,12 +85,12 @@ class GpuAccounts:
         return {one.owner for one in (before, pod) if one is not None and one.owner is not None and before != pod}
 
     def replace_pods(self, pods: Iterable[GpuPod]) -> set[Owner]:
-        """These are all. Returns whose pods changed."""
+        """Replace all pods. Return the owners whose pods changed."""
         listed = {pod.uid: pod for pod in pods}
         return {owner for uid in {*self._pods, *listed} for owner in self.put_pod(uid, listed.get(uid))}
 
     def bound(self, owner: Owner, revision: str | None = None) -> int:
-        """Pods of an owner that a node holds, of one revision or of all."""
+        """Count an owner's bound pods, of one revision or of all."""
         pods = self._of.get(owner, {}).values()
         return sum(revision is None or pod.revision == revision for pod in pods)
 
@@ -111,7 +111,7 @@ class GpuAccounts:
     # Promises
 
     def promise(self, owner: Owner, want: Want | None, times: int) -> None:
-        """What the owner's plan wants beyond what its pods hold, in place of what it wanted before."""
+        """Set what the owner's plan wants beyond what its pods hold."""
         before = self._promised.pop(owner, None)
         if before is not None:
             self._wanted[before[0]] -= before[1]
@@ -125,10 +125,10 @@ class GpuAccounts:
     def promised_gpus(self) -> int:
         return sum(want.gpus * times for want, times in self._wanted.items())
 
-    # Questions
+    # Queries
 
     def capacity(self, demands: Demands = ANYWHERE) -> Inventory:
-        """All GPUs on nodes that would take such a pod, free or not, also where a node is away for a while."""
+        """Return all GPUs on nodes that admit such a pod, free or not, including nodes that are away for a while."""
         known = self._capacities.get(demands)
         if known is None:
             free: Free = Counter()
@@ -144,10 +144,10 @@ class GpuAccounts:
         return known
 
     def free(self, owner: Owner, demands: Demands = ANYWHERE, *, give_up: bool = True) -> Inventory:
-        """What a new plan of the owner may use now. `give_up`: it gives up the GPUs that its pods hold.
+        """Return what a new plan of the owner may use now. `give_up`: the GPUs that its pods hold count as free.
 
-        Promises of others are taken from these nodes even where their pods might go elsewhere: too few rather than
-        too many.
+        Promises of others are subtracted from these nodes even where their pods might go elsewhere: the result is too
+        small rather than too large.
         """
         free = Counter(self._unheld(demands))
         own = used_by_node(self._of.get(owner, {}).values()) if give_up else {}
@@ -161,11 +161,11 @@ class GpuAccounts:
         wanted = Counter(self._wanted)
         if (mine := self._promised.get(owner)) is not None:
             wanted[mine[0]] -= mine[1]
-        take(free, [(want, times) for want, times in wanted.items() if times > 0])
-        return self._inventory(free, self.capacity(demands).refused)
+        remaining = without_promised(free, [(want, times) for want, times in wanted.items() if times > 0])
+        return self._inventory(remaining, self.capacity(demands).refused)
 
     def _unheld(self, demands: Demands) -> Free:
-        """Free GPUs by node, whoever asks. Shared: copy it."""
+        """Return free GPUs by node for any owner. The result is cached: do not change it."""
         known = self._free.get(demands)
         if known is None:
             known = self._free[demands] = Counter()
@@ -176,7 +176,7 @@ class GpuAccounts:
         return known
 
     def _part_for(self, node: GpuNode | None, demands: Demands) -> GpuPart | None:
-        """What a node has for pods with these demands; None where they cannot go now."""
+        """Return the part of a node's GPUs; None where pods with these demands cannot go now."""
         if node is None or node.away is not None or not demands.admit(node.labels, node.taints):
             return None
         part = self._parts.of(node)
@@ -192,5 +192,5 @@ class GpuAccounts:
 
 
 def _lasting(node: GpuNode | None) -> GpuNode | None:
-    """A node without what passes: a drained or rebooting node is still one that the cluster has."""
+    """Return a node without its temporary state: the cluster still has a drained or rebooting node."""
     return replace(node, away=None) if node is not None else None

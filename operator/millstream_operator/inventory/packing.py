@@ -1,8 +1,8 @@
-"""GPUs that are promised and not yet taken: which free ones they will be. Pure.
+"""Subtract promised GPUs from the free ones. Pure.
 
-A plan that is pinned wants its GPUs before the scheduler has bound its pods. Until then they are taken from the free
-ones: the largest wants first, each from the node that it fills best. The scheduler may put a pod elsewhere; the sum
-over a part is the same.
+A pinned plan wants its GPUs before the scheduler has bound its pods. Until then they are subtracted from the free ones:
+the largest wants first, each from the node that it fills best. The scheduler may choose another node; the sum per part
+is the same.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ Free = Counter[tuple[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """`gpus` on one node, of one part; a `part` of None takes any, from where most are left."""
+    """`gpus` on one node, of one part. `part` None: of the part with the most GPUs left."""
 
     gpus: int
     part: str | None
 
 
-def take(free: Free, wanted: Sequence[tuple[Want, int]]) -> None:
-    """Take from `free` what is wanted, each so many times. What does not fit any more takes nothing: it waits."""
+def without_promised(free: Free, wanted: Sequence[tuple[Want, int]]) -> Free:
+    """Return what is left of `free` after each want was met that many times. A want that does not fit takes nothing."""
+    left = Free(free)
     named = ((want.gpus, want.part, times) for want, times in wanted if want.part is not None)
     for gpus, part, times in sorted(named, reverse=True):
-        _take(free, part, gpus, times)
+        _take(left, part, gpus, times)
     of_any_part = ((want.gpus, times) for want, times in wanted if want.part is None)
     for gpus, times in sorted(of_any_part, reverse=True):
         for _ in range(times):
-            if (most := _with_most_left(free, gpus)) is None:
+            if (most := _with_most_left(left, gpus)) is None:
                 break
-            _take(free, most, gpus, 1)
+            _take(left, most, gpus, 1)
+    return left
 
 
 def _take(free: Free, part: str, gpus: int, times: int) -> None:
@@ -42,7 +44,7 @@ def _take(free: Free, part: str, gpus: int, times: int) -> None:
         if tightest is None:
             return
         nodes = free[part, tightest]
-        # Whole nodes at once: each holds so many, and only the last one may be filled in part.
+        # Whole nodes at once: only the last one may be filled in part.
         fits = tightest // gpus
         full = min(nodes, times // fits)
         if full:

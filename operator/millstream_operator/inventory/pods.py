@@ -1,4 +1,4 @@
-"""Pod objects -> who holds how many GPUs on which node. Pure; of a pod without GPUs nothing is kept."""
+"""Read from pods how many GPUs each holds on which node. Pure; pods without GPUs are dropped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from millstream_operator.inventory.nodes import GPU_RESOURCE, count
 
-ENDED = frozenset({"Succeeded", "Failed"})  # their GPUs are free again, though the object is still there
+ENDED = frozenset({"Succeeded", "Failed"})  # their GPUs are free again, although the object still exists
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +23,15 @@ class GpuPod:
 
 
 def gpus_of(pod: Mapping[str, Any]) -> int:
-    """GPUs that a pod holds: of its containers together, or of the init container that takes most.
+    """Return the GPUs that a pod holds: of its containers together, or of the init container with the most.
 
-    An init container that runs on beside the others (`restartPolicy: Always`) counts with them. For GPUs requests and
-    limits are the same, and either may be left out.
+    An init container that keeps running (`restartPolicy: Always`, a sidecar) counts with the containers. For GPUs,
+    requests and limits are equal, and either may be absent.
     """
     spec = pod.get("spec") or {}
     init = spec.get("initContainers") or ()
-    beside = [one for one in init if one.get("restartPolicy") == "Always"]
-    running = sum(map(_gpus, [*(spec.get("containers") or ()), *beside]))
+    sidecars = [one for one in init if one.get("restartPolicy") == "Always"]
+    running = sum(map(_gpus, [*(spec.get("containers") or ()), *sidecars]))
     return max([running, *map(_gpus, init)])
 
 

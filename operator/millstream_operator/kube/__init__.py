@@ -1,1 +1,1 @@
-"""The API server: a client, an index of watched objects, comparison, fenced writes."""
+"""Kubernetes: the API client, the index of watched objects, comparison and fenced writes."""

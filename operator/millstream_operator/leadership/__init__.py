@@ -1,1 +1,1 @@
-"""Leadership by a Lease: who may write."""
+"""Leadership: leader election by a Lease."""

@@ -1,4 +1,4 @@
-"""What a plan is made from, beside the spec: the model's shape, the GPUs there are, what the runtime can run."""
+"""The facts that a plan is made from, besides the spec: the model's shape, the GPUs, the runtime's capabilities."""
 
 from __future__ import annotations
 

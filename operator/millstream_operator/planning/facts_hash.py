@@ -1,7 +1,7 @@
-"""The hash of what a plan was made from beside its spec: GPUs, prices, the model's shape.
+"""The hash of the facts that a plan was made from: GPUs, prices, the model's shape.
 
-It decides about nothing; it lets a person see whether two plans were made from the same world. What pods hold at the
-moment stays out of it: the GPUs that there are count, not those that happen to be free.
+It decides nothing; it shows a person whether two plans were made from the same facts. It covers all GPUs of the
+cluster, not those that are free at the moment.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from millstream_operator.planning.restart_fields import HASH_LENGTH
 
 
 def facts_hash(facts: Facts) -> str:
-    """Sixteen hex digits: equal for equal facts, on every machine."""
+    """Return sixteen hex digits: equal for equal facts, on every machine."""
     everything = facts.capacity or facts.inventory
     kinds = [(kind.part.name, kind.gpus, kind.nodes) for kind in everything.kinds] if everything is not None else None
     shapes = [repr(facts.shape), repr(facts.draft_shape)]  # of frozen dataclasses of numbers, words and tuples

@@ -1,4 +1,4 @@
-"""What inspections found, laid over what else is known. Pure."""
+"""The results of inspections, and facts with them applied. Pure."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from millstream_operator.catalog.inspected_model import InspectedModel
 from millstream_operator.planning.facts import Facts
 
-SHAPE_FIELD = "model.source"  # what Facts.unknown calls a shape that nobody has read
+SHAPE_FIELD = "model.source"  # the field of Facts.unknown for a shape that is not known
 
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """The model and its draft, as their own files say; None: not looked at."""
+    """The model and its draft, from their own files; None: not inspected."""
 
     model: InspectedModel | None = None
     draft: InspectedModel | None = None
 
     def over(self, facts: Facts) -> Facts:
-        """`facts` with what was read in place of what was assumed."""
+        """Return `facts` with the inspected values in place of assumed ones."""
         if self.draft is not None:
             facts = replace(facts, draft_shape=self.draft.shape)
         if self.model is None:

@@ -5,7 +5,7 @@
     huggingFace, image       huggingFace                an emptyDir: one model, one folder
     … with model.cache       huggingFace/org--name-0123456789ab
 
-A cache outlives the pods, and a complete folder never changes: so each revision has a folder of its own in it.
+A cache outlives the pods, and a complete folder never changes: so each revision has its own folder in it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from millstream_operator.api.model import ModelSource
 from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.planning.requires import source_kind
 
-REVISION_LENGTH = 12  # of a commit or digest: enough to tell the revisions of one model apart
+REVISION_LENGTH = 12  # of a commit or digest: enough to distinguish the revisions of one model
 
 
 def model_path(spec: LLMDeploymentSpec, revision: str | None) -> str:
-    """`revision`: what the source was resolved to; where that is not known, the spec's own words stand for it."""
+    """Return the path. `revision`: what the source was resolved to; where not known, the spec's revision is used."""
     source = spec.model.source
     if source.local is not None:
         return source.local.path.rstrip("/") or "/"

@@ -1,7 +1,7 @@
 """What a plan holds: every value that the spec left open, resolved, with the reason for each choice.
 
 A plan is made once for each version of the spec that decides about the pods, and pinned with what was rendered
-from it (`reconciling/revisions.py`), so it must survive a restart: it is plain data, and `status_plan` is its JSON.
+from it (`rollout/revisions.py`), so it must survive a restart: it is plain data, and `status_plan` is its JSON.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class EnginePlan:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationPlan:
-    """Who proposes tokens. `assumed_acceptance_percent` is what predictions assume, not what was measured."""
+    """How tokens are proposed. `assumed_acceptance_percent` is assumed by predictions, not measured."""
 
     method: str = "Disabled"
     max_draft_tokens: int = 0
@@ -148,9 +148,9 @@ class Plan:
     cost: Cost | None = None
     requires: tuple[str, ...] = ()  # what the runtime or the operator lacks for it; empty: it can be applied
     rejected: tuple[Rejected, ...] = ()
-    waits: bool = False  # its GPUs are there, and taken
+    waits: bool = False  # its GPUs exist, and are taken
     preferred: str | None = None  # what would have been chosen if none was taken; None: this plan
-    facts_hash: str | None = None  # of what it was made from beside the spec
+    facts_hash: str | None = None  # of the facts that it was made from
     model_revision: str | None = None  # what every pod of this plan downloads; None: the spec's own words
     checkpoint_bytes: int | None = None  # what a download weighs; None: not known
 

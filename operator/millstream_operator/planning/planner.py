@@ -19,11 +19,11 @@ from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part
 from millstream_operator.inventory.node_kinds import Inventory
 from millstream_operator.planning.choices.candidates import Question
 from millstream_operator.planning.choices.outcome import Outcome, Problem, Stage
-from millstream_operator.planning.choices.placement import Choice, NoPlacement, choose
+from millstream_operator.planning.choices.placement import Choice, NoPlacement, choose_placement
 from millstream_operator.planning.choices.placement_reasons import engine_reasons, placement_reasons
-from millstream_operator.planning.choices.quantization import formats
+from millstream_operator.planning.choices.quantization import choose_formats
 from millstream_operator.planning.choices.speculation import SpeculationChoice, choose_speculation
-from millstream_operator.planning.choices.waiting import find
+from millstream_operator.planning.choices.waiting import search_free_then_all
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.fixes.nearest import nearest_fixes
 from millstream_operator.planning.plan import EnginePlan, Fix, Infeasible, Plan, PlanDefaults, PlanReason
@@ -50,7 +50,7 @@ def decide(
     if facts.inventory is None:
         return plan_from_spec(deployment, defaults, facts)
     speculation = choose_speculation(spec, facts.choosable)
-    found = find(lambda known, explain: _search(deployment, known, explain=explain), facts, explain=explain)
+    found = search_free_then_all(functools.partial(_search, deployment), facts, explain=explain)
     choice = found.choice
     if isinstance(choice, NoPlacement):
         plain_search = functools.partial(_search, explain=False)
@@ -68,7 +68,7 @@ def decide(
     return replace(planned, preferred=found.preferred)
 
 
-def _search(deployment: LLMDeployment, facts: Facts, *, explain: bool = True) -> Choice | NoPlacement:
+def _search(deployment: LLMDeployment, facts: Facts, explain: bool = True) -> Choice | NoPlacement:
     """The best placement for a spec on an inventory."""
     shape, inventory = facts.shape, facts.inventory
     assert shape is not None  # noqa: S101 - `decide` asked
@@ -85,11 +85,11 @@ def _search(deployment: LLMDeployment, facts: Facts, *, explain: bool = True) ->
     kinds = tuple(kind for kind in inventory.kinds if not names or kind.part.name in names)
     draft = deployment.spec.speculation.draft_model if deployment.spec.speculation else None
     draft_method = draft.quantization_method.value if draft and draft.quantization_method else "Auto"
-    return choose(
+    return choose_placement(
         Question(
             resolved=resolved,
             shape=shape,
-            formats=formats(resolved, shape, facts.choosable),
+            formats=choose_formats(resolved, shape, facts.choosable),
             speculation=choose_speculation(deployment.spec, facts.choosable).plan,
             draft_shape=facts.draft_shape,
             draft_method=None if draft_method == "Auto" else draft_method,
@@ -106,7 +106,7 @@ def _planned(
     best, candidate, part = choice.best, choice.best.candidate, choice.best.candidate.stock.part
     assert facts.shape is not None  # noqa: S101 - `decide` asked
     resolved = resolve_spec(deployment.spec, facts.shape)
-    found = formats(resolved, facts.shape, facts.choosable)
+    found = choose_formats(resolved, facts.shape, facts.choosable)
     blind = plan_from_spec(deployment, defaults, facts)
     resources, resources_reason = pod_resources(candidate.gpus)
     return replace(

@@ -1,6 +1,6 @@
 """What a plan needs and the runtime (or the operator) does not have: `quantization=AWQ`, `tensorParallelSize=4`, …
 
-A plan with requirements is shown, and never applied: a field that is accepted and ignored is the worst of answers.
+A plan with requirements is shown and never applied: a field must not be accepted and then ignored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MEANINGS = {
 
 
 def source_kind(source: ModelSource) -> str:
-    """The source that is given, by its name in the API."""
+    """Return the name of the source in the API."""
     kinds = {
         "local": source.local,
         "huggingFace": source.hugging_face,
@@ -53,7 +53,7 @@ def requirements(
     pipeline: int,
     shape: ModelShape | None,
 ) -> tuple[str, ...]:
-    """Everything that is missing, each a word or `word=value`, in a fixed order."""
+    """Return everything that is missing, each a word or `word=value`, in a fixed order."""
     sources = [deployment.spec.model.source]
     if deployment.spec.speculation is not None and deployment.spec.speculation.draft_model is not None:
         sources.append(deployment.spec.speculation.draft_model.source)
@@ -82,7 +82,7 @@ def requirements(
 
 
 def unknown_facts(spec: LLMDeploymentSpec, facts: Facts) -> tuple[str, ...]:
-    """What a spec asks for that nobody can keep who does not know both model and GPUs."""
+    """Return the facts that the spec's objectives, budget or load need and that are not known."""
     found = []
     workload = spec.workload or Workload()
     numbers = (workload.input_tokens, workload.output_tokens, workload.requests_per_minute, workload.concurrency)
@@ -94,7 +94,7 @@ def unknown_facts(spec: LLMDeploymentSpec, facts: Facts) -> tuple[str, ...]:
 
 
 def refusal(requires: Sequence[str]) -> str | None:
-    """One sentence that names each missing capability; None when the plan can be applied."""
+    """Return one sentence that names each missing capability; None when the plan can be applied."""
     if not requires:
         return None
     words = []

@@ -1,11 +1,11 @@
-"""The hash that decides whether a plan still holds: of the part of the spec that reaches the pods.
+"""The hash of the spec's fields that reach the pods: another hash needs a new plan and restarts them.
 
 Scaling, monitoring, another Service port, a longer progress deadline or another update policy must not restart a pod,
-so they stay out. A field that is absent stays out too: a later version of the API may add fields without changing the
-hash of any stored object.
+so they are excluded. An absent field is excluded too: a later version of the API may add fields without changing the
+hash of a stored object.
 
-What the runtime takes over while it serves (heartbeats, the log level) stays out as well, but not for pods of record
-format 1: they were told everything by flags, and hear of such a change only when they are replaced.
+Fields that the runtime applies while it serves (heartbeats, the log level) are excluded as well, except for pods of
+record format 1: they get all configuration as flags, so such a change must replace them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 
 HASH_LENGTH = 16
 Fields = dict[str, Any]
-BESIDE_THE_PODS: Fields = {
+NOT_IN_PODS: Fields = {
     "model": {"cache": {"size": True, "storage_class_name": True, "access_mode": True}},  # that there is one counts
     "replicas": True,
     "autoscaling": True,
@@ -27,22 +27,22 @@ BESIDE_THE_PODS: Fields = {
     "rollout": {"progress_deadline": True, "strategy": True},
     "runtime": {"update_policy": True},
 }
-LIVE: Fields = {"warmup": {"heartbeat_interval": True}, "runtime": {"log_level": True}}
+APPLIED_LIVE: Fields = {"warmup": {"heartbeat_interval": True}, "runtime": {"log_level": True}}
 PARENTS = ("rollout", "warmup", "runtime")
 
 
 def input_hash(deployment: LLMDeployment) -> str:
-    """Sixteen hex digits: equal for equal plans' inputs, on every machine."""
-    return _hash(deployment, _both(BESIDE_THE_PODS, LIVE))
+    """Return sixteen hex digits: equal for equal inputs of a plan, on every machine."""
+    return _hash(deployment, _both(NOT_IN_PODS, APPLIED_LIVE))
 
 
 def input_hash_of_format_1(deployment: LLMDeployment) -> str:
-    """As `input_hash`, for pods that are told their live configuration by flags."""
-    return _hash(deployment, BESIDE_THE_PODS)
+    """Return the `input_hash` for pods that get their live configuration as flags."""
+    return _hash(deployment, NOT_IN_PODS)
 
 
 def _both(one: Fields, other: Fields) -> Fields:
-    """What either excludes."""
+    """Return the fields that either excludes."""
     merged = one | other
     for parent in one.keys() & other.keys():
         mine, theirs = one[parent], other[parent]

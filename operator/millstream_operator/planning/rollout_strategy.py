@@ -26,8 +26,8 @@ def asked_strategy(owner: LLMDeployment) -> AppliedStrategy | None:
 def rollout_strategy(owner: LLMDeployment, plan: Mapping[str, Any], spare: bool | None) -> AppliedStrategy:
     """The strategy to begin with.
 
-    `plan` is `status.plan` of the new revision. `spare`: are the GPUs for one more of its replicas free? None: nobody
-    knows, so a surge is tried, and given up for ResourceAware if its pod finds no GPU (`reconciling/rollout.py`).
+    `plan` is `status.plan` of the new revision. `spare`: whether the GPUs for one more of its replicas are free. None:
+    not known, so a surge is tried, and replaced by ResourceAware if its pod finds no GPU (`rollout/rollout.py`).
     """
     if (asked := asked_strategy(owner)) is not None:
         return asked

@@ -1,7 +1,7 @@
-"""What autoscaling may cost at most, from the plan's cost and the replicas it was made for. Pure.
+"""The highest cost of autoscaling, from the plan's cost and the replicas it was made for. Pure.
 
-Not a part of the plan: the plan is pinned, and another autoscaling.maxReplicas neither plans anew nor restarts a pod.
-So it is told beside the plan's own reasons, each time they are told.
+Not a part of the plan: the plan is pinned, and another autoscaling.maxReplicas neither needs a new plan nor restarts a
+pod. So it is added to the plan's reasons each time they are shown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from millstream_operator.planning.plan import Infeasible, Plan, PlanReason
 FIELD = "autoscaling.maxReplicas"
 
 
-def at_most(status_plan: Mapping[str, Any], spec: LLMDeploymentSpec) -> PlanReason | None:
+def max_cost_reason(status_plan: Mapping[str, Any], spec: LLMDeploymentSpec) -> PlanReason | None:
     """The reason that names the highest cost; None without autoscaling, or where no cost is known.
 
     `status_plan` is the plan in the form of status.plan, whose cost is that of all its replicas.
@@ -49,7 +49,7 @@ def over_budget(status_plan: Mapping[str, Any], spec: LLMDeploymentSpec) -> str 
 
 def with_scaling_cost(status_plan: dict[str, Any], spec: LLMDeploymentSpec) -> dict[str, Any]:
     """status.plan with that reason among its own."""
-    reason = at_most(status_plan, spec)
+    reason = max_cost_reason(status_plan, spec)
     if reason is None:
         return status_plan
     return status_plan | {"reasons": [*status_plan["reasons"], reason.as_dict()]}
@@ -57,7 +57,7 @@ def with_scaling_cost(status_plan: dict[str, Any], spec: LLMDeploymentSpec) -> d
 
 def planned_with_scaling_cost(planned: Plan | Infeasible, spec: LLMDeploymentSpec) -> Plan | Infeasible:
     """The same for a plan that was just made, as `millstream plan` shows it."""
-    reason = at_most(planned.status_plan(), spec) if isinstance(planned, Plan) else None
+    reason = max_cost_reason(planned.status_plan(), spec) if isinstance(planned, Plan) else None
     if not isinstance(planned, Plan) or reason is None:
         return planned
     return replace(planned, reasons=(*planned.reasons, reason))

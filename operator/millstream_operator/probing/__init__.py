@@ -1,1 +1,1 @@
-"""What the operator asks of running pods, directly and through the Service."""
+"""Probing: boot reports of pods, and the model through its Service."""

@@ -1,4 +1,4 @@
-"""What came of asking the model through its Service."""
+"""The result of probing a model through its Service."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millstream_operator.probing.boot_report import BootReport
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of asking the model through its Service. None in `failure`: it answered."""
+    """The result of a probe. `failure` None: the model answered."""
 
     failure: Diagnosis | None = None
     boot: BootReport | None = None  # of the pod that answered

@@ -1,12 +1,12 @@
-"""What a runtime's `/ready` tells of its boot. Pure, and careful: whatever answers at a pod's address may be anything.
+"""Read a runtime's boot report from its `/ready`. Pure. The body is untrusted: any program may answer at the address.
 
     {"phase": "LoadingWeights", "boot_seconds": {"Starting": 2.1, "LoadingWeights": 7.9},
      "eta_seconds": 12.5, "progress": {"done_bytes": 3221225472, "total_bytes": 8053063680},
      "memory": {"weights_bytes": …, "activations_bytes": …, "graphs_bytes": …, "kv_cache_bytes": …,
                 "kv_cache_tokens": …}}
 
-`eta_seconds`, `progress` and `memory` are there once the runtime knows them. A part that is not as it should be is left
-out, and a body without a phase is no report.
+`eta_seconds`, `progress` and `memory` are present once the runtime knows them. An invalid part is left out, and a body
+without a phase is not a report.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ class BootReport:
 
 @dataclass(frozen=True, slots=True)
 class PodReport:
-    """What one pod told last. `is_stalled`: neither its phase nor its bytes moved for half of the whole budget."""
+    """The last report of one pod. `is_stalled`: neither phase nor bytes moved for half of the whole budget."""
 
     boot: BootReport
     is_stalled: bool = False
 
 
 def aged(report: PodReport, seconds: float) -> PodReport:
-    """A report, so many seconds after it was made: that much less remains."""
+    """Return a report as it stands `seconds` later: that much less time remains."""
     if report.boot.eta_seconds is None:
         return report
     return replace(report, boot=replace(report.boot, eta_seconds=max(0.0, report.boot.eta_seconds - seconds)))
 
 
 def read_boot_report(body: object) -> BootReport | None:
-    """The report in the body of `/ready`; None when it is none."""
+    """Return the report in the body of `/ready`; None where it is not one."""
     report = _mapping(body)
     phase = report.get("phase")
     if not isinstance(phase, str) or not _PHASE.fullmatch(phase):

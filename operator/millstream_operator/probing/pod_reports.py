@@ -1,11 +1,11 @@
-"""Boot reports of pods that warm up: asked in the background, now and then, and only while they do.
+"""Poll the boot reports of pods that warm up, in the background.
 
-    reconciler: follow(owner, its pods that warm up)          ask: GET /ready at the pod's address
-    this:       ask them, a few at a time, ever more seldom -> news(owner) when an answer says something new
-    reconciler: of(owner) -> what was told last, by pod
+    reconciler: follow(owner, its pods that warm up)          poll: GET /ready at the pod's address
+    this:       poll them, a few at a time, less and less often -> on_change(owner) when a report changes
+    reconciler: of(owner) -> the last reports, by pod
 
-A pod that does not answer holds nobody up: reconciling reads what is known and never waits. A pod that is ready, or
-gone, is no longer followed, so a steady state asks nothing.
+Reconciling reads the last report and never waits for a pod. A pod that is ready or gone is no longer polled, so a
+steady state costs no request.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from millstream_operator.probing.boot_report import (
 log = logging.getLogger(__name__)
 Manifest = dict[str, Any]
 
-AT_ONCE = 16  # questions under way
+MAX_CONCURRENT = 16  # requests in flight
 TIMEOUT_SECONDS = 2.0
 FIRST_SECONDS, SHORTEST_SECONDS, LONGEST_SECONDS = 1.0, 3.0, 30.0
 INTERVAL_SHARE = 0.1  # of the time that the pod has been followed
 LEAST_STALL_SECONDS = 60.0
-ETA_NEWS_SHARE = 0.2
+ETA_CHANGE_SHARE = 0.2
 
 
 @dataclass(slots=True)
@@ -47,19 +47,19 @@ class _Followed:
     due: float
     report: PodReport | None = None
     moved_at: float = 0.0
-    asked_at: float = 0.0
+    polled_at: float = 0.0
 
 
 class PodReports:
-    """For use within one event loop. `clock` is monotonic, in seconds; `news` is told whose status may change."""
+    """For use within one event loop. `clock` is monotonic seconds; `on_change` gets owners whose status may change."""
 
-    def __init__(self, access: PodAccess, news: Callable[[OwnerKey], None], clock: Callable[[], float]) -> None:
-        self._access, self._news, self._clock = access, news, clock
+    def __init__(self, access: PodAccess, on_change: Callable[[OwnerKey], None], clock: Callable[[], float]) -> None:
+        self._access, self._on_change, self._clock = access, on_change, clock
         self._followed: dict[OwnerKey, dict[str, _Followed]] = {}  # by the pod's uid
         self._changed = asyncio.Event()
 
     def follow(self, key: OwnerKey, pods: Sequence[Manifest]) -> None:
-        """Ask these pods of the owner from now on, and no others of it."""
+        """Poll these pods of the owner from now on, and no others of it."""
         known, now = self._followed.pop(key, {}), self._clock()
         wanted: dict[str, _Followed] = {}
         for pod in pods:
@@ -71,25 +71,25 @@ class PodReports:
             self._changed.set()
 
     def of(self, key: OwnerKey) -> dict[str, PodReport]:
-        """The last reports of the owner's followed pods, by their uids; what remains is counted from now."""
+        """Return the last reports of the owner's pods by uid, with the remaining time counted from now."""
         followed, now = self._followed.get(key, {}), self._clock()
-        return {uid: aged(one.report, now - one.asked_at) for uid, one in followed.items() if one.report is not None}
+        return {uid: aged(one.report, now - one.polled_at) for uid, one in followed.items() if one.report is not None}
 
     def clear(self) -> None:
-        """Ask nobody: another replica leads."""
+        """Poll no pods: another replica leads."""
         self._followed.clear()
 
     async def run(self) -> None:
-        """For ever: ask whom it is time to ask."""
+        """Poll pods when they are due, until cancelled."""
         while True:
             await self._until_due()
-            await self.ask_due()
+            await self.poll_due()
 
-    async def ask_due(self) -> None:
-        """Ask everybody whose time has come, a few at a time."""
+    async def poll_due(self) -> None:
+        """Poll the pods that are due, a few at a time."""
         now = self._clock()
         due = sorted((one for one in self._all() if one.due <= now), key=lambda one: one.due)
-        await asyncio.gather(*(self._ask(one) for one in due[:AT_ONCE]))
+        await asyncio.gather(*(self._poll(one) for one in due[:MAX_CONCURRENT]))
 
     def _all(self) -> Iterator[_Followed]:
         return (one for pods in self._followed.values() for one in pods.values())
@@ -102,7 +102,7 @@ class PodReports:
         except TimeoutError:
             return
 
-    async def _ask(self, one: _Followed) -> None:
+    async def _poll(self, one: _Followed) -> None:
         body: object = None
         try:
             body = await self._access.ready(one.pod, TIMEOUT_SECONDS)
@@ -116,24 +116,24 @@ class PodReports:
         allowed = max(LEAST_STALL_SECONDS, (warmup_budget_seconds(one.pod) or 0.0) / 2)
         warms_up = boot.phase not in (READY, UNRESPONSIVE)
         before, one.report = one.report, PodReport(boot, now - one.moved_at > allowed and warms_up)
-        is_news, one.asked_at = _is_news(before, one.report, now - one.asked_at), now
-        if is_news and one in self._followed.get(one.key, {}).values():
-            self._news(one.key)
+        is_significant, one.polled_at = _is_significant(before, one.report, now - one.polled_at), now
+        if is_significant and one in self._followed.get(one.key, {}).values():
+            self._on_change(one.key)
 
 
 def _moved_at(one: _Followed, boot: BootReport, now: float) -> float:
-    """When the warm-up got further last; at a first look, the age of the phase tells."""
+    """Return when the warm-up last progressed; for a first report, from the age of its phase."""
     if one.report is None:
         return now - (boot.seconds.get(boot.phase, 0.0) if boot.done_bytes is None else 0.0)
     was = one.report.boot
     return one.moved_at if (was.phase, was.done_bytes) == (boot.phase, boot.done_bytes) else now
 
 
-def _is_news(before: PodReport | None, after: PodReport, seconds_since: float) -> bool:
-    """Whether the status may change: reconciling looks closer, but should not be woken by every answer."""
+def _is_significant(before: PodReport | None, after: PodReport, seconds_since: float) -> bool:
+    """Return whether the status may change. Not every report should requeue the owner."""
     if before is None or before.is_stalled != after.is_stalled or before.boot.phase != after.boot.phase:
         return True
     was, now = before.boot.eta_seconds, after.boot.eta_seconds
     if (was is None) != (now is None) or before.boot.memory != after.boot.memory:
         return True
-    return was is not None and now is not None and abs(now - (was - seconds_since)) > ETA_NEWS_SHARE * max(now, 1.0)
+    return was is not None and now is not None and abs(now - (was - seconds_since)) > ETA_CHANGE_SHARE * max(now, 1.0)

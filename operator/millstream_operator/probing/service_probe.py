@@ -1,6 +1,6 @@
-"""Ask the model through its Service, as a user would: the one proof behind `Ready=True`.
+"""Probe the model through its Service, as a user would: the proof behind `Ready=True`.
 
-A ready pod is not enough: a Service may select nothing, a policy may be in the way, or an older pod may answer. So
+A ready pod is not enough: the Service may select nothing, a policy may block it, or an older pod may answer. So
 `/ready` must carry the hash of the configuration that was rendered, and then the model must generate a token.
 """
 
@@ -33,7 +33,7 @@ class ServiceUnreachable(Exception):
 
 
 class ServiceAccess(Protocol):
-    """A way to speak HTTP with a Service; each answer is a JSON object."""
+    """HTTP access to a Service; each answer is a JSON object."""
 
     async def get(self, owner: LLMDeployment, path: str, timeout_seconds: float) -> dict[str, Any]: ...
 
@@ -43,7 +43,7 @@ class ServiceAccess(Protocol):
 
 
 class DirectAccess:
-    """By the Service's DNS name: what the operator does inside the cluster."""
+    """By the Service's DNS name: used inside the cluster."""
 
     async def get(self, owner: LLMDeployment, path: str, timeout_seconds: float) -> dict[str, Any]:
         return await self._request("GET", owner, path, None, timeout_seconds)
@@ -57,7 +57,7 @@ class DirectAccess:
     async def _request(
         method: str, owner: LLMDeployment, path: str, body: Mapping[str, Any] | None, timeout_seconds: float
     ) -> dict[str, Any]:
-        # A session of its own for every question: a kept connection would keep asking the same, older pod.
+        # A new session per request: a kept connection would stay with the same, older pod.
         timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         try:
             async with (
@@ -100,7 +100,7 @@ class ProxyAccess:
 
 
 async def probe_service(access: ServiceAccess, owner: LLMDeployment, revision: Revision) -> Answer:
-    """One question about readiness, one generated token. Never raises: what went wrong is in the answer."""
+    """Check readiness and generate one token. Never raises: a failure is in the answer."""
     try:
         body = await access.get(owner, "/ready", READY_TIMEOUT_SECONDS)
         if (problem := _wrong_answer(body, owner, revision)) is not None:
@@ -126,8 +126,8 @@ def _wrong_answer(body: dict[str, Any], owner: LLMDeployment, revision: Revision
         return None
     return Diagnosis(
         Reason.WRONG_ANSWER,
-        f"{service_url(owner)} answers with another configuration than the one that was rendered; another program, "
-        "or a pod of an older revision, stands behind the Service.",
+        f"{service_url(owner)} answers with another configuration than the one that was rendered: the Service reaches "
+        "another program, or a pod of an older revision.",
     )
 
 

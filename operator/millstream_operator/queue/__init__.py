@@ -1,1 +1,1 @@
-"""The work queue: when each key is reconciled next."""
+"""Queue: when each key is reconciled next."""

@@ -1,1 +1,1 @@
-"""Rendering: a Plan to Kubernetes objects, one builder a kind. Pure."""
+"""Rendering: a Plan to Kubernetes objects, one builder per kind. Pure."""

@@ -1,7 +1,7 @@
-"""The alerts of one LLMDeployment: each means that somebody should look, and says at what. Pure.
+"""The alerts of one LLMDeployment: each needs a person to act, and says where to look. Pure.
 
-docs/monitoring.md has a paragraph for each, held to this list by a test. Times come from the spec where the spec knows
-them, so that an alert never fires on what was asked for.
+docs/monitoring.md has a paragraph per alert, which a test compares with this list. Times come from the spec where the
+spec sets them, so that an alert never fires on what was asked for.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Alert:
     """`summary` is one line for a phone; `help` says what to do first."""
 
     name: str
-    severity: str  # critical: nobody is served. warning: somebody soon is not
+    severity: str  # critical: no request is served. warning: requests will soon fail
     expression: str
     for_seconds: int
     summary: str
@@ -64,7 +64,7 @@ class Alert:
 
 
 def alerts(owner: LLMDeployment) -> list[Alert]:
-    """In the order of their weight."""
+    """Return the alerts, the most severe first."""
     return [*_serving(owner), *_load(owner), *_heartbeats(owner)]
 
 
@@ -74,7 +74,7 @@ def _warmup(owner: LLMDeployment) -> Warmup:
 
 def _serving(owner: LLMDeployment) -> Iterator[Alert]:
     ready = series(owner, READY)
-    if owner.spec.replicas > 0:  # nobody is called for a model that is switched off
+    if owner.spec.replicas > 0:  # no alert for a model that is switched off
         yield Alert(
             "MillstreamNoReadyReplica",
             "critical",

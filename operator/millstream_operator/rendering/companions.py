@@ -1,7 +1,7 @@
-"""What stands beside a model that serves: something that scales it, and something that watches it. Pure.
+"""Render a model's companions: its autoscaler and its monitors. Pure.
 
-None of it is needed to serve, and most of it depends on what else the cluster has. So it is kept apart from the objects
-that make a model run, and what is wrong with it never makes a model unready.
+None of them is needed to serve, and most of them depend on what else the cluster has. So they are separate from the
+objects that run the model, and a problem with them never makes a model unready.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCALED_OBJECT, POD_MONITOR, PROMETHEUS_RULE = "ScaledObject", "PodMonitor", "Pro
 
 @dataclass(frozen=True, slots=True)
 class CompanionDefaults:
-    """What the chart says once for all. Nothing of it reaches a pod, so nothing of it is pinned."""
+    """The chart's settings for all companions. They reach no pod, so they are not pinned."""
 
     prometheus_url: str = ""  # where KEDA asks; empty: KEDA is not used
     monitoring_labels: Mapping[str, str] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class CompanionDefaults:
 
 @dataclass(frozen=True, slots=True)
 class Autoscaler:
-    """The one to have, and why this kind of it; `chosen` is empty where the spec names the kind."""
+    """The autoscaler, and why this kind was chosen; `chosen` is empty where the spec names the kind."""
 
     manifest: dict[str, Any]
     chosen: str = ""
@@ -40,7 +40,7 @@ class Autoscaler:
 
 @dataclass(frozen=True, slots=True)
 class NoAutoscaler:
-    """What is wanted cannot be had in this cluster. `message` says what is missing and what would do."""
+    """The wanted autoscaler is not possible in this cluster. `message` says what is missing and what to do."""
 
     message: str
 
@@ -48,7 +48,7 @@ class NoAutoscaler:
 def autoscaler(
     owner: LLMDeployment, served: Collection[str], defaults: CompanionDefaults
 ) -> Autoscaler | NoAutoscaler | None:
-    """The autoscaler that a spec asks for, of the kinds that the API server serves; None where it asks for none."""
+    """Return the autoscaler that a spec asks for, of the kinds that are served; None where it asks for none."""
     wanted = owner.spec.autoscaling
     if wanted is None:
         return None
@@ -80,7 +80,7 @@ def is_monitored(owner: LLMDeployment) -> bool:
 
 
 def monitors(owner: LLMDeployment, served: Collection[str], defaults: CompanionDefaults) -> list[dict[str, Any]]:
-    """What the Prometheus operator should be told, of the kinds that the API server serves."""
+    """Return the objects for the Prometheus operator, of the kinds that are served."""
     if not is_monitored(owner):
         return []
     labels = {**defaults.monitoring_labels, **((owner.spec.monitoring or Monitoring()).labels or {})}

@@ -1,10 +1,10 @@
-"""The two halves of the runtime's configuration as ConfigMaps, and how they come into the pod.
+"""The two halves of the runtime's configuration as ConfigMaps, and the volume that mounts them.
 
-    NAME-<hash>   boot.json, immutable, one a configuration: a change is another name, hence a rollout
-    NAME-live     live.json, one an LLMDeployment: the kubelet brings a change into running pods within about a minute
+    NAME-<hash>   boot.json, immutable, one per configuration: a change is another name, hence a rollout
+    NAME-live     live.json, one per LLMDeployment: the kubelet updates running pods within about a minute
 
-Both are one projected volume. A pod that starts while NAME-live is missing starts with the runtime's defaults: a child
-that somebody deleted must not keep a model from serving.
+Both are one projected volume. A pod that starts while NAME-live is missing uses the runtime's defaults: a deleted
+child must not keep a model from serving.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONFIG_VOLUME = "config"
 CONFIG_FOLDER = "/etc/millstream"
 LIVE_PATH = f"live/{LIVE_FILE}"
 CONFIG_ARGS = [f"--config={CONFIG_FOLDER}/{BOOT_FILE}", f"--live-config={CONFIG_FOLDER}/{LIVE_PATH}"]
-HASH_LENGTH = 10  # a name has room for it, and only an owner's few configurations must differ
+HASH_LENGTH = 10  # short enough for a name; only an owner's few configurations must differ
 
 
 def boot_map_name(owner_name: str, config_hash: str) -> str:
@@ -39,13 +39,13 @@ def boot_config_map(owner: LLMDeployment, boot: Mapping[str, Any], config_hash: 
 
 
 def live_config_map(owner: LLMDeployment) -> dict[str, Any]:
-    """It follows the spec, whichever revision runs."""
+    """Return the ConfigMap of the live configuration. It follows the spec, whichever revision runs."""
     rendered = child(owner, "v1", "ConfigMap", name=live_map_name(owner.name))
     return rendered | {"data": {LIVE_FILE: dump(live_config(owner.spec))}}
 
 
 def config_volume(owner_name: str, config_hash: str) -> dict[str, Any]:
-    """The volume of a pod that runs the configuration of this hash."""
+    """Return the volume of a pod that runs the configuration of this hash."""
     boot = {"name": boot_map_name(owner_name, config_hash), "items": [{"key": BOOT_FILE, "path": BOOT_FILE}]}
     live = {"name": live_map_name(owner_name), "items": [{"key": LIVE_FILE, "path": LIVE_PATH}], "optional": True}
     return {"name": CONFIG_VOLUME, "projected": {"sources": [{"configMap": boot}, {"configMap": live}]}}
@@ -56,7 +56,7 @@ def config_mount() -> dict[str, Any]:
 
 
 def mounted_maps(pods: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Names of the ConfigMaps that pods were given this way."""
+    """Return the names of the ConfigMaps that pods mount this way."""
     volumes = [volume for pod in pods for volume in pod["spec"].get("volumes") or ()]
     sources = [source for volume in volumes for source in (volume.get("projected") or {}).get("sources") or ()]
     return {source["configMap"]["name"] for source in sources if "configMap" in source}

@@ -22,7 +22,7 @@ def deployment(
 ) -> dict[str, Any]:
     """One Deployment around a pinned pod template.
 
-    In place a new pod may wait for the GPUs of one that drains: that is no want of progress, so the deadline is longer.
+    With ResourceAware, a new pod may wait for the GPUs of one that drains, so the deadline is longer.
     """
     waits = drain_timeout_seconds(owner.spec) if strategy is AppliedStrategy.RESOURCE_AWARE else 0
     return child(owner, "apps/v1", "Deployment") | {

@@ -1,6 +1,6 @@
-"""A HorizontalPodAutoscaler on the pods' own metrics, which a custom-metrics adapter brings to it.
+"""A HorizontalPodAutoscaler on the pods' own metrics, which a custom-metrics adapter provides.
 
-It scales the LLMDeployment through /scale, never the Deployment: whoever scales that one is put right at once. The
+It scales the LLMDeployment through /scale, never the Deployment, whose replicas the operator resets at once. The
 metrics have the runtime's names, as the Prometheus adapter passes them on by default; docs/autoscaling.md has its rule.
 """
 

@@ -6,8 +6,8 @@
     model.configMapRef       `… --config=FILE`                                     a ConfigMap, mounted: no right on it
 
 It runs as the model's pods do: their service account without a token, node selector, tolerations, environment and pull
-Secrets, under the restricted profile. One Job is one attempt. Its name is made from its content, so whatever changes
-how the model is reached (another token, another mirror) is another Job, at once; the answer is its pod's termination
+Secrets, under the restricted profile. One Job is one attempt. Its name is derived from its content, so a change of how
+the model is reached (another token, another mirror) makes another Job at once. The answer is the pod's termination
 message, at most 4 KiB of JSON without secrets.
 """
 
@@ -51,7 +51,7 @@ CONFIG_FOLDER = "/var/run/millstream/config"
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A source to be inspected. `config`: a config.json that stands for the model's own."""
+    """A source to be inspected. `config`: a config.json that replaces the model's own."""
 
     source: ModelSource
     config: ObjectKey | None = None
@@ -69,11 +69,11 @@ class Subject:
 
 
 def inspection_key(owner: LLMDeployment, subject: Subject) -> str:
-    """What an answer is kept by: ten hex digits of the source and its revision, as the spec names them.
+    """Return the key of an answer: ten hex digits of the source and its revision, as the spec names them.
 
-    The token is not in it, for it does not change the model. A runtime image that the spec names is, where it holds
-    the model; the default one is not, or every upgrade of the operator would have to ask again. A tag that is always
-    to be resolved anew counts as another source at each change of the spec.
+    The token is not part of it, because it does not change the model. A runtime image that the spec names is, where it
+    holds the model; the default image is not, or every upgrade of the operator would inspect again. A tag that must
+    always be resolved counts as another source at each change of the spec.
     """
     source = subject.source
     named = source.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -128,7 +128,7 @@ def _pod_spec(owner: LLMDeployment, subject: Subject, image: str, defaults: PodD
         "tolerations": tolerations(accelerator, defaults, overlay),
         "priorityClassName": overlay.priority_class_name or defaults.priority_class_name,
         "imagePullSecrets": [{"name": name} for name in pull_secret_names(owner)],
-        "affinity": _beside_the_pods(owner) if subject.source.persistent_volume_claim is not None else {},
+        "affinity": _node_preference(owner) if subject.source.persistent_volume_claim is not None else {},
     }
     return {
         "serviceAccountName": owner.name,
@@ -143,7 +143,7 @@ def _pod_spec(owner: LLMDeployment, subject: Subject, image: str, defaults: PodD
 
 
 def _reach(owner: LLMDeployment, subject: Subject) -> tuple[Sequence[str], ModelFiles]:
-    """Flags, volumes and mounts. Where a config stands for a folder, the folder itself is not needed."""
+    """Return flags, volumes and mounts. Where a config replaces a folder, the folder itself is not needed."""
     source = subject.source
     flags: list[str] = []
     volumes: list[Mapping[str, Any]] = []
@@ -168,8 +168,8 @@ def _reach(owner: LLMDeployment, subject: Subject) -> tuple[Sequence[str], Model
     return flags, ModelFiles(volumes, mounts)
 
 
-def _beside_the_pods(owner: LLMDeployment) -> dict[str, Any]:
-    """Rather on the node of a pod that serves: a claim that one node alone may mount is mounted there."""
+def _node_preference(owner: LLMDeployment) -> dict[str, Any]:
+    """Prefer the node of a pod that serves: a claim that only one node may mount is mounted there."""
     term = {
         "topologyKey": "kubernetes.io/hostname",
         "labelSelector": {"matchLabels": selector_labels(owner.name) | {ROLE_LABEL: LEADER}},

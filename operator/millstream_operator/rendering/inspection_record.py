@@ -1,11 +1,11 @@
-"""Where an inspection's answer is kept: in an immutable ConfigMap, beside those of the configuration.
+"""The record of an inspection's answer: an immutable ConfigMap.
 
     demo-i<ten hex digits>    millstream.dev/inspection: <key>    answer.json: what `millstream inspect` said
 
-A record of its own, because it is needed before there is a plan, and outlives plans that are refused. Of this kind,
-because it is immutable by the API server's own rule, belongs to its owner, survives a restart, and is watched
-already: no new watch and no new right. The answer is kept as the runtime gave it, so a later operator may read more
-from it.
+It is a separate object, because it is needed before there is a plan, and outlives plans that are refused. It is a
+ConfigMap, because the API server keeps one immutable, it belongs to its owner, survives a restart, and is watched
+already: no new watch and no new right. The answer is stored as the runtime wrote it, so that a later operator may read
+more from it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def inspection_record(owner: LLMDeployment, key: str, answer: Mapping[str, Any])
 
 
 def is_inspection(stored: Mapping[str, Any]) -> bool:
-    """Is this ConfigMap an inspection's?"""
+    """Return whether this ConfigMap is the record of an inspection."""
     return INSPECTION_LABEL in stored["metadata"].get("labels", {})
 
 
 def read_record(stored: Iterable[Mapping[str, Any]], key: str) -> dict[str, Any] | None:
-    """The answer that is kept for a key; None where there is none, or in a form that is not known here."""
+    """Return the answer for a key; None where there is none, or where its format is not known."""
     for record in stored:
         if record["metadata"].get("labels", {}).get(INSPECTION_LABEL) == key:
             try:
@@ -45,6 +45,6 @@ def read_record(stored: Iterable[Mapping[str, Any]], key: str) -> dict[str, Any]
 
 
 def kept_inspections(stored: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Names of the records that stay: the newest, up to the history limit."""
+    """Return the names of the records to keep: the newest, up to the history limit."""
     found = sorted(filter(is_inspection, stored), key=lambda one: int(one["metadata"]["resourceVersion"]), reverse=True)
     return {record["metadata"]["name"] for record in found[:HISTORY_LIMIT]}

@@ -1,7 +1,7 @@
-"""The claim of `spec.model.cache`: a volume for what is downloaded, which outlives the pods and goes with the owner.
+"""The claim of `spec.model.cache`: a volume for downloads, which outlives the pods and is deleted with the owner.
 
-The pods take turns by the lock in the folder that they fill (`millstream_runtime/sources/lock.py`), so several of
-them on several nodes make one download.
+A lock in the folder lets one pod at a time fill it (`millstream_runtime/sources/lock.py`), so several
+pods on several nodes make one download.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def cache_claim_name(owner: LLMDeployment) -> str:
 
 
 def model_cache(owner: LLMDeployment) -> dict[str, Any] | None:
-    """None without `spec.model.cache`. Of its spec the server lets only the size change, and that only upwards."""
+    """Return the claim, or None without `spec.model.cache`. The API server lets only its size change, and only grow."""
     cache = owner.spec.model.cache
     if cache is None:
         return None

@@ -1,13 +1,13 @@
-"""How the model's files come into the pod: nothing to do, a mounted volume, or a download before the runtime starts.
+"""How the model's files get into the pod: from the image, a mounted volume, or a download before the runtime starts.
 
     local                   in the image            /models/<path>
     persistentVolumeClaim   mounted, read-only      /models/persistentVolumeClaim/<path>
     huggingFace, image      `millstream fetch`      /models/<source>, an emptyDir: each pod downloads for itself
     … with model.cache      `millstream fetch`      /models/<source>/<model>-<revision>, in a volume that all pods share
 
-The download is an init container of the runtime's own image. It verifies every file and goes on where it stopped when
-it is restarted; why it failed is in its termination message, as with the runtime. What it downloads is pinned: the
-commit or digest that the inspection found, so that every pod of a revision, today's and next month's, has the same.
+The download is an init container with the runtime's image. It verifies every file and continues where it stopped when
+it is restarted; the reason of a failure is in its termination message, as with the runtime. The download is pinned to
+the commit or digest that the inspection found, so that every pod of a revision, today or next month, has the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from millstream_operator.rendering.source_access import SourceAccess, source_acc
 MODEL_VOLUME = "model"
 # The measured peak of `millstream fetch` is 30 MB; the limit keeps a namespace's LimitRange from choosing another.
 FETCH_RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
-SPARE_MIB = 1024  # beside the weights: tokenizer, configuration, the file system's own records
+SPARE_MIB = 1024  # besides the weights: tokenizer, configuration, file system overhead
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def _cache(owner: LLMDeployment) -> dict[str, Any]:
 
 
 def _scratch(source: ModelSource, checkpoint_bytes: int | None) -> dict[str, Any]:
-    """The node's own disk, with a limit where the size is known: a pod that takes more is evicted by itself."""
+    """Return an emptyDir, with a limit where the size is known: only a pod that exceeds it is evicted."""
     if not checkpoint_bytes:
         return {"emptyDir": {}}
     copies = 2 if source.image is not None else 1  # a layer lies there packed and unpacked

@@ -1,6 +1,6 @@
 """Names, labels and owner references that every child shares.
 
-Selectors use `millstream.dev/deployment` and `millstream.dev/role` alone, because a selector can never change; all
+Selectors use only `millstream.dev/deployment` and `millstream.dev/role`, because a selector can never change; all
 other labels are for people and tools.
 """
 
@@ -36,7 +36,7 @@ def common_labels(name: str) -> dict[str, str]:
 
 
 def selector_labels(name: str) -> dict[str, str]:
-    """What selects the pods that answer requests."""
+    """Return the labels that select the pods that answer requests."""
     return {DEPLOYMENT_LABEL: name, ROLE_LABEL: LEADER}
 
 
@@ -46,7 +46,7 @@ def selector_string(name: str) -> str:
 
 
 def owner_reference(owner: LLMDeployment) -> dict[str, Any]:
-    """Kubernetes deletes a child with its owner by this, whether the operator runs or not: so no finalizer."""
+    """Return the owner reference by which Kubernetes deletes a child with its owner. So no finalizer is needed."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -58,7 +58,7 @@ def owner_reference(owner: LLMDeployment) -> dict[str, Any]:
 
 
 def child(owner: LLMDeployment, api_version: str, kind: str, name: str | None = None) -> dict[str, Any]:
-    """A child object with everything but its own content."""
+    """Return a child object with all metadata and no content."""
     return {
         "apiVersion": api_version,
         "kind": kind,

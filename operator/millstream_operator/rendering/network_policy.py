@@ -1,8 +1,8 @@
-"""What may talk to the pods: anyone to the HTTP port, and they to DNS alone, since a model
-that is there needs no network. A model that is downloaded needs one: the hub and its content network by TCP.
-The pods that inspect a model need the same and nothing more, so the policy is about every pod of the deployment.
+"""The NetworkPolicy of a deployment's pods: ingress to the HTTP port from anywhere, egress to DNS only.
 
-Who may reach the Service from where is the cluster's business; that an inference pod cannot call out is ours.
+A model that is downloaded also needs egress by TCP to the hub and its content network. The pods that inspect a model
+need the same, so the policy covers every pod of the deployment. Who may reach the Service is left to the cluster's own
+policies.
 """
 
 from __future__ import annotations

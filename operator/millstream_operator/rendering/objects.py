@@ -1,4 +1,4 @@
-"""All objects that one LLMDeployment should own besides its revisions, in the order in which they are applied."""
+"""All objects that one LLMDeployment owns besides its revisions, in the order in which they are applied."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def objects(
     strategy: AppliedStrategy | None = None,
     also_running: Iterable[Revision] = (),
 ) -> list[dict[str, Any]]:
-    """What a pod needs comes before the Deployment that makes pods.
+    """Return the objects; those that a pod needs come before the Deployment.
 
-    `strategy`: how the revision reaches the pods; None: as the spec and the plan alone would have it. `also_running`:
+    `strategy`: how the revision reaches the pods; None: as the spec and the plan decide. `also_running`:
     older revisions with pods, whose configuration must stay while they do.
     """
     boots = {one.config_hash: one.boot for one in (*also_running, revision) if one.boot is not None}

@@ -1,7 +1,6 @@
 """Pod defaults that an administrator sets for every LLMDeployment, in the chart's values.
 
-They lie under what a spec says: a spec's own keys win. Like the default image they reach a pod when its spec next
-changes, never before.
+Keys of a spec override them. Like the default image, they reach a pod only when its spec next changes.
 """
 
 from __future__ import annotations

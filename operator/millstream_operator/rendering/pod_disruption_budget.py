@@ -1,4 +1,4 @@
-"""A drained node takes one replica at a time. With a single replica a budget would only block the drain."""
+"""The PodDisruptionBudget: a node drain evicts one replica at a time. For one replica it would only block the drain."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from millstream_operator.rendering.names import child, selector_labels
 
 
 def pod_disruption_budget(owner: LLMDeployment) -> dict[str, Any] | None:
-    """None unless there is more than one replica."""
+    """Return the budget, or None for fewer than two replicas."""
     if owner.spec.replicas < 2:
         return None
     return child(owner, "policy/v1", "PodDisruptionBudget") | {

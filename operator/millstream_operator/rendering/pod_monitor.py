@@ -1,7 +1,7 @@
 """A PodMonitor for the runtime's /metrics.
 
-Of pods, not of the Service: a pod that loads, drains or fails is what one wants to see, and a Service forgets a pod
-that drains. It also stays true when something else than one Service comes to stand in front of the pods.
+Of pods, not of the Service: pods that load, drain or fail must be visible, and a Service drops a pod that drains. It
+also holds when something other than one Service routes to the pods.
 """
 
 from __future__ import annotations

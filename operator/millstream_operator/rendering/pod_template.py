@@ -1,10 +1,10 @@
-"""The pod of a replica: everything that a change of would restart it.
+"""The pod of a replica. A change of anything here restarts the pods.
 
     image's own  <  planner's  <  chart's pod defaults  <  spec.podTemplate
 
-A pod meets the restricted Pod Security profile. It listens before its weights are loaded, so `/ready` is asked once
-a second from the start: a pod that is ready is used within a second. On SIGTERM the runtime itself goes on serving
-for a moment, then drains, so no preStop hook is needed; the grace period covers the longest drain.
+A pod meets the restricted Pod Security profile. It listens before its weights are loaded, so `/ready` is probed every
+second from the start, and a ready pod is used within a second. On SIGTERM the runtime keeps serving for a moment, then
+drains, so no preStop hook is needed; the grace period covers the longest drain.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _container(plan: Plan, overlay: Container | None, model: ModelFiles) -> dict
 
 
 def _shared_memory(plan: Plan) -> list[dict[str, Any]]:
-    """Room for the ranks of a replica to talk through, where there are several."""
+    """Return shared memory for the communication of several ranks."""
     if plan.tensor_parallel_size == 1:
         return []
     size = canonical(f"{plan.tensor_parallel_size * SHARED_MEMORY_MEBIBYTES_PER_RANK}Mi")
@@ -142,7 +142,7 @@ def _get(path: str) -> dict[str, Any]:
 
 
 def _budget(plan: Plan) -> dict[str, int]:
-    """One try a second for as long as the warm-up may take."""
+    """Return a startup probe: one try per second for as long as the warm-up may take."""
     return {"failureThreshold": plan.warmup_timeout_seconds}
 
 
@@ -151,7 +151,7 @@ def _prometheus() -> dict[str, str]:
 
 
 def _affinity(plan: Plan) -> dict[str, Any]:
-    """Only nodes with the GPUs that were planned for. GPU feature discovery labels them."""
+    """Require nodes with the planned GPUs, by the labels of GPU feature discovery."""
     if not plan.product_labels:
         return {}
     expression = {"key": PRODUCT_LABEL, "operator": "In", "values": sorted(plan.product_labels)}

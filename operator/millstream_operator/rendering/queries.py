@@ -1,8 +1,8 @@
-"""PromQL about the pods of one LLMDeployment, in the labels that every usual way of scraping gives.
+"""PromQL for the pods of one LLMDeployment, by labels that every usual scrape configuration sets.
 
 A PodMonitor (ours, by `podTargetLabels`) and the common scrape job for annotated pods (by `labelmap`) both turn the
 pod's label `millstream.dev/deployment` into `millstream_dev_deployment`, and both say `namespace` and `pod`. A cluster
-may do both at once, so nothing is summed before it was made one value a pod.
+may do both at once, so values are first reduced to one per pod and then summed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def series(owner: LLMDeployment, metric: str, window: str = "") -> str:
 
 
 def per_pod(expression: str) -> str:
-    """One value a pod, also where it is scraped twice."""
+    """Return one value per pod, also where it is scraped twice."""
     return f"max by (pod) ({expression})"
 
 
 def total(expression: str) -> str:
-    """The sum over the pods; no value at all where none is known, never 0."""
+    """Return the sum over the pods; no value, and not 0, where none is known."""
     return f"sum({per_pod(expression)})"

@@ -1,10 +1,10 @@
-"""A revision: what was rendered for the pods from one spec, kept so that nothing but the spec can change it.
+"""A revision: the pods rendered from one spec, stored so that only a change of the spec changes them.
 
     Plan, pod template -> Revision -> apps/v1 ControllerRevision -> Revision
 
-An upgrade of the operator brings another default image, other pod defaults or another renderer. Without a record
-every pod of every LLMDeployment would restart with it. So the first rendering for a spec is stored, as StatefulSets
-and DaemonSets store theirs, and stands until the spec's input hash changes. The newest number is the current one.
+An upgrade of the operator changes the default image, pod defaults or the renderer. Without a record it would restart
+every pod of every LLMDeployment. So the first rendering of a spec is stored, as StatefulSets and DaemonSets store
+theirs, and used until the spec's input hash changes. The newest number is the current one.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _digest(content: object) -> str:
 def controller_revision(
     owner: LLMDeployment, revision: Revision, number: int, marks: Marks | None = None
 ) -> dict[str, Any]:
-    """The object that keeps a revision. `number` grows with every change of the spec."""
+    """Return the object that stores a revision. `number` grows with every change of the spec."""
     rendered = child(owner, "apps/v1", "ControllerRevision", name=revision.name)
     rendered["metadata"]["labels"][REVISION_LABEL] = revision.digest
     if marks is not None and (annotations := marks.annotations()):
@@ -101,7 +101,7 @@ def controller_revision(
 
 
 def read_revision(stored: dict[str, Any]) -> Revision | None:
-    """A revision from its object, whose parts it shares; None when a version of an unknown format wrote it."""
+    """Read a revision from its object, whose parts it shares; None for an unknown format."""
     data = stored.get("data") or {}
     if data.get("format") not in (FORMAT_WITH_FLAGS, FORMAT):
         return None

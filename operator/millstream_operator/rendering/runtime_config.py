@@ -1,7 +1,7 @@
-"""Plan -> BootConfig, spec -> LiveConfig: the one place where the words of the API become those of the runtime.
+"""Plan -> BootConfig, spec -> LiveConfig: the one place where API fields become those of the runtime.
 
 The operator renders both halves into ConfigMaps (`config_maps.py`); `millstream serve FILE` starts the engine with
-`boot_config(plan, model_root=…)` on a laptop. Only where the model lies and where HTTP listens may differ.
+`boot_config(plan, model_root=…)` on a laptop. Only the model root and the HTTP address may differ.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def boot_config(
     host: str = "0.0.0.0",  # noqa: S104 - a pod is reached through its Service
     port: int = RUNTIME_PORT,
 ) -> BootConfig:
-    """What the runtime of a plan is told once, when it starts.
+    """Return the configuration that the runtime reads once, when it starts.
 
     `model_root` is the folder that a relative `spec.model.source.local.path` starts from.
 
     Raises:
-        InvalidConfigError: never for a plan that `planner.plan` made; the bounds of the API are the runtime's own.
+        InvalidConfigError: never for a plan that the planner made; the bounds of the API are the runtime's own.
     """
     engine = plan.engine
     boot = BootConfig(
@@ -56,7 +56,7 @@ def boot_config(
 
 
 def live_config(spec: LLMDeploymentSpec) -> LiveConfig:
-    """What the runtime takes over while it serves."""
+    """Return the configuration that the runtime applies while it serves."""
     warmup, runtime = spec.warmup or Warmup(), spec.runtime or Runtime()
     return LiveConfig(
         heartbeat_interval_seconds=duration.seconds(warmup.heartbeat_interval or DEFAULT_HEARTBEAT_INTERVAL),

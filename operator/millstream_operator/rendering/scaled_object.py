@@ -1,13 +1,13 @@
 """KEDA's ScaledObject on Prometheus. Checked against KEDA 2.21's executor and its prometheus scaler.
 
-Three traps are in it:
+Three details matter:
 
 - An empty answer counts as 0 by KEDA's default, so a Prometheus that no longer scrapes would shrink a busy model. Here
-  it is an error, at which KEDA leaves the replicas alone. Only while nothing runs is there rightly nothing to
-  read; then it counts as 0, or KEDA would not even go up to its own minimum.
+  it is an error, at which KEDA leaves the replicas alone. Only at 0 replicas is an empty
+  answer correct; then it counts as 0, or KEDA would not even scale up to its own minimum.
 - A model is *active* for KEDA while a trigger is above 0. A queue is empty most of the time, so with a minimum of 0 a
-  trigger of its own looks at all traffic; else a busy model without a queue would be stopped.
-- KEDA's admission refuses a ScaledObject beside a HorizontalPodAutoscaler of the same target, so ours goes first.
+  separate trigger counts all traffic; otherwise a busy model without a queue would be stopped.
+- KEDA's admission refuses a ScaledObject while a HorizontalPodAutoscaler has the same target, so ours is deleted first.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _capacity(owner: LLMDeployment, metric: ScalingMetric) -> tuple[str, int]:
 
 
 def _activity(owner: LLMDeployment, seconds: int) -> str:
-    """Requests that are there, or were within the window; warm-up and heartbeats are no traffic."""
+    """Count requests that run, wait, or finished within the window; warm-up and heartbeats do not count."""
     window = f"{max(SHORTEST_WINDOW_SECONDS, seconds)}s"
     finished = f"increase({series(owner, REQUESTS_FINISHED, window)})"
     parts = (

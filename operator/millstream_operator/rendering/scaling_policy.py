@@ -1,4 +1,4 @@
-"""What both autoscalers are told alike: the targets, and how replicas leave."""
+"""The policy that both autoscalers share: targets, and the speed of scaling down."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def stabilization_seconds(wanted: Autoscaling) -> int:
 
 
 def behavior(wanted: Autoscaling) -> dict[str, Any]:
-    """`behavior` of autoscaling/v2: one replica leaves at a time.
+    """Return the `behavior` of autoscaling/v2: remove one replica at a time.
 
-    A queue that is empty asks for no replicas at all, however busy the batches are. So nobody may fall from eight
-    replicas to one at the end of a quiet window: one leaves, the others show what they then hold, and the next may go.
+    An empty queue asks for no replicas at all, however busy the batches are. So a deployment must not fall from eight
+    replicas to one at the end of a quiet window: one is removed, the load of the others shows, then the next may go.
     """
     seconds = stabilization_seconds(wanted)
     period = min(LONGEST_PERIOD_SECONDS, max(SHORTEST_PERIOD_SECONDS, seconds))

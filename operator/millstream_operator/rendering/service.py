@@ -1,4 +1,4 @@
-"""The Service in front of the replicas, and the URL it gives them."""
+"""The Service in front of the replicas, and its URL."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def service_port(owner: LLMDeployment) -> int:
 
 
 def service_url(owner: LLMDeployment) -> str:
-    """`status.url`: the Service by its cluster DNS name, without the cluster's domain, which nobody can know."""
+    """Return `status.url`: the Service's cluster DNS name, without the cluster's domain, which is not known."""
     port = service_port(owner)
     return f"http://{owner.name}.{owner.metadata.namespace}.svc" + ("" if port == DEFAULT_PORT else f":{port}")

@@ -1,10 +1,10 @@
-"""How a container of ours reaches a source: the flags of `millstream fetch` and `inspect`, and the files they name.
+"""How a container reaches a source: the flags of `millstream fetch` and `inspect`, and the files they name.
 
     huggingFace   --hugging-face=org/name --revision=<commit> --token-file=…/hub/<secret>/<key>
     image         --image=registry/name:tag@<digest> --docker-config=…/registry/<secret>/config.json
 
-Credentials are mounted, never passed. They are optional for the kubelet: a Secret that is missing would keep the pod
-in ContainerCreating without a word, while our own command says which file, named after Secret and key, is not there.
+Credentials are mounted, never passed. They are optional for the kubelet: a missing Secret would keep the pod in
+ContainerCreating without a message, while the command reports which file, named after Secret and key, is missing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TOKEN_FOLDER = "/var/run/secrets/millstream/hub"  # noqa: S105 - a path
 LOGIN_FOLDER = "/var/run/secrets/millstream/registry"
 PULL_SECRET_KEY = ".dockerconfigjson"  # noqa: S105 - of every Secret of type kubernetes.io/dockerconfigjson
 DEFAULT_REVISION = "main"
-CREDENTIAL_MODE = 0o440  # the pod's fsGroup may read it, nobody else
+CREDENTIAL_MODE = 0o440  # readable by the pod's fsGroup only
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class SourceAccess:
 
 
 def source_access(source: ModelSource, revision: str | None, pull_secrets: Sequence[str]) -> SourceAccess | None:
-    """Of a source that is downloaded; None for the others. `revision`: the commit or digest to pin, where known."""
+    """Return the access to a source that is downloaded, else None. `revision`: the commit or digest to pin."""
     if source.hugging_face is not None:
         return _hub(source.hugging_face, revision)
     if source.image is not None:

@@ -292,13 +292,13 @@ def test_a_value_that_would_do_nothing_is_refused_by_name(value: str, complaint:
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_an_image_that_nobody_named_is_asked_for(image: str) -> None:
+def test_a_missing_image_name_is_an_error(image: str) -> None:
     done = helm("template", "m", str(CHART), "--kube-version", "1.34.0", "--set", image)
     assert done.returncode != 0
     assert "image is required: the reference that `make images` prints" in done.stderr
 
 
-def test_what_stands_beside_models_reaches_the_operator() -> None:
+def test_the_settings_of_companions_reach_the_operator() -> None:
     documents = render("monitoring.prometheusURL=http://prometheus:9090", "monitoring.labels.release=prometheus")
     (container,) = operator_of(documents)["spec"]["template"]["spec"]["containers"]
     env = {variable["name"]: variable.get("value") for variable in container["env"]}
@@ -315,7 +315,7 @@ def test_what_stands_beside_models_reaches_the_operator() -> None:
 
 
 def test_every_kind_that_is_read_or_written_is_granted_and_no_more() -> None:
-    """A right that is missing is found by nobody before the first cluster that has the kind."""
+    """A missing right shows only in the first cluster that has the kind."""
     (role,) = of_kind(render("inventory.mode=Disabled"), "ClusterRole")  # nodes are a role of their own
     granted = {
         (group, resource): set(rule["verbs"])
@@ -374,10 +374,10 @@ def test_the_page_of_values_is_what_the_chart_says() -> None:
 
 def test_every_value_is_explained_where_it_stands() -> None:
     text = (CHART / "values.yaml").read_text(encoding="utf-8")
-    told = {value.path: value.text for _, _, values in chart_reference.sections(text) for value in values}
+    documented = {value.path: value.text for _, _, values in chart_reference.sections(text) for value in values}
     wanted = {f"{section}.{name}" for section, values in yaml.safe_load(text).items() for name in values}
-    assert told.keys() == wanted
-    assert all(told.values()), [path for path, words in told.items() if not words]
+    assert documented.keys() == wanted
+    assert all(documented.values()), [path for path, words in documented.items() if not words]
     assert all(intro for _, intro, _ in chart_reference.sections(text))
 
 

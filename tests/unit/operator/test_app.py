@@ -129,7 +129,7 @@ async def test_it_waits_for_the_api_server_and_says_for_what(
 
 
 async def test_kinds_that_appear_concern_everybody() -> None:
-    """A CRD is installed while the operator runs: nobody else would tell it."""
+    """A CRD is installed while the operator runs: it must discover the kind itself."""
     one, cluster = operator(), FakeCluster()
     cluster.put(manifest())
     one.client = one.listings.client = FakeClusterClient(cluster)

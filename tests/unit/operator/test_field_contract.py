@@ -1,8 +1,8 @@
 """Every field works or is rejected: each one is changed alone, and something that is applied must change with it.
 
-The spec's types are walked, so a field that is added to them without an entry in `CHANGES` fails here. What counts is
-what the cluster is told (the Deployment, the Service, …), not the record of it: that one carries a hash of the whole
-spec and would change with a field that nobody reads.
+The spec's types are walked, so a field that is added to them without an entry in `CHANGES` fails here. What counts
+is what is applied to the cluster (the Deployment, the Service, …), not the revision, which has a hash of the whole
+spec and would change with a field that is not read.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ FACTS = Facts(
 
 
 def applied(stored: Manifest, facts: Facts | None = None) -> Objects:
-    """What the cluster would be told, by kind: first, where the plan needs it, the Job that inspects the model.
+    """What would be applied to the cluster, by kind: first, where the plan needs it, the Job that inspects the model.
 
     The boot ConfigMap is the Deployment's: that names it by its content.
     """
@@ -316,12 +316,12 @@ def applied(stored: Manifest, facts: Facts | None = None) -> Objects:
     jobs = [inspect_job(owner, subject, image, PodDefaults()) for subject in subjects(owner, DEFAULTS).values()]
     known = Facts(read_shape(CONFIG_JSON)) if jobs else None
     pin = choose(owner, DEFAULTS, PodDefaults(), [], facts or known)
-    rendered = [*jobs, *objects(owner, pin.revision), *beside(owner)]
+    rendered = [*jobs, *objects(owner, pin.revision), *companions_of(owner)]
     return {one["kind"]: one for one in rendered if not one.get("immutable")}
 
 
-def beside(owner: LLMDeployment) -> Iterator[Manifest]:
-    """What stands beside the model, in a cluster without any of the optional kinds and in one with all of them."""
+def companions_of(owner: LLMDeployment) -> Iterator[Manifest]:
+    """The companions of the model, in a cluster without any of the optional kinds and in one with all of them."""
     defaults = CompanionDefaults("http://prometheus:9090")
     everything = (SCALED_OBJECT, POD_MONITOR, PROMETHEUS_RULE)
     for served in ((), everything):

@@ -82,7 +82,7 @@ BAD: dict[str, tuple[str, str, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_value_is_told_with_its_variable(name: str) -> None:
+def test_a_bad_value_is_reported_with_its_variable(name: str) -> None:
     variable, value, words = BAD[name]
     with pytest.raises(SettingsError) as caught:
         read_settings(IMAGE | {f"MILLSTREAM_{variable}": value})
@@ -106,7 +106,7 @@ BAD_FILES: dict[str, tuple[bytes, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_bad_pod_defaults_are_told_with_their_file(tmp_path: Path, name: str) -> None:
+def test_bad_pod_defaults_are_reported_with_their_file(tmp_path: Path, name: str) -> None:
     content, words = BAD_FILES[name]
     path = tmp_path / "pods.json"
     path.write_bytes(content)

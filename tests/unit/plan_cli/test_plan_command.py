@@ -57,11 +57,11 @@ def test_the_example_of_each_tier_is_valid_and_plans(millstream: Any, tier: str)
     assert done.code == 0
     for part in (f"{tier}: ", "memory of one ", "KV cache ", "█", " a month", "  why\n", "Not applicable yet."):
         assert part in done.out
-    assert "\x1b" not in done.out, "no colour where nobody watches"
+    assert "\x1b" not in done.out, "no colour without a terminal"
     assert done.err == ""
 
 
-def test_the_table_tells_the_whole_story_of_two_small_gpus(millstream: Any) -> None:
+def test_the_table_of_two_small_gpus_is_complete(millstream: Any) -> None:
     done = millstream("plan", EXAMPLES / "mid.yaml", "--gpus", "A100-40GB:2")
     assert "mid: 2×A100-40GB TP2 AWQ" in done.out
     assert "maxNumBatchedTokens 32768" in done.out
@@ -93,9 +93,9 @@ def test_what_autoscaling_may_cost_is_seen_before_it_is_applied(millstream: Any,
         "plan", write(tmp_path / "m.yaml", yaml.safe_dump(manifest)), "--gpus", "A100-40GB:1", "-o", "json"
     )
     plan = json.loads(done.out)
-    told = {one["field"]: one["reason"] for one in plan["reasons"]}
+    reasons = {one["field"]: one["reason"] for one in plan["reasons"]}
     at_most = plan["cost"]["monthlyUSD"] * 3 // plan["replicas"]
-    assert f"Up to 3 replicas: ${at_most:,} a month at most" in told["autoscaling.maxReplicas"]
+    assert f"Up to 3 replicas: ${at_most:,} a month at most" in reasons["autoscaling.maxReplicas"]
 
 
 def test_infeasible_ends_with_2_and_says_what_would_do(millstream: Any) -> None:

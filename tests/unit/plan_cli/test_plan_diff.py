@@ -118,7 +118,7 @@ def test_another_engine_limit_rolls_out_anew(server: ApiServer, capsys: pytest.C
     assert "spec.engine.maxNumSeqs  absent -> 32" in text
     assert "plan.engine.maxNumSeqs  64 -> 32" in text
     assert "prefixCaching" not in text, "what an older operator did not write down is no change"
-    assert "rolled out anew" in text
+    assert "planned again and rolled out" in text
 
 
 def test_what_cannot_run_changes_no_pod(server: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Of all placements the one to take: the fewest GPUs a replica, then the cheapest. The others, each with its reason.
+"""Choose a placement: the fewest GPUs per replica, then the cheapest. The others are rejected, each with a reason.
 
 outcomes -> Choice(best, rejected) | NoPlacement(problem, rejected)
 """
@@ -36,19 +36,19 @@ class NoPlacement:
 
 
 @functools.lru_cache(maxsize=MAX_KNOWN)
-def choose(question: Question, *, explain: bool = True) -> Choice | NoPlacement:
-    """Look at every placement; at pipelines only when no placement of one stage holds the model.
+def choose_placement(question: Question, *, explain: bool = True) -> Choice | NoPlacement:
+    """Return the best placement. Pipelines are evaluated only when no placement of one stage holds the model.
 
-    Without `explain` nothing is said of the others, so nothing is looked at beyond the fewest GPUs that do: what
-    proving a fix needs. Pure, and remembered: a thousand deployments of one model on one cluster are one question.
+    Without `explain` the others get no reasons, and evaluation stops at the fewest GPUs that are feasible: enough to
+    prove a fix. Pure and cached: a thousand deployments of one model on one cluster are one question.
     """
     if question.formats.problem is not None:
         return NoPlacement(Problem(Stage.QUANTIZATION, question.formats.problem), None, ())
-    look = _all if explain else _fewest
-    outcomes = look(question, candidates(question, pipelines=False))
+    evaluate_some = _evaluate_all if explain else _evaluate_fewest_gpus
+    outcomes = evaluate_some(question, candidates(question, pipelines=False))
     may_pipeline = question.resolved.pipeline is None and not question.resolved.one_gpu
     if may_pipeline and not any(map(_fits, outcomes)):
-        outcomes += look(question, candidates(question, pipelines=True))
+        outcomes += evaluate_some(question, candidates(question, pipelines=True))
     feasible = min((outcome for outcome in outcomes if outcome.problem is None), key=_order, default=None)
     if feasible is not None:
         return Choice(feasible, _rejected(outcomes, feasible) if explain else ())
@@ -59,14 +59,14 @@ def choose(question: Question, *, explain: bool = True) -> Choice | NoPlacement:
     return NoPlacement(nearest.problem, nearest, _rejected(outcomes, None) if explain else ())
 
 
-def _all(question: Question, looked_at: Iterable[Candidate]) -> list[Outcome]:
-    return list(evaluate(question, looked_at))
+def _evaluate_all(question: Question, placements: Iterable[Candidate]) -> list[Outcome]:
+    return list(evaluate(question, placements))
 
 
-def _fewest(question: Question, looked_at: Iterable[Candidate]) -> list[Outcome]:
-    """In the order of their GPUs, up to the first number that is feasible: no larger one can be chosen."""
+def _evaluate_fewest_gpus(question: Question, placements: Iterable[Candidate]) -> list[Outcome]:
+    """Evaluate in the order of GPUs, up to the first number that is feasible: no larger one can be chosen."""
     found: list[Outcome] = []
-    by_gpus = sorted(looked_at, key=_gpus)
+    by_gpus = sorted(placements, key=_gpus)
     for _, as_many in itertools.groupby(by_gpus, key=_gpus):
         found += evaluate(question, as_many)
         if any(outcome.problem is None for outcome in found):
@@ -79,7 +79,7 @@ def _gpus(candidate: Candidate) -> int:
 
 
 def _fits(outcome: Outcome) -> bool:
-    """It holds the model: what else speaks against it, stages would not mend."""
+    """Return whether the model fits in memory. Pipeline stages would not solve any later problem."""
     return outcome.problem is None or outcome.problem.stage > Stage.MEMORY
 
 

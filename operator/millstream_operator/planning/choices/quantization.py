@@ -1,4 +1,4 @@
-"""Which formats of weights and KV cache come into question. The checkpoint decides first: lost bits do not come back.
+"""Choose the possible formats of weights and KV cache. A quantised checkpoint decides: lost bits do not come back.
 
 Nothing is quantised silently where it hurts: code, mathematics and models under 13 billion parameters keep 16 bit (or
 FP8) unless the spec names a method.
@@ -30,8 +30,8 @@ class Formats:
     problem: str | None = None
 
 
-def formats(resolved: ResolvedSpec, shape: ModelShape, choosable: Capabilities) -> Formats:
-    """The formats that spec and checkpoint leave open."""
+def choose_formats(resolved: ResolvedSpec, shape: ModelShape, choosable: Capabilities) -> Formats:
+    """Return the formats that spec and checkpoint allow."""
     kv_cache = "None" if resolved.kv_cache == "Auto" else resolved.kv_cache
     kv_reason = PlanReason(
         "kvCache",
@@ -62,8 +62,8 @@ def formats(resolved: ResolvedSpec, shape: ModelShape, choosable: Capabilities) 
     )
 
 
-def is_sensitive(resolved: ResolvedSpec, shape: ModelShape) -> str | None:
-    """Why four bits may hurt here; None where they are known to be harmless."""
+def quality_risk(resolved: ResolvedSpec, shape: ModelShape) -> str | None:
+    """Return why four bits may cost quality; None where they are known not to."""
     if resolved.profile in (Profile.CODE, Profile.MATH):
         return f"profile {resolved.profile}"
     if shape.parameters.total < SMALL_MODEL_PARAMETERS:
@@ -72,13 +72,13 @@ def is_sensitive(resolved: ResolvedSpec, shape: ModelShape) -> str | None:
 
 
 def _four_bit(resolved: ResolvedSpec, shape: ModelShape) -> Rejected:
-    if (why := is_sensitive(resolved, shape)) is not None:
+    if (why := quality_risk(resolved, shape)) is not None:
         return Rejected("AWQ weights", f"4 bit costs quality with {why}; name quantization.method to have it.")
     return Rejected("AWQ weights", "Needs a quantized checkpoint: name one as model.source.")
 
 
 def _warning(method: str, resolved: ResolvedSpec, shape: ModelShape) -> str:
-    why = is_sensitive(resolved, shape)
+    why = quality_risk(resolved, shape)
     if why is None or method not in FOUR_BIT:
         return ""
     return f" Warning: 4 bit costs quality with {why}; compare answers on your own data."

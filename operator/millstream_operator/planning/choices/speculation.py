@@ -1,4 +1,4 @@
-"""Who proposes tokens, and how many. By tier and workload, within what the planner may choose.
+"""Choose how tokens are proposed, and how many: by tier and workload, within what the planner may choose.
 
 Acceptance is assumed, not measured: the numbers are usual ones of the literature (arXiv 2211.17192, 2401.15077), and
 the plan says that it assumed them.

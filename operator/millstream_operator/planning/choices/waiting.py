@@ -1,8 +1,8 @@
-"""On what is free if it can be, else on what there is: a plan that waits for GPUs is better than none.
+"""Search the free GPUs first, then all of them: a plan that waits for GPUs is better than none.
 
-free GPUs -> a choice                                       the usual case
-none feasible -> all GPUs of the cluster, free or not -> a choice that waits: its pods stay Pending until then
-none feasible either -> what binds, told of all GPUs, because waiting would not help
+free GPUs -> a choice                                    the usual case
+none feasible -> all GPUs, free or not -> a choice that waits: its pods stay Pending until GPUs are free
+none feasible either -> the binding constraint on all GPUs, because waiting would not help
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from millstream_operator.planning.choices.placement import Choice, NoPlacement
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import PlanReason
 
-Search = Callable[[Facts, bool], Choice | NoPlacement]  # the second: say something of the alternatives, too
+Search = Callable[[Facts, bool], Choice | NoPlacement]  # the second: also explain the alternatives
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """`facts`: those that the choice was made on. `waits`: why its pods wait; None: they need not.
+class SearchResult:
+    """`facts`: those that the choice was made on. `waits`: why its pods wait; None: they do not.
 
     `preferred`: the placement that would have been chosen if no GPU was taken, where it is another one.
     """
@@ -32,22 +32,22 @@ class Found:
     preferred: str | None = None
 
 
-def find(search: Search, facts: Facts, *, explain: bool) -> Found:
-    """Search what is free, then what there is."""
+def search_free_then_all(search: Search, facts: Facts, *, explain: bool) -> SearchResult:
+    """Search the free GPUs, then all of them."""
     found = search(facts, explain)
     everything = facts.capacity
     if everything is None or facts.inventory is None or everything.kinds == facts.inventory.kinds:
-        return Found(found, facts)
+        return SearchResult(found, facts)
     wide = replace(facts, inventory=everything, capacity=None)
     if isinstance(found, NoPlacement):
         found = search(wide, explain)
         if isinstance(found, NoPlacement):
-            return Found(found, wide)
-        return Found(found, wide, _why_it_waits(found.best, facts.inventory))
+            return SearchResult(found, wide)
+        return SearchResult(found, wide, _why_it_waits(found.best, facts.inventory))
     best = search(wide, False)
     if isinstance(best, Choice) and best.best.candidate.summary != found.best.candidate.summary:
-        return Found(found, facts, preferred=best.best.candidate.summary)
-    return Found(found, facts)
+        return SearchResult(found, facts, preferred=best.best.candidate.summary)
+    return SearchResult(found, facts)
 
 
 def _why_it_waits(best: Outcome, free: Inventory) -> PlanReason:

@@ -153,14 +153,14 @@ def _weight_bytes_read(machine: Machine, new_tokens: int) -> float:
 
 
 def _attention_seconds(machine: Machine, pairs: int) -> float:
-    """Scores and values of so many query-key pairs, beyond what `step_seconds` counted."""
+    """Return the seconds for scores and values of `pairs` query-key pairs, beyond those of `step_seconds`."""
     shape = machine.shape
     flops = 4 * shape.num_layers * shape.num_heads * shape.head_size * pairs / (machine.tensor * machine.pipeline)
     return flops / (machine.part.dtype_flops("bf16") * COMPUTE_EFFICIENCY)
 
 
 def _all_reduce_seconds(machine: Machine, new_tokens: int) -> float:
-    """Two a layer, of one stage."""
+    """Return the seconds of the all-reduces of one stage: two per layer."""
     ranks, part, shape = machine.tensor, machine.part, machine.shape
     if ranks == 1:
         return 0.0

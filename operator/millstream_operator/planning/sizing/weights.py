@@ -42,7 +42,7 @@ def weight_format(shape: ModelShape, method: str) -> WeightFormat:
 
 
 def linear_bytes(parameters: int, stored: WeightFormat) -> int:
-    """Bytes of so many weights of linear layers, scales and zero points included."""
+    """Return the bytes of `parameters` weights of linear layers, scales and zero points included."""
     if stored.method == "GGUF":
         return parameters * 485 // 800
     if stored.method == "NF4":

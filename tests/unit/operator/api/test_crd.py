@@ -70,7 +70,7 @@ def test_the_committed_copies_are_what_the_types_say(copy: str) -> None:
     assert (ROOT / copy).read_text(encoding="utf-8") == crd.crd_yaml(), "run `make crds`"
 
 
-def test_check_mode_tells_a_stale_copy_and_changes_nothing(
+def test_check_mode_reports_a_stale_copy_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

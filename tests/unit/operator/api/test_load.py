@@ -147,7 +147,7 @@ BAD: dict[str, tuple[str, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_manifest_is_told_in_one_sentence(name: str) -> None:
+def test_a_bad_manifest_is_reported_in_one_sentence(name: str) -> None:
     text, held = BAD[name]
     with pytest.raises(ManifestError) as caught:
         loads_manifest(text, source="m.yaml")
@@ -187,7 +187,7 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_cannot_be_read_is_told_by_its_name(tmp_path: Path, name: str) -> None:
+def test_a_file_that_cannot_be_read_is_reported_by_its_name(tmp_path: Path, name: str) -> None:
     make, said = FILES[name]
     path = tmp_path / "m.yaml"
     make(path)
@@ -197,7 +197,7 @@ def test_a_file_that_cannot_be_read_is_told_by_its_name(tmp_path: Path, name: st
     assert said in str(caught.value)
 
 
-def test_other_documents_may_stand_beside_ours(tmp_path: Path) -> None:
+def test_a_file_may_hold_other_documents(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     path.write_text(f"kind: Namespace\napiVersion: v1\n---\n{GOOD}---\n# the end\n")
     assert load_manifest(path).name == "demo"

@@ -124,7 +124,7 @@ def test_a_quantised_checkpoint_says_how(
     assert (found.method, found.bits, found.group_size) == (method, bits, group)
 
 
-def test_the_language_model_beside_a_vision_tower_is_what_is_read() -> None:
+def test_the_language_model_of_a_model_with_a_vision_tower_is_read() -> None:
     nested = {"model_type": "gemma3", "vision_config": {"hidden_size": 9}, "text_config": config("gemma-3-1b")}
     assert read_shape(nested) == read_shape(config("gemma-3-1b"))
 

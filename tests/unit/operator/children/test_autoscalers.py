@@ -69,7 +69,7 @@ def test_the_kind_follows_the_spec_and_the_cluster(
         return
     assert found is not None
     assert found.manifest["kind"] == wanted
-    assert bool(found.chosen) == (provider in (None, "Auto")), "a choice of ours is told"
+    assert bool(found.chosen) == (provider in (None, "Auto")), "a choice by the operator is reported"
 
 
 @pytest.mark.parametrize("served", [(), KEDA])

@@ -1,4 +1,4 @@
-"""Killed before and after every write beside a model: the end is the one without a fault, and never two autoscalers."""
+"""Killed before and after every write of a companion: the end is the one without a fault, and never two autoscalers."""
 
 from __future__ import annotations
 

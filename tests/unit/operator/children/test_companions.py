@@ -1,4 +1,4 @@
-"""What stands beside a model: made, repaired and removed as the cluster's kinds come and go; never at its expense."""
+"""Companions of a model: made, repaired and removed as the cluster's kinds come and go; never at its expense."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def said(operator: FakeOperator, condition: str) -> tuple[str, str]:
     return found.get("status", ""), found.get("reason", "")
 
 
-async def test_a_spec_without_it_in_a_bare_cluster_has_nothing_beside_it() -> None:
+async def test_a_spec_without_it_in_a_bare_cluster_has_no_companions() -> None:
     operator = await running()
     assert there(operator.cluster) == set()
     assert said(operator, "Autoscaled") == said(operator, "Monitored") == ("", "")
@@ -93,11 +93,11 @@ async def test_keda_that_appears_takes_over_and_hands_back_when_it_goes() -> Non
     assert there(operator.cluster) == {"HorizontalPodAutoscaler"}
     assert said(operator, "Ready") == ("True", "Ready")
     decisions = operator.cluster.the(LLM_DEPLOYMENT)["status"]["decisions"]
-    told = [one["message"].partition(":")[0] for one in decisions if one["type"] == "AutoscalerChosen"]
-    assert told == ["HorizontalPodAutoscaler", "KEDA", "HorizontalPodAutoscaler"]
+    messages = [one["message"].partition(":")[0] for one in decisions if one["type"] == "AutoscalerChosen"]
+    assert messages == ["HorizontalPodAutoscaler", "KEDA", "HorizontalPodAutoscaler"]
 
 
-async def test_monitors_come_with_their_kinds_and_their_going_is_told() -> None:
+async def test_monitors_come_with_their_kinds_and_their_loss_is_reported() -> None:
     operator = await running(monitoring={"mode": "Auto"})
     assert said(operator, "Monitored") == ("False", "MonitoringUnavailable")
     operator.cluster.installed |= {POD_MONITOR, PROMETHEUS_RULE}
@@ -116,7 +116,7 @@ async def test_monitors_come_with_their_kinds_and_their_going_is_told() -> None:
     assert said(operator, "Ready") == ("True", "Ready"), "it serves"
 
 
-async def test_nobody_is_told_of_monitors_that_nobody_asked_for_unless_they_were_there() -> None:
+async def test_missing_monitors_that_were_not_asked_for_are_reported_only_if_they_existed() -> None:
     operator = await running(POD_MONITOR)
     assert said(operator, "Monitored") == ("True", "Monitored")
     operator.cluster.uninstall(POD_MONITOR)
@@ -246,15 +246,15 @@ async def test_a_spec_that_is_refused_still_has_its_autoscaler() -> None:
 
 
 async def test_a_turn_that_ends_early_takes_no_word_back() -> None:
-    """A decision is told before the deed, when nobody has looked at the autoscaler yet: that is no news of it."""
+    """A decision is reported before it is applied, when the autoscaler was not read yet: its condition stays."""
     operator = await running(*OPTIONAL, **SCALED)
     previous = operator.cluster.the(LLM_DEPLOYMENT)["status"]
     (record,) = operator.cluster.all(CONTROLLER_REVISION)
     revision = read_revision(record)
     assert revision is not None
-    told = status_of(Observation(operator.owner(), revision, None, previous=previous), "2030-01-01T00:00:00Z")
+    status = status_of(Observation(operator.owner(), revision, None, previous=previous), "2030-01-01T00:00:00Z")
     kinds = ("Autoscaled", "Monitored")
-    assert [find(told["conditions"], one) for one in kinds] == [operator.condition(one) for one in kinds]
+    assert [find(status["conditions"], one) for one in kinds] == [operator.condition(one) for one in kinds]
 
 
 async def test_more_replicas_than_the_budget_pays_for_are_not_asked_for() -> None:
@@ -277,8 +277,8 @@ async def test_more_replicas_than_the_budget_pays_for_are_not_asked_for() -> Non
 
 
 def hpa_says(operator: FakeOperator, *conditions: tuple[str, str, str, str]) -> None:
-    told = [{"type": t, "status": s, "reason": r, "message": m} for t, s, r, m in conditions]
-    operator.cluster.set_status(HORIZONTAL_POD_AUTOSCALER, "demo", {"conditions": told})
+    reported = [{"type": t, "status": s, "reason": r, "message": m} for t, s, r, m in conditions]
+    operator.cluster.set_status(HORIZONTAL_POD_AUTOSCALER, "demo", {"conditions": reported})
 
 
 ABLE = ("AbleToScale", "True", "SucceededGetScale", "")
@@ -300,7 +300,7 @@ SAID_BY_AN_HPA: dict[str, tuple[list[tuple[str, str, str, str]], tuple[str, str]
 
 
 @pytest.mark.parametrize("name", SAID_BY_AN_HPA)
-async def test_what_the_autoscalers_controller_says_is_told(name: str) -> None:
+async def test_the_conditions_of_an_hpa_reach_the_status(name: str) -> None:
     conditions, wanted, words = SAID_BY_AN_HPA[name]
     operator = await running(**SCALED)
     hpa_says(operator, *conditions)
@@ -309,7 +309,7 @@ async def test_what_the_autoscalers_controller_says_is_told(name: str) -> None:
     assert words in operator.condition("Autoscaled")["message"]
 
 
-async def test_readings_that_vary_wake_nobody() -> None:
+async def test_varying_readings_wake_no_reconcile() -> None:
     """An HPA's status changes with each of its looks; a thousand of them would keep the operator busy for nothing."""
     operator = await running(**SCALED)
     hpa_says(operator, ABLE, ("ScalingActive", "True", "ValidMetricFound", ""))
@@ -343,12 +343,12 @@ SAID_BY_KEDA: dict[str, tuple[int, list[Manifest], tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize("name", SAID_BY_KEDA)
-async def test_what_keda_says_is_told(name: str) -> None:
-    replicas, told, wanted = SAID_BY_KEDA[name]
+async def test_the_conditions_of_a_scaled_object_reach_the_status(name: str) -> None:
+    replicas, reported, wanted = SAID_BY_KEDA[name]
     operator = await running(SCALED_OBJECT, autoscaling={"minReplicas": 0, "maxReplicas": 4})
     respec(operator.cluster, replicas=replicas)
     await operator.settle()
-    operator.cluster.set_status(SCALED_OBJECT, "demo", {"conditions": told})
+    operator.cluster.set_status(SCALED_OBJECT, "demo", {"conditions": reported})
     await operator.settle()
     assert said(operator, "Autoscaled") == wanted
 

@@ -60,7 +60,7 @@ REFUSED: dict[str, tuple[str, Reason, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_pods_that_are_not_let_in_are_told_by_who_refuses(name: str) -> None:
+def test_refused_pods_are_reported_with_what_refuses_them(name: str) -> None:
     message, reason, words = REFUSED[name]
     found = pods_not_created(message)
     assert found is not None

@@ -214,7 +214,7 @@ HEALTHY: dict[str, Pod] = {
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_pod_without_a_failure_has_nothing_to_tell(name: str) -> None:
+def test_a_pod_without_a_failure_has_no_diagnosis(name: str) -> None:
     assert diagnose_pod(HEALTHY[name]) is None
 
 
@@ -242,7 +242,7 @@ def test_the_two_faces_of_a_failing_pull_read_the_same() -> None:
     assert diagnose_pod(first) == diagnose_pod(second)
 
 
-def test_the_most_telling_pod_speaks_for_all() -> None:
+def test_the_most_useful_diagnosis_stands_for_all_pods() -> None:
     pods = [unschedulable("0/1 nodes"), waiting("ErrImagePull"), ended(1, report("CheckpointInvalid", "No weights."))]
     found = diagnose(pods)
     assert found is not None
@@ -251,7 +251,7 @@ def test_the_most_telling_pod_speaks_for_all() -> None:
     assert diagnose([]) is None
 
 
-def test_equal_reasons_are_told_the_same_whatever_the_order_of_the_pods() -> None:
+def test_the_diagnosis_does_not_depend_on_the_order_of_the_pods() -> None:
     pods = [ended(1, "b"), ended(1, "a")]
     assert diagnose(pods) == diagnose(reversed(pods))
 
@@ -274,7 +274,7 @@ def test_every_diagnosis_has_its_place_in_the_order() -> None:
         ('pods "demo-1-x" is forbidden: violates PodSecurity "restricted:latest"', Reason.ADMISSION_DENIED),
     ],
 )
-def test_pods_that_cannot_be_made_are_told_without_their_changing_names(message: str, reason: Reason) -> None:
+def test_pods_that_cannot_be_created_are_reported_without_their_changing_names(message: str, reason: Reason) -> None:
     found = pods_not_created(message)
     assert found is not None
     assert found.reason is reason
@@ -285,7 +285,7 @@ def fetching(**state: Any) -> dict[str, Any]:
     return pod(initContainerStatuses=[{"name": "fetch-model", **state}])
 
 
-def test_a_download_that_failed_tells_why_in_its_own_words() -> None:
+def test_a_failed_download_is_reported_by_its_own_message() -> None:
     message = report("DownloadUnauthorized", "The token was refused for org/name (HTTP 401).")
     for state in ("state", "lastState"):
         found = diagnose_pod(fetching(**{state: {"terminated": {"exitCode": 1, "message": message}}}))
@@ -311,7 +311,7 @@ def test_a_missing_token_is_named_before_the_download_starts() -> None:
     assert 'secret "hub" not found' in found.message
 
 
-def test_a_download_that_runs_or_is_done_has_nothing_to_tell() -> None:
+def test_a_download_that_runs_or_is_done_has_no_diagnosis() -> None:
     assert diagnose_pod(fetching(state={"running": {}})) is None
     assert diagnose_pod(fetching(state={"terminated": {"exitCode": 0, "message": '{"event":"fetched"}'}})) is None
 
@@ -357,7 +357,7 @@ CPU_PLAN = {
 }
 
 
-def test_out_of_memory_shows_what_was_planned_beside_the_limit() -> None:
+def test_out_of_memory_shows_the_planned_memory_and_the_limit() -> None:
     killed = ended(137, reason="OOMKilled")
     killed["spec"]["containers"][1]["resources"] = {"limits": {"memory": "2Gi"}}
     found = diagnose_pod(killed, CPU_PLAN)
@@ -372,7 +372,7 @@ def test_out_of_memory_shows_what_was_planned_beside_the_limit() -> None:
     assert own.message.startswith("CUDA has 1 GiB left. The plan counted on")
 
 
-def test_an_image_that_an_init_container_cannot_pull_is_told() -> None:
+def test_an_image_that_an_init_container_cannot_pull_is_reported() -> None:
     """A pod that downloads its model pulls for that container first; the runtime's own only says PodInitializing."""
     waits = {"name": "fetch-model", "image": IMAGE, "state": {"waiting": {"reason": "ErrImagePull", "message": "no"}}}
     found = diagnose_pod(pod(initContainerStatuses=[waits], container={"state": {"waiting": {"reason": "PodInit"}}}))

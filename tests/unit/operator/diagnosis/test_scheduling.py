@@ -18,11 +18,11 @@ def unscheduled(message: str, reason: str = "Unschedulable", **spec: Any) -> dic
     resources = {"requests": {"cpu": "2", "memory": "16Gi"}, "limits": {"nvidia.com/gpu": "4"}}
     container = {"name": "runtime", "resources": resources}
     volume = {"name": "model", "persistentVolumeClaim": {"claimName": "weights"}}
-    told = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
+    condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
     return {
         "metadata": {"name": "demo-1"},
         "spec": {"containers": [container], "volumes": [volume]} | spec,
-        "status": {"conditions": [told]},
+        "status": {"conditions": [condition]},
     }
 
 
@@ -112,18 +112,18 @@ def test_the_labels_that_leave_nodes_out_are_named() -> None:
 def test_counts_that_change_change_no_order_and_so_no_condition() -> None:
     """Nodes come and go under a pod that waits for weeks: none of it may be a write."""
 
-    def told(taints: int, gpus: int) -> str:
+    def message(taints: int, gpus: int) -> str:
         parts = sorted([f"{taints} node(s) had untolerated taint(s)", f"{gpus} Insufficient nvidia.com/gpu"])
         found = diagnose_scheduling(unscheduled(f"0/{taints + gpus} nodes are available: {', '.join(parts)}."))
         assert found is not None
         return found.message
 
-    first = merged([], [Condition("Ready", False, Reason.INSUFFICIENT_GPU, told(1, 2))], 1, "now")
-    assert merged(first, [Condition("Ready", False, Reason.INSUFFICIENT_GPU, told(3, 1))], 1, "later") == first
-    assert re.sub(r"\d+", "#", told(1, 2)) == re.sub(r"\d+", "#", told(30, 1))
+    first = merged([], [Condition("Ready", False, Reason.INSUFFICIENT_GPU, message(1, 2))], 1, "now")
+    assert merged(first, [Condition("Ready", False, Reason.INSUFFICIENT_GPU, message(3, 1))], 1, "later") == first
+    assert re.sub(r"\d+", "#", message(1, 2)) == re.sub(r"\d+", "#", message(30, 1))
 
 
-def test_a_scheduler_that_failed_is_told_apart_from_one_that_found_nothing() -> None:
+def test_a_scheduler_that_failed_differs_from_one_that_found_nothing() -> None:
     message = 'running PreBind plugin "VolumeBinding": binding volumes: context deadline exceeded'
     found = diagnose_scheduling(unscheduled(message, "SchedulerError"))
     assert found is not None
@@ -133,6 +133,6 @@ def test_a_scheduler_that_failed_is_told_apart_from_one_that_found_nothing() -> 
     assert other.reason is Reason.UNSCHEDULABLE
 
 
-def test_a_pod_with_a_node_or_in_somebodys_queue_has_nothing_to_tell() -> None:
+def test_a_pod_with_a_node_or_a_scheduling_gate_has_no_diagnosis() -> None:
     assert diagnose_scheduling(unscheduled("gated", "SchedulingGated")) is None
     assert diagnose_scheduling({"metadata": {}, "status": {"conditions": []}}) is None

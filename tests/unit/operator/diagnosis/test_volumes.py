@@ -1,4 +1,4 @@
-"""Claims that two nodes cannot mount are refused by name before a pod waits; a cache goes when nobody needs it."""
+"""Claims that two nodes cannot mount are refused by name before a pod waits; an unused cache is deleted."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_a_changed_file_is_read_again_and_an_unchanged_one_is_not(tmp_path: Path
         ("x" * (1 << 20) + "y", "larger than 1 MiB"),
     ],
 )
-def test_a_bad_file_changes_nothing_and_is_told_once(
+def test_a_bad_file_changes_nothing_and_is_logged_once(
     tmp_path: Path, content: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "catalog.yaml"

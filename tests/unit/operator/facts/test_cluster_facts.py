@@ -27,14 +27,14 @@ HUB = {"huggingFace": {"repository": MODEL}}
 
 
 class Cluster:
-    """An index, its book, and plans made from them: what the reconciler does, without its writes."""
+    """An index, its cluster_facts, and plans made from them: what the reconciler does, without its writes."""
 
     def __init__(self, *nodes: Manifest) -> None:
-        self.index = Index(on_change=lambda kind, found: self.book.changed(kind, found))
-        self.book = ClusterFacts(self.index)
-        self.book.problem = None
-        self.book.replace_nodes(filter(None, map(read_node, nodes)))
-        self.pinning = Pinning(self.book, PlanDefaults("registry.example.com/runtime:1"), PodDefaults())
+        self.index = Index(on_change=lambda kind, found: self.cluster_facts.changed(kind, found))
+        self.cluster_facts = ClusterFacts(self.index)
+        self.cluster_facts.problem = None
+        self.cluster_facts.replace_nodes(filter(None, map(read_node, nodes)))
+        self.pinning = Pinning(self.cluster_facts, PlanDefaults("registry.example.com/runtime:1"), PodDefaults())
         self._version = 1
 
     def store(self, name: str, **spec: Any) -> Manifest:
@@ -88,8 +88,8 @@ def test_a_restarted_operator_knows_what_was_promised() -> None:
     before = Cluster(*nodes)
     assert [before.plan(f"d{number}")["accelerator"] for number in range(2)] == ["T4-16GB"] * 2
     after = before.restarted()
-    after.book.replace_nodes(filter(None, map(read_node, nodes)))
-    assert after.book.promised_gpus == 2
+    after.cluster_facts.replace_nodes(filter(None, map(read_node, nodes)))
+    assert after.cluster_facts.promised_gpus == 2
     assert after.plan("d2")["accelerator"] == "L4-24GB"
 
 
@@ -103,16 +103,16 @@ def test_replicas_are_promised_each() -> None:
 def test_a_promise_ends_as_pods_are_bound_and_counts_no_gpu_twice() -> None:
     cluster = Cluster(gpu_node("a", T4, 2), gpu_node("b", L4, 1))
     cluster.plan("d", replicas=2)
-    assert cluster.book.promised_gpus == 2
+    assert cluster.cluster_facts.promised_gpus == 2
     (record,) = cluster.index.all(CONTROLLER_REVISION)
     labels = record["metadata"]["labels"]
     pod = gpu_pod("p", "a")
     pod["metadata"] |= {"uid": "p", "labels": labels}
-    cluster.book.put_pod("p", read_pod(pod))
-    assert cluster.book.promised_gpus == 1
+    cluster.cluster_facts.put_pod("p", read_pod(pod))
+    assert cluster.cluster_facts.promised_gpus == 1
     assert cluster.plan("other")["accelerator"] == "L4-24GB", "one is held and one is promised"
-    cluster.book.put_pod("p", None)
-    assert cluster.book.promised_gpus == 3, "its pod is gone and will come back"
+    cluster.cluster_facts.put_pod("p", None)
+    assert cluster.cluster_facts.promised_gpus == 3, "its pod is gone and will come back"
 
 
 @pytest.mark.parametrize("how", ["deleted", "scaled to zero"])
@@ -125,7 +125,7 @@ def test_a_promise_ends_with_its_deployment(how: str) -> None:
         cluster.index.remove(LLM_DEPLOYMENT, stored)
     else:
         cluster.store("d", replicas=0)
-    assert cluster.book.promised_gpus == 0
+    assert cluster.cluster_facts.promised_gpus == 0
     assert cluster.plan("next")["accelerator"] == "T4-16GB"
 
 
@@ -133,7 +133,7 @@ def test_a_plan_whose_record_is_not_seen_yet_is_not_made_anew() -> None:
     """The answer to the write was lost, and meanwhile something better is free."""
     cluster = Cluster(gpu_node("a", L4, 1))
     first = cluster.plan("d", record=False)
-    cluster.book.put_node("b", read_node(gpu_node("b", T4, 1)))
+    cluster.cluster_facts.put_node("b", read_node(gpu_node("b", T4, 1)))
     owner = parse(cluster.store("d"))
     assert chosen_pin(cluster.pinning, owner, []).revision.plan == first
 
@@ -142,7 +142,7 @@ def test_pods_of_others_are_not_free() -> None:
     cluster = Cluster(gpu_node("a", T4, 1), gpu_node("b", L4, 1))
     pod = gpu_pod("theirs", "a")
     pod["metadata"]["uid"] = "theirs"
-    cluster.book.put_pod("theirs", read_pod(pod))
+    cluster.cluster_facts.put_pod("theirs", read_pod(pod))
     assert cluster.plan("d")["accelerator"] == "L4-24GB"
 
 
@@ -153,17 +153,17 @@ def test_a_gpu_is_spare_where_one_more_pod_would_find_its_gpus() -> None:
     owner = parse(cluster.store("d"))
     (record,) = cluster.index.all(CONTROLLER_REVISION)
     revision = chosen_pin(cluster.pinning, owner, [record]).revision
-    assert cluster.book.has_spare_gpus(owner, revision) is True, "nothing runs yet"
+    assert cluster.cluster_facts.has_spare_gpus(owner, revision) is True, "nothing runs yet"
     pod = gpu_pod("p", "a")
     pod["metadata"] |= {"uid": "p", "labels": record["metadata"]["labels"]}
-    cluster.book.put_pod("p", read_pod(pod))
-    assert cluster.book.has_spare_gpus(owner, revision) is False, "the only one is its own"
-    cluster.book.put_node("b", read_node(gpu_node("b", L4, 8)))
-    assert cluster.book.has_spare_gpus(owner, revision) is False, "its pods would not go there"
-    cluster.book.put_node("c", read_node(gpu_node("c", T4, 1)))
-    assert cluster.book.has_spare_gpus(owner, revision) is True
-    cluster.book.problem = "unknown"
-    assert cluster.book.has_spare_gpus(owner, revision) is None
+    cluster.cluster_facts.put_pod("p", read_pod(pod))
+    assert cluster.cluster_facts.has_spare_gpus(owner, revision) is False, "the only one is its own"
+    cluster.cluster_facts.put_node("b", read_node(gpu_node("b", L4, 8)))
+    assert cluster.cluster_facts.has_spare_gpus(owner, revision) is False, "its pods would not go there"
+    cluster.cluster_facts.put_node("c", read_node(gpu_node("c", T4, 1)))
+    assert cluster.cluster_facts.has_spare_gpus(owner, revision) is True
+    cluster.cluster_facts.problem = "unknown"
+    assert cluster.cluster_facts.has_spare_gpus(owner, revision) is None
 
 
 # What is not known
@@ -174,8 +174,8 @@ def test_without_gpu_nodes_or_rights_the_plan_is_made_from_the_spec_and_says_why
     plan = cluster.plan("d")
     assert (plan["summary"], plan["accelerator"]) == ("1×GPU TP1 None", "GPU")
     assert "No node offers nvidia.com/gpu, so it is planned from the spec alone." in reasons(plan, "inventory")
-    cluster.book.problem = "The operator may not look at the cluster's GPUs: forbidden"
-    assert cluster.book.problem in reasons(cluster.plan("e"), "inventory")
+    cluster.cluster_facts.problem = "The operator may not look at the cluster's GPUs: forbidden"
+    assert cluster.cluster_facts.problem in reasons(cluster.plan("e"), "inventory")
 
 
 def test_gpus_that_cannot_be_planned_on_are_no_reason_to_refuse() -> None:
@@ -194,7 +194,7 @@ def test_nodes_that_the_pods_may_not_go_to_are_no_inventory() -> None:
     assert cluster.plan("e", **tolerant)["accelerator"] == "L4-24GB"
 
 
-def test_a_model_that_nobody_has_read_is_planned_from_the_spec() -> None:
+def test_a_model_that_was_not_inspected_is_planned_from_the_spec() -> None:
     plan = Cluster(gpu_node("a")).plan("d", model={"source": {"local": {"path": "demo-chat"}}})
     assert plan["summary"] == "1×GPU TP1 None"
     assert "config.json" in reasons(plan, "model.source")[0]
@@ -250,21 +250,21 @@ def test_the_hash_of_the_facts_follows_gpus_and_prices_and_not_what_is_free() ->
     first = hashed(cluster)
     pod = gpu_pod("theirs", "a")
     pod["metadata"]["uid"] = "theirs"
-    cluster.book.put_pod("theirs", read_pod(pod))
+    cluster.cluster_facts.put_pod("theirs", read_pod(pod))
     assert hashed(cluster) == first
-    cluster.book.use_catalog(load_catalog({"T4-16GB": {"listPriceUSDPerHour": 0.1}}))
+    cluster.cluster_facts.use_catalog(load_catalog({"T4-16GB": {"listPriceUSDPerHour": 0.1}}))
     assert (second := hashed(cluster)) != first
-    cluster.book.put_node("b", read_node(gpu_node("b", A100, 8)))
+    cluster.cluster_facts.put_node("b", read_node(gpu_node("b", A100, 8)))
     assert hashed(cluster) not in (first, second)
 
 
 def test_plans_are_looked_at_again_when_there_are_other_gpus_or_prices() -> None:
     cluster = Cluster(gpu_node("a", T4, 2))
-    assert cluster.book.advance()
+    assert cluster.cluster_facts.advance()
     pod = gpu_pod("theirs", "a")
     pod["metadata"]["uid"] = "theirs"
-    cluster.book.put_pod("theirs", read_pod(pod))
-    cluster.book.put_node("a", read_node(gpu_node("a", T4, 2, unschedulable=True)))
-    assert not cluster.book.advance(), "pods come and go, and nodes are drained: no news"
-    cluster.book.put_node("a", None)
-    assert cluster.book.advance()
+    cluster.cluster_facts.put_pod("theirs", read_pod(pod))
+    cluster.cluster_facts.put_node("a", read_node(gpu_node("a", T4, 2, unschedulable=True)))
+    assert not cluster.cluster_facts.advance(), "pods come and go, and nodes are drained: no news"
+    cluster.cluster_facts.put_node("a", None)
+    assert cluster.cluster_facts.advance()

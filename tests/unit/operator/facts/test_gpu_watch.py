@@ -29,16 +29,16 @@ OWNER = parse(manifest(**spec_on_gpu()))
 
 
 class World:
-    """A fake API server, and a book that a watch keeps."""
+    """A fake API server, and a facts that a watch keeps."""
 
     def __init__(self, server: FakeApiServer, url: str) -> None:
         self.server = server
         self.client = ClusterClient(lambda: kopf.ConnectionInfo(server=url))
-        self.book = ClusterFacts(Index())
-        self.watch = GpuWatch(self.book)
+        self.facts = ClusterFacts(Index())
+        self.watch = GpuWatch(self.facts)
 
     def free(self) -> int:
-        inventory = self.book.of(OWNER).inventory
+        inventory = self.facts.of(OWNER).inventory
         return sum(kind.gpus * kind.nodes for kind in inventory.kinds) if inventory is not None else 0
 
     async def eventually(self, look: Callable[[], object]) -> None:
@@ -105,7 +105,7 @@ async def test_a_version_that_the_server_has_forgotten_is_listed_anew(world: Wor
     world.server.put(NODE, gpu_node("a", L4, 4))
     await world.watch.list(world.client, 0.0)
     world.server.remove(NODE, "", "a")
-    world.server._history.clear()  # the deletion is never told
+    world.server._history.clear()  # the deletion is never delivered
     expired = {"code": 410, "metadata": {"resourceVersion": str(world.server.version + 1)}}
     world.server._tell(NODE, "ERROR", expired)
     async with running(world):
@@ -133,26 +133,26 @@ async def test_only_pods_that_hold_something_are_asked_for(world: World) -> None
 
 
 async def test_without_rights_there_is_a_problem_and_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    cluster, book = FakeCluster(), ClusterFacts(Index())
+    cluster, facts = FakeCluster(), ClusterFacts(Index())
     cluster.put(gpu_node("a"))
     forbidden = ApiError(403, "Forbidden", "nodes is forbidden")
-    watch = GpuWatch(book)
+    watch = GpuWatch(facts)
     await watch.list(FakeClusterClient(cluster, Fault(0, forbidden, writes_only=False)), 0.0)
-    assert book.problem is not None
-    assert "nodes is forbidden" in book.problem
-    assert book.of(OWNER).inventory is None
+    assert facts.problem is not None
+    assert "nodes is forbidden" in facts.problem
+    assert facts.of(OWNER).inventory is None
     assert caplog.text.count("Plans are made from specs alone") == 1
     await watch.list(FakeClusterClient(cluster), gpu_watch.RELIST_SECONDS + 1)
-    assert book.of(OWNER).inventory is not None, "the right was granted"
+    assert facts.of(OWNER).inventory is not None, "the right was granted"
 
 
 async def test_pods_that_may_not_be_seen_make_the_nodes_useless() -> None:
     """All GPUs would look free."""
-    cluster, book = FakeCluster(), ClusterFacts(Index())
+    cluster, facts = FakeCluster(), ClusterFacts(Index())
     cluster.put(gpu_node("a"))
     forbidden = ApiError(403, "Forbidden", "pods is forbidden")
-    await GpuWatch(book).list(FakeClusterClient(cluster, Fault(1, forbidden, writes_only=False)), 0.0)
-    assert book.of(OWNER).inventory is None
+    await GpuWatch(facts).list(FakeClusterClient(cluster, Fault(1, forbidden, writes_only=False)), 0.0)
+    assert facts.of(OWNER).inventory is None
 
 
 async def test_a_listing_is_not_made_again_at_every_resync() -> None:
@@ -166,10 +166,10 @@ async def test_a_listing_is_not_made_again_at_every_resync() -> None:
     assert len(client.requests) == 2 * asked
 
 
-async def test_an_operator_that_is_told_not_to_look_does_not() -> None:
-    book = ClusterFacts(Index())
-    watch, client = GpuWatch(book, enabled=False), FakeClusterClient(FakeCluster())
+async def test_a_disabled_inventory_lists_nothing() -> None:
+    facts = ClusterFacts(Index())
+    watch, client = GpuWatch(facts, enabled=False), FakeClusterClient(FakeCluster())
     await watch.list(client, 0.0)
     await watch.run(client)
     assert client.requests == []
-    assert "MILLSTREAM_INVENTORY" in (book.problem or "")
+    assert "MILLSTREAM_INVENTORY" in (facts.problem or "")

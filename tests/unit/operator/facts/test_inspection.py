@@ -69,7 +69,7 @@ async def test_before_the_plan_there_is_only_the_job_and_what_its_pod_needs() ->
     assert (planned["status"], planned["reason"], ready["reason"]) == ("False", "Inspecting", "Inspecting")
     assert "org/name at main" in ready["message"]
     assert operator.condition("Reconciling")["status"] == "True"
-    assert operator.condition("Stalled") == {}, "nobody has to do anything"
+    assert operator.condition("Stalled") == {}, "no person has to act"
 
 
 async def test_while_it_runs_nothing_is_written_or_asked() -> None:
@@ -102,7 +102,7 @@ async def test_the_answer_is_kept_the_job_goes_and_the_commit_is_what_all_pods_l
 async def test_a_source_is_inspected_once_whatever_else_changes(change: Manifest) -> None:
     operator = await served(manifest(model=hub()))
     respec(operator.cluster, **change)
-    await operator.settle(inspected="nobody asks")
+    await operator.settle(inspected="no inspection is started")
     assert ready_reason(operator) == "Ready"
     assert ("apply", "Job") not in operator.writes
     (fetch,) = operator.cluster.the(DEPLOYMENT)["spec"]["template"]["spec"]["initContainers"]
@@ -117,7 +117,7 @@ async def test_back_to_an_earlier_revision_is_back_to_its_weights_without_a_job(
     assert operator.cluster.the(LLM_DEPLOYMENT)["status"]["model"]["resolvedRevision"] == "f" * 40
     operator.client.requests.clear()
     respec(operator.cluster, model=hub(revision="v1"))
-    await operator.settle(inspected="nobody asks")
+    await operator.settle(inspected="no inspection is started")
     assert ("apply", "Job") not in operator.writes
     assert operator.cluster.the(DEPLOYMENT)["spec"]["template"] == before
 
@@ -131,7 +131,7 @@ async def test_only_so_many_answers_are_kept() -> None:
     assert ready_reason(operator) == "Ready"
 
 
-async def test_a_new_operator_finds_the_answer_and_asks_nobody() -> None:
+async def test_a_new_operator_finds_the_answer_and_starts_no_inspection() -> None:
     operator = await served(manifest(model=hub()))
     restarted = FakeOperator(operator.cluster, image="registry.example.com/runtime:2")
     await restarted.turn()
@@ -179,7 +179,7 @@ async def test_an_image_is_pinned_by_digest_and_its_tag_looked_up_again_only_whe
     assert f"--image=registry.example.com/model:1@{DIGEST}" in fetch["args"]
     operator.client.requests.clear()
     respec(operator.cluster, engine={"maxNumSeqs": 8})
-    await operator.settle(inspected="nobody asks")
+    await operator.settle(inspected="no inspection is started")
     assert ("apply", "Job") not in operator.writes
     respec(operator.cluster, model=model(image=image | {"pullPolicy": "Always"}))
     newer = "sha256:" + "cd" * 32
@@ -356,7 +356,7 @@ async def test_what_the_pod_waits_for_is_said(name: str) -> None:
 ANSWERS = {
     "no JSON": ("killed", 0, "InvalidConfig", "version 1"),
     "another version": (json.dumps({"version": 2, "config": {}}), 0, "InvalidConfig", "version 1"),
-    "a family that nobody knows": (answer_of(model_type="mamba"), 0, "UnsupportedByRuntime", "mamba"),
+    "an unknown family": (answer_of(model_type="mamba"), 0, "UnsupportedByRuntime", "mamba"),
     "an impossible shape": (answer_of(num_key_value_heads=3), 0, "CheckpointInvalid", "must divide"),
     "no words": ("", 137, "DownloadFailed", "exit code 137"),
 }
@@ -373,7 +373,7 @@ async def test_an_answer_that_is_none_is_one_reason_and_is_not_kept(name: str) -
     assert inspections(operator.cluster) == []
 
 
-async def test_a_job_that_ended_without_a_pod_to_tell_why_says_what_the_job_says() -> None:
+async def test_a_job_that_ended_without_a_pod_reports_the_message_of_the_job() -> None:
     operator = await under_way()
     failed = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "Job was active too long"}
     name = the_job(operator.cluster)["metadata"]["name"]

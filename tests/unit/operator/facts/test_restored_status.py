@@ -26,11 +26,11 @@ KEY = OwnerKey("team", "demo")
 def ready_since(cluster: FakeCluster, time: str) -> None:
     """As a kubelet tells it."""
 
-    def told(live: Manifest) -> None:
+    def report(live: Manifest) -> None:
         next(one for one in live["status"]["conditions"] if one["type"] == "Ready")["lastTransitionTime"] = time
 
     for pod in cluster.all(POD):
-        cluster.edit(POD, pod["metadata"]["name"], told)
+        cluster.edit(POD, pod["metadata"]["name"], report)
 
 
 async def served_for_long(stored: Manifest | None = None) -> FakeOperator:
@@ -41,7 +41,7 @@ async def served_for_long(stored: Manifest | None = None) -> FakeOperator:
 
 
 class Restarted:
-    """A new process, which is told later what it put off."""
+    """A new process, which records what it put off."""
 
     def __init__(self, cluster: FakeCluster, **options: Any) -> None:
         self.put_off: list[tuple[OwnerKey, float]] = []
@@ -89,7 +89,7 @@ async def test_hand_edits_are_repaired_at_once() -> None:
     assert cluster.the(DEPLOYMENT)["spec"]["replicas"] == 1
 
 
-async def test_a_changed_spec_is_not_believed_to_be_there() -> None:
+async def test_a_status_of_an_older_spec_is_not_restored() -> None:
     cluster = (await served_for_long()).cluster
     respec(cluster, engine={"maxNumSeqs": 8})
     restarted = Restarted(cluster)
@@ -105,7 +105,7 @@ async def test_a_pod_that_got_ready_since_then_is_asked_at_once() -> None:
     assert operator.model.questions
 
 
-async def test_what_was_told_of_an_outdated_plan_stays_until_it_is_looked_at() -> None:
+async def test_plan_outdated_stays_until_the_plan_is_checked() -> None:
     first = await served_for_long(manifest(**spec_on_gpu()))
     cluster = first.cluster
     cluster.put(gpu_node("a", L4))
@@ -133,7 +133,7 @@ async def test_whoever_never_was_ready_is_looked_at_as_ever() -> None:
     assert read_restored_status(deployment(), status, []) is None, "of another generation"
 
 
-async def test_one_lost_question_is_no_news_of_a_model_that_served() -> None:
+async def test_one_failed_probe_does_not_make_a_serving_model_unready() -> None:
     restarted = Restarted((await served_for_long()).cluster)
     operator = restarted.operator
     await restarted.turn()

@@ -38,9 +38,9 @@ async def test_the_second_waits_for_the_answer_of_the_first_and_keeps_it_as_its_
     await operator.turn("demo")
     await operator.turn("second")
     assert len(operator.cluster.all(JOB)) == 1
-    told = operator.cluster.the(LLM_DEPLOYMENT, "second")["status"]["conditions"][0]
-    assert told["reason"] == "Inspecting"
-    assert "for the LLMDeployment demo, too" in told["message"]
+    condition = operator.cluster.the(LLM_DEPLOYMENT, "second")["status"]["conditions"][0]
+    assert condition["reason"] == "Inspecting"
+    assert "for the LLMDeployment demo, too" in condition["message"]
     operator.cluster.run_jobs(answer_of())
     await operator.turn("demo")
     assert OwnerKey("team", "second") in woken
@@ -74,7 +74,7 @@ async def test_where_the_first_is_refused_the_second_asks_by_itself() -> None:
     assert {job["metadata"]["ownerReferences"][0]["name"] for job in operator.cluster.all(JOB)} == {"demo", "second"}
 
 
-def test_nobody_waits_for_ever_and_no_answer_holds_for_long() -> None:
+def test_waiting_ends_and_answers_expire() -> None:
     now = 0.0
     shared = SharedInspections(lambda _key: None, lambda: now)
     shared.asking("model", ONE)
@@ -85,7 +85,7 @@ def test_nobody_waits_for_ever_and_no_answer_holds_for_long() -> None:
     assert shared.asked_by("model", OTHER) is None
     shared.answered("model", ONE, {"version": 1})
     assert shared.answer("model", OTHER) == {"version": 1}
-    assert shared.answer("model", ONE) is None, "whoever lost its record asks anew"
+    assert shared.answer("model", ONE) is None, "one that lost its record inspects again"
     now += FRESH_SECONDS + 1
     assert shared.answer("model", OTHER) is None
 

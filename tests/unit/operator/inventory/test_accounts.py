@@ -13,7 +13,7 @@ from millstream_operator.inventory.accounts import GpuAccounts
 from millstream_operator.inventory.demands import Demands, read_taints
 from millstream_operator.inventory.node_kinds import Inventory
 from millstream_operator.inventory.nodes import GpuNode
-from millstream_operator.inventory.packing import Free, Want, take
+from millstream_operator.inventory.packing import Free, Want, without_promised
 from millstream_operator.inventory.pods import GpuPod
 
 CATALOG = load_catalog()
@@ -51,18 +51,18 @@ def test_own_pods_and_promises_count_as_free_for_the_own_next_plan_alone() -> No
     assert shown(one.free(OTHER)) == {("L4-24GB", 1): 1}
 
 
-def test_what_is_spare_is_free_beside_the_own_pods() -> None:
+def test_spare_gpus_are_free_in_addition_to_the_own_pods() -> None:
     one = accounts(node("a"))
     one.put_pod("p", GpuPod("p", "a", 3, ME, "r"))
     assert shown(one.free(ME, give_up=False)) == {("L4-24GB", 1): 1}
 
 
-def test_the_same_pod_told_twice_counts_once() -> None:
+def test_the_same_pod_reported_twice_counts_once() -> None:
     one = accounts(node("a"))
     assert one.put_pod("p", GpuPod("p", "a", 2, ME)) == {ME}
     assert one.put_pod("p", GpuPod("p", "a", 2, ME)) == set()
     assert shown(one.free(OTHER)) == {("L4-24GB", 2): 1}
-    assert one.replace_pods([]) == {ME}, "a listing finds what no watch told"
+    assert one.replace_pods([]) == {ME}, "a listing finds what no watch delivered"
     assert shown(one.free(OTHER)) == {("L4-24GB", 4): 1}
 
 
@@ -128,9 +128,7 @@ def test_another_catalogue_is_looked_up_anew() -> None:
 
 
 def taken(free: dict[tuple[str, int], int], *wanted: tuple[Want, int]) -> dict[tuple[str, int], int]:
-    left: Free = Free(free)
-    take(left, wanted)
-    return dict(left)
+    return dict(without_promised(Free(free), wanted))
 
 
 def test_each_is_taken_from_the_node_that_it_fills_best() -> None:

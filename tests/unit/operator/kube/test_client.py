@@ -1,4 +1,4 @@
-"""The client under load: who asks seldom is answered beside workers that ask without a pause."""
+"""The client under load: workers that never pause do not starve other callers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from millstream_operator.kube.kinds import SERVICE
 FAIR_REQUESTS = 20 * WORKERS
 
 
-async def test_a_listing_does_not_starve_beside_workers_that_never_pause() -> None:
-    """aiohttp gives a free connection to whoever asks first: with no more of them than workers, only these get one."""
+async def test_workers_that_never_pause_do_not_starve_a_listing() -> None:
+    """aiohttp gives a free connection to the first caller: with no more of them than workers, only these get one."""
     answered, busy = 0, asyncio.Event()
 
     async def answer(request: web.Request) -> web.Response:

@@ -14,7 +14,7 @@ from millstream_operator.kube.fence import NotLeader
 
 
 class Server:
-    """A fake of the client: it keeps what is created, or raises what it is told to, once."""
+    """A fake of the client: it keeps what is created, or raises one given error once."""
 
     def __init__(self) -> None:
         self.created: list[str] = []
@@ -45,7 +45,7 @@ def desk_of(server: Server, most_waiting: int = 10) -> EventQueue:
     return EventQueue(server, most_waiting=most_waiting)  # type: ignore[arg-type]
 
 
-async def test_whoever_has_news_does_not_wait_and_they_are_written_in_order() -> None:
+async def test_publishing_does_not_wait_and_events_are_written_in_order() -> None:
     server = Server()
     desk = desk_of(server)
     for message in "abc":
@@ -93,7 +93,7 @@ async def test_work_goes_first_but_not_for_ever(monkeypatch: pytest.MonkeyPatch)
     assert server.created == ["a"]
 
 
-async def test_who_no_longer_leads_drops_its_news_and_has_others_when_it_leads_again() -> None:
+async def test_a_replica_that_no_longer_leads_drops_its_events_and_queues_new_ones_when_it_leads_again() -> None:
     server = Server()
     server.refusal = NotLeader("this replica does not lead")
     desk = desk_of(server)

@@ -92,7 +92,7 @@ async def test_a_closed_fence_lets_no_write_out_and_every_read(api: tuple[Api, s
     await client.close()
 
 
-async def test_an_open_fence_lets_them_out_and_tells_the_server_how_long_they_may_take(api: tuple[Api, str]) -> None:
+async def test_an_open_fence_lets_writes_out_with_a_time_limit_for_the_server(api: tuple[Api, str]) -> None:
     server, url = api
     clock = Clock()
     fence = Fence(clock)

@@ -1,4 +1,4 @@
-"""The index: the newest state wins, whoever brings it, and no deletion is missed."""
+"""The index: the newest state wins, from any source, and no deletion is missed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_children_are_found_by_their_label() -> None:
 
 
 def test_managed_fields_are_not_kept() -> None:
-    """They are half of an object's memory, and nobody here reads them."""
+    """They are half of an object's memory, and nothing here reads them."""
     index = Index()
     given = child(1, managedFields=[{"manager": "x"}])
     index.put(SERVICE, given)
@@ -61,7 +61,7 @@ def test_managed_fields_are_not_kept() -> None:
     assert "managedFields" in given["metadata"], "the caller's own is left alone"
 
 
-def test_a_listing_forgets_what_is_gone_and_tells_whom_it_was_about() -> None:
+def test_a_listing_forgets_what_is_gone_and_returns_the_affected_owners() -> None:
     index = Index()
     for version, name in ((1, "kept"), (2, "gone"), (3, "changed")):
         index.put(SERVICE, child(version, name=name, owner=name, uid=name))

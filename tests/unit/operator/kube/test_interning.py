@@ -18,7 +18,7 @@ JSON = st.recursive(
 
 
 def exactly(value: Any) -> Any:
-    """With the types told apart that Python takes for equal: True and 1."""
+    """Distinguishes types that Python takes for equal: True and 1."""
     if isinstance(value, dict):
         return {key: exactly(inner) for key, inner in value.items()}
     return [exactly(inner) for inner in value] if isinstance(value, list) else (type(value), value)

@@ -55,7 +55,7 @@ async def test_a_kind_is_served_when_its_own_plural_is_and_not_its_group_alone()
     assert one.kinds.served == set(OPTIONAL)
 
 
-async def test_its_objects_are_known_and_a_change_of_one_is_news_for_its_owner() -> None:
+async def test_its_objects_are_indexed_and_a_change_of_one_concerns_its_owner() -> None:
     one = Looking(POD_MONITOR)
     one.cluster.put(labelled(POD_MONITOR))
     assert await one.discover() == ({DEMO}, True)
@@ -98,7 +98,7 @@ ERRORS = [ApiUnreachable("GET: TimeoutError"), ApiError(503, "ServiceUnavailable
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=["unreachable", "503"])
-async def test_no_answer_is_no_news(error: Exception) -> None:
+async def test_no_answer_changes_nothing(error: Exception) -> None:
     one = Looking(*OPTIONAL)
     one.cluster.put(labelled(POD_MONITOR))
     await one.discover()
@@ -109,7 +109,7 @@ async def test_no_answer_is_no_news(error: Exception) -> None:
         assert one.index.get(POD_MONITOR, "team", "demo") is not None
 
 
-async def test_a_kind_that_may_not_be_listed_is_not_used_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_kind_that_may_not_be_listed_is_not_used_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """The operator's image is newer than the chart's rights."""
     one = Looking(SCALED_OBJECT)
     for _ in range(3):

@@ -68,7 +68,7 @@ async def test_a_pod_that_is_not_ready_answers_all_the_same(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("answer", [not_json, a_list, redirect, endless, slow])
-async def test_what_is_no_report_is_told_apart(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_that_is_no_report_is_an_error(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async with pod_that_answers(answer, monkeypatch):
         with pytest.raises(PodUnreachable):
             await DirectPods().ready(POD, 0.3)

@@ -87,7 +87,7 @@ async def test_one_of_two_leads_and_only_its_fence_is_open() -> None:
 
 
 async def test_who_cannot_reach_the_api_server_stops_and_stands_by_and_leads_again_when_it_is_back() -> None:
-    """Five minutes without an API server, and nobody has to be restarted."""
+    """Five minutes without an API server, and nothing is restarted."""
     world = World()
     one, fence = world.elector("one")
     await world.step(one)
@@ -125,7 +125,7 @@ async def test_an_error_is_tried_again_and_costs_no_leadership(error: ApiError) 
     assert one.term == 1
 
 
-async def test_missing_rights_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_missing_rights_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     one, fence = world.elector("one")
     world.store.error = ApiError(403, "Forbidden", "leases is forbidden")
@@ -183,7 +183,7 @@ async def test_somebody_elses_lease_is_not_released() -> None:
     assert world.store.seen.record.holder == "three"
 
 
-async def test_a_lease_that_nobody_holds_is_taken_at_once_and_one_that_is_held_is_left_to_its_holder() -> None:
+async def test_a_free_lease_is_acquired_at_once_and_a_held_one_is_left_to_its_holder() -> None:
     world = World()
     (first, fence), (second, other) = world.elector("first"), world.elector("second")
     assert await first.acquire_if_free()
@@ -193,7 +193,7 @@ async def test_a_lease_that_nobody_holds_is_taken_at_once_and_one_that_is_held_i
     assert not may_write(other)
     await first.release()
     third, _ = world.elector("third")
-    assert await third.acquire_if_free(), "given up: nobody need wait for it to run out"
+    assert await third.acquire_if_free(), "released: no wait until it expires"
 
 
 async def test_waiters_wake_when_leadership_comes_and_when_it_goes() -> None:
@@ -244,7 +244,7 @@ async def test_a_stand_by_takes_no_key_and_forgets_those_that_wait() -> None:
 
 
 async def test_who_may_not_write_is_no_failure_and_does_not_come_back() -> None:
-    """Not a retry, not a traceback: whoever leads does the work."""
+    """Not a retry, not a traceback: the leader does the work."""
     results: list[Result] = []
     queue: WorkQueue[str] = WorkQueue(observe=lambda result, _seconds: results.append(result))
     finished = asyncio.Event()

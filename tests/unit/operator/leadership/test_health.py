@@ -133,7 +133,7 @@ async def test_a_later_state_or_the_deletion_also_shows_that_a_watch_lives(monke
     assert one.problems() == []
 
 
-def test_one_kinds_news_says_nothing_about_anothers() -> None:
+def test_events_of_one_kind_do_not_refresh_another() -> None:
     freshness = WatchFreshness(WATCHED, 0.0)
     freshness.expect(SERVICE, "team", "p", 5, 0.0)
     freshness.delivered(POD, "team", "p", 9, 300.0)
@@ -143,7 +143,7 @@ def test_one_kinds_news_says_nothing_about_anothers() -> None:
     assert (freshness.age_seconds(POD, 310.0), freshness.age_seconds(SERVICE, 310.0)) == (10.0, 310.0)
 
 
-def test_a_whole_listing_that_finds_nothing_new_is_fresh_news() -> None:
+def test_a_whole_listing_that_finds_nothing_new_refreshes_the_watch() -> None:
     freshness = WatchFreshness(WATCHED, 0.0)
     freshness.listed(POD, set(), 100.0)
     assert freshness.age_seconds(POD, 100.0) == 0.0
@@ -220,7 +220,7 @@ def samples(one: Operator) -> dict[tuple[str, ...], float]:
     }
 
 
-async def test_the_metrics_tell_what_happened() -> None:
+async def test_the_metrics_count_what_happened() -> None:
     one = operator()
     stored = {
         **pod(3, "demo"),
@@ -247,8 +247,8 @@ async def test_the_metrics_tell_what_happened() -> None:
         ("llmdeployments", "False", "Starting"): 1,
         ("llmdeployments", "Unknown", ""): 1,
     }
-    told = {key: found.get((f"millstream_operator_{key[0]}", *key[1:])) for key in expected}
-    assert told == expected
+    values = {key: found.get((f"millstream_operator_{key[0]}", *key[1:])) for key in expected}
+    assert values == expected
     assert ("millstream_operator_queue_oldest_age_seconds",) in found
     assert ("millstream_operator_events_waiting",) in found
     assert {key[1] for key in found if key[0] == "millstream_operator_watch_freshness_seconds"} == {
@@ -293,7 +293,7 @@ def test_kopf_serves_no_probe_and_has_no_handler_for_one() -> None:
 # Settings
 
 
-def test_leader_election_is_on_unless_told_otherwise() -> None:
+def test_leader_election_is_on_by_default() -> None:
     settings = read_settings(IMAGE)
     assert (settings.leader_election, settings.operator_namespace, settings.lease_name) == (
         True,
@@ -307,6 +307,6 @@ def test_leader_election_is_on_unless_told_otherwise() -> None:
     ("variable", "value"),
     [("LEADER_ELECTION", "false"), ("OPERATOR_NAMESPACE", "Not A Name"), ("LEASE_NAME", "a/b")],
 )
-def test_a_bad_value_is_told_with_its_variable(variable: str, value: str) -> None:
+def test_a_bad_value_is_reported_with_its_variable(variable: str, value: str) -> None:
     with pytest.raises(SettingsError, match=f"MILLSTREAM_{variable} is '{value}'"):
         read_settings(IMAGE | {f"MILLSTREAM_{variable}": value})

@@ -67,7 +67,7 @@ def test_the_first_one_looks_and_creates() -> None:
 
 
 def test_a_held_lease_is_taken_when_it_has_not_changed_for_its_duration() -> None:
-    """By our own clock: the record's own times lie, and nobody cares."""
+    """By our own clock: the record's own times lie, and are not used."""
     one = election()
     one.record_read(held(renew_time="1999-01-01T00:00:00Z"), 100.0)
     now = 100.0
@@ -125,13 +125,13 @@ def test_a_leader_whose_lease_is_deleted_creates_it_again() -> None:
     assert one.leading(3.0)
 
 
-@pytest.mark.parametrize(("told", "believed"), [(5, 15.0), (15, 15.0), (40, 40.0), (86_400, 60.0)])
-def test_a_longer_lease_is_respected_and_an_absurd_one_is_not(told: int, believed: float) -> None:
+@pytest.mark.parametrize(("duration", "respected"), [(5, 15.0), (15, 15.0), (40, 40.0), (86_400, 60.0)])
+def test_a_longer_lease_is_respected_and_an_absurd_one_is_not(duration: int, respected: float) -> None:
     one = election()
-    one.record_read(held(duration_seconds=told), 0.0)
-    one.record_read(held(duration_seconds=told), believed - 0.1)
-    assert not isinstance(one.next(believed - 0.1, WALL), Write)
-    assert isinstance(one.next(believed, WALL), Write)
+    one.record_read(held(duration_seconds=duration), 0.0)
+    one.record_read(held(duration_seconds=duration), respected - 0.1)
+    assert not isinstance(one.next(respected - 0.1, WALL), Write)
+    assert isinstance(one.next(respected, WALL), Write)
 
 
 def test_a_leader_renews_long_before_its_deadline() -> None:
@@ -191,7 +191,7 @@ def test_who_was_cut_off_and_comes_back_first_begins_a_new_term() -> None:
 
 
 def test_a_write_that_changed_nothing_is_no_renewal() -> None:
-    """With a wall clock that stands still the record would be the same, and nobody could have seen it renewed."""
+    """With a wall clock that stands still the record would be the same, so no other replica could see the renewal."""
     one = leader()
     one.record_write(ObservedLease(LeaseRecord("me", 15, WALL, WALL, 0), "1"), 5.0, 5.1)
     assert one.write_until == 10.0

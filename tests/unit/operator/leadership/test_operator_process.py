@@ -153,7 +153,7 @@ async def test_a_signal_before_the_first_listing_is_done_gives_the_lease_up(
     early = await new().start()
     await eventually(lambda: sum(api.listings.values()), "it lists")
     lease = api.objects[LEASE.kind, "system", "millstream"]
-    assert lease["spec"]["holderIdentity"], "a Lease that nobody holds is taken first"
+    assert lease["spec"]["holderIdentity"], "a free Lease is acquired first"
     assert await early.end() == 0
     lease = api.objects[LEASE.kind, "system", "millstream"]
     assert (lease["spec"].get("holderIdentity", ""), lease["spec"]["leaseDurationSeconds"]) == ("", 1)

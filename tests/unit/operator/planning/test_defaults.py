@@ -20,7 +20,7 @@ ROWS = {
 }
 
 
-def told(name: str) -> tuple[int, int, int]:
+def defaults_of(name: str) -> tuple[int, int, int]:
     tokens, seqs, memory = ROWS[name][1:4]
     return int(tokens), int(seqs), int(memory.removesuffix(" %"))
 
@@ -35,7 +35,7 @@ def test_a_row_says_what_the_planner_takes(name: str) -> None:
     profile = Profile(name) if name in set(Profile) else None
     found = batch_defaults(tier, profile)
     limits = (found.max_num_batched_tokens, found.max_num_seqs, found.gpu_memory_utilization_percent)
-    assert told(name) == limits
+    assert defaults_of(name) == limits
     if profile is not None or name == "neither":
         lengths = usual_lengths(profile)
         assert ROWS[name][4] == f"{lengths.input_tokens} + {lengths.output_tokens}"

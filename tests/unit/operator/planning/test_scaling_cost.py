@@ -1,4 +1,4 @@
-"""What all the replicas of autoscaling may cost: told beside the plan, never pinned with it, and held to the budget."""
+"""What all the replicas of autoscaling may cost: added to the plan, never pinned with it, and held to the budget."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ import pytest
 from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.planning.restart_fields import input_hash
-from millstream_operator.planning.scaling_cost import at_most, over_budget, planned_with_scaling_cost, with_scaling_cost
+from millstream_operator.planning.scaling_cost import (
+    max_cost_reason,
+    over_budget,
+    planned_with_scaling_cost,
+    with_scaling_cost,
+)
 from millstream_operator.planning.spec_plan import plan_from_spec
 from tests.support.llmdeployments import deployment
 
@@ -23,9 +28,9 @@ def spec(budget: int | None = None, enforcement: str | None = None, **fields: An
     return deployment(**given).spec
 
 
-def test_the_highest_cost_is_a_reason_beside_the_plans_own() -> None:
-    told = with_scaling_cost(PLAN, spec())
-    assert told["reasons"] == [
+def test_the_highest_cost_is_added_to_the_plans_reasons() -> None:
+    plan = with_scaling_cost(PLAN, spec())
+    assert plan["reasons"] == [
         {"field": "a", "reason": "b"},
         {"field": "autoscaling.maxReplicas", "reason": "Up to 8 replicas: $8,000 a month at most."},
     ]
@@ -33,8 +38,8 @@ def test_the_highest_cost_is_a_reason_beside_the_plans_own() -> None:
 
 
 @pytest.mark.parametrize(("budget", "verdict"), [(8000, "within $8,000."), (7999, "over $7,999.")])
-def test_it_is_held_beside_the_budget(budget: int, verdict: str) -> None:
-    reason = at_most(PLAN, spec(budget))
+def test_it_is_compared_with_the_budget(budget: int, verdict: str) -> None:
+    reason = max_cost_reason(PLAN, spec(budget))
     assert reason is not None
     assert reason.reason.endswith(verdict)
 

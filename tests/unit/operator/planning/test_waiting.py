@@ -46,7 +46,7 @@ def test_where_nothing_is_free_it_waits_for_the_cheapest() -> None:
     assert (plan.reasons[0].field, "room for 0 now" in plan.reasons[0].reason) == ("inventory", True)
 
 
-def test_what_would_not_fit_an_empty_cluster_is_told_of_all_its_gpus() -> None:
+def test_what_would_not_fit_an_empty_cluster_is_infeasible_on_all_its_gpus() -> None:
     case = CASES["no-memory-70b-on-one-a100"]
     known = replace(case.facts(), inventory=stock(), capacity=stock("A100-80GB:1"))
     found = decide(case.deployment(), DEFAULTS, known)

@@ -24,14 +24,14 @@ def child(generation: int | None = None) -> Manifest:
     return {"metadata": {} if generation is None else {"generation": generation}}
 
 
-def test_a_spec_is_brought_about_when_it_was_planned_as_it_is_now() -> None:
+def test_a_spec_was_applied_when_it_was_planned_as_it_is_now() -> None:
     assert was_applied(owner(), None)
     assert not was_applied(owner(generation=2), child()), "changed since"
     assert not was_applied(owner(planned="False"), child()), "waits for its plan"
     assert not was_applied(None, None), "not known"
 
 
-def test_before_there_is_a_status_it_is_its_workload_that_tells() -> None:
+def test_before_there_is_a_status_the_workload_decides() -> None:
     new = {"metadata": {"generation": 1}, "status": {"observedGeneration": -1}}
     assert not was_applied(new, None)
     assert was_applied(new, child())

@@ -82,7 +82,7 @@ def test_a_failure_comes_back_later_and_later_and_a_success_forgets_it() -> None
     assert (one.next_due() or 0.0) - now <= FIRST_RETRY_SECONDS
 
 
-def test_news_about_a_failing_key_does_not_wait_for_its_backoff() -> None:
+def test_a_change_of_a_failing_key_does_not_wait_for_its_backoff() -> None:
     one = schedule()
     one.add("a", 0.0)
     one.pop(0.0)
@@ -117,7 +117,7 @@ def test_many_failures_do_not_overflow() -> None:
     assert schedule().backoff(10_000) <= LONGEST_RETRY_SECONDS
 
 
-def test_the_longest_running_key_is_told() -> None:
+def test_the_longest_running_key_is_reported() -> None:
     one = schedule()
     assert one.longest_running_seconds(5.0) == 0.0
     for key in ("a", "b"):
@@ -135,7 +135,7 @@ def test_the_patient_let_others_pass_for_so_long_and_no_longer() -> None:
     assert [one.pop(100.0) for _ in range(4)] == ["soon", "patient", "late", None]
 
 
-def test_patience_costs_nothing_where_nobody_else_is_due() -> None:
+def test_patience_costs_nothing_where_no_other_key_is_due() -> None:
     one = schedule()
     one.add("patient", 0.0, patience=60.0)
     one.add("later", 5.0)
@@ -162,7 +162,7 @@ def test_it_is_known_whether_somebody_waits_who_cannot() -> None:
     assert not one.next_is_urgent(5.0)
 
 
-def test_a_failure_lets_others_pass_and_news_of_it_does_not() -> None:
+def test_a_failed_key_lets_others_pass_and_a_change_of_it_does_not() -> None:
     one = schedule()
     for key in ("failed", "news"):
         one.add(key, 0.0)

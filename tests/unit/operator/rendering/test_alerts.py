@@ -60,7 +60,7 @@ def metrics_in(expression: str) -> set[str]:
 def test_every_query_asks_for_what_the_runtime_exports() -> None:
     known = exported()
     names = {value for name, value in vars(queries).items() if name.isupper() and name != "DEPLOYMENT_METRIC_LABEL"}
-    assert names <= known, "a name that nobody exports is an alert that never fires"
+    assert names <= known, "a name that is not exported is an alert that never fires"
     for alert in alerts(deployment()):
         found = metrics_in(alert.expression)
         assert found, alert.name
@@ -84,7 +84,7 @@ def test_a_series_that_is_scraped_twice_counts_once() -> None:
         assert not re.search(r"(?<!by )\bsum\((?!max by \(pod)", alert.expression), alert.name
 
 
-def test_nobody_is_called_for_a_model_that_is_switched_off() -> None:
+def test_a_model_that_is_switched_off_has_no_availability_alert() -> None:
     assert "MillstreamNoReadyReplica" in by_name(replicas=1)
     assert "MillstreamNoReadyReplica" not in by_name(replicas=0)
 

@@ -1,4 +1,4 @@
-"""The pod: restricted, patient while it loads, allowed to drain, and told what the plan says."""
+"""The pod: restricted, patient while it loads, allowed to drain, and configured as the plan says."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_pod_meets_the_restricted_profile(name: str) -> None:
         assert all("hostPort" not in port for port in one.get("ports", []))
 
 
-def test_a_replica_over_several_gpus_is_told_so_and_has_shared_memory_for_its_ranks() -> None:
+def test_a_replica_over_several_gpus_has_its_size_and_shared_memory_for_its_ranks() -> None:
     """NCCL's ranks talk through /dev/shm where GPUs cannot reach each other; 64 MiB, the default, are too few."""
     owner = deployment(accelerator={"type": "GPU"}, parallelism={"tensor": 4})
     pod = spec(owner)

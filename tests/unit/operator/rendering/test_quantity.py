@@ -44,6 +44,6 @@ def test_a_canonical_quantity_is_its_own_canonical_form(quantity: str) -> None:
 
 
 @pytest.mark.parametrize("nonsense", ["", "many", "1 Gi", "-1", "1e3x", "1GiB", "Gi"])
-def test_nonsense_is_told(nonsense: str) -> None:
+def test_nonsense_is_refused(nonsense: str) -> None:
     with pytest.raises(ValueError, match="is not a quantity"):
         canonical(nonsense)
