@@ -94,8 +94,8 @@ def children(cluster: Cluster, namespace: str, name: str) -> set[tuple[str, str]
 
 
 def boot_config(cluster: Cluster, namespace: str, pod_spec: Object) -> Object:
-    """What a pod is told when it starts: boot.json of the ConfigMap that it mounts."""
+    """The configuration of a pod at its start: boot.json of the ConfigMap that it mounts."""
     volume = next(volume for volume in pod_spec["volumes"] if volume["name"] == "config")
     name = volume["projected"]["sources"][0]["configMap"]["name"]
-    told: Object = json.loads(cluster.get("configmap", name, "-n", namespace)["data"]["boot.json"])
-    return told
+    config: Object = json.loads(cluster.get("configmap", name, "-n", namespace)["data"]["boot.json"])
+    return config

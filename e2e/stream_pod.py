@@ -1,4 +1,4 @@
-"""Streams from inside the cluster, several at once and one after the other, each told by how it ended."""
+"""Streams from inside the cluster, several at once and one after the other, each reported by how it ended."""
 
 from __future__ import annotations
 

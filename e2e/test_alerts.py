@@ -31,8 +31,8 @@ MINUTES = 60
 
 def series(metric: str, values: str, pod: str = "a", deployment: str = "demo", **labels: str) -> dict[str, str]:
     """`values` in promtool's notation: `1x60` is 1 for an hour, `0+5x60` grows by 5 a minute."""
-    told = {"namespace": "team", "pod": pod, "millstream_dev_deployment": deployment} | labels
-    text = ",".join(f'{name}="{value}"' for name, value in told.items())
+    labelled = {"namespace": "team", "pod": pod, "millstream_dev_deployment": deployment} | labels
+    text = ",".join(f'{name}="{value}"' for name, value in labelled.items())
     return {"series": f"{metric}{{{text}}}", "values": values}
 
 

@@ -55,7 +55,7 @@ def test_the_scale_subresource_says_what_autoscalers_read(
     cluster.apply(namespace, llmd("read"))
     wait_ready(cluster, namespace, "read")
     scale = scale_of(cluster, namespace, "read")
-    assert scale["spec"] == {"replicas": 1}, "the server's default is there although nobody wrote it"
+    assert scale["spec"] == {"replicas": 1}, "the server's default is there although it was not set"
     assert scale["status"]["replicas"] == 1
     found = cluster.items("pods", "-n", namespace, "-l", scale["status"]["selector"])
     assert [pod["metadata"]["name"] for pod in found] == [
@@ -148,7 +148,7 @@ def test_somebody_elses_autoscaler_is_left_alone(
 
 @pytest.fixture
 def with_prometheus(release: Release) -> Iterator[None]:
-    """The operator is told where Prometheus is and looks for kinds more often; afterwards no longer."""
+    """Give the operator the address of Prometheus and a shorter interval for kinds; undo it afterwards."""
     release.install(
         "monitoring.prometheusURL=http://prometheus.monitoring.svc:9090",
         "monitoring.labels.release=e2e",
@@ -213,8 +213,8 @@ def test_kinds_of_other_projects_come_and_go(
     assert is_ready(read(cluster, namespace, "watched")), "nothing fails"
     (after,) = pods(cluster, namespace, "watched")
     assert after["metadata"]["uid"] == pod["metadata"]["uid"]
-    told = [one["type"] for one in read(cluster, namespace, "watched")["status"]["decisions"]]
-    assert told.count("AutoscalerChosen") == 3
+    decision_types = [one["type"] for one in read(cluster, namespace, "watched")["status"]["decisions"]]
+    assert decision_types.count("AutoscalerChosen") == 3
     restarts = [s["restartCount"] for p in release.pods() for s in p["status"]["containerStatuses"]]
     assert set(restarts) == {0}, "no operator restarted for it"
 

@@ -126,10 +126,10 @@ def test_a_node_that_comes_restarts_nothing_unless_it_is_asked_to(
     assert "1×T4-16GB TP1 None instead of 1×L4-24GB TP1 None" in outdated["message"]
     assert workload_of(cluster, namespace, "kept")["metadata"]["generation"] == generation
     follows = planned(cluster, namespace, "follows", "1×T4-16GB TP1 None", LOOK_TIMEOUT_SECONDS)
-    # Other decisions may be told after it: that there is no room for a surge, for one.
+    # Other decisions may follow it: that there is no room for a surge, for one.
     eventually(
         lambda: [entry["type"] for entry in read(cluster, namespace, "follows")["status"].get("decisions", [])],
-        lambda told: "PlanAdopted" in told,
+        lambda decided: "PlanAdopted" in decided,
         what="the decision in the journal",
     )
     assert condition(follows, "PlanOutdated") == {}

@@ -27,7 +27,7 @@ def lease(cluster: Cluster, release: Release) -> Object:
 
 
 def leader_pod(cluster: Cluster, release: Release) -> str:
-    """The pod that holds the Lease; empty when nobody does."""
+    """The pod that holds the Lease; empty if none does."""
     return str(lease(cluster, release).get("holderIdentity", "")).partition("_")[0]
 
 

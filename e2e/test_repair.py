@@ -1,4 +1,4 @@
-"""The operator puts back what somebody changed, and takes away what nobody wants any more."""
+"""The operator reverts changes to its objects, and deletes objects that are no longer wanted."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def uid_and_restarts(pod: Object) -> tuple[str, int]:
 
 
 # A spec whose pods cannot get ready. An image that no registry has is the unit tests' business: here the node's mirror
-# falls back to an address where nobody listens, and a registry that is away may come back.
+# falls back to an address where no server listens, and a registry that is away may come back.
 BAD_CHANGE: dict[str, Any] = {"model": NO_MODEL}
 
 
@@ -89,7 +89,7 @@ def test_a_bad_revision_stops_at_one_pod_and_the_old_one_serves_on(
     with traffic(cluster, namespace, "stops", release.operator_image, OPEN_LOOP) as requests:
         with durations.measure("Availability: bad model path -> RolloutStopped in the journal"):
             cluster.apply(namespace, llmd("stops", replicas=2, **rollout("Availability"), **BAD_CHANGE))
-            eventually(look, lambda now: "RolloutStopped" in decisions(now), what="told", timeout_seconds=90)
+            eventually(look, lambda now: "RolloutStopped" in decisions(now), what="the decision", timeout_seconds=90)
         end = time.monotonic() + QUIET_SECONDS
         while time.monotonic() < end:
             seen = look()
@@ -139,8 +139,8 @@ def test_resource_aware_says_so_then_drains_then_replaces(
     assert max(living) == 1, "never a pod more than wanted"
     assert drained, "the old pod was drained"
     assert decisions(seen) == ["ReplacingInPlace"]
-    told = datetime.datetime.fromisoformat(seen["status"]["decisions"][0]["time"])
-    assert told <= min(drained)
+    decided_at = datetime.datetime.fromisoformat(seen["status"]["decisions"][0]["time"])
+    assert decided_at <= min(drained)
     assert seen["status"]["rollout"] | {"currentRevision": "", "updateRevision": ""} == {
         "currentRevision": "",
         "updateRevision": "",

@@ -1,4 +1,4 @@
-"""What the status tells of a real cluster: warm-up, conditions, `describe`, and each refusal by its one reason."""
+"""The status on a real cluster: warm-up, conditions, `describe`, and each refusal by its one reason."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_describe_tells_a_healthy_and_a_failing_one_apart(
     assert f"The model answers at http://healthy.{namespace}.svc." in healthy
     failing = eventually(
         lambda: cluster.kubectl("describe", "llmd", "failing", "-n", namespace),
-        lambda told: "CheckpointInvalid" in told.split("Events:")[1],
+        lambda observed: "CheckpointInvalid" in observed.split("Events:")[1],
         what="the news in the Events, too",
     )
     assert "no-such-model" in failing
@@ -181,8 +181,8 @@ def test_a_policy_that_denies_the_pods_is_named(
 
 def restarts(cluster: Cluster, namespace: str, name: str) -> int:
     """Of the pod that was restarted most often."""
-    told = [one for pod in pods(cluster, namespace, name) for one in pod["status"].get("containerStatuses", ())]
-    return max((one["restartCount"] for one in told), default=0)
+    observed = [one for pod in pods(cluster, namespace, name) for one in pod["status"].get("containerStatuses", ())]
+    return max((one["restartCount"] for one in observed), default=0)
 
 
 def test_a_crash_loop_is_told_once_and_not_at_every_round(
@@ -193,21 +193,21 @@ def test_a_crash_loop_is_told_once_and_not_at_every_round(
     cluster.apply(namespace, with_resources("tight", tight))
     wait_reason(cluster, namespace, "tight", "OutOfMemory", timeout_seconds=120)
 
-    told: list[Object] = []
+    observed: list[Object] = []
 
     def rounds() -> int:
         status = read(cluster, namespace, "tight")["status"]
         now = {"conditions": status["conditions"], "warmup": status["warmup"]}
-        if not told or told[-1] != now:
-            told.append(now)
+        if not observed or observed[-1] != now:
+            observed.append(now)
         return restarts(cluster, namespace, "tight")
 
     eventually(rounds, lambda count: count >= 1, what="a restart", timeout_seconds=120)
-    told.clear()
+    observed.clear()
     eventually(rounds, lambda count: count >= 3, what="three restarts", timeout_seconds=180)
-    assert all(one["conditions"] == told[0]["conditions"] for one in told)
+    assert all(one["conditions"] == observed[0]["conditions"] for one in observed)
     # Whether it comes as far as to say that it failed is up to the kernel; it is said once.
-    assert len(told) <= 2, told
+    assert len(observed) <= 2, observed
 
 
 def test_another_managers_hold_on_a_child_is_taken_back(cluster: Cluster, release: Release, namespace: str) -> None:
@@ -233,7 +233,7 @@ def test_a_namespace_goes_with_everything_in_it(cluster: Cluster, release: Relea
     found: Any = eventually(
         lambda: cluster.find("namespace", namespace),
         lambda now: now is None,
-        what="the namespace gone, with nothing made anew in it",
+        what="the namespace gone, with no object created again in it",
         timeout_seconds=120,
     )
     assert found is None

@@ -1,1 +1,1 @@
-"""What serves developers only: local cluster, image build, demo driver, training, document generators."""
+"""Developer tools: local cluster, image builds, demo, training, reference pages. Never part of an image."""

@@ -1,4 +1,4 @@
-"""Command-line parsing that ends in one sentence, not in a usage dump."""
+"""Command-line parsing whose errors are one sentence instead of the usage text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from millstream_runtime.errors import InvalidConfigError
 
 
 class CommandLineParser(argparse.ArgumentParser):
-    """argparse whose errors are InvalidConfigError: the dispatcher prints them and exits 2."""
+    """An ArgumentParser that raises InvalidConfigError, which the dispatcher prints before it exits with 2."""
 
     def error(self, message: str) -> NoReturn:
         raise InvalidConfigError(f"{message} (see `{self.prog} --help`).")

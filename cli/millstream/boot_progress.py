@@ -1,7 +1,7 @@
-"""What a person sees while the model boots: each phase with its seconds, then the address and a request to paste.
+"""Boot progress for a person: each phase with its seconds, then the address and an example request.
 
-On a terminal the running phase counts up in place; elsewhere the server's structured log tells the phases, and this
-view adds only the last lines, and those not in a pod.
+On a terminal the running phase counts up in place. Elsewhere the server's log has the phases, and only the last lines
+are printed, and none in a pod.
 """
 
 from __future__ import annotations
@@ -18,18 +18,25 @@ TICK_SECONDS = 0.1
 CLEAR_LINE = "\r\x1b[2K"
 
 
-class BootView:
-    """Watches the ledger. `live`: the output is a terminal; `inviting`: a person will want to try a request."""
+class BootProgress:
+    """Follows the ledger. `live`: the output is a terminal; `shows_example`: print an example request when Ready."""
 
     def __init__(
-        self, ledger: BootLedger, config: RuntimeConfig, port: int, out: TextIO, *, live: bool, inviting: bool = True
+        self,
+        ledger: BootLedger,
+        config: RuntimeConfig,
+        port: int,
+        out: TextIO,
+        *,
+        live: bool,
+        shows_example: bool = True,
     ) -> None:
         self._ledger = ledger
         self._config = config
         self._port = port
         self._out = out
         self._live = live
-        self._inviting = inviting
+        self._shows_example = shows_example
         self._shown: set[Phase] = set()
         self._ended = threading.Event()
         self._lock = threading.Lock()
@@ -38,7 +45,7 @@ class BootView:
             threading.Thread(target=self._tick, name="boot-view", daemon=True).start()
 
     def close(self) -> None:
-        """Leave the terminal clean."""
+        """Clear the progress line."""
         with self._lock:
             if self._live and not self._ended.is_set():
                 self._out.write(CLEAR_LINE)
@@ -48,14 +55,14 @@ class BootView:
     def _on_change(self, boot: BootSnapshot) -> None:
         with self._lock:
             if boot.phase is Phase.DRAINING and self._live:
-                self._out.write("Finishing the requests that run; press Ctrl-C to quit at once.\n")
+                self._out.write("Finishing the running requests; press Ctrl-C again to exit at once.\n")
                 self._out.flush()
             if self._ended.is_set():
                 return
             if self._live:
                 self._finish_lines(boot)
-            if boot.phase is Phase.READY and self._inviting:
-                self._out.write(self._invitation(boot))
+            if boot.phase is Phase.READY and self._shows_example:
+                self._out.write(self._example(boot))
                 self._out.flush()
             if boot.phase not in BOOT_PHASES:
                 self._ended.set()
@@ -65,9 +72,9 @@ class BootView:
             boot = self._ledger.snapshot()
             with self._lock:
                 if not self._ended.is_set() and boot.phase in BOOT_PHASES:
-                    said = reading(boot) if boot.phase is Phase.LOADING_WEIGHTS else ""
+                    detail = reading(boot) if boot.phase is Phase.LOADING_WEIGHTS else ""
                     seconds = boot.seconds[boot.phase]
-                    self._out.write(CLEAR_LINE + phase_line("…", boot.phase, seconds, said or boot.message))
+                    self._out.write(CLEAR_LINE + phase_line("…", boot.phase, seconds, detail or boot.message))
                     self._out.flush()
 
     def _finish_lines(self, boot: BootSnapshot) -> None:
@@ -75,11 +82,11 @@ class BootView:
         for phase, seconds in boot.seconds.items():
             if phase is not boot.phase and phase not in self._shown:
                 self._shown.add(phase)
-                said = reading(boot) if phase is Phase.LOADING_WEIGHTS else ""
-                self._out.write(phase_line("✓", phase, seconds, said) + "\n")
+                detail = reading(boot) if phase is Phase.LOADING_WEIGHTS else ""
+                self._out.write(phase_line("✓", phase, seconds, detail) + "\n")
         self._out.flush()
 
-    def _invitation(self, boot: BootSnapshot) -> str:
+    def _example(self, boot: BootSnapshot) -> str:
         host = "127.0.0.1" if self._config.host in ("0.0.0.0", "::") else self._config.host  # noqa: S104
         url = f"http://{f'[{host}]' if ':' in host else host}:{self._port}"
         body = {

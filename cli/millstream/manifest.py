@@ -1,6 +1,6 @@
-"""LLMDeployment files on a laptop: the operator's own loader, planner and renderer, so a laptop and a pod agree.
+"""LLMDeployment files on this machine, read with the operator's own loader, planner and renderer.
 
-The operator package is imported here and only when a manifest is really given: the runtime image does not carry it.
+The operator package is imported only when a manifest is given: the runtime image does not contain it.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ def config_from_manifest(path: Path, host: str) -> RuntimeConfig:
     boot = boot_config(planned, model_root=str(model_root()), host=host)
     live = live_config(deployment.spec)
     asked = deployment.spec.runtime is not None and deployment.spec.runtime.log_level is not None
-    # A pod logs at Info unless told otherwise; here a terminal and $MILLSTREAM_LOG_LEVEL have a say.
+    # A pod logs at Info by default; here the terminal and $MILLSTREAM_LOG_LEVEL decide.
     return RuntimeConfig.of(boot, live if asked else replace(live, log_level=None))
 
 
 def _only_in_a_pod(source: Any) -> str | None:
-    """What to do instead, for a source that a pod brings along and a laptop does not."""
+    """What to do instead, for a source that exists only in a pod."""
     if source.hugging_face is not None:
         name = source.hugging_face.repository
         return (
@@ -83,5 +83,5 @@ def model_root() -> Path:
     configured = os.environ.get(MODEL_ROOT_VARIABLE)
     if configured:
         return Path(configured)
-    beside = Path("models")
-    return beside if beside.is_dir() else Path(IMAGE_MODEL_ROOT)
+    local = Path("models")
+    return local if local.is_dir() else Path(IMAGE_MODEL_ROOT)

@@ -1,4 +1,4 @@
-"""What `millstream plan` reads from the world: config.json files, nodes, own prices. Each error is one sentence."""
+"""Inputs of `millstream plan`: config.json files, nodes, custom prices. Each error is one sentence."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def bad_input(message: str) -> RuntimeFailure:
 
 
 def read_catalog(path: Path | None) -> GpuCatalog:
-    """The shipped catalogue, with a file of own prices and parts over it."""
+    """The built-in catalogue, overridden by a file of custom prices and parts."""
     if path is None:
         return load_catalog()
     try:
@@ -56,7 +56,7 @@ def shape_of(source: ModelSource, config: Path | None, option: str) -> ModelShap
             path = model_root() / source.local.path / "config.json"
             if not path.is_file():
                 raise bad_input(
-                    f"{path} does not exist; set MILLSTREAM_MODELS_DIR to where the model lies, or give {option}."
+                    f"{path} does not exist; set MILLSTREAM_MODELS_DIR to the folder of the models, or give {option}."
                 )
             return read_shape_file(path)
     except ConfigError as error:

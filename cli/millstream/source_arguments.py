@@ -15,7 +15,7 @@ from millstream_runtime.sources.image_source import ImageSource
 from millstream_runtime.sources.source import Source
 
 ENDPOINT_VARIABLE, TOKEN_VARIABLE = "HF_ENDPOINT", "HF_TOKEN"
-# host:port of registries without TLS, separated by commas: what --plain-http says where nobody writes flags.
+# host:port of registries without TLS, separated by commas: --plain-http for pods, whose flags the operator writes.
 PLAIN_HTTP_VARIABLE = "PLAIN_HTTP_REGISTRIES"
 SECRET_LIMIT_BYTES = 4096
 
@@ -34,15 +34,21 @@ def add_source_arguments(parser: argparse.ArgumentParser, *, required: bool = Tr
         action="append",
         default=[],
         metavar="FILE",
-        help="docker config.json with the login for --image; of several the first that has one",
+        help="docker config.json with the login for --image; repeatable, the first with a login is used",
     )
     flag(
         "--plain-http",
         action="store_true",
-        help=f"--image is in a registry without TLS, inside the cluster (as is any that ${PLAIN_HTTP_VARIABLE} names)",
+        help=f"the registry of --image has no TLS (also for registries in ${PLAIN_HTTP_VARIABLE})",
     )
-    flag("--retries", type=int, default=6, metavar="N", help="attempts in a row without progress (default: 6)")
-    flag("--timeout-seconds", type=int, default=30, metavar="N", help="patience with a silent server (default: 30)")
+    flag("--retries", type=int, default=6, metavar="N", help="consecutive attempts without progress (default: 6)")
+    flag(
+        "--timeout-seconds",
+        type=int,
+        default=30,
+        metavar="N",
+        help="timeout without data from the server (default: 30)",
+    )
     return kind
 
 
@@ -68,7 +74,9 @@ def source_from(given: argparse.Namespace, environment: Mapping[str, str] = os.e
             policy=policy,
         )
     if given.revision is not None or given.token_file is not None:
-        raise InvalidConfigError("--revision and --token-file go with --hugging-face; --image has its version in it.")
+        raise InvalidConfigError(
+            "--revision and --token-file go with --hugging-face; the version of --image is part of the reference."
+        )
     reference = parse_reference(given.image)
     plain = {name.strip() for name in environment.get(PLAIN_HTTP_VARIABLE, "").split(",")}
     return ImageSource(

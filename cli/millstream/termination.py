@@ -1,4 +1,4 @@
-"""The pod's termination message: how a container that ends tells the operator what it found or what went wrong."""
+"""The pod's termination message: the result or the failure of a container, for the operator."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ DEFAULT_TERMINATION_LOG = "/dev/termination-log"
 
 
 def choose_termination_log(path: Path) -> None:
-    """Write to `path` from now on, a failure of this process included. The file is made where there is none.
+    """Write to `path` from now on, a failure of this process included. The file is created if missing.
 
     Raises:
-        InvalidConfigError: it cannot be made.
+        InvalidConfigError: it cannot be created.
     """
     try:
         path.touch()
@@ -28,7 +28,7 @@ def choose_termination_log(path: Path) -> None:
 
 
 def write_termination_message(text: str) -> None:
-    """Leave `text`; nothing where there is no termination log, as on a laptop."""
+    """Write `text`; does nothing where there is no termination log, as outside a pod."""
     path = Path(os.environ.get(TERMINATION_LOG_VARIABLE, DEFAULT_TERMINATION_LOG))
     if path.exists():
         try:
@@ -38,7 +38,7 @@ def write_termination_message(text: str) -> None:
 
 
 def unwind_on_sigterm() -> None:
-    """Leave by SystemExit on SIGTERM, which a container's first process would ignore, so that locks are let go."""
+    """Raise SystemExit on SIGTERM, which a container's first process would ignore, so that locks are released."""
 
     def leave(_signal: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + signal.SIGTERM)

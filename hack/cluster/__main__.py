@@ -1,4 +1,15 @@
-"""`python3 -m hack.cluster up | down | status | tools NAME… | base-image`: see `--help`."""
+"""`python3 -m hack.cluster up | down | status | tools NAME… | base-image`: see `--help`.
+
+Standard library only, so that it runs before anything is installed. `docs/local-cluster.md` is for users.
+
+    up                                          the steps in order
+    docker_engine, runc_wrapper, apt            a Docker engine that can run a privileged container
+    go_tools, go_toolchain, uv_tool             pinned tools, compiled or installed once per machine
+    base_image, node_image, image_archive       images without an image registry
+    registry, image_hub                         the cluster's registry; whether a public one is reachable
+    kind_config, kind_cluster, smoke            the cluster: configuration, lifecycle, smoke test
+    content, paths, lock, shell, steps, errors  shared helpers
+"""
 
 from __future__ import annotations
 
@@ -16,10 +27,10 @@ from hack.cluster.steps import Steps
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command. Returns the exit status: 0 well, 1 with one sentence on stderr, 130 when interrupted."""
+    """Run one command. Return the exit status: 0, 1 with one sentence on stderr, or 130 when interrupted."""
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
-    # base-image prints its reference on stdout for scripts, so everything else it says goes to stderr
+    # base-image prints its reference on stdout for scripts, so all other output goes to stderr
     steps = Steps(out=sys.stderr if options.command == "base-image" else sys.stdout)
     try:
         if options.command == "status":
@@ -32,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         steps.close()
-        print("cluster: interrupted; the same command goes on from here.", file=sys.stderr)
+        print("cluster: interrupted; run the same command again to continue.", file=sys.stderr)
         return 130
     finally:
         steps.close()
@@ -42,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python3 -m hack.cluster", description="A real local Kubernetes cluster.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    commands.add_parser("up", help="engine, registry, cluster: reused when healthy, repaired or made anew when not")
+    commands.add_parser("up", help="engine, registry, cluster: reused when healthy, repaired or recreated when not")
     down = commands.add_parser("down", help="delete the cluster; images and caches stay")
     down.add_argument(
         "--all", action="store_true", help="also delete the registry's images, our Docker images, the tools"

@@ -170,8 +170,8 @@ def _reload() -> None:
 
 def _wrapper_is_default() -> bool:
     """Whether the daemon runs containers with this very wrapper (not with an older one, or one deleted since)."""
-    told = shell.run(
+    output = shell.run(
         ["docker", "info", "--format", "[{{json .DefaultRuntime}}, {{json .Runtimes}}]"], timeout_seconds=15
     )
-    default, runtimes = json.loads(told)
+    default, runtimes = json.loads(output)
     return bool(default == RUNTIME and runtimes.get(RUNTIME, {}).get("path") == str(_wrapper()))

@@ -29,10 +29,10 @@ def in_reach() -> bool:
     """Ask the engine's mirrors and its default registry, at most PROBE_SECONDS for all (name lookups included)."""
     try:
         template = '{"index": {{json .IndexServerAddress}}, "mirrors": {{json .RegistryConfig.Mirrors}}}'
-        told = json.loads(shell.run(["docker", "info", "--format", template], timeout_seconds=15))
+        info = json.loads(shell.run(["docker", "info", "--format", template], timeout_seconds=15))
     except (ClusterError, json.JSONDecodeError):
         return False
-    addresses = [urlsplit(address) for address in [*(told["mirrors"] or []), told["index"]] if address]
+    addresses = [urlsplit(address) for address in [*(info["mirrors"] or []), info["index"]] if address]
     asker = ThreadPoolExecutor(max_workers=4, thread_name_prefix="registry-probe")
     asked = [asker.submit(_answers, f"{address.scheme}://{address.netloc}/v2/") for address in addresses]
     try:

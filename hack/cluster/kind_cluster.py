@@ -43,7 +43,7 @@ def started_at() -> str:
 def ensure(steps: Steps, image: str) -> None:
     """Have a healthy cluster whose node runs `image`."""
     if exists() and _image_of_node() != image:
-        steps.say("the node image has changed: the cluster is made anew")
+        steps.say("the node image has changed: the cluster is recreated")
         delete(steps)
     if exists():
         if _is_healthy() or _repaired(steps):
@@ -69,7 +69,7 @@ def _repaired(steps: Steps) -> bool:
             registry.join_cluster_network()
             _wait_until_healthy()
     except ClusterError as error:
-        steps.say(f"it could not be repaired ({error}) and is made anew")
+        steps.say(f"it could not be repaired ({error}) and is recreated")
         return False
     return True
 

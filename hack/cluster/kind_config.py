@@ -1,4 +1,4 @@
-"""What kind is told: one node, the local registry, and three patches that only some machines need. Pure."""
+"""The configuration of kind: one node, the local registry, and three patches that only some machines need. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def render(machine: Machine) -> str:
     return "\n".join(lines) + "\n"
 
 
-# The kubelet refuses cgroup v1 unless told otherwise, and with the systemd driver some starts lose 15 s to a race.
+# The kubelet refuses cgroup v1 by default, and with the systemd driver some starts lose 15 s to a race.
 _KUBELET_ON_CGROUP_V1 = (
     "kind: KubeletConfiguration",
     "apiVersion: kubelet.config.k8s.io/v1beta1",

@@ -84,10 +84,10 @@ def ensure(steps: Steps) -> str:
 def _kind_module(steps: Steps) -> Path:
     """kind's source, from the module cache (the go command checks it against go.sum)."""
     go = go_toolchain.find(steps)
-    told = shell.run(
+    output = shell.run(
         [go, "mod", "download", "-json", "sigs.k8s.io/kind"], cwd=KIND.folder, env={"GOFLAGS": "", "GOWORK": "off"}
     )
-    return Path(json.loads(told)["Dir"])
+    return Path(json.loads(output)["Dir"])
 
 
 def _image_names() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The image registry beside the cluster, kind's documented pattern: one name for both sides.
+"""The image registry next to the cluster, by kind's documented pattern: one name for both sides.
 
     host:  docker push localhost:5001/x   -> published port -> container millstream-registry:5000
     node:  containerd pulls localhost:5001/x -> certs.d/localhost:5001/hosts.toml -> http://millstream-registry:5000
@@ -46,7 +46,7 @@ def hosts_toml() -> str:
 
 
 def hosting_config_map() -> dict[str, object]:
-    """The ConfigMap by which a cluster tells tools about its registry (KEP-1755), as kind documents it."""
+    """The ConfigMap that names the cluster's registry to tools (KEP-1755), as kind documents it."""
     document = f'host: "{ADDRESS}"\nhelp: "docs/local-cluster.md"\n'
     return {
         "apiVersion": "v1",

@@ -84,7 +84,7 @@ def _spawn(
 
 
 def terminate_all() -> None:
-    """Stop the programs that other threads still run: when one part has failed, nobody wants to wait for a compile."""
+    """Stop the programs that other threads still run: when one part has failed, do not wait for a compile."""
     for process in list(_running):
         process.send_signal(signal.SIGINT)  # as Ctrl-C would: go and debootstrap clean up on it
 

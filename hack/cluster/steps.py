@@ -1,6 +1,6 @@
 """Steps on the terminal: what runs now, how long it has been running, and where the time went.
 
-Steps may overlap (a download beside a compile), so the table at the end gives each step's own seconds and the wall
+Steps may overlap (a download during a compile), so the table at the end gives each step's own seconds and the wall
 time of the whole. On a terminal the last line lives (rewritten every second); elsewhere a line appears every 15 s.
 """
 

@@ -1,1 +1,1 @@
-"""`make demo`: from a running cluster to one streamed chat answer. Safe to interrupt and to run again."""
+"""`make demo`: from a running cluster to a streamed chat answer. Can be interrupted and run again."""

@@ -14,7 +14,7 @@ from hack.demo.chat import Timing, stream_answer
 from hack.demo.pending_release import forget_pending
 from hack.demo.progress import progress
 from hack.demo.tools import Cluster, DemoError
-from hack.demo.view import View
+from hack.demo.view import LiveOutput
 from millstream_operator.api.load import ManifestError, load_manifest
 from millstream_operator.rendering.service import service_port
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DemoError as error:
         failure, status = str(error), 1
     except KeyboardInterrupt:
-        failure, status = "interrupted; run it again, it goes on from what is there.", 130
+        failure, status = "interrupted; run it again to continue.", 130
     steps.print_times()
     if failure:
         print(f"\ndemo: {failure}", file=sys.stderr)
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Steps:
-    """The demo's stages, said when they begin and timed."""
+    """Prints and times the steps of the demo."""
 
     def __init__(self) -> None:
         self._seconds: list[tuple[str, float]] = []
@@ -87,8 +87,10 @@ def _run(options: argparse.Namespace, steps: Steps) -> None:
     with steps.step("helm upgrade --install millstream charts/millstream"):
         install_chart(cluster, _images(options.images))
     with steps.step(f"kubectl apply -f {_shown(options.manifest)}"):
-        said = cluster.run("kubectl", "apply", "-n", NAMESPACE, "-f", str(options.manifest), what="apply the manifest")
-        print(f"  {said.strip()}")
+        output = cluster.run(
+            "kubectl", "apply", "-n", NAMESPACE, "-f", str(options.manifest), what="apply the manifest"
+        )
+        print(f"  {output.strip()}")
     with steps.step(f"wait until {name} is Ready"):
         wait_ready(cluster, name, options.timeout)
     forward = cluster.port_forward(NAMESPACE, f"service/{name}", port)
@@ -98,7 +100,7 @@ def _run(options: argparse.Namespace, steps: Steps) -> None:
 
 
 def install_chart(cluster: Cluster, images: dict[str, str]) -> None:
-    """Install or upgrade the release and wait until the operator runs; nothing happens when nothing changed."""
+    """Install or upgrade the release and wait until the operator runs; no effect if unchanged."""
     cluster.run(*forget_pending(RELEASE, SYSTEM_NAMESPACE), what="look at earlier installations")
     cluster.run(
         *("helm", "upgrade", "--install", RELEASE, str(CHECKOUT / "charts" / "millstream")),
@@ -113,11 +115,11 @@ def wait_ready(cluster: Cluster, name: str, timeout_seconds: float) -> None:
     """Show what the deployment waits for until it is Ready.
 
     Raises:
-        DemoError: with its reason and message when it cannot get Ready, or did not in time.
+        DemoError: with its reason and message when it cannot become Ready, or did not in time.
     """
     deadline = time.monotonic() + timeout_seconds
     selector = f"millstream.dev/deployment={name},millstream.dev/role=leader"
-    with View() as view:
+    with LiveOutput() as view:
         while True:
             deployment = cluster.get("llmd", name, "-n", NAMESPACE)
             pods = cluster.get("pods", "-n", NAMESPACE, "-l", selector)["items"]
@@ -127,11 +129,11 @@ def wait_ready(cluster: Cluster, name: str, timeout_seconds: float) -> None:
             if now.ready:
                 return
             if now.failure:
-                raise DemoError(f"{name} cannot get Ready. {now.failure}")
+                raise DemoError(f"{name} cannot become Ready. {now.failure}")
             if time.monotonic() > deadline:
                 raise DemoError(
                     f"{name} is not Ready after {timeout_seconds:.0f} s: {' / '.join(now.lines)}. "
-                    f"`kubectl describe llmd {name}` and `kubectl get pods` say more."
+                    f"`kubectl describe llmd {name}` and `kubectl get pods` show more."
                 )
             time.sleep(_POLL_SECONDS)
 
@@ -146,7 +148,7 @@ def ask(port: int, model: str, question: str) -> None:
         print(text, end="", flush=True)
     print()
     if not answer.strip():
-        raise DemoError("The model answered with nothing.")
+        raise DemoError("The model returned an empty answer.")
     print(
         f"\n  {timing.tokens} tokens in {timing.total_seconds:.2f} s, "
         f"the first after {timing.first_token_seconds * 1000:.0f} ms"

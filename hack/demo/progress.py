@@ -1,8 +1,8 @@
-"""What an LLMDeployment is waiting for, in lines: pure, from the objects that the API server shows.
+"""What an LLMDeployment is waiting for, in lines. Pure: reads objects of the API server.
 
 Planned ✓   Available …   ModelReady …     the operator's conditions
 pod demo-5c9: Running, not ready           the kubelet's view
-  pulling localhost:5001/…                 what the pod last said
+  pulling localhost:5001/…                 the pod's last event
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ JSON = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """Where a deployment stands. `lines` say what it waits for, the most telling last."""
+class DeploymentProgress:
+    """The state of a deployment. `lines` say what it waits for, the most specific last."""
 
     ready: bool
-    failure: str | None  # one sentence, when no waiting will help
+    failure: str | None  # one sentence, if waiting will not help
     lines: tuple[str, ...]
 
 
-def progress(deployment: JSON, pods: Sequence[JSON], events: Sequence[JSON]) -> Progress:
+def progress(deployment: JSON, pods: Sequence[JSON], events: Sequence[JSON]) -> DeploymentProgress:
     """Read the conditions of the current generation, the pods and their events."""
     generation = deployment["metadata"]["generation"]
     status = deployment.get("status") or {}
@@ -34,10 +34,10 @@ def progress(deployment: JSON, pods: Sequence[JSON], events: Sequence[JSON]) -> 
     failure = None
     if stalled.get("status") == "True":
         failure = f"{stalled.get('reason', 'Stalled')}: {stalled.get('message', '')}"
-    lines = [_summary(conditions) if conditions else "the operator has not looked at it yet"]
+    lines = [_summary(conditions) if conditions else "the operator has not seen it yet"]
     if not ready:
         lines += [line for pod in pods for line in _pod_lines(pod, events)]
-    return Progress(ready, failure, tuple(lines))
+    return DeploymentProgress(ready, failure, tuple(lines))
 
 
 def _summary(conditions: dict[str, JSON]) -> str:
@@ -48,7 +48,7 @@ def _summary(conditions: dict[str, JSON]) -> str:
 
 
 def _order(conditions: dict[str, JSON]) -> list[str]:
-    """The path to Ready; the conditions that are only there while something is wrong or moving speak in Ready's."""
+    """The conditions on the path to Ready; Ready's message includes the others."""
     return [kind for kind in ("Planned", "Available", "ModelReady", "Ready") if kind in conditions]
 
 
@@ -67,8 +67,8 @@ def _pod_lines(pod: JSON, events: Sequence[JSON]) -> list[str]:
     if restarts := sum(item.get("restartCount", 0) for item in containers):
         facts.append(f"{restarts} restarts")
     lines = [f"pod {name}: {', '.join(facts)}"]
-    if status.get("phase") == "Pending" and (said := _last_event(pod, events)):
-        lines.append(f"  {said}")
+    if status.get("phase") == "Pending" and (message := _last_event(pod, events)):
+        lines.append(f"  {message}")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""A few lines that rewrite themselves on a terminal, and are printed once a change in a log."""
+"""Lines that are redrawn in place on a terminal, and printed once per change in a log."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TextIO
 _UP_AND_CLEAR = "\x1b[1A\x1b[2K"
 
 
-class View:
-    """The live part of the output. Use it as a context manager, so that an interrupt leaves the terminal whole."""
+class LiveOutput:
+    """The live part of the output. A context manager, so that an interrupt leaves a clean terminal."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stdout
@@ -41,7 +41,7 @@ class View:
         self._out.write(_UP_AND_CLEAR * self._height)
         self._height = 0
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> LiveOutput:
         return self
 
     def __exit__(

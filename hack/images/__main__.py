@@ -21,10 +21,10 @@ RESULT = CHECKOUT / ".tools" / "images.json"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; 0 when the registry holds every image, 1 with one sentence on stderr when not."""
+    """Run one command; 0 when the registry holds every image, 1 with one sentence on stderr when not."""
     options = _parser().parse_args(argv)
     try:
-        if options.verb == "stage":
+        if options.command == "stage":
             _stage(options.image, options.directory)
         else:
             _build(options.registry, options.base)
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"images: {error.filename or 'a file'}: {error.strerror or error}.", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("images: interrupted; run it again, what was pushed is kept.", file=sys.stderr)
+        print("images: interrupted; run it again; what was pushed is kept.", file=sys.stderr)
         return 130
     return 0
 
@@ -49,9 +49,9 @@ def _parser() -> argparse.ArgumentParser:
         help="image with Python below ours; fetched with docker when it is not in the registry "
         "(default: MILLSTREAM_BASE_IMAGE, else what `python3 -m hack.cluster base-image` names)",
     )
-    verbs = parser.add_subparsers(dest="verb")
-    verbs.add_parser("build", help="build and push the images whose inputs changed (default)")
-    stage = verbs.add_parser("stage", help="write an image's build context, for `docker build`")
+    commands = parser.add_subparsers(dest="command")
+    commands.add_parser("build", help="build and push the images whose inputs changed (default)")
+    stage = commands.add_parser("stage", help="write an image's build context, for `docker build`")
     stage.add_argument("image", choices=IMAGES)
     stage.add_argument("directory", type=Path, help="a folder that does not exist yet")
     return parser

@@ -1,9 +1,17 @@
-"""Assemble an image from its Dockerfile and its trees, and push only what the registry lacks.
+"""Assemble an image from its RUN-free Dockerfile and its trees, and push only what the registry lacks.
 
-    tag = hash(Dockerfile, base digest, every tree's input hash)     same inputs, same name: nothing to do
+    Dockerfile + inputs --hash--> tag --in the registry?--> yes: done
+                                                       \\-> no: stage -> tar layers -> push -> manifest
+
+`docker build` is not used because the CUDA build of torch is 4.5 GB: a daemon copies it four times (context, COPY,
+commit, compress) and spends minutes compressing what travels over loopback. Here a layer is written once, as an
+uncompressed tar, while it is hashed. `python -m hack.images stage runtime DIR` writes the build context with which
+`docker build` makes the same image.
+
+    tag = hash(Dockerfile, base digest, every tree's input hash)     same inputs, same tag: already built
     layer key = hash(tree's input hash, target)                      kept in the registry as millstream-layers:<key>
 
-The registry is the only memory: no state on this side can disagree with it, and clones share what one of them pushed.
+All state is in the registry, so it cannot be inconsistent, and clones share what one of them pushed.
 """
 
 from __future__ import annotations
@@ -210,7 +218,7 @@ def _layer(copy: Copy, tree: Tree, registry: Registry, say: Say) -> Descriptor:
 
 
 def staging_folder() -> Path:
-    """Where layers are prepared: beside uv's cache, so that hard links work."""
+    """Where layers are prepared: next to uv's cache, so that hard links work."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millstream" / "images"
     folder.mkdir(parents=True, exist_ok=True)
     return folder

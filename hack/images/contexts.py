@@ -1,10 +1,10 @@
-"""What each image is made of: the folders that its Dockerfile's COPY lines name.
+"""The build context of each image: the folders that the COPY lines of its Dockerfile name.
 
     dependencies/<group>   third-party packages     see hack.images.dependencies
     models                 the demo models          runtime only
     app                    our own packages         last: it changes with every edit
 
-A tree tells its hash cheaply, before any file of it exists; its files are made only when the registry lacks the layer.
+The hash of a tree is cheap and needs none of its files; they are created only when the registry lacks the layer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hack.images import dependencies
 from hack.images.errors import ImageError
 from hack.images.layer import Entry, content_hash, copy_entries, entries_below
 
-# The operator reads the runtime's contract and nothing else of it, so an edit of the engine leaves its image alone.
+# The operator imports only these modules of the runtime, so an edit of the engine does not change its image.
 CONTRACT_FILES = ("__init__.py", "config.py", "config_files.py", "errors.py", "model_families.py")
 
 
@@ -28,12 +28,12 @@ class Tree:
     """One folder of a build context."""
 
     input_hash: str
-    stage: Callable[[Path, str], list[Entry]]  # (an empty folder, where it lands in the image) -> files
+    stage: Callable[[Path, str], list[Entry]]  # (an empty folder, its path in the image) -> files
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What trees are made with."""
+    """The inputs of all trees."""
 
     checkout: Path
     python_version: str
@@ -46,10 +46,10 @@ class Stage:
 
 
 def trees(image: str, stage: Stage) -> dict[str, Tree]:
-    """Context folder name to its tree, for the image `operator` or `runtime`.
+    """Map the folder names of the context to trees, for the image `operator` or `runtime`.
 
     Raises:
-        ImageError: something that the image is made of is not in the checkout.
+        ImageError: an input of the image is missing in the checkout.
     """
     lock = stage.checkout / "requirements" / f"{image}.txt"
     if not lock.is_file():
@@ -96,20 +96,22 @@ def _app(sources: Iterable[Entry], stage: Stage) -> Tree:
     sources = list(sources)
 
     def make(folder: Path, target: str) -> list[Entry]:
-        for entry in sources:  # copies, not links: compiling writes beside them
+        for entry in sources:  # copies, not links: compiling writes next to them
             destination = folder / entry.name
             destination.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(entry.path, destination)
         dependencies.compile_modules(folder, target, python_version=stage.python_version, base=stage.base)
         return entries_below(folder)
 
-    facts = f"{content_hash(sources)}\0{stage.python_version}"
-    return Tree(hashlib.sha256(facts.encode()).hexdigest(), make)
+    hash_input = f"{content_hash(sources)}\0{stage.python_version}"
+    return Tree(hashlib.sha256(hash_input.encode()).hexdigest(), make)
 
 
 def _models(folder: Path) -> Tree:
     if not any(folder.glob("*/config.json")):
-        raise ImageError(f"{folder} holds no model folder with a config.json: the demo models belong to the checkout.")
+        raise ImageError(
+            f"{folder} holds no model folder with a config.json: the demo models are part of the checkout."
+        )
     entries = entries_below(folder)
 
     def make(_folder: Path, _target: str) -> list[Entry]:

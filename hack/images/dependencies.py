@@ -76,7 +76,7 @@ def install(pins: str, folder: Path, *, uv: Path, python_version: str) -> list[E
 
 
 def compile_modules(folder: Path, target: str, *, python_version: str, base: str) -> None:
-    """Write `__pycache__` beside every module below `folder`, which will lie at `target` in the image.
+    """Write `__pycache__` next to every module below `folder`, which will be at `target` in the image.
 
     The files are never checked against their source again ("unchecked-hash"): in an image both are immutable.
     Bytecode belongs to one minor version of Python; when this interpreter is another one, the base image's is asked.

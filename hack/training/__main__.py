@@ -1,6 +1,18 @@
 """`python -m hack.training [--out models]`: train target and draft, evaluate them, write folders and model cards.
 
-About half an hour on two cores, minutes on a GPU. `--evaluate` only measures folders that exist.
+About half an hour on two cores, minutes on a GPU. `--evaluate` only measures existing folders.
+
+    knowledge/*.yaml   what the model knows: our own words, one entry per term
+    knowledge.py       reads them
+    phrasings.py       questions about a term, and which of them training never sees
+    conversations.py   an endless, seeded stream of conversations and plain paragraphs
+    tokenizer.py       a byte-level BPE trained on that stream, with the chat template
+    batches.py         rows of token ids and labels
+    recipe.py          the two shapes and every hyper-parameter
+    train.py           the loop
+    evaluate.py        perplexity, exact answers and draft agreement on questions that training never saw
+    export.py          Hugging Face folders, 16 bit
+    card.py            the model cards, from what was measured
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def load() -> list[Fact]:
     """Every fact, in the order of the files' names.
 
     Raises:
-        ValueError: an entry lacks an answer to `what` or `why`, has a field that nobody reads, or is there twice.
+        ValueError: an entry lacks an answer to `what` or `why`, has an unknown field, or is there twice.
     """
     facts: list[Fact] = []
     seen: set[str] = set()

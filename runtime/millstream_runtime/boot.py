@@ -1,10 +1,10 @@
-"""Boot: which phase the runtime is in, and what each phase cost.
+"""Boot phases of the runtime, and the time and bytes of each phase.
 
     Starting -> LoadingWeights -> SizingKVCache -> WarmingUp -> Ready -> Draining
          \\____________\\______________\\____________\\_________\\-> Failed
                                                             Ready <-> Unresponsive
 
-An engine that died and is started again goes the way once more, from Starting. One that lives and completes no step
+An engine that is restarted after a crash begins again at Starting. An engine that completes no step
 (`server.engine.watchdog`) is Unresponsive until it completes one.
 
 `Starting` begins when the kernel created the process, not when this module was imported: the interpreter's start
@@ -24,7 +24,7 @@ from pathlib import Path
 
 
 class Phase(StrEnum):
-    """The phases that `/ready` reports; the operator reads these words."""
+    """The phases that `/ready` reports; the operator reads these values."""
 
     STARTING = "Starting"
     LOADING_WEIGHTS = "LoadingWeights"
@@ -44,7 +44,7 @@ SERVING_PHASES = (Phase.READY, Phase.UNRESPONSIVE)  # requests may be running
 class WeightsProgress:
     """How much of the checkpoint is read; of several ranks, rank 0's share. The bytes are the files', not the device's.
 
-    `seconds`: since reading began, when this was told, which was at `at_seconds` of the monotonic clock.
+    `seconds`: from the start of reading to this report, which was made at `at_seconds` of the monotonic clock.
     """
 
     done_bytes: int
@@ -60,10 +60,10 @@ class WeightsProgress:
 
 @dataclass(frozen=True, slots=True)
 class BootSnapshot:
-    """One consistent look at the ledger. `seconds` has boot phases only; the running one counts up to now.
+    """A consistent copy of the ledger. `seconds` has boot phases only; the running one counts up to now.
 
-    `num_bytes`: what a phase read or took, of the phases that do. `weights`: None before the first of them is read.
-    `former_seconds`: of this process's last boot that came to its end; empty during the first.
+    `num_bytes`: bytes that a phase read or allocated. `weights`: None before the first is read.
+    `last_boot_seconds`: of this process's last completed boot; empty during the first.
     """
 
     phase: Phase
@@ -71,7 +71,7 @@ class BootSnapshot:
     seconds: Mapping[Phase, float]
     num_bytes: Mapping[Phase, int] = field(default_factory=dict)
     weights: WeightsProgress | None = None
-    former_seconds: Mapping[Phase, float] = field(default_factory=dict)
+    last_boot_seconds: Mapping[Phase, float] = field(default_factory=dict)
 
     @property
     def total_seconds(self) -> float:
@@ -91,7 +91,7 @@ class BootLedger:
         self._seconds: dict[Phase, float] = {}
         self._num_bytes: dict[Phase, int] = {}
         self._weights: WeightsProgress | None = None
-        self._former_seconds: dict[Phase, float] = {}
+        self._last_boot_seconds: dict[Phase, float] = {}
         self._observers: list[Callable[[BootSnapshot], None]] = []
 
     def subscribe(self, observer: Callable[[BootSnapshot], None]) -> None:
@@ -108,13 +108,13 @@ class BootLedger:
                 self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._entered_at
             self._phase, self._message, self._entered_at = Phase(phase), message, now
             if self._phase is Phase.READY:
-                self._former_seconds = dict(self._seconds)
+                self._last_boot_seconds = dict(self._seconds)
         snapshot = self.snapshot()
         for observer in self._observers:
             observer(snapshot)
 
-    def begin_again(self, message: str) -> None:
-        """A new engine is starting: the seconds of the first boot make room for those of this one."""
+    def restart(self, message: str) -> None:
+        """Begin a new boot for a restarted engine, and clear the figures of the previous one."""
         with self._lock:
             if self._phase in (Phase.FAILED, Phase.DRAINING):
                 return
@@ -127,19 +127,19 @@ class BootLedger:
             observer(snapshot)
 
     def read_weights(self, progress: WeightsProgress) -> None:
-        """More of the checkpoint is read. Observers are not called: this comes several times a second."""
+        """Record how much of the checkpoint is read. Calls no observers: this comes several times per second."""
         with self._lock:
             self._weights = progress
             self._num_bytes[Phase.LOADING_WEIGHTS] = progress.done_bytes
 
     def count_bytes(self, phase: Phase, num_bytes: int) -> None:
-        """What a phase took, told once it is known."""
+        """Record the bytes that a phase allocated."""
         with self._lock:
             self._num_bytes[phase] = num_bytes
 
     @property
     def phase(self) -> Phase:
-        """Without the rest of a snapshot: every request asks."""
+        """The current phase, without the cost of a snapshot: every request reads it."""
         return self._phase
 
     def snapshot(self) -> BootSnapshot:
@@ -149,7 +149,7 @@ class BootLedger:
                 running = time.monotonic() - self._entered_at
                 seconds[self._phase] = seconds.get(self._phase, 0.0) + running
             return BootSnapshot(
-                self._phase, self._message, seconds, dict(self._num_bytes), self._weights, dict(self._former_seconds)
+                self._phase, self._message, seconds, dict(self._num_bytes), self._weights, dict(self._last_boot_seconds)
             )
 
 

@@ -1,12 +1,12 @@
-"""When a boot will be over, from what it has measured itself. Pure.
+"""Estimate the remaining time of a boot from measured times. Pure.
 
-    LoadingWeights   bytes that are missing / the mean bytes a second so far
-    other phases     what they took in this process's last boot, less what has passed of the running one
-    to come          what they took in the last boot
+    LoadingWeights   remaining bytes / the mean rate so far
+    other phases     their time in this process's last boot, less the time passed in the running one
+    later phases     their time in the last boot
 
-A process's first boot has no last one, and nothing is guessed in its place: while it loads weights the estimate ends
-with the weights, and before and after that there is none. (The operator then counts with what the last pod's warm-up
-took.) An engine that is started again after a death has the whole sum.
+A process's first boot has no previous one, and nothing is guessed: while it loads weights the estimate covers the
+weights only, and before and after that there is none. (The operator then adds the warm-up time of the last pod.) A
+restarted engine has the whole sum.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from millstream_runtime.boot import BOOT_PHASES, BootSnapshot, Phase
 
 
 def eta_seconds(boot: BootSnapshot, now_seconds: float) -> float | None:
-    """What remains, as far as it is known. None: the boot is over, or nothing is known.
+    """The remaining seconds, as far as they are known. None: the boot is over, or nothing is known.
 
     Args:
         now_seconds: of the monotonic clock, as in `boot.weights`.
@@ -23,12 +23,12 @@ def eta_seconds(boot: BootSnapshot, now_seconds: float) -> float | None:
     if boot.phase not in BOOT_PHASES:
         return None
     here = _rest_of_weights(boot, now_seconds) if boot.phase is Phase.LOADING_WEIGHTS else None
-    if here is None and boot.phase in boot.former_seconds:
-        here = max(0.0, boot.former_seconds[boot.phase] - boot.seconds.get(boot.phase, 0.0))
+    if here is None and boot.phase in boot.last_boot_seconds:
+        here = max(0.0, boot.last_boot_seconds[boot.phase] - boot.seconds.get(boot.phase, 0.0))
     if here is None:
         return None
     to_come = BOOT_PHASES[BOOT_PHASES.index(boot.phase) + 1 :]
-    return here + sum(boot.former_seconds.get(phase, 0.0) for phase in to_come)
+    return here + sum(boot.last_boot_seconds.get(phase, 0.0) for phase in to_come)
 
 
 def _rest_of_weights(boot: BootSnapshot, now_seconds: float) -> float | None:

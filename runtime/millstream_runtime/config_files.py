@@ -1,9 +1,9 @@
-"""The two halves of the configuration as files: boot.json is read once, live.json again whenever it changes.
+"""The configuration as two files: boot.json is read once, live.json again whenever it changes.
 
     operator: dump(config)  ->  ConfigMap  ->  kubelet  ->  read_boot(path), parse_live(text)  :runtime
 
-A boot file must be understood whole: a field that this version does not know would be a promise that it breaks. A live
-file may hold more, because an operator that is newer than the pinned runtime writes it.
+An unknown field in a boot file is an error, because this version could not honour it. A live file may have unknown
+fields, because an operator that is newer than the pinned runtime may write it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def dump(half: BootConfig | LiveConfig) -> str:
 
 
 def dump_fields(fields: dict[str, Any]) -> str:
-    """As `dump`, of fields that were kept."""
+    """As `dump`, for fields that are a dict already."""
     return json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
@@ -48,10 +48,10 @@ def parse_boot(text: str, path: Path) -> BootConfig:
 
 
 def parse_live(text: str, path: Path) -> LiveConfig:
-    """The live half from the text of a file; fields that this version does not know are left alone.
+    """The live half from the text of a file; fields that this version does not know are ignored.
 
     Raises:
-        InvalidConfigError: the text is no JSON object, or has a value that cannot work.
+        InvalidConfigError: the text is not a JSON object, or has a value that cannot work.
     """
     return _parse(TypeAdapter(LiveConfig), text, path)
 

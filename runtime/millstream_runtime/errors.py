@@ -1,7 +1,7 @@
 """Failures that a person must act on, with a stable reason and one sentence.
 
-The operator shows `reason` and `message` as a condition of the LLMDeployment, and `millstream serve` prints
-the message: so the message names the thing that is wrong and what to do about it, and no traceback follows it.
+The operator shows `reason` and `message` as a condition of the LLMDeployment, and `millstream serve` prints the
+message. So the message says what is wrong and what to do, and no traceback follows it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TERMINATION_MESSAGE_LIMIT_BYTES = 4096  # the kubelet cuts a termination message
 class FailureReason(StrEnum):
     """Stable CamelCase reasons; the operator copies them to `status.conditions[].reason`."""
 
-    BENCHMARK_FAILED = "BenchmarkFailed"  # of `millstream bench` alone: no pod ends with it
+    BENCHMARK_FAILED = "BenchmarkFailed"  # of `millstream bench` only: no pod ends with it
     CHECKPOINT_INVALID = "CheckpointInvalid"
     DISK_FULL = "DiskFull"
     DOWNLOAD_FAILED = "DownloadFailed"
@@ -30,7 +30,7 @@ class FailureReason(StrEnum):
 
 
 class RuntimeFailure(Exception):
-    """The runtime cannot go on. `str()` is one sentence for a person; `reason` is for machines."""
+    """The runtime cannot continue. `str()` is one sentence for a person; `reason` is for machines."""
 
     def __init__(self, reason: FailureReason, message: str) -> None:
         super().__init__(message)

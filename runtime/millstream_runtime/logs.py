@@ -1,4 +1,4 @@
-"""Structured logs: one line an event, `key=value` or JSON, and never a prompt or an answer.
+"""Structured logs: one line per event, `key=value` or JSON, never with a prompt or an answer.
 
 2026-01-31T12:00:00.123Z INFO boot_phase phase=LoadingWeights seconds=0.41
 """
@@ -63,12 +63,12 @@ def configure_logging(default_level: str = "info") -> None:
     handler.setFormatter(_Formatter(os.environ.get(FORMAT_VARIABLE, "").lower() == "json"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(logging.WARNING)  # libraries speak up only when something is wrong
+    root.setLevel(logging.WARNING)  # libraries log only warnings
     logging.getLogger("millstream").setLevel(_LEVELS.get(level, logging.INFO))
 
 
 def set_log_level(level: str) -> None:
-    """Of our own log; libraries go on speaking up only when something is wrong."""
+    """Set the level of Millstream's own log; libraries keep logging only warnings."""
     logging.getLogger("millstream").setLevel(_LEVELS[level])
 
 

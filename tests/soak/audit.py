@@ -77,12 +77,14 @@ def writes_out_of_turn(writes: Iterable[Write]) -> list[str]:
     writes = list(writes)
     held = terms(writes)
     asked = [term.asked for term in held]
-    told = []
+    violations = []
     for write in writes:
         if write.about_lease or write.status >= 300:
             continue
         last = bisect.bisect_right(asked, write.answered) - 1
         if last < 0 or held[last].agent != write.agent or write.received < held[last].granted:
             holder = held[last].agent if last >= 0 else "nobody"
-            told.append(f"{write.agent} wrote {write.resource} {write.namespace}/{write.name} in the turn of {holder}")
-    return told
+            violations.append(
+                f"{write.agent} wrote {write.resource} {write.namespace}/{write.name} in the turn of {holder}"
+            )
+    return violations

@@ -71,7 +71,7 @@ async def _delete(world: World, namespace: str) -> None:
 
 
 async def _replace(world: World, namespace: str) -> None:
-    """Deleted, and made anew before the garbage collector was there."""
+    """Deleted, and created again before the garbage collector was there."""
     await _delete(world, namespace)
     await world.admin.create(llmd_path(namespace), llmd(NAME, spec_b()))
 
@@ -226,7 +226,7 @@ async def _until_struck(world: World, namespace: str, injection: Injection) -> N
 
 
 def _left(state: Snapshot) -> list[str]:
-    """What is there beside the counts."""
+    """The rest of the result, besides the counts."""
     return [key for key in state if key != "counted"] + [key for key, count in state["counted"].items() if count]
 
 

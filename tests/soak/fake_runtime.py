@@ -1,6 +1,6 @@
 """A fake runtime at the outermost edge: it answers, through the proxy, as the pods of a Deployment would.
 
-Simulated pods run no program, so nobody would ever answer `/ready`, and no LLMDeployment would become Ready. This
+Simulated pods run no program, so `/ready` would never be answered, and no LLMDeployment would become Ready. This
 answers with the configuration that the pod template mounts, read by the runtime's own code, once a replica is
 available. It knows no more about the operator than a real pod does: its arguments, and the files they name.
 """
@@ -35,7 +35,7 @@ def _mounted_files(volume: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def answer(path: str, deployment: Object | None, boot_map: Object | None) -> tuple[int, Object]:
     """HTTP status and body for `/ready` or `/v1/completions`, given the Deployment behind the Service and its boot map.
 
-    A pod cannot start without its boot map, so nobody answers where that is missing.
+    A pod cannot start without its boot map, so there is no answer where that is missing.
     """
     if deployment is None or boot_map is None or not deployment.get("status", {}).get("availableReplicas"):
         return 503, _status(503, "ServiceUnavailable", "no endpoints available for service")

@@ -1,7 +1,7 @@
 """What goes wrong, and when: plans for the fault proxy. Pure.
 
 A plan looks at each request of the operator and says what happens to it. Requests are counted a scope: a namespace's,
-so that many experiments run beside each other under one operator, or all of a proxy's, for a process's whole life.
+so that many experiments run in parallel under one operator, or all of a proxy's, for a process's whole life.
 """
 
 from __future__ import annotations

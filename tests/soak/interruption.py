@@ -22,7 +22,7 @@ async def finished(work: Coroutine[Any, Any, None]) -> bool:
 
 
 async def together(lanes: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run them beside each other until all are done; the first that fails ends the others."""
+    """Run them in parallel until all are done; the first that fails ends the others."""
     async with asyncio.TaskGroup() as group:
         for lane in lanes:
             group.create_task(lane)

@@ -34,7 +34,7 @@ from tests.soak.snapshot import differences
 from tests.soak.world import OPERATOR_NAMESPACE, World
 
 Result = dict[str, Any]
-TOGETHER = 8  # experiments beside each other
+TOGETHER = 8  # parallel experiments
 STARTS_TOGETHER = 3
 STEADY_SECONDS = 200.0
 
@@ -63,7 +63,7 @@ async def kills(
 
 
 async def faults(world: World, *, places: int | None = None, offset: int = 0, say: Say = silent) -> Result:
-    """Every fault at every request about an object, several namespaces beside each other under one operator."""
+    """Every fault at every request about an object, several namespaces in parallel under one operator."""
     outcomes: list[Outcome] = []
     async with OperatorProcess(world.plane, "troubled") as operator:
         await operator.wait_ready()

@@ -31,7 +31,7 @@ class OperatorProcess:
     plane: ControlPlane
     name: str = "operator"
     settings: Mapping[str, str] = field(default_factory=dict)  # its MILLSTREAM_… environment, over the defaults here
-    crashes: list[str] = field(default_factory=list)  # ends that nobody asked for
+    crashes: list[str] = field(default_factory=list)  # unexpected exits
     kills: int = 0
 
     async def __aenter__(self) -> OperatorProcess:

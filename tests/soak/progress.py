@@ -11,7 +11,7 @@ EVERY_SECONDS = 15.0
 
 
 def silent(_text: str) -> None:
-    """Tell nobody."""
+    """Print nothing."""
 
 
 @dataclass

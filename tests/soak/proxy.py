@@ -46,7 +46,7 @@ class FaultProxy:
     context: ssl.SSLContext
     plan: Plan = field(default_factory=Plan)
     kill: Callable[[], None] = lambda: None  # SIGKILL to the operator behind this proxy
-    on_write: Callable[[Exchange], None] = lambda _exchange: None  # told of each write that was answered
+    on_write: Callable[[Exchange], None] = lambda _exchange: None  # called for each answered write
     exchanges: list[Exchange] = field(default_factory=list)
     port: int = 0
 

@@ -50,12 +50,12 @@ def write(name: str, command: str, seconds: float, result: Result, missed: list[
 
 def missed(name: str, result: Result) -> list[str]:
     """The goals that a result does not reach, in a sentence each."""
-    told = [f"the operator crashed: {crash}" for crash in result.get("crashes", ())]
-    told += [f"left behind: {orphan}" for orphan in result.get("orphans", ())]
-    told += [f"problem: {problem}" for problem in result.get("problems", ())]
-    told += [f"interrupted after {result['runs']} runs"] if result.get("interrupted") else []
-    told += _GOALS.get(name, _converged)(result)
-    return told
+    failures = [f"the operator crashed: {crash}" for crash in result.get("crashes", ())]
+    failures += [f"left behind: {orphan}" for orphan in result.get("orphans", ())]
+    failures += [f"problem: {problem}" for problem in result.get("problems", ())]
+    failures += [f"interrupted after {result['runs']} runs"] if result.get("interrupted") else []
+    failures += _GOALS.get(name, _converged)(result)
+    return failures
 
 
 def _converged(result: Result) -> list[str]:
@@ -78,21 +78,21 @@ def _outage(result: Result) -> list[str]:
 
 
 def _leaders(result: Result) -> list[str]:
-    told = _over(result, {"slowest_takeover_seconds": 20})
-    return told + [f"two writers: {write}" for write in result["writes_out_of_turn"]]
+    failures = _over(result, {"slowest_takeover_seconds": 20})
+    return failures + [f"two writers: {write}" for write in result["writes_out_of_turn"]]
 
 
 def _scale(result: Result) -> list[str]:
-    told = _over(result, {"ratio": 2})
-    told += _over(result["restart"], {"steady_seconds": 30, "writes": 0}, "restart ")
-    told += _over(result["idle"], {"writes": 0}, "idle ")
-    told += _over(result["idle after the restart"], {"writes": 0}, "idle after the restart ")
-    told += _over(result["spec_change_to_first_write"], {"p99_seconds": 1}, "spec change to first write ")
+    failures = _over(result, {"ratio": 2})
+    failures += _over(result["restart"], {"steady_seconds": 30, "writes": 0}, "restart ")
+    failures += _over(result["idle"], {"writes": 0}, "idle ")
+    failures += _over(result["idle after the restart"], {"writes": 0}, "idle after the restart ")
+    failures += _over(result["spec_change_to_first_write"], {"p99_seconds": 1}, "spec change to first write ")
     for word in ("deleted", "edited"):
-        told += _over(result[f"{word}_child_repaired"], {"p99_seconds": 5}, f"{word} child repaired ")
+        failures += _over(result[f"{word}_child_repaired"], {"p99_seconds": 5}, f"{word} child repaired ")
     most = max(memory["most"] for memory in result["memory_mib"].values())
-    told += _over({"most": most}, {"most": 300}, "memory in MiB ")
-    return told + [f"left behind: {orphan}" for orphan in result["deleted_without_operator"]["orphans"]]
+    failures += _over({"most": most}, {"most": 300}, "memory in MiB ")
+    return failures + [f"left behind: {orphan}" for orphan in result["deleted_without_operator"]["orphans"]]
 
 
 def _over(result: Result, limits: dict[str, float], word: str = "") -> list[str]:

@@ -28,7 +28,7 @@ TOGETHER = 16  # as many connections as the operator opens
 NAMESPACES = 20
 APPLY_SECONDS = 1800.0
 SAMPLE_SECONDS = 60.0
-# Written by the API server or by others, not by whoever applies a child.
+# Written by the API server or by others, not by the applier of a child.
 _SERVERS_OWN = (
     *("uid", "resourceVersion", "creationTimestamp", "managedFields", "generation", "ownerReferences", "namespace"),
 )
@@ -286,10 +286,14 @@ class Scale:
         """Nothing due and nothing running in the operator's queue, and no Event still to be written."""
 
         async def busy() -> float:
-            told = await self.operator.metrics()
-            done = sum(count for name, count in told.items() if name.startswith("millstream_operator_reconciles_total"))
-            depth = [told.get(f"millstream_operator_queue_depth{{state={state}}}", 0.0) for state in ("due", "running")]
-            news = told.get("millstream_operator_events_waiting", 0.0)
+            values = await self.operator.metrics()
+            done = sum(
+                count for name, count in values.items() if name.startswith("millstream_operator_reconciles_total")
+            )
+            depth = [
+                values.get(f"millstream_operator_queue_depth{{state={state}}}", 0.0) for state in ("due", "running")
+            ]
+            news = values.get("millstream_operator_events_waiting", 0.0)
             return sum(depth) + news + max(0.0, at_least_reconciles - done)
 
         await eventually(busy, lambda n: n == 0, what="quiet", seconds=APPLY_SECONDS, pause_seconds=0.2)

@@ -143,11 +143,11 @@ def _without(value: Any) -> Any:
 
 def differences(expected: Snapshot, found: Snapshot) -> list[str]:
     """What is not the same, in a sentence each; empty when all is well."""
-    told = [f"{key} is missing" for key in expected.keys() - found.keys()]
-    told += [f"{key} should not be there" for key in found.keys() - expected.keys()]
+    found_differences = [f"{key} is missing" for key in expected.keys() - found.keys()]
+    found_differences += [f"{key} should not be there" for key in found.keys() - expected.keys()]
     for key in sorted(expected.keys() & found.keys()):
-        told += [f"{key}: {line}" for line in _diff(expected[key], found[key], "")]
-    return told
+        found_differences += [f"{key}: {line}" for line in _diff(expected[key], found[key], "")]
+    return found_differences
 
 
 def _diff(one: Any, other: Any, path: str) -> list[str]:

@@ -115,7 +115,7 @@ def read() -> dict[str, Document]:
 
 
 def page(text: str, found: dict[str, Document]) -> str:
-    """The page with its tables made anew."""
+    """The page with its tables regenerated."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{tables(found)}\n\n{END}{after}"

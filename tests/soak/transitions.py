@@ -53,7 +53,7 @@ async def transitions(world: World, *, count: int, seed: int, first: int = 0, sa
 
         async def run() -> None:
             for number in planned:
-                # A generator each: what one draws does not depend on who is beside it, so that it can be drawn again.
+                # One generator per experiment: its draws do not depend on the others.
                 one = await _transition(world, SpecGenerator(schema, f"{seed}/{number}"), number)
                 done.append(one)
                 progress.step(f"transition {number}, {one.met}", "; ".join(one.differences))

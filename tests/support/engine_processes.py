@@ -9,11 +9,11 @@ from typing import Any
 
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.server.engine.client import OnEnd, OnEvent
-from millstream_runtime.server.engine.subprocess import EngineProcesses, EngineSubprocess
+from millstream_runtime.server.engine.subprocess import EngineProcessLauncher, EngineSubprocess
 from tests.support.server_thread import ServerThread, serving
 
 
-class WatchedProcesses(EngineProcesses):
+class WatchedProcesses(EngineProcessLauncher):
     """Remembers what it launched, so that a test can kill it."""
 
     def __init__(self, config: RuntimeConfig) -> None:

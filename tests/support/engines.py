@@ -67,7 +67,7 @@ def write_model(tmp_path_factory: pytest.TempPathFactory) -> WriteModel:
 
 @pytest.fixture
 def make_engine() -> MakeEngine:
-    """`make_engine(folder, **config)`: an engine on the CPU, with a pool of 1 MiB unless told otherwise.
+    """`make_engine(folder, **config)`: an engine on the CPU, with a pool of 1 MiB by default.
 
     `rank_group`: ranks that are running already. `execution`: how it computes, where it is not as a CPU does.
     """
@@ -87,7 +87,7 @@ def make_engine() -> MakeEngine:
 
 
 def greedy(max_tokens: int, **overrides: Any) -> SamplingParams:
-    """Greedy sampling that ignores end-of-sequence unless told otherwise."""
+    """Greedy sampling that ignores end-of-sequence by default."""
     return SamplingParams(**({"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True} | overrides))
 
 

@@ -120,8 +120,8 @@ class FakeApiServer:
         response = web.StreamResponse()
         queue: asyncio.Queue[Manifest] = asyncio.Queue()
         since = int(request.query.get("resourceVersion", 0))
-        for told, event in self._history:  # a watch that comes back misses nothing
-            if told is kind and int(event["object"]["metadata"]["resourceVersion"]) > since:
+        for event_kind, event in self._history:  # a watch that comes back misses nothing
+            if event_kind is kind and int(event["object"]["metadata"]["resourceVersion"]) > since:
                 queue.put_nowait(event)
         self._watchers[kind.kind].add(queue)
         try:
@@ -156,20 +156,20 @@ class FakeApiServer:
             return await _json({"reason": "NotFound", "message": f"{name} not found"}, 404)
         if request.method == "GET":
             return await _json(live)
-        told = await request.json()
+        sent = await request.json()
         if request.method == "DELETE":
             self.remove(kind, namespace, name)
             self._record(request, kind, "delete", name)
             return await _json({"status": "Success"})
         if request.path.endswith("/status"):
-            return await self._written(request, kind, "status", {**(live or {}), "status": told["status"]})
-        if live is not None and told["metadata"].get("resourceVersion") not in (
+            return await self._written(request, kind, "status", {**(live or {}), "status": sent["status"]})
+        if live is not None and sent["metadata"].get("resourceVersion") not in (
             None,
             live["metadata"]["resourceVersion"],
         ):
             return await _json({"reason": "Conflict", "message": f"{name} has been modified"}, 409)
         return await self._written(
-            request, kind, request.method.lower(), {**told, "status": (live or {}).get("status")}
+            request, kind, request.method.lower(), {**sent, "status": (live or {}).get("status")}
         )
 
     async def _written(self, request: web.Request, kind: Kind, verb: str, manifest: Manifest) -> web.Response:
@@ -191,22 +191,22 @@ async def _json(body: object, status: int = 200) -> web.Response:
 
 def _groups() -> Iterator[Manifest]:
     for group, version in sorted({(kind.group, kind.version) for kind in KINDS if kind.group}):
-        told = {"groupVersion": f"{group}/{version}", "version": version}
-        yield {"name": group, "versions": [told], "preferredVersion": told}
+        group_version = {"groupVersion": f"{group}/{version}", "version": version}
+        yield {"name": group, "versions": [group_version], "preferredVersion": group_version}
 
 
 def _resources(base: str) -> Manifest:
     kinds = [kind for kind in KINDS if kind.path(None).rpartition("/")[0] == base]
     verbs = ["get", "list", "watch", "create", "update", "patch", "delete"]
-    told = [
+    resources = [
         {"name": k.plural, "singularName": k.kind.lower(), "kind": k.kind, "namespaced": True, "verbs": verbs}
         for k in kinds
     ]
     if base == "/api/v1":  # kopf waits until it knows them, though it asks for none
-        told.append(
+        resources.append(
             {"name": "namespaces", "singularName": "", "kind": "Namespace", "namespaced": False, "verbs": verbs}
         )
-    return {"resources": told}
+    return {"resources": resources}
 
 
 def write_kubeconfig(path: Path, url: str) -> Path:

@@ -359,7 +359,7 @@ def _key(manifest: Mapping[str, Any]) -> Key:
 
 
 def _defaulted(manifest: Manifest) -> Manifest:
-    """A few of the fields that a real server fills in: whoever compares whole objects sees a difference for ever."""
+    """A few of the fields that a real server fills in: a comparison of whole objects always sees a difference."""
     manifest = copy.deepcopy(manifest)
     spec = manifest.get("spec", {})
     if manifest["kind"] == "Service":

@@ -50,7 +50,7 @@ CONFIG = {
 
 
 def answer_of(revision: str | None = COMMIT, file_bytes: int = 1 << 20, **config: object) -> str:
-    """What `millstream inspect` leaves as termination message, of a small Llama unless told otherwise."""
+    """What `millstream inspect` leaves as termination message, of a small Llama by default."""
     shape = {"version": 1, "revision": revision, "config": {**CONFIG, **config}, "quantization_config": None}
     return json.dumps(shape | {"weights": {"file_bytes": file_bytes}})
 
@@ -67,7 +67,7 @@ def answer_to(job: Manifest) -> str:
 
 
 class FakeModel:
-    """A fake of the model behind the Service: it answers with what the Deployment runs, unless told otherwise."""
+    """A fake of the model behind the Service: it answers with what the Deployment runs, by default."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
@@ -101,15 +101,15 @@ class FakePods:
     """A fake of the pods' own addresses: each pod's `/ready` by its name, and who was asked."""
 
     def __init__(self) -> None:
-        self.told: dict[str, Manifest] = {}
+        self.reported: dict[str, Manifest] = {}
         self.asked: list[str] = []
 
     async def ready(self, pod: Mapping[str, Any], timeout_seconds: float) -> Manifest:
         name = pod["metadata"]["name"]
         self.asked.append(name)
-        if name not in self.told:
+        if name not in self.reported:
             raise PodUnreachable("connection refused")
-        return self.told[name]
+        return self.reported[name]
 
 
 class FakeOperator:

@@ -40,7 +40,7 @@ class LocalHub(LocalWeb):
         self.files = files
         self.token = ""  # private where set
         self.gated = False
-        self.plain_listing = False  # a mirror that tells neither sizes nor digests
+        self.plain_listing = False  # a mirror that lists neither sizes nor digests
         self.commits = {"main": COMMIT, COMMIT: COMMIT}
 
     def respond(self, request: Handler) -> None:

@@ -104,8 +104,8 @@ class _Handler(BaseHTTPRequestHandler):
         start, end = int(found[1]), min(int(found[2] or len(content) - 1), len(content) - 1)
         if start >= len(content):
             return self.answer(416)
-        told = f"bytes {start}-{end}/{len(content)}"
-        return self.answer(206, content[start : end + 1], Content_Range=told, **headers)
+        content_range = f"bytes {start}-{end}/{len(content)}"
+        return self.answer(206, content[start : end + 1], Content_Range=content_range, **headers)
 
     def _send(self, body: bytes) -> None:
         fault = self.fault

@@ -1,4 +1,4 @@
-"""A small sharded model as bytes by file name, with what repositories carry beside it; no torch."""
+"""A small sharded model as bytes by file name, with the other files of typical repositories; no torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def safetensors(tensors: dict[str, tuple[str, list[int], int]]) -> bytes:
 
 
 def model_files() -> dict[str, bytes]:
-    """A sharded model and the things beside it that a server does not need; each shard is about 1.2 MB."""
+    """A sharded model and files next to it that a server does not need; each shard is about 1.2 MB."""
     shape = {"model.a.weight": ("BF16", [SHARD_ELEMENTS], 2 * SHARD_ELEMENTS)}
     other = {"lm_head.weight": ("BF16", [SHARD_ELEMENTS - 4], 2 * SHARD_ELEMENTS - 8), "q": ("I32", [2], 8)}
     index = {"weight_map": {"model.a.weight": SHARDS[0], "lm_head.weight": SHARDS[1], "q": SHARDS[1]}}

@@ -104,14 +104,14 @@ class RolloutController:
     def _tell(self, name: str) -> None:
         workload = self.cluster.the(DEPLOYMENT, name)
         pods, digest = self.pods(name), _digest(workload["spec"]["template"])
-        told = {
+        new_status = {
             "observedGeneration": workload["metadata"]["generation"],
             "replicas": len(pods),
             "updatedReplicas": sum(1 for pod in pods if _digest(pod) == digest),
             "readyReplicas": sum(map(_is_ready, pods)),
             "availableReplicas": sum(map(_is_ready, pods)),
         }
-        self.cluster.set_status(DEPLOYMENT, name, {**told, **self._late(workload)})
+        self.cluster.set_status(DEPLOYMENT, name, {**new_status, **self._late(workload)})
 
     @staticmethod
     def _late(workload: Manifest) -> Manifest:

@@ -15,7 +15,7 @@ import httpx
 from millstream_runtime.boot import BootLedger, Phase
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.engine_process.loop import MakeEngine, load_engine
-from millstream_runtime.server.engine.client import LaunchEngine
+from millstream_runtime.server.engine.client import EngineLauncher
 from millstream_runtime.server.engine.watchdog import NO_PROGRESS_SECONDS, STUCK_SECONDS
 from millstream_runtime.server.http.sockets import bind
 from millstream_runtime.server.model_server import ModelServer
@@ -30,7 +30,7 @@ class ServerThread:
     def __init__(
         self,
         config: RuntimeConfig,
-        launch_engine: LaunchEngine,
+        launch_engine: EngineLauncher,
         drain_grace_seconds: float,
         restart_delays_seconds: Sequence[float],
         no_progress_seconds: float,
@@ -85,10 +85,6 @@ class ServerThread:
         """What SIGTERM does."""
         self._loop.call_soon_threadsafe(self.server.begin_drain, grace_seconds)
 
-    def end_grace(self) -> None:
-        """Close the door of a drain."""
-        self._loop.call_soon_threadsafe(self.server.end_grace)
-
     def join(self) -> None:
         """Wait for the end of `run()`."""
         self._thread.join(PATIENCE_SECONDS)
@@ -117,7 +113,7 @@ def serving(
     folder: Path,
     *,
     make_engine: MakeEngine = load_engine,
-    launcher: Callable[[RuntimeConfig], LaunchEngine] | None = None,
+    launcher: Callable[[RuntimeConfig], EngineLauncher] | None = None,
     drain_grace_seconds: float = 0.0,
     restart_delays_seconds: Sequence[float] = (),
     no_progress_seconds: float = NO_PROGRESS_SECONDS,

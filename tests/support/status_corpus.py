@@ -55,8 +55,8 @@ async def _failing(**status: Any) -> FakeOperator:
 
 async def _no_gpu() -> FakeCluster:
     message = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
-    told = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-    return (await _failing(conditions=[told])).cluster
+    reported = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return (await _failing(conditions=[reported])).cluster
 
 
 async def _crashing() -> FakeCluster:
@@ -72,24 +72,24 @@ async def _no_weights() -> FakeCluster:
 
 async def _quota() -> FakeCluster:
     operator = await _failing()
-    told = [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: pods"}]
-    operator.cluster.set_status(DEPLOYMENT, "demo", {"observedGeneration": 1, "conditions": told})
+    reported = [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: pods"}]
+    operator.cluster.set_status(DEPLOYMENT, "demo", {"observedGeneration": 1, "conditions": reported})
     await operator.turn()
     return operator.cluster
 
 
 async def _denied() -> FakeCluster:
     operator = await _failing()
-    told = [{"type": "ReplicaFailure", "status": "True", "message": 'violates PodSecurity "restricted:latest": x'}]
-    operator.cluster.set_status(DEPLOYMENT, "demo", {"observedGeneration": 1, "conditions": told})
+    reported = [{"type": "ReplicaFailure", "status": "True", "message": 'violates PodSecurity "restricted:latest": x'}]
+    operator.cluster.set_status(DEPLOYMENT, "demo", {"observedGeneration": 1, "conditions": reported})
     await operator.turn()
     return operator.cluster
 
 
 async def _deadline() -> FakeCluster:
     operator = await _failing()
-    told = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}]
-    operator.cluster.set_status(DEPLOYMENT, "demo", {"observedGeneration": 1, "conditions": told})
+    reported = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}]
+    operator.cluster.set_status(DEPLOYMENT, "demo", {"observedGeneration": 1, "conditions": reported})
     await operator.turn()
     return operator.cluster
 

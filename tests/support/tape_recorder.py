@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from millstream_runtime.engine.execution.recorders import Recorded
 
 _READS_BACK = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::is_nonzero", "aten::equal"}
-BYTES_PER_OPERATION = 1  # so that whoever adds bytes up has something to add
+BYTES_PER_OPERATION = 1  # so that sums of bytes are not zero
 
 
 class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]

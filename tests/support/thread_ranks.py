@@ -23,7 +23,7 @@ class _Meeting:
         self._places[rank] = given.clone()
         self.barrier.wait()
         everybody = list(self._places)
-        self.barrier.wait()  # nobody puts down the next before all have looked
+        self.barrier.wait()  # no rank writes the next value before all have read
         return everybody
 
 

@@ -82,7 +82,7 @@ def reference_answers(model: Any, prompts: list[list[int]], new_tokens: int) -> 
 def engine_answers(
     engine: Engine, prompts: list[list[int]], new_tokens: int, sampling: SamplingParams | None = None
 ) -> list[list[int]]:
-    """All prompts at once, greedy unless told otherwise; every block must be back afterwards."""
+    """All prompts at once, greedy by default; every block must be back afterwards."""
     sampling = sampling or SamplingParams(max_tokens=new_tokens, temperature=0.0, ignore_eos=True)
     answers: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
     for index, prompt in enumerate(prompts):

@@ -1,8 +1,8 @@
 """A small HTTP/1.1 client on asyncio streams: JSON in, JSON or server-sent events out, connections kept alive.
 
-`httpx` and `aiohttp` are not among the runtime's dependencies, and a benchmark wants less between the socket and
-its clock, not more. What an OpenAI endpoint needs is little: one request at a time on a connection, chunked or counted
-bodies, TLS from the standard library. Not here: redirects, proxies, compression, HTTP/2.
+`httpx` and `aiohttp` are not dependencies of the runtime, and a benchmark needs little code between the socket and its
+clock. An OpenAI endpoint needs one request at a time per connection, chunked or counted bodies, and TLS. Not supported:
+redirects, proxies, compression, HTTP/2.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONNECT_TIMEOUT_SECONDS = 10.0
 
 
 class RequestFailed(Exception):
-    """One request got no good answer; `str()` is a sentence. `status` is None where none arrived."""
+    """A request failed; `str()` is a sentence. `status` is None where no response arrived."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -191,7 +191,7 @@ class HttpClient:
         except TimeoutError:
             raise RequestFailed(f"{self.endpoint} does not take connections.") from None
         except OSError as error:
-            raise RequestFailed(f"Nothing answers at {self.endpoint}: {_plain(error)}.") from None
+            raise RequestFailed(f"No server answers at {self.endpoint}: {_plain(error)}.") from None
         return _Connection(*streams)
 
     def _request_bytes(self, method: str, path: str, body: dict[str, Any] | None) -> bytes:

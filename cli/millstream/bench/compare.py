@@ -1,4 +1,4 @@
-"""Two saved runs side by side: B over A for each metric, or the reason why that would mean nothing. Pure."""
+"""Compare two saved runs: B over A per metric, or the reason why they are not comparable. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """Why the two did not do the same work; empty when their numbers may be compared."""
+    """Why the two runs are not comparable; empty if they had the same workload."""
     ours, theirs = first["workload"], second["workload"]
     found = [
         f"{name} {ours.get(name)} against {theirs.get(name)}"
@@ -54,7 +54,7 @@ def differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
 
 
 def remarks(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """What else differs: not a reason to refuse, since it may be the very thing that is compared."""
+    """Other differences, which may be what is compared and so are no reason to refuse."""
     notes = []
     for label, place in (
         ("model", ("target", "model")),
@@ -91,7 +91,7 @@ def table(first: dict[str, Any], second: dict[str, Any]) -> str:
     if reasons := differences(first, second):
         raise RuntimeFailure(
             FailureReason.BENCHMARK_FAILED,
-            f"A and B ran different workloads, so their ratios would mean nothing: {'; '.join(reasons)}.",
+            f"A and B ran different workloads and cannot be compared: {'; '.join(reasons)}.",
         )
     left, right, ratio = _flat(first["summary"]), _flat(second["summary"]), ratios(first, second)
     lines = [f"{first['workload']['description']}, {first['workload']['num_requests']} requests", ""]

@@ -1,7 +1,7 @@
-"""A load against an OpenAI endpoint: ask it who it is, warm it with one request, then run.
+"""A load against an OpenAI endpoint: find its model, warm it up with one request, then run.
 
-Whatever would make every request fail (nobody there, a wrong key, an unknown model, token ids that the endpoint does
-not take) is found before the run and ends it with one sentence.
+A problem that would fail every request (no server, a wrong key, an unknown model, token ids that the endpoint rejects)
+is found before the run and reported in one sentence.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream.bench.client import HttpClient, RequestFailed
-from millstream.bench.load_generator import Load
+from millstream.bench.load_generator import LoadGenerator
 from millstream.bench.measure import RequestRecord
-from millstream.bench.openai_api import Asking, Clock, Route, ask
-from millstream.bench.progress import Progress
+from millstream.bench.openai_api import Clock, RequestTemplate, Route, send_request
+from millstream.bench.progress import LoadProgress
 from millstream.bench.workload import (
     PlannedRequest,
     PromptMaker,
@@ -32,21 +32,21 @@ CALIBRATION_WORDS = (32, 160)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """What a load left behind. `interrupted`: by Ctrl-C."""
+class LoadResult:
+    """The records of a load. `interrupted`: by Ctrl-C."""
 
     records: list[RequestRecord]
     interrupted: bool
 
 
 def stopwatch() -> Clock:
-    """Seconds since now."""
+    """A clock of seconds since now."""
     start = time.perf_counter()
     return lambda: time.perf_counter() - start
 
 
 async def find_model(client: HttpClient, name: str | None) -> str:
-    """The model to ask for: `name` if the endpoint has it, else the only one it serves.
+    """The model to request: `name` if the endpoint serves it, else the only one it serves.
 
     Raises:
         RuntimeFailure: nothing answers, the key is refused, there is no such model, or there are several.
@@ -61,7 +61,7 @@ async def find_model(client: HttpClient, name: str | None) -> str:
             raise _failure(f"{failure} Set $OPENAI_API_KEY to a key that {client.endpoint} accepts.") from None
         if failure.status is None or name is None:
             raise _failure(str(failure)) from None
-        return name  # an endpoint without a list of models; the first request will tell
+        return name  # an endpoint without a list of models; the first request checks it
     if name is None and len(served) != 1:
         choice = f"it serves {', '.join(served[:20])}" if served else "it lists none"
         raise InvalidConfigError(f"Give --model: {client.endpoint} does not serve exactly one, {choice}.")
@@ -70,63 +70,65 @@ async def find_model(client: HttpClient, name: str | None) -> str:
     return name if name is not None else served[0]
 
 
-async def prompt_maker(client: HttpClient, asking: Asking, spec: WorkloadSpec, ids: Range | None) -> PromptMaker:
-    """Prompts that this endpoint takes; `ids` None means words. Also the first, unmeasured request.
+async def prompt_maker(
+    client: HttpClient, template: RequestTemplate, spec: WorkloadSpec, ids: Range | None
+) -> PromptMaker:
+    """Build prompts that this endpoint accepts; `ids` None: words. Sends the first, unmeasured request.
 
     Raises:
         RuntimeFailure: the endpoint refuses; the message says why.
     """
     if ids is not None:
         maker = TokenIdPrompts(ids, spec.seed, spec.shared_prefix_tokens)
-        await _count_tokens(client, asking, [ids.high, *maker.make(0, 15)])
+        await _count_tokens(client, template, [ids.high, *maker.make(0, 15)])
         return maker
     few, many = CALIBRATION_WORDS
-    counted = [await _count_tokens(client, asking, " ".join(words("calibration", count))) for count in (few, many)]
+    counted = [await _count_tokens(client, template, " ".join(words("calibration", count))) for count in (few, many)]
     return WordPrompts.calibrated((few, counted[0]), (many, counted[1]), spec.seed, spec.shared_prefix_tokens)
 
 
-async def _count_tokens(client: HttpClient, asking: Asking, prompt: list[int] | str) -> int:
+async def _count_tokens(client: HttpClient, template: RequestTemplate, prompt: list[int] | str) -> int:
     record = RequestRecord(-1, 0.0, 0.0)
-    await ask(client, asking, asking.body(prompt, 1), record, stopwatch())
+    await send_request(client, template.route, template.body(prompt, 1), record, stopwatch())
     if record.error is None:
         return record.prompt_tokens
     hint = ""
     if isinstance(prompt, list) and "answered 4" in record.error:
         hint = " If it is about token ids, give --token-ids LOW:HIGH inside its vocabulary, or --prompts words."
-    elif asking.ignore_eos and "ignore_eos" in record.error:
+    elif template.ignore_eos and "ignore_eos" in record.error:
         hint = " Give --no-ignore-eos for endpoints without that extension."
     raise _failure(record.error + hint)
 
 
 async def run_load(
     client: HttpClient,
-    asking: Asking,
+    template: RequestTemplate,
     spec: WorkloadSpec,
     requests: Sequence[PlannedRequest],
     maker: PromptMaker,
     max_connections: int,
-    progress: Progress,
-) -> Run:
-    """Run the plan."""
+    progress: LoadProgress,
+) -> LoadResult:
+    """LoadResult the plan."""
     clock = stopwatch()
 
     def prepare(request: PlannedRequest) -> dict[str, Any]:
         prompt = request.prompt if request.prompt is not None else maker.make(request.index, request.input_tokens or 1)
-        return asking.body(prompt, request.output_tokens)
+        return template.body(prompt, request.output_tokens)
 
     async def send(body: dict[str, Any], record: RequestRecord) -> None:
         progress.began()
-        await ask(client, asking, body, record, clock)
+        await send_request(client, template.route, body, record, clock)
         progress.ended(record)
 
-    load = Load(requests, prepare, send, clock)
+    load = LoadGenerator(requests, prepare, send, clock)
     ticker = asyncio.create_task(_tick(progress.draw))
     try:
         await load.run(spec.concurrency, max_connections)
     finally:
         ticker.cancel()
         progress.close()
-    return Run(load.records, load.interrupted)
+    return LoadResult(load.records, load.interrupted)
 
 
 async def _tick(draw: Callable[[], None]) -> None:
@@ -136,7 +138,7 @@ async def _tick(draw: Callable[[], None]) -> None:
 
 
 def default_ids(route: Route, prompts: str | None, token_ids: Range) -> Range | None:
-    """Token ids where the route takes them, unless words are asked for. None: words.
+    """The range of token ids where the route accepts ids, unless words are requested. None: words.
 
     Raises:
         InvalidConfigError: ids for a chat, which is made of text.

@@ -1,4 +1,4 @@
-"""The hardware and software of this machine: a number without it means nothing. No host names, no paths."""
+"""The hardware and software of this machine, for the report. No host names, no paths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def this_machine() -> dict[str, Any]:
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The CPU's name with family and model, which tell what a cloud's generic name hides."""
+    """The CPU's name with family and model, which a cloud's generic name hides."""
     if cpuinfo.exists():
         pairs = (line.partition(":") for line in cpuinfo.read_text().splitlines())
         fields = {name.strip(): value.strip() for name, _, value in pairs}

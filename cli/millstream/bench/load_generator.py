@@ -1,6 +1,6 @@
-"""Sends a planned load: on time in an open loop, one after another in each of N clients in a closed one.
+"""Send a planned load: on time in an open loop; in a closed loop one after another in each of N clients.
 
-Knows nothing about HTTP: `prepare` makes what a request will send, `send` does one request and fills its record.
+Independent of HTTP: `prepare` builds what a request sends, `send` sends it and fills its record.
 Preparing comes before the due time (open loop) or before the clock of the request starts (closed loop), so the client's
 own work is not the server's latency. `workload` says why an open loop never waits for answers.
 """
@@ -18,7 +18,7 @@ from millstream.bench.workload import PlannedRequest
 Prepared = TypeVar("Prepared")
 
 
-class Load(Generic[Prepared]):
+class LoadGenerator(Generic[Prepared]):
     """A run in progress. `records` holds every request that was sent or is overdue, also after an interruption."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Load(Generic[Prepared]):
         self.interrupted = False
 
     async def run(self, concurrency: int | None, max_connections: int) -> None:
-        """Until all have ended, or until this task is cancelled (Ctrl-C): then what was measured stays.
+        """Run until all have ended, or until this task is cancelled (Ctrl-C); the records stay.
 
         Args:
             concurrency: clients of a closed loop; None for the arrival times of the plan.
@@ -61,9 +61,9 @@ class Load(Generic[Prepared]):
             self.records.append(record)
             await self._send(prepared, record)
 
-    async def _arrivals(self, group: asyncio.TaskGroup, places: asyncio.Semaphore) -> None:
-        async def when_there_is_a_place(prepared: Prepared, record: RequestRecord) -> None:
-            async with places:
+    async def _arrivals(self, group: asyncio.TaskGroup, slots: asyncio.Semaphore) -> None:
+        async def send_with_free_slot(prepared: Prepared, record: RequestRecord) -> None:
+            async with slots:
                 record.sent_seconds = self._clock()
                 await self._send(prepared, record)
 
@@ -74,4 +74,4 @@ class Load(Generic[Prepared]):
             await asyncio.sleep(max(0.0, due - self._clock()))
             record = RequestRecord(request.index, due, self._clock())
             self.records.append(record)
-            group.create_task(when_there_is_a_place(prepared, record))
+            group.create_task(send_with_free_slot(prepared, record))

@@ -1,4 +1,4 @@
-"""From what a client saw of each request to percentiles, throughput and goodput. Pure; seconds in, seconds out.
+"""Percentiles, throughput and goodput from the records of the requests. Pure; seconds in, seconds out.
 
     due            sent      first text          last text
      │  client delay │            │  gap  gap  gap  │
@@ -31,7 +31,7 @@ ITL_OBJECTIVE_PERCENTILE = 99
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What one request did. All times in seconds since the start of the run.
+    """Times and counts of one request. All times in seconds since the start of the run.
 
     `arrival_seconds` is when it was due: fixed in advance in an open loop, the time of sending in a closed one.
     A request is complete when `end_seconds` is set and `error` is not.
@@ -76,7 +76,7 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Of some samples: their count, mean and percentiles, in the samples' unit. All 0 without samples."""
+    """Count, mean and percentiles of samples, in their unit. All 0 without samples."""
 
     count: int
     mean: float
@@ -117,7 +117,7 @@ class Objective:
         """`ttft_ms:200,itl_ms:40`.
 
         Raises:
-            InvalidConfigError: an unknown name, one twice, or a limit that is no number above 0.
+            InvalidConfigError: an unknown name, one twice, or a limit that is not a number above 0.
         """
         limits: dict[str, float] = {}
         for part in text.split(","):
@@ -190,7 +190,7 @@ class Measurement:
 
 
 def measure(records: Sequence[RequestRecord], objective: Objective | None = None) -> Measurement:
-    """Sum up a run."""
+    """Summarise a run."""
     done = [record for record in records if record.complete]
     ends = [record.end_seconds for record in records if record.end_seconds is not None]
     start = min((record.arrival_seconds for record in records), default=0.0)

@@ -2,7 +2,7 @@
 
     due requests ─► Engine.add_request ─► step, step, step … ─► RequestRecord
 
-The difference to a run against `millstream serve` on the same machine is the cost of serving. A request that becomes
+The difference from a run against `millstream serve` on the same machine is the cost of serving. A request that becomes
 due within a step is added after it, as in the server; its latency counts from when it was due.
 """
 
@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from millstream.bench.endpoint import Run, stopwatch
+from millstream.bench.endpoint import LoadResult, stopwatch
 from millstream.bench.measure import RequestRecord
 from millstream.bench.openai_api import Clock
-from millstream.bench.progress import Progress
+from millstream.bench.progress import LoadProgress
 from millstream.bench.workload import PlannedRequest, TokenIdPrompts, WorkloadSpec
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.errors import InvalidConfigError
@@ -55,7 +55,7 @@ def prompts(requests: Sequence[PlannedRequest], maker: TokenIdPrompts, folder: P
 def check_lengths(
     requests: Sequence[PlannedRequest], token_ids: Sequence[Sequence[int]], max_model_len: int, vocab_size: int
 ) -> None:
-    """Refuse what the engine would refuse in the middle of the run.
+    """Check the lengths that the engine would reject in the middle of the run.
 
     Raises:
         InvalidConfigError: a request that does not fit the model.
@@ -84,7 +84,7 @@ class OfflineRun:
         *,
         temperature: float,
         ignore_eos: bool,
-        progress: Progress,
+        progress: LoadProgress,
     ) -> None:
         self._engine = engine
         self._waiting = deque(zip(requests, token_ids, strict=True))
@@ -94,8 +94,8 @@ class OfflineRun:
         self._running: dict[str, RequestRecord] = {}
         self.records: list[RequestRecord] = []
 
-    def run(self, concurrency: int | None) -> Run:
-        """Until all have ended; `concurrency` None keeps to the plan's arrival times."""
+    def run(self, concurrency: int | None) -> LoadResult:
+        """Run until all have ended; `concurrency` None: at the plan's arrival times."""
         clock = stopwatch()
         drawn = 0.0
         try:
@@ -111,10 +111,10 @@ class OfflineRun:
         except KeyboardInterrupt:
             for request_id in self._running:
                 self._engine.abort(request_id)
-            return Run(self.records, interrupted=True)
+            return LoadResult(self.records, interrupted=True)
         finally:
             self._progress.close()
-        return Run(self.records, interrupted=False)
+        return LoadResult(self.records, interrupted=False)
 
     def _add_due(self, clock: Clock, concurrency: int | None) -> None:
         from millstream_runtime.engine.request import Request, SamplingParams
@@ -157,8 +157,8 @@ def run_offline(
     *,
     temperature: float,
     ignore_eos: bool,
-    progress: Progress,
-) -> Run:
+    progress: LoadProgress,
+) -> LoadResult:
     """Load the model, warm it up, run the plan.
 
     Raises:

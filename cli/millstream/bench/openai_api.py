@@ -1,4 +1,4 @@
-"""One OpenAI streaming request as a record: the body that is sent, and what each event of the answer means."""
+"""One OpenAI streaming request: the body that is sent, and the record that is filled from the events."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Route(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
-    """What is the same in every request. `ignore_eos` is an extension that OpenAI's own API refuses."""
+class RequestTemplate:
+    """The parameters that all requests share. `ignore_eos` is an extension that OpenAI's own API rejects."""
 
     model: str
     route: Route = Route.COMPLETIONS
@@ -51,11 +51,13 @@ class Asking:
         }
 
 
-async def ask(client: HttpClient, asking: Asking, body: dict[str, Any], record: RequestRecord, clock: Clock) -> None:
+async def send_request(
+    client: HttpClient, route: Route, body: dict[str, Any], record: RequestRecord, clock: Clock
+) -> None:
     """Send `body` and fill `record`. A failure is a sentence in `record.error`, never an exception."""
     answer = StreamedAnswer(record)
     try:
-        async with aclosing(client.post_sse(asking.route.path, body)) as events:  # type: ignore[type-var]
+        async with aclosing(client.post_sse(route.path, body)) as events:  # type: ignore[type-var]
             async for data in events:
                 answer.take(data, clock())
         answer.finish()
@@ -65,7 +67,7 @@ async def ask(client: HttpClient, asking: Asking, body: dict[str, Any], record: 
 
 
 class StreamedAnswer:
-    """Reads the events of one stream. Counts come from `usage`, which stands in the last chunk."""
+    """Reads the events of one stream. Counts come from `usage`, which is in the last chunk."""
 
     def __init__(self, record: RequestRecord) -> None:
         self._record = record
@@ -111,7 +113,7 @@ class StreamedAnswer:
             raise RequestFailed("The stream ended without [DONE].")
         if not self._has_usage:
             raise RequestFailed("The stream had no usage; the endpoint must honour stream_options.include_usage.")
-        if not self._record.chunk_seconds:  # tokens that spell nothing: the end is the first thing a user sees
+        if not self._record.chunk_seconds:  # tokens that token_bytes nothing: the end is the first thing a user sees
             if self._finish_seconds is None:
                 raise RequestFailed("The stream had neither text nor an end.")
             self._record.chunk_seconds.append(self._finish_seconds)

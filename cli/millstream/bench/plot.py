@@ -1,8 +1,7 @@
 """A run as one SVG: the distributions of TTFT, ITL and E2E, and output tokens a second over time. Pure.
 
-Drawn by hand, since four small panels are no reason for a plotting library in the runtime's image. A distribution is
-shown as its empirical CDF on a logarithmic axis: every request is in it, the tail has room, and a percentile is read
-off where the curve crosses it.
+Drawn directly: four small panels do not justify a plotting library in the runtime's image. A distribution is shown as
+its empirical CDF on a logarithmic axis, which includes every request, shows the tail and lets percentiles be read off.
 """
 
 from __future__ import annotations

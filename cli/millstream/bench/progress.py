@@ -1,4 +1,4 @@
-"""One line on a terminal that moves while a load runs; nothing where stderr is no terminal."""
+"""A progress line on a terminal while a load runs; no output where stderr is not a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WIDTH = 30
 CLEAR_LINE = "\r\x1b[2K"
 
 
-class Progress:
+class LoadProgress:
     """Counts requests; `draw` shows them."""
 
     def __init__(self, total: int, out: TextIO) -> None:

@@ -1,4 +1,4 @@
-"""One run as a document (`--json`) and as the table a person reads. Pure, apart from writing the file.
+"""One run as a document (`--json`) and as a table. Pure, apart from writing the file.
 
 The document is what `plot` and `compare` read: latencies in milliseconds, everything else in the unit of its name.
 """
@@ -36,7 +36,7 @@ def document(
     created: str,
     interrupted: bool,
 ) -> dict[str, Any]:
-    """Everything about a run. `target` says what was measured; `workload.fingerprint` tells equal loads."""
+    """Everything about a run. `target` says what was measured; equal loads have the same `workload.fingerprint`."""
     ordered = sorted(records, key=lambda record: record.index)
     return {
         "schema": SCHEMA,
@@ -113,7 +113,7 @@ def _row(record: RequestRecord) -> dict[str, Any]:
 
 
 def rate_over_time(records: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Output tokens a second in equal bins of the run. A request's counted tokens are spread over its chunks."""
+    """Output tokens per second in equal bins of the run. A request's counted tokens are spread over its chunks."""
     done = [record for record in records if record.complete]
     end = max((record.chunk_seconds[-1] for record in done), default=0.0)
     if end <= 0:
@@ -133,7 +133,7 @@ def table(run: dict[str, Any]) -> str:
     target = " ".join(str(run["target"][key]) for key in ("model", "at") if run["target"].get(key))
     lines = [f"millstream bench {run['mode']} · {target} · {run['workload']['description']}", ""]
     if run["interrupted"]:
-        lines += ["  Interrupted: the numbers are those of the requests that were complete.", ""]
+        lines += ["  Interrupted: the figures cover only the completed requests.", ""]
     lines += _counts(summary)
     lines += ["", _columns("milliseconds", ["mean", *(f"p{percent}" for percent in PERCENTILES)])]
     for name in (*LATENCIES, "client_delay_ms"):
@@ -144,7 +144,7 @@ def table(run: dict[str, Any]) -> str:
         chunk = f"{summary['tokens_per_chunk']:.2f}"
         lines += [
             "",
-            f"  The server sent {chunk} tokens a chunk on average: ITL is between chunks, TPOT between tokens.",
+            f"  The server sent {chunk} tokens per chunk on average: ITL is between chunks, TPOT between tokens.",
         ]
     if run["errors"]:
         lines += ["", "  errors"]
@@ -175,7 +175,7 @@ def _columns(label: str, cells: Sequence[str]) -> str:
 
 
 def check_writable(flag: str, path: Path) -> None:
-    """Find out before a long run, not after it.
+    """Check before a long run that the result can be saved.
 
     Raises:
         InvalidConfigError: there is no such folder, or `path` is one.
@@ -187,7 +187,7 @@ def check_writable(flag: str, path: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Whole or not at all.
+    """Write a file atomically.
 
     Raises:
         InvalidConfigError: the file cannot be written.
@@ -202,12 +202,12 @@ def write(path: Path, text: str) -> None:
 
 
 def to_json(run: dict[str, Any]) -> str:
-    """Readable at the top, one line for each request."""
+    """JSON that is readable at the top, with one line per request."""
     rows = [json.dumps(row, separators=(",", ":")) for row in run["requests"]]
     head = json.dumps({**run, "requests": []}, indent=2, allow_nan=False)
     return head.replace('"requests": []', '"requests": [\n    ' + ",\n    ".join(rows) + "\n  ]") + "\n"
 
 
 def _rounded(value: float) -> float:
-    """Four digits behind the point are microseconds' tenths: enough."""
+    """Four decimals: tenths of a microsecond for milliseconds."""
     return round(value, 4) if math.isfinite(value) else 0.0

@@ -1,20 +1,20 @@
-"""What is asked, how long it is, and when: everything about a load that is decided before it runs. Pure.
+"""The workload: requests, their lengths and arrival times, all decided before the run. Pure.
 
 Three shapes of load:
 
-    open loop     requests come when they come, whatever the server does: Poisson arrivals at `request_rate`
-    closed loop   `concurrency` clients, each of which asks again as soon as it has its answer
+    open loop     requests arrive independently of the server: Poisson arrivals at `request_rate`
+    closed loop   `concurrency` clients, each of which sends its next request when it has its answer
     trace         arrivals and lengths from a JSONL file, as recorded somewhere
 
-**Coordinated omission.** A closed loop slows down together with the server: while the server stalls, nobody asks, so
-the requests that would have waited are never counted, and the percentiles look better than any user would find
-them (Gil Tene, "How NOT to Measure Latency"). So in the open loop and in a trace all arrival times are fixed here,
-in advance, and every latency counts from the time a request was *due*. If the client is late to send it, because the
-server or the client itself is behind, that wait is part of the request's latency, as it is for a user.
-Use the open loop for latency under a given demand, and the closed loop to find the throughput of N clients.
+**Coordinated omission.** A closed loop slows down together with the server: while the server stalls, no request is
+sent, so the requests that would have waited are never counted, and the percentiles look better than users would find
+them (Gil Tene, "How NOT to Measure Latency"). So in the open loop and in a trace all arrival times are fixed in
+advance, and every latency counts from the time a request was *due*. If the client sends it late, because the server or
+the client itself is behind, that wait is part of the request's latency, as it is for a user. Use the open loop for
+latency under a given demand, and the closed loop to find the throughput of N clients.
 
 Everything is drawn from `random.Random` with a text seed, which gives the same numbers on every machine. Arrivals,
-lengths and words each have a stream of their own: another rate leaves the prompts as they were.
+lengths and words each have their own stream: another rate does not change the prompts.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def plan(spec: WorkloadSpec) -> list[PlannedRequest]:
 def poisson_arrivals(rate: float, count: int, seed: int) -> list[float]:
     """Seconds since the start, ascending, from 0: gaps are exponential with mean 1/`rate`.
 
-    An infinite rate is legal: everybody comes at 0.
+    An infinite rate is legal: all requests arrive at 0.
     """
     rng = random.Random(f"{seed}/arrivals")  # noqa: S311
     times = [0.0]
@@ -221,7 +221,7 @@ def _trace_tokens(row: dict[str, Any], field: str, where: str) -> int:
 
 
 def fingerprint(requests: Sequence[PlannedRequest]) -> str:
-    """Sixteen hex digits over who asks what and when: two runs with the same one answered the same load."""
+    """Sixteen hex digits over all requests and their times: two runs with the same one had the same load."""
     digest = hashlib.sha256()
     for request in requests:
         prompt = hashlib.sha256(request.prompt.encode()).hexdigest() if request.prompt is not None else None

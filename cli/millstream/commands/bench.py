@@ -1,4 +1,4 @@
-"""`millstream bench`: what an endpoint or an engine does under a load, and two such runs side by side.
+"""Measure an OpenAI endpoint or an engine under load, or compare two saved runs.
 
     millstream bench serve --url http://127.0.0.1:8000 --request-rate 4 --goodput ttft_ms:200,itl_ms:40
     millstream bench serve --url http://127.0.0.1:8000 --concurrency 16 --json a.json --plot a.svg
@@ -6,10 +6,9 @@
     millstream bench offline --model models/demo-chat --concurrency 16
     millstream bench --compare a.json b.json
 
-In an open loop (--request-rate, --trace) requests come when they come, and latencies count from the time each was
-due: a server that stalls is not excused by a client that waits for it. A closed loop (--concurrency) slows down with
-the server; it measures throughput. Counts are those of the endpoint's `usage`.
-The key of the endpoint, if it wants one, is read from $OPENAI_API_KEY.
+In an open loop (--request-rate, --trace) requests are sent at fixed times, and latencies count from the time each was
+due, so a stall of the server is fully measured. A closed loop (--concurrency) slows down with the server; it measures
+throughput. Token counts come from the endpoint's `usage`. The API key, if any, is read from $OPENAI_API_KEY.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from millstream.bench import compare, endpoint, plot, report
 from millstream.bench.client import Endpoint, HttpClient
 from millstream.bench.environment import this_machine
 from millstream.bench.measure import Objective, measure
-from millstream.bench.openai_api import Asking, Route
-from millstream.bench.progress import Progress
+from millstream.bench.openai_api import RequestTemplate, Route
+from millstream.bench.progress import LoadProgress
 from millstream.bench.workload import (
     MAX_CONCURRENCY,
     PlannedRequest,
@@ -47,7 +46,7 @@ EXIT_NOTHING_MEASURED, EXIT_INTERRUPTED = 1, 130
 MAX_TRACE_BYTES = 1 << 30
 MAX_TOKEN_ID = (1 << 31) - 1
 API_KEY_VARIABLE = "OPENAI_API_KEY"
-OFFLINE_MEANS_NOTHING = (
+SERVER_ONLY_FLAGS = (
     *("served_model_name", "host", "port"),
     *("heartbeat_interval_seconds", "drain_timeout_seconds", "log_level"),
 )
@@ -61,17 +60,17 @@ def run(argv: Sequence[str]) -> int:
     """
     given = _parser().parse_args(list(argv))
     if given.compare is not None and given.mode is not None:
-        raise InvalidConfigError("--compare reads two saved runs; it goes without serve or offline.")
+        raise InvalidConfigError("--compare reads two saved runs; use it without serve or offline.")
     if given.compare is not None:
         print(compare.table(*(compare.read(path) for path in given.compare)))
         return 0
     if given.mode is None:
-        raise InvalidConfigError("Say what to measure: `millstream bench serve`, `bench offline` or `bench --compare`.")
+        raise InvalidConfigError("Give a mode: `millstream bench serve`, `bench offline` or `bench --compare`.")
     return _measure(given)
 
 
 def _measure(given: argparse.Namespace) -> int:
-    """Run a load, print it, save it."""
+    """LoadResult a load, print it, save it."""
     for flag, path in (("--json", given.json), ("--plot", given.plot)):
         if path is not None:
             report.check_writable(flag, path)
@@ -102,30 +101,30 @@ def _measure(given: argparse.Namespace) -> int:
 
 def _serve(
     given: argparse.Namespace, spec: WorkloadSpec, requests: Sequence[PlannedRequest], ids: Range
-) -> tuple[endpoint.Run, dict[str, Any]]:
+) -> tuple[endpoint.LoadResult, dict[str, Any]]:
     client = HttpClient(Endpoint.parse(given.url), _api_key(), given.timeout_seconds)
     route = Route(given.route)
     prompt_ids = endpoint.default_ids(route, given.prompts, ids)
 
-    async def load() -> tuple[endpoint.Run, Asking]:
+    async def load() -> tuple[endpoint.LoadResult, RequestTemplate]:
         try:
             model = await endpoint.find_model(client, given.model)
-            asking = Asking(model, route, given.temperature, given.ignore_eos)
-            maker = await endpoint.prompt_maker(client, asking, spec, prompt_ids)
-            progress = Progress(len(requests), sys.stderr)
-            run = await endpoint.run_load(client, asking, spec, requests, maker, given.max_connections, progress)
-            return run, asking
+            template = RequestTemplate(model, route, given.temperature, given.ignore_eos)
+            maker = await endpoint.prompt_maker(client, template, spec, prompt_ids)
+            progress = LoadProgress(len(requests), sys.stderr)
+            run = await endpoint.run_load(client, template, spec, requests, maker, given.max_connections, progress)
+            return run, template
         finally:
             await client.close()
 
-    done, asking = asyncio.run(load())
+    done, template = asyncio.run(load())
     asked = {**_asked(given), "route": route.value, "prompts": "words" if prompt_ids is None else str(prompt_ids)}
-    return done, {"model": asking.model, "at": f"at {client.endpoint}", "url": str(client.endpoint), "asked": asked}
+    return done, {"model": template.model, "at": f"at {client.endpoint}", "url": str(client.endpoint), "asked": asked}
 
 
 def _offline(
     given: argparse.Namespace, spec: WorkloadSpec, requests: Sequence[PlannedRequest], ids: Range
-) -> tuple[endpoint.Run, dict[str, Any]]:
+) -> tuple[endpoint.LoadResult, dict[str, Any]]:
     from millstream.bench.offline import run_offline
     from millstream.commands.serve import find_model_folder, require_model_folder, require_runtime_packages
 
@@ -133,7 +132,7 @@ def _offline(
     require_model_folder(Path(config.model))
     require_runtime_packages()
     maker = TokenIdPrompts(ids, spec.seed, spec.shared_prefix_tokens)
-    progress = Progress(len(requests), sys.stderr)
+    progress = LoadProgress(len(requests), sys.stderr)
     done = run_offline(
         config,
         spec,
@@ -143,8 +142,8 @@ def _offline(
         ignore_eos=given.ignore_eos,
         progress=progress,
     )
-    settings = {name: value for name, value in config.as_dict().items() if name not in OFFLINE_MEANS_NOTHING}
-    settings["model"] = config.served_model_name  # the folder's name, not where it lies
+    settings = {name: value for name, value in config.as_dict().items() if name not in SERVER_ONLY_FLAGS}
+    settings["model"] = config.served_model_name  # the folder's name, not its path
     asked = {**_asked(given), "route": Route.COMPLETIONS.value, "prompts": str(ids)}
     return done, {"model": config.served_model_name, "at": "in this process", "engine": settings, "asked": asked}
 
@@ -154,10 +153,10 @@ def _asked(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _engine_config(given: argparse.Namespace, find_model_folder: Any) -> RuntimeConfig:
-    for name in OFFLINE_MEANS_NOTHING:
+    for name in SERVER_ONLY_FLAGS:
         if getattr(given, name) is not None:
             raise InvalidConfigError(
-                f"--{name.replace('_', '-')} means nothing to `bench offline`: there is no server."
+                f"--{name.replace('_', '-')} has no effect in `bench offline`: there is no server."
             )
     if given.model is None:
         raise InvalidConfigError("Give --model: the folder of the model to measure.")
@@ -211,11 +210,11 @@ def _api_key() -> str | None:
 
 
 def _hardware(given: argparse.Namespace, environment: dict[str, Any]) -> str:
-    """What the measured side ran on: told by a person, or this machine where it is here; never guessed."""
+    """The hardware of the measured side: from --hardware, or this machine if it is local; never guessed."""
     if given.hardware is not None:
         return str(given.hardware)
     if given.mode == "serve" and not Endpoint.parse(given.url).is_loopback:
-        return "not told (--hardware)"
+        return "unknown (--hardware)"
     gpus = ", ".join(environment["gpus"])
     return f"{environment['cpu']}, {environment['cores']} cores" + (f", {gpus}" if gpus else "")
 
@@ -234,16 +233,22 @@ def _parser() -> CommandLineParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--compare", nargs=2, type=Path, metavar=("A.json", "B.json"), help="ratios of two saved runs")
+    parser.add_argument("--compare", nargs=2, type=Path, metavar=("A.json", "B.json"), help="compare two saved runs")
     modes = parser.add_subparsers(dest="mode", metavar="serve|offline")
     serve = modes.add_parser("serve", allow_abbrev=False, help="load an OpenAI endpoint")
     flag = serve.add_argument
     flag("--url", required=True, metavar="URL", help="the endpoint, such as http://127.0.0.1:8000")
-    flag("--model", metavar="NAME", help="as the endpoint calls it (default: the one it serves)")
+    flag("--model", metavar="NAME", help="model name at the endpoint (default: the one it serves)")
     flag("--route", choices=[*Route], default=Route.COMPLETIONS.value, help="the API to call (default: completions)")
-    flag("--prompts", choices=["ids", "words"], help="exact token ids, or words (default: ids, for chat words)")
-    flag("--max-connections", type=int, default=512, metavar="N", help="of an open loop (default: 512)")
-    flag("--timeout-seconds", type=float, default=600.0, metavar="S", help="for one whole answer (default: 600)")
+    flag("--prompts", choices=["ids", "words"], help="exact token ids, or words (default: ids; words for chat)")
+    flag("--max-connections", type=int, default=512, metavar="N", help="limit in an open loop (default: 512)")
+    flag(
+        "--timeout-seconds",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="timeout of one complete answer (default: 600)",
+    )
     _workload_flags(serve)
     offline = modes.add_parser("offline", allow_abbrev=False, help="load an engine in this process")
     argument_parser(offline)
@@ -252,25 +257,36 @@ def _parser() -> CommandLineParser:
 
 
 def _workload_flags(parser: argparse.ArgumentParser) -> None:
-    flag = parser.add_argument_group("the load").add_argument
-    flag("--request-rate", type=float, metavar="R", help="open loop: requests a second on average, or inf")
-    flag("--concurrency", type=int, metavar="N", help="closed loop: clients that ask one request after another")
+    flag = parser.add_argument_group("load").add_argument
+    flag("--request-rate", type=float, metavar="R", help="open loop: mean requests per second, or inf")
+    flag("--concurrency", type=int, metavar="N", help="closed loop: number of clients, each with one request at a time")
     flag("--trace", type=Path, metavar="FILE", help="JSONL: timestamp_seconds, input_tokens or prompt, output_tokens")
-    flag("--num-requests", type=int, metavar="N", help="(default: 100, or the whole trace)")
-    flag("--input-tokens", metavar="N|LOW:HIGH", help="of each prompt (default: 128)")
-    flag("--output-tokens", metavar="N|LOW:HIGH", help="of each answer (default: 128)")
-    flag("--shared-prefix-tokens", type=int, default=0, metavar="N", help="that all prompts begin with (default: 0)")
-    flag("--token-ids", default="300:1999", metavar="LOW:HIGH", help="what ids are drawn from (default: 300:1999)")
-    flag("--temperature", type=float, default=0.0, metavar="T", help="(default: 0, greedy)")
+    flag("--num-requests", type=int, metavar="N", help="number of requests (default: 100, or the whole trace)")
+    flag("--input-tokens", metavar="N|LOW:HIGH", help="length of each prompt (default: 128)")
+    flag("--output-tokens", metavar="N|LOW:HIGH", help="length of each answer (default: 128)")
+    flag(
+        "--shared-prefix-tokens",
+        type=int,
+        default=0,
+        metavar="N",
+        help="length of a prefix that all prompts share (default: 0)",
+    )
+    flag(
+        "--token-ids",
+        default="300:1999",
+        metavar="LOW:HIGH",
+        help="range of the token ids of prompts (default: 300:1999)",
+    )
+    flag("--temperature", type=float, default=0.0, metavar="T", help="sampling temperature (default: 0, greedy)")
     flag(
         "--ignore-eos",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="answer to the full length; an extension that OpenAI's own API refuses (default: on)",
+        help="generate to the full length; an extension that OpenAI's own API rejects (default: on)",
     )
-    flag("--seed", type=int, default=0, metavar="N", help="of arrivals, lengths and prompts (default: 0)")
-    output = parser.add_argument_group("what comes out").add_argument
+    flag("--seed", type=int, default=0, metavar="N", help="seed of arrivals, lengths and prompts (default: 0)")
+    output = parser.add_argument_group("output").add_argument
     output("--goodput", metavar="NAME:MS,…", help="count requests within ttft_ms, itl_ms, tpot_ms, e2e_ms")
-    output("--json", type=Path, metavar="FILE", help="save everything, each request too")
-    output("--plot", type=Path, metavar="FILE.svg", help="draw it")
-    output("--hardware", metavar="TEXT", help="what a distant endpoint runs on, for the record")
+    output("--json", type=Path, metavar="FILE", help="save the results, with each request")
+    output("--plot", type=Path, metavar="FILE.svg", help="save a plot")
+    output("--hardware", metavar="TEXT", help="hardware of a remote endpoint, for the report")

@@ -1,11 +1,11 @@
-"""`millstream fetch (--hugging-face ORG/NAME | --image REFERENCE) --into FOLDER`: a model into a folder, verified.
+"""Download a model into a folder, and verify it.
 
     millstream fetch --hugging-face org/name --revision main --into /models/name
     millstream fetch --image registry.example/org/name:1 --into /models/name
 
-Interrupted, run it again: what arrived is kept. A folder that is complete (it has .millstream-complete.json) is
-checked and left alone. Lines for a person go to stderr, one JSON line for tools to stdout and, in a pod, to the
-termination message. HF_ENDPOINT names another hub; HTTPS_PROXY, NO_PROXY and SSL_CERT_FILE are honoured.
+After an interruption, run it again: it continues from what has arrived. A complete folder (one with
+.millstream-complete.json) is checked and not changed. Progress goes to stderr; one JSON line goes to stdout and, in a
+pod, to the termination message. HF_ENDPOINT selects another hub; HTTPS_PROXY, NO_PROXY and SSL_CERT_FILE are honoured.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from millstream_runtime.sources.fetch import DEFAULT_PARALLEL, MAX_PARALLEL, Fet
 
 
 def run(argv: Sequence[str]) -> int:
-    """Fetch; 0 when the folder is complete.
+    """Fetch a model; 0 when the folder is complete.
 
     Raises:
         RuntimeFailure: bad flags, or DownloadUnauthorized, DownloadFailed, DiskFull, CheckpointInvalid.
@@ -37,8 +37,16 @@ def run(argv: Sequence[str]) -> int:
     )
     add_source_arguments(parser)
     flag = parser.add_argument
-    flag("--into", type=Path, required=True, metavar="FOLDER", help="made where there is none; may be a mount point")
-    flag("--parallel", type=int, default=DEFAULT_PARALLEL, metavar="N", help="files at a time (default: 4)")
+    flag(
+        "--into",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="target folder; created if missing, may be a mount point",
+    )
+    flag(
+        "--parallel", type=int, default=DEFAULT_PARALLEL, metavar="N", help="number of parallel downloads (default: 4)"
+    )
     flag("--verify", action="store_true", help="hash a complete folder again instead of comparing sizes")
     flag("--termination-message-path", type=Path, metavar="FILE", help="default: /dev/termination-log where it exists")
     given = parser.parse_args(list(argv))

@@ -1,8 +1,8 @@
-"""`millstream inspect (--hugging-face ORG/NAME | --image REFERENCE | --path FOLDER) [--config FILE]`: a model's shape.
+"""Print the shape of a model as one line of JSON.
 
-Reads config.json, the generation and tokenizer configs and the headers of the *.safetensors files, never the weights,
-and prints one line of JSON of at most 4 KiB; docs/model-sources.md describes it. In a pod the same line is the
-termination message, where the operator reads it. `--config` stands for the model's own config.json, or alone.
+Reads config.json, the generation and tokenizer configs and the headers of the *.safetensors files, never the weights.
+The line has at most 4 KiB; docs/model-sources.md describes it. In a pod it is also the termination message, where the
+operator reads it. `--config` replaces the model's own config.json, or is used alone.
 """
 
 from __future__ import annotations
@@ -55,5 +55,5 @@ def _shape(given: argparse.Namespace) -> dict[str, Any]:
     if given.hugging_face is not None or given.image is not None:
         return inspect_source(source_from(given), config)
     if config is None:
-        raise InvalidConfigError("Name a model: --hugging-face, --image, --path, or a --config alone.")
+        raise InvalidConfigError("Give a model: --hugging-face, --image, --path, or --config alone.")
     return inspect_config(given.config, config)

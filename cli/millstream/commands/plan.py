@@ -1,13 +1,13 @@
-"""`millstream plan FILE...`: what the operator would choose for an LLMDeployment, before anything is applied.
+"""Show what the operator would choose for an LLMDeployment, before anything is applied.
 
-    millstream plan examples/mid.yaml --gpus A100-80GB:4     on GPUs that you name; `:4` is one node's
+    millstream plan examples/mid.yaml --gpus A100-80GB:4     on the GPUs that you name; one node with 4
     millstream plan examples/mid.yaml --nodes nodes.yaml     on the output of `kubectl get nodes -o yaml`
     millstream plan examples/mid.yaml --kubeconfig FILE      on the nodes of a cluster
     millstream plan examples/mid.yaml --kubeconfig FILE --diff   what applying would change there
-    millstream plan examples/mid.yaml                        on whatever GPU of the catalogue does it best
+    millstream plan examples/mid.yaml                        on the best GPUs of the catalogue
     millstream plan examples/mid.yaml --compare gpus         side by side, by cost and latency
 
-The same code as the operator's, on this machine. Exit code 0: feasible, 2: infeasible, 1: bad input.
+Runs the operator's own code on this machine. Exit code 0: feasible, 2: infeasible, 1: bad input.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ def _parser() -> CommandLineParser:
     add("-o", "--output", choices=FORMATS, default="table", help="table (default), json, yaml, or the manifests")
     add("--diff", action="store_true", help="what applying would change in the cluster of --kubeconfig")
     add("--compare", choices=AXES, help="the same deployment with other tiers, GPUs or formats")
-    add("--config", type=Path, metavar="FILE", help="the model's config.json, where it cannot be found")
+    add("--config", type=Path, metavar="FILE", help="the model's config.json, if it cannot be found")
     add("--draft-config", type=Path, metavar="FILE", help="the draft model's config.json")
     add("--catalog", type=Path, metavar="FILE", help="YAML with own prices and GPUs over the shipped catalogue")
-    add("--image", default=PLACEHOLDER_IMAGE, help="runtime image in -o manifests, where the spec names none")
+    add("--image", default=PLACEHOLDER_IMAGE, help="runtime image in -o manifests, if the spec has none")
     add(
         "--ignore-runtime-limits",
         action="store_true",
-        help="choose as if the runtime could run all that the API names; `requires` still says what is missing",
+        help="plan as if the runtime supported everything in the API; `requires` still lists what is missing",
     )
     return parser
 
@@ -181,7 +181,7 @@ def _manifests(deployment: Any, found: Any) -> list[dict[str, Any]]:
     if (missing := refusal(found.requires)) is not None:
         raise bad_input(f"{deployment.name}: there are no manifests. {missing}")
     rendered = objects(deployment, render_revision(deployment, found, PodDefaults()))
-    # Of what stands beside the model, the part that every cluster has.
+    # Of the companion objects, the one whose kind every cluster has.
     scaler = autoscaler(deployment, (), CompanionDefaults())
     if isinstance(scaler, Autoscaler):
         rendered.append(scaler.manifest)

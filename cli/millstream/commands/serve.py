@@ -1,12 +1,12 @@
-"""`millstream serve MODEL_FOLDER | DEPLOYMENT.yaml [flags]`: the same runtime as in a pod, on this machine.
+"""Serve a model behind the OpenAI API, with the same runtime as in a pod.
 
     millstream serve models/demo-chat               a model folder
-    millstream serve examples/demo.yaml --port 9000 an LLMDeployment; flags win over the file
+    millstream serve examples/demo.yaml --port 9000 an LLMDeployment; flags override the file
     millstream serve --config=boot.json --live-config=live.json       files, as the operator mounts them into a pod
     millstream serve --model=/models/demo-chat …    flags alone
 
-With a folder or a manifest the server listens on 127.0.0.1 unless --host says otherwise; else it is a pod and listens
-on every address. Flags win over every file; --live-config is watched, and taken over while the server runs.
+With a folder or a manifest the server listens on 127.0.0.1 by default, otherwise (in a pod) on every address. Flags
+override files; --live-config is watched, and applied while the server runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.arguments import CommandLineParser
-from millstream.boot_progress import BootView
+from millstream.boot_progress import BootProgress
 from millstream.manifest import config_from_manifest, model_root
 from millstream_runtime.boot import BootLedger
 from millstream_runtime.config import RuntimeConfig, argument_parser, from_namespace
@@ -32,7 +32,7 @@ from millstream_runtime.config_files import read_boot
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 
 if TYPE_CHECKING:
-    from millstream_runtime.server.engine.client import LaunchEngine
+    from millstream_runtime.server.engine.client import EngineLauncher
 
 LOCAL_HOST = "127.0.0.1"
 RUNTIME_PACKAGES = ("torch", "fastapi", "uvicorn", "httptools", "tokenizers", "jinja2", "msgspec", "prometheus_client")
@@ -51,17 +51,17 @@ def run(argv: Sequence[str]) -> int:
     config = config_of(given)
     require_model_folder(Path(config.model))
     require_runtime_packages()
-    from millstream_runtime.server.engine.subprocess import EngineProcesses
+    from millstream_runtime.server.engine.subprocess import EngineProcessLauncher
     from millstream_runtime.server.http.sockets import bind
 
     listener = bind(config.host, config.port)
-    engines = EngineProcesses(config)
-    engines.prepare()  # torch is the longest import of all; let it overlap with FastAPI's
+    engines = EngineProcessLauncher(config)
+    engines.prepare()  # torch is the longest import; overlap it with FastAPI's
     try:
         serve(config, listener, ledger, engines, given.live_config)
     finally:
         engines.discard()
-    _leave_if_stuck()
+    _exit_if_stuck()
     return 0
 
 
@@ -69,7 +69,7 @@ def serve(
     config: RuntimeConfig,
     listener: socket.socket,
     ledger: BootLedger,
-    launch_engine: LaunchEngine,
+    launch_engine: EngineLauncher,
     live_config: Path | None = None,
 ) -> None:
     """Answer on `listener` until drained.
@@ -86,21 +86,14 @@ def serve(
     if config.log_level is not None:
         set_log_level(config.log_level)
     ledger.subscribe(freeze_gc)
-    by_a_person = on_terminal or config.host == LOCAL_HOST
-    view = BootView(ledger, config, listener.getsockname()[1], sys.stderr, live=on_terminal, inviting=by_a_person)
+    is_interactive = on_terminal or config.host == LOCAL_HOST
+    view = BootProgress(
+        ledger, config, listener.getsockname()[1], sys.stderr, live=on_terminal, shows_example=is_interactive
+    )
     try:
         asyncio.run(ModelServer(config, listener, ledger, launch_engine, live_config=live_config).run())
     finally:
         view.close()
-
-
-def config_from_command_line(argv: Sequence[str]) -> RuntimeConfig:
-    """Flags, or a target or a file with flags over it.
-
-    Raises:
-        RuntimeFailure: a flag, the file or the folder cannot be used; the message names it.
-    """
-    return config_of(parse_command_line(argv))
 
 
 def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
@@ -113,13 +106,19 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("target", nargs="?", metavar="MODEL_FOLDER|DEPLOYMENT.yaml", help="what to serve")
     parser.add_argument("--config", type=Path, metavar="FILE", help="the boot half of the configuration, as JSON")
-    parser.add_argument("--live-config", type=Path, metavar="FILE", help="the live half: watched while the server runs")
+    parser.add_argument(
+        "--live-config", type=Path, metavar="FILE", help="the live half as JSON: watched while the server runs"
+    )
     argument_parser(parser)
     return parser.parse_args(list(argv))
 
 
 def config_of(given: argparse.Namespace) -> RuntimeConfig:
-    """The configuration that a parsed command line asks for; it raises what `config_from_command_line` does."""
+    """The configuration of a parsed command line: flags, or a target or a file with flags over it.
+
+    Raises:
+        RuntimeFailure: a flag, the file or the folder cannot be used; the message names it.
+    """
     if given.config is not None:
         if given.target is not None or given.model is not None:
             raise InvalidConfigError(f"Give either --config={given.config} or a model, not both.")
@@ -156,14 +155,16 @@ def find_model_folder(target: str) -> Path:
 
 
 def require_model_folder(folder: Path) -> None:
-    """Raises RuntimeFailure: there is none; the message names the models that lie beside it."""
+    """Raises RuntimeFailure: there is none; the message names the models next to it."""
     if folder.is_dir():
         return
     try:
-        beside = sorted(path.name for path in folder.parent.iterdir() if (path / "config.json").is_file())
+        siblings = sorted(path.name for path in folder.parent.iterdir() if (path / "config.json").is_file())
     except OSError:
-        beside = []
-    hint = f"{folder.parent} has: {', '.join(beside)}" if beside else "give a folder with config.json and safetensors"
+        siblings = []
+    hint = (
+        f"{folder.parent} has: {', '.join(siblings)}" if siblings else "give a folder with config.json and safetensors"
+    )
     raise RuntimeFailure(FailureReason.CHECKPOINT_INVALID, f"The model folder {folder} does not exist; {hint}.")
 
 
@@ -181,8 +182,8 @@ def require_runtime_packages() -> None:
         )
 
 
-def _leave_if_stuck() -> None:
-    """A thread inside the tokenizer can hold up or crash the interpreter's shutdown: leave without it."""
+def _exit_if_stuck() -> None:
+    """Exit without the interpreter's shutdown if a tokenizer thread still runs: it could block or crash it."""
     if any(thread.name.startswith(BUSY_THREADS) for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()

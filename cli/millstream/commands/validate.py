@@ -1,4 +1,4 @@
-"""`millstream validate FILE...`: what the API server would say about a manifest, without an API server."""
+"""Check LLMDeployment files as the API server would, without an API server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millstream_runtime.errors import RuntimeFailure
 
 
 def run(argv: Sequence[str]) -> int:
-    """One line a file: `FILE: ok` on stdout, or what is wrong on stderr. 0 when every file is right, else 1."""
+    """Print one line per file: `FILE: ok` on stdout, or the error on stderr. 0 if every file is valid, else 1."""
     parser = CommandLineParser(prog="millstream validate", allow_abbrev=False, description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="YAML file with one LLMDeployment")
     files = parser.parse_args(list(argv)).files

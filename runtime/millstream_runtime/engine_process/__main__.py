@@ -1,9 +1,15 @@
-"""`python -m millstream_runtime.engine_process FD`: the engine process. Nobody but `millstream serve` starts it.
+"""`python -m millstream_runtime.engine_process FD`: the engine process, started by `millstream serve` only.
 
-FD is one end of a socket pair that it inherited. The first message is `Load`; the configuration comes that way and not
-as arguments, so that it is checked once more and stands in no process list. The end of the stream means that the HTTP
-process has gone: this one ends then, at once, in whatever phase it is. It has no signal handling of its own: a signal
-that ends the pod is the HTTP process's to answer, and that one's end is this one's.
+    HTTP process (server/)                          engine process (this package, engine/, models/)
+    FastAPI, tokenizer, metrics     --Command-->    EngineLoop: one Engine, one step after another
+    no torch                        <--Event----    one message per step, whatever the batch
+
+A step that holds the interpreter never delays an HTTP answer, and an engine that is killed takes no connection with it.
+
+FD is one end of an inherited socket pair. The first message is `Load`: the configuration comes as a message and not as
+arguments, so that it is checked again and appears in no process list. The end of the stream means that the HTTP process
+has ended; this one then ends at once, in any phase. It handles no signals: the HTTP process handles the signal that
+ends the pod, and its end is the end of this process.
 """
 
 from __future__ import annotations
@@ -21,15 +27,15 @@ from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.logs import configure_logging
 
 RECEIVE_BYTES = 1 << 16
-STUCK_SECONDS = 10.0  # longer than ranks take to be ended in good order
+STUCK_SECONDS = 10.0  # longer than an orderly shutdown of the ranks takes
 
 
 def main(fd: int) -> int:
     """Serve the socket `fd` until `Stop`, the stream's end or a failure; the exit code."""
-    configure_logging("warning")  # phases are logged by the HTTP process, which hears of them first
+    configure_logging("warning")  # the HTTP process logs the phases
     link = socket.socket(fileno=fd)
     link.set_inheritable(False)  # a process that the engine starts must not keep the stream open after its death
-    engine_loop = EngineLoop(lambda event: _send(link, event), on_lost=lambda failure: _leave_soon(link, failure))
+    engine_loop = EngineLoop(lambda event: _send(link, event), on_lost=lambda failure: _exit_soon(link, failure))
     reader = FrameReader()
     commands: list[Load] = []
     while not commands:
@@ -39,11 +45,11 @@ def main(fd: int) -> int:
                 commands.append(command)
             else:
                 engine_loop.put(command)
-    threading.Thread(target=_read_on, args=(link, reader, engine_loop), name="commands", daemon=True).start()
+    threading.Thread(target=_read_commands, args=(link, reader, engine_loop), name="commands", daemon=True).start()
     return 0 if engine_loop.run(commands[0].config) else 1
 
 
-def _read_on(link: socket.socket, reader: FrameReader, engine_loop: EngineLoop) -> None:
+def _read_commands(link: socket.socket, reader: FrameReader, engine_loop: EngineLoop) -> None:
     try:
         while True:
             for payload in reader.feed(_receive(link)):
@@ -55,18 +61,18 @@ def _read_on(link: socket.socket, reader: FrameReader, engine_loop: EngineLoop) 
 def _receive(link: socket.socket) -> bytes:
     piece = link.recv(RECEIVE_BYTES)
     if not piece:
-        os._exit(0)  # the HTTP process is gone: nobody is left to work for
+        os._exit(0)  # the HTTP process is gone
     return piece
 
 
-def _leave_soon(link: socket.socket, failure: RuntimeFailure) -> None:
-    """A rank is gone. The loop says so and ends, unless it waits on the device for that rank: then this does."""
+def _exit_soon(link: socket.socket, failure: RuntimeFailure) -> None:
+    """End this process after a rank is lost, in case the loop is stuck on the device waiting for that rank."""
 
-    def leave() -> None:
+    def exit_now() -> None:
         _send(link, Failed(failure.reason, failure.message))
         os._exit(1)
 
-    timer = threading.Timer(STUCK_SECONDS, leave)
+    timer = threading.Timer(STUCK_SECONDS, exit_now)
     timer.daemon = True
     timer.start()
 
@@ -83,4 +89,4 @@ if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
         code = main(int(sys.argv[1]))
     sys.stderr.flush()
-    os._exit(code)  # without the interpreter's shutdown, which threads inside torch can hold up
+    os._exit(code)  # skip the interpreter's shutdown, which threads inside torch can block

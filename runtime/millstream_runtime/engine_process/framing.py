@@ -14,10 +14,10 @@ class FramingError(Exception):
 
 
 def frame(payload: bytes) -> bytes:
-    """The payload with its length before it.
+    """Return the payload with its length in front.
 
     Raises:
-        FramingError: it is longer than any reader takes.
+        FramingError: it is longer than MAX_PAYLOAD_BYTES.
     """
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise FramingError(f"a message of {len(payload)} bytes is longer than {MAX_PAYLOAD_BYTES}")
@@ -25,16 +25,16 @@ def frame(payload: bytes) -> bytes:
 
 
 class FrameReader:
-    """Puts a stream's pieces together, however it was cut."""
+    """Reassembles messages from a stream that arrives in arbitrary pieces."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """The payloads that are whole now. Read the iterator to its end before the next call.
+        """Yield the payloads that are complete now. Exhaust the iterator before the next call.
 
         Raises:
-            FramingError: a length that nobody sends.
+            FramingError: a length above MAX_PAYLOAD_BYTES.
         """
         whole: bytes | bytearray = piece
         if self._buffer:

@@ -1,10 +1,10 @@
-"""The engine's main loop: commands in by a queue, events out by `send`, one step after another.
+"""The engine's main loop: commands in through a queue, events out through `send`, one step after another.
 
     any thread: put(command) ──deque──▶ run(): engine.add_request / abort / step ──▶ send(StepDone(...))
 
-It sleeps on a condition while there is nothing to do. A heartbeat (a one-token generation) wakes it when it has been
-idle for the configured time, so that caches, clocks and allocators stay warm and a broken engine shows before a user
-meets it. A heartbeat never runs beside other work, and what it costs is told apart from users' tokens.
+It sleeps on a condition while there is no work. A heartbeat (a one-token generation) wakes it when it has been idle for
+the configured time, so that caches, clocks and allocators stay warm and a broken engine is noticed before a user's
+request. A heartbeat never runs together with other work, and its cost is reported separately from users' tokens.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from millstream_runtime.logs import log
 HEARTBEAT_PROMPT = (0,)
 
 
-class ModelShape(Protocol):
-    """What the loop reads of a model's configuration."""
+class LoadedModelShape(Protocol):
+    """The part of the model configuration that the loop reads."""
 
     @property
     def max_model_len(self) -> int: ...
@@ -57,7 +57,7 @@ OnLost = Callable[[RuntimeFailure], None]
 
 
 class ThreadReport(Protocol):
-    """What the loop reads of `engine.threads.ThreadReport`, which would import torch here."""
+    """The part of `engine.threads.ThreadReport` that the loop reads; importing it would import torch here."""
 
     @property
     def all_threads(self) -> int: ...
@@ -66,10 +66,10 @@ class ThreadReport(Protocol):
 
 
 class EngineLike(Protocol):
-    """What the loop needs of `engine.engine.Engine`."""
+    """The part of `engine.engine.Engine` that the loop uses."""
 
     @property
-    def model_config(self) -> ModelShape: ...
+    def model_config(self) -> LoadedModelShape: ...
     @property
     def topology(self) -> Topology | None: ...
     @property
@@ -91,7 +91,7 @@ MakeEngine = Callable[[RuntimeConfig, OnPhase], EngineLike]
 
 
 def load_engine(config: RuntimeConfig, on_phase: OnPhase) -> EngineLike:
-    """Import torch and build the engine: seconds."""
+    """Import torch and build the engine; takes seconds."""
     from millstream_runtime.engine.engine import Engine
 
     return Engine(config, on_phase, on_read=on_phase.weights_read)
@@ -120,7 +120,7 @@ class EngineLoop:
         self._heartbeat_began_at_seconds = 0.0
 
     def put(self, command: Command) -> None:
-        """Queue a command; it is carried out before the next step."""
+        """Queue a command; it is applied before the next step."""
         with self._changed:
             self._commands.append(command)
             if isinstance(command, Stop):
@@ -128,14 +128,14 @@ class EngineLoop:
             self._changed.notify()
 
     def run(self, config: RuntimeConfig) -> bool:
-        """Build the engine and serve. False when it failed, which `Failed` has told then."""
+        """Build the engine and serve. False after a failure, which was sent as `Failed`."""
         with contextlib.ExitStack() as stack:
             try:
                 engine = self._boot(config, stack)
                 while self._wait_for_work(engine):
                     self._step(engine)
-            except BaseException as error:  # it must never end in silence
-                failure = as_failure(error)
+            except BaseException as error:  # always report the failure
+                failure = failure_of(error)
                 self._send(Failed(failure.reason, failure.message))
                 return False
         return True
@@ -144,7 +144,7 @@ class EngineLoop:
         self._heartbeat_interval_seconds = config.heartbeat_interval_seconds
         engine = self._make_engine(config, BootEvents(self._send))
         stack.callback(engine.close)
-        engine.when_lost(self._wake_for_a_loss)
+        engine.when_lost(self._on_rank_lost)
         limits = ModelLimits(engine.model_config.max_model_len, engine.model_config.vocab_size)
         self._send(Loaded(limits, engine.topology, engine.memory_use))
         began = time.monotonic()
@@ -153,13 +153,13 @@ class EngineLoop:
         self._send(Ready(engine.stats(), now, now - began, step_threads(engine.threads)))
         return engine
 
-    def _wake_for_a_loss(self, failure: RuntimeFailure) -> None:
+    def _on_rank_lost(self, failure: RuntimeFailure) -> None:
         self._on_lost(failure)
         with self._changed:
             self._changed.notify()
 
     def _wait_for_work(self, engine: EngineLike) -> bool:
-        """Carry out commands; block while idle. False when it is time to end."""
+        """Apply commands; block while idle. False once `Stop` has come."""
         with self._changed:
             while not (self._stopping or self._commands or engine.has_work()):
                 if not self._changed.wait(self._seconds_to_heartbeat()):
@@ -169,10 +169,10 @@ class EngineLoop:
             commands = list(self._commands)
             self._commands.clear()
         for command in commands:
-            self._carry_out(engine, command)
+            self._apply(engine, command)
         return True
 
-    def _carry_out(self, engine: EngineLike, command: Command) -> None:
+    def _apply(self, engine: EngineLike, command: Command) -> None:
         match command:
             case Submit(request):
                 try:
@@ -183,7 +183,7 @@ class EngineLoop:
                 engine.abort(request_id)
             case SetHeartbeatInterval(seconds):
                 self._heartbeat_interval_seconds = seconds
-            case Load() | Stop():  # Load came before the loop began, and Stop has ended it
+            case Load() | Stop():  # Load came before the loop started, and Stop ends it
                 pass
 
     def _step(self, engine: EngineLike) -> None:
@@ -194,11 +194,11 @@ class EngineLoop:
         now = self._last_step_at_seconds = time.monotonic()
         heartbeat_seconds = None
         if self._heartbeat_id is not None:
-            users = [output for output in outputs if output.request_id != self._heartbeat_id]
-            if len(users) < len(outputs):  # it asks for one token only
+            user_outputs = [output for output in outputs if output.request_id != self._heartbeat_id]
+            if len(user_outputs) < len(outputs):  # the heartbeat generates one token
                 heartbeat_seconds = now - self._heartbeat_began_at_seconds
                 self._heartbeat_id = None
-            outputs = users
+            outputs = user_outputs
         self._send(StepDone(tuple(outputs), engine.stats(), now, heartbeat_seconds))
 
     def _seconds_to_heartbeat(self) -> float | None:
@@ -215,13 +215,13 @@ class EngineLoop:
 
 
 def step_threads(threads: ThreadReport) -> tuple[StepThreads, ...]:
-    """As a message: the limits, then what holds beyond them."""
+    """Convert to messages: the limits in order, then the number of threads beyond them."""
     limits = [StepThreads(most_tokens, count) for most_tokens, count in threads.limits]
     return (*limits, StepThreads(None, threads.all_threads))
 
 
-def as_failure(error: BaseException) -> RuntimeFailure:
-    """A RuntimeFailure as it is; memory exhaustion by name; anything else is a bug, whose traceback is logged."""
+def failure_of(error: BaseException) -> RuntimeFailure:
+    """Return the failure to report; for a bug an internal error whose traceback is logged."""
     if isinstance(error, RuntimeFailure):
         return error
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's own class

@@ -1,10 +1,10 @@
-"""What the HTTP process and the engine process say to each other: typed, msgpack, never pickle.
+"""Messages between the HTTP process and the engine process: typed, msgpack, never pickle.
 
     Load ─► (PhaseEntered | WeightsRead)* ─► Loaded ─► Ready ─► (Submit | Abort ─► StepDone | Refused)* ─► Stop
                                   anywhere: Failed, and the process ends
 
-The engine's own dataclasses (`Request`, `TokenOutput`, `EngineStats`) travel as they are, so there is no second set of
-types to keep equal. Decoding checks every field's type. Moments are `time.monotonic()`, which all processes of a
+The engine's own dataclasses (`Request`, `TokenOutput`, `EngineStats`) are sent as they are, so there is no second set
+of types to keep in step. Decoding checks every field's type. Moments are `time.monotonic()`, which all processes of a
 machine share.
 """
 
@@ -21,14 +21,14 @@ from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 
 class ModelLimits(msgspec.Struct, frozen=True):
-    """What the server must know of the loaded model."""
+    """What the server needs to know about the loaded model."""
 
     max_model_len: int
     vocab_size: int
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """The first command, and once only: build this engine."""
+    """The first command, sent once: build this engine."""
 
     config: RuntimeConfig
 
@@ -40,13 +40,13 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """End a generation early. Unknown and finished ids are no error: the answer may be on its way."""
+    """End a generation early. Unknown and finished ids are no error: the last token may be in flight."""
 
     request_id: str
 
 
 class SetHeartbeatInterval(msgspec.Struct, frozen=True, tag=True):
-    """How long the engine may be idle before it keeps itself warm; 0: for ever."""
+    """How long the engine may be idle before it runs a heartbeat; 0: no heartbeats."""
 
     seconds: float
 
@@ -56,14 +56,14 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 class PhaseEntered(msgspec.Struct, frozen=True, tag=True):
-    """The boot went on; `phase` is a word of `boot.Phase`."""
+    """The boot entered a phase; `phase` is a value of `boot.Phase`."""
 
     phase: str
     message: str
 
 
 class WeightsRead(msgspec.Struct, frozen=True, tag=True):
-    """More of the checkpoint is read: a few times a second, and at its end."""
+    """More of the checkpoint is read; sent a few times per second and at the end."""
 
     progress: WeightsProgress
 
@@ -77,7 +77,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepThreads(msgspec.Struct, frozen=True):
-    """With how many threads a CPU computes a step of at most so many tokens; None: of any more."""
+    """Number of threads with which a CPU computes steps of at most `most_tokens` tokens; None: of any more."""
 
     most_tokens: int | None
     threads: int
@@ -93,16 +93,16 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepDone(msgspec.Struct, frozen=True, tag=True):
-    """Everything that one step brought: users' tokens, and the moment they left the engine."""
+    """The result of one step: the tokens of users, and the moment they left the engine."""
 
     outputs: tuple[TokenOutput, ...]
     stats: EngineStats
     at_seconds: float
-    heartbeat_seconds: float | None = None  # how long the heartbeat took that ended with this step
+    heartbeat_seconds: float | None = None  # duration of the heartbeat that ended with this step
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """One request is at fault, and only that one ends."""
+    """The engine rejects one request; the others go on."""
 
     request_id: str
     message: str
@@ -114,7 +114,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     reason: FailureReason
     message: str
 
-    def as_failure(self) -> RuntimeFailure:
+    def failure(self) -> RuntimeFailure:
         return RuntimeFailure(self.reason, self.message)
 
 

@@ -1,10 +1,10 @@
 """One server, one model: socket, engine process, HTTP, signals, drain, exit.
 
     bind ── start engine process (import torch, load, warm up) ────────────► Ready ─┐
-      └──── import FastAPI, listen: /ready tells the phase from the first moment ───┴─► serve
-    SIGTERM: /ready 503 at once ─► serve until nobody comes any more ─► door closed: 503 ─► last answer sent ─► exit 0
+      └──── import FastAPI, listen: /ready shows the phase from the first moment ───┴─► serve
+    SIGTERM: /ready 503 at once ─► serve until no new request comes ─► refuse with 503 ─► last answer sent ─► exit 0
 
-The socket is bound before anything heavy is imported, so a busy port is told in milliseconds.
+The socket is bound before anything heavy is imported, so a busy port fails in milliseconds.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from millstream_runtime.boot import SERVING_PHASES, BootLedger, BootSnapshot, Ph
 from millstream_runtime.config import LiveConfig, RuntimeConfig
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.logs import log, set_log_level
-from millstream_runtime.server.engine.client import LaunchEngine
+from millstream_runtime.server.engine.client import EngineLauncher
 from millstream_runtime.server.engine.restart_policy import RESTART_DELAYS_SECONDS
 from millstream_runtime.server.engine.watchdog import NO_PROGRESS_SECONDS, STUCK_SECONDS
 from millstream_runtime.server.http import limits
 from millstream_runtime.server.http.api_errors import unavailable
 from millstream_runtime.server.http.protocol import CappedHttpProtocol
-from millstream_runtime.server.operations.drain import DrainDoor
+from millstream_runtime.server.operations.drain import DrainCutoff
 from millstream_runtime.server.operations.live_config import LiveConfigFile
 from millstream_runtime.server.routes import build_app
 from millstream_runtime.server.service import Service
 
-KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that they close first and never meet a reset
+KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that they close first and see no reset
 ENGINE_STOP_TIMEOUT_SECONDS = 5.0
 
 
 class ModelServer:
-    """Made on the event loop's thread; `run()` ends when the server has drained or failed."""
+    """Created on the event loop's thread; `run()` ends when the server has drained or failed."""
 
     def __init__(
         self,
         config: RuntimeConfig,
         listener: socket.socket,
         ledger: BootLedger,
-        launch_engine: LaunchEngine,
+        launch_engine: EngineLauncher,
         *,
         drain_grace_seconds: float = limits.DRAIN_GRACE_SECONDS,
         restart_delays_seconds: Sequence[float] = RESTART_DELAYS_SECONDS,
@@ -56,15 +56,14 @@ class ModelServer:
         live_config: Path | None = None,
     ) -> None:
         """`restart_delays_seconds`, `no_progress_seconds`, `stuck_seconds`: see `EngineClient`. `live_config`: the file
-        of the live half, watched while this runs; None: what `config` says stays."""
+        of the live half, watched while this runs; None: the values of `config` stay."""
         self._config = config
         self._listener = listener
         self._ledger = ledger
         self._drain_grace_seconds = drain_grace_seconds
         self._draining: asyncio.Task[None] | None = None
-        self._grace_over = asyncio.Event()
         self._failure: RuntimeFailure | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # once it runs
+        self._loop: asyncio.AbstractEventLoop | None = None  # set by `run`
         ledger.subscribe(_log_phase)
         self.service = Service(
             config,
@@ -92,7 +91,7 @@ class ModelServer:
                 access_log=False,
                 lifespan="off",
                 server_header=False,
-                proxy_headers=False,  # nothing here depends on who asks or by which scheme
+                proxy_headers=False,  # nothing here depends on the client address or scheme
                 ws="none",
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=limits.FLUSH_TIMEOUT_SECONDS,
@@ -119,26 +118,22 @@ class ModelServer:
 
         file = LiveConfigFile(path, apply, labels=self.service.metrics.labels)
         self.service.metrics.register(file)
-        file.look()  # before the engine is there: it begins with these values
+        file.reload()  # before the engine is started, which begins with these values
         return file
 
     def _on_loop(self, call: Callable[[], None]) -> None:
-        """The engine belongs to the event loop; before that runs, to whoever makes this."""
+        """Run `call` on the event loop, which owns the engine; directly before the loop runs."""
         if self._loop is None:
             call()
             return
-        with contextlib.suppress(RuntimeError):  # the loop has closed: nothing is left to tell
+        with contextlib.suppress(RuntimeError):  # the loop has closed: there is no engine any more
             self._loop.call_soon_threadsafe(call)
 
     def begin_drain(self, grace_seconds: float | None = None) -> None:
-        """Finish what is running, then end `run()`. A second call changes nothing."""
+        """Finish the running requests, then end `run()`. A second call has no effect."""
         if self._draining is None:
             grace = self._drain_grace_seconds if grace_seconds is None else grace_seconds
             self._draining = asyncio.get_running_loop().create_task(self._drain(grace))
-
-    def end_grace(self) -> None:
-        """Close the door of a drain now: no newcomer is on its way any more."""
-        self._grace_over.set()
 
     async def _drain(self, grace_seconds: float) -> None:
         if self._ledger.snapshot().phase in SERVING_PHASES:
@@ -146,22 +141,21 @@ class ModelServer:
             admission = self.service.admission
             loop = asyncio.get_running_loop()
             deadline = loop.time() + self._config.drain_timeout_seconds
-            await self._until_nobody_comes(grace_seconds)
+            await self._wait_until_quiet(grace_seconds)
             admission.close()
             if not await admission.wait_idle(max(0.0, deadline - loop.time())):
-                log.warning("drain_timeout", cut_requests=admission.live)
+                log.warning("drain_timeout", cut_requests=admission.in_flight)
                 cut = unavailable("The server shut down before this answer was complete; try again.", "draining")
                 self.service.engine.abort_all(cut)
         self._http.should_exit = True
 
-    async def _until_nobody_comes(self, quiet_seconds: float) -> None:
+    async def _wait_until_quiet(self, quiet_seconds: float) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
-        door = DrainDoor.of(began, quiet_seconds, self._config.drain_timeout_seconds)
-        while wait := door.wait_seconds(loop.time(), max(began, self.service.admission.last_came)):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._grace_over.wait(), wait)
-                return
+        cutoff = DrainCutoff.of(began, quiet_seconds, self._config.drain_timeout_seconds)
+        admission = self.service.admission
+        while wait := cutoff.seconds_until_close(loop.time(), max(began, admission.last_arrival)):  # noqa: ASYNC110 - each request moves it
+            await asyncio.sleep(wait)
 
     def _on_failure(self, failure: RuntimeFailure) -> None:
         self._failure = failure
@@ -170,7 +164,7 @@ class ModelServer:
     @contextlib.contextmanager
     def _signals(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
-            yield  # signals belong to the main thread; an embedding program has its own
+            yield  # only the main thread handles signals; an embedding program has its own handlers
             return
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -183,8 +177,8 @@ class ModelServer:
     def _on_signal(self, number: signal.Signals) -> None:
         log.info("signal", name=number.name)
         if self._draining is not None:
-            os._exit(128 + number)  # asked twice: nothing may hold us back
-        # Ctrl-C on a terminal: no Service routes to this process, so there is nobody to wait for.
+            os._exit(128 + number)  # second signal: exit at once
+        # Ctrl-C on a terminal: no Service routes to this process, so no grace is needed.
         self.begin_drain(0.0 if number == signal.SIGINT else None)
 
 
@@ -205,5 +199,5 @@ def _log_phase(boot: BootSnapshot) -> None:
         fields |= {"weights_read_bytes": weights.done_bytes, "weights_read_seconds": round(weights.seconds, 3)}
         if weights.bytes_per_second is not None:
             fields["weights_bytes_per_second"] = round(weights.bytes_per_second)
-    told = log.warning if boot.phase is Phase.UNRESPONSIVE else log.info
-    told("phase", **fields)
+    write = log.warning if boot.phase is Phase.UNRESPONSIVE else log.info
+    write("phase", **fields)

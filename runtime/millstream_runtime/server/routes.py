@@ -1,4 +1,4 @@
-"""The routes. Each reads like its contract; the work is in `service`, `generation` and `responses`."""
+"""The HTTP routes; the work is in `service`, `generation` and `responses`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from millstream_runtime import __version__
 from millstream_runtime.boot import Phase
 from millstream_runtime.server.http.api_errors import install_error_handlers
 from millstream_runtime.server.http.body_routes import BodyRoutes
-from millstream_runtime.server.http.disconnect import watching
-from millstream_runtime.server.http.middleware import EdgeMiddleware
+from millstream_runtime.server.http.disconnect import on_disconnect
+from millstream_runtime.server.http.middleware import RequestMiddleware
 from millstream_runtime.server.openai.generation import Generation
 from millstream_runtime.server.openai.requests import (
     ChatCompletionRequest,
@@ -26,12 +26,12 @@ from millstream_runtime.server.openai.requests import (
     TokenizeRequest,
 )
 from millstream_runtime.server.openai.responses import (
-    ChatDialect,
-    CompletionDialect,
-    Dialect,
+    ChatFormat,
+    CompletionFormat,
+    ResponseFormat,
+    complete_response,
     json_encoder,
-    sse_answer,
-    whole_answer,
+    sse_events,
 )
 from millstream_runtime.server.operations.metrics import CONTENT_TYPE
 from millstream_runtime.server.operations.readiness import ready_body
@@ -40,7 +40,7 @@ from millstream_runtime.server.service import Service
 
 
 def build_app(service: Service) -> ASGIApp:
-    """All routes over one service. No CORS, no interactive docs (they would load scripts from elsewhere)."""
+    """Build the ASGI app. No CORS, no interactive docs (they would load scripts from other sites)."""
     app = FastAPI(title="Millstream", version=__version__, docs_url=None, redoc_url=None)
     install_error_handlers(app)
     _add_probes(app, service)
@@ -48,13 +48,13 @@ def build_app(service: Service) -> ASGIApp:
     _add_tokenizer(app, service)
     _add_generation(app, service)
     routes = BodyRoutes(app, service.body_threads)
-    return EdgeMiddleware(routes, service.ledger, service.api_keys, service.metrics.http_request)
+    return RequestMiddleware(routes, service.ledger, service.api_keys, service.metrics.http_request)
 
 
 def _add_probes(app: FastAPI, service: Service) -> None:
     @app.get("/health", tags=["probes"])
     async def health() -> Response:
-        """200 while this process can do its work, which is also to load, and to start a new engine after a death."""
+        """200 while this process can work, which includes loading and restarting the engine after a crash."""
         engine = service.engine
         is_unresponsive = service.ledger.phase is Phase.UNRESPONSIVE
         status = "restarting" if engine.is_restarting else "unresponsive" if is_unresponsive else "ok"
@@ -63,7 +63,7 @@ def _add_probes(app: FastAPI, service: Service) -> None:
 
     @app.get("/ready", tags=["probes"])
     async def ready() -> Response:
-        """200 only when Ready; the body always tells the phase and what the boot cost."""
+        """200 only when Ready; the body always has the phase and the cost of the boot."""
         boot, engine = service.ledger.snapshot(), service.engine
         body = ready_body(
             service.config,
@@ -114,58 +114,64 @@ def _add_tokenizer(app: FastAPI, service: Service) -> None:
     async def tokenize(body: TokenizeRequest, _: Request) -> Response:
         """The token ids of a prompt, or of a conversation as the chat template renders it."""
         service.require_ready(body.model)
-        return Response(await service.tokenize(body), media_type="application/json")
+        return Response(await service.prompts.tokenize(body), media_type="application/json")
 
     @app.post("/detokenize", tags=["tokenizer"], response_model=dict[str, Any])
     async def detokenize(body: DetokenizeRequest, _: Request) -> Response:
         """The text of token ids."""
         service.require_ready(body.model)
-        return Response(await service.detokenize(body), media_type="application/json")
+        return Response(await service.prompts.detokenize(body), media_type="application/json")
 
 
 def _add_generation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", tags=["generation"])
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
-        """A conversation's next turn."""
+        """Generate the next turn of a conversation."""
         arrived, tenant = time.monotonic(), tenant_of(request)
-        dialect = ChatDialect(service.config.served_model_name)
-        return await _answer(service, request, body, dialect, body.n, lambda: service.chat(body, arrived, tenant))
+        response_format = ChatFormat(service.config.served_model_name)
+        return await _answer(
+            service, request, body, response_format, body.n, lambda: service.chat(body, arrived, tenant)
+        )
 
     @app.post("/v1/completions", tags=["generation"])
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        """The continuation of each prompt."""
+        """Continue each prompt."""
         arrived, tenant = time.monotonic(), tenant_of(request)
-        dialect = CompletionDialect(service.config.served_model_name)
+        response_format = CompletionFormat(service.config.served_model_name)
         count = len(body.prompt) * body.num_candidates
-        return await _answer(service, request, body, dialect, count, lambda: service.completion(body, arrived, tenant))
+        return await _answer(
+            service, request, body, response_format, count, lambda: service.completion(body, arrived, tenant)
+        )
 
 
 def tenant_of(request: Request) -> str:
-    """Whose key came with the request; "" where there are no keys."""
-    return str(request.scope["state"].get("tenant", ""))  # `request.state` would be made for this alone
+    """The tenant whose API key came with the request; "" where there are no keys."""
+    return str(request.scope["state"].get("tenant", ""))  # `request.state` would be created for this alone
 
 
 async def _answer(
     service: Service,
     request: Request,
     body: GenerationRequest,
-    dialect: Dialect,
-    places: int,
+    response_format: ResponseFormat,
+    num_generations: int,
     prepare: Callable[[], Coroutine[Any, Any, Generation]],
 ) -> Response:
-    """Admit, prepare, then stream or wait. Whatever happens, the places are given back and the engine is told."""
+    """Admit, prepare, submit, then stream or wait. However it ends, slots are freed and the engine aborts the rest."""
     service.require_ready(body.model)
     with ExitStack() as stack:
-        stack.enter_context(service.admission.places(places))
+        stack.enter_context(service.admission.reserve(num_generations))
         generation = await prepare()
         if service.traces is not None:
             stack.callback(_trace, service.traces, request, generation)
         stack.callback(generation.close)
+        generation.submit(streams=body.stream)
         if body.stream:
-            return _SseResponse(generation, sse_answer(generation, dialect, body.include_usage), stack.pop_all())
-        with watching(request.scope, generation.client_gone):
-            answer = await whole_answer(generation, dialect)
-    return _WholeResponse(json_encoder.encode(answer))
+            events = sse_events(generation, response_format, body.include_usage)
+            return _SseResponse(generation, events, stack.pop_all())
+        with on_disconnect(request.scope, generation.cancel):
+            answer = await complete_response(generation, response_format)
+    return _JsonResponse(json_encoder.encode(answer))
 
 
 def _trace(traces: RequestTraces, request: Request, generation: Generation) -> None:
@@ -173,8 +179,8 @@ def _trace(traces: RequestTraces, request: Request, generation: Generation) -> N
     traces.finished(route, request_id, request.headers, generation.record)
 
 
-class _WholeResponse(Response):
-    """A complete answer. Its headers are known, so Starlette need not find them out."""
+class _JsonResponse(Response):
+    """A complete answer. Its headers are known, so Starlette need not compute them."""
 
     def __init__(self, body: bytes) -> None:
         self.status_code, self.body, self.background = 200, body, None
@@ -182,7 +188,7 @@ class _WholeResponse(Response):
 
 
 class _SseResponse(Response):
-    """Server-sent events. It cleans up even if it never starts."""
+    """Server-sent events. Runs `cleanup` even if the stream never starts."""
 
     def __init__(self, generation: Generation, events: AsyncIterator[tuple[bytes, bool]], cleanup: ExitStack) -> None:
         self.status_code = 200
@@ -196,7 +202,7 @@ class _SseResponse(Response):
         self._cleanup = cleanup
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._cleanup, watching(scope, self._generation.client_gone):
+        with self._cleanup, on_disconnect(scope, self._generation.cancel):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for events, is_last in self._events:
                 await send({"type": "http.response.body", "body": events, "more_body": not is_last})

@@ -1,11 +1,11 @@
-"""HTTP GET as a download needs it: redirects that leak no credential, retries that listen, errors that say what failed.
+"""An HTTP client for downloads: redirects leak no credential, retries obey Retry-After, errors say what failed.
 
     open(url) ── 30x ──▶ next address (never https -> http, never another scheme)
               ── 401 ──▶ the Auth answers the challenge once
               ── 408, 429, 5xx, lost ──▶ `Retry`: exponential backoff, or what Retry-After asks for
 
-Only HTTP handlers are installed: a redirect to `file:` or `ftp:` has nobody to open it. Query strings are cut from
-every message, because the signed address of a CDN is a credential.
+Only HTTP handlers are installed, so a redirect to `file:` or `ftp:` fails. Query strings are removed from every
+message, because the signed URL of a CDN is a credential.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ Origin = tuple[str, str, int]
 
 
 class Auth(Protocol):
-    """Who we are, to one origin."""
+    """Credentials for one origin."""
 
     def header(self, url: str) -> str | None:
-        """The Authorization header for `url`; None where this credential has no business."""
+        """The Authorization header for `url`; None for other origins."""
 
     def challenged(self, url: str, challenge: str) -> bool:
-        """A 401 came with this WWW-Authenticate. True: there is a new credential, ask again."""
+        """A 401 came with this WWW-Authenticate. True: there is a new credential, retry."""
 
 
 class NoAuth:
-    """Nobody."""
+    """No credentials."""
 
     def header(self, url: str) -> str | None:
         return None
@@ -77,7 +77,7 @@ class TransferError(Exception):
 
 
 class ConnectionLost(TransferError):
-    """No answer, or half of one."""
+    """No response, or an incomplete one."""
 
     def __init__(self, url: str, detail: str, *, retryable: bool = True) -> None:
         super().__init__(f"{without_query(url)} does not answer: {detail}")
@@ -85,7 +85,7 @@ class ConnectionLost(TransferError):
 
 
 class HTTPStatus(TransferError):
-    """An answer that is an error."""
+    """An error response."""
 
     status: int
 
@@ -100,18 +100,18 @@ class HTTPStatus(TransferError):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How patient we are with one piece of work. Waits double from `first_wait_seconds`; progress resets them."""
+    """Retries of one piece of work. Waits double from `first_wait_seconds`; progress resets them."""
 
     attempts: int = 6
     first_wait_seconds: float = 1.0
     longest_wait_seconds: float = 30.0
-    longest_retry_after_seconds: float = 600.0  # who asks for more is asked again by the next pod
+    longest_retry_after_seconds: float = 600.0  # a longer Retry-After is an error: the next pod retries
     timeout_seconds: float = 30.0  # without a byte
     sleep: Callable[[float], None] = time.sleep
 
 
 class Retry:
-    """The failures of one piece of work in a row."""
+    """Counts the consecutive failures of one piece of work."""
 
     def __init__(self, policy: RetryPolicy, say: Callable[[str], None] = lambda _: None) -> None:
         self._policy = policy
@@ -122,14 +122,14 @@ class Retry:
         self.failures = 0
 
     def wait_or_raise(self, error: TransferError) -> None:
-        """Sleep before the next attempt; raise `error` when there shall be none."""
+        """Sleep before the next attempt; raise `error` if there is none."""
         self.failures += 1
         asked = error.retry_after_seconds
         too_long = asked is not None and asked > self._policy.longest_retry_after_seconds
         if not error.retryable or self.failures >= self._policy.attempts or too_long:
             raise error
         backoff = min(self._policy.first_wait_seconds * 2 ** (self.failures - 1), self._policy.longest_wait_seconds)
-        # Jitter keeps a thousand pods that were refused together from coming back together.
+        # Jitter keeps pods that were refused together from retrying together.
         jittered = backoff * (0.5 + secrets.randbelow(1000) / 2000)
         seconds = jittered if asked is None else asked + jittered
         self._say(f"{error}; attempt {self.failures + 1} of {self._policy.attempts} in {seconds:.0f} s")
@@ -146,9 +146,9 @@ class Response:
         self._raw = raw
 
     def read(self, size_bytes: int) -> bytes:
-        """What is there, up to `size_bytes`; empty at the end. Raises ConnectionLost."""
+        """Read what is available, up to `size_bytes`; empty at the end. Raises ConnectionLost."""
         try:
-            # Not `read`: it waits until it has all of it, and throws away what came when the rest does not.
+            # Not `read`: it waits for all of it, and drops what came if the rest does not.
             return self._raw.read1(size_bytes)
         except (OSError, http.client.HTTPException) as error:
             raise ConnectionLost(self.url, _words(error)) from None
@@ -158,7 +158,7 @@ class Response:
 
 
 class Client:
-    """GET with one identity and one patience. Safe to use from several threads."""
+    """GET requests with one credential and one retry policy. Thread-safe."""
 
     def __init__(self, auth: Auth | None = None, policy: RetryPolicy | None = None) -> None:
         self.auth: Auth = auth or NoAuth()
@@ -170,7 +170,7 @@ class Client:
 
     @contextmanager
     def open(self, url: str, headers: Mapping[str, str] | None = None, method: str = "GET") -> Iterator[Response]:
-        """One request, redirects followed, no retry.
+        """Send one request; follow redirects, do not retry.
 
         Raises:
             HTTPStatus, ConnectionLost: see `retryable`.
@@ -182,7 +182,7 @@ class Client:
             response.close()
 
     def get(self, url: str, limit_bytes: int, headers: Mapping[str, str] | None = None) -> tuple[bytes, Response]:
-        """A small body, with retries, and the response it came with.
+        """Get a small body, with retries, and its response.
 
         Raises:
             TransferError: after the last attempt.
@@ -222,7 +222,7 @@ class Client:
             if response.status in REDIRECTS and location:
                 target = _redirect_target(url, location)
                 if method == "HEAD" and origin(target) != start:
-                    return response  # a hub describes the file here; the CDN behind it knows less
+                    return response  # the hub's headers describe the file; the CDN's have less
                 response.close()
                 url = target
                 continue
@@ -273,7 +273,7 @@ def origin(url: str) -> Origin:
 
 
 def without_query(url: str) -> str:
-    """The address as it may be shown: no query, no user and password."""
+    """The URL as it may be shown: without query, user and password."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{host}{parts.path}"
@@ -292,12 +292,12 @@ def parse_retry_after(value: str | None, now_seconds: float) -> float | None:
 
 
 def _redirect_target(url: str, location: str) -> str:
-    """Where a redirect leads. Raises ConnectionLost: to no address, or to one that is less safe."""
+    """The target of a redirect. Raises ConnectionLost: not a URL, or a downgrade from https."""
     try:
         target = urljoin(url, location)
         here, there = origin(url)[0], origin(target)[0]
     except ValueError:
-        raise ConnectionLost(url, "it redirects to something that is no address", retryable=False) from None
+        raise ConnectionLost(url, "it redirects to something that is not a URL", retryable=False) from None
     if there == "https" or here == there == "http":
         return target
     raise ConnectionLost(url, f"it redirects to {without_query(target)}, which is not https", retryable=False)

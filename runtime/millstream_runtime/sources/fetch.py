@@ -1,10 +1,18 @@
-"""`fetch`: a source -> a complete model folder, once.
+"""Fetch a model from a source into a folder, once.
+
+    HuggingFace ──▶ ResolvedSource ──▶ Transfer ──▶ staged files ──▶ ModelFolder.publish ──▶ .millstream-complete.json
+    ImageSource ──▶ (names, sizes, digests)    (resume, verify)     (rename, marker last)
 
     complete already? ── yes ──▶ kept: no network, no lock, no write
          │ no
     lock ▶ resolve ▶ configuration and layers ▶ choose weights ▶ space? ▶ weights (in parallel) ▶ check ▶ publish
 
-Killed at any point, the next run goes on: partials and unpacked layers lie in `.millstream-partial`, named by digest.
+Killed at any point, the next run continues: partials and unpacked layers are in `.millstream-partial`, named by digest.
+
+`fetch` runs in an init container. It needs only the standard library, and no torch: `urllib` has proxies, TLS and
+timeouts; resuming by Range, digests, and credentials that stay with their origin are implemented here.
+`huggingface_hub` is not used for bytes because it compares sizes, not digests, and obeys `HF_HUB_OFFLINE`, which our
+image sets for the server.
 """
 
 from __future__ import annotations
@@ -20,9 +28,9 @@ from typing import Any
 
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.sources.folder import FreeSpace, Marker, ModelFolder, free_bytes
-from millstream_runtime.sources.layers import LayerContent, model_folder_of, read_record, stack, unpack
+from millstream_runtime.sources.layers import LayerContent, apply_layers, model_folder_of, read_record, unpack
 from millstream_runtime.sources.lock import FolderLock, LockTimes
-from millstream_runtime.sources.progress import Progress, words_for_seconds
+from millstream_runtime.sources.progress import DownloadProgress, words_for_seconds
 from millstream_runtime.sources.safetensors_header import check_file
 from millstream_runtime.sources.selection import (
     INDEX_NAME,
@@ -31,7 +39,7 @@ from millstream_runtime.sources.selection import (
     support_files,
     weights_files,
 )
-from millstream_runtime.sources.source import Layer, Resolved, Source
+from millstream_runtime.sources.source import ImageLayer, ResolvedSource, Source
 from millstream_runtime.sources.transfer import LocalFile, RemoteFile, Transfer, disk_failure
 
 DEFAULT_PARALLEL = 4
@@ -40,7 +48,7 @@ MAX_PARALLEL = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchOptions:
-    """How to fetch. The last two are edges of the world that a test replaces."""
+    """How to fetch. Tests replace the last two."""
 
     parallel: int = DEFAULT_PARALLEL
     verify: bool = False  # read and hash a complete folder again
@@ -50,7 +58,7 @@ class FetchOptions:
 
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    """What was done."""
+    """The outcome of a fetch."""
 
     folder: Path
     marker: Marker
@@ -76,7 +84,7 @@ class FetchResult:
 
 
 def fetch(source: Source, into: Path, say: Callable[[str], None], options: FetchOptions | None = None) -> FetchResult:
-    """Make `into` hold the model of `source`. `say` gets lines for a person.
+    """Download the model of `source` into `into`. `say` receives lines for a person.
 
     Raises:
         RuntimeFailure: DownloadUnauthorized, DownloadFailed, DiskFull, CheckpointInvalid; or InvalidConfigError where
@@ -84,7 +92,7 @@ def fetch(source: Source, into: Path, say: Callable[[str], None], options: Fetch
     """
     try:
         return _fetch(source, into, say, options or FetchOptions())
-    except OSError as error:  # the network's have become RuntimeFailure long before
+    except OSError as error:  # a disk error: those of the network are RuntimeFailure already
         raise disk_failure(error, into) from error
 
 
@@ -103,10 +111,10 @@ def _fetch(source: Source, into: Path, say: Callable[[str], None], options: Fetc
         marker = _usable_marker(folder, source, options, say)  # another pod may have finished while we waited
         if isinstance(marker, _Complete):
             return result(marker.marker, 0, kept=True)
-        # A damaged folder is mended with the content it had, not with what a branch points to today.
+        # A damaged folder is repaired with the revision it had, not with the one a branch points to now.
         pinned = source.at(marker.revision) if marker is not None else source
         requested = marker.requested_revision if marker is not None else source.requested_revision
-        run = _Run(pinned, folder, Progress(say), lock.guard, options)
+        run = _FetchRun(pinned, folder, DownloadProgress(say), lock.guard, options)
         done = run.run(requested)
         return result(done, run.progress.downloaded_bytes, kept=False)
 
@@ -123,21 +131,26 @@ def _usable_marker(
     marker = folder.marker()
     if marker is None:
         return None
-    if not marker.answers(source.identity, source.requested_revision):
+    if not marker.matches(source.identity, source.requested_revision):
         kept = " ".join((*marker.source.values(), "at", marker.requested_revision))
         raise InvalidConfigError(f"--into {folder.path} holds {kept}, not {source}; give another folder or empty it.")
     damaged = folder.damaged(marker, read_all=options.verify)
     if damaged is None:
         return _Complete(marker)
-    say(f"{folder.path / damaged} is not as it was when the folder was completed; fetching what is wrong again")
+    say(f"{folder.path / damaged} changed since the folder was completed; fetching damaged files again")
     return marker
 
 
-class _Run:
+class _FetchRun:
     """One fetch, under the lock."""
 
     def __init__(
-        self, source: Source, folder: ModelFolder, progress: Progress, guard: Callable[[], None], options: FetchOptions
+        self,
+        source: Source,
+        folder: ModelFolder,
+        progress: DownloadProgress,
+        guard: Callable[[], None],
+        options: FetchOptions,
     ) -> None:
         self.progress = progress
         self._source, self._folder, self._guard, self._options = source, folder, guard, options
@@ -147,20 +160,20 @@ class _Run:
     def run(self, requested_revision: str) -> Marker:
         source, folder = self._source, self._folder
         resolved = source.resolve()
-        self._files.update(model_folder_of(stack(self._unpack_all(resolved)), str(source)))
+        self._files.update(model_folder_of(apply_layers(self._unpack_all(resolved)), str(source)))
         names = {*resolved.files, *self._files}
         support = support_files(names, str(source))
         self._require_small(resolved, support)
         self._download(resolved.files[name] for name in support if name in resolved.files)
         weights = weights_files(names | resolved.others, self._index(), str(source))
         chosen = {*support, *weights}
-        folder.require_only(chosen)
+        folder.require_no_others(chosen)
         self._download(resolved.files[name] for name in weights if name in resolved.files)
         files = {name: self._files[name] for name in sorted(chosen)}
         for name in weights:
             check_file(files[name].path, name)
         self._guard()
-        folder.unmark()
+        folder.remove_marker()
         contents = {name: (file.size_bytes, file.sha256) for name, file in files.items()}
         marker = Marker(source.identity, requested_revision, resolved.revision, contents)
         folder.publish(files, marker)
@@ -170,13 +183,13 @@ class _Run:
         index = self._files.get(INDEX_NAME)
         return index.path.read_bytes() if index is not None else None
 
-    def _require_small(self, resolved: Resolved, support: Iterable[str]) -> None:
+    def _require_small(self, resolved: ResolvedSource, support: Iterable[str]) -> None:
         for name in support:
             if name in resolved.files and resolved.files[name].size_bytes > SUPPORT_LIMIT_BYTES:
                 raise invalid(f"{self._source}: {name} is larger than the {SUPPORT_LIMIT_BYTES} bytes allowed.")
 
     def _download(self, files: Iterable[RemoteFile]) -> None:
-        """Each file that is not here yet, some at a time; the first failure stops the rest."""
+        """Download the missing files, several at a time; the first failure stops the rest."""
         missing = []
         for file in files:
             adopted = self._folder.adopt(file)
@@ -189,7 +202,7 @@ class _Run:
             self._files[file.name] = local
 
     def _in_parallel(self, files: list[RemoteFile]) -> list[LocalFile]:
-        """In the order of `files`. Daemon threads: one that waits to retry must not hold up the end of the process."""
+        """Results in the order of `files`. Daemon threads: one that waits to retry must not delay the exit."""
         todo: SimpleQueue[tuple[int, RemoteFile]] = SimpleQueue()
         done: SimpleQueue[tuple[int, LocalFile | BaseException]] = SimpleQueue()
         stop = threading.Event()
@@ -213,31 +226,31 @@ class _Run:
             while len(arrived) < len(files):
                 number, outcome = done.get()
                 if isinstance(outcome, BaseException):
-                    raise outcome  # the other threads end at their next write: by then the lock's guard refuses
+                    raise outcome  # the other threads end at their next write, which the lock's guard refuses
                 arrived[number] = outcome
         finally:
             stop.set()
         return [arrived[number] for number in range(len(files))]
 
     def _announce(self, files: list[RemoteFile], extra_bytes: int = 0) -> None:
-        """Check the room for what is still to come, and count it."""
+        """Check the free space for the bytes still to come, and add them to the progress."""
         total_bytes = sum(file.size_bytes for file in files)
         arrived_bytes = sum(self._transfer.arrived_bytes(file) for file in files)
         if files:
             self._folder.require_space(total_bytes - arrived_bytes + extra_bytes)
             self.progress.expect(total_bytes)
             named = files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more"
-            resumed = f", {arrived_bytes / 1e9:.2f} GB of it are here" if arrived_bytes else ""
+            resumed = f", {arrived_bytes / 1e9:.2f} GB already downloaded" if arrived_bytes else ""
             self.progress.say(f"{self._source}: fetching {named}, {total_bytes / 1e9:.2f} GB{resumed}")
 
-    def _unpack_all(self, resolved: Resolved) -> list[LayerContent[LocalFile]]:
-        """Layers one after the other: so at most one blob lies on the disk beside what came out of the others."""
+    def _unpack_all(self, resolved: ResolvedSource) -> list[LayerContent[LocalFile]]:
+        """Unpack one layer after the other, so that at most one blob is on the disk in addition to unpacked files."""
         folders = {layer.blob.key: self._folder.partial / f"unpacked-{layer.blob.key}" for layer in resolved.layers}
         missing = [layer.blob for layer in resolved.layers if read_record(folders[layer.blob.key]) is None]
         self._announce(missing, extra_bytes=max((blob.size_bytes for blob in missing), default=0))
         return [self._unpack(layer, folders[layer.blob.key]) for layer in resolved.layers]
 
-    def _unpack(self, layer: Layer, folder: Path) -> LayerContent[LocalFile]:
+    def _unpack(self, layer: ImageLayer, folder: Path) -> LayerContent[LocalFile]:
         if (done := read_record(folder)) is not None:
             return done
         blob = self._transfer.fetch(layer.blob)
@@ -246,7 +259,7 @@ class _Run:
             content = unpack(blob.path, folder, layer.root, where, guard=self._guard, need=self._folder.require_space)
         except RuntimeFailure as failure:
             if failure.reason is FailureReason.CHECKPOINT_INVALID:
-                blob.path.unlink(missing_ok=True)  # what was refused once would be refused again
+                blob.path.unlink(missing_ok=True)  # an invalid layer stays invalid
             raise
         blob.path.unlink()
         return content

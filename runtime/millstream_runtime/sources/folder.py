@@ -1,8 +1,8 @@
-"""A model folder: complete and then never changed, or not complete and marked by nothing.
+"""A model folder: complete, marked and then never changed; or incomplete and unmarked.
 
     config.json  model-00001-of-00002.safetensors  …      appear by rename, each already verified
     .millstream-complete.json                             appears last: source, revision, files, sizes, digests
-    .millstream-partial/                                  what is on its way; gone when the folder is complete
+    .millstream-partial/                                  downloads in progress; removed when the folder is complete
     .millstream-lock                                      see lock.py
 
 The folder itself may be a mount point, which cannot be renamed: so its files are, and the marker is what counts.
@@ -26,14 +26,14 @@ MARKER_NAME = ".millstream-complete.json"
 PARTIAL_NAME = ".millstream-partial"
 MARKER_VERSION = 1
 MARKER_LIMIT_BYTES = 8 << 20
-SPARE_BYTES = 64 << 20  # room for the file system's own records, beside the files
+SPARE_BYTES = 64 << 20  # for the file system's metadata, in addition to the files
 
 FreeSpace = Callable[[Path], int]
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What a complete folder says of itself. `files`: name -> (bytes, SHA-256 in hex)."""
+    """The description of a complete folder. `files`: name -> (bytes, SHA-256 in hex)."""
 
     source: Mapping[str, str]
     requested_revision: str
@@ -44,8 +44,8 @@ class Marker:
     def total_bytes(self) -> int:
         return sum(size_bytes for size_bytes, _ in self.files.values())
 
-    def answers(self, source: Mapping[str, str], requested_revision: str) -> bool:
-        """Whether this is what was asked for; a branch that moved on since does not matter."""
+    def matches(self, source: Mapping[str, str], requested_revision: str) -> bool:
+        """Whether this is the requested model; a branch that has moved since does not matter."""
         return dict(self.source) == dict(source) and requested_revision in (self.requested_revision, self.revision)
 
     def as_json(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def free_bytes(folder: Path) -> int:
 
 
 class ModelFolder:
-    """One folder on disk. `free_space` is replaceable because a full disk is hard to have."""
+    """One folder on disk. Tests replace `free_space`."""
 
     def __init__(self, path: Path, free_space: FreeSpace = free_bytes) -> None:
         self.path = path
@@ -91,7 +91,7 @@ class ModelFolder:
         self._free_space = free_space
 
     def marker(self) -> Marker | None:
-        """The marker; None where there is none or it cannot be read, for then it proves nothing."""
+        """The marker; None where there is none or it cannot be read."""
         try:
             with (self.path / MARKER_NAME).open("rb") as file:
                 return Marker.of(json.loads(file.read(MARKER_LIMIT_BYTES)))
@@ -99,7 +99,7 @@ class ModelFolder:
             return None
 
     def damaged(self, marker: Marker, *, read_all: bool) -> str | None:
-        """The first file that is not as the marker says; sizes alone unless `read_all`."""
+        """The first file that differs from the marker; compares sizes only unless `read_all`."""
         for name, (size_bytes, sha256) in marker.files.items():
             path = self.path / name
             if path.is_symlink() or not path.is_file() or path.stat().st_size != size_bytes:
@@ -119,8 +119,8 @@ class ModelFolder:
         except OSError as error:
             raise disk_failure(error, self.path) from error
 
-    def unmark(self) -> None:
-        """The folder is about to change."""
+    def remove_marker(self) -> None:
+        """Remove the marker, because the folder is about to change."""
         (self.path / MARKER_NAME).unlink(missing_ok=True)
 
     def require_space(self, size_bytes: int) -> None:
@@ -130,11 +130,11 @@ class ModelFolder:
             raise RuntimeFailure(
                 FailureReason.DISK_FULL,
                 f"{self.path} has {free / 1e9:.2f} GB free and {(size_bytes + SPARE_BYTES) / 1e9:.2f} GB are still "
-                "to come; give the model cache a larger volume.",
+                "needed; give the model cache a larger volume.",
             )
 
-    def require_only(self, names: set[str]) -> None:
-        """Raises InvalidConfigError: model files of something else lie here, and a server would read both."""
+    def require_no_others(self, names: set[str]) -> None:
+        """Raises InvalidConfigError: the folder has files of another model, which a server would read too."""
         strangers = sorted(
             path.name
             for path in self.path.iterdir()
@@ -146,7 +146,7 @@ class ModelFolder:
             )
 
     def adopt(self, file: RemoteFile) -> LocalFile | None:
-        """A file that lies here already with the right content: a run died between its renames, or a person copied."""
+        """Use a file that is here already with the right content: a run died between renames, or it was copied."""
         path = self.path / file.name
         if path.is_symlink() or not path.is_file() or file.digest is None:
             return None

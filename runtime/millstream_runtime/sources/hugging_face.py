@@ -3,7 +3,7 @@
     GET <endpoint>/api/models/<repository>/revision/<revision>?blobs=true    the commit; each file's size and digest
     GET <endpoint>/<repository>/resolve/<commit>/<file>                      the content, mostly by a redirect to a CDN
 
-Files in LFS carry their SHA-256, the others git's blob id. A mirror that answers without sizes is asked by HEAD,
+Files in LFS carry their SHA-256, the others git's blob id. For a mirror that lists no sizes, HEAD is used,
 where `X-Linked-Etag` (or `ETag`) is the same digest. The branch is resolved once: every file is of one commit.
 """
 
@@ -27,7 +27,7 @@ from millstream_runtime.sources.client import (
     without_query,
 )
 from millstream_runtime.sources.selection import is_support_file, is_weights_file, safe_relative_path
-from millstream_runtime.sources.source import Resolved
+from millstream_runtime.sources.source import ResolvedSource
 from millstream_runtime.sources.transfer import Digest, RemoteFile
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
@@ -80,7 +80,7 @@ class HuggingFace:
     def at(self, revision: str) -> HuggingFace:
         return HuggingFace(self.repository, revision, endpoint=self.endpoint, token=self._token, policy=self._policy)
 
-    def resolve(self) -> Resolved:
+    def resolve(self) -> ResolvedSource:
         """The commit and its top-level files that a server may need.
 
         Raises:
@@ -98,7 +98,7 @@ class HuggingFace:
         with ThreadPoolExecutor(HEAD_THREADS) as threads:
             files = list(threads.map(lambda pair: self._file(commit, *pair), listed))
         others = frozenset(sibling["rfilename"] for sibling, name in named if name is None)
-        return Resolved(commit, {file.name: file for file in files}, others=others)
+        return ResolvedSource(commit, {file.name: file for file in files}, others=others)
 
     def explain(self, error: TransferError, what: str) -> RuntimeFailure:
         about = f"{self.repository} on {urlsplit(self.endpoint).hostname}"
@@ -150,7 +150,7 @@ def _read_listing(body: bytes, url: str) -> tuple[str, list[dict[str, Any]]]:
         return commit, [sibling for sibling in siblings if isinstance(sibling["rfilename"], str)]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RuntimeFailure(
-            FailureReason.DOWNLOAD_FAILED, f"{without_query(url)} does not answer as a model hub does: {error!r}."
+            FailureReason.DOWNLOAD_FAILED, f"{without_query(url)} is not a valid response of a model hub: {error!r}."
         ) from None
 
 
@@ -181,7 +181,7 @@ def _from_headers(headers: Mapping[str, str], name: str) -> tuple[int, Digest | 
     size = headers.get("x-linked-size", headers.get("content-length", ""))
     if not size.isdecimal():
         raise RuntimeFailure(
-            FailureReason.DOWNLOAD_FAILED, f"The hub tells no size for {name}, so it cannot be checked."
+            FailureReason.DOWNLOAD_FAILED, f"The hub gives no size for {name}, so it cannot be verified."
         )
     if _SHA256.fullmatch(etag):
         return int(size), Digest("sha256", etag)

@@ -24,7 +24,7 @@ from millstream_runtime.sources.client import Client, HTTPStatus, RetryPolicy, T
 from millstream_runtime.sources.image_reference import ImageReference, parse_reference
 from millstream_runtime.sources.registry_auth import RegistryAuth, read_login
 from millstream_runtime.sources.selection import invalid, safe_relative_path
-from millstream_runtime.sources.source import Layer, Resolved
+from millstream_runtime.sources.source import ImageLayer, ResolvedSource
 from millstream_runtime.sources.transfer import Digest, RemoteFile
 
 MANIFEST_LIMIT_BYTES = 4 << 20
@@ -83,7 +83,7 @@ class ImageSource:
             pinned, docker_configs=self._docker_configs, plain_http=self._plain_http, policy=self._policy
         )
 
-    def resolve(self) -> Resolved:
+    def resolve(self) -> ResolvedSource:
         """The manifest's digest (the index's, where there is one) and what its layers are.
 
         Raises:
@@ -99,8 +99,10 @@ class ImageSource:
             raise invalid(f"{self} has a manifest that cannot be read: {error!r}.") from None
         if len(layers) > MAX_LAYERS:
             raise invalid(f"{self} has {len(layers)} layers; at most {MAX_LAYERS} are read.")
-        archives = tuple(Layer(blob, IMAGE_FOLDER if is_image else "") for blob, packed in layers if packed)
-        return Resolved(revision, _plain_names([blob for blob, packed in layers if not packed], str(self)), archives)
+        archives = tuple(ImageLayer(blob, IMAGE_FOLDER if is_image else "") for blob, packed in layers if packed)
+        return ResolvedSource(
+            revision, _plain_names([blob for blob, packed in layers if not packed], str(self)), archives
+        )
 
     def explain(self, error: TransferError, what: str) -> RuntimeFailure:
         if not isinstance(error, HTTPStatus):

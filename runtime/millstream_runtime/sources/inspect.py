@@ -1,9 +1,9 @@
 """`inspect`: the shape of a model without its weights.
 
     hub, artifact    the JSON files whole, the first bytes of each *.safetensors by Range
-    image            one pass over each layer; a plain tar is skipped through by Range, a compressed one must be read
+    image            one pass over each layer; Range skips through a plain tar, a compressed one is read whole
     folder           the same from disk
-    config.json      alone, where a person knows better or the model is out of reach
+    config.json      alone, where the model cannot be read
 
 Nothing is stored. The result is what `shape.describe` documents.
 """
@@ -26,16 +26,16 @@ from millstream_runtime.sources.layers import (
     ByteSource,
     ForwardReader,
     LayerContent,
+    apply_layers,
     decompressed,
     model_folder_of,
-    stack,
     walk,
 )
 from millstream_runtime.sources.remote_reader import RemoteReader
 from millstream_runtime.sources.safetensors_header import LENGTH_BYTES, WeightsSummary, header_length, parse_header
 from millstream_runtime.sources.selection import INDEX_NAME, invalid, is_weights_file, support_files, weights_files
 from millstream_runtime.sources.shape import describe
-from millstream_runtime.sources.source import Layer, Resolved, Source
+from millstream_runtime.sources.source import ImageLayer, ResolvedSource, Source
 from millstream_runtime.sources.transfer import Hashes, RemoteFile
 
 READ_NAMES = ("config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja")
@@ -48,14 +48,14 @@ PARALLEL = 8
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The JSON at the beginning of a safetensors file, and how large the whole file is."""
+    """The JSON at the beginning of a safetensors file, and the size of the whole file."""
 
     text: bytes
     file_bytes: int
 
 
 class ModelFiles(Protocol):
-    """A model's files by name, wherever they are."""
+    """A model's files by name, local or remote."""
 
     @property
     def names(self) -> Collection[str]: ...
@@ -70,24 +70,24 @@ class ModelFiles(Protocol):
 def inspect_source(source: Source, config: bytes | None = None) -> dict[str, Any]:
     """The shape of a hub repository, image or artifact. Raises RuntimeFailure."""
     resolved = source.resolve()
-    shelf = RemoteShelf(source, resolved)
-    return _inspect(shelf, str(source), source.identity, (source.requested_revision, resolved.revision), config)
+    files = RemoteModelFiles(source, resolved)
+    return _inspect(files, str(source), source.identity, (source.requested_revision, resolved.revision), config)
 
 
 def inspect_folder(folder: Path, config: bytes | None = None) -> dict[str, Any]:
     """The shape of a folder. Raises RuntimeFailure: CheckpointInvalid."""
     if not folder.is_dir():
         raise invalid(f"The model folder {folder} does not exist; name a folder with config.json and *.safetensors.")
-    return _inspect(FolderShelf(folder), str(folder), {"kind": "path", "path": str(folder)}, (None, None), config)
+    return _inspect(FolderFiles(folder), str(folder), {"kind": "path", "path": str(folder)}, (None, None), config)
 
 
 def inspect_config(path: Path, config: bytes) -> dict[str, Any]:
-    """What a config.json alone says, where the model itself is out of reach: no weights are counted."""
+    """The shape from a config.json alone, where the model itself cannot be read: no weights are counted."""
     return describe({"kind": "config", "path": str(path)}, None, None, {"config.json": config}, WeightsSummary())
 
 
 def read_config(path: Path) -> bytes:
-    """A config.json that stands for a model's own. Raises RuntimeFailure: InvalidConfig."""
+    """Read a config.json that replaces the model's own. Raises RuntimeFailure: InvalidConfig."""
     try:
         with path.open("rb") as file:
             return _capped(file.read(SMALL_LIMIT_BYTES + 1), path.name, SMALL_LIMIT_BYTES)
@@ -96,30 +96,30 @@ def read_config(path: Path) -> bytes:
 
 
 def _inspect(
-    shelf: ModelFiles,
+    model: ModelFiles,
     where: str,
     identity: Mapping[str, str],
     revisions: tuple[str | None, str | None],
     config: bytes | None,
 ) -> dict[str, Any]:
-    """`revisions`: asked for, and found. `config` stands for the model's own config.json."""
+    """`revisions`: requested, and resolved. `config` replaces the model's own config.json."""
     requested_revision, revision = revisions
-    support = support_files(shelf.names, where)
+    support = support_files(model.names, where)
     own = [name for name in READ_NAMES if name in support and not (config is not None and name == "config.json")]
-    files = {name: shelf.read(name, SMALL_LIMIT_BYTES) for name in own}
+    files = {name: model.read(name, SMALL_LIMIT_BYTES) for name in own}
     if config is not None:
         files["config.json"] = config
-    index = shelf.read(INDEX_NAME, INDEX_LIMIT_BYTES) if INDEX_NAME in support else None
-    weights = weights_files(shelf.names, index, where)
+    index = model.read(INDEX_NAME, INDEX_LIMIT_BYTES) if INDEX_NAME in support else None
+    weights = weights_files(model.names, index, where)
     summary = WeightsSummary()
     with ThreadPoolExecutor(PARALLEL) as threads:
-        for name, header in zip(weights, threads.map(shelf.header, weights), strict=True):
+        for name, header in zip(weights, threads.map(model.header, weights), strict=True):
             summary.add(parse_header(header.text, name), len(header.text), header.file_bytes, name)
     return describe(identity, requested_revision, revision, files, summary)
 
 
-class FolderShelf:
-    """Files on disk; links are followed, as a Hugging Face cache is made of them and only JSON leaves this process."""
+class FolderFiles:
+    """Files on disk. Links are followed: a Hugging Face cache consists of links, and only JSON leaves this process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -145,19 +145,19 @@ class FolderShelf:
             raise invalid(f"{path} cannot be read: {error.strerror}.") from None
 
 
-class RemoteShelf:
-    """Files of a resolved source; what lies in layers was read when this was made."""
+class RemoteModelFiles:
+    """Files of a resolved source; layers are read on construction."""
 
-    def __init__(self, source: Source, resolved: Resolved) -> None:
+    def __init__(self, source: Source, resolved: ResolvedSource) -> None:
         self._source = source
         self._files = resolved.files
-        layers = [self._look_into(layer) for layer in resolved.layers]
-        self._seen = model_folder_of(stack(layers), str(source))
-        self.names: Collection[str] = {*resolved.files, *resolved.others, *self._seen}
+        layers = [self._read_layer(layer) for layer in resolved.layers]
+        self._layered = model_folder_of(apply_layers(layers), str(source))
+        self.names: Collection[str] = {*resolved.files, *resolved.others, *self._layered}
 
     def read(self, name: str, limit_bytes: int) -> bytes:
-        if name in self._seen:
-            return _capped(self._seen[name].text, name, limit_bytes)
+        if name in self._layered:
+            return _capped(self._layered[name].text, name, limit_bytes)
         file = self._files[name]
         if file.size_bytes > limit_bytes:
             raise _too_large(name, limit_bytes)
@@ -167,7 +167,7 @@ class RemoteShelf:
             raise self._source.explain(error, name) from None
         hashes = Hashes(file.size_bytes, file.digest)
         hashes.update(data)
-        if len(data) != file.size_bytes or not hashes.fit():
+        if len(data) != file.size_bytes or not hashes.match():
             raise RuntimeFailure(
                 FailureReason.DOWNLOAD_FAILED,
                 f"{name} of {self._source} does not have the digest that its source promised.",
@@ -175,8 +175,8 @@ class RemoteShelf:
         return data
 
     def header(self, name: str) -> Header:
-        if name in self._seen:
-            return self._seen[name]
+        if name in self._layered:
+            return self._layered[name]
         file = self._files[name]
         try:
             with RemoteReader(self._source.client, file, HEADER_WINDOW_BYTES) as reader:
@@ -184,14 +184,14 @@ class RemoteShelf:
         except TransferError as error:
             raise self._source.explain(error, name) from None
 
-    def _look_into(self, layer: Layer) -> LayerContent[Header]:
+    def _read_layer(self, layer: ImageLayer) -> LayerContent[Header]:
         where = f"{self._source}, {layer.blob.name}"
         try:
             magic = self._first_bytes(layer.blob)
             with RemoteReader(self._source.client, layer.blob) as reader, decompressed(reader, magic, where) as source:
                 limit_bytes = EXPANSION_FLOOR_BYTES + MAX_EXPANSION * layer.blob.size_bytes
                 skip_to = None if magic.startswith(GZIP_MAGIC) else reader.seek
-                return walk(ForwardReader(source, limit_bytes, where, skip_to), layer.root, where, _look_at)
+                return walk(ForwardReader(source, limit_bytes, where, skip_to), layer.root, where, _read_member)
         except TransferError as error:
             raise self._source.explain(error, layer.blob.name) from None
 
@@ -214,8 +214,8 @@ def read_header(source: ByteSource, file_bytes: int, where: str) -> Header:
     return Header(b"".join(parts), file_bytes)
 
 
-def _look_at(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> Header:
-    """A weights file's header; of the files that are read, all; of the others, nothing but that they are there."""
+def _read_member(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> Header:
+    """The header of a weights file, or all of a small JSON file; other files are only recorded as present."""
     source = tar.extractfile(member)
     assert source is not None  # noqa: S101 - a regular file
     name = Path(path).name

@@ -1,11 +1,11 @@
-"""A layer's tar archive -> the few model files in it, written as nothing but new regular files.
+"""Unpack the model files of an image layer's tar archive, as new regular files only.
 
     blob (gzip or plain) ──▶ ForwardReader (bounded) ──▶ tar members ──▶ <layer folder>/<path>, .layer.json last
 
-An archive is hostile until read: a name may climb out, a link may lead out, a header may ask for gigabytes of memory, a
-kilobyte may unpack to a terabyte. So nothing is created from the archive but folders and regular files with names that
-were checked part by part, in a folder that was empty; links and devices beside the model are refused; and the reader
-counts every byte. What lies elsewhere in the image (an operating system, say) is skipped, never written.
+An archive is untrusted: a name or a link may lead outside, a header may ask for gigabytes of memory, a kilobyte may
+unpack to a terabyte. So only folders and regular files are created, with names that were checked part by part, in an
+empty folder; links and devices next to the model are refused; and the reader counts every byte. Everything else in the
+image (an operating system, say) is skipped, never written.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ByteSource(Protocol):
 
 
 class ForwardReader:
-    """What `tarfile` needs of a file, over a stream, with a limit on one read and on all of them."""
+    """The file interface that `tarfile` needs, over a stream, with a limit per read and in total."""
 
     def __init__(
         self, source: ByteSource, limit_bytes: int, where: str, skip_to: Callable[[int], object] | None = None
@@ -94,7 +94,7 @@ FileT = TypeVar("FileT")
 
 @dataclass(frozen=True)
 class LayerContent(Generic[FileT]):
-    """What one layer adds and takes away, by path below its root."""
+    """The files that one layer adds and removes, by path below its root."""
 
     files: Mapping[str, FileT]
     removed: frozenset[str]  # a path, and all below it
@@ -104,12 +104,12 @@ class LayerContent(Generic[FileT]):
 def unpack(
     blob: Path, folder: Path, root: str, where: str, *, guard: Callable[[], None], need: Callable[[int], None]
 ) -> LayerContent[LocalFile]:
-    """The model files of a verified blob; at once where an earlier run unpacked it.
+    """Unpack the model files of a verified blob; returns at once if an earlier run did.
 
     Args:
-        folder: made here; replaced where it is half-done.
+        folder: created here; replaced if incomplete.
         root: only what lies below this folder of the archive counts; "" for all.
-        guard: raises when we may not write any more.
+        guard: raises when writing is no longer allowed.
         need: called with the size of a file before it is written; raises when the disk is too small.
 
     Raises:
@@ -130,7 +130,7 @@ def unpack(
 
 @contextlib.contextmanager
 def opened(blob: Path, where: str) -> Iterator[ForwardReader]:
-    """The archive inside a local blob, by what its first bytes are and not by what its media type says."""
+    """Open the archive inside a local blob; its first bytes decide the format, not its media type."""
     limit_bytes = EXPANSION_FLOOR_BYTES + MAX_EXPANSION * blob.stat().st_size
     with blob.open("rb") as raw:
         magic = raw.read(4)
@@ -186,7 +186,7 @@ def path_below(member: tarfile.TarInfo, root: str, where: str) -> PurePosixPath 
 
 
 def require_plain(member: tarfile.TarInfo, where: str) -> None:
-    """Raises RuntimeFailure: CheckpointInvalid, a link, a device or a sparse file beside the model."""
+    """Raises RuntimeFailure: CheckpointInvalid, a link, a device or a sparse file."""
     if member.isdir() or (member.isreg() and not member.issparse()):
         return
     kind = "link" if member.issym() or member.islnk() else "sparse file" if member.issparse() else "device"
@@ -255,8 +255,8 @@ def wanted(path: PurePosixPath) -> bool:
     return len(path.parts) <= MAX_DEPTH and (is_support_file(path.name) or is_weights_file(path.name))
 
 
-def stack(layers: list[LayerContent[FileT]]) -> dict[str, FileT]:
-    """The files that are seen from above, lowest layer first."""
+def apply_layers(layers: list[LayerContent[FileT]]) -> dict[str, FileT]:
+    """Apply the layers, lowest first, and return the resulting files."""
     seen: dict[str, FileT] = {}
     for layer in layers:
         gone = [f"{path}/" if path != "." else "" for path in layer.emptied]
@@ -284,7 +284,7 @@ def model_folder_of(files: Mapping[str, FileT], where: str) -> dict[str, FileT]:
 
 
 def read_record(folder: Path) -> LayerContent[LocalFile] | None:
-    """What an earlier run unpacked, if it came to the end and all of it is still here."""
+    """The content that an earlier run unpacked, if it completed and all files are still here."""
     try:
         record = json.loads((folder / RECORD_NAME).read_bytes())
         files = {name: LocalFile(folder / name, size, sha256) for name, (size, sha256) in record["files"].items()}

@@ -1,21 +1,21 @@
-"""One writer in a folder, also where two pods on two nodes share the volume.
+"""A lock that gives a folder one writer, also where pods on several nodes share the volume.
 
     .millstream-lock   {"owner": …, "beat": n}      created by O_EXCL: exactly one creator, NFSv3 and newer included
 
-`flock` and `fcntl` locks are not used: over NFS, SMB and FUSE they are silently local to one node, or stay behind when
-a node dies, depending on mount options nobody looks at. Here every fact is in the file's content:
+`flock` and `fcntl` locks are not used: over NFS, SMB and FUSE they are silently local to one node, or remain when a
+node dies, depending on mount options. Here all state is in the file's content:
 
 - The owner rewrites the file every `beat_seconds` with the next `beat`.
 - A waiter reopens the file (close-to-open consistency makes NFS show the newest content) and believes that the owner
   is dead when the content did not change for `stale_seconds` *by the waiter's own monotonic clock*. No two clocks are
   ever compared, so nodes may disagree about the time.
-- An owner that could not beat for `fence_seconds` (< `stale_seconds`) stops by itself: `guard()` is called before every
-  write. So an owner that was cut off has fallen silent before anybody may take over.
-- Taking over is a rename of the stale file to a private name. Who finds another content there than the one watched
-  has taken a live lock by accident, puts it back with `link` (which never overwrites) and goes on waiting.
-- On one machine nobody waits: an owner in our own PID namespace whose process is gone is dead at once.
+- An owner that could not beat for `fence_seconds` (< `stale_seconds`) stops: `guard()` is called before every write. So
+  an owner that was cut off has stopped writing before another process may take over.
+- Taking over is a rename of the stale file to a private name. A process that then finds other content than it watched
+  has taken a live lock by accident; it puts the file back with `link` (which never overwrites) and keeps waiting.
+- On one machine there is no wait: an owner in the same PID namespace whose process is gone is dead at once.
 
-What stays possible: a process frozen between `guard()` and its `write` for longer than the difference of the two
+Remaining risk: a process frozen between `guard()` and its `write` for longer than the difference of the two
 limits. It can then only write bytes of the same content at the same offset (partials are named by digest), and
 nothing counts before a digest has been checked.
 """
@@ -52,7 +52,7 @@ class LockTimes:
 
 
 class FolderLock:
-    """A context manager: waits for its turn, beats in a thread, lets go at the end."""
+    """A context manager: waits for the lock, renews it in a thread, releases it at the end."""
 
     def __init__(self, folder: Path, say: Callable[[str], None], times: LockTimes | None = None) -> None:
         self._path = folder / LOCK_NAME
@@ -63,7 +63,7 @@ class FolderLock:
         self._confirmed_at = 0.0
         self._lost = threading.Event()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat_on, name="folder-lock", daemon=True)
+        self._thread = threading.Thread(target=self._renew, name="folder-lock", daemon=True)
 
     def __enter__(self) -> Self:
         said = False
@@ -79,7 +79,7 @@ class FolderLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        self._lost.set()  # a worker thread that is still inside a read must not write any more
+        self._lost.set()  # a worker thread that is still reading must not write any more
         self._thread.join()
         if self._is_mine(self._read()):
             with contextlib.suppress(OSError):
@@ -92,7 +92,7 @@ class FolderLock:
             raise RuntimeFailure(
                 FailureReason.DOWNLOAD_FAILED,
                 f"{self._path.parent} could not be kept locked (its volume did not answer, or another pod took over); "
-                "what has arrived is kept and the next try goes on from there.",
+                "what has arrived is kept, and the next attempt continues from there.",
             )
 
     def _create(self) -> bool:
@@ -121,7 +121,7 @@ class FolderLock:
     def _is_mine(self, content: bytes | None) -> bool:
         return bool(_owner_of(content).get("token") == self._owner["token"])
 
-    def _beat_on(self) -> None:
+    def _renew(self) -> None:
         while not self._stop.wait(self._times.beat_seconds):
             started = time.monotonic()
             try:
@@ -136,7 +136,7 @@ class FolderLock:
                     file.flush()
                     os.fsync(file.fileno())
             except OSError:
-                continue  # `guard` counts how long we have been silent
+                continue  # `guard` counts the time since the last renewal
             self._confirmed_at = started
 
     def _wait_until_free(self) -> None:
@@ -144,29 +144,29 @@ class FolderLock:
         seen, seen_at = self._read(), time.monotonic()
         while seen is not None:
             if _owner_is_dead_here(_owner_of(seen)) or time.monotonic() - seen_at > self._times.stale_seconds:
-                self._take_away(seen)
+                self._take_over(seen)
                 return
             time.sleep(self._times.poll_seconds)
             content = self._read()
             if content != seen:
                 seen, seen_at = content, time.monotonic()
 
-    def _take_away(self, stale: bytes) -> None:
+    def _take_over(self, stale: bytes) -> None:
         mine = self._path.with_name(f"{LOCK_NAME}-{self._owner['token']}")
         try:
             self._path.rename(mine)
         except FileNotFoundError:
             return
         if mine.read_bytes() != stale:
-            with contextlib.suppress(OSError):  # somebody has created a new lock since: that one counts
+            with contextlib.suppress(OSError):  # a new lock was created since: that one counts
                 self._path.hardlink_to(mine)
         else:
-            self._say(f"{_owner_words(stale)} died while it filled {self._path.parent}; going on from what it left")
+            self._say(f"{_owner_words(stale)} died while it filled {self._path.parent}; continuing from what it left")
         mine.unlink()
 
 
 def _process_identity() -> dict[str, Any]:
-    """This process, so that a process in the same PID namespace can tell whether it still lives."""
+    """Identify this process, so that others in the same PID namespace can see whether it still lives."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -185,7 +185,7 @@ def _pid_namespace() -> str | None:
 
 
 def _start_time(pid: int) -> str | None:
-    """Field 22 of /proc/<pid>/stat: a PID that was given again has another one."""
+    """Field 22 of /proc/<pid>/stat; differs when a PID is reused."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -202,7 +202,7 @@ def _owner_of(content: bytes | None) -> dict[str, Any]:
     try:
         owner = json.loads(content or b"{}").get("owner", {})
     except (ValueError, AttributeError):
-        return {}  # half-written: its owner is alive, or the content will stay as it is and become stale
+        return {}  # half-written: its owner is alive, or the content does not change and becomes stale
     return owner if isinstance(owner, dict) else {}
 
 

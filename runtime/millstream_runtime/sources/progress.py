@@ -1,4 +1,4 @@
-"""How far a download is: one line every few seconds for a person, one JSON line at the end for tools.
+"""Progress of a download: one line every few seconds for a person.
 
 12.3 of 40.1 GB (31 %), 412 MB/s, 1 min 7 s left
 """
@@ -12,8 +12,8 @@ from collections.abc import Callable
 INTERVAL_SECONDS = 5.0
 
 
-class Progress:
-    """Bytes of several threads, added up. `say` gets whole lines without a newline."""
+class DownloadProgress:
+    """Sum of the bytes of several threads. `say` receives lines without a newline."""
 
     def __init__(
         self,
@@ -29,39 +29,39 @@ class Progress:
         self._expected_bytes = 0
         self._kept_bytes = 0
         self._downloaded_bytes = 0
-        self._said_at = clock()
-        self._said_bytes = 0
+        self._reported_at = clock()
+        self._reported_bytes = 0
 
     @property
     def downloaded_bytes(self) -> int:
-        """Bytes that came over the network, those thrown away again included."""
+        """Bytes that came over the network, including discarded ones."""
         return self._downloaded_bytes
 
     def expect(self, size_bytes: int) -> None:
-        """There is more to do."""
+        """Add bytes to download."""
         with self._lock:
             self._expected_bytes += size_bytes
 
     def keep(self, size_bytes: int) -> None:
-        """These bytes are on disk from an earlier run."""
+        """Count bytes that are on disk from an earlier run."""
         with self._lock:
             self._kept_bytes += size_bytes
 
     def discard(self, size_bytes: int) -> None:
-        """These bytes turned out to be useless and must come again."""
+        """Uncount bytes that must be downloaded again."""
         with self._lock:
             self._kept_bytes -= size_bytes
 
     def add(self, size_bytes: int) -> None:
-        """These bytes arrived."""
+        """Count bytes that arrived."""
         with self._lock:
             self._downloaded_bytes += size_bytes
             now = self._clock()
-            elapsed_seconds = now - self._said_at
+            elapsed_seconds = now - self._reported_at
             if elapsed_seconds < self._interval_seconds:
                 return
-            rate = (self._downloaded_bytes - self._said_bytes) / elapsed_seconds
-            self._said_at, self._said_bytes = now, self._downloaded_bytes
+            rate = (self._downloaded_bytes - self._reported_bytes) / elapsed_seconds
+            self._reported_at, self._reported_bytes = now, self._downloaded_bytes
             line = describe(self._kept_bytes + self._downloaded_bytes, self._expected_bytes, rate)
         self.say(line)
 

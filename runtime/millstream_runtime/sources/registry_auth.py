@@ -1,4 +1,4 @@
-"""Who we are to an image registry: nobody, a name and password, or a bearer token that these are exchanged for.
+"""Authentication to an image registry: anonymous, basic, or a bearer token.
 
     401 WWW-Authenticate: Bearer realm="https://auth…",service="…",scope="…"
         GET realm?service=…&scope=…   (with Basic where config.json has it)  ->  {"token": …}
@@ -73,7 +73,7 @@ class RegistryAuth:
         return self._header if origin(url) == self._origin else None
 
     def challenged(self, url: str, challenge: str) -> bool:
-        """Answer a challenge of our own registry; a token that ran out is replaced the same way."""
+        """Answer a challenge of this registry; an expired token is replaced the same way."""
         if origin(url) != self._origin:
             return False
         scheme, _, rest = challenge.partition(" ")
@@ -83,7 +83,7 @@ class RegistryAuth:
             fresh = self._exchange(dict(_PARAMETER.findall(rest)))
         else:
             return False
-        self._header = fresh  # threads may race here: each brings a token that works
+        self._header = fresh  # threads may race here: each token is valid
         return fresh is not None
 
     def _exchange(self, parameters: dict[str, str]) -> str | None:
@@ -95,7 +95,7 @@ class RegistryAuth:
             return None
         if scheme != "https" and not (
             scheme == self._origin[0] == "http"
-        ):  # a login must not travel in the clear because somebody on the way says so
+        ):  # never send a login unencrypted because a challenge asks for it
             return None
         scope = parameters.get("scope") or f"repository:{self._repository}:pull"
         query = urlencode({"service": parameters.get("service", ""), "scope": scope})

@@ -1,7 +1,7 @@
-"""A remote file as something to read from and to skip in, without downloading what is skipped. For `inspect`.
+"""A remote file as a forward reader that can skip parts without downloading them. For `inspect`.
 
-A short skip reads on, since the bytes are on their way already; a long one drops the connection and asks for a range
-further on. So the headers of an uncompressed tar with 140 GB of weights cost a few requests, not 140 GB.
+A short skip reads on, since the bytes are in flight already; a long one drops the connection and requests a later
+range. So the headers of an uncompressed tar with 140 GB of weights cost a few requests, not 140 GB.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class RemoteReader:
         self._client = client
         self._file = file
         self._window_bytes = window_bytes
-        self._until = 0  # where the open answer ends
+        self._until = 0  # end of the open response
         self._position = 0
-        self._skip_bytes = 0  # bytes of the open answer that nobody wants
+        self._skip_bytes = 0  # bytes of the open response to discard
         self._response: Response | None = None
         self._stack = ExitStack()
         self._retry = Retry(client.policy)
@@ -91,7 +91,7 @@ class RemoteReader:
         if response.status == 206 and not response.headers.get("content-range", "").startswith(f"bytes {start}-"):
             raise ConnectionLost(self._file.url, "it answered another range than was asked for", retryable=False)
         self._until = end if response.status == 206 else size_bytes
-        self._skip_bytes = 0 if response.status == 206 else start  # no ranges here: the long way
+        self._skip_bytes = 0 if response.status == 206 else start  # the server has no ranges: read and discard
         return response
 
     def _some(self, response: Response, size: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The header of a safetensors file: what it holds, without its gigabytes. Pure, but for `check_file`.
+"""The header of a safetensors file, which describes its tensors. Pure, except for `check_file`.
 
     8 bytes: n, little-endian | n bytes: JSON {name: {dtype, shape, data_offsets}, "__metadata__": …} | tensors
 

@@ -5,8 +5,8 @@
     else every *.safetensors                                                    yes
     *.bin, *.pt, *.py, folders (original/, onnx/), hidden files                  never
 
-An allow list, because what a pickle or a .py does is decided by whoever wrote it. Choosing by the index also leaves
-out the second copy of the weights that many repositories carry (`consolidated.safetensors`).
+An allow list, because a pickle or a .py file can run arbitrary code. Choosing by the index also leaves out the second
+copy of the weights that many repositories carry (`consolidated.safetensors`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def weights_files(names: Collection[str], index: bytes | None, where: str) -> li
     """The files that hold the weights; `index` is the content of model.safetensors.index.json where there is one.
 
     Raises:
-        RuntimeFailure: CheckpointInvalid: none, only pickles, or an index that names what is not there.
+        RuntimeFailure: CheckpointInvalid: none, only pickles, or an index that names a missing file.
     """
     if index is not None:
         shards = read_index(index, where)
@@ -76,7 +76,9 @@ def read_index(index: bytes, where: str) -> set[str]:
         raise invalid(f"{where}: {INDEX_NAME} names {len(names)} files; it must name 1 to {MAX_SHARDS}.")
     for name in names:
         if not isinstance(name, str) or not is_weights_file(name):
-            raise invalid(f"{where}: {INDEX_NAME} names {name!r}; a shard must be a *.safetensors file beside it.")
+            raise invalid(
+                f"{where}: {INDEX_NAME} names {name!r}; a shard must be a *.safetensors file in the same folder."
+            )
     return names
 
 
@@ -90,7 +92,7 @@ def safe_relative_path(name: str) -> PurePosixPath | None:
 
 
 def invalid(message: str) -> RuntimeFailure:
-    """A checkpoint that no download can mend."""
+    """The failure of a checkpoint that another download does not repair."""
     return RuntimeFailure(FailureReason.CHECKPOINT_INVALID, message)
 
 

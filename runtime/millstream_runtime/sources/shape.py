@@ -1,4 +1,4 @@
-"""The shape of a model, as JSON of at most 4 KiB: what a planner needs to know of a checkpoint. Pure.
+"""The shape of a model, as JSON of at most 4 KiB: what a planner needs to know about a checkpoint. Pure.
 
     {"version": 1,
      "source": {"kind": "huggingFace", "repository": "org/name"},     or image + reference, or path + path
@@ -8,13 +8,13 @@
      "config": {…},                 config.json's own names and nesting, only the fields that decide sizes
      "quantization_config": {…},    its method and numbers; null where the checkpoint is not quantised
      "weights": {"files": 4, "file_bytes": …, "tensor_bytes": …, "tensors": 291,
-                 "elements": …, "elements_by_dtype": {"BF16": …},      counted in the headers, not believed
+                 "elements": …, "elements_by_dtype": {"BF16": …},      counted in the headers
                  "tied_lm_head": false},                               true: no lm_head tensor is stored
      "tokenizer": {"class": …, "model_max_length": …, "has_chat_template": true},
      "generation": {"eos_token_id": [128001, 128009]},
      "omitted": []}                 names that were left out to stay within 4 KiB
 
-`config` is itself a small config.json: what reads one reads the other, except that a list of more than 16 words, such
+`config` is itself a small config.json, except that a list of more than 16 words, such
 as the `layer_types` of a deep model, is written as {word: how often}. A reader must refuse a `version` that it does not
 know and ignore keys that it does not know. `elements` of a quantised checkpoint counts stored values: eight 4-bit
 weights packed in one I32 are one element.
@@ -115,7 +115,7 @@ def describe(
 
 
 def to_json(shape: Mapping[str, Any], limit_bytes: int = TERMINATION_MESSAGE_LIMIT_BYTES) -> str:
-    """One line of at most `limit_bytes`; what a planner can do without goes first, and `omitted` names it."""
+    """One line of at most `limit_bytes`; the least important fields are dropped first and named in `omitted`."""
     fitted = json.loads(json.dumps(shape))
     text = _line(fitted)
     for path in _dispensable(fitted):
@@ -142,7 +142,7 @@ def read_object(text: bytes, name: str) -> dict[str, Any]:
 
 
 def _dispensable(shape: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Paths in the order in which they may go: what is long, the longest first; then the least important numbers."""
+    """Paths in the order in which they may be dropped: long values first, then the least important numbers."""
     fields: list[tuple[tuple[str, ...], Any]] = []
     quantization = shape["quantization_config"] or {}
     for name in reversed(QUANTIZATION_FIELDS[ESSENTIAL_QUANTIZATION_FIELDS:]):
@@ -168,7 +168,7 @@ def _pick(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _short(value: Any, depth: int = 0) -> Any:
-    """A value with its texts, lists and depth bounded: a config.json is somebody else's and may be of any size."""
+    """A value with bounded texts, lists and depth: a config.json is untrusted and may have any size."""
     if isinstance(value, str):
         return value[:TEXT_LIMIT]
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""What every source answers: which content exactly, in which files or layers, and what its errors mean."""
+"""The interface of a model source: its exact content, as files or layers, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -12,23 +12,21 @@ from millstream_runtime.sources.transfer import RemoteFile
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """A tar archive, perhaps compressed. Only what lies below `root` ("" = anywhere) belongs to the model."""
+class ImageLayer:
+    """A tar archive, perhaps compressed. Only entries below `root` ("" = anywhere) belong to the model."""
 
     blob: RemoteFile
     root: str
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class ResolvedSource:
     """A source pinned to one content. `files` by plain name; `layers` from the lowest up."""
 
     revision: str
     files: Mapping[str, RemoteFile]
-    layers: tuple[Layer, ...] = field(default=())
-    others: frozenset[str] = field(
-        default=frozenset()
-    )  # never fetched: their names alone, to say what is there instead of weights
+    layers: tuple[ImageLayer, ...] = field(default=())
+    others: frozenset[str] = frozenset()  # names of files that are never fetched, for error messages
 
 
 class Source(Protocol):
@@ -39,7 +37,7 @@ class Source(Protocol):
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """What the marker records: the kind and the name, neither revision nor endpoint nor credential."""
+        """The kind and name for the marker; neither revision nor endpoint nor credential."""
 
     @property
     def requested_revision(self) -> str: ...
@@ -48,10 +46,10 @@ class Source(Protocol):
         """As a person writes it: `org/name at main`."""
 
     def at(self, revision: str) -> Source:
-        """The same source, pinned."""
+        """The same source, pinned to `revision`."""
 
-    def resolve(self) -> Resolved:
-        """Ask. Raises RuntimeFailure."""
+    def resolve(self) -> ResolvedSource:
+        """Resolve the content of the source. Raises RuntimeFailure."""
 
     def explain(self, error: TransferError, what: str) -> RuntimeFailure:
-        """One sentence that names what is wrong and what to do."""
+        """Convert an error to one sentence that says what is wrong and what to do."""

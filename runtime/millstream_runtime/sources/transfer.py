@@ -1,10 +1,10 @@
-"""One remote file into one local file: resumed where it was cut, checked against its digest, renamed when right.
+"""Download one remote file into one local file: resumed after an interruption, verified by digest, then renamed.
 
     <key>.part   what has arrived so far         (key = digest: a partial can only belong to this content)
     <key>        all of it, and the digest fits
 
-A partial survives the process: the next run hashes it again from the disk and asks the server for the rest. A digest
-that does not fit removes the file, so that nothing wrong is ever resumed or looks complete.
+A partial survives the process: the next run hashes it from the disk and asks the server for the rest. A wrong digest
+removes the file, so that no wrong content is resumed or looks complete.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Self
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.sources.client import Client, ConnectionLost, HTTPStatus, Response, Retry, TransferError
-from millstream_runtime.sources.progress import Progress
+from millstream_runtime.sources.progress import DownloadProgress
 
 CHUNK_BYTES = 1 << 20
 # The hub's CDN does not send more than 50 GB in one answer; larger files are asked for in ranges.
 SEGMENT_BYTES = 16 << 30
-DIGEST_ATTEMPTS = 2  # a partial from an earlier run may have been damaged on disk: the second try is a clean one
+DIGEST_ATTEMPTS = 2  # a partial of an earlier run may be damaged on disk; the second attempt starts from nothing
 
 Explain = Callable[[TransferError, str], RuntimeFailure]
 
@@ -40,7 +40,7 @@ class Digest:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file at a URL. `digest` is None only where a mirror tells none: then the size alone is checked."""
+    """A file at a URL. `digest` is None only where a mirror provides none; then only the size is checked."""
 
     name: str
     url: str
@@ -49,7 +49,7 @@ class RemoteFile:
 
     @property
     def key(self) -> str:
-        """A local name that no other content can have; the URL of an undigested file carries its revision."""
+        """A local name unique to this content; the URL of a file without digest contains its revision."""
         if self.digest is not None:
             return f"{self.digest.algorithm}-{self.digest.hex}"
         return f"url-{hashlib.sha256(self.url.encode()).hexdigest()}"
@@ -57,7 +57,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A file whose content is known to be right. `sha256` in hex."""
+    """A file whose content is verified. `sha256` in hex."""
 
     path: Path
     size_bytes: int
@@ -65,7 +65,7 @@ class LocalFile:
 
 
 class Hashes:
-    """SHA-256 for our own record and, where the source speaks git, the blob id, in one pass."""
+    """SHA-256 for the marker and, where the source uses git, the blob id, in one pass."""
 
     def __init__(self, size_bytes: int, digest: Digest | None) -> None:
         self._sha256 = hashlib.sha256()
@@ -83,8 +83,8 @@ class Hashes:
     def sha256(self) -> str:
         return self._sha256.hexdigest()
 
-    def fit(self) -> bool:
-        """Whether what was seen is what the source promised."""
+    def match(self) -> bool:
+        """Whether the content has the digest that the source promised."""
         if self._expected is None:
             return True
         seen = self._git.hexdigest() if self._git is not None else self.sha256
@@ -92,10 +92,10 @@ class Hashes:
 
 
 class Transfer:
-    """Downloads into `folder`. `guard` is called before every write and raises when we may not go on."""
+    """Downloads into `folder`. `guard` is called before every write and raises when writing is no longer allowed."""
 
     def __init__(
-        self, client: Client, folder: Path, progress: Progress, *, guard: Callable[[], None], explain: Explain
+        self, client: Client, folder: Path, progress: DownloadProgress, *, guard: Callable[[], None], explain: Explain
     ) -> None:
         self._client = client
         self._folder = folder
@@ -111,7 +111,7 @@ class Transfer:
         return 0
 
     def fetch(self, file: RemoteFile) -> LocalFile:
-        """All of `file`, verified.
+        """Download and verify all of `file`.
 
         Raises:
             RuntimeFailure: DownloadUnauthorized, DownloadFailed, DiskFull; partials stay for the next run, except
@@ -128,7 +128,7 @@ class Transfer:
                 raise self._explain(error, file.name) from None
             except OSError as error:
                 raise disk_failure(error, self._folder) from None
-            if hashes.fit():
+            if hashes.match():
                 self._partial(file).replace(done)
                 return LocalFile(done, file.size_bytes, hashes.sha256)
             self._partial(file).unlink()
@@ -155,13 +155,13 @@ class Transfer:
                     if arrival.offset > before:
                         retry.progressed()
                     if isinstance(error, HTTPStatus) and error.status == 416 and before:
-                        arrival.restart()  # the server never had that many bytes
+                        arrival.restart()  # the partial is longer than the server's file
                         error.retryable = True
                     retry.wait_or_raise(error)
             return arrival.hashes
 
     def _segment(self, arrival: _Arrival) -> None:
-        """One answer's bytes."""
+        """Download the bytes of one response."""
         file, start = arrival.file, arrival.offset
         end = min(start + SEGMENT_BYTES, file.size_bytes)
         ranged = start > 0 or end < file.size_bytes
@@ -184,17 +184,17 @@ class Transfer:
 class _Arrival:
     """A partial file, the hashes of its content, and `offset`: the first byte still missing."""
 
-    def __init__(self, path: Path, file: RemoteFile, progress: Progress) -> None:
+    def __init__(self, path: Path, file: RemoteFile, progress: DownloadProgress) -> None:
         self.file = file
         self.offset = 0
         self.hashes = Hashes(file.size_bytes, file.digest)
         self._progress = progress
         path.touch()
-        # Not append mode: should two processes ever write here, both put the same content at the same place.
+        # Not append mode: if two processes ever write here, both write the same content at the same place.
         self._target = path.open("r+b")
 
     def __enter__(self) -> Self:
-        """Hash what an earlier run left."""
+        """Hash the content that an earlier run left."""
         while data := self._target.read(CHUNK_BYTES):
             self.hashes.update(data)
             self.offset += len(data)
@@ -219,7 +219,7 @@ class _Arrival:
         self.offset += len(data)
 
     def restart(self) -> None:
-        """Forget all that is here."""
+        """Discard the content and start over."""
         self._progress.discard(self.offset)
         self._target.seek(0)
         self._target.truncate()
@@ -235,11 +235,11 @@ def verified(path: Path, file: RemoteFile) -> LocalFile | None:
     with path.open("rb") as source:
         while data := source.read(CHUNK_BYTES):
             hashes.update(data)
-    return LocalFile(path, file.size_bytes, hashes.sha256) if hashes.fit() else None
+    return LocalFile(path, file.size_bytes, hashes.sha256) if hashes.match() else None
 
 
 def disk_failure(error: OSError, folder: Path) -> RuntimeFailure:
-    """DiskFull where the disk or a quota is; else DownloadFailed that names what the file system said."""
+    """DiskFull where the disk or a quota is full; else DownloadFailed with the file system's error."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return RuntimeFailure(
             FailureReason.DISK_FULL,
@@ -249,10 +249,12 @@ def disk_failure(error: OSError, folder: Path) -> RuntimeFailure:
 
 
 def _require_range(response: Response, start: int) -> None:
-    """A 206 must begin where we asked (RFC 9110, 14.4), or bytes would land in the wrong place."""
-    told = response.headers.get("content-range", "")
-    if not told.startswith(f"bytes {start}-"):
-        raise ConnectionLost(response.url, f"it answered range {told!r} when asked from byte {start}", retryable=False)
+    """Check that a 206 begins at `start` (RFC 9110, 14.4), or bytes would be written in the wrong place."""
+    content_range = response.headers.get("content-range", "")
+    if not content_range.startswith(f"bytes {start}-"):
+        raise ConnectionLost(
+            response.url, f"it answered range {content_range!r} when asked from byte {start}", retryable=False
+        )
 
 
 def _digest_words(file: RemoteFile) -> str:

@@ -1,1 +1,1 @@
-"""Text to token ids and back, and the chat template between messages and text."""
+"""Tokenizer, detokenizer and chat template."""

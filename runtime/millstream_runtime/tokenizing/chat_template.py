@@ -72,7 +72,7 @@ class ChatTemplate:
         except _RefusedByTemplate as error:
             raise ChatTemplateError(f"The model's chat template refused the messages: {error.message}") from error
         except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # What went wrong inside the template is the server's detail, not the client's.
+            # Errors inside the template are internal details.
             raise ChatTemplateError("The model's chat template cannot render these messages.") from error
         return "".join(pieces)
 

@@ -1,4 +1,4 @@
-"""Incremental detokenisation: token ids in, finished characters out, never half of one.
+"""Incremental detokenisation: token ids in, complete characters out.
 
 A character may be spread over several tokens (a byte-level vocabulary spells an emoji in up to four), so text
 leaves here only when it can no longer change:
@@ -8,7 +8,7 @@ leaves here only when it can no longer change:
 
 Two ways, chosen from the tokenizer's decoder:
   - byte-level vocabularies (GPT-2, Llama 3, Qwen): every token is a fixed run of bytes, so Python's incremental
-    UTF-8 decoder does the whole work in O(1) a token and exactly;
+    UTF-8 decoder does the work exactly, in O(1) per token;
   - everything else (SentencePiece with byte fallback): decode a short window twice, with and without the new
     token, and emit the difference (the method of Hugging Face TGI, also vLLM's slow path).
 """
@@ -51,16 +51,16 @@ class ByteLevelVocabulary:
         """b"" for special tokens and for ids past the vocabulary (a padded embedding can produce them)."""
         known = self._cache.get(token_id)
         if known is None:
-            known = self._cache[token_id] = self._spell(token_id)
+            known = self._cache[token_id] = self._bytes_of(token_id)
         return known
 
-    def _spell(self, token_id: int) -> bytes:
+    def _bytes_of(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id)
         if token is None or token_id in self._special_ids:
             return b""
         try:
             return bytes(self._byte_of_character[character] for character in token)
-        except KeyError:  # an added token, spelled as plain text
+        except KeyError:  # an added token, stored as plain text
             return token.encode()
 
 
@@ -79,7 +79,7 @@ class ByteLevelDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any decoder. Cost a token: two decodes of the few tokens since the last emitted text."""
+    """For any decoder. Costs per token two decodes of the few tokens since the last emitted text."""
 
     def __init__(self, tokenizer: FastTokenizer) -> None:
         self._tokenizer = tokenizer

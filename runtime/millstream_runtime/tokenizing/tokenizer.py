@@ -1,4 +1,4 @@
-"""The model folder's tokenizer: text and chats to token ids, and back through `server.detokenizer`.
+"""The tokenizer of a model folder: text and chats to token ids, and back through `detokenizer`.
 
 Read from `tokenizer.json` by the `tokenizers` library (Rust, 50 ms to import) and not by `transformers`, which would
 cost a second of every boot; tests prove that both give the same ids.
@@ -69,7 +69,7 @@ class Tokenizer:
         return self._chat_template is not None
 
     def least_tokens(self, characters: int) -> int:
-        """A lower bound on the tokens of a text this long, for free: no token spells more than the longest one.
+        """A lower bound on the tokens of a text this long, at no cost: no token is longer than the longest one.
 
         Tokenising megabytes takes seconds and hundreds of bytes of memory a character, so a prompt that cannot fit
         the context is refused by this bound before it is tokenised. (A normaliser that shortens text could break the
@@ -82,7 +82,7 @@ class Tokenizer:
         return list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids as the model's own tokenizer spells it, without special tokens."""
+        """Text of token ids by the model's own decoder, without special tokens."""
         return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -1,4 +1,4 @@
-"""What the events of a stream mean, and what a person is told when an endpoint cannot be measured."""
+"""What the events of a stream mean, and the errors when an endpoint cannot be measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from millstream.bench.client import RequestFailed
 from millstream.bench.endpoint import find_model
 from millstream.bench.measure import RequestRecord
-from millstream.bench.openai_api import Asking, Route, StreamedAnswer
+from millstream.bench.openai_api import RequestTemplate, Route, StreamedAnswer
 from millstream_runtime.errors import RuntimeFailure
 from tests.unit.bench.test_client import OK, scripted
 
@@ -68,9 +68,9 @@ def test_a_stream_that_is_not_whole_fails_with_a_sentence(events: list[str], sai
 
 
 def test_what_is_asked_follows_the_route_and_leaves_extensions_out_on_demand() -> None:
-    assert Asking("m").body([1, 2], 3)["prompt"] == [1, 2]
-    assert Asking("m").body([1, 2], 3)["ignore_eos"] is True
-    body = Asking("m", Route.CHAT, ignore_eos=False).body("hi", 3)
+    assert RequestTemplate("m").body([1, 2], 3)["prompt"] == [1, 2]
+    assert RequestTemplate("m").body([1, 2], 3)["ignore_eos"] is True
+    body = RequestTemplate("m", Route.CHAT, ignore_eos=False).body("hi", 3)
     assert body["messages"] == [{"role": "user", "content": "hi"}]
     assert "ignore_eos" not in body
     assert body["stream_options"] == {"include_usage": True}

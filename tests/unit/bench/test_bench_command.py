@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from millstream.bench import compare
-from millstream.bench.load_generator import Load
+from millstream.bench.load_generator import LoadGenerator
 from millstream.bench.measure import RequestRecord
 from millstream.bench.workload import PlannedRequest
 from millstream.cli import main
@@ -140,7 +140,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
 def test_a_dead_endpoint_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     code, error = complaint(capsys, "serve", f"--url=http://127.0.0.1:{free_port()}", "--concurrency=1")
     assert code == 1
-    assert "Nothing answers at http://127.0.0.1" in error
+    assert "No server answers at http://127.0.0.1" in error
 
 
 @pytest.mark.parametrize(
@@ -174,9 +174,9 @@ def test_bad_flags_are_one_sentence(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "Say what to measure"),
+        ([], "Give a mode"),
         (["offline", "--concurrency=1"], "Give --model"),
-        (["offline", "--concurrency=1", "--model=x", "--port=1"], "--port means nothing to `bench offline`"),
+        (["offline", "--concurrency=1", "--model=x", "--port=1"], "--port has no effect in `bench offline`"),
     ],
 )
 def test_a_command_that_cannot_work_is_one_sentence(
@@ -251,13 +251,13 @@ async def test_an_open_loop_does_not_wait_for_answers_and_counts_its_own_latenes
         now += 5.0  # a server that stalls
         record.chunk_seconds, record.end_seconds = [now], now
 
-    load = Load([PlannedRequest(i, 0.0, 1, 1) for i in range(3)], prepare, send, lambda: now)
+    load = LoadGenerator([PlannedRequest(i, 0.0, 1, 1) for i in range(3)], prepare, send, lambda: now)
     await load.run(concurrency=None, max_connections=1)
     assert [record.ttft_seconds for record in load.records] == [5.0, 10.0, 15.0]
     assert [record.client_delay_seconds for record in load.records] == [0.0, 5.0, 10.0]
 
     now = 0.0
-    closed = Load([PlannedRequest(i, None, 1, 1) for i in range(3)], prepare, send, lambda: now)
+    closed = LoadGenerator([PlannedRequest(i, None, 1, 1) for i in range(3)], prepare, send, lambda: now)
     await closed.run(concurrency=1, max_connections=1)
     assert [record.ttft_seconds for record in closed.records] == [5.0, 5.0, 5.0]  # the closed loop hides the stall
 

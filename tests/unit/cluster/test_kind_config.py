@@ -1,4 +1,4 @@
-"""What kind is told, on each kind of machine."""
+"""The configuration of kind, per kind of machine."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ Manifest = dict[str, Any]
 
 
 def ready_bytes(server: ServerThread) -> Manifest:
-    told = json.loads(server.get("/ready").content)
-    assert isinstance(told, dict)
-    return told
+    body = json.loads(server.get("/ready").content)
+    assert isinstance(body, dict)
+    return body
 
 
 def test_both_ends_mean_the_same_words() -> None:
@@ -35,10 +35,10 @@ def test_both_ends_mean_the_same_words() -> None:
     assert Phase.UNRESPONSIVE.value == UNRESPONSIVE
 
 
-async def test_a_boot_is_told_to_the_operator_and_its_memory_ends_in_the_status(
+async def test_a_boot_reaches_the_operator_and_its_memory_the_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(boot_events, "TELL_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(boot_events, "REPORT_INTERVAL_SECONDS", 0.0)
     half, whole = threading.Event(), threading.Event()
 
     class Held(boot_events.BootEvents):
@@ -74,7 +74,7 @@ async def test_a_boot_is_told_to_the_operator_and_its_memory_ends_in_the_status(
     assert report.phase == "Ready"
     assert report.eta_seconds is None
     assert set(report.seconds) == set(RUNTIME_PHASES)
-    assert dict(report.memory) == ready["memory"], "the operator reads every figure that is told"
+    assert dict(report.memory) == ready["memory"], "the operator reads every figure that is reported"
     assert set(ready["memory"]) == set(MEMORY_KEYS) - {"activations_bytes"}
 
     operator = FakeOperator(world())
@@ -84,7 +84,7 @@ async def test_a_boot_is_told_to_the_operator_and_its_memory_ends_in_the_status(
     scheduled = [{"type": "Ready", "status": "False"}, {"type": "PodScheduled", "status": "True"}]
     container = {"containerStatuses": [{"name": "runtime", "state": RUNNING}]}
     operator.cluster.set_status(POD, "demo-0", {"conditions": scheduled} | container)
-    operator.pods.told["demo-0"] = loading
+    operator.pods.reported["demo-0"] = loading
     await operator.turn()
     await operator.ask_pods()
     await operator.turn()

@@ -39,7 +39,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "server/http/test_untrusted_input.py::test_every_parameter_has_a_bound",
     ),
     "event-loop blocking (CVE-2025-62426)": (
-        "server/http/test_untrusted_input.py::test_a_prompt_that_is_slow_to_tokenise_delays_nobody_else_and_ends",
+        "server/http/test_untrusted_input.py::test_a_prompt_that_is_slow_to_tokenise_delays_no_other_request_and_ends",
         "server/http/test_large_bodies.py::test_a_small_request_is_answered_while_the_largest_body_is_parsed",
         "server/http/test_large_bodies.py::test_a_million_wrong_items_are_one_error",
     ),

@@ -34,7 +34,7 @@ def event(message: str, when: str, uid: str = "u") -> dict[str, Any]:
 def test_before_the_operator_looked() -> None:
     seen = progress({"metadata": {"name": "demo", "generation": 1}}, [], [])
     assert not seen.ready
-    assert seen.lines == ("the operator has not looked at it yet",)
+    assert seen.lines == ("the operator has not seen it yet",)
 
 
 def test_an_older_generation_is_not_news() -> None:

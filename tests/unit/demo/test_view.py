@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from hack.demo.view import View
+from hack.demo.view import LiveOutput
 
 
 class Terminal(io.StringIO):
@@ -14,7 +14,7 @@ class Terminal(io.StringIO):
 
 def test_a_log_gets_a_line_when_it_is_new() -> None:
     out = io.StringIO()
-    with View(out) as view:
+    with LiveOutput(out) as view:
         view.show(["waiting", "pod a"])
         view.show(["waiting", "pod a"])
         view.show(["waiting", "pod b"])
@@ -25,7 +25,7 @@ def test_a_log_gets_a_line_when_it_is_new() -> None:
 
 def test_a_terminal_is_cleared_by_as_many_lines_as_were_drawn() -> None:
     out = Terminal()
-    with View(out) as view:
+    with LiveOutput(out) as view:
         view.show(["one", "two", "three"])
         drawn = len(out.getvalue())
         view.show(["done"])

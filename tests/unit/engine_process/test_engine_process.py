@@ -18,7 +18,7 @@ import pytest
 from millstream_runtime.boot import Phase
 from millstream_runtime.engine.host_limits import oom_kills
 from millstream_runtime.errors import FailureReason, RuntimeFailure
-from millstream_runtime.server.engine.subprocess import death_of
+from millstream_runtime.server.engine.subprocess import exit_failure
 from tests.support.engine_processes import serving_from_a_process
 from tests.support.server_thread import ServerThread, wait_for
 
@@ -58,10 +58,10 @@ def test_a_killed_engine_is_an_error_at_once_and_another_one_serves(tiny_model: 
         with ThreadPoolExecutor(8) as pool:
             streams = [pool.submit(last_event, server, began) for _ in range(4)]
             wholes = [pool.submit(server.post, CHAT, chat_body()) for _ in range(4)]
-            wait_for(lambda: server.server.service.admission.live == 8, "all requests")
+            wait_for(lambda: server.server.service.admission.in_flight == 8, "all requests")
             assert all(began.acquire(timeout=60) for _ in range(4))
             os.kill(engines.launched[0].pid, signal.SIGKILL)
-            # Long answers of an engine that is no more: nobody gets one, everybody is told.
+            # Long answers of an engine that was killed: every request gets an error.
             assert [stream.result()["error"]["code"] for stream in streams] == ["engine_failed"] * 4
             for whole in wholes:
                 assert whole.result().status_code == 503
@@ -124,7 +124,7 @@ def test_drain_and_disconnects_reach_across_the_border(tiny_model: Path) -> None
         wait_for(lambda: server.metric(beaten, model_name="tiny") != first, "a heartbeat")
         with ThreadPoolExecutor(1) as pool:
             whole = pool.submit(server.post, CHAT, chat_body(max_tokens=300))
-            wait_for(lambda: server.server.service.admission.live == 1, "the request")
+            wait_for(lambda: server.server.service.admission.in_flight == 1, "the request")
             server.begin_drain()
             assert whole.result().json()["usage"]["completion_tokens"] == 300
         server.join()
@@ -137,8 +137,8 @@ def test_the_engine_ends_when_the_http_process_is_killed(tiny_model: Path) -> No
     program = (
         "import sys, time\n"
         "from millstream_runtime.config import *\n"
-        "from millstream_runtime.server.engine.subprocess import EngineProcesses\n"
-        "engines = EngineProcesses(RuntimeConfig(model=sys.argv[1], served_model_name='t', device=Device.CPU))\n"
+        "from millstream_runtime.server.engine.subprocess import EngineProcessLauncher\n"
+        "engines = EngineProcessLauncher(RuntimeConfig(model=sys.argv[1], served_model_name='t', device=Device.CPU))\n"
         "engines.prepare()\n"
         "print(engines._prepared.process.pid, flush=True)\n"
         "time.sleep(60)\n"
@@ -153,7 +153,7 @@ def test_the_engine_ends_when_the_http_process_is_killed(tiny_model: Path) -> No
 
 
 def is_zombie(pid: int) -> bool:
-    """Ended, but whoever inherited it has not asked yet."""
+    """A process that has ended and is not reaped yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -181,8 +181,8 @@ def test_the_http_process_needs_no_torch(tiny_model: Path) -> None:
         (3, False, FailureReason.RUNTIME_CRASHED, "exit code 3"),
     ],
 )
-def test_how_a_process_died_is_told(code: int, out_of_memory: bool, reason: FailureReason, named: str) -> None:
-    death = death_of(code, out_of_memory=out_of_memory)
+def test_the_cause_of_an_exit_is_reported(code: int, out_of_memory: bool, reason: FailureReason, named: str) -> None:
+    death = exit_failure(code, out_of_memory=out_of_memory)
     assert death.reason is reason
     assert named in death.message
 

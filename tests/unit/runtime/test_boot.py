@@ -1,4 +1,4 @@
-"""The boot ledger tells where the time went, and the view tells it to a person."""
+"""The boot ledger records where the time went, and the progress output shows it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import subprocess
 import sys
 
-from millstream.boot_progress import BootView
+from millstream.boot_progress import BootProgress
 from millstream_runtime.boot import BootLedger, BootSnapshot, Phase, measure_process_age_seconds
 from millstream_runtime.config import RuntimeConfig
 
@@ -58,7 +58,7 @@ def test_the_age_of_a_process_includes_the_start_of_the_interpreter() -> None:
 def test_the_view_ends_with_an_address_and_a_request_to_paste() -> None:
     for live in (False, True):
         ledger, out = BootLedger(0.0), io.StringIO()
-        view = BootView(ledger, CONFIG, 8123, out, live=live)
+        view = BootProgress(ledger, CONFIG, 8123, out, live=live)
         for phase in (Phase.LOADING_WEIGHTS, Phase.WARMING_UP, Phase.READY):
             ledger.enter(phase)
         view.close()
@@ -71,7 +71,7 @@ def test_the_view_ends_with_an_address_and_a_request_to_paste() -> None:
 
 def test_the_view_of_a_failed_boot_promises_nothing() -> None:
     ledger, out = BootLedger(0.0), io.StringIO()
-    view = BootView(ledger, CONFIG, 8123, out, live=False)
+    view = BootProgress(ledger, CONFIG, 8123, out, live=False)
     ledger.enter(Phase.FAILED, "broken")
     view.close()
     assert out.getvalue() == ""

@@ -1,4 +1,4 @@
-"""What a boot costs, in seconds and bytes, and when it will be over: measured, or not told."""
+"""What a boot costs, in seconds and bytes, and when it will be over: measured, or left out."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from millstream.boot_progress import BootView, reading
+from millstream.boot_progress import BootProgress, reading
 from millstream_runtime.boot import BootLedger, Phase, WeightsProgress
 from millstream_runtime.boot_eta import eta_seconds
 from millstream_runtime.config import RuntimeConfig
-from millstream_runtime.engine_process.boot_events import TELL_EVERY_SECONDS, BootEvents
+from millstream_runtime.engine_process.boot_events import REPORT_INTERVAL_SECONDS, BootEvents
 from millstream_runtime.engine_process.messages import Event, PhaseEntered, WeightsRead
 from tests.support.server_thread import ServerThread
 
@@ -46,7 +46,7 @@ def test_a_second_engine_is_estimated_by_the_boot_of_the_first() -> None:
     ledger.enter(Phase.LOADING_WEIGHTS)
     ledger.enter(Phase.READY)
     ledger.enter(Phase.UNRESPONSIVE)
-    ledger.begin_again("The engine died.")
+    ledger.restart("The engine died.")
     boot = ledger.snapshot()
     assert boot.weights is None
     assert boot.num_bytes == {}
@@ -56,19 +56,19 @@ def test_a_second_engine_is_estimated_by_the_boot_of_the_first() -> None:
 
 
 def test_a_checkpoint_of_many_tensors_is_told_a_few_times_a_second() -> None:
-    told: list[Event] = []
+    events: list[Event] = []
     now = [50.0]
-    voice = BootEvents(told.append, clock=lambda: now[0])
-    voice("LoadingWeights", "Reading.")
+    boot_events = BootEvents(events.append, clock=lambda: now[0])
+    boot_events("LoadingWeights", "Reading.")
     for count in range(1001):
-        voice.weights_read(count, 1000)
-        now[0] += TELL_EVERY_SECONDS / 100
-    assert told[0] == PhaseEntered("LoadingWeights", "Reading.")
-    weights = [event.progress for event in told[1:] if isinstance(event, WeightsRead)]
+        boot_events.weights_read(count, 1000)
+        now[0] += REPORT_INTERVAL_SECONDS / 100
+    assert events[0] == PhaseEntered("LoadingWeights", "Reading.")
+    weights = [event.progress for event in events[1:] if isinstance(event, WeightsRead)]
     assert 11 <= len(weights) <= 13
     assert (weights[0].done_bytes, weights[0].seconds) == (0, 0.0)
     assert (weights[-1].done_bytes, weights[-1].total_bytes) == (1000, 1000)
-    assert weights[-1].bytes_per_second == pytest.approx(1000 / (10 * TELL_EVERY_SECONDS))
+    assert weights[-1].bytes_per_second == pytest.approx(1000 / (10 * REPORT_INTERVAL_SECONDS))
 
 
 def test_a_person_sees_bytes_rate_and_rest() -> None:
@@ -76,40 +76,40 @@ def test_a_person_sees_bytes_rate_and_rest() -> None:
     assert reading(loading(6 * GIB, 6 * GIB, 4.0).snapshot()) == "6.00 GiB, 1.50 GiB/s"
     assert reading(BootLedger(0.0).snapshot()) == ""
     ledger, out = loading(6 * GIB, 6 * GIB, 4.0), io.StringIO()
-    view = BootView(ledger, RuntimeConfig(model="/m", served_model_name="m"), 1, out, live=True)
+    view = BootProgress(ledger, RuntimeConfig(model="/m", served_model_name="m"), 1, out, live=True)
     ledger.enter(Phase.SIZING_KV_CACHE)
     view.close()
     assert "6.00 GiB, 1.50 GiB/s\n" in out.getvalue()
 
 
 def test_ready_and_metrics_tell_what_was_measured_and_nothing_else(server: ServerThread, tiny_model: Path) -> None:
-    told = server.get("/ready").json()
+    body = server.get("/ready").json()
     with safe_open(tiny_model / "model.safetensors", "pt") as file:
         elements = {name: file.get_tensor(name).numel() for name in file.keys()}  # noqa: SIM118
     file_bytes = 4 * sum(elements.values())  # float32 in the file and in memory, nothing tied
     copies_bytes = 4 * sum(num for name, num in elements.items() if name.endswith("proj.weight") or "lm_head" in name)
-    pool_bytes = told["memory"]["kv_cache_bytes"]
+    pool_bytes = body["memory"]["kv_cache_bytes"]
     assert 0 < pool_bytes <= server.config.kv_cache_memory_bytes
-    assert told["memory"] == {
+    assert body["memory"] == {
         "weights_bytes": file_bytes + copies_bytes,  # every linear lies there in two layouts
         "graphs_bytes": 0,
         "kv_cache_bytes": pool_bytes,
         "kv_cache_tokens": pool_bytes // (2 * 2 * 2 * 16 * 4),  # layers, K and V, KV heads, head size, bytes
-    }, "a CPU measures no activations, so it tells none"
-    assert told["boot_bytes"] == {"LoadingWeights": file_bytes, "SizingKVCache": pool_bytes}
-    assert told["weights_bytes_per_second"] > 0
-    assert not {"progress", "eta_seconds"} & set(told), "the boot is over"
+    }, "a CPU measures no activations, so it reports none"
+    assert body["boot_bytes"] == {"LoadingWeights": file_bytes, "SizingKVCache": pool_bytes}
+    assert body["weights_bytes_per_second"] > 0
+    assert not {"progress", "eta_seconds"} & set(body), "the boot is over"
 
     assert server.metric("millstream_memory_bytes", use="weights") == file_bytes + copies_bytes
     assert server.metric("millstream_memory_bytes", use="kv_cache") == pool_bytes
     assert 'use="activations"' not in server.get("/metrics").text
-    assert server.metric("millstream_kv_cache_tokens", model_name="tiny") == told["memory"]["kv_cache_tokens"]
+    assert server.metric("millstream_kv_cache_tokens", model_name="tiny") == body["memory"]["kv_cache_tokens"]
     assert server.metric("millstream_boot_phase_bytes", phase="LoadingWeights") == file_bytes
     assert server.metric("millstream_weights_load_bytes_per_second", model_name="tiny") > 0
 
 
 def test_ready_tells_the_threads_that_the_warm_up_chose(server: ServerThread) -> None:
-    told = server.get("/ready").json()["threads"]
-    assert told[-1]["most_tokens"] is None, "the last holds for the largest steps"
-    assert [one["most_tokens"] for one in told[:-1]] == sorted(one["most_tokens"] for one in told[:-1])
-    assert all(1 <= one["threads"] <= told[-1]["threads"] for one in told)
+    body = server.get("/ready").json()["threads"]
+    assert body[-1]["most_tokens"] is None, "the last holds for the largest steps"
+    assert [one["most_tokens"] for one in body[:-1]] == sorted(one["most_tokens"] for one in body[:-1])
+    assert all(1 <= one["threads"] <= body[-1]["threads"] for one in body)

@@ -18,10 +18,11 @@ import httpx
 import pytest
 
 from millstream.cli import report
-from millstream.commands.serve import config_from_command_line, serve
+from millstream.commands.serve import serve
 from millstream_runtime.boot import BootLedger
 from millstream_runtime.errors import InvalidConfigError, RuntimeFailure
 from millstream_runtime.server.http.sockets import bind
+from tests.support.command_line import config_from_command_line
 from tests.support.engine_thread import EngineThreads
 from tests.support.server_thread import wait_for
 from tests.support.tiny_model import write_tiny_model
@@ -147,11 +148,11 @@ def test_a_damaged_checkpoint_is_refused_with_the_file_named(
         code = report(caught.value)
     finally:
         logging.getLogger().handlers[:] = handlers
-    told = capfd.readouterr().err
+    error_output = capfd.readouterr().err
     assert code == 1
-    assert told.startswith("millstream: ")
-    assert told.count("\n") == 1
-    assert named in told
+    assert error_output.startswith("millstream: ")
+    assert error_output.count("\n") == 1
+    assert named in error_output
     assert json.loads(log.read_text())["reason"] == "CheckpointInvalid"
 
 

@@ -20,6 +20,7 @@ from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.engine_process.loop import EngineLike, OnPhase, load_engine
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.server.http import limits
+from millstream_runtime.server.operations.drain import DrainCutoff
 from tests.support.server_thread import ServerThread, serving, wait_for
 from tests.support.slow_steps import SlowSteps
 
@@ -75,7 +76,7 @@ def test_before_ready_the_server_answers_with_its_phase(tiny_model: Path) -> Non
         assert server.metric("millstream_boot_phase_seconds", phase="WarmingUp") > 0.0
 
 
-def test_a_server_told_to_stop_while_it_loads_just_stops(tiny_model: Path) -> None:
+def test_a_server_that_is_stopped_while_it_loads_just_stops(tiny_model: Path) -> None:
     load = threading.Event()
 
     def wait_then_load(config: RuntimeConfig, on_phase: OnPhase) -> EngineLike:
@@ -100,7 +101,7 @@ def test_drain_under_load_cuts_no_stream(tiny_model: Path) -> None:
 
         with ThreadPoolExecutor(12) as pool:
             running = [pool.submit(stream) for _ in range(12)]
-            wait_for(lambda: server.server.service.admission.live == 12, "all streams accepted")
+            wait_for(lambda: server.server.service.admission.in_flight == 12, "all streams accepted")
             server.begin_drain()
             answers = [future.result() for future in running]
         server.join()
@@ -110,20 +111,21 @@ def test_drain_under_load_cuts_no_stream(tiny_model: Path) -> None:
         assert json.loads(received[-2])["choices"][0]["finish_reason"] == "length"
 
 
-def test_drain_serves_the_grace_then_refuses_then_ends(tiny_model: Path) -> None:
-    slow = SlowSteps()
-    with serving(tiny_model, make_engine=slow.make, drain_grace_seconds=600.0, drain_timeout_seconds=600) as server:
+def test_drain_serves_the_grace_then_refuses_then_ends(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, grace_over = SlowSteps(), threading.Event()  # the test says when the grace ends, not the clock
+    monkeypatch.setattr(DrainCutoff, "seconds_until_close", lambda *_: 0.0 if grace_over.is_set() else 0.01)
+    with serving(tiny_model, make_engine=slow.make, drain_timeout_seconds=600) as server:
         server.wait_ready()
         slow.gate.clear()
         running = in_background(lambda: server.post(CHAT, chat_body(max_tokens=3)))
-        wait_for(lambda: server.server.service.admission.live == 1, "the request")
+        wait_for(lambda: server.server.service.admission.in_flight == 1, "the request")
         server.begin_drain()
         wait_for(lambda: server.get("/ready").status_code == 503, "not ready at once")
         assert server.get("/ready").json()["phase"] == "Draining"
         late = in_background(lambda: server.post(CHAT, chat_body(max_tokens=3)))  # within the grace
-        wait_for(lambda: server.server.service.admission.live == 2, "the late request")
-        server.end_grace()  # the test says when, not the clock
-        wait_for(lambda: server.server.service.admission._closed, "the door to close")
+        wait_for(lambda: server.server.service.admission.in_flight == 2, "the late request")
+        grace_over.set()
+        wait_for(lambda: server.server.service.admission._closed, "new requests to be refused")
         answer = server.post(CHAT, chat_body())
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "draining"
@@ -165,9 +167,9 @@ def test_a_client_that_leaves_frees_its_place_and_its_kv_blocks(tiny_model: Path
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (len(payload), payload)
         )
-        wait_for(lambda: server.server.service.admission.live == 1, "the request")
+        wait_for(lambda: server.server.service.admission.in_flight == 1, "the request")
         raw.close()
-        wait_for(lambda: server.server.service.admission.live == 0, "its place to be free")
+        wait_for(lambda: server.server.service.admission.in_flight == 0, "its place to be free")
         steps_before = slow.engine.stats().steps_total
         slow.gate.set()
         wait_for(lambda: slow.engine.stats().kv_blocks_used == 0, "its KV blocks to be free")
@@ -196,7 +198,7 @@ def test_a_full_queue_is_a_429_and_empties_again(tiny_model: Path) -> None:
             # One request of 64 prompts and two more fill 2 places in the batch and 64 in the queue.
             many = {"model": "tiny", "prompt": ["x"] * 64, "max_tokens": 1}
             first = pool.submit(server.post, "/v1/completions", many)
-            wait_for(lambda: server.server.service.admission.live == 64, "the queue to fill")
+            wait_for(lambda: server.server.service.admission.in_flight == 64, "the queue to fill")
             refused = server.post("/v1/completions", {**many, "prompt": ["x"] * 3})
             assert refused.status_code == 429
             assert refused.headers["retry-after"] == "1"
@@ -214,7 +216,7 @@ def test_a_dying_engine_tells_every_client_at_once_and_ends_the_process(tiny_mod
             next(events)
             slow.gate.clear()
             plain = in_background(lambda: server.post(CHAT, chat_body()))
-            wait_for(lambda: server.server.service.admission.live == 2, "both requests")
+            wait_for(lambda: server.server.service.admission.in_flight == 2, "both requests")
             slow.fail_with = ZeroDivisionError("secret detail")
             slow.gate.set()
             last = json.loads(list(events)[-1])
@@ -360,7 +362,7 @@ def test_a_silent_stream_is_kept_alive_with_comments(tiny_model: Path, monkeypat
         slow.gate.clear()
         with events_of(server, chat_body(max_tokens=1500)) as events:  # the client leaves in the silence
             next(events)
-        wait_for(lambda: server.server.service.admission.live == 0, "its place to be free")
+        wait_for(lambda: server.server.service.admission.in_flight == 0, "its place to be free")
         slow.gate.set()
         wait_for(lambda: slow.engine.stats().kv_blocks_used == 0, "its KV blocks to be free")
 
@@ -384,6 +386,6 @@ def test_many_clients_that_come_and_go_leave_the_engine_clean(tiny_model: Path) 
 
             with ThreadPoolExecutor(16) as pool:
                 list(pool.map(visit, range(48)))
-        wait_for(lambda: server.server.service.admission.live == 0, "every place to be free")
+        wait_for(lambda: server.server.service.admission.in_flight == 0, "every place to be free")
         wait_for(lambda: slow.engine.stats().kv_blocks_used == 0, "every KV block to be free")
         slow.engine.check_integrity()  # type: ignore[attr-defined]

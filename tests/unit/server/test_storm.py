@@ -129,7 +129,7 @@ async def visit_all(server: ServerThread, clients: list[Client]) -> None:
 
 
 def answer_of(server: ServerThread) -> str:
-    """What a guest in good weather is told."""
+    """The answer of a request without load."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 12, "temperature": 0}
     answer = server.post(CHAT, {**body, "ignore_eos": True})
     assert answer.status_code == 200
@@ -144,7 +144,7 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(tiny_model: Path,
         before = answer_of(server)
         clients = crowd(seed, NUM_CLIENTS)
         asyncio.run(visit_all(server, clients))
-        wait_for(lambda: server.server.service.admission.live == 0, "every place to be free")
+        wait_for(lambda: server.server.service.admission.in_flight == 0, "every place to be free")
         wait_for(lambda: slow.engine.stats().kv_blocks_used == 0, "every KV block to be free")
         wait_for(lambda: not slow.engine.has_work(), "the engine to be idle")
         slow.engine.check_integrity()  # type: ignore[attr-defined]
@@ -154,12 +154,14 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(tiny_model: Path,
             if client.leaves is Leaves.NEVER:
                 assert client.status in (200, 429), client
                 assert client.status == 429 or client.is_whole, client
-        assert server.metric("vllm:request_success_total", finished_reason="abort") > 0.0, "nobody left in the middle"
+        assert server.metric("vllm:request_success_total", finished_reason="abort") > 0.0, (
+            "no client left in the middle"
+        )
         assert answer_of(server) == before
 
 
 def test_a_drain_in_a_storm_cuts_nobody_who_stays(tiny_model: Path) -> None:
-    """While others run away, whoever stays is served to the last token, streamed or not."""
+    """While others disconnect, the remaining clients are served to the last token, streamed or not."""
     slow = SlowSteps()
     with serving(tiny_model, make_engine=slow.make, max_num_seqs=MAX_NUM_SEQS) as server:
         server.wait_ready()
@@ -172,7 +174,7 @@ def test_a_drain_in_a_storm_cuts_nobody_who_stays(tiny_model: Path) -> None:
         async def storm() -> None:
             visits = asyncio.create_task(visit_all(server, staying + leaving))
             inside = server.server.service.admission
-            await asyncio.to_thread(wait_for, lambda: inside.live >= len(staying), "the crowd to be inside")
+            await asyncio.to_thread(wait_for, lambda: inside.in_flight >= len(staying), "the crowd to be inside")
             server.begin_drain()
             slow.gate.set()
             await visits
@@ -182,13 +184,13 @@ def test_a_drain_in_a_storm_cuts_nobody_who_stays(tiny_model: Path) -> None:
     assert server.failure is None
     slow.engine.check_integrity()  # type: ignore[attr-defined]
     whole = [client.is_whole for client in staying if client.status == 200]
-    assert len(whole) >= len(staying) - len(leaving)  # the door may close before the last of the crowd is in
+    assert len(whole) >= len(staying) - len(leaving)  # the drain may refuse the last of the crowd
     assert all(whole)
     assert all(client.status in (200, 503) for client in staying)
 
 
 def test_a_queue_that_overflows_refuses_at_once_and_serves_the_rest(tiny_model: Path) -> None:
-    """The engine stands still meanwhile: a refusal never waits for it, and whoever got in gets the whole answer."""
+    """The engine stands still meanwhile: a refusal never waits for it, and admitted requests get the whole answer."""
     slow = SlowSteps()
     with serving(tiny_model, make_engine=slow.make, max_num_seqs=MAX_NUM_SEQS) as server:
         server.wait_ready()
@@ -213,7 +215,7 @@ def test_a_queue_that_overflows_refuses_at_once_and_serves_the_rest(tiny_model: 
 
 
 def test_an_engine_killed_in_a_storm_leaves_nobody_hanging(tiny_model: Path) -> None:
-    """Across the border of two processes: whoever stays gets a whole answer or an error, and the next engine serves."""
+    """Across the border of two processes: remaining clients get an answer or an error, and the next engine serves."""
     with serving_from_a_process(tiny_model, max_num_seqs=MAX_NUM_SEQS, restart_delays_seconds=(0.0,)) as (
         server,
         engines,
@@ -227,17 +229,17 @@ def test_an_engine_killed_in_a_storm_leaves_nobody_hanging(tiny_model: Path) -> 
         async def storm() -> None:
             visits = asyncio.create_task(visit_all(server, clients))
             inside = server.server.service.admission
-            await asyncio.to_thread(wait_for, lambda: inside.live >= MAX_NUM_SEQS, "a crowd to be inside")
+            await asyncio.to_thread(wait_for, lambda: inside.in_flight >= MAX_NUM_SEQS, "a crowd to be inside")
             os.kill(engines.launched[0].pid, signal.SIGKILL)
             await visits
 
         asyncio.run(asyncio.wait_for(storm(), PATIENCE_SECONDS))
-        wait_for(lambda: server.server.service.admission.live == 0, "every place to be free")
+        wait_for(lambda: server.server.service.admission.in_flight == 0, "every place to be free")
         stayed = [client for client in clients if client.leaves is Leaves.NEVER]
         for client in stayed:
             assert client.status in (200, 429, 503), client
-            told = b'"code":"engine_failed"' in client.received.replace(b'": "', b'":"')
-            assert client.status == 429 or told or client.is_whole, client
+            was_refused = b'"code":"engine_failed"' in client.received.replace(b'": "', b'":"')
+            assert client.status == 429 or was_refused or client.is_whole, client
         assert any(b"engine_failed" in client.received for client in stayed)
         wait_for(lambda: server.get("/ready").status_code == 200, "the next engine")
         assert answer_of(server) == before

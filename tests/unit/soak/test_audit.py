@@ -26,8 +26,8 @@ def test_one_after_the_other_is_right() -> None:
 
 
 def test_a_write_that_comes_back_after_the_take_over_is_found() -> None:
-    (told,) = audit.writes_out_of_turn([*TURNS, write("one", 22), write("two", 23)])
-    assert told == "one wrote services team/demo in the turn of two"
+    (violation,) = audit.writes_out_of_turn([*TURNS, write("one", 22), write("two", 23)])
+    assert violation == "one wrote services team/demo in the turn of two"
 
 
 def test_a_write_that_is_still_under_way_at_the_take_over_is_found() -> None:

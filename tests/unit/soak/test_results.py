@@ -1,4 +1,4 @@
-"""A goal that is not reached is told, in every kind of result."""
+"""A goal that is not reached is reported, in every kind of result."""
 
 from __future__ import annotations
 

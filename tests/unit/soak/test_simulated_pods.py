@@ -1,4 +1,4 @@
-"""What kwok is told about pods: its own fast Stages, and the answer of an inspection."""
+"""The configuration of kwok for pods: its own fast Stages, and the answer of an inspection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two namespaces are compared by what matters: a missing, a spare or a changed object is told, chance is not."""
+"""Two namespaces are compared by what matters: missing, spare and changed objects are reported, not chance."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def test_what_differs_by_chance_is_not_told() -> None:
 def test_a_missing_a_spare_and_a_changed_object_are_told() -> None:
     expected = of_namespace([child(), child("other")])
     found = of_namespace([child(port=81), child("spare")])
-    told = differences(expected, found)
-    assert "services/other is missing" in told
-    assert "services/spare should not be there" in told
-    assert any(line == "services/demo: .spec.ports[0].port is 81 and not 80" for line in told)
+    found_differences = differences(expected, found)
+    assert "services/other is missing" in found_differences
+    assert "services/spare should not be there" in found_differences
+    assert any(line == "services/demo: .spec.ports[0].port is 81 and not 80" for line in found_differences)
 
 
 def test_a_condition_that_differs_is_told() -> None:
@@ -97,5 +97,5 @@ def test_what_kubernetes_puts_everywhere_is_nobodys() -> None:
 def test_a_condition_that_only_one_has_is_named() -> None:
     more = copy.deepcopy(owner())
     more[1]["status"]["conditions"].insert(0, {"type": "PlanOutdated", "status": "True"})
-    (told,) = differences(of_namespace([owner()]), of_namespace([more]))
-    assert told.startswith("llmdeployments/demo: .status.conditions.PlanOutdated is {")
+    (found_differences,) = differences(of_namespace([owner()]), of_namespace([more]))
+    assert found_differences.startswith("llmdeployments/demo: .status.conditions.PlanOutdated is {")

@@ -173,7 +173,7 @@ def test_an_artifact_from_a_registry(command: Command, registry: LocalRegistry) 
         (["fetch", "--hugging-face=a/b", "--token=hf_x", "--into=x"], "--token"),
         (["fetch", "--hugging-face=a/b", "--parallel=0", "--into=x"], "--parallel is 0"),
         (["fetch", "--hugging-face=a/b", "--token-file=/no/such", "--into=x"], "cannot be read"),
-        (["inspect"], "--hugging-face, --image, --path, or a --config alone"),
+        (["inspect"], "--hugging-face, --image, --path, or --config alone"),
         (["inspect", "--image=A B"], "--image is 'A B'"),
     ],
 )

@@ -1,11 +1,11 @@
-"""The engine as the HTTP process sees it: generations in, tokens out, and what happens when it dies.
+"""The engine as the HTTP process sees it: generations in, tokens out, and restarts after a crash.
 
-    submit(request, mailbox) ──Submit──▶ engine ──StepDone──▶ mailbox.put(token)
-    abort(request_id)        ──Abort───▶
+    submit(request, queue) ──Submit──▶ engine ──StepDone──▶ queue.put(token)
+    abort(request_id)      ──Abort───▶
 
-Everything here runs on the event loop. A death fails every running request at once with a clear error. An engine that
-had served before is started again by `restart_policy`; one that never became Ready is not, because what stopped it (a
-broken checkpoint, too little memory) would stop it again.
+Everything here runs on the event loop. When the engine dies, every running request fails at once with a clear error. An
+engine that had been Ready is restarted by `restart_policy`; one that never became Ready is not, because what stopped it
+(a broken checkpoint, too little memory) would stop it again.
 """
 
 from __future__ import annotations
@@ -38,42 +38,42 @@ from millstream_runtime.engine_process.messages import (
 )
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.logs import log
-from millstream_runtime.server.engine.output_queue import Mailbox
+from millstream_runtime.server.engine.output_queue import OutputQueue
 from millstream_runtime.server.engine.restart_policy import RESTART_DELAYS_SECONDS, restart_delay_seconds
-from millstream_runtime.server.engine.watchdog import NO_PROGRESS_SECONDS, STUCK_SECONDS, ProgressWatch
+from millstream_runtime.server.engine.watchdog import NO_PROGRESS_SECONDS, STUCK_SECONDS, EngineWatchdog
 
-# What may pass when the engine is started anew. The others are about files and flags, which stay as they are.
-PASSING = (FailureReason.RUNTIME_CRASHED, FailureReason.OUT_OF_MEMORY)
+# Failures that a restart may cure. The others are about files and flags, which stay as they are.
+RETRYABLE = (FailureReason.RUNTIME_CRASHED, FailureReason.OUT_OF_MEMORY)
 
 OnEvent = Callable[[Event], None]
-OnEnd = Callable[[RuntimeFailure], None]  # after the last event; why, as far as it can be seen from outside
+OnEnd = Callable[[RuntimeFailure], None]  # after the last event; the cause, as far as it is visible from outside
 
 
 class EngineConnection(Protocol):
-    """A way to one engine that runs somewhere else: a process, or in tests a thread."""
+    """The connection to one engine that runs in another process, or in tests in a thread."""
 
     def send(self, command: Command) -> None:
-        """Never blocks; after the engine's end it does nothing."""
+        """Send a command. Never blocks; does nothing after the engine has ended."""
 
     async def stop(self, timeout_seconds: float) -> bool:
         """End the engine after its current step; False when it had to be killed."""
 
     def kill(self) -> None:
-        """End it now, whatever it does; `on_end` comes as after any death. Does nothing where that cannot be done."""
+        """Kill it now; `on_end` follows as after any exit. Does nothing where that is impossible."""
 
 
-class LaunchEngine(Protocol):
-    """Starts an engine. Both callbacks are called on the event loop, `on_end` once and last."""
+class EngineLauncher(Protocol):
+    """Starts an engine. Calls both callbacks on the event loop, `on_end` once and last."""
 
     def __call__(self, on_event: OnEvent, on_end: OnEnd) -> EngineConnection: ...
 
 
 class EngineClient:
-    """One engine after another; never more than one at a time."""
+    """Runs one engine at a time, and the next one after a crash."""
 
     def __init__(
         self,
-        launch: LaunchEngine,
+        launch: EngineLauncher,
         ledger: BootLedger,
         *,
         on_failure: Callable[[RuntimeFailure], None],
@@ -82,25 +82,25 @@ class EngineClient:
         no_progress_seconds: float = NO_PROGRESS_SECONDS,
         stuck_seconds: float = STUCK_SECONDS,
     ) -> None:
-        """`on_failure`: there will be no engine any more. `restart_delays_seconds`: () never restarts.
-        `no_progress_seconds`, `stuck_seconds`: see `progress_watch`."""
+        """`on_failure`: called when no engine will be started again. `restart_delays_seconds`: () never restarts.
+        `no_progress_seconds`, `stuck_seconds`: see `watchdog`."""
         self._launch = launch
         self._ledger = ledger
         self._on_failure = on_failure
         self._restart_delays_seconds = restart_delays_seconds
         self._connection: EngineConnection | None = None
-        self._mailboxes: dict[str, Mailbox] = {}
-        self._told: RuntimeFailure | None = None  # by the engine itself, on its way out
-        self._deaths_at_seconds: list[float] = []
+        self._queues: dict[str, OutputQueue] = {}
+        self._reported_failure: RuntimeFailure | None = None  # by the engine itself, before it ended
+        self._crashes_at_seconds: list[float] = []
         self._restarting: asyncio.TimerHandle | None = None
         self._stopping = False
         self._last_step_at_seconds: float | None = None
-        self._watch = ProgressWatch(
+        self._watchdog = EngineWatchdog(
             no_progress_seconds,
             stuck_seconds,
             heartbeat_interval_seconds,
-            on_silence=self._on_silence,
-            on_life=self._on_recovered,
+            on_stalled=self._on_stalled,
+            on_recovered=self._on_recovered,
             on_stuck=self._on_stuck,
         )
         self.on_step: Callable[[EngineStats], None] = lambda stats: None
@@ -113,61 +113,63 @@ class EngineClient:
         self.restarts_total = 0
         self.heartbeat_latency_seconds: float | None = None
         self.stats: EngineStats | None = None
-        self.topology: Topology | None = None  # what connects several ranks
+        self.topology: Topology | None = None  # the links between ranks; None for one rank
         self.model_limits: ModelLimits | None = None  # known once an engine has sized its KV cache
         self.memory: MemoryUse | None = None  # likewise
         self.threads: tuple[StepThreads, ...] = ()  # once one has warmed up
 
     def start(self) -> None:
         """Launch the first engine."""
-        self._told = None
+        self._reported_failure = None
         self._connection = self._launch(self._on_event, self._on_end)
-        self._connection.send(SetHeartbeatInterval(self.heartbeat_interval_seconds))  # it may have changed since boot
+        self._connection.send(
+            SetHeartbeatInterval(self.heartbeat_interval_seconds)
+        )  # it may have changed since the process was started
 
     @property
     def is_restarting(self) -> bool:
-        """An engine has died, and the next is not Ready yet."""
-        return bool(self._deaths_at_seconds) and not self.is_ready and not self.given_up
+        """Whether an engine has crashed and the next is not Ready yet."""
+        return bool(self._crashes_at_seconds) and not self.is_ready and not self.given_up
 
     @property
     def heartbeat_age_seconds(self) -> float | None:
-        """Since the last completed step of any kind: load never looks like silence. None before the first."""
+        """Since the last completed step of any kind: load never looks like a stall. None before the first."""
         return None if self._last_step_at_seconds is None else time.monotonic() - self._last_step_at_seconds
 
     def set_heartbeat_interval(self, seconds: float) -> None:
-        """0 switches heartbeats off. An engine that is idle counts anew at once; a later one begins with it."""
+        """Apply a new interval; 0 switches heartbeats off. A running engine takes it over, later ones start with it."""
         self.heartbeat_interval_seconds = seconds
         if self._connection is not None:
             self._connection.send(SetHeartbeatInterval(seconds))
-            self._watch.heartbeats_changed(seconds, is_busy=bool(self._mailboxes))
+            self._watchdog.heartbeat_interval_changed(seconds, is_busy=bool(self._queues))
 
-    def submit(self, request: Request, mailbox: Mailbox) -> None:
-        """Queue a generation; its tokens come to `mailbox`.
+    def submit(self, request: Request, queue: OutputQueue) -> None:
+        """Queue a generation; its tokens go to `queue`.
 
         Raises:
-            RuntimeFailure: there is no engine that could take it.
+            RuntimeFailure: no engine is ready.
         """
         if self._connection is None or not self.is_ready:
             raise self.failure or RuntimeFailure(FailureReason.RUNTIME_CRASHED, "The engine is not ready.")
-        self._mailboxes[request.request_id] = mailbox
+        self._queues[request.request_id] = queue
         self._connection.send(Submit(request))
-        self._watch.work_came()
+        self._watchdog.request_submitted()
 
     def abort(self, request_id: str) -> None:
-        """End a generation early and free its KV blocks; no word of it reaches the mailbox after this."""
-        if self._mailboxes.pop(request_id, None) is not None and self._connection is not None:
+        """End a generation early and free its KV blocks; nothing reaches its queue after this."""
+        if self._queues.pop(request_id, None) is not None and self._connection is not None:
             self._connection.send(Abort(request_id))
 
     def abort_all(self, failure: Exception) -> None:
         """End every generation with `failure`."""
-        for request_id, mailbox in list(self._mailboxes.items()):
-            mailbox.fail(failure)
+        for request_id, queue in list(self._queues.items()):
+            queue.fail(failure)
             self.abort(request_id)
 
     async def stop(self, timeout_seconds: float) -> bool:
-        """End the engine for good; False when it had to be killed. One that still loads is not waited for."""
+        """End the engine for good; False when it had to be killed. An engine that still loads is killed at once."""
         self._stopping = True
-        self._watch.end()
+        self._watchdog.stop()
         if self._restarting is not None:
             self._restarting.cancel()
         if self._connection is None:
@@ -175,10 +177,10 @@ class EngineClient:
         return await self._connection.stop(timeout_seconds if self.is_ready else 0.0)
 
     def give_up(self, failure: RuntimeFailure) -> None:
-        """There will be no engine any more, or no use for one."""
+        """Enter Failed: no engine is started again."""
         if not self.given_up:
             self.given_up = True
-            self._lose(failure)
+            self._fail_all(failure)
             self._ledger.enter(Phase.FAILED, failure.message)
             self._on_failure(failure)
 
@@ -197,15 +199,15 @@ class EngineClient:
                 self.stats, self._last_step_at_seconds = stats, at_seconds
                 self.heartbeat_latency_seconds = warm_up_seconds
                 self.is_ready, self.failure = True, None
-                self._watch.begin()
+                self._watchdog.start()
                 self.on_ready()
             case Refused(request_id, message):
-                mailbox = self._mailboxes.pop(request_id, None)
-                if mailbox is not None:
-                    mailbox.fail(RuntimeFailure(FailureReason.RUNTIME_CRASHED, message))
+                queue = self._queues.pop(request_id, None)
+                if queue is not None:
+                    queue.fail(RuntimeFailure(FailureReason.RUNTIME_CRASHED, message))
             case Failed():
-                self._told = event.as_failure()
-                self._fail_all(self._told)  # its process takes a moment to end; nobody waits for that
+                self._reported_failure = event.failure()
+                self._fail_all(self._reported_failure)  # at once: its process takes a moment to end
 
     def _on_loaded(self, loaded: Loaded) -> None:
         self.model_limits, self.topology, self.memory = loaded.limits, loaded.topology, loaded.memory
@@ -217,20 +219,20 @@ class EngineClient:
                 self._ledger.count_bytes(Phase.WARMING_UP, self.memory.graphs_bytes)
             log.info("memory", **self.memory.measured())
 
-    def _on_silence(self) -> None:
+    def _on_stalled(self) -> None:
         if self._ledger.snapshot().phase is Phase.READY:
-            self._ledger.enter(Phase.UNRESPONSIVE, f"{self._silence(self._watch.limit_seconds)}.")
+            self._ledger.enter(Phase.UNRESPONSIVE, f"{self._stall_message(self._watchdog.limit_seconds)}.")
 
     def _on_stuck(self) -> None:
-        """What holds it up will not pass. Its death is handled like any other, and tells why it came."""
+        """Kill an engine that will not recover. Its end is handled like any other crash, with this message."""
         if self._connection is not None:
-            message = f"{self._silence(self._watch.stuck_seconds)}, so it was killed."
+            message = f"{self._stall_message(self._watchdog.stuck_seconds)}, so it was killed."
             log.error("engine_stuck", message=message)
-            self._told = RuntimeFailure(FailureReason.RUNTIME_CRASHED, message)
+            self._reported_failure = RuntimeFailure(FailureReason.RUNTIME_CRASHED, message)
             self._connection.kill()
 
-    def _silence(self, seconds: float) -> str:
-        work = "requests wait" if self._mailboxes else "a heartbeat is due"
+    def _stall_message(self, seconds: float) -> str:
+        work = "requests wait" if self._queues else "a heartbeat is due"
         return f"The engine has completed no step for {seconds:g} s although {work}"
 
     def _on_recovered(self) -> None:
@@ -238,32 +240,32 @@ class EngineClient:
             self.on_ready()
 
     def _deliver(self, step: StepDone) -> None:
-        got_on = self.stats is None or step.stats.steps_total != self.stats.steps_total
+        progressed = self.stats is None or step.stats.steps_total != self.stats.steps_total
         self.stats, self._last_step_at_seconds = step.stats, step.at_seconds
         if step.heartbeat_seconds is not None:
             self.heartbeat_latency_seconds = step.heartbeat_seconds
         self.on_step(step.stats)
         for output in step.outputs:
-            mailbox = self._mailboxes.get(output.request_id)
-            if mailbox is None:
+            queue = self._queues.get(output.request_id)
+            if queue is None:
                 continue  # aborted while the step ran
             if output.finish_reason is not None:
-                del self._mailboxes[output.request_id]
-            mailbox.put(step.at_seconds, output)
-        if got_on or not self._mailboxes:  # an idle engine that answers is alive; a busy one must compute
-            self._watch.stepped(is_busy=bool(self._mailboxes))
+                del self._queues[output.request_id]
+            queue.put(step.at_seconds, output)
+        if progressed or not self._queues:  # an idle engine that answers is alive; a busy one must complete steps
+            self._watchdog.step_completed(is_busy=bool(self._queues))
 
-    def _on_end(self, seen: RuntimeFailure) -> None:
+    def _on_end(self, observed: RuntimeFailure) -> None:
         if self._stopping or self.given_up:
             return
-        failure = self._told or seen
-        was_ready = self.is_ready or bool(self._deaths_at_seconds)
-        self._lose(failure)
-        self._deaths_at_seconds.append(time.monotonic())
+        failure = self._reported_failure or observed
+        was_ready = self.is_ready or bool(self._crashes_at_seconds)
+        self._fail_all(failure)
+        self._crashes_at_seconds.append(time.monotonic())
         draining = self._ledger.snapshot().phase is Phase.DRAINING
         delay_seconds = None
-        if was_ready and failure.reason in PASSING:
-            delay_seconds = restart_delay_seconds(self._deaths_at_seconds, self._restart_delays_seconds)
+        if was_ready and failure.reason in RETRYABLE:
+            delay_seconds = restart_delay_seconds(self._crashes_at_seconds, self._restart_delays_seconds)
         if draining:
             log.error("engine_died", message=failure.message, restart="no: draining")
         elif delay_seconds is None:
@@ -274,7 +276,7 @@ class EngineClient:
     def _restart_in(self, delay_seconds: float, failure: RuntimeFailure) -> None:
         self.restarts_total += 1
         log.error("engine_died", message=failure.message, restart_in_seconds=delay_seconds)
-        self._ledger.begin_again(f"{failure.message} A new engine is starting.")
+        self._ledger.restart(f"{failure.message} A new engine is starting.")
         self._restarting = asyncio.get_running_loop().call_later(delay_seconds, self.start)
 
     def _final(self, failure: RuntimeFailure) -> RuntimeFailure:
@@ -283,13 +285,9 @@ class EngineClient:
         times = "once" if self.restarts_total == 1 else f"{self.restarts_total} times"
         return RuntimeFailure(failure.reason, f"{failure.message} It had been started again {times} before.")
 
-    def _lose(self, failure: RuntimeFailure) -> None:
-        self.is_ready, self.failure = False, failure
-        self._fail_all(failure)
-
     def _fail_all(self, failure: RuntimeFailure) -> None:
         self.is_ready, self.failure = False, failure
-        self._watch.end()
-        for mailbox in self._mailboxes.values():
-            mailbox.fail(failure)
-        self._mailboxes.clear()
+        self._watchdog.stop()
+        for queue in self._queues.values():
+            queue.fail(failure)
+        self._queues.clear()

@@ -1,7 +1,7 @@
-"""An engine in a process of its own, over a socket pair: no path in the file system, and nobody else can connect.
+"""An engine in its own process, over a socket pair: no path in the file system, so no other process can connect.
 
-`python -m millstream_runtime.engine_process FD` is started with the socket as its only inherited file. Its death is
-seen twice: by the end of the stream, behind which no event can come, and by `wait()`, which tells how it died.
+`python -m millstream_runtime.engine_process FD` is started with the socket as its only inherited file. Its end shows
+twice: as the end of the stream, after which no event can come, and through `wait()`, which returns the exit code.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.logs import log
 from millstream_runtime.server.engine.client import OnEnd, OnEvent
 
-LAST_WORDS_SECONDS = 1.0  # between the end of the stream and that of the process, or the other way round
+EXIT_GRACE_SECONDS = 1.0  # between the end of the stream and the end of the process, in either order
 SOCKET_BUFFER_BYTES = 1 << 20  # a step's outputs never wait for an event loop that is busy for a moment
 
 
-class EngineProcesses:
-    """Launches engine processes of one configuration. `prepare` starts the first before there is an event loop."""
+class EngineProcessLauncher:
+    """Launches engine processes with one configuration. `prepare` starts the first before there is an event loop."""
 
     def __init__(self, config: RuntimeConfig) -> None:
         self._config = config
         self._prepared: _Spawned | None = None
 
     def prepare(self) -> None:
-        """Let the longest import of all, torch, run while this process imports its own."""
+        """Start the first process, so that it imports torch (the longest import) while this process imports FastAPI."""
         self._prepared = _Spawned(self._config)
 
     def discard(self) -> None:
-        """End a process that was prepared and never used."""
+        """Kill a process that was prepared and never used."""
         if self._prepared is not None:
             self._prepared.process.kill()
             self._prepared.process.wait()
@@ -45,32 +45,32 @@ class EngineProcesses:
             self._prepared = None
 
     def __call__(self, on_event: OnEvent, on_end: OnEnd) -> EngineSubprocess:
-        """See `engine_client.LaunchEngine`."""
+        """See `client.EngineLauncher`."""
         spawned, self._prepared = self._prepared or _Spawned(self._config), None
         return EngineSubprocess(spawned, on_event, on_end)
 
 
 class _Spawned:
-    """A process that has been told what to load."""
+    """A started process that has its `Load` command."""
 
     def __init__(self, config: RuntimeConfig) -> None:
         self.oom_kills_before = oom_kills()
-        self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            for end in (self.link, theirs):
+        self.link, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with child_end:
+            for end in (self.link, child_end):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "millstream_runtime.engine_process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-m", "millstream_runtime.engine_process", str(child_end.fileno())],
+                pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C on a terminal is for the HTTP process alone, which drains
             )
-        self.link.sendall(frame(encode(Load(config))))  # fits the buffer: nobody needs to read yet
+        self.link.sendall(frame(encode(Load(config))))  # fits the socket buffer, so it does not wait for a reader
         self.link.setblocking(False)
 
 
 class EngineSubprocess(asyncio.Protocol):
-    """See `engine_client.EngineConnection`. Made on the event loop, and used there."""
+    """See `client.EngineConnection`. Created and used on the event loop."""
 
     def __init__(self, spawned: _Spawned, on_event: OnEvent, on_end: OnEnd) -> None:
         self._process = spawned.process
@@ -79,7 +79,7 @@ class EngineSubprocess(asyncio.Protocol):
         self._on_end = on_end
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
-        self._unsent: list[bytes] = []  # until the transport is made, which takes the loop one round
+        self._unsent: list[bytes] = []  # until the transport exists, one iteration of the loop later
         self._stream_ended = False
         self._exit_code: int | None = None
         self._ended = asyncio.Event()
@@ -130,7 +130,7 @@ class EngineSubprocess(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stream_ended = True
         if self._exit_code is None:
-            self._loop.call_later(LAST_WORDS_SECONDS, self.kill)
+            self._loop.call_later(EXIT_GRACE_SECONDS, self.kill)
         else:
             self._end()
 
@@ -138,7 +138,7 @@ class EngineSubprocess(asyncio.Protocol):
         code = self._process.wait()
         try:
             self._loop.call_soon_threadsafe(self._on_exit, code)
-        except RuntimeError:  # the event loop has closed: the process is on its way out
+        except RuntimeError:  # the event loop has closed: this process is exiting
             return
 
     def _on_exit(self, code: int) -> None:
@@ -146,7 +146,7 @@ class EngineSubprocess(asyncio.Protocol):
         if self._stream_ended:
             self._end()
         else:
-            self._loop.call_later(LAST_WORDS_SECONDS, self._end)
+            self._loop.call_later(EXIT_GRACE_SECONDS, self._end)
 
     def _end(self) -> None:
         if not self._ended.is_set():
@@ -155,7 +155,7 @@ class EngineSubprocess(asyncio.Protocol):
             if self._transport is not None:
                 self._transport.abort()
             assert self._exit_code is not None  # noqa: S101 - only called once it is known
-            self._on_end(death_of(self._exit_code, out_of_memory=oom_kills() > self._oom_kills_before))
+            self._on_end(exit_failure(self._exit_code, out_of_memory=oom_kills() > self._oom_kills_before))
 
     def kill(self) -> None:
         """See `EngineConnection.kill`."""
@@ -163,8 +163,8 @@ class EngineSubprocess(asyncio.Protocol):
             self._process.kill()
 
 
-def death_of(exit_code: int, *, out_of_memory: bool) -> RuntimeFailure:
-    """What the end of a process tells about its cause. A negative code is the signal, as in `subprocess`."""
+def exit_failure(exit_code: int, *, out_of_memory: bool) -> RuntimeFailure:
+    """The failure that an exit code stands for. A negative code is the signal, as in `subprocess`."""
     if out_of_memory and exit_code == -signal.SIGKILL:
         return RuntimeFailure(
             FailureReason.OUT_OF_MEMORY,

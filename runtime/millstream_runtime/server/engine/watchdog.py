@@ -1,13 +1,13 @@
-"""Does the engine get on? It owes a step while requests run, and when a heartbeat is due. Only silence counts.
+"""Watchdog of the engine: it must complete a step while requests run, and when a heartbeat is due.
 
-    a request comes ──▶ owed since now       a step ends ──▶ owed since now, if others run
-    idle            ──▶ owed when the next heartbeat is due, or never where heartbeats are off
-    owed for NO_PROGRESS_SECONDS and not one step ──▶ on_silence        the next step ──▶ on_life
-    owed for STUCK_SECONDS                        ──▶ on_stuck          which ends it
+    request submitted     ──▶ a step is due now      step completed ──▶ due now again, if other requests run
+    idle                  ──▶ due at the next heartbeat, or never where heartbeats are off
+    overdue by NO_PROGRESS_SECONDS ──▶ on_stalled            the next step ──▶ on_recovered
+    overdue by STUCK_SECONDS       ──▶ on_stuck              which ends the engine
 
-Any completed step counts, of a user, of the warm-up or of a heartbeat, so load never looks like silence, however long
-the queue is. A request that comes or goes changes nothing for an engine that owes a step already: clients that give up
-and try again must not make a dead engine look alive.
+Any completed step counts, of a user, of the warm-up or of a heartbeat, so load never looks like a stall, however long
+the queue is. A request that comes or goes does not move a deadline that is already running: clients that give up and
+retry must not make a dead engine look alive.
 """
 
 from __future__ import annotations
@@ -16,50 +16,50 @@ import asyncio
 import time
 from collections.abc import Callable
 
-# The largest step there is, a full token budget of prompt on a slow CPU, takes minutes. It is also the age of the last
-# step at which the alert MillstreamHeartbeatLate fires.
+# The largest step there is, a full token budget of prompt on a slow CPU, takes minutes. The alert
+# MillstreamHeartbeatLate fires at the same age of the last step.
 NO_PROGRESS_SECONDS = 300.0
-# What has stood still for twice as long (a kernel that never returns, a rank that waits for a lost one, a volume that
-# hangs) goes on by itself no more. Until then a step that is only slow is not thrown away.
+# An engine that has not moved for twice as long (a kernel that never returns, a rank that waits for a lost one, a
+# volume that hangs) does not recover. Until then a step that is only slow is not thrown away.
 STUCK_SECONDS = 2 * NO_PROGRESS_SECONDS
-LATE_SECONDS = 1.0  # a timer that rings so late tells of this process, not of the engine
+LATE_TIMER_SECONDS = 1.0  # a timer that fires this late says something about this process, not about the engine
 
 
-class StepsOwed:
-    """Since when a step is owed. Pure: moments are arguments, on one monotonic clock.
+class StepDeadline:
+    """Since when a step is due. Pure: moments are arguments, on one monotonic clock.
 
     Attributes:
-        since_seconds: None where nothing is owed; it may lie ahead, when a heartbeat is due.
+        since_seconds: None where no step is due; in the future where a heartbeat will be.
     """
 
     def __init__(self, heartbeat_interval_seconds: float) -> None:
         self._interval_seconds = heartbeat_interval_seconds
         self.since_seconds: float | None = None
 
-    def stepped(self, now_seconds: float, *, is_busy: bool) -> None:
-        """A step ended, or an idle engine answered; `is_busy`: there are requests left."""
+    def step_completed(self, now_seconds: float, *, is_busy: bool) -> None:
+        """Record a completed step, or the answer of an idle engine; `is_busy`: requests are left."""
         if is_busy:
             self.since_seconds = now_seconds
         else:
             self.since_seconds = now_seconds + self._interval_seconds if self._interval_seconds > 0 else None
 
-    def work_came(self, now_seconds: float) -> None:
-        """A request was handed over."""
+    def request_submitted(self, now_seconds: float) -> None:
+        """Record that the engine got a request."""
         self.since_seconds = now_seconds if self.since_seconds is None else min(self.since_seconds, now_seconds)
 
-    def heartbeats_changed(self, interval_seconds: float, now_seconds: float, *, is_busy: bool) -> None:
-        """0 switches them off. An idle engine counts anew."""
+    def heartbeat_interval_changed(self, interval_seconds: float, now_seconds: float, *, is_busy: bool) -> None:
+        """Apply a new interval; 0 switches heartbeats off. An idle engine starts a new interval."""
         self._interval_seconds = interval_seconds
         if not is_busy:
-            self.stepped(now_seconds, is_busy=False)
+            self.step_completed(now_seconds, is_busy=False)
 
-    def silent_seconds(self, now_seconds: float) -> float:
-        """How long a step has been owed; 0 while none is."""
+    def overdue_seconds(self, now_seconds: float) -> float:
+        """How long a step has been due; 0 while none is."""
         return 0.0 if self.since_seconds is None else max(0.0, now_seconds - self.since_seconds)
 
 
-class ProgressWatch:
-    """Watches one engine after another, on the event loop. One timer, which a step does not touch: it looks again."""
+class EngineWatchdog:
+    """Watches one engine after another, on the event loop, with one timer. A step does not touch the timer."""
 
     def __init__(
         self,
@@ -67,55 +67,55 @@ class ProgressWatch:
         stuck_seconds: float,
         heartbeat_interval_seconds: float,
         *,
-        on_silence: Callable[[], None],
-        on_life: Callable[[], None],
+        on_stalled: Callable[[], None],
+        on_recovered: Callable[[], None],
         on_stuck: Callable[[], None],
     ) -> None:
         self.limit_seconds = limit_seconds
         self.stuck_seconds = stuck_seconds
-        self._owed = StepsOwed(heartbeat_interval_seconds)
-        self._on_silence = on_silence
-        self._on_recovered = on_life
+        self._deadline = StepDeadline(heartbeat_interval_seconds)
+        self._on_stalled = on_stalled
+        self._on_recovered = on_recovered
         self._on_stuck = on_stuck
         self._timer: asyncio.TimerHandle | None = None
         self._watching = False
-        self._silent = False
+        self._stalled = False
 
-    def begin(self) -> None:
-        """An engine is Ready."""
-        self._watching, self._silent = True, False
-        self.stepped(is_busy=False)
+    def start(self) -> None:
+        """Begin to watch an engine that is Ready."""
+        self._watching, self._stalled = True, False
+        self.step_completed(is_busy=False)
 
-    def end(self) -> None:
-        """There is no engine to watch."""
-        self._watching = self._silent = False
+    def stop(self) -> None:
+        """Stop watching: there is no engine."""
+        self._watching = self._stalled = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def stepped(self, *, is_busy: bool) -> None:
-        """See `StepsOwed.stepped`. When it is heard counts, not when it was sent: this process may have slept."""
-        self._owed.stepped(time.monotonic(), is_busy=is_busy)
-        self._wind()
-        if self._silent:
-            self._silent = False
-            self._wind(anew=True)
+    def step_completed(self, *, is_busy: bool) -> None:
+        """See `StepDeadline`. The time of receipt counts, not of sending: this process may have slept."""
+        self._deadline.step_completed(time.monotonic(), is_busy=is_busy)
+        self._schedule()
+        if self._stalled:
+            self._stalled = False
+            self._schedule(restart=True)
             self._on_recovered()
 
-    def work_came(self) -> None:
-        """A request was handed over."""
-        self._owed.work_came(time.monotonic())
-        self._wind(anew=True)
+    def request_submitted(self) -> None:
+        """See `StepDeadline.request_submitted`."""
+        self._deadline.request_submitted(time.monotonic())
+        self._schedule(restart=True)
 
-    def heartbeats_changed(self, interval_seconds: float, *, is_busy: bool) -> None:
-        """See `StepsOwed.heartbeats_changed`."""
-        self._owed.heartbeats_changed(interval_seconds, time.monotonic(), is_busy=is_busy)
-        self._wind()
+    def heartbeat_interval_changed(self, interval_seconds: float, *, is_busy: bool) -> None:
+        """See `StepDeadline.heartbeat_interval_changed`."""
+        self._deadline.heartbeat_interval_changed(interval_seconds, time.monotonic(), is_busy=is_busy)
+        self._schedule()
 
-    def _wind(self, *, anew: bool = False) -> None:
-        """Have a timer, where a step is owed. One that rings too early winds itself again; too late it must not."""
-        since_seconds = self._owed.since_seconds
-        if not self._watching or since_seconds is None or self._silent or (self._timer is not None and not anew):
+    def _schedule(self, *, restart: bool = False) -> None:
+        """Have a timer while a step is due. One that fires too early starts itself again; it must not fire too late."""
+        since_seconds = self._deadline.since_seconds
+        if not self._watching or since_seconds is None or self._stalled or (self._timer is not None and not restart):
             return
         due_in_seconds = max(0.0, since_seconds + self.limit_seconds - time.monotonic())
         loop = asyncio.get_running_loop()
@@ -123,27 +123,27 @@ class ProgressWatch:
             if self._timer.when() <= loop.time() + due_in_seconds:
                 return
             self._timer.cancel()
-        self._timer = loop.call_later(due_in_seconds, self._look)
+        self._timer = loop.call_later(due_in_seconds, self._check_stalled)
 
-    def _look(self) -> None:
+    def _check_stalled(self) -> None:
         self._timer = None
-        if self._owed.silent_seconds(time.monotonic()) < self.limit_seconds:
-            self._wind()
-        elif not self._silent:
-            self._silent = True
-            self._give_time()
-            self._on_silence()
+        if self._deadline.overdue_seconds(time.monotonic()) < self.limit_seconds:
+            self._schedule()
+        elif not self._stalled:
+            self._stalled = True
+            self._start_stuck_timer()
+            self._on_stalled()
 
-    def _give_time(self) -> None:
-        """From the moment that the silence was noticed: this process may have slept, and the engine with it."""
+    def _start_stuck_timer(self) -> None:
+        """Count from when the stall was noticed: this process may have slept, and the engine with it."""
         left_seconds = max(0.0, self.stuck_seconds - self.limit_seconds)
-        self._timer = asyncio.get_running_loop().call_later(left_seconds, self._look_again)
+        self._timer = asyncio.get_running_loop().call_later(left_seconds, self._check_stuck)
 
-    def _look_again(self) -> None:
+    def _check_stuck(self) -> None:
         timer, self._timer = self._timer, None
-        if not self._silent:
-            self._wind()
-        elif timer is not None and asyncio.get_running_loop().time() - timer.when() > LATE_SECONDS:
-            self._give_time()
+        if not self._stalled:
+            self._schedule()
+        elif timer is not None and asyncio.get_running_loop().time() - timer.when() > LATE_TIMER_SECONDS:
+            self._start_stuck_timer()
         else:
             self._on_stuck()

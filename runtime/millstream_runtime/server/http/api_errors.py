@@ -1,4 +1,4 @@
-"""The OpenAI error object, and how every failure becomes one: one clear sentence, never an internal detail."""
+"""OpenAI error objects, and the conversion of every failure to one: a clear sentence, no internal details."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from millstream_runtime.server.http.limits import MAX_BODY_BYTES, RETRY_AFTER_SECONDS
 
-# What a person expects where pydantic would list the branches of a union.
+# What to say where pydantic would list the branches of a union.
 EXPECTED = {
     "prompt": "a string, a list of strings, a list of token ids, or a list of lists of token ids",
     "stop": "a string or a list of strings",
@@ -21,7 +21,7 @@ EXPECTED = {
 
 
 class ApiError(Exception):
-    """An answer other than 200. `message` goes to the client as it is."""
+    """A response other than 200. `message` is sent to the client as it is."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class ApiError(Exception):
 
 
 def unavailable(message: str, code: str) -> ApiError:
-    """503: try again, here or at another replica."""
+    """503: the client should try again, here or at another replica."""
     return ApiError(503, message, type_="server_error", code=code, retry_after_seconds=RETRY_AFTER_SECONDS)
 
 
@@ -70,7 +70,7 @@ def internal_error() -> ApiError:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Every failure of `app` leaves as an OpenAI error object."""
+    """Make every failure of `app` an OpenAI error object."""
 
     async def on_api_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)  # noqa: S101 - starlette routes by type
@@ -96,11 +96,11 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def from_status(status: int) -> ApiError:
-    """For answers that the framework makes: unknown route, wrong method, unreadable body."""
+    """The error for a status that the framework sets: unknown route, wrong method, unreadable body."""
     if status == 404:
         return ApiError(404, "There is no such route; see /openapi.json.", code="unknown_url")
     if status == 405:
-        return ApiError(405, "This route does not take that HTTP method.", code="method_not_allowed")
+        return ApiError(405, "This route does not support that HTTP method.", code="method_not_allowed")
     if status == 413:
         return ApiError(413, f"The request body is larger than {MAX_BODY_BYTES} bytes.", code="request_too_large")
     if status == 400:
@@ -109,17 +109,17 @@ def from_status(status: int) -> ApiError:
 
 
 def invalid_json(detail: str) -> ApiError:
-    """`detail`: the parser's own words."""
+    """400 with the parser's own message in `detail`."""
     return ApiError(400, f"The request body is not valid JSON: {detail}.", code="invalid_json")
 
 
 def not_an_object() -> ApiError:
-    """The body is missing, of another kind, or said to be."""
+    """400 for a body that is missing, not an object, or not declared as JSON."""
     return ApiError(400, "The request body must be a JSON object (Content-Type: application/json).")
 
 
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """The first complaint of pydantic, as a sentence that names the parameter."""
+    """The first error of pydantic, as a sentence that names the parameter."""
     first = errors[0]
     kind, context = str(first["type"]), first.get("ctx") or {}
     path = [str(part) for part in first["loc"][1:]]
@@ -146,7 +146,7 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 
 
 def _shown(value: object) -> str:
-    """A short value as the client wrote it; long ones and containers by their kind only."""
+    """A short value as the client wrote it; only the type of long ones and containers."""
     if isinstance(value, str | int | float | bool) and len(str(value)) <= 60:
         return repr(value)
     return "a value of type " + type(value).__name__

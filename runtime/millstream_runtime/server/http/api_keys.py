@@ -1,7 +1,7 @@
-"""API keys from a file: one a line, `#` begins a comment. A mounted Secret is such a file.
+"""API keys from a file: one per line, `#` begins a comment. A mounted Secret is such a file.
 
 The file is read again when it changes, so keys are rotated without a restart. Keys are kept as SHA-256 digests and
-every one is compared in constant time: how long an answer takes tells nothing of a key (CVE-2025-59425).
+every one is compared in constant time, so response times reveal nothing about a key (CVE-2025-59425).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 
 
 class ApiKeys:
-    """The keys that may ask. Used on the event loop only."""
+    """The accepted keys. Used on the event loop only."""
 
     def __init__(self, path: Path) -> None:
         """Read the file.
@@ -34,7 +34,7 @@ class ApiKeys:
         self._path = path
         self._digests, self._version = self._read()
         if not self._digests:
-            raise InvalidConfigError(f"--api-keys-file {path} has no key; write one a line.")
+            raise InvalidConfigError(f"--api-keys-file {path} has no key; write one key per line.")
         self._checked_at_seconds = time.monotonic()
 
     def tenant(self, authorization: str) -> str | None:
@@ -43,7 +43,7 @@ class ApiKeys:
         scheme, _, key = authorization.partition(" ")
         given = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
         found = False
-        for digest in self._digests:  # all of them, found or not
+        for digest in self._digests:  # compare all, to take constant time
             found |= hmac.compare_digest(digest, given)
         return given.hex()[:16] if found and scheme.lower() == "bearer" else None
 
@@ -56,7 +56,7 @@ class ApiKeys:
             if _version(self._path) != self._version:
                 self._digests, self._version = self._read()
                 log.info("api_keys_reloaded", keys=len(self._digests))
-        except (InvalidConfigError, OSError) as error:  # keep what is known: a half-written file must not lock all out
+        except (InvalidConfigError, OSError) as error:  # keep the known keys: the file may be half-written
             log.warning("api_keys_unreadable", error=type(error).__name__)
 
     def _read(self) -> tuple[list[bytes], tuple[int, ...]]:
@@ -68,7 +68,7 @@ class ApiKeys:
         except (OSError, UnicodeDecodeError) as error:
             why = type(error).__name__
             raise InvalidConfigError(
-                f"--api-keys-file {self._path} cannot be read ({why}); give a text file with one key a line."
+                f"--api-keys-file {self._path} cannot be read ({why}); give a text file with one key per line."
             ) from error
         keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
         if any(len(key) > MAX_KEY_CHARACTERS for key in keys):

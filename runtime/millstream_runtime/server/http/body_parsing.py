@@ -1,12 +1,13 @@
-"""A request's body to a checked model. Large ones in a thread, so that they delay nobody else (class CVE-2025-62426).
+"""Parse a request's body into a validated model; large ones in a thread, so that they delay no other request
+(compare CVE-2025-62426).
 
-    small body   json.loads and the model's checks on the event loop: a thread would cost more than they do
+    small body   json.loads and validation on the event loop: a thread would cost more than they do
     large body   both in the one thread for bodies; the loop answers probes and streams meanwhile
 
-A thread shares the interpreter with the loop, so it must not hold it in one piece for long. What could do so is capped
-before: the size of a body, the fields of an object, and a list with wrong items ends at the first (`FailFast`), or a
-million errors would be written down to show one. json's parser itself is one piece: 0.1 s for a million token ids. One
-thread: a second large body waits, and memory stays bounded.
+A thread shares the interpreter with the loop, so it must not hold it for long at a time. What could do so is capped
+first: the size of a body, the fields of an object, and a list with wrong items fails at the first (`FailFast`), or a
+million errors would be collected to show one. json's parser does not release the interpreter: 0.1 s for a million token
+ids. There is one thread: a second large body waits, and memory stays bounded.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from pydantic import BaseModel, ValidationError
 from starlette.types import Receive, Scope
 
 from millstream_runtime.server.http.api_errors import from_status, from_validation, invalid_json, not_an_object
-from millstream_runtime.server.http.disconnect import ClientGoneError
+from millstream_runtime.server.http.disconnect import ClientDisconnectedError
 
 LARGE_BODY_BYTES = 64 << 10
 
 
 async def model_of_request(model: type[BaseModel], scope: Scope, receive: Receive, threads: Executor) -> BaseModel:
-    """The body as a `model`; `threads` parse it if it is large.
+    """Read the body as a `model`; `threads` parse it if it is large.
 
     Raises:
-        ApiError: it is no JSON, not said to be JSON, or not a `model`.
-        ClientGoneError: the rest of it will not come.
-        HTTPException: 413, from a `receive` that counts.
+        ApiError: it is not JSON, not declared as JSON, or not a `model`.
+        ClientDisconnectedError: the client disconnected before the end of the body.
+        HTTPException: 413, from a `receive` that enforces the body cap.
     """
     body = await _whole_body(receive)
     if not body or not _is_json(scope["headers"]):
@@ -42,7 +43,7 @@ async def model_of_request(model: type[BaseModel], scope: Scope, receive: Receiv
 
 
 def read_body(model: type[BaseModel], body: bytes) -> BaseModel:
-    """Parse and check.
+    """Parse and validate.
 
     Raises:
         ApiError: it is not JSON, or not a `model`.
@@ -65,7 +66,7 @@ async def _whole_body(receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientGoneError
+            raise ClientDisconnectedError
         pieces.append(message.get("body", b""))
         if not message.get("more_body", False):
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -1,11 +1,11 @@
-"""The routes that take a body, without FastAPI's machinery around them: much of a request's time, and none of its work.
+"""Dispatch of the routes that take a body, without FastAPI's overhead, which is much of a request's time.
 
-    POST /v1/chat/completions ──▶ read and check the body ──▶ the endpoint ──▶ its response
+    POST /v1/chat/completions ──▶ read and validate the body ──▶ the endpoint ──▶ its response
     all else ──▶ FastAPI: probes, unknown routes, wrong methods, /openapi.json
 
-FastAPI still declares these routes, so its document tells of them and an unknown method is its 405. What is left out
-is what it does for every request: seven layers of middleware, two exit stacks, a search through all routes,
-dependencies, and a second reading of the model.
+FastAPI still declares these routes, so its document lists them and an unknown method gets its 405. What is skipped is
+its work per request: seven layers of middleware, two exit stacks, a search through all routes, dependencies, and a
+second validation of the model.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from starlette.types import Receive, Scope, Send
 
 from millstream_runtime.server.http.api_errors import ApiError, from_status, internal_error
 from millstream_runtime.server.http.body_parsing import model_of_request
-from millstream_runtime.server.http.disconnect import ClientGoneError
+from millstream_runtime.server.http.disconnect import ClientDisconnectedError
 
-CLIENT_CLOSED_REQUEST = 499  # nginx's code; nobody is left to read it
+CLIENT_CLOSED_REQUEST = 499  # nginx's code; the client does not see it
 
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
 
 
 class BodyRoutes:
-    """ASGI. Every route of `app` with a body has an endpoint that takes just (the checked body, the request)."""
+    """ASGI app. Every route of `app` with a body has an endpoint that takes (the validated body, the request)."""
 
     def __init__(self, app: FastAPI, threads: Executor) -> None:
         """`threads` parse large bodies."""
@@ -49,7 +49,7 @@ class BodyRoutes:
 
 
 class _BodyRoute:
-    """One of them, as ASGI. Its failures leave as those of FastAPI's routes do (`install_error_handlers`)."""
+    """One route as an ASGI app. Its errors become the same responses as FastAPI's (`install_error_handlers`)."""
 
     def __init__(self, route: APIRoute, threads: Executor) -> None:
         assert route.body_field is not None  # noqa: S101 - the caller looked
@@ -67,7 +67,7 @@ class _BodyRoute:
             response = error.response()
         except HTTPException as error:
             response = from_status(error.status_code).response()
-        except ClientGoneError:
+        except ClientDisconnectedError:
             response = Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception:
             await internal_error().response()(scope, receive, send)

@@ -1,14 +1,14 @@
-"""A connection on which the head of an answer leaves together with what follows it at once.
+"""A transport that sends the header of a response in one write with the body that follows it.
 
-uvicorn writes the head and the body apart: two calls into the kernel, two packets, and a client that wakes twice.
+uvicorn writes header and body separately: two system calls, two packets, and a client that wakes twice.
 
-    write(head)              held
-    write(body)              head + body, in one piece
-    the loop's next round    head alone: a stream whose first token is still to come
+    write(header)                    held back
+    write(body)                      header + body, in one write
+    next iteration of the loop       header alone: a stream whose first token is still to come
 
-Only a head is ever held, and never longer than to the end of the current turn of the event loop. The pieces of a stream
-leave when they are written. A large piece goes behind the head as it is, uncopied. What is held is a few hundred bytes,
-so the transport's own flow control stays exact for all that matters.
+Only a header is held back, and only until the end of the current iteration of the event loop. Pieces of a stream are
+sent when they are written. A large piece follows the header in a write of its own, uncopied. What is held back is a few
+hundred bytes, so the transport's flow control stays practically exact.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-JOINED_BYTES = 64 << 10  # copying less than this costs less than a second write
+MAX_COALESCED_BYTES = 64 << 10  # copying less than this costs less than a second write
 
 
-class HeldHead(asyncio.Transport):
-    """Wraps the transport of one connection; the first write and the first one after `expect_head` are held."""
+class CoalescingTransport(asyncio.Transport):
+    """Wraps the transport of one connection; holds back the first write, and the first one after `expect_header`."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self._transport = transport
         self._loop = loop
         self._held = b""
-        self._expects_head = True
+        self._expects_header = True
 
-    def expect_head(self) -> None:
-        """An answer is complete: what comes next begins another."""
+    def expect_header(self) -> None:
+        """Expect a new response: the previous one is complete."""
         self.flush()
-        self._expects_head = True
+        self._expects_header = True
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self._held and len(data) <= JOINED_BYTES:
+        if self._held and len(data) <= MAX_COALESCED_BYTES:
             held, self._held = self._held, b""
             self._transport.write(b"".join((held, data)))
-        elif self._expects_head:
-            self._expects_head = False
+        elif self._expects_header:
+            self._expects_header = False
             self._held = bytes(data)
             self._loop.call_soon(self.flush)
         else:
@@ -47,7 +47,7 @@ class HeldHead(asyncio.Transport):
             self._transport.write(data)
 
     def flush(self) -> None:
-        """Send what is held."""
+        """Send what is held back."""
         held, self._held = self._held, b""
         if held:
             self._transport.write(held)
@@ -67,7 +67,7 @@ class HeldHead(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return self._transport.get_write_buffer_size() + len(self._held)
 
-    # The rest is the transport's own.
+    # The rest delegates to the wrapped transport.
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._transport.get_extra_info(name, default)

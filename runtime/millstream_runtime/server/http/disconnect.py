@@ -1,7 +1,7 @@
-"""A client that hangs up before its answer is complete: noticed at once, so that the engine stops working for it.
+"""Client disconnects: noticed at once, so that the engine stops working for a request whose client is gone.
 
-ASGI's own way is a task beside every request that waits to receive `http.disconnect`. Here the connection tells it: a
-call when it is lost, and nothing at all for the requests that are answered.
+The usual ASGI way is one task per request that waits to receive `http.disconnect`. Here the connection calls back when
+it is lost, which costs nothing for requests that are answered.
 """
 
 from __future__ import annotations
@@ -11,47 +11,47 @@ from contextlib import contextmanager
 
 from starlette.types import Scope
 
-EXTENSION = "millstream.connection"  # ASGI extension, whose one field is the HangUp of the request's connection
+EXTENSION = "millstream.connection"  # ASGI extension; its one field is the DisconnectSignal of the connection
 
 
-class ClientGoneError(Exception):
-    """Nobody is left to answer."""
+class ClientDisconnectedError(Exception):
+    """The client closed the connection before its answer was complete."""
 
 
-class HangUp:
-    """The end of one connection, and who is to hear of it."""
+class DisconnectSignal:
+    """The end of one connection, and the callbacks that wait for it."""
 
     def __init__(self, resume_reading: Callable[[], None]) -> None:
-        """`resume_reading`: a hang-up is seen by reading, which the last piece of a long body may have paused."""
+        """`resume_reading`: a disconnect is seen by reading, which the last piece of a long body may have paused."""
         self._resume_reading = resume_reading
-        self._calls: set[Callable[[], None]] = set()
-        self._happened = False
+        self._callbacks: set[Callable[[], None]] = set()
+        self._disconnected = False
 
-    def watch(self, on_gone: Callable[[], None]) -> None:
-        """Call `on_gone` once when it happens; now if it has."""
-        if self._happened:
-            on_gone()
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once on disconnect; now if the client has disconnected already."""
+        if self._disconnected:
+            callback()
             return
-        self._calls.add(on_gone)
+        self._callbacks.add(callback)
         self._resume_reading()
 
-    def unwatch(self, on_gone: Callable[[], None]) -> None:
-        """Not any more."""
-        self._calls.discard(on_gone)
+    def unsubscribe(self, callback: Callable[[], None]) -> None:
+        """Remove `callback`; unknown ones are no error."""
+        self._callbacks.discard(callback)
 
-    def mark(self) -> None:
-        """The connection is lost."""
-        self._happened = True
-        while self._calls:
-            self._calls.pop()()
+    def notify(self) -> None:
+        """Mark the connection as lost and run the callbacks."""
+        self._disconnected = True
+        while self._callbacks:
+            self._callbacks.pop()()
 
 
 @contextmanager
-def watching(scope: Scope, on_gone: Callable[[], None]) -> Iterator[None]:
-    """While the block runs, call `on_gone` once if the client hangs up. The request's body must have been read."""
-    hang_up: HangUp = scope["extensions"][EXTENSION]["hang_up"]
-    hang_up.watch(on_gone)
+def on_disconnect(scope: Scope, callback: Callable[[], None]) -> Iterator[None]:
+    """Call `callback` once if the client disconnects while the block runs. The request's body must have been read."""
+    signal: DisconnectSignal = scope["extensions"][EXTENSION]["disconnect_signal"]
+    signal.subscribe(callback)
     try:
         yield
     finally:
-        hang_up.unwatch(on_gone)
+        signal.unsubscribe(callback)

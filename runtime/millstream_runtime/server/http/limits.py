@@ -1,18 +1,18 @@
-"""Caps on everything a client can send: no request may cost more than its share of memory or time."""
+"""Limits on everything a client can send, so that no request costs more than its share of memory or time."""
 
 from __future__ import annotations
 
-MAX_BODY_BYTES = 8 << 20  # a context of a million tokens, with room for JSON
+MAX_BODY_BYTES = 8 << 20  # a context of a million tokens, and its JSON
 MAX_TOKENS_LIMIT = 1 << 20
-MAX_FIELDS = 256  # of one JSON object that has a fixed set of them
+MAX_FIELDS = 256  # of a JSON object with a fixed set of fields
 MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 1024
 MAX_PROMPTS = 64  # prompts in one /v1/completions request
-MAX_TOKENIZE_CHARACTERS = MAX_TOKENS_LIMIT  # each token has one at least; tokenising takes hundreds of bytes for each
+MAX_TOKENIZE_CHARACTERS = MAX_TOKENS_LIMIT  # a token has at least one; tokenising takes hundreds of bytes per character
 MAX_CHOICES = 128  # of one request: prompts times n (or best_of)
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS_ENTRIES = 1024
-MAX_PRIORITY = 100  # either way
+MAX_PRIORITY = 100  # absolute value
 MAX_CACHE_SALT_CHARACTERS = 256
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARACTERS = 256
@@ -21,15 +21,15 @@ MAX_MODEL_NAME_CHARACTERS = 512
 MAX_REQUEST_ID_CHARACTERS = 128
 
 TOKENIZE_TIMEOUT_SECONDS = 30.0
-TOKENIZE_ON_LOOP_CHARACTERS = 2048  # a fraction of a millisecond, less than the way to a thread and back
-MESSAGE_CHARACTERS = 64  # what the template's work for one message counts as
+TOKENIZE_ON_LOOP_CHARACTERS = 2048  # a fraction of a millisecond, less than a round trip to a thread
+MESSAGE_CHARACTERS = 64  # cost of one message in the chat template, in characters
 RETRY_AFTER_SECONDS = 1
-SSE_KEEP_ALIVE_SECONDS = 15.0  # proxies cut a silent stream after a minute, some after thirty seconds
+SSE_KEEP_ALIVE_SECONDS = 15.0  # proxies close an idle stream after a minute, some after thirty seconds
 
-# After SIGTERM the endpoints of a Service still name this pod for a moment: requests that come in that moment are
-# served, not refused. The door closes when so long nobody came; see drain_door.
+# After SIGTERM the endpoints of a Service still name this pod for a moment: requests of that moment are served, not
+# refused. The server refuses requests once none has come for this long; see operations/drain.py.
 DRAIN_GRACE_SECONDS = 3.0
-FLUSH_TIMEOUT_SECONDS = 10  # for the last bytes of finished answers to leave the sockets
+FLUSH_TIMEOUT_SECONDS = 10  # for the last bytes of finished responses
 
 
 def max_waiting_requests(max_num_seqs: int) -> int:

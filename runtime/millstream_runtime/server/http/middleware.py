@@ -1,4 +1,4 @@
-"""The outermost layer, plain ASGI: keys, body cap, request id, request counter, `Connection: close` while draining."""
+"""The outermost ASGI middleware: API keys, body cap, request id, request counter, `Connection: close` in a drain."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from millstream_runtime.server.http.api_keys import OPEN_PATHS, ApiKeys
 from millstream_runtime.server.http.limits import MAX_BODY_BYTES, MAX_REQUEST_ID_CHARACTERS
 
 REQUEST_ID_HEADER = b"x-request-id"
-_FIT_FOR_A_LOG = re.compile(rf"[A-Za-z0-9._:/-]{{1,{MAX_REQUEST_ID_CHARACTERS}}}".encode())
+_LOGGABLE_ID = re.compile(rf"[A-Za-z0-9._:/-]{{1,{MAX_REQUEST_ID_CHARACTERS}}}".encode())
 CountRequest = Callable[[str, str, int], None]  # method, route, status
 
 
-class EdgeMiddleware:
-    """Wraps the whole application, its error pages too."""
+class RequestMiddleware:
+    """Wraps the whole application, including its error responses."""
 
     def __init__(self, app: ASGIApp, ledger: BootLedger, keys: ApiKeys | None, count_request: CountRequest) -> None:
-        """`keys` None: everyone may ask."""
+        """`keys` None: no authentication."""
         self._app = app
         self._ledger = ledger
         self._keys = keys
@@ -34,7 +34,7 @@ class EdgeMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = EdgeHeaders.of(scope)
+        headers = RequestHeaders.of(scope)
         request_id = request_id_of(headers)
         scope.setdefault("state", {})["request_id"] = request_id
         answer_id = (REQUEST_ID_HEADER, request_id.encode())
@@ -54,8 +54,8 @@ class EdgeMiddleware:
             return
         await self._app(scope, receive if headers.declares_body else _capped(receive), send_with_headers)
 
-    def _refusal(self, scope: Scope, headers: EdgeHeaders) -> ApiError | None:
-        """Why the request goes no further; else the state of the request learns who its tenant is."""
+    def _refusal(self, scope: Scope, headers: RequestHeaders) -> ApiError | None:
+        """Return why the request is rejected; None after the tenant is stored in the request's state."""
         if self._keys is not None and scope["path"] not in OPEN_PATHS:
             tenant = self._keys.tenant(headers.authorization.decode("latin-1"))
             if tenant is None:
@@ -70,8 +70,8 @@ class EdgeMiddleware:
 
 
 @dataclass(slots=True)
-class EdgeHeaders:
-    """What the edge reads of a request's headers, in one pass; the first of a name counts."""
+class RequestHeaders:
+    """The headers that the middleware needs, read in one pass; the first value of a name counts."""
 
     request_id: bytes = b""
     authorization: bytes = b""
@@ -79,8 +79,8 @@ class EdgeHeaders:
     has_transfer_encoding: bool = False
 
     @staticmethod
-    def of(scope: Scope) -> EdgeHeaders:
-        found = EdgeHeaders()
+    def of(scope: Scope) -> RequestHeaders:
+        found = RequestHeaders()
         for name, value in scope["headers"]:  # ASGI: names in lower case
             if name == b"content-length":
                 found.content_length = found.content_length or value
@@ -94,18 +94,18 @@ class EdgeHeaders:
 
     @property
     def declares_body(self) -> bool:
-        """The body is as long as its header says, which the HTTP parser sees to: nobody needs to count."""
+        """Whether the length of the body is declared; the HTTP parser then enforces it, so it need not be counted."""
         return not self.has_transfer_encoding and self.content_length.isdigit()
 
 
-def request_id_of(headers: EdgeHeaders) -> str:
-    """The client's own id when it is short and plain, else a fresh one."""
+def request_id_of(headers: RequestHeaders) -> str:
+    """The client's id if it is short and plain, else a new one."""
     given = headers.request_id
-    return given.decode() if _FIT_FOR_A_LOG.fullmatch(given) else os.urandom(16).hex()
+    return given.decode() if _LOGGABLE_ID.fullmatch(given) else os.urandom(16).hex()
 
 
 def route_of(scope: Scope) -> str:
-    """The route's own pattern: a path as the client wrote it would make a metric without end."""
+    """The route's pattern; the client's path would make a metric of unbounded cardinality."""
     return str(getattr(scope.get("route"), "path", "none"))
 
 
@@ -114,7 +114,7 @@ def declared_bytes(length: bytes) -> int:
 
 
 def _capped(receive: Receive) -> Receive:
-    """Count a chunked body, whose length nobody declared."""
+    """Enforce the body cap on a chunked body, which declares no length."""
     received_bytes = 0
 
     async def receive_capped() -> Message:

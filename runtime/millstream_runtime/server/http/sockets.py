@@ -1,4 +1,4 @@
-"""The listening socket, bound before anything heavy is imported so that a busy port is told in milliseconds."""
+"""The listening socket, bound before anything heavy is imported, so that a busy port fails in milliseconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LISTEN_BACKLOG = 2048
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket.
+    """Bind a listening socket.
 
     Raises:
         RuntimeFailure: the port is taken; InvalidConfigError: the address cannot be used at all.
@@ -28,7 +28,7 @@ def bind(host: str, port: int) -> socket.socket:
         raise InvalidConfigError(
             f"--host {host} is not an address of this machine; try 127.0.0.1 or 0.0.0.0."
         ) from error
-    # Connections inherit it. asyncio sets it only on sockets that name their protocol, which accepted ones do not; and
-    # without it an answer in two writes (header, body) waits 40 ms for the client's delayed acknowledgement.
+    # Connections inherit it. asyncio sets it only on sockets that name their protocol, which accepted ones do not.
+    # Without it a response in two writes (header, body) waits 40 ms for the client's delayed acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

@@ -1,4 +1,4 @@
-"""One choice of an answer: tokens in, text that may be shown out, with log-probabilities beside it if asked for."""
+"""One choice of an answer: tokens in, text that may be shown out, with log-probabilities if requested."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from millstream_runtime.engine.request import FinishReason, TokenLogprobs, Token
 from millstream_runtime.server.openai.stop_strings import StopStrings
 from millstream_runtime.tokenizing.detokenizer import Detokenizer
 
-Spell = Callable[[int], bytes]
+TokenBytes = Callable[[int], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class ShownToken:
-    """A token of the text with what the model thought of it and of the alternatives."""
+class LogprobEntry:
+    """A token of the text, its log-probability and the top alternatives."""
 
-    spelling: bytes
+    token: bytes
     text_offset: int  # characters of the choice's text before it
     logprob: float | None  # None: the first token of a prompt, which nothing predicts
     top: tuple[tuple[bytes, float], ...]
@@ -25,24 +25,24 @@ class ShownToken:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """News of one choice: text that may be shown now, and the reason when it was the last."""
+    """New text of one choice that may be shown now, and the finish reason if it is the last."""
 
     index: int
     text: str
     finish_reason: FinishReason | None = None
-    tokens: tuple[ShownToken, ...] | None = None  # None: log-probabilities were not asked for
+    tokens: tuple[LogprobEntry, ...] | None = None  # None: log-probabilities were not requested
 
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The prompt, to be shown before the answer."""
+    """The prompt, shown before the answer."""
 
     text: str
     first_token_id: int  # nothing predicts it, so the engine does not report it
 
 
 class Choice:
-    """Tokens of one choice to text. Stop strings, log-probabilities and the echoed prompt are its business."""
+    """Turns the tokens of one choice into text; handles stop strings, log-probabilities and the echoed prompt."""
 
     def __init__(
         self,
@@ -52,47 +52,47 @@ class Choice:
         min_tokens: int,
         *,
         echo: Echo | None = None,
-        spell: Spell | None = None,
+        token_bytes: TokenBytes | None = None,
         drops_answer: bool = False,
     ) -> None:
-        """`spell`: how a token reads, where log-probabilities are shown."""
+        """`token_bytes`: the bytes of a token; given where log-probabilities are shown."""
         self.num_tokens = 0
         self._index = index
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops)
         self._min_tokens = min_tokens
         self._echo = echo
-        self._spell = spell
+        self._token_bytes = token_bytes
         self._drops_answer = drops_answer
         self._characters = len(echo.text) if echo is not None else 0
         self._logprob_sum = 0.0
 
     @property
     def mean_logprob(self) -> float:
-        """A token, in nats; minus infinity for an answer without tokens."""
+        """Mean per token, in nats; minus infinity for an answer without tokens."""
         return self._logprob_sum / self.num_tokens if self.num_tokens else -math.inf
 
     def push(self, output: TokenOutput) -> Delta | None:
-        """What the client may see now; None while there is nothing."""
+        """Add an output; return what the client may see now, or None."""
         text = ""
-        tokens: list[ShownToken] = []
+        tokens: list[LogprobEntry] = []
         if output.prefill is not None and self._echo is not None:
-            text, tokens = self._echo.text, self._echoed(self._echo, output.prefill.prompt_logprobs)
+            text, tokens = self._echo.text, self._echo_entries(self._echo, output.prefill.prompt_logprobs)
         if self._drops_answer and output.token_id is not None:
             reason: FinishReason | None = FinishReason.LENGTH
         else:
             offset = self._characters
             text += self._answer(output)
             reason = FinishReason.STOP if self._stops.found else output.finish_reason
-            # The token that ended the answer is no part of it.
-            if self._spell is not None and output.logprobs is not None and reason is not FinishReason.STOP:
-                tokens.append(_shown(self._spell, output.logprobs, offset))
+            # The token that ended the answer is not part of it.
+            if self._token_bytes is not None and output.logprobs is not None and reason is not FinishReason.STOP:
+                tokens.append(_entry(self._token_bytes, output.logprobs, offset))
         if not text and not tokens and reason is None:
             return None
-        return Delta(self._index, text, reason, tuple(tokens) if self._spell is not None else None)
+        return Delta(self._index, text, reason, tuple(tokens) if self._token_bytes is not None else None)
 
     def _answer(self, output: TokenOutput) -> str:
-        """Text that became safe with this token."""
+        """Text that became safe to show with this token."""
         text = ""
         if output.token_id is not None:
             self.num_tokens += 1
@@ -108,19 +108,19 @@ class Choice:
         # Before min_tokens a stop string is plain text, as a stop token is for the engine.
         return text if self.num_tokens <= self._min_tokens else self._stops.push(text)
 
-    def _echoed(self, echo: Echo, prompt: Sequence[TokenLogprobs | None] | None) -> list[ShownToken]:
-        """Entries of the echoed prompt, if log-probabilities are shown."""
-        if self._spell is None or prompt is None:
+    def _echo_entries(self, echo: Echo, prompt: Sequence[TokenLogprobs | None] | None) -> list[LogprobEntry]:
+        """Entries of the echoed prompt; [] if log-probabilities are not shown."""
+        if self._token_bytes is None or prompt is None:
             return []
-        tokens = [ShownToken(self._spell(echo.first_token_id), 0, None, ())]
+        tokens = [LogprobEntry(self._token_bytes(echo.first_token_id), 0, None, ())]
         offset = 0
         for entry in prompt[1:]:
-            offset += len(tokens[-1].spelling.decode(errors="ignore"))
+            offset += len(tokens[-1].token.decode(errors="ignore"))
             if entry is not None:
-                tokens.append(_shown(self._spell, entry, offset))
+                tokens.append(_entry(self._token_bytes, entry, offset))
         return tokens
 
 
-def _shown(spell: Spell, entry: TokenLogprobs, offset: int) -> ShownToken:
-    top = tuple((spell(token_id), logprob) for token_id, logprob in entry.top)
-    return ShownToken(spell(entry.token_id), offset, entry.logprob, top)
+def _entry(token_bytes: TokenBytes, entry: TokenLogprobs, offset: int) -> LogprobEntry:
+    top = tuple((token_bytes(token_id), logprob) for token_id, logprob in entry.top)
+    return LogprobEntry(token_bytes(entry.token_id), offset, entry.logprob, top)

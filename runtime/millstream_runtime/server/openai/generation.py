@@ -1,9 +1,10 @@
 """One HTTP request's generations: tokens from the engine become text that is safe to show.
 
-    engine tokens -> Detokenizer (whole characters) -> StopStrings (nothing of a stop string) -> Delta
+    submit() ─► engine ─► tokens ─► Detokenizer (whole characters) ─► StopStrings (no part of a stop string) ─► Delta
 
-`close()` aborts in the engine what still runs (client gone, error), so KV blocks are freed within a step; whoever
-makes a Generation calls it, because an async generator that was never started runs no `finally`.
+The creator of a Generation calls `submit`, reads `deltas`, and always calls `close`, which aborts in the engine what
+still runs (client disconnected, error) and so frees its KV blocks within a step. `deltas` cannot do that alone: an
+async generator that was never started runs no `finally`.
 """
 
 from __future__ import annotations
@@ -16,38 +17,41 @@ from dataclasses import dataclass, field, replace
 from millstream_runtime.engine.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.server.engine.client import EngineClient
-from millstream_runtime.server.engine.output_queue import Mailbox
+from millstream_runtime.server.engine.output_queue import OutputQueue
 from millstream_runtime.server.http import limits
 from millstream_runtime.server.http.api_errors import engine_failed, internal_error
-from millstream_runtime.server.http.disconnect import ClientGoneError
+from millstream_runtime.server.http.disconnect import ClientDisconnectedError
 from millstream_runtime.server.openai.choice import Choice, Delta, Echo
 from millstream_runtime.server.operations.metrics import RequestTimes, ServerMetrics
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
-_serial_numbers = itertools.count(1)  # of this process's generations; no client sees them
+# The task that collects a complete response need not wake for every token.
+TOKENS_PER_WAKEUP = 16
+
+_serial_numbers = itertools.count(1)  # of this process's generations; never sent to a client
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationPlan:
-    """What is to be generated: `num_candidates` answers for each prompt, of which the `num_shown` best count.
+    """What to generate: `num_candidates` answers per prompt, of which the `num_shown` best are returned.
 
     Choice `i` is the candidate `i % num_candidates` of prompt `i // num_candidates`.
     """
 
     prompts: Sequence[Sequence[int]]
-    sampling: Sequence[SamplingParams]  # one a prompt
+    sampling: Sequence[SamplingParams]  # one per prompt
     num_candidates: int = 1
     num_shown: int = 1
     stops: Sequence[str] = ()
-    echoes: Sequence[str] = ()  # the prompts' texts, to be shown before the answers; () shows none
+    echoes: Sequence[str] = ()  # the prompts' texts, returned before the answers; () for none
     shows_logprobs: bool = False
     shows_prompt_logprobs: bool = False
-    drops_answer: bool = False  # only the prompt is to be scored
+    drops_answer: bool = False  # only score the prompt
     priority: int = 0
     cache_salt: str = ""
 
     def sampling_of(self, choice: int) -> SamplingParams:
-        """Candidates of one prompt differ by their seed."""
+        """The parameters of one choice; candidates of one prompt differ by their seed."""
         params = self.sampling[choice // self.num_candidates]
         candidate = choice % self.num_candidates
         if params.seed is None or candidate == 0:
@@ -56,8 +60,8 @@ class GenerationPlan:
 
 
 @dataclass(slots=True)
-class _Progress:
-    """What the server knows of one choice while it runs."""
+class _ChoiceState:
+    """One choice while it runs."""
 
     choice: Choice
     times: RequestTimes
@@ -67,7 +71,7 @@ class _Progress:
 
 
 class Generation:
-    """Runs a GenerationPlan on the engine."""
+    """Runs a GenerationPlan on the engine: `submit`, then `deltas`, then `close`."""
 
     def __init__(
         self,
@@ -78,24 +82,36 @@ class Generation:
         arrived_at_seconds: float,
     ) -> None:
         self.plan = plan
-        self.spell = tokenizer.token_bytes
+        self.token_bytes = tokenizer.token_bytes
         self._engine = engine
         self._metrics = metrics
         self._tokenizer = tokenizer
         self._arrived_at_seconds = arrived_at_seconds
-        self._begun: list[_Progress] = []
+        self._states: list[_ChoiceState] = []  # one per choice, once submitted
         self._running: dict[str, int] = {}  # engine request id -> choice index
-        self._mailbox: Mailbox | None = None
-        self._client_gone = False
+        self._queue = OutputQueue()
+        self._keep_alive_seconds: float | None = None
 
-    @property
-    def _progress(self) -> list[_Progress]:
-        """One a choice. Made when it is first asked for: the engine need not wait until it is."""
-        if not self._begun:
-            self._begun = [self._begin(index) for index in range(self.num_choices)]
-        return self._begun
+    def submit(self, *, streams: bool) -> None:
+        """Queue the requests of all choices in the engine.
 
-    def _begin(self, index: int) -> _Progress:
+        `streams`: wake for every token, and send keep-alives. Where stop strings are searched, each token is read when
+        it arrives anyway, or the engine would compute past the end of the answer.
+
+        Raises:
+            ApiError: the engine stopped.
+        """
+        self._queue = OutputQueue(1 if streams or self.plan.stops else TOKENS_PER_WAKEUP)
+        self._keep_alive_seconds = limits.SSE_KEEP_ALIVE_SECONDS if streams else None
+        try:
+            for index in range(self.num_choices):
+                self._submit_choice(index)
+        except RuntimeFailure as failure:
+            raise engine_failed() from failure
+        finally:  # after the requests are sent: the engine need not wait for it
+            self._states = [self._new_state(index) for index in range(self.num_choices)]
+
+    def _new_state(self, index: int) -> _ChoiceState:
         plan, prompt = self.plan, index // self.plan.num_candidates
         params = plan.sampling_of(index)
         choice = Choice(
@@ -104,27 +120,29 @@ class Generation:
             plan.stops,
             params.min_tokens,
             echo=Echo(plan.echoes[prompt], plan.prompts[prompt][0]) if plan.echoes else None,
-            spell=self.spell if plan.shows_logprobs else None,
+            token_bytes=self.token_bytes if plan.shows_logprobs else None,
             drops_answer=plan.drops_answer,
         )
-        return _Progress(choice, RequestTimes(self._arrived_at_seconds, len(plan.prompts[prompt]), params.max_tokens))
+        return _ChoiceState(
+            choice, RequestTimes(self._arrived_at_seconds, len(plan.prompts[prompt]), params.max_tokens)
+        )
 
     @property
     def num_choices(self) -> int:
-        """Of all candidates."""
+        """The number of candidates of all prompts."""
         return len(self.plan.prompts) * self.plan.num_candidates
 
     @property
     def record(self) -> list[tuple[RequestTimes, FinishReason | None]]:
-        """The life of each choice: moments and counts, no text."""
-        return [(one.times, one.finish_reason) for one in self._progress]
+        """Times and counts of each choice, and how it ended; no text."""
+        return [(state.times, state.finish_reason) for state in self._states]
 
     @property
     def usage(self) -> dict[str, object]:
         """OpenAI's usage object. A prompt counts once, however many answers it has; every candidate counts."""
         prompt = sum(len(ids) for ids in self.plan.prompts)
-        completion = sum(one.choice.num_tokens for one in self._progress)
-        cached = sum(one.cached_tokens for one in self._progress[:: self.plan.num_candidates])
+        completion = sum(state.choice.num_tokens for state in self._states)
+        cached = sum(state.cached_tokens for state in self._states[:: self.plan.num_candidates])
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -134,67 +152,57 @@ class Generation:
 
     @property
     def has_ended(self) -> bool:
-        """Once `deltas` has begun: there will be no more of them."""
+        """Whether all choices have ended; only meaningful after `submit`."""
         return not self._running
 
     def shown_choices(self) -> list[int]:
-        """Of each prompt the candidates with the highest log-probability a token, best first; all if all are shown."""
+        """Per prompt the candidates with the highest mean log-probability, best first; all if all are shown."""
         count, shown = self.plan.num_candidates, self.plan.num_shown
         groups = [list(range(start, start + count)) for start in range(0, self.num_choices, count)]
         if shown < count:
-            groups = [sorted(one, key=lambda i: -self._progress[i].choice.mean_logprob)[:shown] for one in groups]
+            groups = [sorted(one, key=lambda i: -self._states[i].choice.mean_logprob)[:shown] for one in groups]
         return [index for group in groups for index in group]
 
     def prompt_logprobs(self, index: int) -> Sequence[TokenLogprobs | None] | None:
-        """One entry a token of the choice's prompt, when they were asked for."""
-        return self._progress[index].prompt_logprobs if self.plan.shows_prompt_logprobs else None
+        """One entry per token of the choice's prompt; None if not requested."""
+        return self._states[index].prompt_logprobs if self.plan.shows_prompt_logprobs else None
 
-    async def deltas(self, tokens_a_wake: int = 1) -> AsyncGenerator[list[Delta], None]:
-        """Batches of news, one a wake-up, until every choice has ended.
+    async def deltas(self) -> AsyncGenerator[list[Delta], None]:
+        """Yield batches of deltas, one per wake-up, until every choice has ended.
 
-        With a wake-up for each token, also [] after SSE_KEEP_ALIVE_SECONDS of silence. Where stop strings are looked
-        for, every token is looked at when it comes, or the engine would work past the end of the answer.
+        A stream also yields [] after SSE_KEEP_ALIVE_SECONDS without a token.
 
         Raises:
             ApiError: the engine stopped, or gave a request up.
-            ClientGoneError: `client_gone` was called.
+            ClientDisconnectedError: `cancel` was called.
         """
-        mailbox = self._mailbox = Mailbox(1 if self.plan.stops else tokens_a_wake)
-        if self._client_gone:
-            mailbox.fail(ClientGoneError())
         try:
-            for index in range(self.num_choices):
-                self._submit(index, mailbox)
-            _ = self._progress  # now, while the engine works
             while self._running:
-                arrived = await mailbox.take(limits.SSE_KEEP_ALIVE_SECONDS if tokens_a_wake == 1 else None)
-                news = [delta for at, output in arrived if (delta := self._accept(at, output)) is not None]
+                arrived = await self._queue.get(self._keep_alive_seconds)
+                deltas = [delta for at, output in arrived if (delta := self._accept(at, output)) is not None]
                 if self.has_ended:
-                    self._metrics.answered([one.choice.num_tokens for one in self._progress])
-                if news or not arrived:
-                    yield news
+                    self._metrics.answered([state.choice.num_tokens for state in self._states])
+                if deltas or not arrived:
+                    yield deltas
         except RuntimeFailure as failure:
             raise engine_failed() from failure
         finally:
             self.close()
 
-    def client_gone(self) -> None:
-        """Nobody waits for the answer any more: `deltas` ends with an error, and the engine is told at once."""
-        self._client_gone = True
-        if self._mailbox is not None:
-            self._mailbox.fail(ClientGoneError())
+    def cancel(self) -> None:
+        """End `deltas` with an error, because the client disconnected; the engine stops at once."""
+        self._queue.fail(ClientDisconnectedError())
 
     def close(self) -> None:
         """Abort what has not ended. Safe to call twice."""
         now = time.monotonic()
         for request_id, index in self._running.items():
             self._engine.abort(request_id)
-            self._finish(self._progress[index], FinishReason.ABORT, now)
+            self._finish(self._states[index], FinishReason.ABORT, now)
         self._running.clear()
-        if self._mailbox is not None:
-            self._mailbox.close()
+        self._queue.close()
 
-    def _submit(self, index: int, mailbox: Mailbox) -> None:
+    def _submit_choice(self, index: int) -> None:
         plan, request_id = self.plan, f"{next(_serial_numbers)}"
         self._running[request_id] = index
         request = Request(
@@ -204,34 +212,34 @@ class Generation:
             priority=plan.priority,
             cache_salt=plan.cache_salt,
         )
-        self._engine.submit(request, mailbox)
+        self._engine.submit(request, self._queue)
 
     def _accept(self, at_seconds: float, output: TokenOutput) -> Delta | None:
         index = self._running.get(output.request_id)
         if index is None:
-            return None  # came after its stop string
-        progress = self._progress[index]
-        self._observe(progress, at_seconds, output)
-        delta = progress.choice.push(output)
+            return None  # arrived after its stop string
+        state = self._states[index]
+        self._observe(state, at_seconds, output)
+        delta = state.choice.push(output)
         if delta is not None and delta.finish_reason is not None:
             del self._running[output.request_id]
             if output.finish_reason is None:
                 self._engine.abort(output.request_id)
-            self._finish(progress, delta.finish_reason, at_seconds)
+            self._finish(state, delta.finish_reason, at_seconds)
             if delta.finish_reason is FinishReason.ABORT:
                 raise internal_error()
         return delta
 
-    def _finish(self, progress: _Progress, reason: FinishReason, at_seconds: float) -> None:
-        progress.finish_reason = reason
-        self._metrics.finished(reason, progress.times, at_seconds)
+    def _finish(self, state: _ChoiceState, reason: FinishReason, at_seconds: float) -> None:
+        state.finish_reason = reason
+        self._metrics.finished(reason, state.times, at_seconds)
 
-    def _observe(self, progress: _Progress, at_seconds: float, output: TokenOutput) -> None:
+    def _observe(self, state: _ChoiceState, at_seconds: float, output: TokenOutput) -> None:
         if output.token_id is None:
             return
         if output.prefill is not None:
-            progress.cached_tokens = output.prefill.num_cached_tokens
-            progress.prompt_logprobs = output.prefill.prompt_logprobs or ()
-            self._metrics.first_token(progress.times, at_seconds, output.prefill)
+            state.cached_tokens = output.prefill.num_cached_tokens
+            state.prompt_logprobs = output.prefill.prompt_logprobs or ()
+            self._metrics.first_token(state.times, at_seconds, output.prefill)
         else:
-            self._metrics.next_token(progress.times, at_seconds)
+            self._metrics.next_token(state.times, at_seconds)

@@ -1,6 +1,6 @@
-"""Log-probabilities as OpenAI's two routes and vLLM's `prompt_logprobs` word them.
+"""Log-probabilities in the formats of OpenAI's two routes and of vLLM's `prompt_logprobs`.
 
-A token need not be text: byte-level vocabularies split characters. Its exact bytes go out beside a readable spelling.
+A token need not be valid text: byte-level vocabularies split characters. Its exact bytes are sent along with its text.
 """
 
 from __future__ import annotations
@@ -9,39 +9,39 @@ from collections.abc import Sequence
 from typing import Any
 
 from millstream_runtime.engine.request import TokenLogprobs
-from millstream_runtime.server.openai.choice import ShownToken, Spell
+from millstream_runtime.server.openai.choice import LogprobEntry, TokenBytes
 
-LOWEST = -9999.0  # JSON has no minus infinity; OpenAI and vLLM write this
+LOWEST = -9999.0  # JSON has no minus infinity; OpenAI and vLLM send this
 
 
-def chat_logprobs(tokens: Sequence[ShownToken] | None) -> dict[str, Any] | None:
+def chat_logprobs(entries: Sequence[LogprobEntry] | None) -> dict[str, Any] | None:
     """`choices[].logprobs` of a chat."""
-    if tokens is None:
+    if entries is None:
         return None
     content = [
         {
-            **_spelled(token.spelling, token.logprob if token.logprob is not None else 0.0),
-            "top_logprobs": [_spelled(spelling, logprob) for spelling, logprob in token.top],
+            **_chat_entry(entry.token, entry.logprob if entry.logprob is not None else 0.0),
+            "top_logprobs": [_chat_entry(token, logprob) for token, logprob in entry.top],
         }
-        for token in tokens
+        for entry in entries
     ]
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(tokens: Sequence[ShownToken] | None) -> dict[str, Any] | None:
+def completion_logprobs(entries: Sequence[LogprobEntry] | None) -> dict[str, Any] | None:
     """`choices[].logprobs` of a completion: parallel lists. The chosen token is always among its alternatives."""
-    if tokens is None:
+    if entries is None:
         return None
     return {
-        "tokens": [readable(token.spelling) for token in tokens],
-        "token_logprobs": [_finite(token.logprob) if token.logprob is not None else None for token in tokens],
-        "top_logprobs": [_alternatives(token) for token in tokens],
-        "text_offset": [token.text_offset for token in tokens],
+        "tokens": [token_text(entry.token) for entry in entries],
+        "token_logprobs": [_finite(entry.logprob) if entry.logprob is not None else None for entry in entries],
+        "top_logprobs": [_alternatives(entry) for entry in entries],
+        "text_offset": [entry.text_offset for entry in entries],
     }
 
 
 def prompt_logprobs(
-    entries: Sequence[TokenLogprobs | None] | None, spell: Spell
+    entries: Sequence[TokenLogprobs | None] | None, token_bytes: TokenBytes
 ) -> list[dict[str, dict[str, Any]] | None] | None:
     """vLLM's `prompt_logprobs`: for each prompt token `{id: {logprob, rank, decoded_token}}`, itself and the best."""
     if entries is None:
@@ -57,7 +57,7 @@ def prompt_logprobs(
                 str(token_id): {
                     "logprob": _finite(logprob),
                     "rank": rank,
-                    "decoded_token": spell(token_id).decode(errors="replace"),
+                    "decoded_token": token_bytes(token_id).decode(errors="replace"),
                 }
                 for token_id, logprob, rank in [*ranked, (entry.token_id, entry.logprob, entry.rank)]
             }
@@ -65,23 +65,23 @@ def prompt_logprobs(
     return shown
 
 
-def readable(spelling: bytes) -> str:
-    """The token's text; for bytes that are no text `bytes:\\xf0\\x9f`, as OpenAI wrote them."""
+def token_text(token: bytes) -> str:
+    """The token's text; `bytes:\\xf0\\x9f` for bytes that are not valid text, as OpenAI writes them."""
     try:
-        return spelling.decode()
+        return token.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelling)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
-def _alternatives(token: ShownToken) -> dict[str, float] | None:
-    if token.logprob is None:
+def _alternatives(entry: LogprobEntry) -> dict[str, float] | None:
+    if entry.logprob is None:
         return None
-    listed = {readable(spelling): _finite(logprob) for spelling, logprob in token.top}
-    return {**listed, readable(token.spelling): _finite(token.logprob)}
+    alternatives = {token_text(token): _finite(logprob) for token, logprob in entry.top}
+    return {**alternatives, token_text(entry.token): _finite(entry.logprob)}
 
 
-def _spelled(spelling: bytes, logprob: float) -> dict[str, Any]:
-    return {"token": spelling.decode(errors="replace"), "logprob": _finite(logprob), "bytes": list(spelling)}
+def _chat_entry(token: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": token.decode(errors="replace"), "logprob": _finite(logprob), "bytes": list(token)}
 
 
 def _finite(logprob: float) -> float:

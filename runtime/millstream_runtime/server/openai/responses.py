@@ -1,7 +1,7 @@
-"""OpenAI's response objects, whole and as SSE chunks.
+"""OpenAI's response objects, complete and as SSE chunks.
 
-Fields that the specification requires but that have nothing to say here (`logprobs`, `refusal`) are null, not absent:
-strict clients check for them.
+Fields that the specification requires but that have no value here (`logprobs`, `refusal`) are null, not absent: strict
+clients check for them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ import msgspec
 from millstream_runtime.engine.request import FinishReason
 from millstream_runtime.logs import log
 from millstream_runtime.server.http.api_errors import ApiError, internal_error
-from millstream_runtime.server.http.disconnect import ClientGoneError
-from millstream_runtime.server.openai.choice import Delta, ShownToken
+from millstream_runtime.server.http.disconnect import ClientDisconnectedError
+from millstream_runtime.server.openai.choice import Delta, LogprobEntry
 from millstream_runtime.server.openai.generation import Generation
 from millstream_runtime.server.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 
 json_encoder = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"
-# Nobody sees a whole answer grow, so the task that collects it need not wake for every token.
-TOKENS_A_WAKE = 16
 KEEP_ALIVE = b": keep-alive\n\n"  # an SSE comment: clients skip it
 
 
@@ -36,35 +34,42 @@ class Answer:
 
     text: str = ""
     finish_reason: FinishReason = FinishReason.ABORT
-    tokens: list[ShownToken] | None = None  # None: log-probabilities were not asked for
+    tokens: list[LogprobEntry] | None = None  # None: log-probabilities were not requested
     prompt_logprobs: list[dict[str, Any] | None] | None = None
 
     def add(self, delta: Delta) -> None:
-        """Append the news of this choice."""
+        """Append new text of this choice."""
         self.text += delta.text
         self.finish_reason = delta.finish_reason or self.finish_reason
         if delta.tokens is not None:
             self.tokens = [*(self.tokens or ()), *delta.tokens]
 
 
-class Dialect(Protocol):
-    """How one route words its answers."""
+class ResponseFormat(Protocol):
+    """The response objects of one route."""
 
-    def whole(self, answers: Sequence[Answer], usage: dict[str, object]) -> dict[str, Any]: ...
-    def opening(self, index: int) -> dict[str, Any] | None: ...
-    def chunk(self, delta: Delta) -> dict[str, Any]: ...
-    def frame(self, choices: list[dict[str, Any]]) -> dict[str, Any]: ...
+    def complete(self, answers: Sequence[Answer], usage: dict[str, object]) -> dict[str, Any]:
+        """The response of a request that does not stream."""
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """The first entry of a streamed choice; None where the route has none."""
+
+    def chunk(self, delta: Delta) -> dict[str, Any]:
+        """A further entry of a streamed choice."""
+
+    def envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """The object around `choices`."""
 
 
 @dataclass(frozen=True, slots=True)
-class ChatDialect:
+class ChatFormat:
     """`chat.completion` and `chat.completion.chunk`."""
 
     model: str
     id: str = field(default_factory=lambda: f"chatcmpl-{os.urandom(16).hex()}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, answers: Sequence[Answer], usage: dict[str, object]) -> dict[str, Any]:
+    def complete(self, answers: Sequence[Answer], usage: dict[str, object]) -> dict[str, Any]:
         choices = [
             {
                 "index": index,
@@ -74,7 +79,7 @@ class ChatDialect:
             }
             for index, answer in enumerate(answers)
         ]
-        return {**self.frame(choices), "object": "chat.completion", "usage": usage}
+        return {**self.envelope(choices), "object": "chat.completion", "usage": usage}
 
     def opening(self, index: int) -> dict[str, Any] | None:
         return _chat_chunk(index, {"role": "assistant", "content": "", "refusal": None})
@@ -83,7 +88,7 @@ class ChatDialect:
         content = {"content": delta.text} if delta.text or delta.tokens else {}
         return _chat_chunk(delta.index, content, delta.finish_reason, chat_logprobs(delta.tokens))
 
-    def frame(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": self.id,
             "object": "chat.completion.chunk",
@@ -94,14 +99,14 @@ class ChatDialect:
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionDialect:
-    """`text_completion`, whole and in chunks."""
+class CompletionFormat:
+    """`text_completion`, complete and in chunks."""
 
     model: str
     id: str = field(default_factory=lambda: f"cmpl-{os.urandom(16).hex()}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, answers: Sequence[Answer], usage: dict[str, object]) -> dict[str, Any]:
+    def complete(self, answers: Sequence[Answer], usage: dict[str, object]) -> dict[str, Any]:
         choices = []
         for index, answer in enumerate(answers):
             tokens = tuple(answer.tokens) if answer.tokens is not None else None
@@ -109,7 +114,7 @@ class CompletionDialect:
             if answer.prompt_logprobs is not None:
                 choice["prompt_logprobs"] = answer.prompt_logprobs
             choices.append(choice)
-        return {**self.frame(choices), "usage": usage}
+        return {**self.envelope(choices), "usage": usage}
 
     def opening(self, index: int) -> dict[str, Any] | None:
         return None
@@ -122,7 +127,7 @@ class CompletionDialect:
             "finish_reason": delta.finish_reason.value if delta.finish_reason else None,
         }
 
-    def frame(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": self.id,
             "object": "text_completion",
@@ -132,42 +137,42 @@ class CompletionDialect:
         }
 
 
-async def whole_answer(generation: Generation, dialect: Dialect) -> dict[str, Any]:
+async def complete_response(generation: Generation, response_format: ResponseFormat) -> dict[str, Any]:
     """Collect every delta into one response object.
 
     Raises:
         ApiError: the engine stopped.
-        ClientGoneError: nobody waits for it any more.
+        ClientDisconnectedError: the client closed the connection.
     """
     answers = [Answer() for _ in range(generation.num_choices)]
-    async with aclosing(generation.deltas(TOKENS_A_WAKE)) as deltas:
-        async for news in deltas:
-            for delta in news:
+    async with aclosing(generation.deltas()) as batches:
+        async for deltas in batches:
+            for delta in deltas:
                 answers[delta.index].add(delta)
     for index, answer in enumerate(answers):
-        answer.prompt_logprobs = prompt_logprobs(generation.prompt_logprobs(index), generation.spell)
-    return dialect.whole([answers[index] for index in generation.shown_choices()], generation.usage)
+        answer.prompt_logprobs = prompt_logprobs(generation.prompt_logprobs(index), generation.token_bytes)
+    return response_format.complete([answers[index] for index in generation.shown_choices()], generation.usage)
 
 
-async def sse_answer(
-    generation: Generation, dialect: Dialect, include_usage: bool
+async def sse_events(
+    generation: Generation, response_format: ResponseFormat, include_usage: bool
 ) -> AsyncIterator[tuple[bytes, bool]]:
-    """Server-sent events, and whether they are the last: opening (role) chunk, deltas, finish chunk, usage chunk if
-    asked for, `[DONE]`. What is known at one time comes in one piece.
+    """Yield server-sent events, and whether they are the last: opening (role) chunk, deltas, finish chunk, usage chunk
+    if requested, `[DONE]`. Events that are known at the same time come in one piece.
 
-    A failure becomes one `error` event without `[DONE]` behind it, so that a cut answer never looks complete.
+    A failure becomes one `error` event without a `[DONE]` after it, so that a cut answer never looks complete.
     """
     usage_so_far: dict[str, Any] = {"usage": None} if include_usage else {}
     opened: set[int] = set()
     last: list[bytes] = []
     try:
-        async with aclosing(generation.deltas()) as deltas:
-            async for news in deltas:
-                if not news:
+        async with aclosing(generation.deltas()) as batches:
+            async for deltas in batches:
+                if not deltas:
                     yield KEEP_ALIVE, False
                     continue
-                choices = [choice for delta in news for choice in _choices(dialect, delta, opened)]
-                events = [sse_event({**dialect.frame([choice]), **usage_so_far}) for choice in choices]
+                choices = [choice for delta in deltas for choice in _choices(response_format, delta, opened)]
+                events = [sse_event({**response_format.envelope([choice]), **usage_so_far}) for choice in choices]
                 if generation.has_ended:
                     last = events
                     break
@@ -175,34 +180,34 @@ async def sse_answer(
     except ApiError as error:
         yield sse_event(error.body()), True
         return
-    except ClientGoneError:
+    except ClientDisconnectedError:
         yield b"", True
         return
-    except Exception as error:  # a bug: the status line is already sent, so say it in the stream
+    except Exception as error:  # a bug: the status line is already sent, so report it in the stream
         log.error("stream_failed", error=type(error).__name__)
         yield sse_event(internal_error().body()), False
         raise
     if include_usage:
-        last.append(sse_event({**dialect.frame([]), "usage": generation.usage}))
+        last.append(sse_event({**response_format.envelope([]), "usage": generation.usage}))
     yield b"".join((*last, DONE)), True
 
 
 def sse_event(payload: dict[str, Any]) -> bytes:
-    """One event. JSON has no raw newline, so one `data:` line holds it."""
+    """Encode one event. JSON has no raw newline, so one `data:` line holds it."""
     return b"data: " + json_encoder.encode(payload) + b"\n\n"
 
 
-def _choices(dialect: Dialect, delta: Delta, opened: set[int]) -> list[dict[str, Any]]:
-    """The `choices` entries for one delta: the opening of a new choice, its text, and the reason in one of its own."""
+def _choices(response_format: ResponseFormat, delta: Delta, opened: set[int]) -> list[dict[str, Any]]:
+    """The `choices` entries for one delta: the opening of a new choice, its text, the finish reason by itself."""
     choices = []
     if delta.index not in opened:
         opened.add(delta.index)
-        opening = dialect.opening(delta.index)
+        opening = response_format.opening(delta.index)
         choices += [opening] if opening is not None else []
     if delta.text or delta.tokens:
-        choices.append(dialect.chunk(Delta(delta.index, delta.text, None, delta.tokens)))
+        choices.append(response_format.chunk(Delta(delta.index, delta.text, None, delta.tokens)))
     if delta.finish_reason is not None:
-        choices.append(dialect.chunk(Delta(delta.index, "", delta.finish_reason)))
+        choices.append(response_format.chunk(Delta(delta.index, "", delta.finish_reason)))
     return choices
 
 

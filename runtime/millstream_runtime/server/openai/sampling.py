@@ -1,4 +1,4 @@
-"""Sampling parameters: what the request says, else the model's generation_config.json, else the API's defaults."""
+"""Sampling parameters: from the request, else from generation_config.json, else the API's defaults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GREEDY_BELOW_TEMPERATURE = 1e-5  # dividing logits by less than this overflows; 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What a request gets when it says nothing."""
+    """The values of a request that sets none."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -32,7 +32,7 @@ class SamplingDefaults:
     def from_folder(folder: Path) -> SamplingDefaults:
         """From generation_config.json; values out of range are left to the API's defaults.
 
-        `do_sample: false`, written out, is `transformers`' way to say greedy.
+        An explicit `do_sample: false` means greedy, as in `transformers`.
 
         Raises:
             RuntimeFailure: the file is not JSON.
@@ -56,7 +56,7 @@ def sampling_params(
     prompt_tokens: int,
     max_model_len: int,
 ) -> SamplingParams:
-    """Checked parameters for one prompt: the request's, else the model's, else the API's.
+    """Validated parameters for one prompt: the request's, else the model's, else the API's.
 
     Raises:
         ApiError: prompt and answer do not fit the context together, or min_tokens is above the limit.
@@ -65,8 +65,8 @@ def sampling_params(
     temperature = _first(request.temperature, defaults.temperature)
     top_p = _first(request.top_p, defaults.top_p)
     greedy = temperature < GREEDY_BELOW_TEMPERATURE or top_p == 0.0  # the smallest nucleus is the top token
-    # The best of several candidates is told by their log-probabilities.
-    ranked = 0 if request.num_candidates > request.n else None
+    # Log-probabilities decide which of several candidates are best.
+    rank_logprobs = 0 if request.num_candidates > request.n else None
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=0.0 if greedy else temperature,
@@ -81,7 +81,7 @@ def sampling_params(
         stop_token_ids=frozenset(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
         min_tokens=request.min_tokens,
-        logprobs=_first(request.num_logprobs, ranked),
+        logprobs=_first(request.num_logprobs, rank_logprobs),
         prompt_logprobs=request.num_prompt_logprobs,
     )
 
@@ -92,17 +92,17 @@ def _max_tokens(
     prompt_tokens: int,
     max_model_len: int,
 ) -> int:
-    """A limit that the request names must fit; a default one is cut to what fits."""
-    room, limit = max_model_len - prompt_tokens, request.token_limit
+    """A limit of the request must fit the context; a default limit is reduced to what fits."""
+    available, limit = max_model_len - prompt_tokens, request.token_limit
     is_chat = isinstance(request, ChatCompletionRequest)
-    if room < 1 or (limit is not None and limit > room):
+    if available < 1 or (limit is not None and limit > available):
         raise context_length_exceeded("messages" if is_chat else "prompt", str(prompt_tokens), limit, max_model_len)
     if limit is None:
-        default = _first(defaults.max_tokens, room if is_chat else COMPLETION_DEFAULT_TOKENS)
-        # OpenAI's own default of sixteen tokens counts as asked for: sixteen or an error, never fewer.
-        if not is_chat and defaults.max_tokens is None and default > room:
+        default = _first(defaults.max_tokens, available if is_chat else COMPLETION_DEFAULT_TOKENS)
+        # OpenAI's default of sixteen tokens counts as requested: sixteen or an error, never fewer.
+        if not is_chat and defaults.max_tokens is None and default > available:
             raise context_length_exceeded("prompt", str(prompt_tokens), default, max_model_len)
-        limit = min(default, room)
+        limit = min(default, available)
     max_tokens = max(1, limit)  # the engine needs one to score a prompt; `Generation` drops it
     if request.min_tokens > max_tokens:
         raise ApiError(
@@ -115,7 +115,7 @@ def _max_tokens(
 
 
 def require_in_vocabulary(request: GenerationRequest, vocabulary_size: int) -> None:
-    """Raises ApiError: a stop token or a biased one that the model does not have."""
+    """Raises ApiError: a stop token or a biased token is outside the vocabulary."""
     named = {"stop_token_ids": request.stop_token_ids, "logit_bias": request.logit_bias}
     for param, token_ids in named.items():
         if any(token_id >= vocabulary_size for token_id in token_ids):
@@ -123,7 +123,7 @@ def require_in_vocabulary(request: GenerationRequest, vocabulary_size: int) -> N
 
 
 def outside_vocabulary(param: str, vocabulary_size: int) -> ApiError:
-    """400 for a token id that the model does not have."""
+    """400 for a token id outside the vocabulary."""
     message = f"'{param}' has a token id outside the vocabulary of {vocabulary_size} tokens."
     return ApiError(400, message, param=param, code="invalid_value")
 

@@ -1,6 +1,6 @@
-"""Stop strings: cut the answer before the first one, even when it is spread over several tokens.
+"""Stop strings: cut the answer before the first one, even if it spans several tokens.
 
-Text that could still become a stop string is held back, so that no part of one ever reaches the client:
+Text that may still become a stop string is held back, so that no part of one reaches the client:
 
     stop = ["\\nUser:"]
     push("Hello.\\n")  -> "Hello."     the newline may begin the stop string

@@ -11,7 +11,7 @@ from millstream_runtime.engine.kv.pool_size import MemoryUse
 
 
 def boot_gauges(labels: Mapping[str, str], boot: BootSnapshot, memory: MemoryUse | None) -> Iterable[Metric]:
-    """For `/metrics`; what is not known is left out."""
+    """For `/metrics`; unknown values are left out."""
     values = [*labels.values()]
     seconds = GaugeMetricFamily(
         "millstream_boot_phase_seconds", "Seconds spent in each phase of the boot", labels=[*labels, "phase"]

@@ -1,10 +1,10 @@
-"""When a draining server closes its door. Pure.
+"""When a draining server stops accepting new requests. Pure.
 
-After SIGTERM the endpoints of a Service still name the pod for a moment, so newcomers are served, not refused. How long
-that moment is Kubernetes does not say, and a fixed three seconds were too few on a busy node (requests of an open loop
-were refused). So the door closes when nobody has come for `quiet_seconds`; whoever never stops coming, because they
-know the pod's own address, is refused after a minute, or in the middle of a shorter drain: what runs can still end in
-time.
+After SIGTERM the endpoints of a Service still name the pod for a moment, so new requests are served, not refused.
+Kubernetes does not say how long that moment is, and a fixed three seconds were too short on a busy node (requests of an
+open loop were refused). So the server refuses requests once none has come for `quiet_seconds`. Clients that never stop
+coming, because they know the pod's own address, are refused after a minute, or halfway through a shorter drain, so
+that running requests can still end in time.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ LATEST_SHARE = 0.5  # of the whole drain
 
 
 @dataclass(frozen=True, slots=True)
-class DrainDoor:
-    """Times are seconds of any monotonic clock."""
+class DrainCutoff:
+    """The moment from which new requests are refused. Times are seconds of any monotonic clock."""
 
     quiet_seconds: float
-    closes_latest: float
+    latest_close_at: float
 
     @classmethod
-    def of(cls, began: float, quiet_seconds: float, drain_seconds: float) -> DrainDoor:
-        """The door of a drain that began now and may last so long."""
+    def of(cls, began: float, quiet_seconds: float, drain_seconds: float) -> DrainCutoff:
+        """The cutoff of a drain that began at `began` and may last `drain_seconds`."""
         latest = max(quiet_seconds, min(LATEST_SHARE * drain_seconds, LATEST_SECONDS))
         return cls(quiet_seconds, began + min(latest, drain_seconds))
 
-    def wait_seconds(self, now: float, last_came: float) -> float:
-        """Until it is to be looked at again; 0.0: it closes now. `last_came`: the last newcomer, or the beginning."""
-        return max(0.0, min(last_came + self.quiet_seconds, self.closes_latest) - now)
+    def seconds_until_close(self, now: float, last_arrival: float) -> float:
+        """How long to wait before asking again; 0.0: refuse from now. `last_arrival`: or the start of the drain."""
+        return max(0.0, min(last_arrival + self.quiet_seconds, self.latest_close_at) - now)

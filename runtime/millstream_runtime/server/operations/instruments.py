@@ -1,7 +1,7 @@
-"""Counters and histograms for what happens at every token.
+"""Counters and histograms that are cheap enough to update for every token.
 
-prometheus_client's own may be used by any thread: each takes a lock or three, and searches its buckets from the first.
-These belong to the event loop, which also reads them at a scrape, and look the same on the page.
+Those of prometheus_client may be used by any thread: each takes up to three locks and searches its buckets linearly.
+These are used on the event loop only, which also reads them at a scrape; the exposition is the same.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class LoopCounter:
 
 
 class LoopHistogram:
-    """Observations by bucket; a value on a bound belongs below it. A collector of prometheus_client."""
+    """Observations by bucket; a value equal to a bound counts below it. A collector of prometheus_client."""
 
     def __init__(self, name: str, text: str, labels: Mapping[str, str], bounds: Sequence[float]) -> None:
-        """`bounds` rise; one without end is added to them."""
+        """`bounds` ascend; an infinite one is appended."""
         self._name, self._text, self._labels = name, text, dict(labels)
         self._created_at_unix_seconds = time.time()
         self._bounds = [*bounds, float("inf")]
@@ -62,5 +62,5 @@ class LoopHistogram:
 
 
 def _shows_created() -> bool:
-    """prometheus_client's own switch, so that all of a page follows it."""
+    """Whether to emit `_created` series; follows prometheus_client's own variable."""
     return os.environ.get("PROMETHEUS_DISABLE_CREATED_SERIES", "false").lower() not in ("true", "1", "t")

@@ -1,9 +1,9 @@
-"""The live half of the configuration: a file that is looked at every two seconds and taken over without a restart.
+"""The live half of the configuration: a file that is polled every two seconds and applied without a restart.
 
-    kubelet swaps the mounted ConfigMap -> LiveConfigFile.look() -> apply(LiveConfig): heartbeats, log level
+    kubelet swaps the mounted ConfigMap -> LiveConfigFile.reload() -> apply(LiveConfig): heartbeats, log level
 
-A file that cannot be read or used changes nothing: the last good values stay, and the log and a metric say so. A thread
-of its own looks, so that a slow disk holds up no stream.
+A file that cannot be read or used changes nothing: the last good values stay, and the log and a metric say so. A
+separate thread polls, so that a slow disk delays no stream.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ POLL_SECONDS = 2.0
 
 
 class LiveConfigFile(Collector):
-    """Watches one file. `apply` is called in the watching thread, with each usable change; it must not raise.
+    """Watches one file. Calls `apply` in the polling thread with each valid change; it must not raise.
 
-    As a Prometheus collector it tells whether the file is usable now, and how often it was taken over.
+    As a Prometheus collector it reports whether the file is usable now, and how often it was applied.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class LiveConfigFile(Collector):
     ) -> None:
         self._path, self._apply, self._labels, self._poll_seconds = path, apply, labels, poll_seconds
         self._applied: LiveConfig | None = None
-        self._told = ""
+        self._reported_error = ""
         self._loads = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="live-config", daemon=True)
 
     @property
     def is_bad(self) -> bool:
-        """The file, as it is now, cannot be used."""
-        return bool(self._told)
+        """Whether the file, as it is now, cannot be used."""
+        return bool(self._reported_error)
 
     def start(self) -> None:
         self._thread.start()
@@ -56,16 +56,16 @@ class LiveConfigFile(Collector):
     def stop(self) -> None:
         self._ended.set()
 
-    def look(self) -> None:
-        """Look once. A problem is logged once, not at every look."""
+    def reload(self) -> None:
+        """Read the file once, and apply it if it changed. A problem is logged once, not at every poll."""
         try:
             live = parse_live(read_text(self._path), self._path)
         except InvalidConfigError as error:
-            if error.message != self._told:
+            if error.message != self._reported_error:
                 log.warning("live_config_bad", message=error.message, kept="the last good values")
-            self._told = error.message
+            self._reported_error = error.message
             return
-        self._told = ""
+        self._reported_error = ""
         if live != self._applied:
             self._apply(live)
             self._applied = live
@@ -88,6 +88,6 @@ class LiveConfigFile(Collector):
 
     def _run(self) -> None:
         while True:
-            self.look()
+            self.reload()
             if self._ended.wait(self._poll_seconds):
                 return

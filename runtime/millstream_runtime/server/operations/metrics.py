@@ -1,7 +1,7 @@
 """Prometheus metrics under the names that vLLM's dashboards and the Gateway API inference extension read.
 
-User traffic only: warm-up and heartbeats have their own two gauges and touch nothing else. The registry is this
-process's own object, not the library's global one, so two servers in one process (tests) do not mix.
+User traffic only: warm-up and heartbeats appear in their own two gauges only. The registry belongs to this server and
+is not the library's global one, so two servers in one process (tests) do not mix.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from millstream_runtime.server.operations.topology_view import topology_gauges
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# From 1 ms, where a small model on a GPU lives, to what a person calls broken.
+# From 1 ms (a small model on a GPU) to what a user considers broken.
 INTER_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
 FIRST_TOKEN_BUCKETS = (
     0.001,
@@ -75,7 +75,7 @@ STEP_TOKEN_BUCKETS = tuple(float(1 << power) for power in range(15))
 
 @dataclass(slots=True)
 class RequestTimes:
-    """The life of one generation; moments are `time.monotonic()`."""
+    """Times and counts of one generation; moments are `time.monotonic()`."""
 
     arrived_at_seconds: float
     num_prompt_tokens: int
@@ -87,7 +87,7 @@ class RequestTimes:
 
 
 class ServerMetrics:
-    """What the requests observe, and a view on the engine that is read at each scrape."""
+    """Metrics that requests update, and engine gauges that are read at each scrape."""
 
     def __init__(self, model_name: str, ledger: BootLedger, engine: EngineClient) -> None:
         self._registry = CollectorRegistry()
@@ -122,11 +122,11 @@ class ServerMetrics:
         return dict(self._labels)
 
     def register(self, collector: Collector) -> None:
-        """Let another part of this process tell its own metrics here."""
+        """Add the metrics of another part of this process."""
         self._registry.register(collector)
 
     def first_token(self, times: RequestTimes, at_seconds: float, prefill: Prefill) -> None:
-        """A prompt is computed."""
+        """Record the first token: the prompt is computed."""
         times.scheduled_at_seconds = prefill.scheduled_at_seconds
         times.first_token_at_seconds = times.last_token_at_seconds = at_seconds
         times.num_generated_tokens = 1
@@ -136,7 +136,7 @@ class ServerMetrics:
         self._counters["generation_tokens"].inc()
 
     def next_token(self, times: RequestTimes, at_seconds: float) -> None:
-        """One more token of an answer."""
+        """Record a further token of an answer."""
         last = times.last_token_at_seconds if times.last_token_at_seconds is not None else at_seconds
         self._histograms["inter_token_latency_seconds"].observe(at_seconds - last)
         times.last_token_at_seconds = at_seconds
@@ -144,7 +144,7 @@ class ServerMetrics:
         self._counters["generation_tokens"].inc()
 
     def finished(self, reason: FinishReason, times: RequestTimes, at_seconds: float) -> None:
-        """A generation ended. Only answers that came to their end count in the histograms."""
+        """Record the end of a generation. Only complete answers count in the histograms."""
         self._success[reason].inc()
         scheduled, first, last = (
             times.scheduled_at_seconds,
@@ -169,12 +169,12 @@ class ServerMetrics:
             self._histograms[name].observe(value)
 
     def answered(self, generated_tokens: Sequence[int]) -> None:
-        """All choices of one HTTP request ended."""
+        """Record that all choices of one HTTP request ended."""
         self._histograms["request_params_n"].observe(len(generated_tokens))
         self._histograms["request_max_num_generation_tokens"].observe(max(generated_tokens))
 
     def http_request(self, method: str, route: str, status: int) -> None:
-        """An answer began. `status` is kept as its class: 2xx, 4xx, 5xx."""
+        """Record the start of a response. `status` is kept as its class: 2xx, 4xx, 5xx."""
         key = (route, method if method in HTTP_METHODS else "other", f"{status // 100}xx")
         child = self._http_children.get(key)
         if child is None:
@@ -183,7 +183,7 @@ class ServerMetrics:
         child.inc()
 
     def exposition(self) -> bytes:
-        """The page of `/metrics`."""
+        """The body of `/metrics`."""
         return generate_latest(self._registry)
 
     def _step(self, stats: EngineStats) -> None:
@@ -258,7 +258,7 @@ class _EngineView:
         reasons = GaugeMetricFamily(
             "vllm:num_requests_waiting_by_reason", "Requests waiting, by what for", labels=[*self._labels, "reason"]
         )
-        # "deferred" is vLLM's word for requests that wait for something else than room: a grammar, a remote KV cache.
+        # "deferred" is vLLM's word for requests that wait for something else: a grammar, a remote KV cache.
         for reason, value in (("capacity", waiting), ("deferred", 0.0)):
             reasons.add_metric([*self._labels.values(), reason], value)
         yield reasons

@@ -1,7 +1,7 @@
-"""The body of `/ready`: what the operator's `boot_report.py` reads, and a person who waits. Pure.
+"""The body of `/ready`, which the operator's `boot_report.py` and people read. Pure.
 
-What is not known is left out: `progress` and `eta_seconds` are there while it loads, `memory` and `threads` once they
-are measured.
+Unknown values are left out: `progress` and `eta_seconds` are there while the weights load, `memory` and `threads` once
+they are measured.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def ready_body(
     threads: Sequence[StepThreads] = (),
     now_seconds: float,
 ) -> dict[str, Any]:
-    """`now_seconds`: of the monotonic clock."""
+    """Build the body; `now_seconds` is of the monotonic clock."""
     body: dict[str, Any] = {
         "ready": boot.phase is Phase.READY,
         "phase": boot.phase.value,

@@ -1,4 +1,4 @@
-"""What connects the ranks of this replica, as `/ready` and `/metrics` show it."""
+"""The links between the ranks of this replica, as `/ready` and `/metrics` show them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from millstream_runtime.distributed.topology import Topology
 
 
 def topology_json(topology: Topology | None) -> dict[str, Any] | None:
-    """For `/ready`; None where there is one rank, or none yet."""
+    """For `/ready`; None for one rank, or before the engine has loaded."""
     return None if topology is None else asdict(topology)
 
 
 def topology_gauges(labels: Mapping[str, str], topology: Topology | None) -> Iterable[Metric]:
-    """For `/metrics`; nothing where there is one rank."""
+    """For `/metrics`; empty for one rank."""
     if topology is None:
         return
     values = (

@@ -1,8 +1,8 @@
-"""OpenTelemetry: a span a request, sent where `OTEL_EXPORTER_OTLP_ENDPOINT` says; nothing is even imported without it.
+"""OpenTelemetry: one span per request, sent to `OTEL_EXPORTER_OTLP_ENDPOINT`; without it nothing is imported.
 
-A span tells when, how long and how many tokens, under the names that vLLM and the semantic conventions for generative
-AI use. Prompts and answers are never part of it. The caller's trace goes on in it (`traceparent`, W3C Trace Context).
-All else that the SDK reads from the environment (headers, sampler, resource) works as its own documentation says.
+A span has times and token counts, under the names of vLLM and of the semantic conventions for generative AI. It never
+contains prompts or answers. It continues the caller's trace (`traceparent`, W3C Trace Context). All other environment
+variables of the SDK (headers, sampler, resource) work as documented there.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 SERVICE_NAME = "millstream"
-FLUSH_SECONDS = 2.0  # at the end; a collector that does not answer holds no pod up
+FLUSH_SECONDS = 2.0  # at exit; a collector that does not answer must not delay the pod's end
 
 
 class RequestTraces:
-    """Spans of finished requests. They are sent in batches by a thread of the SDK."""
+    """Spans of finished requests, sent in batches by a thread of the SDK."""
 
     def __init__(self, model_name: str, provider: TracerProvider) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -38,12 +38,12 @@ class RequestTraces:
 
     @staticmethod
     def from_environment(model_name: str) -> RequestTraces | None:
-        """None where no endpoint is named, or where what the environment names cannot be used: that is logged."""
+        """None where no endpoint is set; also where the settings cannot be used, which is logged."""
         if not any(os.environ.get(name) for name in ENDPOINT_VARIABLES):
             return None
         try:
             return RequestTraces(model_name, _provider())
-        except Exception as error:  # tracing is an aid: a wrong variable is no reason not to serve
+        except Exception as error:  # tracing is optional: a wrong variable must not prevent serving
             log.warning("tracing_off", error=f"{type(error).__name__}: {error}")
             return None
 
@@ -54,7 +54,7 @@ class RequestTraces:
         headers: Mapping[str, str],
         choices: Sequence[tuple[RequestTimes, FinishReason | None]],
     ) -> None:
-        """Record a request that ended, however it did; `choices` has at least one."""
+        """Record a request that ended in any way; `choices` has at least one."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
         arrived = min(times.arrived_at_seconds for times, _ in choices)
@@ -71,7 +71,7 @@ class RequestTraces:
         span.end(_unix_nanoseconds(now, now))
 
     def close(self) -> None:
-        """Send what is left, within FLUSH_SECONDS."""
+        """Send the remaining spans within FLUSH_SECONDS."""
         flushing = threading.Thread(target=self._provider.shutdown, name="traces-flush", daemon=True)
         flushing.start()
         flushing.join(FLUSH_SECONDS)
@@ -105,7 +105,7 @@ class RequestTraces:
 
 
 def _provider() -> TracerProvider:
-    """This server's own, not the process's global one: two servers in one process do not mix."""
+    """A provider of this server, not the process's global one, so that two servers in one process do not mix."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
@@ -118,5 +118,5 @@ def _provider() -> TracerProvider:
 
 
 def _unix_nanoseconds(at_seconds: float, now: float) -> int:
-    """A moment of `time.monotonic()` as the wall clock has it; `now` is the former's present."""
+    """Convert a moment of `time.monotonic()`, whose present is `now`, to wall-clock time."""
     return time.time_ns() - int((now - at_seconds) * 1e9)

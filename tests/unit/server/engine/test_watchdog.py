@@ -1,4 +1,4 @@
-"""Only no progress at all turns readiness off; load never looks like silence."""
+"""Only a lack of any progress turns readiness off; load never looks like a stall."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from millstream_runtime.boot import Phase
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.server.engine import watchdog
-from millstream_runtime.server.engine.watchdog import ProgressWatch, StepsOwed
+from millstream_runtime.server.engine.watchdog import EngineWatchdog, StepDeadline
 from tests.support.engine_processes import serving_from_a_process
 from tests.support.server_thread import ServerThread, serving, wait_for
 from tests.support.slow_steps import SlowSteps
@@ -27,62 +27,62 @@ LONG = {"model": "tiny", "prompt": "hi", "max_tokens": 1500, "temperature": 0, "
 SHORT = LONG | {"max_tokens": 2}
 
 
-def test_nothing_is_owed_while_idle_without_heartbeats() -> None:
-    owed = StepsOwed(heartbeat_interval_seconds=0)
-    assert owed.silent_seconds(1e9) == 0.0
-    owed.stepped(5.0, is_busy=False)
-    assert owed.silent_seconds(1e9) == 0.0
+def test_no_step_is_due_while_idle_without_heartbeats() -> None:
+    deadline = StepDeadline(heartbeat_interval_seconds=0)
+    assert deadline.overdue_seconds(1e9) == 0.0
+    deadline.step_completed(5.0, is_busy=False)
+    assert deadline.overdue_seconds(1e9) == 0.0
 
 
-def test_an_idle_engine_owes_the_heartbeat_that_is_due() -> None:
-    owed = StepsOwed(heartbeat_interval_seconds=30)
-    owed.stepped(100.0, is_busy=False)
-    assert owed.silent_seconds(129.0) == 0.0
-    assert owed.silent_seconds(135.0) == 5.0
-    owed.stepped(135.0, is_busy=False)
-    assert owed.silent_seconds(160.0) == 0.0
+def test_an_idle_engine_must_step_when_the_heartbeat_is_due() -> None:
+    deadline = StepDeadline(heartbeat_interval_seconds=30)
+    deadline.step_completed(100.0, is_busy=False)
+    assert deadline.overdue_seconds(129.0) == 0.0
+    assert deadline.overdue_seconds(135.0) == 5.0
+    deadline.step_completed(135.0, is_busy=False)
+    assert deadline.overdue_seconds(160.0) == 0.0
 
 
 def test_any_step_counts_however_long_the_queue_is() -> None:
-    owed = StepsOwed(heartbeat_interval_seconds=0)
-    owed.work_came(10.0)
+    deadline = StepDeadline(heartbeat_interval_seconds=0)
+    deadline.request_submitted(10.0)
     for now in range(20, 100_000, 200):  # a thousand requests wait; one step every 200 s
-        assert owed.silent_seconds(now) <= 200.0
-        owed.stepped(float(now), is_busy=True)
+        assert deadline.overdue_seconds(now) <= 200.0
+        deadline.step_completed(float(now), is_busy=True)
 
 
 def test_clients_that_try_again_do_not_make_a_dead_engine_look_alive() -> None:
-    owed = StepsOwed(heartbeat_interval_seconds=0)
+    deadline = StepDeadline(heartbeat_interval_seconds=0)
     for now in range(0, 600, 10):
-        owed.work_came(float(now))
-    assert owed.silent_seconds(600.0) == 600.0
+        deadline.request_submitted(float(now))
+    assert deadline.overdue_seconds(600.0) == 600.0
 
 
-def test_a_request_hurries_an_engine_whose_heartbeat_is_far_away() -> None:
-    owed = StepsOwed(heartbeat_interval_seconds=86_400)
-    owed.stepped(0.0, is_busy=False)
-    owed.work_came(10.0)
-    assert owed.silent_seconds(40.0) == 30.0
+def test_a_request_is_due_at_once_however_far_the_heartbeat_is() -> None:
+    deadline = StepDeadline(heartbeat_interval_seconds=86_400)
+    deadline.step_completed(0.0, is_busy=False)
+    deadline.request_submitted(10.0)
+    assert deadline.overdue_seconds(40.0) == 30.0
 
 
-def test_heartbeats_that_are_switched_take_an_idle_engine_with_them() -> None:
-    owed = StepsOwed(heartbeat_interval_seconds=30)
-    owed.stepped(0.0, is_busy=False)
-    owed.heartbeats_changed(0, 20.0, is_busy=False)
-    assert owed.silent_seconds(1e9) == 0.0
-    owed.heartbeats_changed(1, 1000.0, is_busy=False)
-    assert owed.silent_seconds(1001.5) == 0.5
-    owed.stepped(2000.0, is_busy=True)
-    owed.heartbeats_changed(0, 2010.0, is_busy=True)
-    assert owed.silent_seconds(2020.0) == 20.0, "a busy engine owes its step whatever heartbeats do"
+def test_a_new_heartbeat_interval_applies_to_an_idle_engine_at_once() -> None:
+    deadline = StepDeadline(heartbeat_interval_seconds=30)
+    deadline.step_completed(0.0, is_busy=False)
+    deadline.heartbeat_interval_changed(0, 20.0, is_busy=False)
+    assert deadline.overdue_seconds(1e9) == 0.0
+    deadline.heartbeat_interval_changed(1, 1000.0, is_busy=False)
+    assert deadline.overdue_seconds(1001.5) == 0.5
+    deadline.step_completed(2000.0, is_busy=True)
+    deadline.heartbeat_interval_changed(0, 2010.0, is_busy=True)
+    assert deadline.overdue_seconds(2020.0) == 20.0, "the step of a busy engine is due whatever the heartbeats are"
 
 
 @contextmanager
-def standing_still(server: ServerThread, pid: int) -> Iterator[Future[httpx.Response]]:
-    """The engine's process is stopped in the middle of a long answer, and goes on afterwards, if it is still there."""
+def frozen(server: ServerThread, pid: int) -> Iterator[Future[httpx.Response]]:
+    """Stop the engine process in the middle of a long answer, and let it go on afterwards if it still exists."""
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(server.post, TEXT, LONG)
-        wait_for(lambda: server.server.service.admission.live == 1, "the request")
+        wait_for(lambda: server.server.service.admission.in_flight == 1, "the request")
         os.kill(pid, signal.SIGSTOP)
         try:
             yield running
@@ -95,11 +95,11 @@ def is_unresponsive(server: ServerThread) -> bool:
     return bool(server.get("/ready").json()["phase"] == "Unresponsive")
 
 
-def test_an_engine_that_stands_still_is_not_ready_and_is_again_when_it_goes_on(tiny_model: Path) -> None:
+def test_a_frozen_engine_is_not_ready_until_it_continues(tiny_model: Path) -> None:
     with serving_from_a_process(tiny_model, no_progress_seconds=1.0) as (server, engines):
         server.wait_ready()
-        with standing_still(server, engines.launched[0].pid) as running:
-            wait_for(lambda: is_unresponsive(server), "the silence to be noticed")
+        with frozen(server, engines.launched[0].pid) as running:
+            wait_for(lambda: is_unresponsive(server), "the stall to be noticed")
             ready, health = server.get("/ready"), server.get("/health")
             assert (ready.status_code, ready.json()["ready"]) == (503, False)
             assert ready.json()["message"] == ("The engine has completed no step for 1 s although requests wait.")
@@ -108,17 +108,17 @@ def test_an_engine_that_stands_still_is_not_ready_and_is_again_when_it_goes_on(t
             refused = server.post(TEXT, SHORT)
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unresponsive")
             assert refused.headers["retry-after"] == "1"
-        assert running.result().json()["usage"]["completion_tokens"] == 1500, "nobody's answer was cut"
+        assert running.result().json()["usage"]["completion_tokens"] == 1500, "no answer was cut"
         wait_for(lambda: server.get("/ready").status_code == 200, "Ready again")
         assert server.get("/health").json() == {"status": "ok", "engine_restarts": 0}
         assert server.post(TEXT, SHORT).status_code == 200
 
 
-def test_an_engine_that_goes_on_standing_still_is_killed_and_the_next_one_serves(tiny_model: Path) -> None:
+def test_an_engine_that_stays_frozen_is_killed_and_the_next_one_serves(tiny_model: Path) -> None:
     settings = {"no_progress_seconds": 0.5, "stuck_seconds": 2.0, "restart_delays_seconds": (0.0,)}
     with serving_from_a_process(tiny_model, **settings) as (server, engines):
         server.wait_ready()
-        with standing_still(server, engines.launched[0].pid) as running:
+        with frozen(server, engines.launched[0].pid) as running:
             wait_for(lambda: server.server.service.engine.restarts_total == 1, "the engine's end")
             cut = running.result()
             assert (cut.status_code, cut.json()["error"]["code"]) == (503, "engine_failed")
@@ -145,21 +145,21 @@ def test_an_engine_that_gets_stuck_too_often_ends_the_server_with_the_reason(tin
     )
 
 
-async def test_a_watch_that_slept_itself_gives_the_engine_its_time_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_watchdog_that_slept_itself_gives_the_engine_its_time_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frozen container freezes both processes: when it thaws, every timer is late, and no step was possible."""
-    monkeypatch.setattr(watchdog, "LATE_SECONDS", 0.02)
-    silent, lively, stuck = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    watch = ProgressWatch(0.01, 0.05, 0, on_silence=silent.set, on_life=lively.set, on_stuck=stuck.set)
-    watch.begin()
-    watch.work_came()
-    await silent.wait()
+    monkeypatch.setattr(watchdog, "LATE_TIMER_SECONDS", 0.02)
+    stalled, recovered, stuck = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    watch = EngineWatchdog(0.01, 0.05, 0, on_stalled=stalled.set, on_recovered=recovered.set, on_stuck=stuck.set)
+    watch.start()
+    watch.request_submitted()
+    await stalled.wait()
     time.sleep(0.2)  # noqa: ASYNC251 - the event loop is what sleeps here
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert not stuck.is_set(), "the timer was due long ago, but nobody was awake to see a step"
+    assert not stuck.is_set(), "the timer was due long ago, but the event loop was not awake to see a step"
     await asyncio.wait_for(stuck.wait(), 60)
-    watch.end()
-    assert not lively.is_set()
+    watch.stop()
+    assert not recovered.is_set()
 
 
 def test_an_idle_engine_that_misses_its_heartbeat_is_noticed_too(tiny_model: Path) -> None:
@@ -168,7 +168,7 @@ def test_an_idle_engine_that_misses_its_heartbeat_is_noticed_too(tiny_model: Pat
         server.wait_ready()
         os.kill(engines.launched[0].pid, signal.SIGSTOP)
         try:
-            wait_for(lambda: is_unresponsive(server), "the silence to be noticed")
+            wait_for(lambda: is_unresponsive(server), "the stall to be noticed")
             assert "a heartbeat is due" in server.get("/ready").json()["message"]
         finally:
             os.kill(engines.launched[0].pid, signal.SIGCONT)
@@ -182,7 +182,7 @@ def test_a_drain_of_an_unresponsive_engine_waits_for_its_requests(tiny_model: Pa
         slow.gate.clear()
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(server.post, TEXT, SHORT)
-            wait_for(lambda: is_unresponsive(server), "the silence to be noticed")
+            wait_for(lambda: is_unresponsive(server), "the stall to be noticed")
             server.begin_drain()
             wait_for(lambda: server.ledger.snapshot().phase is Phase.DRAINING, "the drain")
             slow.gate.set()

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from millstream_runtime.server.http import limits
-from millstream_runtime.server.openai.requests import HARMLESS
+from millstream_runtime.server.openai.request_fields import IGNORED_PARAMETERS
 from tests.support.server_thread import ServerThread
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -168,7 +168,7 @@ def test_a_bad_tokenizer_request_is_named(server: ServerThread, route: str, body
 def test_a_bad_request_takes_no_place_and_no_block(server: ServerThread) -> None:
     for route, change, *_ in BAD[::7]:
         server.post(route, {**(GOOD_CHAT if route == CHAT else GOOD_TEXT), **_finite(change)})
-    assert server.server.service.admission.live == 0
+    assert server.server.service.admission.in_flight == 0
     assert server.metric("vllm:num_requests_running", model_name="tiny") == 0.0
 
 
@@ -231,6 +231,6 @@ def test_null_and_off_values_and_harmless_fields_are_accepted(server: ServerThre
         "presence_penalty": 0,
         "logit_bias": {},
     }
-    harmless = dict.fromkeys(HARMLESS, "x")
+    harmless = dict.fromkeys(IGNORED_PARAMETERS, "x")
     answer = server.post(CHAT, {**GOOD_CHAT, **off, **harmless})
     assert answer.status_code == 200, answer.text

@@ -1,4 +1,4 @@
-"""What leaves together and what leaves alone, as a client on a plain socket sees it."""
+"""Which writes are sent together and which alone, as seen by a client on a plain socket."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from millstream_runtime.server.http.coalescing_transport import JOINED_BYTES
-from millstream_runtime.server.http.disconnect import watching
+from millstream_runtime.server.http.coalescing_transport import MAX_COALESCED_BYTES
+from millstream_runtime.server.http.disconnect import on_disconnect
 from tests.support.asgi_thread import serving_app
 from tests.support.server_thread import PATIENCE_SECONDS, ServerThread, serving, wait_for
 from tests.support.slow_steps import SlowSteps
@@ -129,7 +129,7 @@ def test_the_end_of_a_stream_is_one_piece(server: ServerThread) -> None:
         assert b"data: [DONE]" in pieces[-1]
 
 
-@pytest.mark.parametrize("size", [0, 1, JOINED_BYTES, JOINED_BYTES + 1, 8 << 20])
+@pytest.mark.parametrize("size", [0, 1, MAX_COALESCED_BYTES, MAX_COALESCED_BYTES + 1, 8 << 20])
 def test_every_body_arrives_whole(size: int) -> None:
     with serving_app(echo) as running, running.connect() as link:
         for _ in range(2):
@@ -207,21 +207,21 @@ def test_a_slow_reader_holds_its_stream_back_and_gets_all_of_it() -> None:
 
 
 @pytest.mark.parametrize("resets", [False, True])
-def test_a_hang_up_is_told_once_and_at_once(resets: bool) -> None:
-    told: list[str] = []
+def test_a_disconnect_is_notified_once_and_at_once(resets: bool) -> None:
+    notified: list[str] = []
     waiting = threading.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.Event()
 
-        def on_gone() -> None:
-            told.append("gone")
+        def callback() -> None:
+            notified.append("gone")
             gone.set()
 
-        with watching(scope, on_gone):
+        with on_disconnect(scope, callback):
             waiting.set()
             await gone.wait()
-        with watching(scope, lambda: told.append("late")):
+        with on_disconnect(scope, lambda: notified.append("late")):
             pass
 
     with serving_app(app) as running:
@@ -230,14 +230,14 @@ def test_a_hang_up_is_told_once_and_at_once(resets: bool) -> None:
             assert waiting.wait(PATIENCE_SECONDS)
             if resets:
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        wait_for(lambda: len(told) == 2, "the hang-up to be told")
-    assert told == ["gone", "late"]
+        wait_for(lambda: len(notified) == 2, "the disconnect to be noticed")
+    assert notified == ["gone", "late"]
 
 
-def test_a_hang_up_behind_a_body_that_stopped_the_reading_is_told() -> None:
+def test_a_disconnect_after_a_body_that_paused_the_reading_is_notified() -> None:
     """uvicorn reads no more once it holds 64 KiB, and a body that comes in one piece leaves it there."""
     body = b"x" * (80 << 10)
-    loop_is_held, is_sent, told = threading.Event(), threading.Event(), threading.Event()
+    loop_is_held, is_sent, notified = threading.Event(), threading.Event(), threading.Event()
     paused: list[bool] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -247,8 +247,8 @@ def test_a_hang_up_behind_a_body_that_stopped_the_reading_is_told() -> None:
         is_sent.wait(PATIENCE_SECONDS)  # holds the loop up, so that it reads all of the body at once
         await reading
         paused.extend(one.flow.read_paused for one in running.connections)
-        with watching(scope, told.set):
-            await asyncio.to_thread(told.wait, PATIENCE_SECONDS)
+        with on_disconnect(scope, notified.set):
+            await asyncio.to_thread(notified.wait, PATIENCE_SECONDS)
 
     with serving_app(app) as running:
         with running.connect() as link:
@@ -258,14 +258,14 @@ def test_a_hang_up_behind_a_body_that_stopped_the_reading_is_told() -> None:
             is_sent.set()
             wait_for(lambda: bool(paused), "the body to be read")
             assert paused == [True]
-        assert told.wait(PATIENCE_SECONDS)
+        assert notified.wait(PATIENCE_SECONDS)
 
 
-def test_who_was_answered_hears_of_no_hang_up() -> None:
-    told: list[str] = []
+def test_an_answered_request_is_not_notified() -> None:
+    notified: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        with watching(scope, lambda: told.append("gone")):
+        with on_disconnect(scope, lambda: notified.append("gone")):
             await answer(send, b"done")
 
     with serving_app(app) as running:
@@ -273,4 +273,4 @@ def test_who_was_answered_hears_of_no_hang_up() -> None:
             link.sendall(get("/"))
             until(link, b"done")
         wait_for(lambda: not running.connections, "the connection to be lost")
-    assert told == []
+    assert notified == []

@@ -93,7 +93,7 @@ def test_a_large_body_that_is_no_json_is_a_400(server: ServerThread, body: bytes
 
 
 def test_a_million_wrong_items_are_one_error(server: ServerThread) -> None:
-    """Each would be an object of its own, made while nobody else has the interpreter."""
+    """Each would be an object of its own, created while the interpreter is held."""
     body = json.dumps({**SHORT, "prompt": [1, *["x"] * 1_000_000]}).encode()
     with pytest.raises(ValidationError) as refused:
         CompletionRequest.model_validate(json.loads(body))

@@ -1,4 +1,4 @@
-"""What comes beside a body is capped too: headers without end, and trailers behind a chunked body."""
+"""What comes outside a body is capped too: headers without end, and trailers behind a chunked body."""
 
 from __future__ import annotations
 

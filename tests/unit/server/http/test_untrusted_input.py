@@ -18,13 +18,12 @@ TEXT = "/v1/completions"
 BODY = {"model": "tiny", "prompt": "hi", "max_tokens": 2, "temperature": 0, "ignore_eos": True}
 
 
-def test_a_prompt_that_is_slow_to_tokenise_delays_nobody_else_and_ends(
+def test_a_prompt_that_is_slow_to_tokenise_delays_no_other_request_and_ends(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(tiny_model) as server:
         server.wait_ready()
-        tokenizer, release, begun = server.server.service._tokenizer, threading.Event(), threading.Event()
-        assert tokenizer is not None
+        tokenizer, release, begun = server.server.service.prompts.tokenizer, threading.Event(), threading.Event()
         encode = tokenizer.encode
 
         def stuck(text: str, **settings: Any) -> list[int]:
@@ -49,7 +48,7 @@ def test_a_prompt_that_is_slow_to_tokenise_delays_nobody_else_and_ends(
             hostile = pool.submit(server.post, TEXT, {**BODY, "prompt": "hostile"})
             assert hostile.result().status_code == 400
             assert hostile.result().json()["error"]["code"] == "prompt_too_complex"
-            wait_for(lambda: server.server.service.admission.live == 0, "its place to be free")
+            wait_for(lambda: server.server.service.admission.in_flight == 0, "its place to be free")
             release.set()
 
 
@@ -75,7 +74,7 @@ def test_a_bug_tells_nothing_of_the_inside(tiny_model: Path, monkeypatch: pytest
         assert answer.json()["error"]["message"] == "Internal server error."
         assert "secret" not in answer.text
         assert server.get("/health").status_code == 200
-        assert server.server.service.admission.live == 0
+        assert server.server.service.admission.in_flight == 0
 
 
 def test_every_route_but_the_probes_needs_a_key(tiny_model: Path, tmp_path: Path) -> None:

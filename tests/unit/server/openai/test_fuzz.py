@@ -58,7 +58,7 @@ def test_no_request_is_answered_with_a_5xx(short_server: ServerThread, mode: Gen
         fuzz()
     assert short_server.get("/ready").status_code == 200
     admission = short_server.server.service.admission
-    wait_for(lambda: admission.live == 0, "every place to be free")
+    wait_for(lambda: admission.in_flight == 0, "every place to be free")
     wait_for(
         lambda: short_server.metric("vllm:kv_cache_usage_perc", model_name="tiny") == 0.0, "every block to be free"
     )

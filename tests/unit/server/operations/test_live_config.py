@@ -1,4 +1,4 @@
-"""The live half: taken over while the server runs; what is bad changes nothing and is told."""
+"""The live half: applied while the server runs; a bad file changes nothing and is reported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from millstream.commands.serve import config_from_command_line
 from millstream_runtime.boot import BootLedger
 from millstream_runtime.config import BootConfig, Device, LiveConfig, LogLevel, RuntimeConfig
 from millstream_runtime.config_files import dump
@@ -16,6 +15,7 @@ from millstream_runtime.errors import InvalidConfigError
 from millstream_runtime.server.http.sockets import bind
 from millstream_runtime.server.model_server import ModelServer
 from millstream_runtime.server.operations.live_config import LiveConfigFile
+from tests.support.command_line import config_from_command_line
 from tests.support.engine_thread import EngineThreads
 from tests.support.server_thread import serving, wait_for
 from tests.support.slow_steps import SlowSteps
@@ -50,10 +50,10 @@ def test_a_change_is_applied_once(tmp_path: Path) -> None:
     write(file, LiveConfig())
     watched, applied = watching(file)
     for _ in range(3):
-        watched.look()
+        watched.reload()
     write(file, LiveConfig(heartbeat_interval_seconds=5))
     for _ in range(3):
-        watched.look()
+        watched.reload()
     assert [live.heartbeat_interval_seconds for live in applied] == [30, 5]
     assert metrics(watched) == {"millstream_live_config_bad": 0.0, "millstream_live_config_loads_total": 2.0}
 
@@ -65,19 +65,19 @@ def test_a_bad_file_keeps_the_last_good_values_and_says_so_once(
     file = tmp_path / "live.json"
     write(file, LiveConfig(heartbeat_interval_seconds=5))
     watched, applied = watching(file)
-    watched.look()
+    watched.reload()
     if bad is None:
         file.unlink()
     else:
         write(file, bad)
     with caplog.at_level(logging.WARNING, logger="millstream"):
         for _ in range(3):
-            watched.look()
+            watched.reload()
     assert [live.heartbeat_interval_seconds for live in applied] == [5]
     assert [record.message for record in caplog.records] == ["live_config_bad"]
     assert metrics(watched)["millstream_live_config_bad"] == 1.0
     write(file, LiveConfig(heartbeat_interval_seconds=6))
-    watched.look()
+    watched.reload()
     assert [live.heartbeat_interval_seconds for live in applied] == [5, 6]
     assert not watched.is_bad
 
@@ -103,7 +103,7 @@ async def test_a_server_takes_heartbeats_and_log_level_over_without_a_restart(tm
         assert server.service.engine.heartbeat_interval_seconds == 7, "the file wins over what was begun with"
         assert server.live_config is not None
         write(file, LiveConfig(heartbeat_interval_seconds=0, log_level=LogLevel.ERROR))
-        server.live_config.look()
+        server.live_config.reload()
         assert server.service.engine.heartbeat_interval_seconds == 0
         assert logging.getLogger("millstream").level == logging.ERROR
         exposed = server.service.metrics.exposition().decode()

@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from tests.support.server_thread import serving
 
-SECRET = "the prompt nobody may see"
+SECRET = "the secret prompt"
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
@@ -79,18 +79,18 @@ def test_a_request_is_a_span_with_times_and_counts_and_no_text(
     first, second = sorted(spans_of(bodies), key=lambda span: span.start_time_unix_nano)
     assert first.name == "/v1/completions"
     assert (first.trace_id.hex(), first.parent_span_id.hex()) == (TRACE_ID, PARENT_ID)
-    told = attributes_of(first)
-    assert told["gen_ai.request.id"] == "ours"
-    assert told["gen_ai.request.model"] == "tiny"
-    assert told["gen_ai.usage.input_tokens"] == len(SECRET)  # one token is one byte
-    assert told["gen_ai.usage.output_tokens"] == 5
-    assert told["gen_ai.response.finish_reasons"] == ["length"]
+    recorded = attributes_of(first)
+    assert recorded["gen_ai.request.id"] == "ours"
+    assert recorded["gen_ai.request.model"] == "tiny"
+    assert recorded["gen_ai.usage.input_tokens"] == len(SECRET)  # one token is one byte
+    assert recorded["gen_ai.usage.output_tokens"] == 5
+    assert recorded["gen_ai.response.finish_reasons"] == ["length"]
     parts = ("time_in_queue", "time_in_model_prefill", "time_in_model_decode")
-    within = sum(told[f"gen_ai.latency.{part}"] for part in parts)
-    assert 0 < within <= told["gen_ai.latency.e2e"]
+    within = sum(recorded[f"gen_ai.latency.{part}"] for part in parts)
+    assert 0 < within <= recorded["gen_ai.latency.e2e"]
     assert first.end_time_unix_nano - first.start_time_unix_nano >= int(within * 1e9)
-    told = attributes_of(second)
-    assert (told["gen_ai.request.n"], told["gen_ai.usage.output_tokens"]) == (2, 10)
+    recorded = attributes_of(second)
+    assert (recorded["gen_ai.request.n"], recorded["gen_ai.usage.output_tokens"]) == (2, 10)
     page = b"".join(bodies)
     assert SECRET.encode() not in page
     assert answer.json()["choices"][0]["text"].encode() not in page

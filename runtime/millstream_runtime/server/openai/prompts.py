@@ -1,0 +1,129 @@
+"""Prompts to token ids and back, within the context of the loaded model, without blocking the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import TypeVar
+
+import msgspec
+
+from millstream_runtime.engine_process.messages import ModelLimits
+from millstream_runtime.server.http import limits
+from millstream_runtime.server.http.api_errors import ApiError
+from millstream_runtime.server.openai.requests import DetokenizeRequest, Message, TokenizeRequest
+from millstream_runtime.server.openai.sampling import context_length_exceeded, outside_vocabulary
+from millstream_runtime.tokenizing.chat_template import ChatTemplateError
+from millstream_runtime.tokenizing.tokenizer import Tokenizer
+
+Result = TypeVar("Result")
+
+
+class PromptTokenizer:
+    """Used on the event loop; small inputs are tokenised there, larger ones in `threads` with a time limit."""
+
+    def __init__(self, tokenizer: Tokenizer, threads: Executor, model_limits: Callable[[], ModelLimits]) -> None:
+        """`model_limits`: of the engine that serves now."""
+        self.tokenizer = tokenizer
+        self._threads = threads
+        self._model_limits = model_limits
+
+    async def chat_ids(self, given: Sequence[Message]) -> list[int]:
+        """The tokens of a conversation.
+
+        Raises:
+            ApiError: no chat template, messages the template refuses, or too many characters for the context.
+        """
+        tokenizer = self.tokenizer
+        if not tokenizer.has_chat_template:
+            raise ApiError(400, "This model has no chat template; use /v1/completions.", code="no_chat_template")
+        messages = [message.for_template() for message in given]
+        characters = sum(len(message["content"]) for message in messages)
+        self._require_plausible_length("messages", characters)
+        try:
+            return await self._off_the_loop(
+                lambda: tokenizer.encode_chat(messages), characters + limits.MESSAGE_CHARACTERS * len(messages)
+            )
+        except ChatTemplateError as error:
+            raise ApiError(400, str(error), param="messages", code="invalid_messages") from error
+
+    async def completion_ids(self, given: Sequence[str] | Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        """The tokens of plain prompts; token ids are checked.
+
+        Raises:
+            ApiError: an empty prompt, an id outside the vocabulary, or too many characters for the context.
+        """
+        tokenizer = self.tokenizer
+        lengths = [len(prompt) for prompt in given if isinstance(prompt, str)]
+        self._require_plausible_length("prompt", max(lengths, default=0))
+        prompts = await self._off_the_loop(
+            lambda: [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given], sum(lengths)
+        )
+        if not all(prompts):
+            raise ApiError(400, "'prompt' is empty: it has no tokens.", param="prompt", code="invalid_value")
+        await self._off_the_loop(lambda: self._require_in_vocabulary("prompt", prompts))
+        return prompts
+
+    async def texts(self, given: Sequence[str] | Sequence[Sequence[int]]) -> Sequence[str]:
+        """The texts of prompts, for an echo."""
+        tokenizer = self.tokenizer
+        return await self._off_the_loop(
+            lambda: [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in given]
+        )
+
+    async def tokenize(self, request: TokenizeRequest) -> bytes:
+        """The tokens that a generation would see, as the JSON of the response.
+
+        Raises:
+            ApiError: as for a generation.
+        """
+        tokenizer = self.tokenizer
+        if request.messages is not None:
+            token_ids = await self.chat_ids(request.messages)
+        else:
+            text, special = request.prompt or "", request.add_special_tokens
+            token_ids = await self._off_the_loop(lambda: tokenizer.encode(text, add_special_tokens=special))
+
+        def response() -> bytes:
+            strings = None
+            if request.return_token_strs:
+                strings = [tokenizer.token_bytes(token_id).decode(errors="replace") for token_id in token_ids]
+            sizes = {"count": len(token_ids), "max_model_len": self._model_limits().max_model_len}
+            return msgspec.json.encode({**sizes, "tokens": token_ids, "token_strs": strings})
+
+        return await self._off_the_loop(response)
+
+    async def detokenize(self, request: DetokenizeRequest) -> bytes:
+        """The text of tokens, as the JSON of the response.
+
+        Raises:
+            ApiError: an id outside the vocabulary.
+        """
+        tokenizer = self.tokenizer
+        await self._off_the_loop(lambda: self._require_in_vocabulary("tokens", [request.tokens]))
+        return await self._off_the_loop(lambda: msgspec.json.encode({"prompt": tokenizer.decode(request.tokens)}))
+
+    def _require_in_vocabulary(self, param: str, lists: Sequence[Sequence[int]]) -> None:
+        vocab_size = self._model_limits().vocab_size
+        if any(max(token_ids) >= vocab_size for token_ids in lists):
+            raise outside_vocabulary(param, vocab_size)
+
+    def _require_plausible_length(self, param: str, characters: int) -> None:
+        """Refuse a prompt that is too long by its characters alone, before the cost of tokenising it."""
+        least_tokens, max_model_len = self.tokenizer.least_tokens(characters), self._model_limits().max_model_len
+        if least_tokens >= max_model_len:
+            raise context_length_exceeded(param, f"at least {least_tokens}", None, max_model_len)
+
+    async def _off_the_loop(self, work: Callable[[], Result], characters: int | None = None) -> Result:
+        """Run `work` in a thread with a time limit, so that one huge or hostile input never stalls other streams.
+
+        With few `characters` the work is done here: that is faster than a round trip to a thread.
+        """
+        if characters is not None and characters <= limits.TOKENIZE_ON_LOOP_CHARACTERS:
+            return work()
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            return await asyncio.wait_for(running, limits.TOKENIZE_TIMEOUT_SECONDS)
+        except TimeoutError as error:
+            raise ApiError(400, "The prompt took too long to tokenise.", code="prompt_too_complex") from error

@@ -1,0 +1,145 @@
+"""Types and validators of request fields, and the parameters that are accepted without being supported."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, FailFast, Field
+from pydantic_core import PydanticCustomError
+
+from millstream_runtime.server.http import limits
+
+IGNORED_PARAMETERS = frozenset({"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "service_tier"})
+
+_OFF: tuple[object, ...] = (False, 0, [], {}, "none", "auto")
+OFF_VALUES: dict[str, tuple[object, ...]] = {
+    "audio": (),
+    "function_call": _OFF,
+    "functions": _OFF,
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": _OFF,
+    "tools": ([],),
+}
+CHAT_OFF_VALUES = OFF_VALUES | {"best_of": (1,), "echo": (False,), "prompt_logprobs": ()}
+COMPLETION_OFF_VALUES = OFF_VALUES | {"top_logprobs": (0,)}
+MESSAGE_OFF_VALUES: dict[str, tuple[object, ...]] = {
+    "refusal": (),
+    "annotations": ([],),
+    "audio": (),
+    "function_call": (),
+    "tool_calls": ([],),
+}
+
+
+def without_unsupported(data: Any, off_values: dict[str, tuple[object, ...]]) -> Any:
+    """Return `data` without nulls, ignored parameters, and unsupported ones whose value means "off"."""
+    if not isinstance(data, dict):
+        return data
+    if len(data) > limits.MAX_FIELDS:
+        raise PydanticCustomError(
+            "too_many_fields",
+            "it has {count} fields; at most {most} are read",
+            {"count": len(data), "most": limits.MAX_FIELDS},
+        )
+    kept = {}
+    for name, value in data.items():
+        if value is None or name in IGNORED_PARAMETERS:
+            continue
+        if name in off_values:
+            if not any(value == off and isinstance(value, bool) == isinstance(off, bool) for off in off_values[name]):
+                raise PydanticCustomError(
+                    "unsupported_parameter", "'{param}' is not supported by this server.", {"param": str(name)[:80]}
+                )
+            continue
+        kept[name] = value
+    return kept
+
+
+def text_of_parts(content: Any) -> Any:
+    """Join `[{"type": "text", "text": …}, …]` to one string; the parts become lines."""
+    if not isinstance(content, list):
+        return content
+    if not 1 <= len(content) <= limits.MAX_CONTENT_PARTS:
+        raise PydanticCustomError("invalid_value", "it must have 1 to {most} parts", {"most": limits.MAX_CONTENT_PARTS})
+    for part in content:
+        if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
+            raise PydanticCustomError(
+                "invalid_value", 'it must be a string or a list of {"type": "text", "text": …} parts: text only'
+            )
+    return "\n".join(part["text"] for part in content)
+
+
+def list_of_stops(stop: Any) -> Any:
+    stops = [stop] if isinstance(stop, str) else stop
+    if isinstance(stops, list) and not all(
+        isinstance(text, str) and 1 <= len(text) <= limits.MAX_STOP_STRING_CHARACTERS for text in stops
+    ):
+        raise PydanticCustomError(
+            "invalid_value",
+            "every stop string must have 1 to {most} characters",
+            {"most": limits.MAX_STOP_STRING_CHARACTERS},
+        )
+    return stops
+
+
+def bias_by_id(bias: Any) -> Any:
+    """Convert `{"token id": number}`, as JSON has it, to integer ids."""
+    if not isinstance(bias, dict):
+        return bias
+    if len(bias) > limits.MAX_LOGIT_BIAS_ENTRIES:
+        raise PydanticCustomError(
+            "invalid_value", "it must have at most {most} entries", {"most": limits.MAX_LOGIT_BIAS_ENTRIES}
+        )
+    by_id: dict[int, float] = {}
+    for key, value in bias.items():
+        if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10):
+            raise PydanticCustomError("invalid_value", "every key must be a token id in decimal digits")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or not -100 <= value <= 100:
+            raise PydanticCustomError("invalid_value", "every value must be a number from -100 to 100")
+        by_id[int(key)] = float(value)
+    return by_id
+
+
+def list_of_prompts(prompt: Any) -> Any:
+    one = isinstance(prompt, str) or (isinstance(prompt, list) and prompt and isinstance(prompt[0], int))
+    return [prompt] if one else prompt
+
+
+def require_encodable(text: str) -> str:
+    """JSON can token_bytes half of a UTF-16 pair, which is no character and has no tokens."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("invalid_value", "it has a lone surrogate, which is not a character") from None
+    return text
+
+
+def require_tokenizable(text: str) -> str:
+    """Cap the length of a text that is only tokenised; the prompt of a generation is limited by the context."""
+    if len(text) > limits.MAX_TOKENIZE_CHARACTERS:
+        raise PydanticCustomError(
+            "invalid_value",
+            "it has {count} characters, and at most {most} are tokenised at once; send the text in pieces",
+            {"count": len(text), "most": limits.MAX_TOKENIZE_CHARACTERS},
+        )
+    return text
+
+
+TOKENIZE_PROMPT_SCHEMA = {"type": "string", "maxLength": limits.MAX_TOKENIZE_CHARACTERS}
+Text = Annotated[str, AfterValidator(require_encodable)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=limits.MAX_TOKENS_LIMIT), FailFast()]
+TopLogprobs = Annotated[int, Field(ge=0, le=limits.MAX_TOP_LOGPROBS)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+TokenCount = Annotated[int, Field(ge=1, le=limits.MAX_TOKENS_LIMIT)]
+
+
+def conflict(param: str, message: str) -> PydanticCustomError:
+    return PydanticCustomError("conflicting_parameters", message, {"param": param})
