@@ -19,11 +19,12 @@ import signal
 import sys
 from types import FrameType
 
-from hack.cluster import docker_engine, go_tools, kind_cluster, kind_config, paths, registry, shell, uv_tool
+from hack.cluster import docker_engine, kind_cluster, kind_config, paths, registry, shell
 from hack.cluster import up as up_module
 from hack.cluster.errors import ClusterError
 from hack.cluster.lock import only_one
 from hack.cluster.steps import Steps
+from hack.cluster.tools import go_tools, uv_tool
 
 
 def main(arguments: list[str] | None = None) -> int:

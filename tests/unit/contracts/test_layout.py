@@ -29,7 +29,7 @@ MAX_MODULES, MAX_ROOT_FOLDERS = 20, 14
 # Exceptions, each with its reason. The sets named TODO hold what is still to be changed: they only get shorter.
 
 LARGE_PACKAGES = {"operator/millstream_operator/rendering": "one builder per kind of object"}
-LARGE_PACKAGES_TODO = {"hack/cluster"}
+LARGE_PACKAGES_TODO: set[str] = set()
 
 # API types and wire messages repeat the names of what they carry.
 MAY_SHARE_NAMES = re.compile(r"millstream_operator/api/|/messages\.py$")
