@@ -4,7 +4,7 @@ Standard library only, so that it runs before anything is installed. `docs/local
 
     up                                          the steps in order
     docker_engine, runc_wrapper, apt            a Docker engine that can run a privileged container
-    go_tools, go_toolchain, uv_tool             pinned tools, compiled or installed once per machine
+    tools                                       pinned tools, compiled or installed once per machine
     base_image, node_image, image_archive       images without an image registry
     registry, image_hub                         the cluster's registry; whether a public one is reachable
     kind_config, kind_cluster, smoke            the cluster: configuration, lifecycle, smoke test
