@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hack.cluster import go_tools
 from hack.cluster.steps import Steps
+from hack.cluster.tools import go_tools
 
 
 def verdicts(objects: Sequence[Mapping[str, Any]]) -> list[str]:

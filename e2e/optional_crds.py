@@ -15,8 +15,8 @@ from pathlib import Path
 import yaml
 
 from e2e.cluster import Cluster, Object
-from hack.cluster import go_toolchain
 from hack.cluster.steps import Steps
+from hack.cluster.tools import go_toolchain
 
 MODULES = Path(__file__).resolve().parent / "crds"
 KEDA = "github.com/kedacore/keda/v2@v2.21.0"

@@ -4,7 +4,7 @@ Standard library only, so that it runs before anything is installed. `docs/local
 
     up                                          the steps in order
     docker_engine, runc_wrapper, apt            a Docker engine that can run a privileged container
-    go_tools, go_toolchain, uv_tool             pinned tools, compiled or installed once per machine
+    tools                                       pinned tools, compiled or installed once per machine
     base_image, node_image, image_archive       images without an image registry
     registry, image_hub                         the cluster's registry; whether a public one is reachable
     kind_config, kind_cluster, smoke            the cluster: configuration, lifecycle, smoke test
@@ -19,11 +19,12 @@ import signal
 import sys
 from types import FrameType
 
-from hack.cluster import docker_engine, go_tools, kind_cluster, kind_config, paths, registry, shell, uv_tool
+from hack.cluster import docker_engine, kind_cluster, kind_config, paths, registry, shell
 from hack.cluster import up as up_module
 from hack.cluster.errors import ClusterError
 from hack.cluster.lock import only_one
 from hack.cluster.steps import Steps
+from hack.cluster.tools import go_tools, uv_tool
 
 
 def main(arguments: list[str] | None = None) -> int:

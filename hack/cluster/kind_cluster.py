@@ -12,10 +12,11 @@ import os
 import time
 from pathlib import Path
 
-from hack.cluster import docker_engine, go_tools, kind_config, paths, registry, runc_wrapper, shell
+from hack.cluster import docker_engine, kind_config, paths, registry, runc_wrapper, shell
 from hack.cluster.errors import ClusterError
 from hack.cluster.kind_config import CLUSTER, NODE
 from hack.cluster.steps import Steps
+from hack.cluster.tools import go_tools
 
 READY_SECONDS = 120.0
 CERTS_FOLDER = f"/etc/containerd/certs.d/{registry.ADDRESS}"

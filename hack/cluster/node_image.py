@@ -18,11 +18,21 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from hack.cluster import base_image, content, docker_engine, go_toolchain, paths, shell
+from hack.cluster import base_image, content, docker_engine, paths, shell
 from hack.cluster.errors import ClusterError
-from hack.cluster.go_tools import CONTROL_PLANE, COREDNS, ETCD, KIND, KUBECTL, KUBERNETES_VERSION, NODE_TOOLS, PAUSE
 from hack.cluster.image_archive import EMPTY_TMP, Files, ScratchImage, Symlink
 from hack.cluster.steps import Steps
+from hack.cluster.tools import go_toolchain
+from hack.cluster.tools.go_tools import (
+    CONTROL_PLANE,
+    COREDNS,
+    ETCD,
+    KIND,
+    KUBECTL,
+    KUBERNETES_VERSION,
+    NODE_TOOLS,
+    PAUSE,
+)
 
 FOLDER = paths.SOURCES / "node"
 IPTABLES_NAMES = [f"{family}{suffix}" for family in ("iptables", "ip6tables") for suffix in ("", "-save", "-restore")]

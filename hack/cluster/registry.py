@@ -15,10 +15,11 @@ import time
 import urllib.error
 import urllib.request
 
-from hack.cluster import content, docker_engine, go_tools, paths, shell
+from hack.cluster import content, docker_engine, paths, shell
 from hack.cluster.errors import ClusterError
 from hack.cluster.image_archive import EMPTY_TMP, Files, ScratchImage
 from hack.cluster.steps import Steps
+from hack.cluster.tools import go_tools
 
 PORT = 5001
 ADDRESS = f"localhost:{PORT}"

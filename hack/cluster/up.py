@@ -17,7 +17,6 @@ from pathlib import Path
 from hack.cluster import (
     base_image,
     docker_engine,
-    go_tools,
     image_hub,
     kind_cluster,
     node_image,
@@ -28,6 +27,7 @@ from hack.cluster import (
 )
 from hack.cluster.errors import ClusterError
 from hack.cluster.steps import Steps
+from hack.cluster.tools import go_tools
 
 COLD_BUILD_BYTES = 15 * 2**30
 # What kind v0.30.0 itself would pull (pkg/apis/config/defaults/image.go of its module).

@@ -28,7 +28,7 @@ _POLL_SECONDS = 1.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; 0 when the model answered, 1 with one sentence on stderr when not."""
     options = _parser().parse_args(argv)
-    steps = Steps()
+    steps = DemoSteps()
     failure, status = "", 0
     try:
         _run(options, steps)
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-class Steps:
+class DemoSteps:
     """Prints and times the steps of the demo."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(options: argparse.Namespace, steps: Steps) -> None:
+def _run(options: argparse.Namespace, steps: DemoSteps) -> None:
     cluster = Cluster(options.kubeconfig, TOOLS / "bin")
     name, model, port = _identity(options.manifest)
     with steps.step("helm upgrade --install millstream charts/millstream"):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hack.images.build import IMAGES, build, context_of, read_recipe
+from hack.images.build import IMAGES, build, context_of, read_dockerfile
 from hack.images.errors import ImageError
 from hack.images.layer import copy_entries
 from hack.images.registry import Registry
@@ -114,10 +114,10 @@ def _run(command: list[str], purpose: str) -> str:
 def _stage(image: str, directory: Path) -> None:
     if directory.exists():
         raise ImageError(f"{directory} exists: name a folder that does not, so that nothing of yours is mixed in.")
-    recipe = read_recipe(image, CHECKOUT, base="scratch")
+    dockerfile = read_dockerfile(image, CHECKOUT, base="scratch")
     scratch = directory.with_name(f"{directory.name}.work")
-    for copy in recipe.copies:
-        tree = context_of(image, recipe, CHECKOUT)[copy.source]
+    for copy in dockerfile.copies:
+        tree = context_of(image, dockerfile, CHECKOUT)[copy.source]
         copy_entries(tree.stage(scratch / copy.source, copy.target), directory / copy.source)
     subprocess.run(["rm", "-rf", str(scratch)], check=True)
     print(f"images: {directory} is the context of hack/images/{image}/Dockerfile")

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from hack.images.contexts import Stage, Tree, trees
-from hack.images.dockerfile import Copy, Recipe, parse
+from hack.images.dockerfile import Copy, Dockerfile, parse
 from hack.images.errors import ImageError
 from hack.images.layer import EPOCH_SECONDS, write_layer
 from hack.images.registry import DOCKER_INDEX, OCI_CONFIG, OCI_INDEX, OCI_LAYER, OCI_MANIFEST, Descriptor, Registry
@@ -65,17 +65,17 @@ def repository(image: str) -> str:
     return f"millstream-{image}"
 
 
-def read_recipe(image: str, checkout: Path, base: str) -> Recipe:
+def read_dockerfile(image: str, checkout: Path, base: str) -> Dockerfile:
     """The image's Dockerfile, read with the base image as its argument BASE."""
     path = checkout / "hack" / "images" / image / "Dockerfile"
     return parse(path.read_text(), {"BASE": base}, name=f"hack/images/{image}/Dockerfile")
 
 
-def context_of(image: str, recipe: Recipe, checkout: Path) -> dict[str, Tree]:
+def context_of(image: str, dockerfile: Dockerfile, checkout: Path) -> dict[str, Tree]:
     """The trees of the image, checked against the Dockerfile: each is copied, and nothing else is."""
-    stage = Stage(checkout, recipe.arguments["PYTHON_VERSION"], recipe.base)
+    stage = Stage(checkout, dockerfile.arguments["PYTHON_VERSION"], dockerfile.base)
     found = trees(image, stage)
-    copied = {copy.source for copy in recipe.copies}
+    copied = {copy.source for copy in dockerfile.copies}
     if odd := copied ^ set(found):
         raise ImageError(
             f"hack/images/{image}/Dockerfile and hack/images/contexts.py disagree about {', '.join(sorted(odd))}."
@@ -83,12 +83,12 @@ def context_of(image: str, recipe: Recipe, checkout: Path) -> dict[str, Tree]:
     return found
 
 
-def tag_of(recipe: Recipe, context: Mapping[str, Tree], base_digest: str) -> str:
+def tag_of(dockerfile: Dockerfile, context: Mapping[str, Tree], base_digest: str) -> str:
     """Sixteen hex digits of everything that the image is made from."""
     facts = {
         "base": base_digest,
-        "layers": [layer_key(copy, context[copy.source]) for copy in recipe.copies],
-        "config": _own_config(recipe),
+        "layers": [layer_key(copy, context[copy.source]) for copy in dockerfile.copies],
+        "config": _own_config(dockerfile),
         "machine": platform.machine(),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
@@ -102,16 +102,16 @@ def layer_key(copy: Copy, tree: Tree) -> str:
 def build(image: str, *, checkout: Path, registry: Registry, base: str, say: Say) -> Built:
     """Make sure that the registry holds the image of this checkout; `base` is a reference into the same registry."""
     below = read_base(registry, base)
-    recipe = read_recipe(image, checkout, base)
-    require_python(below, recipe.arguments["PYTHON_VERSION"])
-    context = context_of(image, recipe, checkout)
-    tag = tag_of(recipe, context, below.digest)
+    dockerfile = read_dockerfile(image, checkout, base)
+    require_python(below, dockerfile.arguments["PYTHON_VERSION"])
+    context = context_of(image, dockerfile, checkout)
+    tag = tag_of(dockerfile, context, below.digest)
     name = repository(image)
     reference = f"{registry.address}/{name}:{tag}"
     if registry.manifest(name, tag):
         return Built(reference, fresh=False)
     layers = []
-    for copy in recipe.copies:
+    for copy in dockerfile.copies:
         layer = _layer(copy, context[copy.source], registry, say)
         if not registry.has_blob(name, layer.digest):
             registry.mount(name, layer.digest, LAYERS_REPOSITORY)
@@ -119,7 +119,7 @@ def build(image: str, *, checkout: Path, registry: Registry, base: str, say: Say
     for inherited in below.layers:
         if not registry.has_blob(name, inherited.digest):
             registry.mount(name, inherited.digest, below.repository)
-    config = image_config(recipe, below, layers)
+    config = image_config(dockerfile, below, layers)
     manifest = {
         "schemaVersion": 2,
         "mediaType": OCI_MANIFEST,
@@ -160,21 +160,21 @@ def require_python(base: Base, version: str) -> None:
         raise ImageError(f"The base image {base.reference} has Python {found}; the locks are resolved for {version}.")
 
 
-def image_config(recipe: Recipe, base: Base, layers: list[Descriptor]) -> dict[str, Any]:
+def image_config(dockerfile: Dockerfile, base: Base, layers: list[Descriptor]) -> dict[str, Any]:
     """The OCI configuration: the base's, with what the Dockerfile says laid over it."""
     inherited = base.config.get("config") or {}
     env = dict(pair.split("=", 1) for pair in inherited.get("Env") or [])
-    own = _own_config(recipe)
+    own = _own_config(dockerfile)
     config = inherited | own
-    config["Env"] = [f"{key}={value}" for key, value in (env | recipe.env).items()]
-    config["Labels"] = (inherited.get("Labels") or {}) | recipe.labels
+    config["Env"] = [f"{key}={value}" for key, value in (env | dockerfile.env).items()]
+    config["Labels"] = (inherited.get("Labels") or {}) | dockerfile.labels
     config["Labels"] |= {
         "org.opencontainers.image.base.digest": base.digest,
         "org.opencontainers.image.base.name": base.reference,
     }
     for unwanted in ("Cmd", "Healthcheck", "Shell", "OnBuild"):  # readiness is the pod's business
         config.pop(unwanted, None)
-    history = [{"created": _CREATED, "created_by": f"COPY {copy.source}/ {copy.target}/"} for copy in recipe.copies]
+    history = [{"created": _CREATED, "created_by": f"COPY {copy.source}/ {copy.target}/"} for copy in dockerfile.copies]
     return {
         "created": _CREATED,
         "architecture": base.config["architecture"],
@@ -186,17 +186,17 @@ def image_config(recipe: Recipe, base: Base, layers: list[Descriptor]) -> dict[s
     }
 
 
-def _own_config(recipe: Recipe) -> dict[str, Any]:
+def _own_config(dockerfile: Dockerfile) -> dict[str, Any]:
     own: dict[str, Any] = {
-        "Env": [f"{key}={value}" for key, value in recipe.env.items()],
-        "Labels": recipe.labels,
-        "User": recipe.user,
-        "WorkingDir": recipe.working_dir,
-        "Entrypoint": recipe.entrypoint,
-        "ExposedPorts": {port: {} for port in recipe.ports},
+        "Env": [f"{key}={value}" for key, value in dockerfile.env.items()],
+        "Labels": dockerfile.labels,
+        "User": dockerfile.user,
+        "WorkingDir": dockerfile.working_dir,
+        "Entrypoint": dockerfile.entrypoint,
+        "ExposedPorts": {port: {} for port in dockerfile.ports},
     }
-    if recipe.stop_signal:
-        own["StopSignal"] = recipe.stop_signal
+    if dockerfile.stop_signal:
+        own["StopSignal"] = dockerfile.stop_signal
     return own
 
 

@@ -29,8 +29,8 @@ class Copy:
 
 
 @dataclass(slots=True)
-class Recipe:
-    """A Dockerfile, read."""
+class Dockerfile:
+    """The instructions of one Dockerfile."""
 
     base: str = ""
     arguments: dict[str, str] = field(default_factory=dict)
@@ -44,57 +44,57 @@ class Recipe:
     stop_signal: str = ""
 
 
-def parse(text: str, arguments: Mapping[str, str], *, name: str) -> Recipe:
-    """A Recipe from a Dockerfile's text; `arguments` are what `--build-arg` would give.
+def parse(text: str, arguments: Mapping[str, str], *, name: str) -> Dockerfile:
+    """Parse the text of a Dockerfile; `arguments` are what `--build-arg` would give.
 
     Raises:
         ImageError: an instruction outside the subset, or one that is malformed; names the file and the line.
     """
-    recipe = Recipe()
+    dockerfile = Dockerfile()
     for number, line in _logical_lines(text):
         instruction, _, rest = line.partition(" ")
         try:
-            _apply(recipe, instruction.upper(), rest.strip(), arguments)
+            _apply(dockerfile, instruction.upper(), rest.strip(), arguments)
         except ValueError as error:
             raise ImageError(f"{name} line {number}: {error}.") from None
-    if not recipe.base:
+    if not dockerfile.base:
         raise ImageError(f"{name} has no FROM: an image needs a base.")
-    if not recipe.entrypoint:
+    if not dockerfile.entrypoint:
         raise ImageError(f"{name} has no ENTRYPOINT: the image would start nothing.")
-    return recipe
+    return dockerfile
 
 
-def _apply(recipe: Recipe, instruction: str, rest: str, given: Mapping[str, str]) -> None:
+def _apply(dockerfile: Dockerfile, instruction: str, rest: str, given: Mapping[str, str]) -> None:
     match instruction:
         case "ARG":
             key, has_default, default = rest.partition("=")
             if key in given or has_default:
-                recipe.arguments[key] = given.get(key, default.strip('"'))
+                dockerfile.arguments[key] = given.get(key, default.strip('"'))
         case "FROM":
-            if recipe.base:
+            if dockerfile.base:
                 raise ValueError("a second FROM: an image here has one stage")
-            recipe.base = _expand(rest, recipe.arguments)
+            dockerfile.base = _expand(rest, dockerfile.arguments)
         case "COPY":
-            recipe.copies.append(_copy(rest))
+            dockerfile.copies.append(_copy(rest))
         case "ENV" | "LABEL":
-            pairs = recipe.env if instruction == "ENV" else recipe.labels
-            pairs.update((key, _expand(value, recipe.arguments)) for key, value in _pairs(rest))
+            pairs = dockerfile.env if instruction == "ENV" else dockerfile.labels
+            pairs.update((key, _expand(value, dockerfile.arguments)) for key, value in _pairs(rest))
         case _:
-            _configure(recipe, instruction, rest)
+            _configure(dockerfile, instruction, rest)
 
 
-def _configure(recipe: Recipe, instruction: str, rest: str) -> None:
+def _configure(dockerfile: Dockerfile, instruction: str, rest: str) -> None:
     match instruction:
         case "USER":
-            recipe.user = rest
+            dockerfile.user = rest
         case "WORKDIR":
-            recipe.working_dir = rest
+            dockerfile.working_dir = rest
         case "EXPOSE":
-            recipe.ports += [port if "/" in port else f"{port}/tcp" for port in rest.split()]
+            dockerfile.ports += [port if "/" in port else f"{port}/tcp" for port in rest.split()]
         case "STOPSIGNAL":
-            recipe.stop_signal = rest
+            dockerfile.stop_signal = rest
         case "ENTRYPOINT":
-            recipe.entrypoint = _command(rest)
+            dockerfile.entrypoint = _command(rest)
         case _:
             raise ValueError(f"{instruction} is outside the subset that builds without a container")
 

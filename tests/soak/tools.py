@@ -6,9 +6,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from hack.cluster import go_tools
 from hack.cluster.lock import only_one
 from hack.cluster.steps import Steps
+from hack.cluster.tools import go_tools
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hack.images.build import context_of, read_recipe, tag_of
+from hack.images.build import context_of, read_dockerfile, tag_of
 from hack.images.errors import ImageError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,8 +29,8 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def tag(image: str, checkout: Path, base_digest: str = "sha256:1") -> str:
-    recipe = read_recipe(image, checkout, "base")
-    return tag_of(recipe, context_of(image, recipe, checkout), base_digest)
+    dockerfile = read_dockerfile(image, checkout, "base")
+    return tag_of(dockerfile, context_of(image, dockerfile, checkout), base_digest)
 
 
 def append(path: Path, text: str) -> None:
@@ -82,8 +82,8 @@ def test_without_models_there_is_no_runtime_image(checkout: Path) -> None:
 
 def test_the_operator_starts_from_what_its_image_holds(checkout: Path, tmp_path: Path) -> None:
     """The image has only the contract files of the runtime package: importing the whole operator must need no other."""
-    recipe = read_recipe("operator", checkout, "base")
-    app = context_of("operator", recipe, checkout)["app"]
+    dockerfile = read_dockerfile("operator", checkout, "base")
+    app = context_of("operator", dockerfile, checkout)["app"]
     folder = tmp_path / "app"
     folder.mkdir()
     app.stage(folder, "/app")

@@ -32,6 +32,7 @@ from millstream_operator.facts.inspection import subjects
 from millstream_operator.inventory.node_kinds import inventory_of
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import PlanDefaults
+from millstream_operator.planning.restart_fields import input_hash
 from millstream_operator.rendering.companions import (
     POD_MONITOR,
     PROMETHEUS_RULE,
@@ -387,6 +388,21 @@ def test_a_field_changed_alone_changes_what_is_applied_or_is_refused(path: str) 
     assert parent[key] != change.to, "the full manifest already says so"
     parent[key] = change.to
     assert changed_kinds(applied(base), applied(mutated)) == set(change.kinds)
+
+
+@pytest.mark.parametrize(
+    "path", [path for path, one in CHANGES.items() if isinstance(one, Changes) and not {*EVERY_POD} & {*one.kinds}]
+)
+def test_a_field_that_reaches_no_pod_keeps_the_plan(path: str) -> None:
+    """Another hash would plan anew by today's facts, and could end in other pods."""
+    change = CHANGES[path]
+    assert isinstance(change, Changes)
+    base = without(full_manifest(), change.without)
+    base["spec"] |= copy.deepcopy(change.instead)
+    mutated = copy.deepcopy(base)
+    parent, key = place(mutated["spec"], path)
+    parent[key] = change.to
+    assert input_hash(parse(base)) == input_hash(parse(mutated)), "name the field in planning/restart_fields.py"
 
 
 def changes_the_plan_or_is_refused(path: str, change: Planned) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hack.cluster import content, go_toolchain, paths
+from hack.cluster import content, paths
 from hack.cluster.steps import Steps
+from hack.cluster.tools import go_toolchain
 
 
 def ensure(steps: Steps) -> Path:

@@ -15,9 +15,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hack.cluster import content, go_toolchain, paths, shell
+from hack.cluster import content, paths, shell
 from hack.cluster.errors import ClusterError
 from hack.cluster.steps import Steps
+from hack.cluster.tools import go_toolchain
 
 KUBERNETES_VERSION = "v1.34.4"
 _VERSIONED = "k8s.io/component-base/version"

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from hack.cluster import go_toolchain, go_tools, paths
+from hack.cluster import paths
 from hack.cluster.errors import ClusterError
-from hack.cluster.go_toolchain import may_switch, parse_version
-from hack.cluster.go_tools import GoTool
 from hack.cluster.steps import Steps
+from hack.cluster.tools import go_toolchain, go_tools
+from hack.cluster.tools.go_toolchain import may_switch, parse_version
+from hack.cluster.tools.go_tools import GoTool
 
 EVERY_TOOL = [go_tools.REGISTRY, *go_tools.NODE_TOOLS, *go_tools.USER_TOOLS.values()]
 VERSIONS = {
