@@ -81,12 +81,12 @@ def load_model(
     device: torch.device,
     ranks: Ranks = ALONE,
     on_read: OnRead | None = None,
-    room_for_copies_bytes: int = 0,
+    copy_budget_bytes: int = 0,
 ) -> Decoder:
     """Check every tensor of the folder's checkpoint, then load this rank's share; nothing else is read.
 
     Args:
-        room_for_copies_bytes: what second copies of small weights may take (`half_weights`).
+        copy_budget_bytes: what second copies of linear weights may take, on a device that uses them.
         on_read: told before the first tensor and after each how many of the share's bytes in the files are read.
 
     Raises:
@@ -102,5 +102,5 @@ def load_model(
                 on_read(checkpoint.bytes_read, total_bytes)
 
         tell()
-        weights = LoadedWeights(checkpoint, dtype, device, ranks, tell, room_for_copies_bytes)
+        weights = LoadedWeights(checkpoint, dtype, device, ranks, tell, copy_budget_bytes)
         return FAMILIES[config.architecture].build(config, weights)

@@ -78,12 +78,12 @@ def test_second_copies_of_weights_leave_the_pool_what_it_would_get_without_them(
     limit_bytes: int, weight_bytes: int
 ) -> None:
     process_bytes = 350 << 20
-    copies_bytes = pool_size.room_for_copies_bytes(limit_bytes, process_bytes, weight_bytes)
+    copies_bytes = pool_size.copy_budget_bytes(limit_bytes, process_bytes, weight_bytes)
     without = pool_size.cpu_ledger(limit_bytes, process_bytes + weight_bytes)
     beside = pool_size.cpu_ledger(limit_bytes, process_bytes + weight_bytes + copies_bytes)
     assert beside.available_bytes == without.available_bytes
 
 
 def test_a_small_model_is_copied_and_one_that_fills_its_memory_is_not() -> None:
-    assert pool_size.room_for_copies_bytes(4 * GIB, GIB // 4, weight_bytes=GIB // 2) > GIB // 2
-    assert pool_size.room_for_copies_bytes(4 * GIB, GIB // 4, weight_bytes=3 * GIB) == 0
+    assert pool_size.copy_budget_bytes(4 * GIB, GIB // 4, weight_bytes=GIB // 2) > GIB // 2
+    assert pool_size.copy_budget_bytes(4 * GIB, GIB // 4, weight_bytes=3 * GIB) == 0

@@ -73,13 +73,11 @@ def load(config: RuntimeConfig, placement: Placement, ranks: Ranks = ALONE, on_r
     )
     if weight_bytes > limit_bytes:
         raise too_large
-    room_for_copies_bytes = 0
+    copy_budget_bytes = 0
     if device.type == "cpu":
-        room_for_copies_bytes = pool_size.room_for_copies_bytes(limit_bytes, resident_bytes(), weight_bytes)
+        copy_budget_bytes = pool_size.copy_budget_bytes(limit_bytes, resident_bytes(), weight_bytes)
     try:
-        return load_model(
-            placement.model_config, Path(config.model), dtype, device, ranks, on_read, room_for_copies_bytes
-        )
+        return load_model(placement.model_config, Path(config.model), dtype, device, ranks, on_read, copy_budget_bytes)
     except torch.OutOfMemoryError:
         raise too_large from None
 

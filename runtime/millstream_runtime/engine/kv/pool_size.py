@@ -64,7 +64,7 @@ def cpu_ledger(limit_bytes: int, used_bytes: int) -> MemoryBudget:
     )
 
 
-def room_for_copies_bytes(limit_bytes: int, used_bytes: int, weight_bytes: int) -> int:
+def copy_budget_bytes(limit_bytes: int, used_bytes: int, weight_bytes: int) -> int:
     """What second copies of weights may take on a CPU: half of what nobody else has a claim on.
 
     The pool comes first: the planner has promised its share before a byte was read, and knows of no copies.

@@ -139,7 +139,7 @@ def _load_head(config: ModelConfig, weights: Weights, embedding: Tensor) -> Head
     else:
         weight = embedding.t()
         copy_bytes = weight.numel() * weight.element_size()
-        if not weights.has_room_to_pack(weight.numel()) and copy_bytes <= TIED_HEAD_COPY_LIMIT_BYTES:
+        if not weights.is_output_major(weight.numel()) and copy_bytes <= TIED_HEAD_COPY_LIMIT_BYTES:
             weight = weights.empty(*weight.shape).copy_(weight)
         linear = weights.linear_of(weight)
     return Head(linear) if weights.ranks.size == 1 else VocabularyParallelHead(linear, config.vocab_size, weights.ranks)
