@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from millstream_runtime.models.linear.parallel import Ranks
+from millstream_runtime.models.linear.tensor_parallel import Ranks
 
 
 class _Meeting:

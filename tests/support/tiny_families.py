@@ -18,8 +18,8 @@ from millstream_runtime.engine.attention.paged_attention import AttentionChunk, 
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.request import Request, SamplingParams
-from millstream_runtime.models.linear.parallel import ALONE, Ranks
 from millstream_runtime.models.linear.shares import rank_config
+from millstream_runtime.models.linear.tensor_parallel import ALONE, Ranks
 from millstream_runtime.models.registry import load_model, load_model_config
 
 VOCABULARY = 97

@@ -8,7 +8,7 @@ import torch
 
 from millstream_runtime.distributed import nvlink
 from millstream_runtime.distributed.topology import Topology
-from millstream_runtime.models.linear.parallel import Ranks
+from millstream_runtime.models.linear.tensor_parallel import Ranks
 
 LATENCY_BYTES, LATENCY_ROUNDS = 8 << 10, 10  # one decode's row of a large model
 BANDWIDTH_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}

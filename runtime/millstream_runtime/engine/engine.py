@@ -25,8 +25,8 @@ from millstream_runtime.engine.kv.pool_size import MemoryUse
 from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill, Request, TokenOutput
 from millstream_runtime.engine.sampling.logits_processors import LogitsProcessor
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
+from millstream_runtime.engine.scheduling.chunked_prefill import PromptShare
 from millstream_runtime.engine.scheduling.layered_prefill import ChunkSlice
-from millstream_runtime.engine.scheduling.prompt_share import PromptShare
 from millstream_runtime.engine.scheduling.scheduler import Chunk, Scheduler, StepPlan
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.warm_up import WarmUp

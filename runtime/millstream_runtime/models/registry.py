@@ -14,7 +14,7 @@ from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, architecture_of
 from millstream_runtime.models.families import deepseek, gemma, llama, mistral, mixtral, phi3, qwen2, qwen3, qwen3_moe
 from millstream_runtime.models.layers.decoder import Decoder
-from millstream_runtime.models.linear.parallel import ALONE, Ranks
+from millstream_runtime.models.linear.tensor_parallel import ALONE, Ranks
 from millstream_runtime.models.loading.checkpoint import Checkpoint
 from millstream_runtime.models.loading.weights import ExpectedWeights, LoadedWeights, Weights
 

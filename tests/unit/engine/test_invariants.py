@@ -347,7 +347,7 @@ def test_every_family_answers_like_transformers(
 ) -> None:
     circumstance = FAMILY_WAYS[way]
     if circumstance.ranks > 1 and family in UNEVEN_HEADS:
-        pytest.skip("its heads do not divide by two, and such a size is refused: see test_parallel.py")
+        pytest.skip("its heads do not divide by two, and such a size is refused: see test_tensor_parallel.py")
     rank_group = request.getfixturevalue("pair") if circumstance.ranks > 1 else None
     ranks = {"rank_group": rank_group, "tensor_parallel_size": circumstance.ranks} if rank_group else {}
     execution = circumstance.execution() if circumstance.execution else None

@@ -27,7 +27,7 @@ from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.errors import RuntimeFailure
-from millstream_runtime.models.linear.parallel import ALONE, Ranks
+from millstream_runtime.models.linear.tensor_parallel import ALONE, Ranks
 from millstream_runtime.models.registry import OnRead, expected_weights
 
 Reply = TypeVar("Reply", ShardLoaded, Measured)
@@ -106,7 +106,7 @@ def start_rank_group(config: RuntimeConfig) -> RankGroup:
     if config.tensor_parallel_size == 1:
         return SingleRank()
     from millstream_runtime.distributed.leader import Leader
-    from millstream_runtime.models.linear.parallel import Planned
+    from millstream_runtime.models.linear.tensor_parallel import Planned
 
     planned = Planned(0, config.tensor_parallel_size)
     placement = shard.place(config, planned)

@@ -26,8 +26,8 @@ from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.errors import InvalidConfigError, Reason, RuntimeFailure
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.layers.decoder import Decoder
-from millstream_runtime.models.linear.parallel import ALONE, Ranks
 from millstream_runtime.models.linear.shares import Place, rank_config
+from millstream_runtime.models.linear.tensor_parallel import ALONE, Ranks
 from millstream_runtime.models.registry import OnRead, expected_weights, load_model, load_model_config
 
 _TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

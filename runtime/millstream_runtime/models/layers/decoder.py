@@ -17,13 +17,13 @@ from millstream_runtime.models.layers.attention import Attention, AttentionBlock
 from millstream_runtime.models.layers.mlp import Mlp
 from millstream_runtime.models.layers.norm import RmsNorm
 from millstream_runtime.models.layers.rope import rotary_table
-from millstream_runtime.models.linear.parallel import (
+from millstream_runtime.models.linear.shares import Cut, vocabulary_share
+from millstream_runtime.models.linear.tensor_parallel import (
     Embedding,
     Head,
     VocabularyParallelEmbedding,
     VocabularyParallelHead,
 )
-from millstream_runtime.models.linear.shares import Cut, vocabulary_share
 from millstream_runtime.models.loading.weights import Weights
 
 # A tied output head shares the embedding. It is copied into [in, out] order while that costs less than this.

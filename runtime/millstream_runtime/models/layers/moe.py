@@ -11,8 +11,8 @@ from torch import Tensor
 
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.layers.mlp import GatedMlp
-from millstream_runtime.models.linear.parallel import Ranks
 from millstream_runtime.models.linear.shares import Cut, even_share
+from millstream_runtime.models.linear.tensor_parallel import Ranks
 from millstream_runtime.models.loading.weights import Weights
 
 EXPERTS_LIMIT = 4096

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.models.linear.linear import Linear, PlainLayout, Projection, WeightLayout
-from millstream_runtime.models.linear.parallel import ALONE, Ranks, RowParallelLinear
 from millstream_runtime.models.linear.shares import Cut
+from millstream_runtime.models.linear.tensor_parallel import ALONE, Ranks, RowParallelLinear
 from millstream_runtime.models.loading.checkpoint import Checkpoint, check_finite
 from millstream_runtime.models.weight_layouts import weight_layout_for
 

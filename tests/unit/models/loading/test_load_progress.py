@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from millstream_runtime.models.linear.parallel import ALONE, Planned, Ranks
+from millstream_runtime.models.linear.tensor_parallel import ALONE, Planned, Ranks
 from millstream_runtime.models.registry import load_model, load_model_config
 from tests.support.family_cases import CASES, Models
 

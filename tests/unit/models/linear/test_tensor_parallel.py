@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from millstream_runtime.errors import InvalidConfigError
-from millstream_runtime.models.linear.parallel import Planned, Ranks
 from millstream_runtime.models.linear.shares import even_share, kv_head_share, rank_config, vocabulary_share
+from millstream_runtime.models.linear.tensor_parallel import Planned, Ranks
 from millstream_runtime.models.loading.checkpoint import Checkpoint
 from millstream_runtime.models.loading.weights import LoadedWeights
 from millstream_runtime.models.registry import FAMILIES, expected_weights, load_model_config
