@@ -65,7 +65,7 @@ def test_the_same_tokens_where_prompts_enter_in_slices_of_layers(how: str, folde
     engine = engine_of(folder, how, max_num_batched_tokens=17)
     crowd(engine)
     assert answers_of(engine, GREEDY) == expected
-    assert engine._prompts.num_slices > 0
+    assert engine._chunked_prefill.num_slices > 0
 
 
 def test_a_replay_is_the_pass_that_was_recorded_in_bfloat16(folder: Path) -> None:

@@ -1,6 +1,6 @@
-"""What rank 0 and the other ranks say to each other: typed, msgpack, never pickle. Imports no torch.
+"""Messages between rank 0 and the other ranks: typed, msgpack, never pickle. Imports no torch.
 
-    Join ─► Joined ─► (LoadShard ─► ShardLoaded ─► Measure ─► Measured ─► Allocate ─► (StepInput | Scrub)*)* ─► Leave
+    Join ► Joined ► (LoadShard ► ShardLoaded ► Measure ► Measured ► Allocate ► (StepInput | ZeroBlocks)*)* ► Leave
                                  anywhere: RankFailed, and the process ends
 
 A step needs no reply: ranks meet in its sums. A configuration travels as itself and is checked again as it is decoded.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from millstream_runtime.config import RuntimeConfig
-from millstream_runtime.engine.execution.step_input import Scrub, StepInput
+from millstream_runtime.engine.execution.step_input import StepInput, ZeroBlocks
 from millstream_runtime.errors import Reason, RuntimeFailure
 
 
@@ -67,5 +67,5 @@ class RankFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
         return RuntimeFailure(self.reason, self.message)
 
 
-Command = Join | LoadShard | Measure | Allocate | StepInput | Scrub | Leave
+Command = Join | LoadShard | Measure | Allocate | StepInput | ZeroBlocks | Leave
 Reply = Joined | ShardLoaded | Measured | RankFailed

@@ -40,7 +40,7 @@ def measure_allreduce(ranks: Ranks, device: torch.device, num_bytes: int, rounds
     seconds = []
     for _ in range(rounds + 1):
         began = time.perf_counter()
-        ranks.sum_(values)
+        ranks.all_reduce(values)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - began)

@@ -55,7 +55,7 @@ class DistributedRanks:
         self.rank, self.size = group.rank(), group.size()
         self.backend: str = dist.get_backend(group)
 
-    def sum_(self, partial: Tensor) -> Tensor:
+    def all_reduce(self, partial: Tensor) -> Tensor:
         with collective_errors():
             dist.all_reduce(partial, group=self._group)
         return partial

@@ -14,7 +14,7 @@ from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, architecture_of
 from millstream_runtime.models.families import deepseek, gemma, llama, mistral, mixtral, phi3, qwen2, qwen3, qwen3_moe
 from millstream_runtime.models.layers.decoder import Decoder
-from millstream_runtime.models.linear.tensor_parallel import ALONE, Ranks
+from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
 from millstream_runtime.models.loading.checkpoint import Checkpoint
 from millstream_runtime.models.loading.weights import ExpectedWeights, LoadedWeights, Weights
 
@@ -63,7 +63,7 @@ def load_model_config(folder: Path) -> ModelConfig:
     return FAMILIES[architecture].read_config(fields)
 
 
-def expected_weights(config: ModelConfig, dtype: torch.dtype, ranks: Ranks = ALONE) -> ExpectedWeights:
+def expected_weights(config: ModelConfig, dtype: torch.dtype, ranks: Ranks = SINGLE_PROCESS) -> ExpectedWeights:
     """Every tensor that a checkpoint of this configuration must hold, and the bytes that a rank's share will take.
 
     Raises:
@@ -79,7 +79,7 @@ def load_model(
     folder: Path,
     dtype: torch.dtype,
     device: torch.device,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
     on_read: OnRead | None = None,
     copy_budget_bytes: int = 0,
 ) -> Decoder:

@@ -97,11 +97,11 @@ def by_priority(engine: Engine, requests: list[Request]) -> Answers:
 
 
 def slices(engine: Engine) -> bool:
-    return engine._prompts.num_slices > 0
+    return engine._chunked_prefill.num_slices > 0
 
 
 def computes_beside(engine: Engine) -> bool:
-    return engine._prompts.num_chunks_beside > 0
+    return engine._chunked_prefill.num_side_chunks > 0
 
 
 def never(_: Engine) -> bool:

@@ -12,7 +12,9 @@ values are read once and never repeated. A layer with a sliding window reads onl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -20,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from millstream_runtime.engine.cpu import threads
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.transfer import on_device
 from millstream_runtime.models.layers.attention import AttentionSpec
@@ -33,6 +34,9 @@ MASK_LIMIT_ELEMENTS = 4 << 20
 QUERIES_A_READING = 4
 # In a larger chunk the arithmetic binds, not the reading of keys and values.
 MOST_MERGED_QUERIES = 32
+
+KVRead = Callable[[int], AbstractContextManager[None]]
+"""A device's context around a call that reads so many bytes of the KV pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +52,12 @@ class AttentionChunk:
 class TorchAttention:
     """Attention of one step. Chunks of one token come first, in the order of the query's rows."""
 
-    def __init__(self, cache: KVCache, slots: Tensor, chunks: Seq[AttentionChunk], all_threads: int = 1) -> None:
-        """`slots`: `[T]` int64, the pool place of every new token. `all_threads`: of a CPU, where a call reads much."""
+    def __init__(
+        self, cache: KVCache, slots: Tensor, chunks: Seq[AttentionChunk], kv_read: KVRead | None = None
+    ) -> None:
+        """`slots`: `[T]` int64, the slot in the pool of every new token."""
         self._cache = cache
-        self._all_threads = all_threads if cache.heads[0].device.type == "cpu" else 1
+        self._kv_read = kv_read
         self._slots = slots
         num_decodes = next((i for i, chunk in enumerate(chunks) if chunk.num_tokens > 1), len(chunks))
         self._calls: list[_Call] = []
@@ -77,8 +83,10 @@ class TorchAttention:
         return attended.reshape(num_tokens, -1)
 
     def _attend(self, call: _Call, pool: Tensor, query: Tensor, spec: AttentionSpec) -> Tensor:
+        if self._kv_read is None:
+            return call(pool, query, spec)
         token_bytes = pool.shape[0] * pool.shape[2] * pool.element_size()
-        with threads.reading(call.tokens_read(spec.window) * token_bytes, self._all_threads):
+        with self._kv_read(call.tokens_read(spec.window) * token_bytes):
             return call(pool, query, spec)
 
 

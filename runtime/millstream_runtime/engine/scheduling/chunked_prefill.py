@@ -1,10 +1,10 @@
-"""How prompts share the machine with answers under way, so that these do not stutter. Three ways:
+"""How the chunks of prompts share the device with decodes, so that answers do not stutter. Three ways:
 
-    whole         the chunk fits into the time that a step may take, and is part of it
-    side thread   it does not fit: it passes its layers beside the steps of decodes, on cores of its own (a CPU)
-    slices        it does not fit and there is no side thread: some of its layers a step (`layered_prefill`)
+    whole          the chunk fits into the time that a step may take, and is part of it
+    side prefill   it does not fit: it is computed next to the steps of decodes, where the device has a way to (a CPU)
+    slices         it does not fit and there is no side prefill: some of its layers per step (`layered_prefill`)
 
-A chunk that is not computed whole is under way until it has passed all layers. Until then nothing of it counts.
+A chunk that is not computed whole is partial until it has passed all layers. Until then nothing of it counts.
 """
 
 from __future__ import annotations
@@ -18,73 +18,82 @@ from millstream_runtime.engine.scheduling.scheduler import Chunk, Scheduler, Ste
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.models.config.model_config import ModelConfig
 
-# Of a chunk for the side thread: it computes well, and the prompts of others do not wait for it long.
-SIDE_THREAD_TOKENS = 256
+# Of a chunk for the side prefill: it computes well, and the prompts of others do not wait for it long.
+SIDE_PREFILL_TOKENS = 256
 
 
 class SidePrefill(Protocol):
-    """What can compute chunks beside the steps; see `Forward.start_side_prefill`."""
+    """Computes chunks next to the steps; see `DevicePolicy.side_prefill`."""
 
     @property
-    def computes_beside(self) -> bool: ...
-    @property
-    def is_busy_beside(self) -> bool: ...
-    def start_side_prefill(self, chunks: list[Chunk]) -> None: ...
-    def stop_beside(self) -> None: ...
+    def is_busy(self) -> bool:
+        """Whether chunks are being computed."""
+
+    def start(self, chunks: list[Chunk]) -> None:
+        """Begin to compute chunks. Those before are done or dropped."""
+
+    def stop(self) -> None:
+        """Wait until nothing is computed any more: one layer at most. Raises what the computation raised."""
 
 
-class PromptShare:
-    """Decides before each step what it computes of prompts, and learns from it how much the next may."""
+class ChunkedPrefill:
+    """Decides before each step what it computes of prompts, and learns from its time how much the next may."""
 
-    def __init__(self, config: ModelConfig, block_size_tokens: int, beside: SidePrefill) -> None:
-        self._balance_tokens, self._num_layers, self._beside = balance_tokens(config), config.num_layers, beside
+    def __init__(self, config: ModelConfig, block_size_tokens: int, side: SidePrefill | None = None) -> None:
+        """`side`: None where the device has no side prefill."""
+        self._balance_tokens, self._num_layers, self._side = balance_tokens(config), config.num_layers, side
         self._block_size_tokens = block_size_tokens
         self._layered = LayeredPrefill(self._num_layers)
-        self.forget_times()
-        self.num_chunks_beside = 0
+        self.reset_pace()
+        self.num_side_chunks = 0
         self.num_slices = 0
 
-    def forget_times(self) -> None:
-        """What was learned so far does not hold any more."""
+    def reset_pace(self) -> None:
+        """Forget the times of the steps so far."""
         self.pace = Pace(self._balance_tokens, self._num_layers)
 
+    def close(self) -> None:
+        """End the side prefill."""
+        if self._side is not None:
+            self._side.stop()
+
     @property
-    def under_way(self) -> Collection[Sequence]:
-        """Whose chunks are under way: an argument of the plan."""
+    def partial(self) -> Collection[Sequence]:
+        """Sequences whose chunks have passed some layers: an argument of `Scheduler.plan`."""
         return self._layered.sequences
 
     def most_tokens(self, context_tokens: int) -> int | None:
-        """That prompts may have of the next step if decodes share it: an argument of the plan. See `Pace`."""
+        """Tokens of prompts in the next step if it has decodes: an argument of `Scheduler.plan`; None is no bound."""
         most_tokens = self.pace.most_tokens(context_tokens)
-        if most_tokens is None or not self._beside.computes_beside:
+        if most_tokens is None or self._side is None:
             return most_tokens
-        return max(most_tokens, SIDE_THREAD_TOKENS)
+        return max(most_tokens, SIDE_PREFILL_TOKENS)
 
     def apply(self, plan: StepPlan, scheduler: Scheduler) -> tuple[list[Chunk], ChunkSlice | None]:
-        """Have the scheduler prepare the plan. What the step computes: chunks in whole, and some layers of others."""
+        """Apply the plan to the scheduler. Returns what the step computes: whole chunks, and some layers of others."""
         for victim in plan.preempted:
             self.drop(victim)
         is_too_much = self._is_too_much(plan)
-        chunks = scheduler.apply(plan, prompts_later=is_too_much)
+        chunks = scheduler.apply(plan, publish_prompts=not is_too_much)
         if is_too_much:
             self._begin([chunk for chunk in chunks if chunk.num_tokens > 1])
             chunks = [chunk for chunk in chunks if chunk.num_tokens == 1]
-        return chunks, self._next_slice(beside_decodes=bool(chunks))
+        return chunks, self._next_slice(has_decodes=bool(chunks))
 
     def drop(self, sequence: Sequence) -> None:
-        """Forget the chunks under way if one is of `sequence`, which has ended or gives up its blocks: when this
-        returns, nobody writes to them."""
-        if sequence in self.under_way:
-            self._beside.stop_beside()
+        """Forget the partial chunks if one is of `sequence`, which has ended or is preempted: when this returns,
+        nothing writes to its blocks."""
+        if sequence in self.partial:
+            self.close()
             self._layered.drop()
 
-    def time_of(self, chunks: list[Chunk], part: ChunkSlice | None) -> StepTime | None:
-        """Of a step that is to be launched, its seconds still 0; None where they will tell nothing."""
-        if self._beside.computes_beside and (part is not None or self.under_way):
+    def step_time(self, chunks: list[Chunk], layer_slice: ChunkSlice | None) -> StepTime | None:
+        """What a step is about to compute, its seconds still 0; None where its time says nothing about others."""
+        if self._side is not None and (layer_slice is not None or self.partial):
             return None
         work = sum(self._work(chunk) for chunk in chunks if chunk.num_tokens > 1)
-        if part is not None:
-            work += part.share * sum(self._work(chunk) for chunk in part.chunks)
+        if layer_slice is not None:
+            work += layer_slice.layer_fraction * sum(self._work(chunk) for chunk in layer_slice.chunks)
         return StepTime(sum(chunk.num_tokens == 1 for chunk in chunks), work, seconds=0.0)
 
     def _is_too_much(self, plan: StepPlan) -> bool:
@@ -99,23 +108,22 @@ class PromptShare:
         return self.pace.layers(work) < self._num_layers
 
     def _begin(self, chunks: list[Chunk]) -> None:
-        beside = self._beside.computes_beside
-        self._layered.begin(chunks, beside=beside)
-        if chunks and beside:
-            self._beside.start_side_prefill(chunks)
-            self.num_chunks_beside += len(chunks)
+        self._layered.begin(chunks, is_started=self._side is not None)
+        if chunks and self._side is not None:
+            self._side.start(chunks)
+            self.num_side_chunks += len(chunks)
 
-    def _next_slice(self, *, beside_decodes: bool) -> ChunkSlice | None:
-        """What the next step computes of the chunks under way: all that is left where no decode waits for it."""
-        if not self.under_way:
+    def _next_slice(self, *, has_decodes: bool) -> ChunkSlice | None:
+        """What the next step computes of the partial chunks: all that is left where no decode waits for it."""
+        if not self.partial:
             return None
-        if self._beside.computes_beside:
-            if beside_decodes and self._beside.is_busy_beside:
+        if self._side is not None:
+            if has_decodes and self._side.is_busy:
                 return None
-            self._beside.stop_beside()
+            self._side.stop()
             return self._layered.rest()
         self.num_slices += 1
-        if not beside_decodes:
+        if not has_decodes:
             return self._layered.rest()
         return self._layered.next_slice(self.pace.layers(sum(self._work(chunk) for chunk in self._layered.chunks)))
 

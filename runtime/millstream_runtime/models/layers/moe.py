@@ -61,7 +61,7 @@ class SparseMlp:
         else:
             part = torch.zeros_like(residual)
             self._add_part_to(part, x)
-            residual.add_(self.ranks.sum_(part))
+            residual.add_(self.ranks.all_reduce(part))
 
     def _add_part_to(self, total: Tensor, x: Tensor) -> None:
         shares, experts = self.router(x)

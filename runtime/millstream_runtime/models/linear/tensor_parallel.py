@@ -31,7 +31,7 @@ class Ranks(Protocol):
     @property
     def size(self) -> int: ...
 
-    def sum_(self, partial: Tensor) -> Tensor:
+    def all_reduce(self, partial: Tensor) -> Tensor:
         """The sum over all ranks, in place, on every rank: the same bits on each."""
 
     def gather(self, part: Tensor) -> list[Tensor]:
@@ -39,13 +39,13 @@ class Ranks(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
+class SingleProcess:
     """One rank: nobody to ask."""
 
     rank: int = 0
     size: int = 1
 
-    def sum_(self, partial: Tensor) -> Tensor:
+    def all_reduce(self, partial: Tensor) -> Tensor:
         return partial
 
     def gather(self, part: Tensor) -> list[Tensor]:
@@ -53,20 +53,20 @@ class Alone:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedRanks:
     """A place among ranks that do not run yet: enough to ask what each would load, and to refuse what cannot be cut."""
 
     rank: int
     size: int
 
-    def sum_(self, partial: Tensor) -> Tensor:
+    def all_reduce(self, partial: Tensor) -> Tensor:
         raise NotImplementedError
 
     def gather(self, part: Tensor) -> list[Tensor]:
         raise NotImplementedError
 
 
-ALONE = Alone()
+SINGLE_PROCESS = SingleProcess()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class RowParallelLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[T, in of this rank]` to `[T, out]`."""
-        total = self.ranks.sum_(self.part(x))
+        total = self.ranks.all_reduce(self.part(x))
         return total if self.bias is None else total.add_(self.bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
@@ -110,11 +110,11 @@ class VocabularyParallelEmbedding:
         """`[T]` to `[T, hidden]`."""
         rows = self.weight.shape[0]
         if not rows:
-            return self.ranks.sum_(self.weight.new_zeros(token_ids.shape[0], self.weight.shape[1]))
+            return self.ranks.all_reduce(self.weight.new_zeros(token_ids.shape[0], self.weight.shape[1]))
         local = token_ids - self.first
         elsewhere = (local < 0) | (local >= rows)
         found = F.embedding(local.clamp(0, rows - 1), self.weight)
-        return self.ranks.sum_(found.masked_fill_(elsewhere.unsqueeze(1), 0.0))
+        return self.ranks.all_reduce(found.masked_fill_(elsewhere.unsqueeze(1), 0.0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from millstream_runtime.models.linear.linear import Linear, PlainLayout, Projection, WeightLayout
 from millstream_runtime.models.linear.shares import Cut
-from millstream_runtime.models.linear.tensor_parallel import ALONE, Ranks, RowParallelLinear
+from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks, RowParallelLinear
 from millstream_runtime.models.loading.checkpoint import Checkpoint, check_finite
 from millstream_runtime.models.weight_layouts import weight_layout_for
 
@@ -32,7 +32,11 @@ class Weights(ABC):
     """Attributes: `ranks`, among whom the model is shared; `dtype` and `device` of the tensors."""
 
     def __init__(
-        self, dtype: torch.dtype, device: torch.device, ranks: Ranks = ALONE, layout: WeightLayout | None = None
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        ranks: Ranks = SINGLE_PROCESS,
+        layout: WeightLayout | None = None,
     ) -> None:
         """`layout`: of linear weights; `PlainLayout` by default."""
         self.dtype = dtype
@@ -123,7 +127,7 @@ class ExpectedWeights(Weights):
         reads: name and number of elements of everything that will be read, in order.
     """
 
-    def __init__(self, dtype: torch.dtype, ranks: Ranks = ALONE) -> None:
+    def __init__(self, dtype: torch.dtype, ranks: Ranks = SINGLE_PROCESS) -> None:
         super().__init__(dtype, torch.device("meta"), ranks)
         self.expected: dict[str, tuple[int, ...]] = {}
         self.reads: list[tuple[str, int]] = []
@@ -146,7 +150,7 @@ class LoadedWeights(Weights):
         checkpoint: Checkpoint,
         dtype: torch.dtype,
         device: torch.device,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_PROCESS,
         on_read: Callable[[], None] = lambda: None,
         copy_budget_bytes: int = 0,
     ) -> None:

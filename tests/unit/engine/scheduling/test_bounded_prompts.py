@@ -93,7 +93,9 @@ class MachineWithAClock:
         def then() -> None:
             before_slice()
             if part is not None:
-                self._now += self._second_per_token * part.share * sum(chunk.num_tokens for chunk in part.chunks)
+                self._now += (
+                    self._second_per_token * part.layer_fraction * sum(chunk.num_tokens for chunk in part.chunks)
+                )
 
         launched = self._launch(chunks, part, then)
         if len(chunks) > len(prompts) and (prompts or part):
@@ -127,5 +129,5 @@ def test_where_a_few_tokens_are_too_many_a_step_takes_some_of_their_layers(folde
     """A token takes half a second: eight are the least chunk, and half of its layers what a step can spare."""
     paced, unpaced = MachineWithAClock(folder, 0.5), MachineWithAClock(folder, 0.0)
     assert paced.answers() == unpaced.answers()
-    assert paced.engine._prompts.num_slices > 50
+    assert paced.engine._chunked_prefill.num_slices > 50
     assert max(paced.step_seconds[1:]) <= 4.0
