@@ -1,4 +1,4 @@
-"""Rank 0's side: starts the other ranks, tells them each step, and notices at once when one is gone.
+"""Rank 0's side: starts the other ranks, sends them each step, and notices at once when one is gone.
 
 A rank that dies closes its end of the link, and the thread that listens there reports it: so an idle engine learns it
 as soon as a busy one. A rank that lives and does not answer runs into the timeout of the exchange it misses (gloo), or
@@ -68,7 +68,7 @@ class Leader:
         self._closing = threading.Event()
         self._computing_since: float | None = None
         self._lock = threading.Lock()
-        self._told = False
+        self._was_reported = False
         self._folder = Path(tempfile.mkdtemp(prefix="millstream-ranks-"))  # for this user alone
         lifeline, self._lifeline = os.pipe()
         self._ranks = [_Rank(number, lifeline, self._on_end) for number in range(1, size)]
@@ -83,7 +83,7 @@ class Leader:
 
     def _meet(self, size: int, device: torch.device) -> None:
         rendezvous = self._folder / "store"
-        with contextlib.suppress(OSError):  # whoever has gone already will not be heard either
+        with contextlib.suppress(OSError):  # a rank that is gone is reported by `gather`
             for rank in self._ranks:
                 rank.link.send(Join(rank.number, size, device.type, str(rendezvous), self._exchange_timeout_seconds))
         self.gather(Joined)
@@ -144,7 +144,7 @@ class Leader:
         deadline = time.monotonic() + LEAVE_SECONDS
         if hasattr(self, "ranks"):
             self.ranks.leave(after_a_loss=self.is_lost)
-        os.close(self._lifeline)  # whoever did not hear Leave hears this
+        os.close(self._lifeline)  # ends those that did not receive Leave
         for rank in self._ranks:
             rank.end(max(0.1, deadline - time.monotonic()))
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -174,9 +174,9 @@ class Leader:
 
     def _tell_the_loss(self) -> None:
         with self._lock:
-            if self._told:
+            if self._was_reported:
                 return
-            self._told = True
+            self._was_reported = True
         verdict = self._verdict()
         if hasattr(self, "ranks"):
             self.ranks.abort()
@@ -184,23 +184,23 @@ class Leader:
             self.on_lost(verdict)
 
     def _verdict(self) -> RuntimeFailure:
-        """Why the ranks cannot go on. One that told a reason of its own knows best, then one that was killed."""
+        """Return why the ranks cannot continue: a reason that a rank sent, else that one was killed, else unknown."""
         self._some_lost.wait(NOTICE_SECONDS)
         time.sleep(LAST_WORDS_SECONDS)
         with self._lock:
             lost = list(self._lost)
-        told = [
+        reported = [
             rank.failed for rank in lost if rank.failed is not None and rank.failed.reason is not Reason.NCCL_FAILED
         ]
-        if told:
-            return told[0].as_failure()
+        if reported:
+            return reported[0].as_failure()
         silent = [rank for rank in lost if rank.failed is None]
         if silent:
             return silent[0].death()
         complaints = [rank.failed for rank in lost if rank.failed is not None]
         if complaints:
             return complaints[0].as_failure()
-        return self._stuck or RuntimeFailure(Reason.NCCL_FAILED, "A rank is gone, and nobody knows why.")
+        return self._stuck or RuntimeFailure(Reason.NCCL_FAILED, "A rank is gone for an unknown reason.")
 
 
 class _Rank:
@@ -229,7 +229,7 @@ class _Rank:
         self._listener.start()
 
     def death(self) -> RuntimeFailure:
-        """What the end of the process tells, where it told nothing itself."""
+        """Return the failure by the exit of the process, which sent none itself."""
         code = self.process.poll()
         if code is None:
             how = "closed its connection"

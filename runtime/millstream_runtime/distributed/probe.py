@@ -1,4 +1,4 @@
-"""Finds out what connects the ranks: asked of the driver, and measured once by exchanges of all of them."""
+"""Finds out what connects the ranks: asks the driver, and measures collectives among all of them once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def find_topology(ranks: Ranks, device: torch.device) -> Topology:
 
 
 def measure_allreduce(ranks: Ranks, device: torch.device, num_bytes: int, rounds: int) -> float:
-    """Seconds of one sum of so many bytes, the best of `rounds` after one that nobody counts."""
+    """Return the seconds of one all-reduce of that size: the best of `rounds` after one that is not counted."""
     values = torch.zeros(num_bytes // 4, dtype=torch.float32, device=device)
     seconds = []
     for _ in range(rounds + 1):

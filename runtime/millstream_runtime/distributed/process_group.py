@@ -67,7 +67,7 @@ class DistributedRanks:
         return parts
 
     def abort(self) -> None:
-        """Wake whoever waits for a rank that will not come. gloo notices by itself, by a closed connection."""
+        """Wake threads that wait for a lost rank. gloo needs no help: its connections are closed."""
         if self.backend == "nccl":
             with contextlib.suppress(RuntimeError):
                 self._group.abort()

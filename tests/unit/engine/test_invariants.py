@@ -24,9 +24,9 @@ from millstream_runtime.distributed.leader import Leader
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution import graphs
 from millstream_runtime.engine.execution.execution_mode import Execution
-from millstream_runtime.engine.execution.recorders import CallingAgain
 from millstream_runtime.engine.request import Request, SamplingParams
 from tests.support.crowded import crowd
+from tests.support.eager_recorder import EagerRecorder
 from tests.support.engines import MakeEngine, WriteModel, generate
 from tests.support.family_cases import CASES, UNEVEN_HEADS, Models
 from tests.support.tape_recorder import TapeRecorder
@@ -287,7 +287,7 @@ FAMILY_WAYS = {
     "with prefix hits": Way(twice, happened=hits),
     "preempted": Way(all_at_once, NO_CACHE, pool_blocks=TIGHT_POOL_BLOCKS, happened=preempts),
     "replayed and overlapped, with prefix hits": Way(
-        twice, happened=hits, execution=lambda: Execution(CallingAgain(), overlapped=True)
+        twice, happened=hits, execution=lambda: Execution(EagerRecorder(), overlapped=True)
     ),
     "overlapped, preempted": Way(
         all_at_once, NO_CACHE, TIGHT_POOL_BLOCKS, preempts, execution=lambda: Execution(overlapped=True)

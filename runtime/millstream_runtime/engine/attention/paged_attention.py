@@ -1,10 +1,10 @@
-"""Paged attention by torch alone: one plan a step, used by every layer.
+"""Paged attention by torch alone: one plan per step, used by every layer.
 
 The plan sorts the step's work once, so that a layer makes as few calls as possible and copies nothing it can view:
 
-    decodes at home     rows an equal distance apart in the pool -> one strided view of the pool, one call
+    decodes in regions  rows an equal distance apart in the pool -> one strided view of the pool, one call
     decodes elsewhere   blocks gathered into a padded batch, one call
-    prompt chunks       one call each, over a view (at home) or a gathered copy
+    prompt chunks       one call each, over a view (contiguous blocks) or a gathered copy
 
 Query heads that share a key/value head are taken as rows of one query (`[.., KV, group, D]`), so that keys and
 values are read once and never repeated. A layer with a sliding window reads only the tokens within it.
@@ -30,13 +30,13 @@ from millstream_runtime.models.layers.attention import AttentionSpec
 PADDING_LIMIT_TOKENS = 256
 # Scores of a prompt chunk are masked in slabs of queries, so that the mask stays below this.
 MASK_LIMIT_ELEMENTS = 4 << 20
-# So many queries of a chunk compute for about as long as reading their keys and values from memory takes.
+# Queries of a chunk whose arithmetic takes about as long as reading their keys and values from memory.
 QUERIES_A_READING = 4
 # In a larger chunk the arithmetic binds, not the reading of keys and values.
 MOST_MERGED_QUERIES = 32
 
 KVRead = Callable[[int], AbstractContextManager[None]]
-"""A device's context around a call that reads so many bytes of the KV pool."""
+"""Returns a context for a call that reads this many bytes of the KV pool; see `DevicePolicy.kv_read`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How large the KV pool is: bytes in, blocks out. Pure; the measuring is the engine's.
+"""How large the KV pool is: bytes in, blocks out. Pure; the engine measures.
 
 Weights and activations are counted first and the pool takes what is left: the ledger of every refusal adds up.
 """
@@ -32,11 +32,11 @@ class MemoryBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """What was measured on one device (of several ranks, rank 0's), as `/ready` tells it. None: nobody measured it."""
+    """What was measured on one device (of several ranks, rank 0's), as `/ready` reports it. None: not measured."""
 
     weights_bytes: int  # allocated for parameters: embeddings and a CPU's second copies included
     activations_bytes: int | None
-    graphs_bytes: int | None  # of the CUDA graphs that were recorded at boot; the log tells those that come later
+    graphs_bytes: int | None  # of the CUDA graphs that were recorded at boot; later ones are in the log
     kv_cache_bytes: int  # of the pool's tensors; on a CPU a page takes memory once a request writes to it
     kv_cache_tokens: int
 
@@ -65,7 +65,7 @@ def cpu_ledger(limit_bytes: int, used_bytes: int) -> MemoryBudget:
 
 
 def copy_budget_bytes(limit_bytes: int, used_bytes: int, weight_bytes: int) -> int:
-    """What second copies of weights may take on a CPU: half of what nobody else has a claim on.
+    """Return what second copies of weights may take on a CPU: half of the memory that nothing else claims.
 
     The pool comes first: the planner has promised its share before a byte was read, and knows of no copies.
 

@@ -111,7 +111,7 @@ class _PlanBuilder:
         self._reused: set[int] = set()  # evictable blocks that an admission of this plan holds again
 
     def bound_prompts(self, max_prompt_tokens: int) -> None:
-        """From now on there are prompts only, and they may take so many tokens together."""
+        """Let the prompts, which are all that is left to plan, take at most this many tokens together."""
         self._tokens_left = min(self._tokens_left, max_prompt_tokens)
 
     def run(self, sequence: Sequence) -> None:
@@ -311,5 +311,5 @@ class Scheduler:
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:
-    """By rank; the arrival tells equal ranks apart."""
+    """Sort key: the rank, then the arrival."""
     return sequence.rank, sequence.arrival

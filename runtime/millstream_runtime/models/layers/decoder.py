@@ -40,7 +40,7 @@ class Layer(Protocol):
 @dataclass(frozen=True, slots=True)
 class PreNormLayer:
     """`x += attention(norm(x)); x += mlp(norm(x))`, as in Llama and most since. Outputs add into the residual stream
-    (`addmm_`) instead of beside it."""
+    (`addmm_`) instead of a tensor of their own."""
 
     input_norm: RmsNorm
     attention: AttentionBlock

@@ -1,13 +1,13 @@
-"""Tensor-parallel layers: each rank keeps a share of a weight, and all ranks compute every token together.
+"""Tensor-parallel layers (Megatron: Shoeybi et al. 2019, arXiv 1909.08053): each rank keeps a share of a weight.
 
     embedding   rows of the vocabulary         each rank looks up what it has, zeros elsewhere -> sum
     QKV, gate   columns: heads, hidden units   nothing to exchange
     output      rows: the same heads or units  partial results                                 -> sum
     head        columns: the vocabulary        a part of the logits                            -> gathered by rank 0
 
-Two sums a layer. What is summed comes out alike, bit for bit, on every rank: so whatever follows from it (norms, the
-experts that a router chooses) is computed by each of them and never exchanged. `Ranks` is the only door to the other
-processes; which part is whose says `models.shares`.
+Two sums per layer. A sum is the same, bit for bit, on every rank: so what follows from it (norms, the experts that a
+router chooses) is computed by each rank and never exchanged. `Ranks` is the only interface to the other
+processes; `shares` says which rank keeps which part.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class Ranks(Protocol):
     def size(self) -> int: ...
 
     def all_reduce(self, partial: Tensor) -> Tensor:
-        """The sum over all ranks, in place, on every rank: the same bits on each."""
+        """Sum `partial` over all ranks in place, and return it: the same bits on every rank."""
 
     def gather(self, part: Tensor) -> list[Tensor]:
-        """On rank 0 what every rank gave, in their order; elsewhere nothing. All of one shape."""
+        """Return on rank 0 the `part` of every rank, in their order; elsewhere nothing. All have one shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class SingleProcess:
-    """One rank: nobody to ask."""
+    """A single rank: no other processes."""
 
     rank: int = 0
     size: int = 1
@@ -54,7 +54,7 @@ class SingleProcess:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRanks:
-    """A place among ranks that do not run yet: enough to ask what each would load, and to refuse what cannot be cut."""
+    """A rank that does not run yet: enough to find what it would load, and to refuse what cannot be divided."""
 
     rank: int
     size: int
