@@ -44,7 +44,7 @@ from millstream_runtime.errors import Reason, RuntimeFailure
 from millstream_runtime.models.layers.decoder import Decoder
 
 Link = Channel[Reply, Command]
-Thing = TypeVar("Thing")
+Made = TypeVar("Made")
 
 
 class Follower:
@@ -70,8 +70,8 @@ class Follower:
             case LoadShard(config):
                 self._load(config)
             case Measure():
-                ledger = shard.measure_memory(_made(self._config), self._shard_config, self._model, self._ranks)
-                self._link.send(Measured(ledger.available_bytes))
+                budget = shard.measure_memory(_made(self._config), self._shard_config, self._model, self._ranks)
+                self._link.send(Measured(budget.available_bytes))
             case Allocate(num_blocks):
                 cache = shard.make_kv_cache(_made(self._config), self._shard_config, num_blocks, self._ranks)
                 self._shard_config.policy.after_loading()
@@ -94,16 +94,16 @@ class Follower:
             forward.logits(residual, rows)
 
 
-def _made(thing: Thing | None) -> Thing:
-    if thing is None:
+def _made(value: Made | None) -> Made:
+    if value is None:
         raise RuntimeError("a command came before the one that it builds on")
-    return thing
+    return value
 
 
 def main(link_fd: int, lifeline_fd: int) -> int:
     """Serve the leader until it sends `Leave`; return the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches a whole terminal; the leader decides what it means
-    threading.Thread(target=_leave_with_the_leader, args=(lifeline_fd,), name="lifeline", daemon=True).start()
+    threading.Thread(target=_exit_with_leader, args=(lifeline_fd,), name="lifeline", daemon=True).start()
     connection = socket.socket(fileno=link_fd)
     connection.set_inheritable(False)
     os.set_inheritable(lifeline_fd, False)
@@ -145,7 +145,7 @@ def _join(link: Link, join: Join) -> DistributedRanks:
     return ranks
 
 
-def _leave_with_the_leader(lifeline_fd: int) -> None:
+def _exit_with_leader(lifeline_fd: int) -> None:
     os.read(lifeline_fd, 1)
     os._exit(1)
 

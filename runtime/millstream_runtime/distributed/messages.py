@@ -16,7 +16,7 @@ from millstream_runtime.errors import Reason, RuntimeFailure
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The first command: meet the others."""
+    """The first command: join the process group."""
 
     rank: int
     size: int
@@ -26,27 +26,27 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class LoadShard(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """LoadShard this rank's share of a model; one that was there before goes."""
+    """Load this rank's share of a model, in place of any before."""
 
     config: RuntimeConfig
 
 
 class Measure(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Find out what a KV pool may take here."""
+    """Measure what a KV pool may take on this rank."""
 
 
 class Allocate(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Make the KV pool."""
+    """Allocate the KV pool."""
 
     num_blocks: int
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """End."""
+    """End the process."""
 
 
 class Joined(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """This process is about to meet the others."""
+    """This process is about to join the process group."""
 
 
 class ShardLoaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -58,7 +58,7 @@ class Measured(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class RankFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The last words of a rank."""
+    """Why a rank cannot continue; its process ends."""
 
     reason: Reason
     message: str

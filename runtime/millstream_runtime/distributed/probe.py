@@ -16,7 +16,7 @@ BANDWIDTH_ROUNDS = {"cpu": 3, "cuda": 10}
 
 
 def find_topology(ranks: Ranks, device: torch.device) -> Topology:
-    """Every rank calls this at once, for the measurements are exchanges of all."""
+    """Return the topology. All ranks call this at the same time, because the measurements are collectives."""
     latency_seconds = measure_allreduce(ranks, device, LATENCY_BYTES, LATENCY_ROUNDS)
     kind = "cuda" if device.type == "cuda" else "cpu"
     num_bytes = BANDWIDTH_BYTES[kind]
@@ -48,7 +48,7 @@ def measure_allreduce(ranks: Ranks, device: torch.device, num_bytes: int, rounds
 
 
 def _links(size: int) -> tuple[str, bool, int]:
-    """The first `size` CUDA devices, one a rank."""
+    """Link, peer access and number of CUDA devices, of the first `size`: one per rank."""
     pairs = [(one, other) for one in range(size) for other in range(size) if one != other]
     peer_access = all(torch.cuda.can_device_access_peer(one, other) for one, other in pairs)
     uuids = [f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in range(size)]

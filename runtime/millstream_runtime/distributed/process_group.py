@@ -1,4 +1,4 @@
-"""The tensors that ranks exchange: a process group of torch, NCCL on GPUs and gloo on CPUs."""
+"""Collectives between ranks: a process group of torch, NCCL on GPUs and gloo on CPUs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch import Tensor
 from millstream_runtime.errors import Reason, RuntimeFailure
 
 LOOPBACK = "lo"
-# NCCL's own watchdog ends the process without a word. It comes after the leader's deadline, which has a reason to give.
+# NCCL's own watchdog ends the process without a reason. It comes after the leader's deadline, which gives one.
 NCCL_WATCHDOG_FACTOR = 5
 
 
 def join(rank: int, size: int, device: torch.device, rendezvous: Path, timeout_seconds: float) -> DistributedRanks:
-    """Meet the other ranks; every one of them calls this.
+    """Join the process group; every rank calls this.
 
     All are in one pod, so they talk over the loopback device: nothing is open to the network. NCCL says what is wrong
     (`NCCL_DEBUG=WARN`) unless the environment asks for another level.
@@ -48,7 +48,7 @@ def join(rank: int, size: int, device: torch.device, rendezvous: Path, timeout_s
 
 
 class DistributedRanks:
-    """`models.parallel.Ranks` over a process group."""
+    """`tensor_parallel.Ranks` over a process group of torch."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -73,7 +73,7 @@ class DistributedRanks:
                 self._group.abort()
 
     def leave(self, *, after_a_loss: bool = False) -> None:
-        """Nothing is exchanged after this. NCCL would wait for the lost, and the process is about to end anyway."""
+        """Leave the process group. After a loss this does nothing with NCCL, which would wait for the lost rank."""
         if after_a_loss and self.backend == "nccl":
             return
         with contextlib.suppress(RuntimeError):
@@ -82,7 +82,7 @@ class DistributedRanks:
 
 @contextlib.contextmanager
 def collective_errors() -> Iterator[None]:
-    """torch's errors about other ranks, as a RuntimeFailure with the first line of what it says."""
+    """Turn torch's errors about other ranks into a RuntimeFailure with their first line."""
     try:
         yield
     except torch.OutOfMemoryError:

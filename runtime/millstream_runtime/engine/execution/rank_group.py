@@ -151,9 +151,9 @@ def load_on_ranks(
     on_phase("SizingKVCache", f"{pool_size.gibibytes(model.weight_bytes)} of weights are loaded.")
     rank_group.broadcast(Measure())
     with rank_group.computing():
-        ledger = shard.measure_memory(config, shard_config, model, ranks, with_graphs=recorder is not None)
-    available_bytes = min([ledger.available_bytes, *(one.available_bytes for one in rank_group.gather(Measured))])
-    pool = shard.size_pool(config, shard_config, replace(ledger, available_bytes=available_bytes), ranks)
+        budget = shard.measure_memory(config, shard_config, model, ranks, with_graphs=recorder is not None)
+    available_bytes = min([budget.available_bytes, *(one.available_bytes for one in rank_group.gather(Measured))])
+    pool = shard.size_pool(config, shard_config, replace(budget, available_bytes=available_bytes), ranks)
     rank_group.broadcast(Allocate(pool.num_blocks))
     padding_blocks = 0 if recorder is None else KVCache.PADDING_BLOCKS
     cache = shard.make_kv_cache(config, shard_config, pool.num_blocks, ranks, num_padding_blocks=padding_blocks)
@@ -165,5 +165,5 @@ def load_on_ranks(
         forward.graphs = shard.graphed_decodes(config, model, cache, pool.max_model_len, recorder)
         if forward.graphs is not None:
             graphs_bytes = forward.graphs.record_first().num_bytes
-    use = shard.memory_use(model, cache, ledger, graphs_bytes)
+    use = shard.memory_use(model, cache, budget, graphs_bytes)
     return LoadedModel(shard_config, forward, pool, use, execution)

@@ -94,7 +94,7 @@ def make_kv_cache(
     *,
     num_padding_blocks: int = 0,
 ) -> KVCache:
-    """This rank's part of the KV pool: all blocks, its heads."""
+    """Allocate this rank's part of the KV pool: all blocks, its heads."""
     shape = rank_config(shard_config.model_config, ranks)
     return KVCache(
         shape,
@@ -115,19 +115,19 @@ def measure_memory(
     *,
     with_graphs: bool = False,
 ) -> pool_size.MemoryBudget:
-    """What this rank's pool may take. On CUDA all ranks measure together: the largest step is computed once.
+    """Return what this rank's pool may take. On CUDA all ranks measure together: the largest step is computed once.
 
     `with_graphs`: keep memory for CUDA graphs, which are recorded once the pool is there.
     """
     if shard_config.device.type == "cpu":
-        return pool_size.cpu_ledger(memory_limit_bytes() // ranks.size, resident_bytes())
-    return _cuda_ledger(config, shard_config, model, ranks, with_graphs)
+        return pool_size.cpu_budget(memory_limit_bytes() // ranks.size, resident_bytes())
+    return _cuda_budget(config, shard_config, model, ranks, with_graphs)
 
 
 def graphed_decodes(
     config: RuntimeConfig, model: Decoder, cache: KVCache, max_model_len: int, recorder: Recorder
 ) -> GraphedDecodes | None:
-    """The graph manager of this rank, with nothing recorded yet; None where no padded step is small enough."""
+    """Return the graph manager of this rank, with nothing recorded; None where no padded step is small enough."""
     device = cache.heads[0].device
     on_cuda = device.type == "cuda"
     total_bytes = torch.cuda.mem_get_info(device)[1] if on_cuda else memory_limit_bytes()
@@ -142,12 +142,12 @@ def graphed_decodes(
 
 
 def memory_use(
-    model: Decoder, cache: KVCache, ledger: pool_size.MemoryBudget, graphs_bytes: int = 0
+    model: Decoder, cache: KVCache, budget: pool_size.MemoryBudget, graphs_bytes: int = 0
 ) -> pool_size.MemoryUse:
-    """What this rank took, as far as it was measured. `graphs_bytes`: of the graphs recorded so far."""
+    """Return what this rank has taken, as far as measured. `graphs_bytes`: of the graphs recorded so far."""
     return pool_size.MemoryUse(
         weights_bytes=model.weight_bytes,
-        activations_bytes=ledger.activations_bytes,
+        activations_bytes=budget.activations_bytes,
         graphs_bytes=graphs_bytes,
         kv_cache_bytes=cache.num_bytes,
         kv_cache_tokens=cache.num_blocks * cache.block_size_tokens,
@@ -155,17 +155,17 @@ def memory_use(
 
 
 def size_pool(
-    config: RuntimeConfig, shard_config: ShardConfig, ledger: pool_size.MemoryBudget, ranks: RankInfo = SINGLE_PROCESS
+    config: RuntimeConfig, shard_config: ShardConfig, budget: pool_size.MemoryBudget, ranks: RankInfo = SINGLE_PROCESS
 ) -> pool_size.PoolSize:
-    """Blocks of the pool: the same number on every rank, so `ledger` is that of the rank with the least room.
+    """Return the blocks of the pool, the same number on every rank: `budget` is the smallest among the ranks.
 
     Raises:
-        RuntimeFailure: OutOfMemory, with the ledger.
+        RuntimeFailure: OutOfMemory, with the budget.
     """
     token_bytes = rank_config(shard_config.model_config, ranks).kv_bytes_per_token(shard_config.dtype.itemsize)
     asked_bytes = config.kv_cache_memory_bytes
     return pool_size.size_pool(
-        ledger,
+        budget,
         asked_bytes=None if asked_bytes is None else asked_bytes // ranks.size,
         block_bytes=token_bytes * config.block_size_tokens,
         block_size_tokens=config.block_size_tokens,
@@ -176,7 +176,7 @@ def size_pool(
 
 
 @torch.inference_mode()
-def _cuda_ledger(
+def _cuda_budget(
     config: RuntimeConfig, shard_config: ShardConfig, model: Decoder, ranks: RankInfo, with_graphs: bool
 ) -> pool_size.MemoryBudget:
     """Measure the activations of the largest step on a small throw-away pool, then count what is left."""
@@ -197,7 +197,7 @@ def _cuda_ledger(
     limit_bytes = total_bytes * config.gpu_memory_utilization_percent // 100
     used_bytes = total_bytes - free_bytes
     graphs_bytes = _graphs_estimate_bytes(config, shard_config, ranks, limit_bytes) if with_graphs else 0
-    return pool_size.cuda_ledger(limit_bytes, used_bytes, activation_bytes, graphs_bytes)
+    return pool_size.cuda_budget(limit_bytes, used_bytes, activation_bytes, graphs_bytes)
 
 
 def _graphs_estimate_bytes(config: RuntimeConfig, shard_config: ShardConfig, ranks: RankInfo, limit_bytes: int) -> int:

@@ -101,7 +101,7 @@ def _read_json_object(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RuntimeFailure(
-            Reason.CHECKPOINT_INVALID, f"{path} does not exist; a model folder needs it beside its *.safetensors."
+            Reason.CHECKPOINT_INVALID, f"{path} does not exist; a model folder needs it next to its *.safetensors."
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise RuntimeFailure(Reason.CHECKPOINT_INVALID, f"{path} is not readable JSON: {error}.") from error

@@ -1,6 +1,6 @@
 """Which part of a model each tensor-parallel rank keeps. Arithmetic only: no torch, no processes.
 
-Megatron's cut (Shoeybi et al. 2019, arXiv 1909.08053):
+The partition of Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053):
 
     heads, hidden units    equal parts, or the size is refused
     key and value heads    equal parts; where ranks are more, neighbours keep copies of the same head
@@ -28,7 +28,7 @@ class RankInfo(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Of `total` rows or columns of a checkpoint's tensor these ranges, one after another."""
+    """The ranges `kept` of `total` rows or columns of a checkpoint's tensor, one after another."""
 
     total: int
     kept: tuple[range, ...]
@@ -45,12 +45,12 @@ class Cut:
 
 
 def whole(total: int) -> Cut:
-    """Everything."""
+    """All of `total`."""
     return Cut(total, (range(total),))
 
 
 def side_by_side(sizes: Sequence[int], shares: Sequence[range]) -> Cut:
-    """Of tensors that a checkpoint keeps fused in one, each of `sizes` rows, the share of each."""
+    """Return the share of each of several tensors that a checkpoint keeps fused in one, of `sizes` rows each."""
     kept, start = [], 0
     for size, share in zip(sizes, shares, strict=True):
         kept.append(range(start + share.start, start + share.stop))
@@ -59,7 +59,7 @@ def side_by_side(sizes: Sequence[int], shares: Sequence[range]) -> Cut:
 
 
 def even_share(total: int, ranks: RankInfo, what: str) -> range:
-    """This rank's part of `total` heads or units.
+    """Return this rank's part of `total` heads or units.
 
     Raises:
         InvalidConfigError: where they do not divide; `what` names them as config.json does.
