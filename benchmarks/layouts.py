@@ -26,8 +26,8 @@ from benchmarks import machine
 from benchmarks.shapes import LARGER
 from millstream_runtime.models.cpu import two_layouts
 from millstream_runtime.models.cpu.half_weights import half_copy
+from millstream_runtime.models.cpu.linear import CpuLinear
 from millstream_runtime.models.cpu.split_product import num_parts, split_product
-from millstream_runtime.models.linear.linear import Linear
 
 RESULT = Path(__file__).parent / "results" / "layouts.json"
 ROWS = (1, 2, 4, 8, 16, 64, 256)
@@ -61,7 +61,7 @@ def ways(fan_in: int, fan_out: int, count: int) -> dict[str, Callable[[Tensor], 
     """Each multiplies rows by the same `count` matrices."""
     checkpoint = [torch.randn(fan_out, fan_in).bfloat16().float() for _ in range(count)]
     weights = [one.t().contiguous() for one in checkpoint]
-    two = [Linear(one.t(), None, packed=two_layouts.pack(one.t())) for one in checkpoint]
+    two = [CpuLinear(one.t(), None, packed=two_layouts.pack(one.t())) for one in checkpoint]
     half = [replace(one, half=half_copy(one.weight)) for one in two]
 
     def split(x: Tensor) -> None:

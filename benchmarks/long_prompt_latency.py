@@ -54,7 +54,7 @@ def run_once(
     `context_tokens`: of the answers when they begin. `steps_without`: so many steps in which no prompt enters.
     """
     shape = engine.model_config
-    engine._prompts.pace = (Pace if bounded else Unbounded)(balance_tokens(shape), shape.num_layers)
+    engine._chunked_prefill.pace = (Pace if bounded else Unbounded)(balance_tokens(shape), shape.num_layers)
     vocab_size = engine.model_config.vocab_size
     for index in range(NUM_DECODES):
         prompt = [rng.randrange(3, vocab_size) for _ in range(context_tokens)]

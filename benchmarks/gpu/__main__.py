@@ -31,7 +31,8 @@ from benchmarks.machine import describe
 from millstream_runtime.config import Device, DType, RuntimeConfig
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
-from millstream_runtime.engine.execution.recorders import CallingAgain, CudaRecorder, Recorder
+from millstream_runtime.engine.execution.recorders import CudaRecorder, Recorder
+from tests.support.eager_recorder import EagerRecorder
 
 RESULTS = Path(__file__).parents[1] / "results"
 DRY_NANO, DRY_ALONE = Load(5, 4, 20), Load(1, 8, 8)
@@ -92,7 +93,7 @@ def measure(folder: Path, shape: Shape, execution: Execution, *, dry_run: bool) 
 
 def run(name: str, shape: Shape, save: Callable[[dict[str, Any]], None], *, dry_run: bool) -> None:
     """All executions of one shape, printed and saved as they come."""
-    recorder: Callable[[], Recorder] = CallingAgain if dry_run else lambda: CudaRecorder(torch.device("cuda", 0))
+    recorder: Callable[[], Recorder] = EagerRecorder if dry_run else lambda: CudaRecorder(torch.device("cuda", 0))
     results: dict[str, Any] = {}
     report = {"shape": name, "machine": describe(), "results": results}
     with tempfile.TemporaryDirectory() as folder:

@@ -15,16 +15,17 @@ import torch
 from millstream_runtime.config import Device, DType, RuntimeConfig
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
-from millstream_runtime.engine.execution.recorders import CallingAgain, CudaRecorder
+from millstream_runtime.engine.execution.recorders import CudaRecorder
 from millstream_runtime.engine.request import Request, SamplingParams
 from tests.support.crowded import crowd
+from tests.support.eager_recorder import EagerRecorder
 from tests.support.tiny_families import engine_answers, prompts_of
 from tests.support.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.gpu
 EXECUTIONS: dict[str, Callable[[], Execution]] = {
     "eager": Execution,
-    "padded": lambda: Execution(CallingAgain()),
+    "padded": lambda: Execution(EagerRecorder()),
     "graphs": lambda: Execution(CudaRecorder(torch.device("cuda", 0))),
     "overlapped": lambda: Execution(overlapped=True),
     "graphs and overlapped": lambda: Execution(CudaRecorder(torch.device("cuda", 0)), overlapped=True),
@@ -65,7 +66,7 @@ def test_the_same_tokens_where_prompts_enter_in_slices_of_layers(how: str, folde
     engine = engine_of(folder, how, max_num_batched_tokens=17)
     crowd(engine)
     assert answers_of(engine, GREEDY) == expected
-    assert engine._prompts.num_slices > 0
+    assert engine._chunked_prefill.num_slices > 0
 
 
 def test_a_replay_is_the_pass_that_was_recorded_in_bfloat16(folder: Path) -> None:

@@ -20,4 +20,4 @@ class Crowded(Pace):
 
 def crowd(engine: Engine) -> None:
     """Have it so from now on."""
-    engine._prompts.pace = Crowded(1.0, engine.model_config.num_layers)
+    engine._chunked_prefill.pace = Crowded(1.0, engine.model_config.num_layers)

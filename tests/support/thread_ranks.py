@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from millstream_runtime.models.linear.parallel import Ranks
+from millstream_runtime.models.linear.tensor_parallel import Ranks
 
 
 class _Meeting:
@@ -34,7 +34,7 @@ class ThreadRanks:
         self._meeting = meeting
         self.rank, self.size = rank, size
 
-    def sum_(self, partial: Tensor) -> Tensor:
+    def all_reduce(self, partial: Tensor) -> Tensor:
         return partial.copy_(torch.stack(self._meeting.exchange(self.rank, partial)).sum(dim=0))
 
     def gather(self, part: Tensor) -> list[Tensor]:

@@ -18,8 +18,8 @@ from millstream_runtime.engine.attention.paged_attention import AttentionChunk, 
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.request import Request, SamplingParams
-from millstream_runtime.models.linear.parallel import ALONE, Ranks
 from millstream_runtime.models.linear.shares import rank_config
+from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
 from millstream_runtime.models.registry import load_model, load_model_config
 
 VOCABULARY = 97
@@ -114,7 +114,11 @@ def reference_logits(model: Any, prompt: list[int], dtype: torch.dtype = torch.f
 
 @torch.inference_mode()
 def model_logits(
-    folder: Path, prompt: list[int], chunk_tokens: int, dtype: torch.dtype = torch.float64, ranks: Ranks = ALONE
+    folder: Path,
+    prompt: list[int],
+    chunk_tokens: int,
+    dtype: torch.dtype = torch.float64,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> torch.Tensor:
     """This runtime's logits of every position, the prompt computed in chunks over a paged cache.
 

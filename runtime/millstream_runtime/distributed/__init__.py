@@ -1,4 +1,4 @@
-"""Tensor parallelism: one process a rank, all in one pod.
+"""Tensor parallelism: one process per rank, all in one pod.
 
     rank 0: the engine                                  ranks 1 … n-1: `python -m …distributed.follower`
     scheduler, sampler, server behind it
@@ -6,11 +6,11 @@
            ◀──ShardLoaded, RankFailed, …──
     all_reduce, gather ◀──────── NCCL or gloo ───────▶
 
-Requests are scheduled and tokens sampled on rank 0 alone. The other way, every rank scheduling and sampling alike,
-saves this message but needs all logits everywhere, the sampler's state (penalties, grammars, seeds) on every rank, and
-bit-equal decisions for ever: one rank that rounds otherwise, and answers diverge in silence. A step's message is a few
-bytes a request and takes tens of microseconds; the sampled tokens travel with the next one.
+Rank 0 alone schedules requests and samples tokens. If every rank did both, this message would be saved, but every rank
+would need all logits, the sampler's state (penalties, grammars, seeds) and bit-equal decisions: one rank that rounds
+differently, and answers diverge silently. A step's message is a few bytes per request and takes tens of microseconds;
+the sampled tokens travel with the next one.
 
-`messages` and `channel` are the conversation, `process_group` the tensors, `leader` and `follower` the two ends of it,
-`probe` finds out what connects them, and `topology` is the finding.
+`messages` and `channel` carry commands and replies, `process_group` the tensors; `leader` and `follower` are the two
+ends; `probe` finds out what connects the ranks, and `topology` is its result.
 """

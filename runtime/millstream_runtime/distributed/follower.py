@@ -1,4 +1,4 @@
-"""A rank beyond 0: `python -m millstream_runtime.distributed.follower LINK LIFELINE`. Nobody but the leader starts it.
+"""A rank beyond 0: `python -m millstream_runtime.distributed.follower LINK LIFELINE`. Only the leader starts it.
 
 Both are inherited file descriptors. LINK carries commands and replies. Nothing is ever sent on LIFELINE: its end means
 that the leader is gone, whatever this process waits for just then, and it leaves at once.
@@ -39,16 +39,16 @@ from millstream_runtime.distributed.probe import find_topology
 from millstream_runtime.distributed.process_group import DistributedRanks
 from millstream_runtime.engine.execution import shard
 from millstream_runtime.engine.execution.forward import Forward
-from millstream_runtime.engine.execution.step_input import Scrub, StepInput
+from millstream_runtime.engine.execution.step_input import StepInput, ZeroBlocks
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.layers.decoder import Decoder
 
 Link = Channel[Reply, Command]
-Thing = TypeVar("Thing")
+Made = TypeVar("Made")
 
 
 class Follower:
-    """Carries out commands; the state is what the last `LoadShard`, `Measure` and `Allocate` made."""
+    """Executes commands; the state is what the last `LoadShard`, `Measure` and `Allocate` made."""
 
     def __init__(self, link: Link, ranks: DistributedRanks) -> None:
         self._link = link
@@ -59,31 +59,31 @@ class Follower:
     def serve(self) -> None:
         """Until `Leave`, or the end of the stream."""
         while not isinstance(command := self._link.receive(), Leave | None):
-            self._carry_out(command)
+            self._execute(command)
 
-    def _carry_out(self, command: Command) -> None:
+    def _execute(self, command: Command) -> None:
         match command:
             case StepInput():
                 self._step(command)
-            case Scrub(blocks):
-                _made(self._forward).scrub(blocks)
+            case ZeroBlocks(blocks):
+                _made(self._forward).zero_blocks(blocks)
             case LoadShard(config):
                 self._load(config)
             case Measure():
-                ledger = shard.measure_memory(_made(self._config), self._placement, self._model, self._ranks)
-                self._link.send(Measured(ledger.available_bytes))
+                budget = shard.measure_memory(_made(self._config), self._shard_config, self._model, self._ranks)
+                self._link.send(Measured(budget.available_bytes))
             case Allocate(num_blocks):
-                cache = shard.make_cache(_made(self._config), self._placement, num_blocks, self._ranks)
-                shard.keep_freed_memory(self._placement)
-                self._forward = Forward(self._model, cache, self._placement.device)
+                cache = shard.make_kv_cache(_made(self._config), self._shard_config, num_blocks, self._ranks)
+                self._shard_config.policy.after_loading()
+                self._forward = Forward(self._model, cache, self._shard_config.policy)
             case Join() | Leave():
                 raise RuntimeError(f"{type(command).__name__} comes at the beginning or the end")
 
     def _load(self, config: RuntimeConfig) -> None:
         self._forward = None
         self._config = config
-        self._placement = shard.place(config, self._ranks)
-        self._model: Decoder = shard.load(config, self._placement, self._ranks)
+        self._shard_config = shard.resolve_shard_config(config, self._ranks)
+        self._model: Decoder = shard.load(config, self._shard_config, self._ranks)
         self._link.send(ShardLoaded())
 
     @torch.inference_mode()
@@ -94,16 +94,16 @@ class Follower:
             forward.logits(residual, rows)
 
 
-def _made(thing: Thing | None) -> Thing:
-    if thing is None:
+def _made(value: Made | None) -> Made:
+    if value is None:
         raise RuntimeError("a command came before the one that it builds on")
-    return thing
+    return value
 
 
 def main(link_fd: int, lifeline_fd: int) -> int:
-    """Follow until told to leave; the exit code."""
+    """Serve the leader until it sends `Leave`; return the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches a whole terminal; the leader decides what it means
-    threading.Thread(target=_leave_with_the_leader, args=(lifeline_fd,), name="lifeline", daemon=True).start()
+    threading.Thread(target=_exit_with_leader, args=(lifeline_fd,), name="lifeline", daemon=True).start()
     connection = socket.socket(fileno=link_fd)
     connection.set_inheritable(False)
     os.set_inheritable(lifeline_fd, False)
@@ -123,7 +123,7 @@ def main(link_fd: int, lifeline_fd: int) -> int:
 
 
 def as_failure(error: Exception, rank: int) -> RuntimeFailure:
-    """What the leader is told: memory exhaustion by name, a bug with its traceback in the log, all else as it is."""
+    """Return the failure for the leader: memory exhaustion by name, a bug as a crash whose traceback is logged."""
     if isinstance(error, RuntimeFailure):
         return RuntimeFailure(error.reason, f"Rank {rank}: {error.message}")
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
@@ -146,7 +146,7 @@ def _join(link: Link, join: Join) -> DistributedRanks:
     return ranks
 
 
-def _leave_with_the_leader(lifeline_fd: int) -> None:
+def _exit_with_leader(lifeline_fd: int) -> None:
     os.read(lifeline_fd, 1)
     os._exit(1)
 

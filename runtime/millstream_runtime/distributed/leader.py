@@ -1,4 +1,4 @@
-"""Rank 0's side: starts the other ranks, tells them each step, and notices at once when one is gone.
+"""Rank 0's side: starts the other ranks, sends them each step, and notices at once when one is gone.
 
 A rank that dies closes its end of the link, and the thread that listens there reports it: so an idle engine learns it
 as soon as a busy one. A rank that lives and does not answer runs into the timeout of the exchange it misses (gloo), or
@@ -42,7 +42,7 @@ from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 EXCHANGE_TIMEOUT_SECONDS = 120.0
-LAST_WORDS_SECONDS = 0.5  # between the first rank's end and the verdict: the one at fault may not be the first
+EXIT_GRACE_SECONDS = 0.5  # between the first rank's end and the reason: the rank at fault may not end first
 NOTICE_SECONDS = 5.0  # for a death to show after an exchange has failed
 LEAVE_SECONDS = 5.0
 
@@ -68,7 +68,7 @@ class Leader:
         self._closing = threading.Event()
         self._computing_since: float | None = None
         self._lock = threading.Lock()
-        self._told = False
+        self._was_reported = False
         self._folder = Path(tempfile.mkdtemp(prefix="millstream-ranks-"))  # for this user alone
         lifeline, self._lifeline = os.pipe()
         self._ranks = [_Rank(number, lifeline, self._on_end) for number in range(1, size)]
@@ -79,11 +79,11 @@ class Leader:
             self.close()
             raise
         if device.type == "cuda":
-            threading.Thread(target=self._watch_the_clock, name="rank-deadline", daemon=True).start()
+            threading.Thread(target=self._watch_deadline, name="rank-deadline", daemon=True).start()
 
     def _meet(self, size: int, device: torch.device) -> None:
         rendezvous = self._folder / "store"
-        with contextlib.suppress(OSError):  # whoever has gone already will not be heard either
+        with contextlib.suppress(OSError):  # a rank that is gone is reported by `gather`
             for rank in self._ranks:
                 rank.link.send(Join(rank.number, size, device.type, str(rendezvous), self._exchange_timeout_seconds))
         self.gather(Joined)
@@ -103,21 +103,21 @@ class Leader:
 
     def check(self) -> None:
         if self.is_lost:
-            raise self._verdict()
+            raise self._loss()
 
     def broadcast(self, command: Command) -> None:
         try:
             for rank in self._ranks:
                 rank.link.send(command)
         except OSError:
-            raise self._verdict() from None
+            raise self._loss() from None
 
     def gather(self, kind: type[Kind]) -> list[Kind]:
         replies: list[Kind] = []
         for rank in self._ranks:
             reply = rank.inbox.get()
             if not isinstance(reply, kind):
-                raise self._verdict()
+                raise self._loss()
             replies.append(reply)
         return replies
 
@@ -129,7 +129,7 @@ class Leader:
         except (RuntimeFailure, RuntimeError) as error:
             about_ranks = not isinstance(error, RuntimeFailure) or error.reason is FailureReason.NCCL_FAILED
             if about_ranks and self._some_lost.wait(NOTICE_SECONDS):
-                raise self._verdict() from error
+                raise self._loss() from error
             raise
         finally:
             self._computing_since = None
@@ -144,65 +144,65 @@ class Leader:
         deadline = time.monotonic() + LEAVE_SECONDS
         if hasattr(self, "ranks"):
             self.ranks.leave(after_a_loss=self.is_lost)
-        os.close(self._lifeline)  # whoever did not hear Leave hears this
+        os.close(self._lifeline)  # ends those that did not receive Leave
         for rank in self._ranks:
             rank.end(max(0.1, deadline - time.monotonic()))
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _on_end(self, rank: _Rank) -> None:
-        """In the thread that listened to `rank`."""
+        """Report the end of `rank`; called by the thread that listened to it."""
         if self._closing.is_set():
             return
         with self._lock:
             self._lost.append(rank)
         self._some_lost.set()
-        self._tell_the_loss()
+        self._report_loss()
 
-    def _watch_the_clock(self) -> None:
-        """NCCL's exchanges wait on the device, where no exception can end them."""
+    def _watch_deadline(self) -> None:
+        """Report a step that takes too long: NCCL waits on the device, where no exception can end it."""
         while not self._closing.wait(1.0):
             since = self._computing_since
             if since is not None and time.monotonic() - since > self._exchange_timeout_seconds:
                 self._stuck = RuntimeFailure(
                     FailureReason.NCCL_FAILED,
                     f"A step did not end within {self._exchange_timeout_seconds:.0f} s: a rank or the way to it is "
-                    "stuck; NCCL's own words are in the log (NCCL_DEBUG=INFO for more).",
+                    "stuck; NCCL's messages are in the log (NCCL_DEBUG=INFO for more).",
                 )
                 self._some_lost.set()
-                self._tell_the_loss()
+                self._report_loss()
                 return
 
-    def _tell_the_loss(self) -> None:
+    def _report_loss(self) -> None:
         with self._lock:
-            if self._told:
+            if self._was_reported:
                 return
-            self._told = True
-        verdict = self._verdict()
+            self._was_reported = True
+        loss = self._loss()
         if hasattr(self, "ranks"):
             self.ranks.abort()
         if not self._closing.is_set():
-            self.on_lost(verdict)
+            self.on_lost(loss)
 
-    def _verdict(self) -> RuntimeFailure:
-        """Why the ranks cannot go on. One that told a reason of its own knows best, then one that was killed."""
+    def _loss(self) -> RuntimeFailure:
+        """Return why the ranks cannot continue: a reason that a rank sent, else that one was killed, else unknown."""
         self._some_lost.wait(NOTICE_SECONDS)
-        time.sleep(LAST_WORDS_SECONDS)
+        time.sleep(EXIT_GRACE_SECONDS)
         with self._lock:
             lost = list(self._lost)
-        told = [
+        reported = [
             rank.failed
             for rank in lost
             if rank.failed is not None and rank.failed.reason is not FailureReason.NCCL_FAILED
         ]
-        if told:
-            return told[0].as_failure()
+        if reported:
+            return reported[0].as_failure()
         silent = [rank for rank in lost if rank.failed is None]
         if silent:
-            return silent[0].death()
-        complaints = [rank.failed for rank in lost if rank.failed is not None]
-        if complaints:
-            return complaints[0].as_failure()
-        return self._stuck or RuntimeFailure(FailureReason.NCCL_FAILED, "A rank is gone, and nobody knows why.")
+            return silent[0].exit_failure()
+        nccl_failures = [rank.failed for rank in lost if rank.failed is not None]
+        if nccl_failures:
+            return nccl_failures[0].as_failure()
+        return self._stuck or RuntimeFailure(FailureReason.NCCL_FAILED, "A rank is gone for an unknown reason.")
 
 
 class _Rank:
@@ -230,8 +230,8 @@ class _Rank:
         self._listener = threading.Thread(target=self._listen, name=f"rank-{number}", daemon=True)
         self._listener.start()
 
-    def death(self) -> RuntimeFailure:
-        """What the end of the process tells, where it told nothing itself."""
+    def exit_failure(self) -> RuntimeFailure:
+        """Return the failure by the exit of the process, which sent none itself."""
         code = self.process.poll()
         if code is None:
             how = "closed its connection"
@@ -259,8 +259,8 @@ class _Rank:
                 else:
                     self.inbox.put(reply)
         except ValueError:
-            self.process.kill()  # what it says makes no sense
+            self.process.kill()  # it sent no valid message
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(LAST_WORDS_SECONDS)
+            self.process.wait(EXIT_GRACE_SECONDS)
         self._on_end(self)
         self.inbox.put(None)

@@ -1,6 +1,6 @@
-"""What rank 0 and the other ranks say to each other: typed, msgpack, never pickle. Imports no torch.
+"""Messages between rank 0 and the other ranks: typed, msgpack, never pickle. Imports no torch.
 
-    Join ─► Joined ─► (LoadShard ─► ShardLoaded ─► Measure ─► Measured ─► Allocate ─► (StepInput | Scrub)*)* ─► Leave
+    Join ► Joined ► (LoadShard ► ShardLoaded ► Measure ► Measured ► Allocate ► (StepInput | ZeroBlocks)*)* ► Leave
                                  anywhere: RankFailed, and the process ends
 
 A step needs no reply: ranks meet in its sums. A configuration travels as itself and is checked again as it is decoded.
@@ -11,12 +11,12 @@ from __future__ import annotations
 import msgspec
 
 from millstream_runtime.config import RuntimeConfig
-from millstream_runtime.engine.execution.step_input import Scrub, StepInput
+from millstream_runtime.engine.execution.step_input import StepInput, ZeroBlocks
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The first command: meet the others."""
+    """The first command: join the process group."""
 
     rank: int
     size: int
@@ -26,27 +26,27 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class LoadShard(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """LoadShard this rank's share of a model; one that was there before goes."""
+    """Load this rank's share of a model, in place of any before."""
 
     config: RuntimeConfig
 
 
 class Measure(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Find out what a KV pool may take here."""
+    """Measure what a KV pool may take on this rank."""
 
 
 class Allocate(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Make the KV pool."""
+    """Allocate the KV pool."""
 
     num_blocks: int
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """End."""
+    """End the process."""
 
 
 class Joined(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """This process is about to meet the others."""
+    """This process is about to join the process group."""
 
 
 class ShardLoaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -58,7 +58,7 @@ class Measured(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class RankFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The last words of a rank."""
+    """Why a rank cannot continue; its process ends."""
 
     reason: FailureReason
     message: str
@@ -67,5 +67,5 @@ class RankFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
         return RuntimeFailure(self.reason, self.message)
 
 
-Command = Join | LoadShard | Measure | Allocate | StepInput | Scrub | Leave
+Command = Join | LoadShard | Measure | Allocate | StepInput | ZeroBlocks | Leave
 Reply = Joined | ShardLoaded | Measured | RankFailed

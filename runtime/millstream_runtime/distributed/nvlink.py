@@ -1,4 +1,4 @@
-"""Whether two GPUs are joined by NVLink, as NVIDIA's management library tells. None where it is not there to ask.
+"""Whether two GPUs are joined by NVLink, as NVIDIA's management library reports. None where it is not there to ask.
 
 By ctypes on the driver's own `libnvidia-ml.so.1`, which the container toolkit mounts into every GPU pod: three calls do
 not need a package.

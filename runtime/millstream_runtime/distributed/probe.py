@@ -1,4 +1,4 @@
-"""Finds out what connects the ranks: asked of the driver, and measured once by exchanges of all of them."""
+"""Finds out what connects the ranks: asks the driver, and measures collectives among all of them once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from millstream_runtime.distributed import nvlink
 from millstream_runtime.distributed.topology import Topology
-from millstream_runtime.models.linear.parallel import Ranks
+from millstream_runtime.models.linear.tensor_parallel import Ranks
 
 LATENCY_BYTES, LATENCY_ROUNDS = 8 << 10, 10  # one decode's row of a large model
 BANDWIDTH_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
@@ -16,7 +16,7 @@ BANDWIDTH_ROUNDS = {"cpu": 3, "cuda": 10}
 
 
 def find_topology(ranks: Ranks, device: torch.device) -> Topology:
-    """Every rank calls this at once, for the measurements are exchanges of all."""
+    """Return the topology. All ranks call this at the same time, because the measurements are collectives."""
     latency_seconds = measure_allreduce(ranks, device, LATENCY_BYTES, LATENCY_ROUNDS)
     kind = "cuda" if device.type == "cuda" else "cpu"
     num_bytes = BANDWIDTH_BYTES[kind]
@@ -35,12 +35,12 @@ def find_topology(ranks: Ranks, device: torch.device) -> Topology:
 
 
 def measure_allreduce(ranks: Ranks, device: torch.device, num_bytes: int, rounds: int) -> float:
-    """Seconds of one sum of so many bytes, the best of `rounds` after one that nobody counts."""
+    """Return the seconds of one all-reduce of that size: the best of `rounds` after one that is not counted."""
     values = torch.zeros(num_bytes // 4, dtype=torch.float32, device=device)
     seconds = []
     for _ in range(rounds + 1):
         began = time.perf_counter()
-        ranks.sum_(values)
+        ranks.all_reduce(values)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - began)
@@ -48,7 +48,7 @@ def measure_allreduce(ranks: Ranks, device: torch.device, num_bytes: int, rounds
 
 
 def _links(size: int) -> tuple[str, bool, int]:
-    """The first `size` CUDA devices, one a rank."""
+    """Link, peer access and number of CUDA devices, of the first `size`: one per rank."""
     pairs = [(one, other) for one in range(size) for other in range(size) if one != other]
     peer_access = all(torch.cuda.can_device_access_peer(one, other) for one, other in pairs)
     uuids = [f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in range(size)]

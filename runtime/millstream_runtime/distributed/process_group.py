@@ -1,4 +1,4 @@
-"""The tensors that ranks exchange: a process group of torch, NCCL on GPUs and gloo on CPUs."""
+"""Collectives between ranks: a process group of torch, NCCL on GPUs and gloo on CPUs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch import Tensor
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 LOOPBACK = "lo"
-# NCCL's own watchdog ends the process without a word. It comes after the leader's deadline, which has a reason to give.
+# NCCL's own watchdog ends the process without a reason. It comes after the leader's deadline, which gives one.
 NCCL_WATCHDOG_FACTOR = 5
 
 
 def join(rank: int, size: int, device: torch.device, rendezvous: Path, timeout_seconds: float) -> DistributedRanks:
-    """Meet the other ranks; every one of them calls this.
+    """Join the process group; every rank calls this.
 
     All are in one pod, so they talk over the loopback device: nothing is open to the network. NCCL says what is wrong
     (`NCCL_DEBUG=WARN`) unless the environment asks for another level.
@@ -48,14 +48,14 @@ def join(rank: int, size: int, device: torch.device, rendezvous: Path, timeout_s
 
 
 class DistributedRanks:
-    """`models.parallel.Ranks` over a process group."""
+    """`tensor_parallel.Ranks` over a process group of torch."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self.rank, self.size = group.rank(), group.size()
         self.backend: str = dist.get_backend(group)
 
-    def sum_(self, partial: Tensor) -> Tensor:
+    def all_reduce(self, partial: Tensor) -> Tensor:
         with collective_errors():
             dist.all_reduce(partial, group=self._group)
         return partial
@@ -67,13 +67,13 @@ class DistributedRanks:
         return parts
 
     def abort(self) -> None:
-        """Wake whoever waits for a rank that will not come. gloo notices by itself, by a closed connection."""
+        """Wake threads that wait for a lost rank. gloo needs no help: its connections are closed."""
         if self.backend == "nccl":
             with contextlib.suppress(RuntimeError):
                 self._group.abort()
 
     def leave(self, *, after_a_loss: bool = False) -> None:
-        """Nothing is exchanged after this. NCCL would wait for the lost, and the process is about to end anyway."""
+        """Leave the process group. After a loss this does nothing with NCCL, which would wait for the lost rank."""
         if after_a_loss and self.backend == "nccl":
             return
         with contextlib.suppress(RuntimeError):
@@ -82,7 +82,7 @@ class DistributedRanks:
 
 @contextlib.contextmanager
 def collective_errors() -> Iterator[None]:
-    """torch's errors about other ranks, as a RuntimeFailure with the first line of what it says."""
+    """Turn torch's errors about other ranks into a RuntimeFailure with their first line."""
     try:
         yield
     except torch.OutOfMemoryError:

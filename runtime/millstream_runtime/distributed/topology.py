@@ -17,7 +17,7 @@ class Topology:
     world_size: int
     backend: str  # nccl or gloo
     device_count: int  # CUDA devices that the pod sees; 0 on a CPU
-    link: str  # NVLink, PCIe or Memory; Unknown where the driver does not tell
+    link: str  # NVLink, PCIe or Memory; Unknown where the driver does not say
     peer_access: bool | None  # whether every GPU may read every other's memory; None on a CPU
     # What 2 (n - 1) / n of the bytes of a large all-reduce take: to be compared with a link's speed, whatever n is.
     allreduce_bytes_per_second: float

@@ -1,6 +1,6 @@
 """The engine: load once, then `add_request`, `step`, `step`, ... One thread calls it; nothing here waits or sleeps.
 
-add_request -> Scheduler.plan, carry_out -> ModelRunner.launch -> read -> finish or go on -> TokenOutput
+    add_request -> Scheduler.plan -> ChunkedPrefill.apply -> ModelRunner.launch -> read -> accept tokens -> TokenOutput
 
 A step is read as soon as it is launched. Where steps overlap (see `overlap`), it is read after the next is launched.
 """
@@ -14,19 +14,19 @@ from dataclasses import replace
 
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
-from millstream_runtime.engine.cpu import threads
+from millstream_runtime.engine.device_policy import ThreadCounts
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.graphs import GraphUse
 from millstream_runtime.engine.execution.last_tokens import LastTokens
 from millstream_runtime.engine.execution.model_runner import ModelRunner, Sampled
 from millstream_runtime.engine.execution.overlap import StepInFlight, reasons_to_wait
-from millstream_runtime.engine.execution.rank_group import RankGroup, assemble, start_rank_group
+from millstream_runtime.engine.execution.rank_group import LoadedModel, RankGroup, load_on_ranks, start_rank_group
 from millstream_runtime.engine.kv.pool_size import MemoryUse
 from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill, Request, TokenOutput
 from millstream_runtime.engine.sampling.logits_processors import LogitsProcessor
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
+from millstream_runtime.engine.scheduling.chunked_prefill import ChunkedPrefill
 from millstream_runtime.engine.scheduling.layered_prefill import ChunkSlice
-from millstream_runtime.engine.scheduling.prompt_share import PromptShare
 from millstream_runtime.engine.scheduling.scheduler import Chunk, Scheduler, StepPlan
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.warm_up import WarmUp
@@ -39,8 +39,8 @@ class Engine:
 
     Attributes:
         model_config: the model's shape; `max_model_len` and `eos_token_ids` as this engine applies them.
-        memory_use: what weights and pool took on this device, as far as it was measured.
-        processors_for: makes the logits processors of a request; by default there are none.
+        memory_use: bytes that weights and pool take on this device, as far as measured.
+        processors_for: makes the logits processors of a request; none by default.
     """
 
     def __init__(
@@ -52,75 +52,90 @@ class Engine:
         on_read: Callable[[int, int], None] | None = None,
         execution: Execution | None = None,
     ) -> None:
-        """Load the model and size the pool. `on_phase(phase, message)` tells where it is; `warm_up` comes after.
+        """Load the model and size the KV pool; `warm_up` comes after.
 
         Args:
-            rank_group: ranks that are running already; the engine starts its own where there are none.
-            on_read: `on_read(done_bytes, total_bytes)` tells how much of the checkpoint is read, tensor by tensor.
-            execution: how steps are carried out, where it is not what the device is best served with.
+            on_phase: `on_phase(phase, message)` is called when a phase of loading begins.
+            rank_group: ranks that are running already; by default the engine starts its own.
+            on_read: `on_read(done_bytes, total_bytes)` is called after each tensor of the checkpoint.
+            execution: how steps are executed; by default as `execution_mode.choose` says for the device.
 
         Raises:
-            RuntimeFailure: CheckpointInvalid, UnsupportedByRuntime, OutOfMemory, InvalidConfig or NCCLFailed, in one
-                sentence.
+            RuntimeFailure: CheckpointInvalid, UnsupportedByRuntime, OutOfMemory, InvalidConfig or NCCLFailed.
         """
         self._on_phase = on_phase
         on_phase("LoadingWeights", f"Reading {config.model}.")
         self._rank_group = rank_group if rank_group is not None else start_rank_group(config)
         try:
-            assembled = assemble(config, self._rank_group, on_phase, on_read, execution)
+            loaded = load_on_ranks(config, self._rank_group, on_phase, on_read, execution)
         except BaseException:
             self._rank_group.close()
             raise
-        model_config, pool = assembled.placement.model_config, assembled.pool
-        self.memory_use: MemoryUse = assembled.memory_use
-        self.model_config: ModelConfig = replace(model_config, max_model_len=pool.max_model_len)
-        self._blocks = BlockManager(
-            pool.num_blocks,
-            config.block_size_tokens,
-            config.max_num_seqs,
-            enable_prefix_caching=config.enable_prefix_caching,
-            window_tokens=_window_of_all_layers(model_config),
+        self.memory_use: MemoryUse = loaded.memory_use
+        self.model_config: ModelConfig = replace(
+            loaded.shard_config.model_config, max_model_len=loaded.pool.max_model_len
         )
-        self._scheduler = Scheduler(self._blocks, config.max_num_batched_tokens, config.max_num_seqs)
-        self._overlaps = assembled.execution.overlapped
-        last_tokens = LastTokens(config.max_num_seqs, assembled.forward.device) if self._overlaps else None
-        self._runner = ModelRunner(
-            assembled.forward, model_config.eos_token_ids, self._rank_group.broadcast, last_tokens
-        )
+        self._max_num_seqs = config.max_num_seqs
+        self._make_scheduler(config, loaded)
+        self._make_runner(config, loaded)
         self._in_flight: StepInFlight | None = None
         self._read_at_seconds = 0.0  # by the step clock
-        self._max_num_seqs = config.max_num_seqs
-        self._prompts = PromptShare(model_config, config.block_size_tokens, self._runner)
-        self.step_clock: Callable[[], float] = time.perf_counter  # what the pace is measured by
+        self.step_clock: Callable[[], float] = time.perf_counter  # measures the pace
         self._sequences: dict[str, Sequence] = {}
-        self._arrivals = 0
+        self._num_arrivals = 0
         self._steps_total = 0
         self._last_step_tokens = 0
         self.processors_for: Callable[[Request], tuple[LogitsProcessor, ...]] = lambda request: ()
 
+    def _make_scheduler(self, config: RuntimeConfig, loaded: LoadedModel) -> None:
+        self._blocks = BlockManager(
+            loaded.pool.num_blocks,
+            config.block_size_tokens,
+            config.max_num_seqs,
+            enable_prefix_caching=config.enable_prefix_caching,
+            window_tokens=self.model_config.longest_window,
+        )
+        self._scheduler = Scheduler(self._blocks, config.max_num_batched_tokens, config.max_num_seqs)
+
+    def _make_runner(self, config: RuntimeConfig, loaded: LoadedModel) -> None:
+        """The model runner, and what decides how much of prompts it computes."""
+        self._policy = loaded.shard_config.policy
+        self._overlaps = loaded.execution.overlapped
+        last_tokens = LastTokens(config.max_num_seqs, loaded.forward.device) if self._overlaps else None
+        self._runner = ModelRunner(
+            loaded.forward, self.model_config.eos_token_ids, self._policy, self._rank_group.broadcast, last_tokens
+        )
+        side = self._policy.side_prefill(self._runner, loaded.execution.side_threads)
+        self._chunked_prefill = ChunkedPrefill(
+            self.model_config,
+            config.block_size_tokens,
+            side,
+            is_bounded_by_time=self._policy.bounds_prompts_by_time,
+        )
+
     @property
     def topology(self) -> Topology | None:
-        """What connects the ranks; None where there is one."""
+        """How the ranks are connected; None for a single rank."""
         return self._rank_group.topology
 
     @property
-    def threads(self) -> threads.Threads:
-        """How many threads of this process compute a step of each size."""
-        return self._runner.threads
+    def threads(self) -> ThreadCounts:
+        """Threads of this process that compute a step, by its size."""
+        return self._policy.threads
 
     @property
     def graphs(self) -> GraphUse | None:
-        """What CUDA graphs were recorded and replayed so far; None where every step is eager."""
+        """CUDA graphs that were recorded and replayed so far; None where every step is eager."""
         return self._runner.graphs
 
     def when_lost(self, on_lost: Callable[[RuntimeFailure], None]) -> None:
-        """Have `on_lost` called, by any thread, when a rank is gone: an idle engine has no step to raise it from, and a
-        step may be stuck on the device."""
+        """Call `on_lost`, in any thread, when a rank is gone: an idle engine has no step to raise it from, and a step
+        may be stuck on the device."""
         self._rank_group.on_lost = on_lost
 
     def close(self) -> None:
-        """End the side thread and the other ranks. They end by themselves with this process, however it ends."""
-        self._runner.stop_beside()
+        """End what computes next to the steps, and the other ranks. They also end when this process does."""
+        self._chunked_prefill.close()
         self._rank_group.close()
 
     def add_request(self, request: Request) -> None:
@@ -132,44 +147,46 @@ class Engine:
         self._check_request(request)
         prompt = list(request.prompt_token_ids)
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(64)
-        sequence = Sequence(request, self._arrivals, seed, prompt, len(prompt), processors=self.processors_for(request))
+        sequence = Sequence(
+            request, self._num_arrivals, seed, prompt, len(prompt), processors=self.processors_for(request)
+        )
         sequence.kv_variant = self._runner.kv_variant(len(prompt))
-        self._arrivals += 1
+        self._num_arrivals += 1
         self._sequences[request.request_id] = sequence
         self._scheduler.add(sequence)
 
     def abort(self, request_id: str) -> None:
-        """Forget a request; no output follows. Unknown or finished ids are no error.
+        """End a request; no output follows. Unknown or finished ids are no error.
 
-        Its KV blocks are free now, or once the step in flight that writes to them is read.
+        Its KV blocks are freed now, or once the step in flight that writes to them is read.
         """
         sequence = self._sequences.get(request_id)
         if sequence is not None:
             self._end(sequence)
 
     def has_work(self) -> bool:
-        """Whether `step` has anything to compute, or to tell: that a rank is lost."""
+        """Whether `step` has anything to compute, or a lost rank to raise."""
         return self._scheduler.has_work or self._rank_group.is_lost
 
     def step(self) -> list[TokenOutput]:
-        """Compute one step for all requests that fit in it; at most one new token a request.
+        """Compute one step for all requests that fit in it; at most one new token per request.
 
         Raises:
-            RuntimeFailure: NCCLFailed, or whatever a rank failed with; the engine is of no use after it.
+            RuntimeFailure: NCCLFailed, or what a rank failed with; the engine cannot be used after it.
         """
         self._rank_group.check()
         outputs: list[TokenOutput] = []
         if self._in_flight is not None and self._must_read_first(self._in_flight):
             outputs += self._read()
         plan = self._plan()
-        if plan.preempted and self._in_flight is not None:  # nobody gives up blocks that a step in flight writes to
+        if plan.preempted and self._in_flight is not None:  # a step in flight may write to the blocks
             outputs += self._read()
             plan = self._plan()
         now = time.monotonic()
         for sequence in plan.admitted:
             if sequence.scheduled_at_seconds is None:
                 sequence.scheduled_at_seconds = now
-        launched = self._launch(*self._prompts.apply(plan, self._scheduler))
+        launched = self._launch(*self._chunked_prefill.apply(plan, self._scheduler))
         if self._in_flight is not None:
             outputs += self._read()
         self._in_flight = launched
@@ -182,42 +199,42 @@ class Engine:
         return bool(reasons_to_wait((one, self._runner.must_recompute(one)) for one in sampling))
 
     def _plan(self) -> StepPlan:
-        """The next step's, with prompts bounded by how far the longest-reaching has come."""
+        """Plan the next step. Its prompts are bounded by the longest context among them."""
         prompts = [one.num_computed_tokens for one in self._scheduler.running if one.num_uncomputed_tokens > 1]
         most_tokens = None
         if prompts or self._scheduler.num_waiting:
-            most_tokens = self._prompts.most_tokens(max(prompts, default=0))
-        return self._scheduler.plan(most_tokens, self._prompts.under_way)
+            most_tokens = self._chunked_prefill.most_tokens(max(prompts, default=0))
+        return self._scheduler.plan(most_tokens, self._chunked_prefill.partial)
 
-    def _launch(self, chunks: list[Chunk], part: ChunkSlice | None) -> StepInFlight | None:
+    def _launch(self, chunks: list[Chunk], layer_slice: ChunkSlice | None) -> StepInFlight | None:
         """Give the device a step. From here on its tokens count as computed, and those it samples as known."""
-        touched = [*chunks, *(part.chunks if part is not None else ())]
+        touched = [*chunks, *(layer_slice.chunks if layer_slice is not None else ())]
         if not touched:
             return None
         for sequence, _ in touched:
             sequence.steps_in_flight += 1
-        began, shape, graphs = self.step_clock(), self._prompts.time_of(chunks, part), self.graphs
+        began, shape, graphs = self.step_clock(), self._chunked_prefill.step_time(chunks, layer_slice), self.graphs
         slice_began: list[float] = []
         with self._rank_group.computing():
-            launched = self._runner.launch(chunks, part, lambda: slice_began.append(self.step_clock()))
-        if shape is not None and slice_began and self._runner.returns_when_done:
+            launched = self._runner.launch(chunks, layer_slice, lambda: slice_began.append(self.step_clock()))
+        if shape is not None and slice_began and self._policy.is_synchronous:
             shape = replace(shape, decode_seconds=slice_began[0] - began)
         recorded = graphs is not None and self.graphs is not None and self.graphs.num_tried > graphs.num_tried
-        self._count_as_computed(chunks, part)
+        self._count_as_computed(chunks, layer_slice)
         for sequence in launched.sampling:
             sequence.expect()
             sequence.is_complete = self._is_at_length(sequence, len(sequence.token_ids))
         return StepInFlight(launched, touched, None if recorded else shape, began)
 
-    def _count_as_computed(self, chunks: list[Chunk], part: ChunkSlice | None) -> None:
-        sliced = part.chunks if part is not None and part.is_last else []
+    def _count_as_computed(self, chunks: list[Chunk], layer_slice: ChunkSlice | None) -> None:
+        sliced = layer_slice.chunks if layer_slice is not None and layer_slice.is_last else []
         self._scheduler.advance([*chunks, *sliced])
         self._scheduler.publish_prefix(sliced)
         self._steps_total += 1
         self._last_step_tokens = sum(n for one, n in [*chunks, *sliced] if not one.request.is_heartbeat)
 
     def _read(self) -> list[TokenOutput]:
-        """Wait for the step in flight, and let its sequences go on or end."""
+        """Wait for the step in flight, then accept or end its sequences."""
         step, self._in_flight = self._in_flight, None
         if step is None:
             return []
@@ -227,7 +244,7 @@ class Engine:
         # The device began with it when it was launched, or when it was done with the step before.
         if step.shape is not None:
             seconds = now - max(step.began_at_seconds, self._read_at_seconds)
-            self._prompts.pace.observe(replace(step.shape, seconds=seconds))
+            self._chunked_prefill.pace.observe(replace(step.shape, seconds=seconds))
         self._read_at_seconds = now
         for sequence, _ in step.chunks:
             sequence.steps_in_flight -= 1
@@ -236,7 +253,7 @@ class Engine:
         for sequence, one in zip(step.launched.sampling, sampled, strict=True):
             if one.token_id is None:
                 sequence.has_bad_numbers = True
-                self._blocks.forget(sequence)
+                self._blocks.unpublish(sequence)
             if not sequence.has_ended:
                 outputs.append(self._advance(sequence, one))
         for sequence in leaving:
@@ -260,27 +277,28 @@ class Engine:
         )
 
     def warm_up(self) -> None:
-        """Run steps of the shapes to come once, so that no request pays for first-time work: see `warm_up.WarmUp`.
+        """Run the first steps, so that no request pays for first-time work: see `warm_up.WarmUp`.
 
         Raises:
             RuntimeFailure: CheckpointInvalid, where the first answer is not a number.
         """
         self._on_phase("WarmingUp", "Running the first steps.")
-        warm_up = WarmUp(self, self._runner, self._room_for_requests_of, self.model_config.max_model_len)
-        warm_up.run(alone=self._rank_group.ranks.size == 1)
-        self._prompts.forget_times()  # which were of first steps, and on other numbers of threads
+        warm_up = WarmUp(self, self._max_requests, self.model_config.max_model_len)
+        warm_up.run(self._policy, is_only_rank=self._rank_group.ranks.size == 1)
+        self._chunked_prefill.reset_pace()  # first steps are slow, and may have had other numbers of threads
         self.check_integrity()
 
-    def _room_for_requests_of(self, num_tokens: int) -> int:
+    def _max_requests(self, num_tokens: int) -> int:
+        """How many requests of `num_tokens`, prompt included, run at once; 0 if longer than the engine allows."""
         if num_tokens > self.model_config.max_model_len:
             return 0
         return min(self._max_num_seqs, self._blocks.num_blocks // self._blocks.blocks_for(num_tokens))
 
     def check_integrity(self) -> None:
-        """Every KV block is free or held by exactly one running request.
+        """Check that every KV block is free or held by running requests, and that no request is lost.
 
         Raises:
-            RuntimeError: naming what leaked.
+            RuntimeError: names what leaked.
         """
         self._blocks.check_integrity(self._scheduler.running)
         running = sum(not one.has_ended for one in self._scheduler.running)
@@ -305,28 +323,28 @@ class Engine:
         return TokenOutput(request_id, token_id, reason, sampled.logprobs, prefill)
 
     def _end(self, sequence: Sequence) -> None:
-        """No output follows. Row and blocks stay its own while a step that writes to them is in flight."""
+        """End a request: no output follows. It keeps row and blocks while a step that writes to them is in flight."""
         del self._sequences[sequence.request.request_id]
-        self._prompts.drop(sequence)
+        self._chunked_prefill.drop(sequence)
         sequence.has_ended = sequence.is_complete = True
         if not sequence.steps_in_flight:
             self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         if sequence.has_bad_numbers:
-            self._runner.scrub(self._blocks.forget(sequence))
+            self._runner.zero_blocks(self._blocks.unpublish(sequence))
         self._scheduler.remove(sequence)
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
         params = sequence.request.sampling
-        if token_id in params.stop_token_ids:  # before min_tokens, the sampler keeps these and EOS from coming up
+        if token_id in params.stop_token_ids:  # before min_tokens, the sampler suppresses these and EOS
             return FinishReason.STOP
         if token_id in self.model_config.eos_token_ids and not params.ignore_eos:
             return FinishReason.STOP
         return FinishReason.LENGTH if self._is_at_length(sequence, sequence.num_read_tokens) else None
 
     def _is_at_length(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Whether a sequence of so many tokens has all that it may have."""
+        """Whether a sequence of `num_tokens` has reached `max_tokens` or `max_model_len`."""
         num_generated = num_tokens - sequence.num_prompt_tokens
         return num_generated >= sequence.request.sampling.max_tokens or num_tokens >= self.model_config.max_model_len
 
@@ -348,16 +366,10 @@ class Engine:
 
 
 def _prefill(sequence: Sequence) -> Prefill:
-    """What the first token of a sequence tells about its prompt."""
+    """What is reported of a prompt with the first token."""
     wants_prompt = sequence.request.sampling.prompt_logprobs is not None
     return Prefill(
         scheduled_at_seconds=sequence.scheduled_at_seconds or 0.0,
         num_cached_tokens=sequence.num_cached_tokens,
         prompt_logprobs=tuple(sequence.prompt_logprobs) if wants_prompt else None,
     )
-
-
-def _window_of_all_layers(model_config: ModelConfig) -> int | None:
-    """How far back any layer looks; None where one looks to the start, and so needs every block."""
-    windows = [window for window in model_config.windows if window is not None]
-    return max(windows) if windows and len(windows) == model_config.num_layers else None

@@ -3,8 +3,8 @@
     server --Request--> Engine.add_request
     Engine.step() --[TokenOutput, ...]--> server
 
-Stop *strings* are the server's business (it detokenises, then aborts); token ids, lengths and the end-of-sequence
-token are the engine's.
+The server handles stop *strings* (it detokenises, then aborts); the engine handles token ids, lengths and the
+end-of-sequence token.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # for each time it came up in the answer
     repetition_penalty: float = 1.0  # divides the logit of every token of prompt and answer (Keskar et al. 2019)
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
-    logprobs: int | None = None  # alternatives to report beside each sampled token; None: no log-probabilities at all
+    logprobs: int | None = None  # alternatives to report with each sampled token; None: no log-probabilities at all
     prompt_logprobs: int | None = None  # the same for every token of the prompt
 
     @property

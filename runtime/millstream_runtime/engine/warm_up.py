@@ -1,9 +1,7 @@
 """The steps that an engine runs before the first request, so that no request pays for first-time work.
 
     every device    a short prompt and its decodes; one of up to 64 tokens: kernels, allocator, weights seen
-    CPU, one rank   decodes timed on fewer and on all threads (`threads`)
-    CPU             decodes of every number of requests: oneDNN writes machine code for each number of rows
-                    (`models.two_layouts`)
+    its policy      what else the device needs (`DevicePolicy.warm_up`)
 
 CUDA graphs are recorded elsewhere (`graphs`): they need no requests. What runs here are requests all the same, marked
 as heartbeats, through the same scheduler and pool as those of users.
@@ -11,20 +9,15 @@ as heartbeats, through the same scheduler and pool as those of users.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from millstream_runtime.engine.cpu import threads
-from millstream_runtime.engine.execution.model_runner import ModelRunner
+from millstream_runtime.engine.device_policy import DevicePolicy
 from millstream_runtime.engine.request import Request, SamplingParams, TokenOutput
 from millstream_runtime.errors import FailureReason, RuntimeFailure
-from millstream_runtime.logs import log
 
 LONGEST_PROMPT = 64
-MOST_DECODES = 16
-MOST_DECODES_SECONDS = 1.0  # where steps are so long that this ends early, first-time work is lost in them
 
 
 class WarmUpEngine(Protocol):
@@ -37,28 +30,38 @@ class WarmUpEngine(Protocol):
 
 
 class WarmUp:
-    """`requests_of(num_tokens)`: how many requests of that length, prompt included, the engine can run at once; 0 for
-    one that is longer than it allows."""
+    """See `device_policy.WarmUpSteps` for what the policy uses of it."""
 
-    def __init__(
-        self, engine: WarmUpEngine, runner: ModelRunner, requests_of: Callable[[int], int], max_model_len: int
-    ) -> None:
+    def __init__(self, engine: WarmUpEngine, max_requests: Callable[[int], int], max_model_len: int) -> None:
+        """`max_requests(num_tokens)`: see `WarmUpSteps`."""
         self._engine = engine
-        self._runner = runner
-        self._requests_of = requests_of
+        self.max_requests = max_requests
         self._max_model_len = max_model_len
 
-    def run(self, *, alone: bool) -> None:
-        """All of it. `alone`: this rank is the only one, so that its threads are its own to choose.
+    def run(self, policy: DevicePolicy, *, is_only_rank: bool) -> None:
+        """Run all of it.
 
         Raises:
             RuntimeFailure: CheckpointInvalid, where the first answer is not a number.
         """
         self._run_prompts()
-        if self._runner.is_on_cpu:
-            if alone and self._runner.threads.all_threads > 1:
-                self._choose_threads()
-            self._run_decodes_of_every_number()
+        policy.warm_up(self, is_only_rank=is_only_rank)
+        self._finish()
+
+    def step(self) -> list[TokenOutput]:
+        return self._engine.step()
+
+    def has_work(self) -> bool:
+        return self._engine.has_work()
+
+    @contextmanager
+    def decodes(self, max_tokens: list[int]) -> Iterator[None]:
+        requests = [_request(f"warm-up-decode-{number}", 1, most) for number, most in enumerate(max_tokens)]
+        for request in requests:
+            self._engine.add_request(request)
+        yield
+        for request in requests:
+            self._engine.abort(request.request_id)
         self._finish()
 
     def _run_prompts(self) -> None:
@@ -71,42 +74,6 @@ class WarmUp:
                     FailureReason.CHECKPOINT_INVALID,
                     "The model's first answer is not a number (NaN): its weights are damaged.",
                 )
-
-    def _choose_threads(self) -> None:
-        """Choose the threads of each kind of step by running decodes of that size, where the pool has room for them."""
-        all_threads = self._runner.threads.all_threads
-        num_tokens = threads.most_steps(all_threads) + 2
-        room = self._requests_of(num_tokens + 1)
-        if not room:
-            return
-        limits = []
-        self._runner.threads = threads.Threads(all_threads, being_measured=True)
-        for most_tokens, wanted in threads.MEASURED_TOKENS.items():
-            with self._decodes([num_tokens] * min(wanted, room)):
-                self._engine.step()
-                seconds = threads.measure(self._engine.step, all_threads)
-            limits.append((most_tokens, threads.choose(seconds, all_threads)))
-        self._runner.threads = threads.Threads(all_threads, tuple(limits))
-        log.info("threads_chosen", threads=self._runner.threads.describe())
-
-    def _run_decodes_of_every_number(self) -> None:
-        """Requests of which one ends at each step: 16 decodes, 15, 14, ..., 1."""
-        end = time.perf_counter() + MOST_DECODES_SECONDS
-        room = self._requests_of(MOST_DECODES + 2)
-        with self._decodes([2 + number for number in range(min(MOST_DECODES, room))]):
-            while self._engine.has_work() and time.perf_counter() < end:
-                self._engine.step()
-
-    @contextmanager
-    def _decodes(self, max_tokens: list[int]) -> Iterator[None]:
-        """Requests of so many tokens each behind a prompt of one; cancelled at the end."""
-        requests = [_request(f"warm-up-decode-{number}", 1, most) for number, most in enumerate(max_tokens)]
-        for request in requests:
-            self._engine.add_request(request)
-        yield
-        for request in requests:
-            self._engine.abort(request.request_id)
-        self._finish()
 
     def _finish(self) -> None:
         while self._engine.has_work():  # what was cancelled may be in flight

@@ -57,7 +57,7 @@ OnLost = Callable[[RuntimeFailure], None]
 
 
 class ThreadReport(Protocol):
-    """The part of `engine.threads.ThreadReport` that the loop reads; importing it would import torch here."""
+    """What the loop reads of `engine.device_policy.ThreadCounts`, which would import torch here."""
 
     @property
     def all_threads(self) -> int: ...

@@ -1,1 +1,1 @@
-"""Model families: one file each; shared layers carry the rest."""
+"""Models: one file per family, over shared layers."""

@@ -15,7 +15,7 @@ from millstream_runtime.model_families import RUNNABLE
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, architecture_of
 from millstream_runtime.models.layers.decoder import Decoder
-from millstream_runtime.models.linear.parallel import ALONE, Ranks
+from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
 from millstream_runtime.models.loading.checkpoint import Checkpoint
 from millstream_runtime.models.loading.weights import ExpectedWeights, LoadedWeights, Weights
 
@@ -62,7 +62,7 @@ def load_model_config(folder: Path) -> ModelConfig:
     return family_code(architecture).read_config(fields)
 
 
-def expected_weights(config: ModelConfig, dtype: torch.dtype, ranks: Ranks = ALONE) -> ExpectedWeights:
+def expected_weights(config: ModelConfig, dtype: torch.dtype, ranks: Ranks = SINGLE_PROCESS) -> ExpectedWeights:
     """Every tensor that a checkpoint of this configuration must hold, and the bytes that a rank's share will take.
 
     Raises:
@@ -78,14 +78,14 @@ def load_model(
     folder: Path,
     dtype: torch.dtype,
     device: torch.device,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
     on_read: OnRead | None = None,
-    room_for_copies_bytes: int = 0,
+    copy_budget_bytes: int = 0,
 ) -> Decoder:
     """Check every tensor of the folder's checkpoint, then load this rank's share; nothing else is read.
 
     Args:
-        room_for_copies_bytes: what second copies of small weights may take (`half_weights`).
+        copy_budget_bytes: what second copies of linear weights may take, on a device that uses them.
         on_read: called before the first tensor and after each, with the bytes read so far and the bytes of the share.
 
     Raises:
@@ -101,5 +101,5 @@ def load_model(
                 on_read(checkpoint.bytes_read, total_bytes)
 
         report()
-        weights = LoadedWeights(checkpoint, dtype, device, ranks, report, room_for_copies_bytes)
+        weights = LoadedWeights(checkpoint, dtype, device, ranks, report, copy_budget_bytes)
         return family_code(config.architecture).build(config, weights)

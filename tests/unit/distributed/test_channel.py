@@ -10,7 +10,7 @@ import pytest
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.distributed.channel import MAX_MESSAGE_BYTES, Channel
 from millstream_runtime.distributed.messages import Command, Leave, LoadShard, Measured, RankFailed, Reply
-from millstream_runtime.engine.execution.step_input import ChunkInput, Scrub, StepInput
+from millstream_runtime.engine.execution.step_input import ChunkInput, StepInput, ZeroBlocks
 from millstream_runtime.errors import FailureReason
 
 Leading = Channel[Command, Reply]
@@ -31,7 +31,12 @@ def test_what_is_sent_arrives(ends: tuple[Leading, Following, socket.socket]) ->
     leading, following, _ = ends
     config = RuntimeConfig(model="/models/x", served_model_name="x", device=Device.CPU, tensor_parallel_size=2)
     chunks = [ChunkInput(1, 17, 0, 4, 2), ChunkInput(3, 35, 64, 9, 3, [9, 2, 5])]
-    commands: list[Command] = [LoadShard(config), StepInput([7, 1, 2, 3], chunks, [[0, 3]]), Scrub([4, 5]), Leave()]
+    commands: list[Command] = [
+        LoadShard(config),
+        StepInput([7, 1, 2, 3], chunks, [[0, 3]]),
+        ZeroBlocks([4, 5]),
+        Leave(),
+    ]
     for command in commands:
         leading.send(command)
     assert [following.receive() for _ in commands] == commands

@@ -208,7 +208,7 @@ def test_more_requests_than_rows_wait_their_turn(engine: Engine) -> None:
     assert finished == [str(index) for index in range(20)]
 
 
-def test_a_pool_too_small_for_what_was_asked_is_refused_with_the_ledger(
+def test_a_pool_too_small_for_what_was_asked_is_refused_with_the_budget(
     write_model: WriteModel, make_engine: MakeEngine
 ) -> None:
     folder = write_model(max_position_embeddings=32768)

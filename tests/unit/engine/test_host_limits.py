@@ -38,7 +38,7 @@ def test_cpu_quota_rounds_up_and_never_below_one(tmp_path: Path) -> None:
 
 
 def size(available_bytes: int, **overrides: object) -> pool_size.PoolSize:
-    ledger = pool_size.MemoryBudget(limit_bytes=GIB, used_bytes=0, reserve_bytes=0, available_bytes=available_bytes)
+    budget = pool_size.MemoryBudget(limit_bytes=GIB, used_bytes=0, reserve_bytes=0, available_bytes=available_bytes)
     arguments = {
         "asked_bytes": None,
         "block_bytes": 1 << 10,
@@ -47,7 +47,7 @@ def size(available_bytes: int, **overrides: object) -> pool_size.PoolSize:
         "max_model_len_is_explicit": True,
         "max_num_seqs": 2,
     } | overrides
-    return pool_size.size_pool(ledger, **arguments)  # type: ignore[arg-type]
+    return pool_size.size_pool(budget, **arguments)  # type: ignore[arg-type]
 
 
 def test_the_pool_takes_what_it_may_and_never_more_than_a_full_batch_needs() -> None:
@@ -57,7 +57,7 @@ def test_the_pool_takes_what_it_may_and_never_more_than_a_full_batch_needs() -> 
     assert size(10 << 10, max_model_len_is_explicit=False) == pool_size.PoolSize(10, 160)
 
 
-def test_refusals_show_the_ledger() -> None:
+def test_refusals_show_the_budget() -> None:
     with pytest.raises(RuntimeFailure, match=r"1000 tokens needs .* usable - .* leaves .* holds 160 tokens"):
         size(10 << 10)
     with pytest.raises(RuntimeFailure, match="holds 0 tokens"):
@@ -65,11 +65,11 @@ def test_refusals_show_the_ledger() -> None:
 
 
 def test_the_cpu_share_leaves_room_for_the_process() -> None:
-    roomy = pool_size.cpu_ledger(10 * GIB, used_bytes=GIB)
+    roomy = pool_size.cpu_budget(10 * GIB, used_bytes=GIB)
     assert roomy.available_bytes == 3 * GIB
-    tight = pool_size.cpu_ledger(GIB, used_bytes=GIB - (300 << 20))
+    tight = pool_size.cpu_budget(GIB, used_bytes=GIB - (300 << 20))
     assert tight.available_bytes == 44 << 20
-    assert pool_size.cpu_ledger(GIB, used_bytes=2 * GIB).available_bytes == 0
+    assert pool_size.cpu_budget(GIB, used_bytes=2 * GIB).available_bytes == 0
 
 
 @pytest.mark.parametrize("weight_bytes", [0, GIB // 2, GIB, 2 * GIB, 3 * GIB])
@@ -78,12 +78,12 @@ def test_second_copies_of_weights_leave_the_pool_what_it_would_get_without_them(
     limit_bytes: int, weight_bytes: int
 ) -> None:
     process_bytes = 350 << 20
-    copies_bytes = pool_size.room_for_copies_bytes(limit_bytes, process_bytes, weight_bytes)
-    without = pool_size.cpu_ledger(limit_bytes, process_bytes + weight_bytes)
-    beside = pool_size.cpu_ledger(limit_bytes, process_bytes + weight_bytes + copies_bytes)
-    assert beside.available_bytes == without.available_bytes
+    copies_bytes = pool_size.copy_budget_bytes(limit_bytes, process_bytes, weight_bytes)
+    without = pool_size.cpu_budget(limit_bytes, process_bytes + weight_bytes)
+    with_copies = pool_size.cpu_budget(limit_bytes, process_bytes + weight_bytes + copies_bytes)
+    assert with_copies.available_bytes == without.available_bytes
 
 
 def test_a_small_model_is_copied_and_one_that_fills_its_memory_is_not() -> None:
-    assert pool_size.room_for_copies_bytes(4 * GIB, GIB // 4, weight_bytes=GIB // 2) > GIB // 2
-    assert pool_size.room_for_copies_bytes(4 * GIB, GIB // 4, weight_bytes=3 * GIB) == 0
+    assert pool_size.copy_budget_bytes(4 * GIB, GIB // 4, weight_bytes=GIB // 2) > GIB // 2
+    assert pool_size.copy_budget_bytes(4 * GIB, GIB // 4, weight_bytes=3 * GIB) == 0

@@ -24,9 +24,9 @@ from millstream_runtime.distributed.leader import Leader
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution import graphs
 from millstream_runtime.engine.execution.execution_mode import Execution
-from millstream_runtime.engine.execution.recorders import CallingAgain
 from millstream_runtime.engine.request import Request, SamplingParams
 from tests.support.crowded import crowd
+from tests.support.eager_recorder import EagerRecorder
 from tests.support.engines import MakeEngine, WriteModel, generate
 from tests.support.family_cases import CASES, UNEVEN_HEADS, Models
 from tests.support.tape_recorder import TapeRecorder
@@ -97,11 +97,11 @@ def by_priority(engine: Engine, requests: list[Request]) -> Answers:
 
 
 def slices(engine: Engine) -> bool:
-    return engine._prompts.num_slices > 0
+    return engine._chunked_prefill.num_slices > 0
 
 
 def computes_beside(engine: Engine) -> bool:
-    return engine._prompts.num_chunks_beside > 0
+    return engine._chunked_prefill.num_side_chunks > 0
 
 
 def never(_: Engine) -> bool:
@@ -287,7 +287,7 @@ FAMILY_WAYS = {
     "with prefix hits": Way(twice, happened=hits),
     "preempted": Way(all_at_once, NO_CACHE, pool_blocks=TIGHT_POOL_BLOCKS, happened=preempts),
     "replayed and overlapped, with prefix hits": Way(
-        twice, happened=hits, execution=lambda: Execution(CallingAgain(), overlapped=True)
+        twice, happened=hits, execution=lambda: Execution(EagerRecorder(), overlapped=True)
     ),
     "overlapped, preempted": Way(
         all_at_once, NO_CACHE, TIGHT_POOL_BLOCKS, preempts, execution=lambda: Execution(overlapped=True)
@@ -347,7 +347,7 @@ def test_every_family_answers_like_transformers(
 ) -> None:
     circumstance = FAMILY_WAYS[way]
     if circumstance.ranks > 1 and family in UNEVEN_HEADS:
-        pytest.skip("its heads do not divide by two, and such a size is refused: see test_parallel.py")
+        pytest.skip("its heads do not divide by two, and such a size is refused: see test_tensor_parallel.py")
     rank_group = request.getfixturevalue("pair") if circumstance.ranks > 1 else None
     ranks = {"rank_group": rank_group, "tensor_parallel_size": circumstance.ranks} if rank_group else {}
     execution = circumstance.execution() if circumstance.execution else None

@@ -1,10 +1,10 @@
-"""Paged attention by torch alone: one plan a step, used by every layer.
+"""Paged attention by torch alone: one plan per step, used by every layer.
 
 The plan sorts the step's work once, so that a layer makes as few calls as possible and copies nothing it can view:
 
-    decodes at home     rows an equal distance apart in the pool -> one strided view of the pool, one call
+    decodes in regions  rows an equal distance apart in the pool -> one strided view of the pool, one call
     decodes elsewhere   blocks gathered into a padded batch, one call
-    prompt chunks       one call each, over a view (at home) or a gathered copy
+    prompt chunks       one call each, over a view (contiguous blocks) or a gathered copy
 
 On CUDA, FlashAttention takes all decodes at home in one call, all such chunks in another (`varlen_attention`).
 
@@ -14,7 +14,9 @@ values are read once and never repeated. A layer with a sliding window reads onl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, groupby
@@ -25,7 +27,6 @@ from torch import Tensor
 
 from millstream_runtime.engine.attention import varlen_attention
 from millstream_runtime.engine.attention.varlen_attention import VarlenCall
-from millstream_runtime.engine.cpu import threads
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.transfer import on_device
 from millstream_runtime.models.layers.attention import AttentionSpec
@@ -34,10 +35,13 @@ from millstream_runtime.models.layers.attention import AttentionSpec
 PADDING_LIMIT_TOKENS = 256
 # Scores of a prompt chunk are masked in slabs of queries, so that the mask stays below this.
 MASK_LIMIT_ELEMENTS = 4 << 20
-# So many queries of a chunk compute for about as long as reading their keys and values from memory takes.
+# Queries of a chunk whose arithmetic takes about as long as reading their keys and values from memory.
 QUERIES_A_READING = 4
 # In a larger chunk the arithmetic binds, not the reading of keys and values.
 MOST_MERGED_QUERIES = 32
+
+KVRead = Callable[[int], AbstractContextManager[None]]
+"""Returns a context for a call that reads this many bytes of the KV pool; see `DevicePolicy.kv_read`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +57,12 @@ class AttentionChunk:
 class TorchAttention:
     """Attention of one step. Chunks of one token come first, in the order of the query's rows."""
 
-    def __init__(self, cache: KVCache, slots: Tensor, chunks: Seq[AttentionChunk], all_threads: int = 1) -> None:
-        """`slots`: `[T]` int64, the pool place of every new token. `all_threads`: of a CPU, where a call reads much."""
+    def __init__(
+        self, cache: KVCache, slots: Tensor, chunks: Seq[AttentionChunk], kv_read: KVRead | None = None
+    ) -> None:
+        """`slots`: `[T]` int64, the slot in the pool of every new token."""
         self._cache = cache
-        self._all_threads = all_threads if cache.heads[0].device.type == "cpu" else 1
+        self._kv_read = kv_read
         self._slots = slots
         self._chunks = chunks
         self._longest = max((chunk.context_len for chunk in chunks), default=0)
@@ -86,8 +92,10 @@ class TorchAttention:
         return self._plans[use_varlen]
 
     def _attend(self, call: _Call, pool: Tensor, query: Tensor, spec: AttentionSpec) -> Tensor:
+        if self._kv_read is None:
+            return call(pool, query, spec)
         token_bytes = pool.shape[0] * pool.shape[2] * pool.element_size()
-        with threads.reading(call.tokens_read(spec.window) * token_bytes, self._all_threads):
+        with self._kv_read(call.tokens_read(spec.window) * token_bytes):
             return call(pool, query, spec)
 
 

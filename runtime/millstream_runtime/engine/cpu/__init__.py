@@ -1,1 +1,1 @@
-"""What only a CPU needs: a second thread, the number of threads, memory that is freed and taken again."""
+"""The device policy of a CPU: side thread, numbers of threads, freed memory, pages of the KV pool."""

@@ -1,12 +1,12 @@
-"""malloc, told to keep what a step frees for the next step.
+"""malloc settings that keep what a step frees for the next step.
 
 glibc gives large blocks back to the kernel as soon as they are free. The activations of a prompt's chunk are such
-blocks, freed and wanted again layer after layer, and the kernel zeroes the pages that it hands out, one fault for each
+blocks, freed and allocated again in every layer, and the kernel zeroes the pages that it hands out, one fault per
 4 KiB. Whether that happens depends on what else lies in the heap: in two processes of three, a prompt of 2,000 tokens
-through 135 M parameters meant 390,000 faults and 0.9 seconds of a processor (`benchmarks/freed_memory.py`). Others
-preload another allocator for this; here it takes two settings.
+through 135 M parameters meant 390,000 faults and 0.9 seconds of a processor (`benchmarks/freed_memory.py`). Other
+servers preload another allocator for this; here two settings do it.
 
-What the process holds is then its own peak, which it had to have room for anyway.
+The process then keeps its peak memory, for which its limit must have room anyway.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _MOST_BYTES = (1 << 31) - 1  # mallopt takes an int
 
 
 def keep_freed_memory() -> bool:
-    """Have this process keep freed blocks below 2 GiB. False where the C library has no such setting (musl, macOS).
+    """Keep freed blocks below 2 GiB in this process. False where the C library has no such setting (musl, macOS).
 
-    Best called when weights and KV pool are there: they come from the kernel directly, and go back to it.
+    Called once weights and KV pool are allocated: these come from the kernel directly, and go back to it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

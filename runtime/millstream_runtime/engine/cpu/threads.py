@@ -1,14 +1,14 @@
 """How many threads a step computes with on a CPU: measured when the engine warms up, not assumed.
 
-Waking a second thread costs some tens of microseconds a parallel region, and much more where another process wants the
-core. A decode of a small model has hundreds of regions of about that length, so one thread may be quicker than two; a
-prompt's chunk has few and long ones. So the answer is looked for at two sizes of step, and prompts take all threads.
+Waking a second thread costs some tens of microseconds per parallel region, and much more where another process wants
+the core. A decode of a small model has hundreds of regions of about that length, so one thread may be quicker than two;
+a prompt's chunk has few and long ones. So threads are measured at two sizes of step, and prompts take all of them.
 
     tokens of a step   1 ... FEW_TOKENS   ... SOME_TOKENS   more
     threads            measured at 1      measured at 16    all
 
-Attention is another matter: what it reads grows with the context, and nothing else of a step does. So a call takes a
-thread for each BYTES_A_THREAD that it reads, whatever the step's other operations compute with.
+Attention is different: what it reads grows with the context, and nothing else of a step does. So a call takes a thread
+for each BYTES_PER_THREAD that it reads, whatever the step's other operations compute with.
 
 `choose` is the decision, pure; `measure` runs steps. With several ranks each keeps its share of the cores as it is.
 """
@@ -19,46 +19,22 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 
 FEW_TOKENS, SOME_TOKENS = 4, 32
-MEASURED_TOKENS = {FEW_TOKENS: 1, SOME_TOKENS: 16}  # up to so many tokens a step counts what so many took
-BYTES_A_THREAD = 512 << 10  # less is read before another thread is awake
+MEASURED_TOKENS = {FEW_TOKENS: 1, SOME_TOKENS: 16}  # largest step: decodes of the step that is timed for it
+BYTES_PER_THREAD = 512 << 10  # less is read before another thread is awake
 LEAST_GAIN = 0.1  # fewer threads than all must be quicker by this share of the time
 LEAST_SAMPLES, MOST_SAMPLES = 3, 7
 BUDGET_SECONDS = 0.3  # for each size; a model whose steps are longer has work enough for all threads
 
 
-@dataclass(frozen=True, slots=True)
-class Threads:
-    """`limits`: from few tokens a step to many, (most tokens, threads); beyond them `all_threads`."""
-
-    all_threads: int
-    limits: tuple[tuple[int, int], ...] = ()
-    being_measured: bool = False  # by somebody who sets them himself
-
-    def of(self, num_tokens: int) -> int:
-        """Threads for a step of so many tokens."""
-        return next((threads for most, threads in self.limits if num_tokens <= most), self.all_threads)
-
-    def use(self, num_tokens: int, most: int) -> None:
-        """Let torch compute the next step with as many, but no more than `most`."""
-        if not self.being_measured and torch.get_num_threads() != (threads := min(most, self.of(num_tokens))):
-            torch.set_num_threads(threads)
-
-    def describe(self) -> str:
-        """`1 up to 4 tokens a step, 2 beyond`."""
-        parts = [f"{threads} up to {most} tokens a step" for most, threads in self.limits]
-        return ", ".join([*parts, f"{self.all_threads} beyond" if parts else str(self.all_threads)])
-
-
 @contextmanager
 def reading(num_bytes: int, all_threads: int) -> Iterator[None]:
-    """Compute what reads so many bytes of the KV pool with as many threads as that is worth, and no fewer than now."""
+    """Compute what reads `num_bytes` of the KV pool with as many threads as that is worth, and no fewer than now."""
     before = torch.get_num_threads()
-    wanted = min(all_threads, num_bytes // BYTES_A_THREAD)
+    wanted = min(all_threads, num_bytes // BYTES_PER_THREAD)
     if wanted <= before:
         yield
         return
@@ -70,12 +46,12 @@ def reading(num_bytes: int, all_threads: int) -> Iterator[None]:
 
 
 def candidates(all_threads: int) -> list[int]:
-    """All, one, and the powers of two between."""
+    """Return the numbers of threads to try: all, one, and the powers of two between."""
     return [all_threads, *(1 << power for power in range(all_threads.bit_length()) if 1 << power < all_threads)]
 
 
 def choose(seconds: Mapping[int, Sequence[float]], all_threads: int) -> int:
-    """The quickest by the median; all of them where nothing is clearly quicker, or too little was measured."""
+    """Return the quickest number of threads by the median of its `seconds`; all where none is clearly quicker."""
     if any(len(one) < LEAST_SAMPLES for one in seconds.values()):
         return all_threads
     medians = {threads: statistics.median(one) for threads, one in seconds.items()}
@@ -84,14 +60,14 @@ def choose(seconds: Mapping[int, Sequence[float]], all_threads: int) -> int:
 
 
 def most_steps(all_threads: int) -> int:
-    """How often `measure` calls its step at most."""
+    """Return how often `measure` calls its step at most."""
     return MOST_SAMPLES * len(candidates(all_threads))
 
 
 def measure(
     step: Callable[[], object], all_threads: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[int, list[float]]:
-    """Seconds of `step` by number of threads, in turns, so that all meet the same state of the machine.
+    """Return seconds of `step` by number of threads, measured in turns: all see the same state of the machine.
 
     It ends after BUDGET_SECONDS, however few there are by then. torch has `all_threads` afterwards.
     """

@@ -1,11 +1,11 @@
-"""How an engine carries out its steps on its device: eagerly or by graphs, one after another or overlapped.
+"""How an engine executes steps on its device: eagerly or by graphs, one after another or overlapped.
 
     CPU, one rank                eager, one after another; long prompts on a side thread where there are cores for it
     CPU, several ranks           eager, one after another
     CUDA, one rank               graphs unless --enforce-eager or the model waits for the device; overlapped
     CUDA, several ranks          eager, one after another
 
-Which it is changes no token. Tests choose by hand, and so run on a CPU what else only a GPU would.
+The choice changes no token. Tests pass their own, and so run on a CPU what otherwise only a GPU would.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from millstream_runtime.models.config.model_config import ModelConfig
 class Execution:
     """`recorder`: None is eager. `overlapped`: step N + 1 is launched before the tokens of step N are read.
 
-    `side_threads`: of a CPU's, those that compute long prompts beside the steps of decodes; 0 is none (`side_thread`).
+    `side_threads`: threads for `DevicePolicy.side_prefill`; 0 is none.
     """
 
     recorder: Recorder | None = None
@@ -33,7 +33,7 @@ class Execution:
 
 
 def choose(config: RuntimeConfig, model_config: ModelConfig, device: torch.device, num_ranks: int) -> Execution:
-    """What a configuration means on a device."""
+    """Return how a configuration is executed on a device."""
     if device.type == "cpu" and num_ranks == 1:
         return Execution(side_threads=torch.get_num_threads() // 2)
     if device.type != "cuda" or num_ranks > 1:

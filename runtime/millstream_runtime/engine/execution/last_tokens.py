@@ -16,7 +16,7 @@ from millstream_runtime.engine.transfer import on_device
 
 
 class UnreadInputs(NamedTuple):
-    """Tokens of a step that only the device knows: where they belong among the step's, and of which rows they are."""
+    """Tokens of a step that only the device has: their indices among the step's tokens, and the rows they are of."""
 
     places: list[int]
     rows: list[int]
@@ -29,12 +29,15 @@ class LastTokens:
         self._tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
 
     def keep(self, rows: Seq[int], tokens: Tensor) -> None:
-        """`tokens` `[len(rows)]` were sampled for `rows`. -1, which says that numbers went wrong, becomes 0: the
-        sequence ends, but the step after may be under way already, and it must look up some token."""
+        """Store `tokens` `[len(rows)]` int64, sampled for `rows`.
+
+        -1, which stands for NaN, becomes 0: the sequence ends, but the step after may be launched already, and it must
+        look up some token.
+        """
         self._tokens.index_copy_(0, on_device(rows, tokens.device), tokens.clamp(min=0))
 
     def fill(self, token_ids: Tensor, unread: UnreadInputs) -> None:
-        """Put what is unread into a step's `token_ids` `[T]`."""
+        """Put the unread tokens into a step's `token_ids` `[T]` int64, in place."""
         if unread.places:
             places, rows = on_device([unread.places, unread.rows], token_ids.device)
             token_ids.index_copy_(0, places, self._tokens.index_select(0, rows))

@@ -8,11 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from millstream_runtime.engine.cpu.threads import Threads
-from millstream_runtime.engine.execution.forward import Forward, nothing
+from millstream_runtime.engine.attention.paged_attention import KVRead
+from millstream_runtime.engine.device_policy import DevicePolicy
+from millstream_runtime.engine.execution.forward import Forward, LayerwisePass, do_nothing
 from millstream_runtime.engine.execution.graphs import GraphUse
 from millstream_runtime.engine.execution.last_tokens import LastTokens, UnreadInputs
-from millstream_runtime.engine.execution.step_input import ChunkInput, LayerSlice, Scrub, StepInput
+from millstream_runtime.engine.execution.step_input import ChunkInput, LayerSlice, StepInput, ZeroBlocks
 from millstream_runtime.engine.request import TokenLogprobs
 from millstream_runtime.engine.sampling import logprobs
 from millstream_runtime.engine.sampling.sampler import SamplingRow, greedy, greedy_on_device, sample
@@ -30,7 +31,7 @@ class Sampled(NamedTuple):
 
 
 class PromptSlab(NamedTuple):
-    """Rows of a step whose logits tell the probabilities of a prompt's next tokens, few enough to be in memory at once.
+    """Rows of a step whose logits give the probabilities of a prompt's next tokens, few enough for one product.
 
     `first`: the position in the sequence of the first row's token.
     """
@@ -41,79 +42,80 @@ class PromptSlab(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """A step that the device was given: whom it samples for, and `read`, which waits for their tokens."""
+    """A step that the device was given: the sequences that it samples for, and `read`, which waits for their tokens."""
 
     sampling: list[Sequence]
     read: Callable[[], list[Sampled]]
 
 
 class ModelRunner:
-    """One step: what the model is asked, and what is sampled from its answer. The device is read once a step.
+    """One step: its input, the forward pass and the sampled tokens. The device is read once per step.
 
-    With several ranks this is rank 0: `announce` tells the others what to compute, before it computes its own part.
+    With several ranks this is rank 0: `broadcast` sends the others each step before rank 0 computes its own part.
     """
 
     def __init__(
         self,
         forward: Forward,
         eos_token_ids: frozenset[int],
-        announce: Callable[[StepInput | Scrub], None],
+        policy: DevicePolicy,
+        broadcast: Callable[[StepInput | ZeroBlocks], None],
         last_tokens: LastTokens | None = None,
     ) -> None:
         """`last_tokens`: where steps overlap; None: every step is read before the next is launched."""
         self._forward = forward
-        self._announce = announce
+        self._broadcast = broadcast
+        self._policy = policy
         self._last_tokens = last_tokens
         self._in_order = _longest_first if forward.reads_in_place else _by_place
         self._device = forward.device
         self._model_config = config = forward.model.config
-        self.threads = Threads(torch.get_num_threads())  # until they are measured
         # A checkpoint may name an end-of-sequence token that its vocabulary lacks: it can never come up.
         self._eos_token_ids = frozenset(one for one in eos_token_ids if 0 <= one < config.vocab_size)
 
     @torch.inference_mode()
     def launch(
-        self, chunks: list[Chunk], part: ChunkSlice | None = None, before_slice: Callable[[], None] = nothing
+        self, chunks: list[Chunk], layer_slice: ChunkSlice | None = None, before_slice: Callable[[], None] = do_nothing
     ) -> Launched:
         """Have all chunks computed, and a token sampled for each sequence whose chunk reaches its last known one.
 
-        `part`: some layers of others, which are computed with the last of them. `before_slice`: see `Forward`.
+        `layer_slice`: some layers of others, which are computed with the last of them. `before_slice`: see `Forward`.
         """
         whole = self._in_order(chunks)
-        done = [*whole, *(self._in_order(part.chunks) if part is not None and part.is_last else ())]
+        is_last = layer_slice is not None and layer_slice.is_last
+        done = [*whole, *(self._in_order(layer_slice.chunks) if layer_slice is not None and is_last else ())]
         slabs, last_rows, sampling = _logits_rows(done)
         logits_rows = [*(list(slab.rows) for slab in slabs), *([last_rows] if last_rows else [])]
         inputs = [self._chunk_input(chunk) for chunk in whole]
-        step = StepInput(_tokens(whole), inputs, logits_rows, None if part is None else self._layer_slice(part))
-        self._announce(step)
-        self._use_threads(whole or done)
+        step = StepInput(
+            _tokens(whole), inputs, logits_rows, None if layer_slice is None else self._slice_input(layer_slice)
+        )
+        self._broadcast(step)
+        self._policy.before_compute(_num_tokens(whole or done))
         unread = _unread_inputs(whole)
 
         def between() -> None:
             before_slice()
-            self._use_threads(part.chunks if part is not None else [])
+            self._policy.before_compute(_num_tokens(layer_slice.chunks if layer_slice is not None else []))
 
         residual = self._forward.residual(step, lambda tokens: self._fill(tokens, unread), between)
-        self.threads.use(len(last_rows), self._forward.num_threads)
+        self._policy.before_compute(len(last_rows))
         for slab in slabs:
             self._record_prompt_logprobs(slab, self._forward.logits(residual, slab.rows))
         if not sampling:
             return Launched([], list)
         return Launched(sampling, self._sample(self._forward.logits(residual, last_rows), sampling))
 
-    def start_side_prefill(self, chunks: list[Chunk]) -> None:
-        """Have chunks pass their layers on the side thread."""
+    def begin_layers(self, chunks: list[Chunk], kv_read: KVRead | None) -> LayerwisePass:
+        """Begin a pass over chunks that is computed some layers per call; see `Forward.begin_layers`."""
         ordered = self._in_order(chunks)
-        self._forward.start_side_prefill(_tokens(ordered), [self._chunk_input(chunk) for chunk in ordered])
+        return self._forward.begin_layers(_tokens(ordered), [self._chunk_input(chunk) for chunk in ordered], kv_read)
 
-    def _use_threads(self, chunks: list[Chunk]) -> None:
-        self.threads.use(sum(chunk.num_tokens for chunk in chunks), self._forward.num_threads)
-
-    def _layer_slice(self, part: ChunkSlice) -> LayerSlice:
-        if not part.begins:
-            return LayerSlice(part.end_layer, [], [])
-        chunks = self._in_order(part.chunks)
-        return LayerSlice(part.end_layer, _tokens(chunks), [self._chunk_input(chunk) for chunk in chunks])
+    def _slice_input(self, layer_slice: ChunkSlice) -> LayerSlice:
+        if not layer_slice.is_first:
+            return LayerSlice(layer_slice.end_layer, [], [])
+        chunks = self._in_order(layer_slice.chunks)
+        return LayerSlice(layer_slice.end_layer, _tokens(chunks), [self._chunk_input(chunk) for chunk in chunks])
 
     def _fill(self, token_ids: Tensor, unread: UnreadInputs) -> None:
         if self._last_tokens is not None:
@@ -180,34 +182,10 @@ class ModelRunner:
         """None where every step is eager."""
         return None if self._forward.graphs is None else self._forward.graphs.use
 
-    @property
-    def is_busy_beside(self) -> bool:
-        """Whether the side thread computes."""
-        return self._forward.is_busy_beside
-
-    @property
-    def computes_beside(self) -> bool:
-        """Whether there is a side thread."""
-        return self._forward.side is not None
-
-    def stop_beside(self) -> None:
-        """Wait until the side thread is done with the layer that it computes; it begins no other."""
-        self._forward.stop_beside()
-
-    @property
-    def returns_when_done(self) -> bool:
-        """Whether what was asked of the device is computed when the call returns."""
-        return self._device.type == "cpu"
-
-    @property
-    def is_on_cpu(self) -> bool:
-        """Whether this process computes on a CPU."""
-        return self._device.type == "cpu"
-
-    def scrub(self, blocks: list[int]) -> None:
-        """Zero the KV blocks of a sequence whose numbers went wrong, before anyone else is given them."""
-        self._announce(Scrub(blocks))
-        self._forward.scrub(blocks)
+    def zero_blocks(self, blocks: list[int]) -> None:
+        """Zero the KV blocks of a sequence with NaN or infinite numbers, before another request gets them."""
+        self._broadcast(ZeroBlocks(blocks))
+        self._forward.zero_blocks(blocks)
 
     def must_recompute(self, sequence: Sequence) -> bool:
         """Whether the last known token, read or not, makes all cached keys of the sequence stale (longrope)."""
@@ -249,6 +227,10 @@ def _longest_first(chunks: list[Chunk]) -> list[Chunk]:
     return sorted(chunks, key=key)
 
 
+def _num_tokens(chunks: list[Chunk]) -> int:
+    return sum(chunk.num_tokens for chunk in chunks)
+
+
 def _tokens(chunks: list[Chunk]) -> list[int]:
     token_ids: list[int] = []
     for sequence, num_tokens in chunks:
@@ -258,7 +240,7 @@ def _tokens(chunks: list[Chunk]) -> list[int]:
 
 
 def _unread_inputs(chunks: list[Chunk]) -> UnreadInputs:
-    """Which of the chunks' tokens are on the device alone: those of decodes whose last step is not read."""
+    """Which of the chunks' tokens only the device has: those of decodes whose last step is not read."""
     unread, num_rows = UnreadInputs([], []), 0
     for sequence, num_tokens in chunks:
         num_rows += num_tokens
@@ -269,7 +251,7 @@ def _unread_inputs(chunks: list[Chunk]) -> UnreadInputs:
 
 
 def _logits_rows(chunks: list[Chunk]) -> tuple[list[PromptSlab], list[int], list[Sequence]]:
-    """Of the chunks' rows, one after another: those that tell of prompts, and those that are sampled from, for whom."""
+    """Rows of the chunks, one after another: those of prompt log-probabilities, those that are sampled, for whom."""
     slabs: list[PromptSlab] = []
     last_rows: list[int] = []
     sampling: list[Sequence] = []

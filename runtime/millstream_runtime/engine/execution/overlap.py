@@ -3,16 +3,16 @@
     host     launch N    launch N+1  read N   launch N+2  read N+1        plain: launch N, read N, launch N+1, ...
     device   [ step N ............ ][ step N+1 ......... ][ step N+2
 
-So the device never waits for the host to plan, to read and to send. What it costs: the host plans a step without the
-tokens of the one before. It knows that a token will come, so lengths, blocks and positions are known; the token's value
-is on the device (`last_tokens`), and in `Sequence.token_ids` UNREAD stands for it. Three things follow.
+So the device never waits for the host to plan, to read and to send. The cost: the host plans a step without the tokens
+of the one before. It knows that a token will come, so lengths, blocks and positions are known; the token's value is on
+the device (`last_tokens`), and UNREAD stands for it in `Sequence.token_ids`. Three things follow.
 
-* Whoever ends by the value of a token (end-of-sequence, a stop id, numbers that went wrong, a cancel) is part of one
-  more step, whose token is dropped. An end by length is known beforehand.
-* While a step that writes to a sequence's blocks is in flight, the blocks stay the sequence's own: they are given back
-  when the last of its steps has been read. So nobody meets what that step writes, and where its numbers went wrong the
-  blocks are zeroed first. For the same reason a plan that must preempt reads first, and then plans again.
-* The prefix cache is offered a block once all its tokens are read: it never knows one that was not accepted.
+* A sequence that ends by the value of a token (end-of-sequence, a stop id, NaN, an abort) is part of one more step,
+  whose token is dropped. An end by length is known beforehand.
+* While a step that writes to a sequence's blocks is in flight, the sequence keeps the blocks: they are freed when the
+  last of its steps has been read. So no other request reads what that step writes, and after NaN the blocks are zeroed
+  first. For the same reason a plan that must preempt reads first, and then plans again.
+* A block is published to the prefix cache once all its tokens are read: it never holds one that was not accepted.
 
 Some sequences need the token itself before their next step. `reason_to_wait` is the rule; where it gives a reason, the
 step before is read first, which is the plain loop for as long as it lasts.
@@ -52,7 +52,7 @@ class StepInFlight:
 
 
 def reason_to_wait(sequence: Sequence, *, must_recompute: bool) -> Wait | None:
-    """Why the next step must not be launched before the last token of `sequence` is read; None: it may be.
+    """Return why the last token of `sequence` must be read before the next step is launched; None: it need not.
 
     `must_recompute`: that token makes all its cached keys stale (longrope), so there is nothing to launch with them.
 
@@ -73,6 +73,6 @@ def reason_to_wait(sequence: Sequence, *, must_recompute: bool) -> Wait | None:
 
 
 def reasons_to_wait(sequences: Iterable[tuple[Sequence, bool]]) -> set[Wait]:
-    """Of all sequences of the step in flight, each with whether it must be computed again; empty: launch the next."""
+    """Return the reasons of all sequences of the step in flight, each with `must_recompute`; empty: launch the next."""
     reasons = (reason_to_wait(sequence, must_recompute=must_recompute) for sequence, must_recompute in sequences)
     return {reason for reason in reasons if reason is not None}

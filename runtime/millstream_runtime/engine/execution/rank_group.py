@@ -1,13 +1,13 @@
 """The ranks that compute together, as rank 0 sees them, and how they come from a configuration to a shared KV pool.
 
-    rank 0 (Engine)                    the others (distributed.follower)
-    tell(LoadShard)       ──────────────▶   the same `shard.load` on their shares
-    hear(ShardLoaded)     ◀──────────────
-    tell(Measure)    ──────────────▶   the same `shard.measure_memory`
-    hear(Measured)   ◀──────────────   the least room decides, so that every pool has the same blocks
-    tell(Allocate)   ──────────────▶
+    rank 0 (Engine)                        the others (distributed.follower)
+    broadcast(LoadShard)   ────────────▶   the same `shard.load` on their shares
+    gather(ShardLoaded)    ◀────────────
+    broadcast(Measure)     ────────────▶   the same `shard.measure_memory`
+    gather(Measured)       ◀────────────   the smallest budget decides, so that every pool has the same blocks
+    broadcast(Allocate)    ────────────▶
 
-With one rank there is nobody to tell, and nothing else differs.
+With one rank, `broadcast` and `gather` do nothing, and all else is the same.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from typing import Protocol, TypeVar
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.messages import Allocate, Command, LoadShard, Measure, Measured, ShardLoaded
 from millstream_runtime.distributed.topology import Topology
-from millstream_runtime.engine.cpu.side_thread import SideThread
 from millstream_runtime.engine.execution import shard
 from millstream_runtime.engine.execution.execution_mode import Execution, choose
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.errors import RuntimeFailure
-from millstream_runtime.models.linear.parallel import ALONE, Ranks
+from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
 from millstream_runtime.models.registry import OnRead, expected_weights
 
 Reply = TypeVar("Reply", ShardLoaded, Measured)
@@ -73,7 +72,7 @@ class RankGroup(Protocol):
 class SingleRank:
     """One rank."""
 
-    ranks: Ranks = ALONE
+    ranks: Ranks = SINGLE_PROCESS
     topology: Topology | None = None
     is_lost = False
 
@@ -97,7 +96,7 @@ class SingleRank:
 
 
 def start_rank_group(config: RuntimeConfig) -> RankGroup:
-    """The ranks that the configuration asks for, started.
+    """Start the ranks that the configuration asks for.
 
     Raises:
         RuntimeFailure: InvalidConfig where the model or the machine cannot be shared so, before anything is started;
@@ -106,66 +105,65 @@ def start_rank_group(config: RuntimeConfig) -> RankGroup:
     if config.tensor_parallel_size == 1:
         return SingleRank()
     from millstream_runtime.distributed.leader import Leader
-    from millstream_runtime.models.linear.parallel import Planned
+    from millstream_runtime.models.linear.tensor_parallel import PlannedRanks
 
-    planned = Planned(0, config.tensor_parallel_size)
-    placement = shard.place(config, planned)
-    expected_weights(placement.model_config, placement.dtype, planned)
-    return Leader(config.tensor_parallel_size, placement.device)
+    planned = PlannedRanks(0, config.tensor_parallel_size)
+    shard_config = shard.resolve_shard_config(config, planned)
+    expected_weights(shard_config.model_config, shard_config.dtype, planned)
+    return Leader(config.tensor_parallel_size, shard_config.device)
 
 
 @dataclass(frozen=True, slots=True)
-class Assembled:
-    """A model on all its ranks, ready to compute: rank 0's part of it, and what all agreed on."""
+class LoadedModel:
+    """A model on all its ranks, ready to compute: rank 0's part of it, and what holds for all ranks."""
 
-    placement: shard.Placement
+    shard_config: shard.ShardConfig
     forward: Forward
     pool: pool_size.PoolSize
     memory_use: pool_size.MemoryUse  # rank 0's
     execution: Execution
 
 
-def assemble(
+def load_on_ranks(
     config: RuntimeConfig,
     rank_group: RankGroup,
     on_phase: Callable[[str, str], None],
     on_read: OnRead | None = None,
     execution: Execution | None = None,
-) -> Assembled:
-    """LoadShard every rank's share and give all of them a pool of the same blocks.
+) -> LoadedModel:
+    """Load every rank's share and give all of them a KV pool of the same blocks.
 
     Args:
-        on_read: told how far rank 0 has read its share.
-        execution: where it is not what `execution.choose` says.
+        on_read: `on_read(done_bytes, total_bytes)` of rank 0's share.
+        execution: overrides `execution_mode.choose`.
 
     Raises:
         RuntimeFailure: what any rank failed with.
     """
     ranks = rank_group.ranks
-    placement = shard.place(config, ranks)
+    shard_config = shard.resolve_shard_config(config, ranks)
     if execution is None:
-        execution = choose(config, placement.model_config, placement.device, ranks.size)
+        execution = choose(config, shard_config.model_config, shard_config.device, ranks.size)
     recorder = execution.recorder
     rank_group.broadcast(LoadShard(config))
-    model = shard.load(config, placement, ranks, on_read)
+    model = shard.load(config, shard_config, ranks, on_read)
     rank_group.gather(ShardLoaded)
     on_phase("SizingKVCache", f"{pool_size.gibibytes(model.weight_bytes)} of weights are loaded.")
     rank_group.broadcast(Measure())
     with rank_group.computing():
-        ledger = shard.measure_memory(config, placement, model, ranks, with_graphs=recorder is not None)
-    room = min([ledger.available_bytes, *(one.available_bytes for one in rank_group.gather(Measured))])
-    pool = shard.size_pool(config, placement, replace(ledger, available_bytes=room), ranks)
+        budget = shard.measure_memory(config, shard_config, model, ranks, with_graphs=recorder is not None)
+    available_bytes = min([budget.available_bytes, *(one.available_bytes for one in rank_group.gather(Measured))])
+    pool = shard.size_pool(config, shard_config, replace(budget, available_bytes=available_bytes), ranks)
     rank_group.broadcast(Allocate(pool.num_blocks))
     padding_blocks = 0 if recorder is None else KVCache.PADDING_BLOCKS
-    cache = shard.make_cache(config, placement, pool.num_blocks, ranks, num_padding_blocks=padding_blocks)
-    shard.keep_freed_memory(placement)
-    side = SideThread(execution.side_threads) if execution.side_threads else None
-    forward = Forward(model, cache, placement.device, side=side)
+    cache = shard.make_kv_cache(config, shard_config, pool.num_blocks, ranks, num_padding_blocks=padding_blocks)
+    shard_config.policy.after_loading()
+    forward = Forward(model, cache, shard_config.policy)
     graphs_bytes = 0
     if recorder is not None:
         on_phase("WarmingUp", "Recording the first CUDA graphs.")
         forward.graphs = shard.graphed_decodes(config, model, cache, pool.max_model_len, recorder)
         if forward.graphs is not None:
             graphs_bytes = forward.graphs.record_first().num_bytes
-    use = shard.memory_use(model, cache, ledger, graphs_bytes)
-    return Assembled(placement, forward, pool, use, execution)
+    use = shard.memory_use(model, cache, budget, graphs_bytes)
+    return LoadedModel(shard_config, forward, pool, use, execution)

@@ -63,12 +63,3 @@ class CudaRecorder:
         torch.cuda.empty_cache()  # what the warm-up runs took
         free_bytes, _ = torch.cuda.mem_get_info(self._device)
         return Recorded(graph.replay, time.perf_counter() - began, max(0, free_before_bytes - free_bytes))
-
-
-class CallingAgain:
-    """No recording: a replay is another call. It shows on a CPU that buffers are refilled; nothing is frozen by it."""
-
-    def record(self, compute: Callable[[], None]) -> Recorded:
-        began = time.perf_counter()
-        compute()
-        return Recorded(compute, time.perf_counter() - began, 0)

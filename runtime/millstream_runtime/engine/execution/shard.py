@@ -5,7 +5,6 @@ With one rank that is all of it. Every rank runs this same code over the same co
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +12,8 @@ import torch
 
 from millstream_runtime.config import Device, DType, RuntimeConfig
 from millstream_runtime.engine.attention import varlen_attention
-from millstream_runtime.engine.cpu import freed_memory
+from millstream_runtime.engine.device_policy import DevicePolicy
+from millstream_runtime.engine.devices import device_policy_for
 from millstream_runtime.engine.execution.buckets import Buckets
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.graph_budget import buckets_within, estimate_bytes
@@ -21,49 +21,51 @@ from millstream_runtime.engine.execution.graphs import GraphedDecodes
 from millstream_runtime.engine.execution.recorders import Recorder
 from millstream_runtime.engine.execution.static_decode import StaticDecode
 from millstream_runtime.engine.execution.step_input import ChunkInput, StepInput
-from millstream_runtime.engine.host_limits import memory_limit_bytes, resident_bytes, usable_cpus
+from millstream_runtime.engine.host_limits import memory_limit_bytes, resident_bytes
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.layers.decoder import Decoder
-from millstream_runtime.models.linear.parallel import ALONE, Ranks
-from millstream_runtime.models.linear.shares import Place, rank_config
+from millstream_runtime.models.linear.shares import RankInfo, rank_config
+from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
 from millstream_runtime.models.registry import OnRead, expected_weights, load_model, load_model_config
 
 _TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """What is decided before a byte of weights is read."""
+class ShardConfig:
+    """What is decided for a rank before a byte of weights is read."""
 
     model_config: ModelConfig  # of the whole model, with max_model_len as the configuration limits it
     device: torch.device
     dtype: torch.dtype
+    policy: DevicePolicy
 
 
-def place(config: RuntimeConfig, ranks: Place = ALONE) -> Placement:
-    """Where this rank computes, and in what arithmetic. On a CPU it also takes its share of the cores.
+def resolve_shard_config(config: RuntimeConfig, ranks: RankInfo = SINGLE_PROCESS) -> ShardConfig:
+    """Return on which device this rank computes, in what arithmetic and by which policy.
 
     Raises:
         RuntimeFailure: CheckpointInvalid, UnsupportedByRuntime or InvalidConfig, in one sentence.
     """
     model_config = _with_max_model_len(load_model_config(Path(config.model)), config)
     device = _device(config, ranks)
-    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, usable_cpus() // ranks.size))
-    return Placement(model_config, device, _dtype(config, model_config, device))
+    policy = device_policy_for(device, ranks.size)
+    return ShardConfig(model_config, device, _dtype(config, model_config, device), policy)
 
 
-def load(config: RuntimeConfig, placement: Placement, ranks: Ranks = ALONE, on_read: OnRead | None = None) -> Decoder:
-    """This rank's weights onto its device, refused in a sentence where they cannot fit.
+def load(
+    config: RuntimeConfig, shard_config: ShardConfig, ranks: Ranks = SINGLE_PROCESS, on_read: OnRead | None = None
+) -> Decoder:
+    """Load this rank's weights onto its device.
 
     Raises:
         RuntimeFailure: OutOfMemory, CheckpointInvalid, or InvalidConfig where the model cannot be shared so.
     """
-    dtype, device = placement.dtype, placement.device
-    weight_bytes = expected_weights(placement.model_config, dtype, ranks).num_bytes
+    dtype, device = shard_config.dtype, shard_config.device
+    weight_bytes = expected_weights(shard_config.model_config, dtype, ranks).num_bytes
     limit_bytes = memory_limit_bytes() // ranks.size if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     whose = "" if ranks.size == 1 else f" on each of {ranks.size} ranks"
     too_large = RuntimeFailure(
@@ -74,54 +76,59 @@ def load(config: RuntimeConfig, placement: Placement, ranks: Ranks = ALONE, on_r
     )
     if weight_bytes > limit_bytes:
         raise too_large
-    room_for_copies_bytes = 0
+    copy_budget_bytes = 0
     if device.type == "cpu":
-        room_for_copies_bytes = pool_size.room_for_copies_bytes(limit_bytes, resident_bytes(), weight_bytes)
+        copy_budget_bytes = pool_size.copy_budget_bytes(limit_bytes, resident_bytes(), weight_bytes)
     try:
         return load_model(
-            placement.model_config, Path(config.model), dtype, device, ranks, on_read, room_for_copies_bytes
+            shard_config.model_config, Path(config.model), dtype, device, ranks, on_read, copy_budget_bytes
         )
     except torch.OutOfMemoryError:
         raise too_large from None
 
 
-def make_cache(
-    config: RuntimeConfig, placement: Placement, num_blocks: int, ranks: Place = ALONE, *, num_padding_blocks: int = 0
+def make_kv_cache(
+    config: RuntimeConfig,
+    shard_config: ShardConfig,
+    num_blocks: int,
+    ranks: RankInfo = SINGLE_PROCESS,
+    *,
+    num_padding_blocks: int = 0,
 ) -> KVCache:
-    """This rank's part of the KV pool: all blocks, its heads."""
-    shape = rank_config(placement.model_config, ranks)
+    """Allocate this rank's part of the KV pool: all blocks, its heads."""
+    shape = rank_config(shard_config.model_config, ranks)
     return KVCache(
         shape,
         num_blocks,
         config.block_size_tokens,
-        placement.dtype,
-        placement.device,
+        shard_config.dtype,
+        shard_config.device,
         num_padding_blocks=num_padding_blocks,
+        zeros=shard_config.policy.zeros,
     )
 
 
-def keep_freed_memory(placement: Placement) -> None:
-    """Weights and pool are there: on a CPU, what steps allocate from now on stays with the process."""
-    if placement.device.type == "cpu":
-        freed_memory.keep_freed_memory()
-
-
 def measure_memory(
-    config: RuntimeConfig, placement: Placement, model: Decoder, ranks: Place = ALONE, *, with_graphs: bool = False
+    config: RuntimeConfig,
+    shard_config: ShardConfig,
+    model: Decoder,
+    ranks: RankInfo = SINGLE_PROCESS,
+    *,
+    with_graphs: bool = False,
 ) -> pool_size.MemoryBudget:
-    """What this rank's pool may take. On CUDA all ranks measure together: the largest step is computed once.
+    """Return what this rank's pool may take. On CUDA all ranks measure together: the largest step is computed once.
 
     `with_graphs`: keep memory for CUDA graphs, which are recorded once the pool is there.
     """
-    if placement.device.type == "cpu":
-        return pool_size.cpu_ledger(memory_limit_bytes() // ranks.size, resident_bytes())
-    return _cuda_ledger(config, placement, model, ranks, with_graphs)
+    if shard_config.device.type == "cpu":
+        return pool_size.cpu_budget(memory_limit_bytes() // ranks.size, resident_bytes())
+    return _cuda_budget(config, shard_config, model, ranks, with_graphs)
 
 
 def graphed_decodes(
     config: RuntimeConfig, model: Decoder, cache: KVCache, max_model_len: int, recorder: Recorder
 ) -> GraphedDecodes | None:
-    """The graph manager of this rank, with nothing recorded yet; None where no padded step is small enough."""
+    """Return the graph manager of this rank, with nothing recorded; None where no padded step is small enough."""
     device = cache.heads[0].device
     on_cuda = device.type == "cuda"
     total_bytes = torch.cuda.mem_get_info(device)[1] if on_cuda else memory_limit_bytes()
@@ -137,12 +144,12 @@ def graphed_decodes(
 
 
 def memory_use(
-    model: Decoder, cache: KVCache, ledger: pool_size.MemoryBudget, graphs_bytes: int = 0
+    model: Decoder, cache: KVCache, budget: pool_size.MemoryBudget, graphs_bytes: int = 0
 ) -> pool_size.MemoryUse:
-    """What this rank took, as far as it was measured. `graphs_bytes`: of the graphs recorded so far."""
+    """Return what this rank has taken, as far as measured. `graphs_bytes`: of the graphs recorded so far."""
     return pool_size.MemoryUse(
         weights_bytes=model.weight_bytes,
-        activations_bytes=ledger.activations_bytes,
+        activations_bytes=budget.activations_bytes,
         graphs_bytes=graphs_bytes,
         kv_cache_bytes=cache.num_bytes,
         kv_cache_tokens=cache.num_blocks * cache.block_size_tokens,
@@ -150,38 +157,38 @@ def memory_use(
 
 
 def size_pool(
-    config: RuntimeConfig, placement: Placement, ledger: pool_size.MemoryBudget, ranks: Place = ALONE
+    config: RuntimeConfig, shard_config: ShardConfig, budget: pool_size.MemoryBudget, ranks: RankInfo = SINGLE_PROCESS
 ) -> pool_size.PoolSize:
-    """Blocks of the pool: the same number on every rank, so `ledger` is that of the rank with the least room.
+    """Return the blocks of the pool, the same number on every rank: `budget` is the smallest among the ranks.
 
     Raises:
-        RuntimeFailure: OutOfMemory, with the ledger.
+        RuntimeFailure: OutOfMemory, with the budget.
     """
-    token_bytes = rank_config(placement.model_config, ranks).kv_bytes_per_token(placement.dtype.itemsize)
+    token_bytes = rank_config(shard_config.model_config, ranks).kv_bytes_per_token(shard_config.dtype.itemsize)
     asked_bytes = config.kv_cache_memory_bytes
     return pool_size.size_pool(
-        ledger,
+        budget,
         asked_bytes=None if asked_bytes is None else asked_bytes // ranks.size,
         block_bytes=token_bytes * config.block_size_tokens,
         block_size_tokens=config.block_size_tokens,
-        max_model_len=placement.model_config.max_model_len,
+        max_model_len=shard_config.model_config.max_model_len,
         max_model_len_is_explicit=config.max_model_len is not None,
         max_num_seqs=config.max_num_seqs,
     )
 
 
 @torch.inference_mode()
-def _cuda_ledger(
-    config: RuntimeConfig, placement: Placement, model: Decoder, ranks: Place, with_graphs: bool
+def _cuda_budget(
+    config: RuntimeConfig, shard_config: ShardConfig, model: Decoder, ranks: RankInfo, with_graphs: bool
 ) -> pool_size.MemoryBudget:
     """Measure the activations of the largest step on a small throw-away pool, then count what is left."""
-    device = placement.device
-    num_tokens = min(config.max_num_batched_tokens, placement.model_config.max_model_len)
+    device = shard_config.device
+    num_tokens = min(config.max_num_batched_tokens, shard_config.model_config.max_model_len)
     num_blocks = -(-num_tokens // config.block_size_tokens)
-    cache = make_cache(config, placement, num_blocks, ranks)
+    cache = make_kv_cache(config, shard_config, num_blocks, ranks)
     torch.cuda.reset_peak_memory_stats(device)
     before_bytes = torch.cuda.memory_allocated(device)
-    forward = Forward(model, cache, device)
+    forward = Forward(model, cache, shard_config.policy)
     residual = forward.residual(StepInput([0] * num_tokens, [ChunkInput(num_tokens, num_tokens, 0, 0, num_blocks)], []))
     forward.logits(residual, range(min(num_tokens, config.max_num_seqs)))
     torch.cuda.synchronize(device)
@@ -191,14 +198,14 @@ def _cuda_ledger(
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     limit_bytes = total_bytes * config.gpu_memory_utilization_percent // 100
     used_bytes = total_bytes - free_bytes
-    graphs_bytes = _graphs_estimate_bytes(config, placement, ranks, limit_bytes) if with_graphs else 0
-    return pool_size.cuda_ledger(limit_bytes, used_bytes, activation_bytes, graphs_bytes)
+    graphs_bytes = _graphs_estimate_bytes(config, shard_config, ranks, limit_bytes) if with_graphs else 0
+    return pool_size.cuda_budget(limit_bytes, used_bytes, activation_bytes, graphs_bytes)
 
 
-def _graphs_estimate_bytes(config: RuntimeConfig, placement: Placement, ranks: Place, limit_bytes: int) -> int:
+def _graphs_estimate_bytes(config: RuntimeConfig, shard_config: ShardConfig, ranks: RankInfo, limit_bytes: int) -> int:
     """What graphs and their padding blocks will take: on the full side, since nothing is recorded yet."""
-    shape = rank_config(placement.model_config, ranks)
-    block_bytes = shape.kv_bytes_per_token(placement.dtype.itemsize) * config.block_size_tokens
+    shape = rank_config(shard_config.model_config, ranks)
+    block_bytes = shape.kv_bytes_per_token(shard_config.dtype.itemsize) * config.block_size_tokens
     buckets = _buckets(config, shape, block_bytes, shape.max_model_len, limit_bytes)
     graphs_bytes = estimate_bytes(buckets, block_bytes=block_bytes, num_layers=shape.num_layers)
     return graphs_bytes + KVCache.PADDING_BLOCKS * block_bytes
@@ -235,7 +242,7 @@ def _with_max_model_len(model_config: ModelConfig, config: RuntimeConfig) -> Mod
     return replace(model_config, max_model_len=asked)
 
 
-def _device(config: RuntimeConfig, ranks: Place) -> torch.device:
+def _device(config: RuntimeConfig, ranks: RankInfo) -> torch.device:
     if config.device is Device.CUDA and not torch.cuda.is_available():
         raise InvalidConfigError("--device is 'cuda', but torch sees no CUDA device; use 'cpu' or 'auto'.")
     if config.device is Device.CPU or not torch.cuda.is_available():

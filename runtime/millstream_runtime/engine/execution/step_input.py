@@ -1,7 +1,7 @@
 """What one step computes, as plain data: all that the model needs to know of requests. No torch.
 
-With several ranks it is also what rank 0 tells the others before each step, so it is small: a token id for each new
-token and a few numbers a request. Positions and places in the KV pool follow from those.
+With several ranks it is also the message that rank 0 sends before each step, so it is small: a token id for each new
+token and a few numbers per request. Positions and slots in the KV pool follow from those.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StepInput(msgspec.Struct, frozen=True, array_like=True, tag=True):
     layer_slice: LayerSlice | None = None  # where it is the last, its rows come behind those of `chunks`
 
 
-class Scrub(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class ZeroBlocks(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Zero these KV blocks: a request met numbers that are not finite."""
 
     blocks: list[int]

@@ -1,6 +1,6 @@
-"""How large the KV pool is: bytes in, blocks out. Pure; the measuring is the engine's.
+"""How large the KV pool is: bytes in, blocks out. Pure; the engine measures.
 
-Weights and activations are counted first and the pool takes what is left: the ledger of every refusal adds up.
+Weights and activations are counted first and the pool takes what is left: the budget of every refusal adds up.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class MemoryBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """What was measured on one device (of several ranks, rank 0's), as `/ready` tells it. None: nobody measured it."""
+    """What was measured on one device (of several ranks, rank 0's), as `/ready` reports it. None: not measured."""
 
     weights_bytes: int  # allocated for parameters: embeddings and a CPU's second copies included
     activations_bytes: int | None
-    graphs_bytes: int | None  # of the CUDA graphs that were recorded at boot; the log tells those that come later
+    graphs_bytes: int | None  # of the CUDA graphs that were recorded at boot; later ones are in the log
     kv_cache_bytes: int  # of the pool's tensors; on a CPU a page takes memory once a request writes to it
     kv_cache_tokens: int
 
@@ -53,7 +53,7 @@ class PoolSize:
     max_model_len: int
 
 
-def cpu_ledger(limit_bytes: int, used_bytes: int) -> MemoryBudget:
+def cpu_budget(limit_bytes: int, used_bytes: int) -> MemoryBudget:
     """The pool's share of the container's memory, and never more than the rest of it."""
     rest_bytes = max(0, limit_bytes - used_bytes - CPU_RESERVE_BYTES)
     return MemoryBudget(
@@ -64,8 +64,8 @@ def cpu_ledger(limit_bytes: int, used_bytes: int) -> MemoryBudget:
     )
 
 
-def room_for_copies_bytes(limit_bytes: int, used_bytes: int, weight_bytes: int) -> int:
-    """What second copies of weights may take on a CPU: half of what nobody else has a claim on.
+def copy_budget_bytes(limit_bytes: int, used_bytes: int, weight_bytes: int) -> int:
+    """Return what second copies of weights may take on a CPU: half of the memory that nothing else claims.
 
     The pool comes first: the planner has promised its share before a byte was read, and knows of no copies.
 
@@ -76,7 +76,7 @@ def room_for_copies_bytes(limit_bytes: int, used_bytes: int, weight_bytes: int) 
     return max(0, limit_bytes - used_bytes - weight_bytes - pool_bytes - CPU_RESERVE_BYTES) // 2
 
 
-def cuda_ledger(limit_bytes: int, used_bytes: int, activations_bytes: int, graphs_bytes: int) -> MemoryBudget:
+def cuda_budget(limit_bytes: int, used_bytes: int, activations_bytes: int, graphs_bytes: int) -> MemoryBudget:
     """The pool takes what weights, the largest step's activations and the graphs to come leave."""
     reserve_bytes = activations_bytes + graphs_bytes
     return MemoryBudget(
@@ -89,7 +89,7 @@ def cuda_ledger(limit_bytes: int, used_bytes: int, activations_bytes: int, graph
 
 
 def size_pool(
-    ledger: MemoryBudget,
+    budget: MemoryBudget,
     *,
     asked_bytes: int | None,
     block_bytes: int,
@@ -98,20 +98,20 @@ def size_pool(
     max_model_len_is_explicit: bool,
     max_num_seqs: int,
 ) -> PoolSize:
-    """Blocks of the pool: `asked_bytes` or what the ledger leaves, at most what a full batch of full length needs.
+    """Blocks of the pool: `asked_bytes` or what the budget leaves, at most what a full batch of full length needs.
 
     Raises:
         RuntimeFailure: OutOfMemory, when one request of `max_model_len` does not fit and the length was asked for,
             or when not even one block fits.
     """
-    pool_bytes = ledger.available_bytes if asked_bytes is None else asked_bytes
+    pool_bytes = budget.available_bytes if asked_bytes is None else asked_bytes
     blocks_per_request = -(-max_model_len // block_size_tokens)
     num_blocks = min(pool_bytes // block_bytes, blocks_per_request * max_num_seqs)
     if num_blocks >= blocks_per_request:
         return PoolSize(num_blocks, max_model_len)
     if num_blocks >= 1 and not max_model_len_is_explicit:
         return PoolSize(num_blocks, num_blocks * block_size_tokens)
-    source = f"--kv-cache-memory-bytes is {asked_bytes}" if asked_bytes is not None else str(ledger)
+    source = f"--kv-cache-memory-bytes is {asked_bytes}" if asked_bytes is not None else str(budget)
     fits_tokens = num_blocks * block_size_tokens
     raise RuntimeFailure(
         FailureReason.OUT_OF_MEMORY,

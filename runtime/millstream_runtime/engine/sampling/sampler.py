@@ -52,7 +52,7 @@ def greedy(logits: Tensor) -> list[int]:
 
 
 def greedy_on_device(logits: Tensor) -> Tensor:
-    """The same as a tensor `[R]` int64 on the device of `logits`, which nobody waits for."""
+    """The same as a tensor `[R]` int64 on the device of `logits`, without waiting for it."""
     return _unless_broken(*logits.max(dim=-1))
 
 

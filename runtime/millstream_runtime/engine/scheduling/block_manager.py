@@ -1,24 +1,33 @@
-"""Which KV blocks are free, who holds which, and which one a sequence gets next. No torch: numbers only.
+"""Which KV blocks are free, which sequences hold them, and which block a sequence gets next. No torch: numbers only.
 
-A block is in one of three states; all but the first count as free:
+A block is in one of three states; the last two count as free:
 
     held         by one sequence, or by several that share a prefix (a reference count)
-    evictable    by nobody, but the prefix cache knows its contents; the longest unused is overwritten first,
-                 and of one sequence its tail before its head, since a prefix without its head is worth nothing
-    free         by nobody, contents unknown; goes out before any evictable one
+    evictable    by no sequence, but the prefix cache knows its contents; the least recently used is overwritten first,
+                 and the tail of a sequence before its head, since a prefix is of no use without its head
+    free         by no sequence, contents unknown; allocated before any evictable one
 
-Every running sequence has a row, and every row a home: an equal share of the pool, where its blocks follow one
-another. A block table may name any block, but while a sequence fits its home it stays there, so attention reads
-its keys and values where they lie, and those of many rows as one strided view, without gathering them first:
+The block table of a sequence, left to right in the order of its tokens:
+
+    | outside window | cached prefix |   computed    |  chunk of this step  |    known later    |
+    |<- passed ----->|<------------ num_computed_tokens                     |                   |
+                     |<- attach_cached ->|<- allocate --------------------->|                   |
+    |<- free_outside_window              |<- publish: full blocks with read tokens ->|
+                     |<- held_blocks ---------------------------------------------------------->|
+
+Every running sequence has a row, and every row a region: an equal share of the pool, where its blocks follow one
+another. A block table may name any block, but while a sequence fits its region it stays there. So attention reads its
+keys and values in place, and those of many rows as one strided view, without gathering them first:
 
     pool    | row 0: a0 a1 a2 .  .  . | row 1: b0 b1 .  .  a4 a3 | row 2 ...
-                            home of row 0, then borrowed from the far end of another home ^^^^^
+                          region of row 0, then blocks from the far end of another region ^^^^^
 
-Homes are a preference, never a reservation: a sequence that outgrows its home borrows whatever is free.
+Regions are a preference, never a reservation: a sequence that outgrows its region takes any free block.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 from millstream_runtime.engine.scheduling.prefix_cache import PrefixCache, extend_hashes
@@ -37,21 +46,23 @@ class BlockManager:
         enable_prefix_caching: bool = False,
         window_tokens: int | None = None,
     ) -> None:
-        """`window_tokens`: how far back the layers of this pool look (None: to the start).
+        """`window_tokens`: how far back the layers of this pool attend (None: to the start).
 
-        A model that mixes windowed and full layers needs a manager a group of layers, or None for all.
+        A model that mixes windowed and full layers needs a manager per group of layers, or None for all.
         """
         if num_blocks < 1 or num_rows < 1:
             raise ValueError(f"a pool needs at least one block and one row, not {num_blocks} and {num_rows}")
         self.num_blocks = num_blocks
         self.block_size_tokens = block_size_tokens
         self.window_tokens = window_tokens
-        self.home_blocks = num_blocks // num_rows
-        self._num_homed = self.home_blocks * num_rows
-        # An ordered set: any member is removed in O(1), and popitem() takes the newest. Blocks without a home and the
-        # far ends of homes are put in last, so they are lent first; a freed sequence's tail goes before its head.
+        self.region_blocks = num_blocks // num_rows
+        self._num_region_blocks = self.region_blocks * num_rows
+        # An ordered set: any member is removed in O(1), and popitem() takes the newest. Blocks outside all regions
+        # and the far ends of regions are put in last, so they are taken first; a freed sequence's tail before its head.
         self._free = dict.fromkeys(
-            sorted(range(num_blocks), key=lambda b: b % self.home_blocks if b < self._num_homed else num_blocks)
+            sorted(
+                range(num_blocks), key=lambda b: b % self.region_blocks if b < self._num_region_blocks else num_blocks
+            )
         )
         self._evictable: dict[int, None] = {}  # the same, oldest first
         self._num_holders = [0] * num_blocks
@@ -70,12 +81,12 @@ class BlockManager:
         """Blocks that `sequence` lacks to hold its first `num_tokens` tokens."""
         return max(0, self.blocks_for(num_tokens) - len(sequence.block_table))
 
-    # Reading, for the scheduler's plan ---------------------------------------------------------------------------
+    # Queries, for the scheduler's plan ---------------------------------------------------------------------------
 
-    def match(self, sequence: Sequence, start_block: int = 0) -> list[int]:
-        """Cached blocks that hold the sequence's tokens from `start_block` on, the longest run.
+    def match_prefix(self, sequence: Sequence, start_block: int = 0) -> list[int]:
+        """Return the longest run of cached blocks that hold the sequence's tokens from `start_block` on.
 
-        At least one known token stays uncomputed: it takes a computed token to sample the next.
+        At least one known token stays uncomputed: sampling the next token needs its logits.
         """
         blocks: list[int] = []
         if self._cache is None or not sequence.uses_prefix_cache:
@@ -92,70 +103,73 @@ class BlockManager:
         """Whether any sequence holds the block."""
         return self._num_holders[block] > 0
 
-    def freed_by(self, sequence: Sequence, released: dict[int, int]) -> int:
-        """Blocks that would become free if `sequence` let go, after the releases counted in `released` (updated)."""
-        freed = 0
-        for block in sequence.held_blocks:
-            released[block] = released.get(block, 0) + 1
-            freed += self._num_holders[block] == released[block]
-        return freed
+    def freed_by(self, sequence: Sequence, released: Mapping[int, int]) -> int:
+        """Return how many blocks become free if `sequence` is preempted.
 
-    def home_row(self, block: int) -> int | None:
-        """The row whose home begins with `block`."""
-        starts_home = block < self._num_homed and block % self.home_blocks == 0
-        return block // self.home_blocks if starts_home else None
+        `released`: by block, how many holders are preempted before it.
+        """
+        return sum(self._num_holders[block] == released.get(block, 0) + 1 for block in sequence.held_blocks)
 
-    def home_is_cached(self, row: int) -> bool:
-        """Whether the first block of the row's home holds a cached prefix."""
-        return self._cache is not None and row * self.home_blocks in self._cache
+    def row_of_region(self, block: int) -> int | None:
+        """The row whose region begins with `block`; None where none does."""
+        is_first = block < self._num_region_blocks and block % self.region_blocks == 0
+        return block // self.region_blocks if is_first else None
 
-    # Changing ----------------------------------------------------------------------------------------------------
+    def region_is_cached(self, row: int) -> bool:
+        """Whether the first block of the row's region holds a cached prefix."""
+        return self._cache is not None and row * self.region_blocks in self._cache
+
+    # Changes -----------------------------------------------------------------------------------------------------
 
     def attach_cached(self, sequence: Sequence, blocks: Seq[int]) -> None:
-        """Append blocks found by `match` to the table; their tokens count as computed."""
+        """Append blocks found by `match_prefix` to the table; their tokens count as computed."""
         for block in blocks:
             self._evictable.pop(block, None)
             self._append(sequence, block)
         sequence.num_computed_tokens += len(blocks) * self.block_size_tokens
-        sequence.num_registered_blocks = len(sequence.block_table)
+        sequence.num_published_blocks = len(sequence.block_table)
 
     def allocate(self, sequence: Sequence, num_tokens: int) -> None:
-        """Extend the block table to hold `num_tokens`. The sequence has a row, and there are enough free blocks."""
+        """Extend the block table to hold `num_tokens`.
+
+        Raises:
+            ValueError: the sequence has no row, or there are not enough free blocks.
+        """
         if sequence.row is None:
             raise ValueError(f"request {sequence.request.request_id} has no row; admit it before it gets blocks")
         missing = self.missing_blocks(sequence, num_tokens)
         if missing > self.num_free_blocks:
             raise ValueError(f"{num_tokens} tokens need more blocks than the {self.num_free_blocks} free ones")
-        home = sequence.row * self.home_blocks
+        region_start = sequence.row * self.region_blocks
         for _ in range(missing):
             offset = len(sequence.block_table)
-            block = self._take(home + offset if offset < self.home_blocks else None)
+            block = self._take(region_start + offset if offset < self.region_blocks else None)
             self._append(sequence, block)
 
-    def register(self, sequence: Sequence, num_tokens: int) -> None:
-        """Offer the full blocks of the first `num_tokens` tokens to the prefix cache.
+    def publish(self, sequence: Sequence, num_tokens: int) -> None:
+        """Add the full blocks of the first `num_tokens` tokens to the prefix cache.
 
         They are computed, or will be in the step that is being planned: a layer writes all keys and values of a step
         before it reads any, so another sequence may share them within the same step. A block with a token that is not
-        read yet is offered later: no hash can name it, and the token may never be accepted.
+        read yet is published later: its hash is not known, and the token may never be accepted.
         """
         num_full_blocks = min(num_tokens, sequence.num_read_tokens) // self.block_size_tokens
-        if self._cache is None or sequence.num_registered_blocks >= num_full_blocks or not sequence.uses_prefix_cache:
+        if self._cache is None or sequence.num_published_blocks >= num_full_blocks or not sequence.uses_prefix_cache:
             return
         hashes = extend_hashes(sequence, self.block_size_tokens)
-        for index in range(sequence.num_registered_blocks, num_full_blocks):
-            self._cache.register(hashes[index], sequence.block_table[index])
-        sequence.num_registered_blocks = num_full_blocks
+        for index in range(sequence.num_published_blocks, num_full_blocks):
+            self._cache.insert(hashes[index], sequence.block_table[index])
+        sequence.num_published_blocks = num_full_blocks
 
     def free_outside_window(self, sequence: Sequence) -> None:
-        """Give back blocks that no later token of the sequence can see. Their names stay in the table, masked.
+        """Free blocks that no later token of the sequence attends to. Their numbers stay in the table, masked.
 
-        The next token, at position `num_computed_tokens`, sees itself and `window_tokens - 1` before it.
+        The next token, at position `num_computed_tokens`, attends to itself and `window_tokens - 1` before it.
         """
         if self.window_tokens is None:
             return
-        # The last two computed tokens may be those of steps that are not read yet. Should their numbers have gone
-        # wrong, their blocks must be here to be zeroed.
+        # The last two computed tokens may be of steps that are not read yet. If these gave NaN, the blocks must still
+        # be held by this sequence to be zeroed.
         first_seen = sequence.num_computed_tokens - max(self.window_tokens, 3) + 1
         num_passed = max(0, first_seen) // self.block_size_tokens
         if num_passed > sequence.num_passed_blocks:
@@ -164,24 +178,24 @@ class BlockManager:
             self._release(passed)
 
     def free(self, sequence: Sequence) -> None:
-        """Take back all blocks of a sequence, except those that others share."""
+        """Free all blocks of a sequence, except those that others share."""
         self._release(sequence.held_blocks)
         sequence.block_table.clear()
         sequence.blocks_are_contiguous = True
-        sequence.num_passed_blocks = sequence.num_registered_blocks = 0
+        sequence.num_passed_blocks = sequence.num_published_blocks = 0
 
-    def forget(self, sequence: Sequence) -> list[int]:
-        """Drop a sequence's blocks from the prefix cache; returns those that nobody else holds."""
+    def unpublish(self, sequence: Sequence) -> list[int]:
+        """Drop a sequence's blocks from the prefix cache; return those that no other sequence holds."""
         if self._cache is not None:
             for block in sequence.held_blocks:
-                self._cache.forget(block)
+                self._cache.remove(block)
         return [block for block in sequence.held_blocks if self._num_holders[block] == 1]
 
     def check_integrity(self, holders: Seq[Sequence]) -> None:
-        """Every block is free or held by exactly as many as its count says, and nobody writes into a shared one.
+        """Check that every block is free or held by as many as its count says, and that no shared block is written.
 
         Raises:
-            RuntimeError: naming the first block that is leaked, miscounted, held and free, or about to be written.
+            RuntimeError: names the first block that is leaked, miscounted, held and free, or about to be written.
         """
         counts = [0] * self.num_blocks
         for sequence in holders:
@@ -197,22 +211,22 @@ class BlockManager:
                         f"KV block {block} is shared, but request {sequence.request.request_id} would write to it."
                     )
 
-    # Within --------------------------------------------------------------------------------------------------------
+    # Helpers -------------------------------------------------------------------------------------------------------
 
-    def _take(self, wished: int | None) -> int:
-        """`wished` if it is free; else a free block; else the longest unused evictable one."""
-        if wished is not None and wished in self._free:
-            del self._free[wished]
-            return wished
-        if wished is not None and wished in self._evictable:
-            block = wished
+    def _take(self, preferred: int | None) -> int:
+        """Take `preferred` if it is not held; else a free block; else the least recently used evictable one."""
+        if preferred is not None and preferred in self._free:
+            del self._free[preferred]
+            return preferred
+        if preferred is not None and preferred in self._evictable:
+            block = preferred
         elif self._free:
             return self._free.popitem()[0]
         else:
             block = next(iter(self._evictable))
         del self._evictable[block]
         if self._cache is not None:
-            self._cache.forget(block)
+            self._cache.remove(block)
         return block
 
     def _append(self, sequence: Sequence, block: int) -> None:

@@ -1,4 +1,4 @@
-"""How much of prompts a step may compute while answers are under way, so that these do not stutter.
+"""How much of prompts a step may compute while answers are generated, so that these do not stutter.
 
 A prompt's chunk makes the step longer for every decode that shares it. The bound here is on time, not on tokens: what a
 token of a prompt costs depends on the model, the machine and on how much context it attends to, so it is measured.
@@ -29,8 +29,9 @@ LEAST_TARGET_RATIO = 1.6  # noise that shorter chunks cannot cure must not keep 
 MIXED_STEPS_REMEMBERED = 64
 LEAST_MIXED_STEPS = 16  # before their spread means anything
 DECODE_STEPS_REMEMBERED = 64
-LEAST_PROMPT_TOKENS = 8  # a prompt goes on, whatever happens
-# Fewer queries than this read the keys before them at a worse rate: then better some layers of so many than all of few.
+LEAST_PROMPT_TOKENS = 8  # every prompt makes progress
+# Fewer queries than this read the keys before them at a worse rate: then a step computes some layers of this many
+# tokens rather than all layers of fewer.
 EFFICIENT_PROMPT_TOKENS = 16
 FIRST_WORK = 32.0  # before anything is known of what it costs
 GROWTH_LIMIT = 2.0  # from one mixed step to the next: what is only predicted is approached, not jumped at
@@ -47,11 +48,11 @@ class StepTime:
     num_decodes: int
     prompt_work: float  # of prompts, see `work`; of a chunk in slices the share of the layers
     seconds: float
-    decode_seconds: float | None = None  # of these, where a step computes its decodes first and tells
+    decode_seconds: float | None = None  # of these, where a step computes its decodes first and measures them
 
 
 def balance_tokens(config: ModelConfig) -> float:
-    """The context at which attending costs a token as much arithmetic as all the linear layers.
+    """Return the context, in tokens, at which attention costs a token as much arithmetic as all linear layers.
 
     From the shape of a dense layer. Experts and windows have another balance; what this gets wrong, the measured cost
     corrects from one step to the next.
@@ -62,18 +63,18 @@ def balance_tokens(config: ModelConfig) -> float:
 
 
 def work(num_tokens: float, context_tokens: int, balance_tokens: float) -> float:
-    """The cost of a chunk, in tokens without context: each attends to what is before it. See `balance_tokens`."""
+    """Return the cost of a chunk in tokens without context. Each token attends to those before it."""
     return num_tokens * (1 + (context_tokens + num_tokens / 2) / balance_tokens)
 
 
 def tokens_within(allowed_work: float, context_tokens: int, balance_tokens: float) -> int:
-    """The most tokens behind `context_tokens` that are so much work: the positive root of `work(n) = allowed_work`."""
+    """Return the most tokens behind `context_tokens` that fit: the positive root of `work(n) = allowed_work`."""
     half = 1 + context_tokens / balance_tokens
     return int(balance_tokens * (math.sqrt(half * half + 2 * allowed_work / balance_tokens) - half))
 
 
 def evenly(num_layers: int, most: int) -> int:
-    """At most `most` layers a slice, so that the last slice of all `num_layers` has little less to do than the others.
+    """Return layers per slice, at most `most`, so that the last slice of `num_layers` is little smaller than others.
 
     The most of those that leave no more than a tenth of the slices unused: of 5 layers not 4 (4 and 1), nor 3, but 1.
     """
@@ -95,7 +96,7 @@ class Pace:
         self._largest_work = FIRST_WORK
 
     def observe(self, step: StepTime) -> None:
-        """A step has run. Steps of prompts alone tell nothing that matters here: they run at another efficiency."""
+        """Learn from a step that has run. Steps of prompts alone are ignored: they run at another efficiency."""
         if not step.num_decodes:
             return
         if not step.prompt_work:
@@ -119,27 +120,26 @@ class Pace:
         return work(num_tokens, context_tokens, self._balance_tokens)
 
     def most_tokens(self, context_tokens: int) -> int | None:
-        """Tokens that prompts may take together of the next step, which has decodes, in all layers or in some; None
-        while no decode was ever timed: no bound.
+        """Return how many tokens of prompts the next step, which has decodes, may compute in all or some layers.
 
-        `context_tokens`: before the prompt that has come furthest.
+        None is no bound: no decode was timed yet. `context_tokens`: computed tokens of the longest of the prompts.
         """
         if not self._decode_seconds:
             return None
         most_layers = self.layers(self.work(EFFICIENT_PROMPT_TOKENS, context_tokens))
-        # So many layers of it are the allowed work again.
+        # In a step that computes `most_layers` of its layers, this chunk is the allowed work.
         chunk_work = self._allowed_work() * self._num_layers / evenly(self._num_layers, most_layers)
         return max(LEAST_PROMPT_TOKENS, tokens_within(chunk_work, context_tokens, self._balance_tokens))
 
     def layers(self, prompt_work: float) -> int:
-        """Of the model's layers, how many the next step, which has decodes, may compute of chunks of so much work."""
+        """Return how many layers the next step, which has decodes, may compute of chunks of `prompt_work`."""
         if not self._decode_seconds:
             return self._num_layers
         share = (1 + TOLERANCE) * self._allowed_work() / prompt_work
         return max(1, min(self._num_layers, int(share * self._num_layers)))
 
     def _allowed_work(self) -> float:
-        """What the next step may do for prompts."""
+        """Work on prompts that fits into the next step."""
         if not self._seconds_per_work:  # a clock too coarse to see a chunk sees no reason to bound it either
             return self._largest_work
         left_seconds = self._mean_ratio() * self._typical() - self._now()
@@ -147,9 +147,9 @@ class Pace:
         return min(self._largest_work, seconds / self._seconds_per_work)
 
     def _mean_ratio(self) -> float:
-        """What the mean step may last so that the slow ones keep the promise too.
+        """Return how many decode steps the mean mixed step may last, so that slow ones keep the promise too.
 
-        The fourth slowest of 64 speaks for these: one slow step, or three, say nothing about the next.
+        The fourth slowest of 64 stands for these: one to three slow steps say nothing about the next.
         """
         if len(self._misses) < LEAST_MIXED_STEPS:
             return self._target_ratio

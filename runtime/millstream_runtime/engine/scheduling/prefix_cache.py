@@ -4,7 +4,7 @@
     hash 1 = SHA-256(hash 0     + tokens 16 .. 31)       so equal hashes mean equal prefixes
 
 SHA-256 and not Python's `hash`: a client that could make two prefixes collide would be answered from another's
-context. The salt separates tenants: without it the time to the first token tells whether somebody else has sent a
+context. The salt separates tenants: without it the time to the first token reveals whether another client has sent a
 prefix before (CVE-2025-46570). The design is vLLM V1's.
 
 Only full blocks are cached. Tokens are written behind the last known one, hence never into a full block: shared
@@ -20,7 +20,7 @@ from millstream_runtime.engine.scheduling.sequence import Sequence
 
 
 class PrefixCache:
-    """Hashes to blocks and back. It holds no block: `BlockManager` counts who does."""
+    """Hashes to blocks and back. It holds no block: `BlockManager` counts the holders."""
 
     def __init__(self) -> None:
         self._block_of: dict[bytes, int] = {}
@@ -36,21 +36,21 @@ class PrefixCache:
         """The block with these contents."""
         return self._block_of.get(block_hash)
 
-    def register(self, block_hash: bytes, block: int) -> None:
-        """Remember `block`, unless another block has the same contents already."""
+    def insert(self, block_hash: bytes, block: int) -> None:
+        """Add `block`, unless another block has the same contents already."""
         if block_hash not in self._block_of:
             self._block_of[block_hash] = block
             self._hash_of[block] = block_hash
 
-    def forget(self, block: int) -> None:
-        """The block is about to hold something else. Unknown blocks are no error."""
+    def remove(self, block: int) -> None:
+        """Forget the contents of a block that is about to be overwritten. Unknown blocks are no error."""
         block_hash = self._hash_of.pop(block, None)
         if block_hash is not None:
             del self._block_of[block_hash]
 
 
 def extend_hashes(sequence: Sequence, block_size_tokens: int) -> list[bytes]:
-    """Hashes of all full blocks of the sequence's tokens that are read; each is computed once in its life."""
+    """Extend `sequence.block_hashes` to all full blocks of tokens that are read, and return them."""
     hashes = sequence.block_hashes
     num_full_blocks = sequence.num_read_tokens // block_size_tokens
     if len(hashes) < num_full_blocks:

@@ -1,8 +1,8 @@
-"""Rows: which place among the running sequences a newcomer gets. Each row has a home in the pool (see BlockManager).
+"""Rows: the batch slots of running sequences. Each row has a region of the KV pool (see `block_manager`).
 
-Close rows make quick decodes (one strided view covers them), so a clean row goes out lowest first. A row whose home
-still holds a cached prefix goes out only when none is clean, the longest unused first: taking it overwrites the
-cache. And whoever hits that very prefix gets the row back, so that its blocks lie at home again.
+Neighbouring rows make quick decodes (one strided view covers them), so clean rows are allocated lowest first. A row
+whose region holds a cached prefix is allocated only when none is clean, the least recently used first, since that
+overwrites the cache. A sequence that hits this prefix gets the row again, so that all its blocks are in its region.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ class Rows:
 
     def __init__(self, num_rows: int) -> None:
         self._clean = list(range(num_rows))  # a heap
-        self._caching: dict[int, None] = {}  # ordered: the longest unused first
+        self._cached: dict[int, None] = {}  # ordered: the least recently used first
 
     def __len__(self) -> int:
-        return len(self._clean) + len(self._caching)
+        return len(self._clean) + len(self._cached)
 
-    def take(self, preferred: int | None = None) -> int:
-        """A free row: the preferred one if its home still caches, else the best for the others. Ask `len()` first."""
-        if preferred is not None and preferred in self._caching:
+    def allocate(self, preferred: int | None = None) -> int:
+        """Return a free row: `preferred` if its region is cached, else the best one. There is one: see `len()`."""
+        if preferred is not None and preferred in self._cached:
             row = preferred
         elif self._clean:
             return heapq.heappop(self._clean)
         else:
-            row = next(iter(self._caching))
-        del self._caching[row]
+            row = next(iter(self._cached))
+        del self._cached[row]
         return row
 
-    def give_back(self, row: int, *, home_is_cached: bool) -> None:
-        """A sequence has left `row`."""
-        if home_is_cached:
-            self._caching[row] = None
+    def release(self, row: int, *, is_cached: bool) -> None:
+        """Free `row`. `is_cached`: its region holds a cached prefix."""
+        if is_cached:
+            self._cached[row] = None
         else:
             heapq.heappush(self._clean, row)

@@ -1,14 +1,14 @@
-"""Who computes how many tokens in the next step.
+"""Which sequences compute how many tokens in the next step.
 
-There are no phases. Each sequence's computed tokens chase its known tokens under one budget a step (vLLM V1's
-rule): a long prompt is a long chase in chunks, a decode a chase of one token, a preempted sequence starts again, and
-a prefix-cache hit starts further on.
+There are no phases. Each step moves the computed tokens of sequences towards their known tokens, under one token
+budget (vLLM V1's rule): a long prompt takes several chunks, a decode is a chunk of one token, a preempted sequence
+starts again, and a prefix-cache hit starts further on.
 
     waiting (by rank) --admit--> running (a row each) --finish--> gone
               ^--------------preempt---------------'
 
 `schedule(state) -> plan` decides: pure, no torch, no clock, no randomness, nothing changed. `Scheduler` owns the
-queues and carries the plan out.
+queues and applies the plan.
 
 No deadlock: the pool holds at least one sequence of the greatest length, and the first running sequence by rank is
 never preempted, so it always ends. No starvation: a rank is the arrival plus the priority's head start (see
@@ -18,6 +18,7 @@ never preempted, so it always ends. No starvation: a rank is the arrival plus th
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -26,7 +27,7 @@ from millstream_runtime.engine.scheduling.block_manager import BlockManager
 from millstream_runtime.engine.scheduling.rows import Rows
 from millstream_runtime.engine.scheduling.sequence import Sequence
 
-# Room left for the running ones to grow into: without it each admission soon costs a preemption.
+# Blocks that an admission leaves free for running sequences: without them each admission soon costs a preemption.
 WATERMARK_PERCENT = 1
 
 
@@ -52,12 +53,12 @@ class SchedulerState:
     num_free_rows: int
     max_num_batched_tokens: int
     max_prompt_tokens: int | None = None  # of a step that decodes share (see `pacing`); None is no bound of its own
-    under_way: Collection[Sequence] = ()  # prompts with a chunk of which some layers are computed (`layered_prefill`)
+    partial: Collection[Sequence] = ()  # prompts with a chunk of which some layers are computed (`layered_prefill`)
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """What one step computes, who comes in with which cached blocks, and who was put back to make room."""
+    """What one step computes, which sequences are admitted with which cached blocks, and which are preempted."""
 
     chunks: dict[Sequence, int] = field(default_factory=dict)
     admitted: dict[Sequence, list[int]] = field(default_factory=dict)
@@ -71,28 +72,28 @@ class StepPlan:
 
 def schedule(state: SchedulerState) -> StepPlan:
     """Choose the chunks of the next step: the running first, then as many of the waiting as fit, by rank."""
-    draft = _PlanBuilder(state)
+    builder = _PlanBuilder(state)
     # Decodes come first, one token each, so that no prompt, however long, stalls an answer under way; and what prompts
     # take of a step with decodes in it is bounded, so that it does not make one wait either.
     prompts: list[Sequence] = []
     for sequence in state.running:
-        if sequence.is_complete or sequence in state.under_way:
-            continue  # it only waits until its last step is read, or its chunk is done
+        if sequence.is_complete or sequence in state.partial:
+            continue  # it waits until its last step is read, or its chunk is done
         if len(sequence.token_ids) - sequence.num_computed_tokens > 1:
             prompts.append(sequence)
         else:
-            draft.run(sequence)
-    if state.under_way:
-        return draft.plan  # until that chunk is done, nobody else's prompt is begun
-    if draft.plan.chunks and state.max_prompt_tokens is not None:
-        draft.bound_prompts(state.max_prompt_tokens)
+            builder.run(sequence)
+    if state.partial:
+        return builder.plan  # no other prompt is begun before that chunk is done
+    if builder.plan.chunks and state.max_prompt_tokens is not None:
+        builder.bound_prompts(state.max_prompt_tokens)
     for sequence in prompts:
-        draft.run(sequence)
-    if not draft.plan.preempted:  # what was just put back must not return by pushing out another
+        builder.run(sequence)
+    if not builder.plan.preempted:  # a preempted sequence must not return by preempting another
         for sequence in state.waiting:
-            if not draft.admit(sequence):
-                break  # nobody overtakes: the first waits for room, and gets it
-    return draft.plan
+            if not builder.admit(sequence):
+                break  # no overtaking: the first in the queue waits for room, and gets it
+    return builder.plan
 
 
 class _PlanBuilder:
@@ -105,18 +106,18 @@ class _PlanBuilder:
         self._tokens_left = state.max_num_batched_tokens
         self._blocks_left = state.blocks.num_free_blocks
         self._rows_left = state.num_free_rows
-        self._put_back: set[Sequence] = set()
-        self._released: dict[int, int] = {}  # holders that preemptions take from a block
-        self._revived: set[int] = set()  # evictable blocks that an admission of this plan holds again
+        self._preempted: set[Sequence] = set()
+        self._released: Counter[int] = Counter()  # by block: holders that the plan preempts
+        self._reused: set[int] = set()  # evictable blocks that an admission of this plan holds again
 
     def bound_prompts(self, max_prompt_tokens: int) -> None:
-        """From now on there are prompts only, and they may take so many tokens together."""
+        """Let the prompts, which are all that is left to plan, take at most this many tokens together."""
         self._tokens_left = min(self._tokens_left, max_prompt_tokens)
 
     def run(self, sequence: Sequence) -> None:
         """Plan the next chunk of a running sequence, putting others back where the pool is short."""
         num_tokens = min(len(sequence.token_ids) - sequence.num_computed_tokens, self._tokens_left)
-        if num_tokens == 0 or sequence in self._put_back:
+        if num_tokens == 0 or sequence in self._preempted:
             return
         target_tokens = sequence.num_computed_tokens + num_tokens
         if target_tokens > len(sequence.block_table) * self._blocks.block_size_tokens:
@@ -134,27 +135,27 @@ class _PlanBuilder:
         """Plan the first chunk of a waiting sequence; False if there is no room for it."""
         if not self._tokens_left or not self._rows_left:
             return False
-        hits = self._blocks.match(sequence)
-        revived = [block for block in hits if block not in self._revived and not self._blocks.is_held(block)]
-        # It gets the blocks of all it knows at once, so that no prompt is put back half-way for its own sake.
+        hits = self._blocks.match_prefix(sequence)
+        reused = [block for block in hits if block not in self._reused and not self._blocks.is_held(block)]
+        # It gets the blocks of all its known tokens at once, so that no prompt preempts itself half-way.
         fresh_blocks = self._blocks.blocks_for(len(sequence.token_ids)) - len(hits)
         spare_blocks = max(1, self._blocks.num_blocks * WATERMARK_PERCENT // 100)
         if not self._state.running and not self.plan.admitted:
             spare_blocks = 0
-        if fresh_blocks + len(revived) + spare_blocks > self._blocks_left:
+        if fresh_blocks + len(reused) + spare_blocks > self._blocks_left:
             return False
         num_uncomputed = len(sequence.token_ids) - len(hits) * self._blocks.block_size_tokens
         self.plan.chunks[sequence] = min(num_uncomputed, self._tokens_left)
         self.plan.admitted[sequence] = hits
         self._tokens_left -= self.plan.chunks[sequence]
-        self._blocks_left -= fresh_blocks + len(revived)
+        self._blocks_left -= fresh_blocks + len(reused)
         self._rows_left -= 1
-        self._revived.update(revived)
+        self._reused.update(reused)
         return True
 
     def _victim(self) -> Sequence:
         """The least urgent, then the least computed (cheapest to compute again), then the last; never the first."""
-        first, *others = (one for one in self._state.running if one not in self._put_back)
+        first, *others = (one for one in self._state.running if one not in self._preempted)
         return min(others, key=lambda one: (-one.request.priority, one.num_computed_tokens, -one.rank), default=first)
 
     def _preempt(self, victim: Sequence) -> None:
@@ -163,7 +164,8 @@ class _PlanBuilder:
             self._tokens_left += planned_tokens
             self._blocks_left += self._blocks.missing_blocks(victim, victim.num_computed_tokens + planned_tokens)
         self._blocks_left += self._blocks.freed_by(victim, self._released)
-        self._put_back.add(victim)
+        self._released.update(victim.held_blocks)
+        self._preempted.add(victim)
         self.plan.preempted.append(victim)
 
 
@@ -202,11 +204,11 @@ class Scheduler:
         else:
             self._release(sequence)
 
-    def plan(self, max_prompt_tokens: int | None = None, under_way: Collection[Sequence] = ()) -> StepPlan:
-        """What the next step should be; nothing is changed.
+    def plan(self, max_prompt_tokens: int | None = None, partial: Collection[Sequence] = ()) -> StepPlan:
+        """Return what the next step should be; nothing is changed.
 
-        `max_prompt_tokens` bounds the prompts' share of a step that decodes share. The chunks of those `under_way` are
-        no part of the plan.
+        `max_prompt_tokens` bounds the tokens of prompts in a step that has decodes. `partial` sequences have a chunk in
+        progress, which is not part of the plan.
         """
         state = SchedulerState(
             self._blocks,
@@ -215,69 +217,73 @@ class Scheduler:
             len(self._free_rows),
             self._max_num_batched_tokens,
             max_prompt_tokens,
-            under_way,
+            partial,
         )
         return schedule(state)
 
-    def apply(self, plan: StepPlan, *, prompts_later: bool = False) -> list[Chunk]:
+    def apply(self, plan: StepPlan, *, publish_prompts: bool = True) -> list[Chunk]:
         """Prepare a step that was planned just now: rows, blocks and cached tokens are in place when this returns.
 
-        Nobody whom it preempts has a step in flight. The caller launches every chunk and then calls `advance`, before
-        it plans again. With `prompts_later`, chunks of several tokens may take more steps than this: their blocks are
-        kept from the prefix cache until `offer`.
+        No sequence that it preempts has a step in flight. The caller launches every chunk and then calls `advance`,
+        before it plans again. Without `publish_prompts`, chunks of several tokens may take more steps than this one:
+        their blocks are not in the prefix cache before `publish_prefix`.
         """
         for sequence in plan.preempted:
             self._preempt(sequence)
-        for sequence, hits in plan.admitted.items():  # before anything grows: growth may evict what was found
-            self._enter(sequence, hits)
+        for (
+            sequence,
+            hits,
+        ) in plan.admitted.items():  # before allocations, which may evict the cached blocks
+            self._admit(sequence, hits)
         chunks = []
         block_size_tokens = self._blocks.block_size_tokens
         for sequence, num_tokens in plan.chunks.items():
             if sequence in plan.admitted:
                 num_tokens = self._allocate_admitted(sequence, num_tokens)
-            # Of a decode's steps one in sixteen needs a block and one in sixteen fills one: the others skip the calls.
+            # One in sixteen steps of a decode needs a block and one in sixteen fills one: the others skip the calls.
             target_tokens = sequence.num_computed_tokens + num_tokens
             if target_tokens > len(sequence.block_table) * block_size_tokens:
                 self._blocks.allocate(sequence, target_tokens)
-            is_later = prompts_later and num_tokens > 1
-            if target_tokens >= (sequence.num_registered_blocks + 1) * block_size_tokens and not is_later:
-                self._blocks.register(sequence, target_tokens)
+            may_publish = publish_prompts or num_tokens == 1
+            if target_tokens >= (sequence.num_published_blocks + 1) * block_size_tokens and may_publish:
+                self._blocks.publish(sequence, target_tokens)
             chunks.append(Chunk(sequence, num_tokens))
         return chunks
 
     def advance(self, chunks: Iterable[Chunk]) -> None:
-        """Count the chunks' tokens as computed: whatever the device is given from now on comes after them."""
+        """Count the chunks' tokens as computed: what the device is given from now on comes after them."""
         for sequence, num_tokens in chunks:
             sequence.num_computed_tokens += num_tokens
             self._blocks.free_outside_window(sequence)
 
     def publish_prefix(self, chunks: Iterable[Chunk]) -> None:
-        """Let the prefix cache know what chunks have computed that were carried out with `prompts_later`."""
+        """Publish the blocks of chunks that were applied without `publish_prompts` and are computed now."""
         for sequence, _ in chunks:
-            self._blocks.register(sequence, sequence.num_computed_tokens)
+            self._blocks.publish(sequence, sequence.num_computed_tokens)
 
     def recompute(self, sequence: Sequence) -> None:
-        """All keys of a running sequence have become wrong: it keeps its row and computes them again, in new blocks.
+        """Free the blocks of a running sequence whose keys have all become stale (longrope); it keeps its row.
 
-        Not in its old ones, which others may share and read as they are.
+        It computes them again in new blocks, since other sequences may share the old ones.
         """
         self._blocks.free(sequence)
         sequence.num_computed_tokens = 0
         sequence.block_hashes.clear()
 
-    def _enter(self, sequence: Sequence, hits: list[int]) -> None:
-        """From waiting to running, with the cached blocks that were found for it."""
+    def _admit(self, sequence: Sequence, hits: list[int]) -> None:
+        """Move a sequence from waiting to running, with the cached blocks that were found for it."""
         del self._waiting[bisect.bisect_left(self._waiting, _order(sequence), key=_order)]
-        sequence.row = self._free_rows.take(self._blocks.home_row(hits[0]) if hits else None)
+        sequence.row = self._free_rows.allocate(self._blocks.row_of_region(hits[0]) if hits else None)
         bisect.insort(self.running, sequence, key=_order)
         self._blocks.attach_cached(sequence, hits)
 
     def _allocate_admitted(self, sequence: Sequence, num_tokens: int) -> int:
-        """Blocks for all that a newcomer knows; returns what is left to compute of the planned tokens.
+        """Allocate blocks for all known tokens of an admitted sequence; return how many planned tokens are left.
 
-        Newcomers of this very step may have brought what it needs (the choices of one prompt): those are shared too.
+        Sequences admitted in the same step may have published what it needs (the choices of one prompt): those blocks
+        are shared too.
         """
-        self._blocks.attach_cached(sequence, self._blocks.match(sequence, start_block=len(sequence.block_table)))
+        self._blocks.attach_cached(sequence, self._blocks.match_prefix(sequence, start_block=len(sequence.block_table)))
         self._blocks.allocate(sequence, len(sequence.token_ids))
         hit_tokens = sequence.num_computed_tokens
         self.recomputed_tokens_total += max(0, sequence.num_lost_tokens - hit_tokens)
@@ -288,7 +294,7 @@ class Scheduler:
         return min(num_tokens, sequence.num_uncomputed_tokens)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to waiting with its tokens kept and its blocks given up."""
+        """Move a running sequence back to waiting: it keeps its tokens and loses its blocks."""
         self._release(sequence)
         sequence.num_lost_tokens = sequence.num_computed_tokens
         sequence.num_computed_tokens = 0
@@ -300,10 +306,10 @@ class Scheduler:
             raise ValueError(f"request {sequence.request.request_id} is not running")
         self._blocks.free(sequence)
         del self.running[bisect.bisect_left(self.running, _order(sequence), key=_order)]
-        self._free_rows.give_back(sequence.row, home_is_cached=self._blocks.home_is_cached(sequence.row))
+        self._free_rows.release(sequence.row, is_cached=self._blocks.region_is_cached(sequence.row))
         sequence.row = None
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:
-    """By rank; the arrival tells equal ranks apart."""
+    """Sort key: the rank, then the arrival."""
     return sequence.rank, sequence.arrival

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from millstream_runtime.engine.request import Request, TokenLogprobs
 
-if TYPE_CHECKING:  # the protocol speaks of tensors
+if TYPE_CHECKING:  # the protocol names tensors
     from millstream_runtime.engine.sampling.logits_processors import LogitsProcessor
 
 PRIORITY_STRIDE_ARRIVALS = 64
@@ -19,17 +19,17 @@ class Sequence:
     """Mutable state of one request.
 
         token_ids:   [ prompt ........ | generated .. ]
-        computed:    [ in the KV cache .....)            <- chases len(token_ids), chunk by chunk
+        computed:    [ in the KV cache .....)            <- grows to len(token_ids), chunk by chunk
 
     The last `num_unread_tokens` of them were sampled by steps whose results are not read yet: they count as known, but
-    their values are on the device alone (see `overlap`).
+    only the device has their values (see `overlap`).
 
     A decode is the special case of one uncomputed token; a preempted sequence is the case of none computed, and a
-    prefix-cache hit the case of a newcomer with some computed.
+    prefix-cache hit the case of a new sequence with some computed.
     """
 
     request: Request
-    arrival: int  # ascending; among equal priorities, who came first is served first
+    arrival: int  # ascending; among equal priorities, the first to arrive is served first
     seed: int  # of the request, or drawn once by the engine
     token_ids: list[int]
     num_prompt_tokens: int
@@ -37,10 +37,10 @@ class Sequence:
     row: int | None = None  # place among running sequences, held from admission to the end or a preemption
     block_table: list[int] = field(default_factory=list)
     blocks_are_contiguous: bool = True  # whether each block of the table follows the one before it
-    num_passed_blocks: int = 0  # first entries of the table, given back because a sliding window left them behind
+    num_passed_blocks: int = 0  # first entries of the table, freed because a sliding window has passed them
     kv_variant: int = 0  # of the keys of equal tokens; part of what the prefix cache hashes
     block_hashes: list[bytes] = field(default_factory=list)  # of full blocks; kept through preemptions
-    num_registered_blocks: int = 0  # first blocks of the table that the prefix cache was offered
+    num_published_blocks: int = 0  # first blocks of the table that were published to the prefix cache
     num_cached_tokens: int = 0  # found in the prefix cache at the first admission
     num_lost_tokens: int = 0  # computed before the last preemption
     scheduled_at_seconds: float | None = None  # first admission, by the engine's clock
@@ -48,41 +48,41 @@ class Sequence:
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     processors: tuple[LogitsProcessor, ...] = ()
     is_plain_greedy: bool = False  # sampled by the argmax alone
-    steps_in_flight: int = 0  # launched and not read; while there are any, row and blocks stay its own
+    steps_in_flight: int = 0  # launched and not read; while there are any, the sequence keeps its row and blocks
     num_unread_tokens: int = 0
-    is_complete: bool = False  # nothing more of it is to be computed
-    has_ended: bool = False  # its last output was given, or nobody wants one: what is still in flight is dropped
-    has_bad_numbers: bool = False  # its logits were not finite: its blocks are zeroed before anyone else gets them
+    is_complete: bool = False  # no more tokens of it are computed
+    has_ended: bool = False  # its last output was returned, or it was aborted: what is still in flight is dropped
+    has_bad_numbers: bool = False  # its logits were not finite: its blocks are zeroed before another request gets them
     rank: int = field(init=False)
 
     def __post_init__(self) -> None:
         params = self.request.sampling
-        # A priority is a head start counted in arrivals, not a class of its own: so it cannot starve anyone.
+        # A priority is a head start counted in arrivals, not a class of its own: so it cannot starve others.
         self.rank = self.arrival + PRIORITY_STRIDE_ARRIVALS * self.request.priority
         self.is_plain_greedy = params.is_plain_greedy and not self.processors
         if params.is_penalised:
             self.token_counts = dict.fromkeys(self.token_ids, 0) if params.repetition_penalty != 1.0 else {}
 
     def expect(self) -> None:
-        """A step was launched that samples its next token."""
+        """Add a token that a launched step samples."""
         self.token_ids.append(UNREAD)
         self.num_unread_tokens += 1
 
     def accept(self, token_id: int) -> None:
-        """The oldest token that was expected is read."""
+        """Fill in the oldest token that was expected."""
         self.token_ids[self.num_read_tokens] = token_id
         self.num_unread_tokens -= 1
         if self.token_counts is not None:
             self.token_counts[token_id] = self.token_counts.get(token_id, 0) + 1
 
     def append(self, token_id: int) -> None:
-        """A sampled token becomes known at once."""
+        """Add a sampled token."""
         self.expect()
         self.accept(token_id)
 
     @property
     def num_read_tokens(self) -> int:
-        """Known tokens whose values the host has."""
+        """Known tokens whose values the host has read."""
         return len(self.token_ids) - self.num_unread_tokens
 
     @property
@@ -102,5 +102,5 @@ class Sequence:
 
     @property
     def uses_prefix_cache(self) -> bool:
-        """Prompt log-probabilities need every position computed, and heartbeats must leave no trace."""
+        """Whether cached blocks serve it. Prompt log-probabilities need every position; heartbeats leave no trace."""
         return not self.request.is_heartbeat and self.request.sampling.prompt_logprobs is None

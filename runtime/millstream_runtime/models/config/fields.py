@@ -102,7 +102,7 @@ def _read_json_object(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise RuntimeFailure(
             FailureReason.CHECKPOINT_INVALID,
-            f"{path} does not exist; a model folder needs it beside its *.safetensors.",
+            f"{path} does not exist; a model folder needs it next to its *.safetensors.",
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise RuntimeFailure(FailureReason.CHECKPOINT_INVALID, f"{path} is not readable JSON: {error}.") from error

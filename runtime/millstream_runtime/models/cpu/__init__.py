@@ -1,1 +1,1 @@
-"""Linear layers on a CPU: second layouts and half-precision copies of weights."""
+"""Linear layers on a CPU: packed and half-precision copies of weights, and products in parts."""

@@ -28,10 +28,10 @@ from torch import Tensor
 
 SMALL_ELEMENTS = 1 << 20
 MOST_ROWS_OF_SMALL, MOST_ROWS = 64, 8
-MULTIPLICATIONS_A_THREAD = 1 << 21  # fewer are done before another thread is awake
+MULTIPLICATIONS_PER_THREAD = 1 << 21  # fewer are done before another thread is awake
 MOST_PACKED_ELEMENTS = 1 << 28  # of a model: some four seconds of packing
 LARGEST_ERROR = 2.0**-20  # of the largest weight
-LOOKED_AT_FIRST = 1 << 12  # elements, which tell a checkpoint in float32 without a look at the rest
+CHECKED_FIRST = 1 << 12  # elements: enough to recognise a float32 checkpoint without reading the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class HalfWeight:
         num_rows, threads = x.shape[0], torch.get_num_threads()
         if not 0 < num_rows <= (MOST_ROWS_OF_SMALL if self.num_elements <= SMALL_ELEMENTS else MOST_ROWS):
             return None
-        wanted = min(self.all_threads, num_rows * self.num_elements // MULTIPLICATIONS_A_THREAD)
+        wanted = min(self.all_threads, num_rows * self.num_elements // MULTIPLICATIONS_PER_THREAD)
         if wanted <= threads:
             if threads == 1 and self.alone is not None:
                 return torch.fbgemm_linear_fp16_weight_fp32_activation(x, self.alone, None)
@@ -69,17 +69,17 @@ def _divided(x: Tensor, packed: Any) -> Tensor:
 
 
 def packed_bytes(num_elements: int) -> int:
-    """What the copies of such a weight take."""
+    """Return the bytes of the copies of such a weight."""
     return num_elements * torch.float16.itemsize * (2 if num_elements <= SMALL_ELEMENTS else 1)
 
 
 def half_copy(weight: Tensor) -> HalfWeight | None:
-    """`weight` `[in, out]` packed; None where float16 does not hold it, or this machine has no such product."""
+    """Return `weight` `[in, out]` packed; None where float16 does not hold it, or this machine has no such product."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or not weight.numel():
         return None
     if not _has_products():
         return None
-    if not (_is_held(weight[: 1 + LOOKED_AT_FIRST // weight.shape[1]]) and _is_held(weight)):
+    if not (_is_held(weight[: 1 + CHECKED_FIRST // weight.shape[1]]) and _is_held(weight)):
         return None
     by_output = weight.t().contiguous()
     alone = None

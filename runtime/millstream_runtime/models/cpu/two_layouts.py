@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 # For how many rows oneDNN should choose its blocks. Those for a prompt's chunk are the best for a few rows, too.
-ROWS_IN_MIND = 512
+PACKED_FOR_ROWS = 512
 MOST_EXACT_ROWS = 16  # as many decodes or fewer are never padded
 PADDING_SHARE = 8  # beyond it by less than an eighth
 LEAST_PART_ELEMENTS = 1 << 16  # below it waking a thread takes longer than it saves
@@ -43,7 +43,7 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 
 def pack(weight: Tensor) -> Tensor:
     """`weight` `[in, out]`, whose columns follow one another in memory, in oneDNN's layout: opaque, as large."""
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.t(), ROWS_IN_MIND)
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.t(), PACKED_FOR_ROWS)
     return packed
 
 

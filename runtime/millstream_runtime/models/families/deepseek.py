@@ -208,7 +208,7 @@ def _attention(config: DeepseekConfig, weights: Weights, layer: int) -> LatentAt
 
 
 def _heads(config: DeepseekConfig, weights: Weights, elements: int) -> Cut:
-    """This rank's heads, of so many elements each, among all."""
+    """This rank's heads, of `elements` each, among all."""
     share = even_share(config.num_heads, weights.ranks, "num_attention_heads")
     return Cut(config.num_heads * elements, (range(share.start * elements, share.stop * elements),))
 

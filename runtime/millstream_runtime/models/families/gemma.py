@@ -157,7 +157,7 @@ def _load_layer(config: GemmaConfig, weights: Weights, layer: int) -> GemmaLayer
 def _read(
     fields: Fields, common: dict[str, object], full_every: int, softcaps: tuple[float | None, float | None]
 ) -> GemmaConfig:
-    """`full_every`: each so-many-th layer sees all; `softcaps`: of scores and logits where the file does not say."""
+    """`full_every`: every n-th layer attends to all tokens; `softcaps`: defaults for those of scores and logits."""
     num_layers = fields.integer("num_hidden_layers")
     types = [FULL if (layer + 1) % full_every == 0 else SLIDING for layer in range(num_layers)]
     window = fields.optional_integer("sliding_window", DEFAULT_WINDOW)

@@ -17,13 +17,13 @@ from millstream_runtime.models.layers.attention import Attention, AttentionBlock
 from millstream_runtime.models.layers.mlp import Mlp
 from millstream_runtime.models.layers.norm import RmsNorm
 from millstream_runtime.models.layers.rope import rotary_table
-from millstream_runtime.models.linear.parallel import (
+from millstream_runtime.models.linear.shares import Cut, vocabulary_share
+from millstream_runtime.models.linear.tensor_parallel import (
     Embedding,
     Head,
     VocabularyParallelEmbedding,
     VocabularyParallelHead,
 )
-from millstream_runtime.models.linear.shares import Cut, vocabulary_share
 from millstream_runtime.models.loading.weights import Weights
 
 # A tied output head shares the embedding. It is copied into [in, out] order while that costs less than this.
@@ -40,7 +40,7 @@ class Layer(Protocol):
 @dataclass(frozen=True, slots=True)
 class PreNormLayer:
     """`x += attention(norm(x)); x += mlp(norm(x))`, as in Llama and most since. Outputs add into the residual stream
-    (`addmm_`) instead of beside it."""
+    (`addmm_`) instead of a tensor of their own."""
 
     input_norm: RmsNorm
     attention: AttentionBlock
@@ -139,7 +139,7 @@ def _load_head(config: ModelConfig, weights: Weights, embedding: Tensor) -> Head
     else:
         weight = embedding.t()
         copy_bytes = weight.numel() * weight.element_size()
-        if not weights.has_room_to_pack(weight.numel()) and copy_bytes <= TIED_HEAD_COPY_LIMIT_BYTES:
+        if not weights.is_output_major(weight.numel()) and copy_bytes <= TIED_HEAD_COPY_LIMIT_BYTES:
             weight = weights.empty(*weight.shape).copy_(weight)
         linear = weights.linear_of(weight)
     return Head(linear) if weights.ranks.size == 1 else VocabularyParallelHead(linear, config.vocab_size, weights.ranks)

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.layers.mlp import GatedMlp
-from millstream_runtime.models.linear.parallel import Ranks
 from millstream_runtime.models.linear.shares import Cut, even_share
+from millstream_runtime.models.linear.tensor_parallel import Ranks
 from millstream_runtime.models.loading.weights import Weights
 
 EXPERTS_LIMIT = 4096
 
 
 class Router(Protocol):
-    """Who computes which token."""
+    """Chooses the experts of each token."""
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """`[T, hidden]` to the shares `[T, k]`, float32, and the experts `[T, k]`, int64, of each token."""
@@ -43,7 +43,7 @@ class SparseMlp:
     """Routed experts and, in some families, one MLP that every token goes through as well.
 
     Rows are sorted by expert, so that each expert that was chosen computes all of its tokens as one product. A token's
-    experts are added in the order of their numbers, whoever else is in the batch: the sum never depends on company.
+    experts are added in the order of their numbers, so that the sum never depends on other tokens of the batch.
 
     Every rank has its share of the units of every expert, so that all are equally busy whatever the router chooses, and
     the layer ends in one sum. (With whole experts on one rank each, ranks would wait for the busiest.)
@@ -61,7 +61,7 @@ class SparseMlp:
         else:
             part = torch.zeros_like(residual)
             self._add_part_to(part, x)
-            residual.add_(self.ranks.sum_(part))
+            residual.add_(self.ranks.all_reduce(part))
 
     def _add_part_to(self, total: Tensor, x: Tensor) -> None:
         shares, experts = self.router(x)

@@ -75,7 +75,7 @@ def _yarn_keep(rope: RopeConfig, dim: int) -> Tensor:
     """YaRN (Peng et al. 2023, arXiv 2309.00071): a ramp over the pairs between two numbers of full turns."""
 
     def pair_with(turns: float) -> float:
-        """The pair, a real number, that makes so many full turns within the original context."""
+        """The pair, a real number, that makes `turns` full turns within the original context."""
         context = rope.original_max_position_embeddings
         return dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 

@@ -1,12 +1,8 @@
-"""A linear layer.
+"""A linear layer, and how the weights of all linear layers of a model are laid out.
 
-On a CPU the layout of a weight decides what a product costs, and no layout is the best for all of them:
-
-    float32, room for a copy   as in the checkpoint for one row, in oneDNN's blocks for more   `two_layouts`
-    otherwise                  `[in, out]`: `x @ W` walks memory in order; in parts on several threads   `split_product`
-    held by float16            copies of half the size besides, for steps of few rows   `half_weights`
-
-A GPU is content with `[in, out]`.
+Projection     what a layer calls: a weight whole, or spread over ranks
+Linear         one product by `[in, out]`, the layout that a GPU and the meta device use
+WeightLayout   makes the `Linear` of a loaded weight: one object per model, chosen by device in `weight_layouts`
 """
 
 from __future__ import annotations
@@ -16,10 +12,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-
-from millstream_runtime.models.cpu import two_layouts
-from millstream_runtime.models.cpu.half_weights import HalfWeight, half_copy
-from millstream_runtime.models.cpu.split_product import num_parts, split_product
 
 
 class Projection(Protocol):
@@ -33,43 +25,54 @@ class Projection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """`x @ weight + bias`; `weight`: `[in, out]`; the same again, `half`: from `half_weights.half_copy`, `packed`: from
-    `two_layouts.pack`."""
+    """`x @ weight + bias`."""
 
-    weight: Tensor
-    bias: Tensor | None
-    half: HalfWeight | None = None
-    packed: Tensor | None = None
+    weight: Tensor  # [in, out], of any strides
+    bias: Tensor | None  # [out]
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[T, in]` to `[T, out]`."""
-        if self.half is not None and (product := self.half.product(x)) is not None:
-            return product if self.bias is None else product.add_(self.bias)
-        if self.packed is not None:
-            return two_layouts.product(x, self.weight, self.packed, self.bias)
-        if (parts := num_parts(x, self.weight)) > 1:
-            product = split_product(x, self.weight, parts)
-            return product if self.bias is None else product.add_(self.bias)
         return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
-        """`residual += self(x)` in place, as one product where there is one that adds."""
-        if self.half is not None or self.packed is not None:
-            residual.add_(self(x))
-            return
-        if (parts := num_parts(x, self.weight)) > 1:
-            residual.add_(split_product(x, self.weight, parts))
-        else:
-            residual.addmm_(x, self.weight)
+        """`residual += self(x)` in place, as one product."""
+        residual.addmm_(x, self.weight)
         if self.bias is not None:
             residual.add_(self.bias)
 
     def reordered(self, order: list[int]) -> Linear:
         """The same with output `i` taken from output `order[i]`."""
+        weight, bias = self._reordered_tensors(order)
+        return Linear(weight.contiguous(), bias)
+
+    def _reordered_tensors(self, order: list[int]) -> tuple[Tensor, Tensor | None]:
+        """Weight `[in, out]`, contiguous as `[out, in]`, and bias in the new order."""
         index = torch.tensor(order, device=self.weight.device)
         bias = None if self.bias is None else self.bias.index_select(0, index)
-        weight = self.weight.t().index_select(0, index).t()
-        packed = two_layouts.pack(weight) if self.packed is not None else None
-        if packed is None:
-            weight = weight.contiguous()
-        return Linear(weight, bias, None if self.half is None else half_copy(weight), packed)
+        return self.weight.t().index_select(0, index).t(), bias
+
+
+class WeightLayout(Protocol):
+    """How a device wants the weights of linear layers in memory."""
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes of the copies of weights that `linear` has made so far."""
+
+    def is_output_major(self, num_elements: int) -> bool:
+        """Whether a weight of that size is to lie in memory as `[out, in]`, as in a checkpoint, not as `[in, out]`."""
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """The layer of a `weight` `[in, out]`, with the copies of it that this device computes with."""
+
+
+class PlainLayout:
+    """`[in, out]` and no copies."""
+
+    copy_bytes = 0
+
+    def is_output_major(self, num_elements: int) -> bool:
+        return False
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        return Linear(weight, bias)

@@ -1,6 +1,6 @@
 """Which part of a model each tensor-parallel rank keeps. Arithmetic only: no torch, no processes.
 
-Megatron's cut (Shoeybi et al. 2019, arXiv 1909.08053):
+The partition of Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053):
 
     heads, hidden units    equal parts, or the size is refused
     key and value heads    equal parts; where ranks are more, neighbours keep copies of the same head
@@ -17,8 +17,8 @@ from millstream_runtime.errors import InvalidConfigError
 from millstream_runtime.models.config.model_config import ModelConfig
 
 
-class Place(Protocol):
-    """Which of how many ranks."""
+class RankInfo(Protocol):
+    """Which rank of how many."""
 
     @property
     def rank(self) -> int: ...
@@ -28,7 +28,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Of `total` rows or columns of a checkpoint's tensor these ranges, one after another."""
+    """The ranges `kept` of `total` rows or columns of a checkpoint's tensor, one after another."""
 
     total: int
     kept: tuple[range, ...]
@@ -45,12 +45,12 @@ class Cut:
 
 
 def whole(total: int) -> Cut:
-    """Everything."""
+    """All of `total`."""
     return Cut(total, (range(total),))
 
 
 def side_by_side(sizes: Sequence[int], shares: Sequence[range]) -> Cut:
-    """Of tensors that a checkpoint keeps fused in one, each of `sizes` rows, the share of each."""
+    """Return the share of each of several tensors that a checkpoint keeps fused in one, of `sizes` rows each."""
     kept, start = [], 0
     for size, share in zip(sizes, shares, strict=True):
         kept.append(range(start + share.start, start + share.stop))
@@ -58,41 +58,41 @@ def side_by_side(sizes: Sequence[int], shares: Sequence[range]) -> Cut:
     return Cut(start, tuple(kept))
 
 
-def even_share(total: int, place: Place, what: str) -> range:
-    """This rank's part of `total` heads or units.
+def even_share(total: int, ranks: RankInfo, what: str) -> range:
+    """Return this rank's part of `total` heads or units.
 
     Raises:
         InvalidConfigError: where they do not divide; `what` names them as config.json does.
     """
-    if total % place.size:
+    if total % ranks.size:
         raise InvalidConfigError(
-            f"--tensor-parallel-size is {place.size}; it must divide {what}, which is {total} in this model."
+            f"--tensor-parallel-size is {ranks.size}; it must divide {what}, which is {total} in this model."
         )
-    size = total // place.size
-    return range(place.rank * size, (place.rank + 1) * size)
+    size = total // ranks.size
+    return range(ranks.rank * size, (ranks.rank + 1) * size)
 
 
-def kv_head_share(num_kv_heads: int, place: Place) -> range:
+def kv_head_share(num_kv_heads: int, ranks: RankInfo) -> range:
     """This rank's key and value heads. Where there are fewer than ranks, neighbours keep copies of the same one.
 
     Raises:
         InvalidConfigError: neither number divides the other.
     """
-    if num_kv_heads >= place.size or place.size % num_kv_heads:
-        return even_share(num_kv_heads, place, "num_key_value_heads")
-    head = place.rank * num_kv_heads // place.size
+    if num_kv_heads >= ranks.size or ranks.size % num_kv_heads:
+        return even_share(num_kv_heads, ranks, "num_key_value_heads")
+    head = ranks.rank * num_kv_heads // ranks.size
     return range(head, head + 1)
 
 
-def vocabulary_share(vocab_size: int, place: Place) -> range:
+def vocabulary_share(vocab_size: int, ranks: RankInfo) -> range:
     """This rank's tokens: equal parts, of which the last may be shorter or even empty."""
-    size = vocabulary_part(vocab_size, place)
-    return range(min(place.rank * size, vocab_size), min((place.rank + 1) * size, vocab_size))
+    size = vocabulary_part(vocab_size, ranks)
+    return range(min(ranks.rank * size, vocab_size), min((ranks.rank + 1) * size, vocab_size))
 
 
-def vocabulary_part(vocab_size: int, place: Place) -> int:
+def vocabulary_part(vocab_size: int, ranks: RankInfo) -> int:
     """Tokens of a full part."""
-    return -(-vocab_size // place.size)
+    return -(-vocab_size // ranks.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +116,19 @@ class Heads:
         return range(heads.start * self.head_dim, heads.stop * self.head_dim)
 
 
-def heads_of(config: ModelConfig, place: Place) -> Heads:
+def heads_of(config: ModelConfig, ranks: RankInfo) -> Heads:
     """This rank's query heads, and the key and value heads that these attend to.
 
     Raises:
         InvalidConfigError: the heads do not divide.
     """
-    query = even_share(config.num_heads, place, "num_attention_heads")
-    return Heads(query, kv_head_share(config.num_kv_heads, place), config.head_dim)
+    query = even_share(config.num_heads, ranks, "num_attention_heads")
+    return Heads(query, kv_head_share(config.num_kv_heads, ranks), config.head_dim)
 
 
-def rank_config(config: ModelConfig, place: Place) -> ModelConfig:
+def rank_config(config: ModelConfig, ranks: RankInfo) -> ModelConfig:
     """The shape of one rank's share, as its KV cache sees it: fewer heads. A latent (MLA) has none."""
-    if place.size == 1:
+    if ranks.size == 1:
         return config
-    heads = heads_of(config, place)
+    heads = heads_of(config, ranks)
     return replace(config, num_heads=heads.num_query, num_kv_heads=heads.num_kv)

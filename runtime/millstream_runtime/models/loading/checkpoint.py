@@ -132,7 +132,7 @@ def _indexed_files(index: Path) -> list[Path]:
         raise _invalid(f"{index} is not a readable safetensors index: {error!r}.") from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise _invalid(f"{index} names {name!r}; a shard must be a *.safetensors file beside the index.")
+            raise _invalid(f"{index} names {name!r}; a shard must be a *.safetensors file next to the index.")
         if not (index.parent / name).is_file():
             raise _invalid(f"{index.parent / name} is named by {INDEX_NAME} but does not exist; fetch the shard again.")
     return sorted(index.parent / name for name in names)

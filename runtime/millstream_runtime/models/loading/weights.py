@@ -19,37 +19,46 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from millstream_runtime.models.cpu import two_layouts
-from millstream_runtime.models.cpu.half_weights import MOST_PACKED_ELEMENTS, HalfWeight, half_copy, packed_bytes
-from millstream_runtime.models.linear.linear import Linear, Projection
-from millstream_runtime.models.linear.parallel import ALONE, Ranks, RowParallelLinear
+from millstream_runtime.models.linear.linear import Linear, PlainLayout, Projection, WeightLayout
 from millstream_runtime.models.linear.shares import Cut
+from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks, RowParallelLinear
 from millstream_runtime.models.loading.checkpoint import Checkpoint, check_finite
+from millstream_runtime.models.weight_layouts import weight_layout_for
 
 Size = int | Cut  # of a tensor in the checkpoint along one dimension: all of it, or what this rank keeps
 
 
 class Weights(ABC):
-    """Attributes: `ranks`, among whom the model is shared; `num_bytes`, what the tensors handed out so far take on the
-    device."""
+    """Attributes: `ranks`, among whom the model is shared; `dtype` and `device` of the tensors."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        ranks: Ranks = SINGLE_PROCESS,
+        layout: WeightLayout | None = None,
+    ) -> None:
+        """`layout`: of linear weights; `PlainLayout` by default."""
         self.dtype = dtype
         self.device = device
         self.ranks = ranks
-        self.num_bytes = 0
-        self._room_for_copies_bytes = 0
-        self._num_packed_halves = 0  # elements
+        self._layout: WeightLayout = layout if layout is not None else PlainLayout()
+        self._tensor_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the tensors handed out so far take on the device, copies of linear weights included."""
+        return self._tensor_bytes + self._layout.copy_bytes
 
     @abstractmethod
     def _read(self, name: str, shape: tuple[Size, ...]) -> Tensor:
         """One tensor of the checkpoint on `device`, in the file's dtype. It may be the mapped file: copy it."""
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Room for a weight, counted in `num_bytes`."""
-        room = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
-        self.num_bytes += room.numel() * room.element_size()
-        return room
+        """An uninitialised tensor for a weight, counted in `num_bytes`."""
+        tensor = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+        self._tensor_bytes += tensor.numel() * tensor.element_size()
+        return tensor
 
     def tensor(self, name: str, *shape: Size, dtype: torch.dtype | None = None) -> Tensor:
         """As it is in the checkpoint, but never the mapped file itself: that may be replaced under a running server."""
@@ -63,7 +72,7 @@ class Weights(ABC):
         """Linears that share their input (name to outputs), side by side in one weight `[in, sum of outs]`."""
         out_features = sum(map(_kept, parts.values()))
         num_inputs = _kept(in_features)
-        if self.has_room_to_pack(num_inputs * out_features):
+        if self.is_output_major(num_inputs * out_features):
             weight = self.empty(out_features, num_inputs).t()
         else:
             weight = self.empty(num_inputs, out_features)
@@ -74,34 +83,12 @@ class Weights(ABC):
         return self.linear_of(weight, self.empty(out_features).copy_(self._joined(biases)))
 
     def linear_of(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """Of a `weight` `[in, out]` that is counted already; with the copies that it gets and for which there is room.
+        """The layer of a `weight` `[in, out]` that is counted in `num_bytes` already."""
+        return self._layout.linear(weight, bias)
 
-        It is packed if it lies as `has_room_to_pack` wants it: `[out, in]` in memory.
-        """
-        packed = None
-        if weight.t().is_contiguous() and self.has_room_to_pack(weight.numel()):
-            packed = two_layouts.pack(weight)
-            self._count_copy(weight.numel() * weight.element_size())
-        return Linear(weight, bias, self._half_copy(weight), packed)
-
-    def _half_copy(self, weight: Tensor) -> HalfWeight | None:
-        num_elements, copy_bytes = weight.numel(), packed_bytes(weight.numel())
-        if copy_bytes > self._room_for_copies_bytes or self._num_packed_halves + num_elements > MOST_PACKED_ELEMENTS:
-            return None
-        half = half_copy(weight)
-        if half is not None:
-            self._num_packed_halves += num_elements
-            self._count_copy(copy_bytes)
-        return half
-
-    def has_room_to_pack(self, num_elements: int) -> bool:
-        """Whether a linear weight of that size gets a packed copy: then it is to lie in memory as in the checkpoint."""
-        copy_bytes = num_elements * self.dtype.itemsize
-        return copy_bytes <= self._room_for_copies_bytes and two_layouts.can_pack(self.dtype, self.device)
-
-    def _count_copy(self, copy_bytes: int) -> None:
-        self.num_bytes += copy_bytes
-        self._room_for_copies_bytes -= copy_bytes
+    def is_output_major(self, num_elements: int) -> bool:
+        """Whether a linear weight of that size is to lie in memory as `[out, in]`; see `WeightLayout`."""
+        return self._layout.is_output_major(num_elements)
 
     def output_linear(self, name: str, out_features: int, in_features: Cut, bias: bool = False) -> Projection:
         """The linear that ends a block, of those inputs that this rank computes: its output is everybody's sum."""
@@ -140,7 +127,7 @@ class ExpectedWeights(Weights):
         reads: name and number of elements of everything that will be read, in order.
     """
 
-    def __init__(self, dtype: torch.dtype, ranks: Ranks = ALONE) -> None:
+    def __init__(self, dtype: torch.dtype, ranks: Ranks = SINGLE_PROCESS) -> None:
         super().__init__(dtype, torch.device("meta"), ranks)
         self.expected: dict[str, tuple[int, ...]] = {}
         self.reads: list[tuple[str, int]] = []
@@ -163,13 +150,15 @@ class LoadedWeights(Weights):
         checkpoint: Checkpoint,
         dtype: torch.dtype,
         device: torch.device,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_PROCESS,
         on_read: Callable[[], None] = lambda: None,
-        room_for_copies_bytes: int = 0,
+        copy_budget_bytes: int = 0,
     ) -> None:
-        """`on_read`: called after each tensor, whose pages are in memory then."""
-        super().__init__(dtype, device, ranks)
-        self._room_for_copies_bytes = room_for_copies_bytes
+        """`on_read`: called after each tensor, whose pages are in memory then.
+
+        `copy_budget_bytes`: what second copies of linear weights may take on a device that uses them.
+        """
+        super().__init__(dtype, device, ranks, weight_layout_for(device, dtype, copy_budget_bytes))
         self._checkpoint = checkpoint
         self._on_read = on_read
 

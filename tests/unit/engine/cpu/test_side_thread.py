@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from millstream_runtime.engine.cpu.side_prefill import ThreadedPrefill
 from millstream_runtime.engine.cpu.side_thread import NICENESS, SideThread
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
@@ -85,7 +86,9 @@ class Held:
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.gate, self.entered = engine, threading.Event(), threading.Event()
-        start = engine._runner._forward.side.start  # type: ignore[union-attr]
+        side = engine._chunked_prefill._side
+        assert isinstance(side, ThreadedPrefill)
+        start = side.thread.start
 
         def gated(job: object) -> None:
             def wait_and_do() -> bool:
@@ -95,7 +98,8 @@ class Held:
 
             start(wait_and_do)
 
-        engine._runner._forward.side.start = gated  # type: ignore[union-attr, method-assign]
+        side.thread.start = gated  # type: ignore[method-assign]
+        self.side = side
         crowd(engine)
         engine.add_request(Request("answer", [1, 2, 3], greedy(60)))
         engine.step()
@@ -129,19 +133,19 @@ def test_the_prefix_cache_is_not_offered_what_is_not_computed(held: Held) -> Non
     held.begin("long")
     blocks = held.engine._blocks
     twin = held.engine._sequences["long"]
-    assert blocks.match(twin) == []
+    assert blocks.match_prefix(twin) == []
     assert held.engine.stats().prefix_cache_hit_tokens_total == 0
     held.gate.set()
-    while held.engine._prompts.under_way:
+    while held.engine._chunked_prefill.partial:
         held.engine.step()
-    assert len(blocks.match(twin)) == (len(PROMPT) - 1) // blocks.block_size_tokens
+    assert len(blocks.match_prefix(twin)) == (len(PROMPT) - 1) // blocks.block_size_tokens
 
 
 def test_a_prompt_that_is_cancelled_is_left_alone_before_its_blocks_are_given_back(held: Held) -> None:
     held.begin("long")
     threading.Timer(0.05, held.gate.set).start()
     held.engine.abort("long")
-    assert not held.engine._runner.is_busy_beside
+    assert not held.side.is_busy
     held.engine.check_integrity()
     assert "long" not in {output.request_id for _ in range(20) for output in held.engine.step()}
 

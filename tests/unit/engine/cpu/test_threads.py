@@ -7,15 +7,15 @@ import torch
 
 from millstream_runtime.engine.cpu.threads import (
     BUDGET_SECONDS,
-    BYTES_A_THREAD,
+    BYTES_PER_THREAD,
     LEAST_SAMPLES,
-    Threads,
     candidates,
     choose,
     measure,
     most_steps,
     reading,
 )
+from millstream_runtime.engine.device_policy import ThreadCounts
 
 
 @pytest.mark.parametrize(("all_threads", "expected"), [(1, {1}), (2, {1, 2}), (6, {1, 2, 4, 6}), (8, {1, 2, 4, 8})])
@@ -34,7 +34,7 @@ def test_all_threads_are_kept_where_the_gain_is_within_the_noise_or_little_was_s
 
 
 def test_a_step_takes_the_threads_of_its_size() -> None:
-    threads = Threads(8, ((4, 1), (32, 2)))
+    threads = ThreadCounts(8, ((4, 1), (32, 2)))
     assert [threads.of(num_tokens) for num_tokens in (1, 4, 5, 32, 33, 2048)] == [1, 1, 2, 2, 8, 8]
     assert threads.describe() == "1 up to 4 tokens a step, 2 up to 32 tokens a step, 8 beyond"
 
@@ -63,13 +63,13 @@ def test_measuring_takes_turns_ends_in_time_and_leaves_torch_as_it_was() -> None
 def test_attention_takes_a_thread_for_each_piece_of_what_it_reads_and_none_less_than_the_step_has() -> None:
     before = torch.get_num_threads()
     try:
-        for now, num_bytes, expected in ((1, 0, 1), (1, BYTES_A_THREAD, 1), (1, 2 * BYTES_A_THREAD, 2), (2, 0, 2)):
+        for now, num_bytes, expected in ((1, 0, 1), (1, BYTES_PER_THREAD, 1), (1, 2 * BYTES_PER_THREAD, 2), (2, 0, 2)):
             torch.set_num_threads(now)
             with reading(num_bytes, all_threads=2):
                 assert torch.get_num_threads() == expected
             assert torch.get_num_threads() == now
         torch.set_num_threads(1)
-        with reading(100 * BYTES_A_THREAD, all_threads=2):
+        with reading(100 * BYTES_PER_THREAD, all_threads=2):
             assert torch.get_num_threads() == 2, "and never more than there are"
     finally:
         torch.set_num_threads(before)

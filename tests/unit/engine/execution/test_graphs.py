@@ -13,9 +13,10 @@ from millstream_runtime.engine.execution import execution_mode, graph_budget, gr
 from millstream_runtime.engine.execution.buckets import Bucket, Buckets
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.graphs import GraphUse
-from millstream_runtime.engine.execution.recorders import CallingAgain, Recorder
-from millstream_runtime.engine.kv.pool_size import cuda_ledger
+from millstream_runtime.engine.execution.recorders import Recorder
+from millstream_runtime.engine.kv.pool_size import cuda_budget
 from millstream_runtime.models.registry import load_model_config
+from tests.support.eager_recorder import EagerRecorder
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy, requests_for
 from tests.support.family_cases import Models
 from tests.support.tape_recorder import TapeRecorder
@@ -114,7 +115,7 @@ def test_a_family_of_each_kind_answers_like_transformers_from_replays(
 ) -> None:
     """Experts choose rows on the host, so no graph can hold them: such models replay by calling again."""
     waits = load_model_config(models.folder(family)).waits_for_device
-    recorder: Recorder = CallingAgain() if waits else TapeRecorder()
+    recorder: Recorder = EagerRecorder() if waits else TapeRecorder()
     engine = make_engine(models.folder(family), execution=Execution(recorder))
     prompts = family_prompts((15, 18, 31))
     answers = generate(engine, requests_for(prompts, greedy(12)))
@@ -177,9 +178,9 @@ def test_graphs_are_reserved_before_the_pool_takes_the_rest() -> None:
         assert copied <= limit_bytes * graph_budget.GATHER_SHARE_PERCENT // 100
         estimate = graph_budget.estimate_bytes(buckets, block_bytes=block_bytes, num_layers=32)
         assert copied < estimate < limit_bytes * 5 // 100
-        ledger = cuda_ledger(limit_bytes, 16 << 30, 1 << 30, estimate)
-        assert ledger.available_bytes == limit_bytes - (17 << 30) - estimate
-        assert ledger.activations_bytes == 1 << 30
+        budget = cuda_budget(limit_bytes, 16 << 30, 1 << 30, estimate)
+        assert budget.available_bytes == limit_bytes - (17 << 30) - estimate
+        assert budget.activations_bytes == 1 << 30
     assert graph_budget.estimate_bytes(Buckets(4, 4, 1), block_bytes=block_bytes, num_layers=32) == 0
 
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from millstream_runtime.engine.device_policy import AcceleratorPolicy
 from millstream_runtime.engine.execution.buckets import Bucket
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.static_decode import StaticAttention, StaticDecode
@@ -110,7 +111,7 @@ def test_every_family_computes_the_same_as_the_eager_pass(family: str, models: M
     """Three sequences after prompts of 37, 5 and 16 tokens; one of them lies in scattered blocks."""
     model = loaded(models, family)  # in float64: the order of sums makes no difference to speak of
     cache = KVCache(model.config, 16, BLOCK, torch.float64, torch.device("cpu"), num_padding_blocks=2)
-    forward = Forward(model, cache, torch.device("cpu"))
+    forward = Forward(model, cache, AcceleratorPolicy(torch.device("cpu")))
     tables = [[4, 1, 9], [2], [12, 13]]
     prompts = [[1 + i * 3 % 40 for i in range(length)] for length in (37, 5, 16)]
     chunks = [

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from millstream_runtime.config import Device, RuntimeConfig
+from millstream_runtime.engine.cpu.policy import CpuPolicy
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
-from millstream_runtime.engine.execution.model_runner import Launched, ModelRunner
+from millstream_runtime.engine.execution.model_runner import Launched
 from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
 from millstream_runtime.engine.scheduling.layered_prefill import ChunkSlice
@@ -93,7 +94,9 @@ class MachineWithAClock:
         def then() -> None:
             before_slice()
             if part is not None:
-                self._now += self._second_per_token * part.share * sum(chunk.num_tokens for chunk in part.chunks)
+                self._now += (
+                    self._second_per_token * part.layer_fraction * sum(chunk.num_tokens for chunk in part.chunks)
+                )
 
         launched = self._launch(chunks, part, then)
         if len(chunks) > len(prompts) and (prompts or part):
@@ -127,13 +130,13 @@ def test_where_a_few_tokens_are_too_many_a_step_takes_some_of_their_layers(folde
     """A token takes half a second: eight are the least chunk, and half of its layers what a step can spare."""
     paced, unpaced = MachineWithAClock(folder, 0.5), MachineWithAClock(folder, 0.0)
     assert paced.answers() == unpaced.answers()
-    assert paced.engine._prompts.num_slices > 50
+    assert paced.engine._chunked_prefill.num_slices > 50
     assert max(paced.step_seconds[1:]) <= 4.0
 
 
 def test_on_a_gpu_no_time_bounds_a_prompt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ModelRunner, "is_on_cpu", False)
+    monkeypatch.setattr(CpuPolicy, "bounds_prompts_by_time", False)
     slow, unpaced = MachineWithAClock(folder, 0.5), MachineWithAClock(folder, 0.0)
     assert slow.answers() == unpaced.answers()
     assert len(slow.step_seconds) == len(unpaced.step_seconds)
-    assert slow.engine._prompts.num_slices == 0
+    assert slow.engine._chunked_prefill.num_slices == 0

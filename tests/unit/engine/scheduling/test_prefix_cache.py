@@ -107,32 +107,41 @@ def test_the_longest_unused_prefix_goes_first_and_its_tail_before_its_head() -> 
     for name, token in (("0", 1), ("1", 2)):  # two prompts of two full blocks each fill four of six
         one = sequence(name, [token] * 9)
         one.row = 0
-        blocks.attach_cached(one, blocks.match(one))
+        blocks.attach_cached(one, blocks.match_prefix(one))
         blocks.allocate(one, 9)
-        blocks.register(one, 9)
+        blocks.publish(one, 9)
         blocks.free(one)
     old, new = sequence("2", [1] * 9), sequence("3", [2] * 9)
-    assert (len(blocks.match(old)), len(blocks.match(new))) == (0, 2)  # one home: the newer took the older's blocks
+    assert (len(blocks.match_prefix(old)), len(blocks.match_prefix(new))) == (
+        0,
+        2,
+    )  # one home: the newer took the older's blocks
 
-    blocks = BlockManager(9, BLOCK, 9, enable_prefix_caching=True)  # homes of one block: nothing is preferred but order
+    blocks = BlockManager(9, BLOCK, 9, enable_prefix_caching=True)  # regions of one block: only the order counts
     for name, token in (("0", 1), ("1", 2)):
         one = sequence(name, [token] * 13)
         one.row = 8 if token == 1 else 0
         blocks.allocate(one, 13)
-        blocks.register(one, 13)
+        blocks.publish(one, 13)
         blocks.free(one)
-    assert (len(blocks.match(sequence("2", [1] * 13))), len(blocks.match(sequence("3", [2] * 13)))) == (3, 3)
+    assert (len(blocks.match_prefix(sequence("2", [1] * 13))), len(blocks.match_prefix(sequence("3", [2] * 13)))) == (
+        3,
+        3,
+    )
     taker = sequence("4", [3] * 16)
     taker.row = 1
     blocks.allocate(taker, 16)  # three unknown blocks, then one evicted
-    assert (len(blocks.match(sequence("5", [1] * 13))), len(blocks.match(sequence("6", [2] * 13)))) == (2, 3)
+    assert (len(blocks.match_prefix(sequence("5", [1] * 13))), len(blocks.match_prefix(sequence("6", [2] * 13)))) == (
+        2,
+        3,
+    )
     blocks.check_integrity([taker])
 
 
 def test_a_damaged_sequence_leaves_nothing_in_the_cache(scheduler: Scheduler, blocks: BlockManager) -> None:
     sick, neighbour = sequence("0", PROMPT), sequence("1", PROMPT)
     run(scheduler, sick, neighbour)
-    assert blocks.forget(sick) == sick.block_table[2:]  # to be zeroed: what the neighbour reads is not
+    assert blocks.unpublish(sick) == sick.block_table[2:]  # to be zeroed: what the neighbour reads is not
     scheduler.remove(sick)
     assert run(scheduler, sequence("2", PROMPT))[-1] == ("2", 10)
     blocks.check_integrity(scheduler.running)
@@ -171,11 +180,11 @@ def test_a_window_gives_back_what_it_passed(blocks: BlockManager) -> None:
 
 def test_clean_rows_go_out_lowest_first_and_caching_ones_longest_unused_first() -> None:
     rows = Rows(4)
-    assert [rows.take() for _ in range(4)] == [0, 1, 2, 3]
+    assert [rows.allocate() for _ in range(4)] == [0, 1, 2, 3]
     for row, cached in ((2, True), (1, True), (3, False), (0, False)):
-        rows.give_back(row, home_is_cached=cached)
-    assert rows.take(preferred=1) == 1
-    assert [rows.take(preferred=1) for _ in range(3)] == [0, 3, 2]
+        rows.release(row, is_cached=cached)
+    assert rows.allocate(preferred=1) == 1
+    assert [rows.allocate(preferred=1) for _ in range(3)] == [0, 3, 2]
     assert len(rows) == 0
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from millstream_runtime.models.cpu.half_weights import MOST_ROWS, MOST_ROWS_OF_SMALL, SMALL_ELEMENTS, half_copy
-from millstream_runtime.models.linear.linear import Linear
+from millstream_runtime.models.cpu.linear import CpuLinear
 from millstream_runtime.models.registry import load_model, load_model_config
 
 DEMO_MODEL = Path(__file__).resolve().parents[4] / "models" / "demo-chat"
@@ -43,7 +43,7 @@ def test_products_are_those_of_the_float32_weight(
     bias = torch.randn(size[1]) if has_bias else None
     half = half_copy(matrix)
     assert half is not None
-    plain, halved = Linear(matrix, bias), Linear(matrix, bias, half)
+    plain, halved = CpuLinear(matrix, bias), CpuLinear(matrix, bias, half)
     torch.set_num_threads(threads)
     for rows in (0, 1, 2, 7, MOST_ROWS + 1, 16, MOST_ROWS_OF_SMALL, MOST_ROWS_OF_SMALL + 1):
         x = torch.randn(rows, 2, size[0]).select(1, 0)  # a strided view, as a norm gives it
@@ -96,7 +96,7 @@ def test_copies_take_the_room_that_they_are_given_and_no_more() -> None:
     def weight_bytes(room_bytes: int) -> int:
         config = load_model_config(DEMO_MODEL)
         device = torch.device("cpu")
-        return load_model(config, DEMO_MODEL, torch.float32, device, room_for_copies_bytes=room_bytes).weight_bytes
+        return load_model(config, DEMO_MODEL, torch.float32, device, copy_budget_bytes=room_bytes).weight_bytes
 
     none, some, all_of_them = (weight_bytes(room) for room in (0, 1_000_000, 1 << 30))
     assert none < some <= none + 1_000_000 < all_of_them <= 3 * none

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from millstream_runtime.models.cpu.linear import CpuLinear
 from millstream_runtime.models.cpu.split_product import LEAST_PART_ELEMENTS, MOST_ROWS, num_parts, split_product
-from millstream_runtime.models.linear.linear import Linear
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def test_parts_add_up_to_the_product(rows: int, parts: int) -> None:
 def test_a_linear_layer_gives_the_same_on_two_threads_as_on_one(has_bias: bool) -> None:
     weight, bias = torch.randn(512, 640), torch.randn(640) if has_bias else None
     x, residual = torch.randn(3, 512), torch.randn(3, 640)
-    linear, results = Linear(weight, bias), []
+    linear, results = CpuLinear(weight, bias), []
     for threads in (1, 2):
         torch.set_num_threads(threads)
         assert num_parts(x, weight) == threads

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from millstream_runtime.models.cpu import two_layouts
-from millstream_runtime.models.linear.linear import Linear
+from millstream_runtime.models.cpu.linear import CpuLinear
 from millstream_runtime.models.registry import load_model, load_model_config
 from tests.support.tiny_model import write_tiny_model
 
@@ -49,8 +49,8 @@ def _threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def in_two_layouts(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    return Linear(weight, bias, packed=two_layouts.pack(weight))
+def in_two_layouts(weight: torch.Tensor, bias: torch.Tensor | None) -> CpuLinear:
+    return CpuLinear(weight, bias, packed=two_layouts.pack(weight))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -60,7 +60,7 @@ def test_products_are_those_of_the_plain_weight(size: tuple[int, int], has_bias:
     torch.set_num_threads(threads)
     weight = torch.randn(size[1], size[0]).t()
     bias = torch.randn(size[1]) if has_bias else None
-    plain, two = Linear(weight, bias), in_two_layouts(weight, bias)
+    plain, two = CpuLinear(weight, bias), in_two_layouts(weight, bias)
     for rows in (0, 1, 2, 7, 16, 17, 130):
         wide = torch.randn(rows, 2 * size[0])
         for x in (wide[:, : size[0]].contiguous(), wide[:, size[0] :]):  # a view of rows that lie apart too
@@ -102,7 +102,7 @@ def test_a_model_computes_the_same_with_room_for_copies_and_without(tmp_path: Pa
     folder = write_tiny_model(tmp_path / "tiny")
     config = load_model_config(folder)
     with_copies, without = (
-        load_model(config, folder, torch.float32, CPU, room_for_copies_bytes=room) for room in (1 << 30, 0)
+        load_model(config, folder, torch.float32, CPU, copy_budget_bytes=room) for room in (1 << 30, 0)
     )
     assert with_copies.weight_bytes > without.weight_bytes
     hidden = torch.randn(3, config.hidden_size)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from millstream_runtime.models.linear.parallel import ALONE, Planned, Ranks
+from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, PlannedRanks, Ranks
 from millstream_runtime.models.registry import load_model, load_model_config
 from tests.support.family_cases import CASES, Models
 
@@ -21,7 +21,7 @@ SHARED = [name for name, case in CASES.items() if case.config["num_attention_hea
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks"), [*((name, ALONE) for name in CASES), *((name, Planned(1, 2)) for name in SHARED)]
+    ("name", "ranks"), [*((name, SINGLE_PROCESS) for name in CASES), *((name, PlannedRanks(1, 2)) for name in SHARED)]
 )
 def test_progress_ends_at_the_whole(name: str, ranks: Ranks, models: Models) -> None:
     told: list[tuple[int, int]] = []
@@ -35,4 +35,4 @@ def test_progress_ends_at_the_whole(name: str, ranks: Ranks, models: Models) -> 
     assert done[-1] == totals.pop()
     assert all(before < after for before, after in pairwise(done))
     in_files = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    assert done[-1] <= in_files if ranks is not ALONE else 0.5 * in_files < done[-1] <= in_files
+    assert done[-1] <= in_files if ranks is not SINGLE_PROCESS else 0.5 * in_files < done[-1] <= in_files

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from millstream_runtime.errors import InvalidConfigError
-from millstream_runtime.models.linear.parallel import Planned, Ranks
 from millstream_runtime.models.linear.shares import even_share, kv_head_share, rank_config, vocabulary_share
+from millstream_runtime.models.linear.tensor_parallel import PlannedRanks, Ranks
 from millstream_runtime.models.loading.checkpoint import Checkpoint
 from millstream_runtime.models.loading.weights import LoadedWeights
 from millstream_runtime.models.registry import expected_weights, family_code, load_model_config
@@ -70,7 +70,7 @@ def test_a_rank_reads_its_share_and_nothing_else(name: str, models: Models) -> N
     config = load_model_config(folder)
     read = []
     for rank in range(2):
-        place = Planned(rank, 2)
+        place = PlannedRanks(rank, 2)
         with Checkpoint(folder) as checkpoint:
             weights = LoadedWeights(checkpoint, torch.float32, torch.device("cpu"), place)
             family_code(config.architecture).build(config, weights)
@@ -86,10 +86,10 @@ def test_a_rank_reads_its_share_and_nothing_else(name: str, models: Models) -> N
 def test_the_cache_of_a_rank_holds_its_heads(models: Models) -> None:
     config = load_model_config(models.folder("llama"))
     assert config.kv_shape == (4, 12)
-    assert rank_config(config, Planned(1, 2)).kv_shape == (2, 12)
-    assert rank_config(config, Planned(3, 4)).kv_shape == (2, 12)  # a copy
+    assert rank_config(config, PlannedRanks(1, 2)).kv_shape == (2, 12)
+    assert rank_config(config, PlannedRanks(3, 4)).kv_shape == (2, 12)  # a copy
     latent = load_model_config(models.folder("deepseek-v3"))
-    assert rank_config(latent, Planned(1, 2)).kv_shape == latent.kv_shape
+    assert rank_config(latent, PlannedRanks(1, 2)).kv_shape == latent.kv_shape
 
 
 @pytest.mark.parametrize(
@@ -109,13 +109,13 @@ def test_sizes_that_do_not_divide_are_refused_by_the_name_of_the_field(
 ) -> None:
     config = load_model_config(with_fields(models.folder(name), tmp_path / "model", **fields))
     with pytest.raises(InvalidConfigError) as caught:
-        expected_weights(config, torch.float32, Planned(0, size))
+        expected_weights(config, torch.float32, PlannedRanks(0, size))
     assert caught.value.message == f"--tensor-parallel-size is {size}; it must divide {field} in this model."
 
 
 @pytest.mark.parametrize(("total", "size"), [(1, 1), (97, 2), (97, 4), (3, 4), (128, 8)])
 def test_every_token_has_exactly_one_rank(total: int, size: int) -> None:
-    shares = [vocabulary_share(total, Planned(rank, size)) for rank in range(size)]
+    shares = [vocabulary_share(total, PlannedRanks(rank, size)) for rank in range(size)]
     assert [token for share in shares for token in share] == list(range(total))
 
 
@@ -129,12 +129,12 @@ def test_every_token_has_exactly_one_rank(total: int, size: int) -> None:
     ],
 )
 def test_key_value_heads_stay_with_their_queries(num_kv_heads: int, size: int, expected: list[tuple[int, int]]) -> None:
-    shares = [kv_head_share(num_kv_heads, Planned(rank, size)) for rank in range(size)]
+    shares = [kv_head_share(num_kv_heads, PlannedRanks(rank, size)) for rank in range(size)]
     assert [(share.start, share.stop) for share in shares] == expected
 
 
 def test_shares_are_equal_or_refused() -> None:
-    ranks: Ranks = Planned(1, 4)
+    ranks: Ranks = PlannedRanks(1, 4)
     assert even_share(8, ranks, "heads") == range(2, 4)
     with pytest.raises(InvalidConfigError, match=r"tensor-parallel-size is 4; it must divide heads.* 6"):
         even_share(6, ranks, "heads")

@@ -1,13 +1,13 @@
-"""Tensor-parallel layers: each rank keeps a share of a weight, and all ranks compute every token together.
+"""Tensor-parallel layers (Megatron: Shoeybi et al. 2019, arXiv 1909.08053): each rank keeps a share of a weight.
 
     embedding   rows of the vocabulary         each rank looks up what it has, zeros elsewhere -> sum
     QKV, gate   columns: heads, hidden units   nothing to exchange
     output      rows: the same heads or units  partial results                                 -> sum
     head        columns: the vocabulary        a part of the logits                            -> gathered by rank 0
 
-Two sums a layer. What is summed comes out alike, bit for bit, on every rank: so whatever follows from it (norms, the
-experts that a router chooses) is computed by each of them and never exchanged. `Ranks` is the only door to the other
-processes; which part is whose says `models.shares`.
+Two sums per layer. A sum is the same, bit for bit, on every rank: so what follows from it (norms, the experts that a
+router chooses) is computed by each rank and never exchanged. `Ranks` is the only interface to the other
+processes; `shares` says which rank keeps which part.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ class Ranks(Protocol):
     @property
     def size(self) -> int: ...
 
-    def sum_(self, partial: Tensor) -> Tensor:
-        """The sum over all ranks, in place, on every rank: the same bits on each."""
+    def all_reduce(self, partial: Tensor) -> Tensor:
+        """Sum `partial` over all ranks in place, and return it: the same bits on every rank."""
 
     def gather(self, part: Tensor) -> list[Tensor]:
-        """On rank 0 what every rank gave, in their order; elsewhere nothing. All of one shape."""
+        """Return on rank 0 the `part` of every rank, in their order; elsewhere nothing. All have one shape."""
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
-    """One rank: nobody to ask."""
+class SingleProcess:
+    """A single rank: no other processes."""
 
     rank: int = 0
     size: int = 1
 
-    def sum_(self, partial: Tensor) -> Tensor:
+    def all_reduce(self, partial: Tensor) -> Tensor:
         return partial
 
     def gather(self, part: Tensor) -> list[Tensor]:
@@ -53,20 +53,20 @@ class Alone:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """A place among ranks that do not run yet: enough to ask what each would load, and to refuse what cannot be cut."""
+class PlannedRanks:
+    """A rank that does not run yet: enough to find what it would load, and to refuse what cannot be divided."""
 
     rank: int
     size: int
 
-    def sum_(self, partial: Tensor) -> Tensor:
+    def all_reduce(self, partial: Tensor) -> Tensor:
         raise NotImplementedError
 
     def gather(self, part: Tensor) -> list[Tensor]:
         raise NotImplementedError
 
 
-ALONE = Alone()
+SINGLE_PROCESS = SingleProcess()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class RowParallelLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[T, in of this rank]` to `[T, out]`."""
-        total = self.ranks.sum_(self.part(x))
+        total = self.ranks.all_reduce(self.part(x))
         return total if self.bias is None else total.add_(self.bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
@@ -110,11 +110,11 @@ class VocabularyParallelEmbedding:
         """`[T]` to `[T, hidden]`."""
         rows = self.weight.shape[0]
         if not rows:
-            return self.ranks.sum_(self.weight.new_zeros(token_ids.shape[0], self.weight.shape[1]))
+            return self.ranks.all_reduce(self.weight.new_zeros(token_ids.shape[0], self.weight.shape[1]))
         local = token_ids - self.first
         elsewhere = (local < 0) | (local >= rows)
         found = F.embedding(local.clamp(0, rows - 1), self.weight)
-        return self.ranks.sum_(found.masked_fill_(elsewhere.unsqueeze(1), 0.0))
+        return self.ranks.all_reduce(found.masked_fill_(elsewhere.unsqueeze(1), 0.0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,76 @@
+"""What an engine does around its steps on a CPU; see `device_policy.DevicePolicy`."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from millstream_runtime.engine.attention.paged_attention import KVRead
+from millstream_runtime.engine.cpu import freed_memory, pages, threads, warm_up
+from millstream_runtime.engine.cpu.side_prefill import ThreadedPrefill
+from millstream_runtime.engine.cpu.side_thread import SideThread
+from millstream_runtime.engine.device_policy import LayerwiseRunner, ThreadCounts, WarmUpSteps
+from millstream_runtime.engine.host_limits import usable_cpus
+from millstream_runtime.engine.scheduling.chunked_prefill import SidePrefill
+from millstream_runtime.logs import log
+
+
+class CpuPolicy:
+    """Threads by the size of a step, fewer while the side thread computes."""
+
+    is_synchronous = True
+    bounds_prompts_by_time = True
+
+    def __init__(self, num_ranks: int = 1) -> None:
+        """Give torch this rank's share of the cores, unless OMP_NUM_THREADS has set it."""
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, usable_cpus() // num_ranks))
+        self.threads = ThreadCounts(torch.get_num_threads())  # until they are measured
+        self._is_measuring = False  # then the measurement sets the threads
+        self._side: SideThread | None = None
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return pages.zeros(shape, dtype)
+
+    def after_loading(self) -> None:
+        freed_memory.keep_freed_memory()
+
+    def side_prefill(self, runner: LayerwiseRunner, num_threads: int) -> SidePrefill | None:
+        if not num_threads:
+            return None
+        self._side = SideThread(num_threads)
+        return ThreadedPrefill(runner, self._side)
+
+    def warm_up(self, steps: WarmUpSteps, *, is_only_rank: bool) -> None:
+        if is_only_rank and self.threads.all_threads > 1:  # with several ranks each keeps its share of the cores
+            self._measure_threads(steps)
+        warm_up.run_decodes_of_every_number(steps)
+
+    def _measure_threads(self, steps: WarmUpSteps) -> None:
+        self._is_measuring = True
+        try:
+            limits = warm_up.measure_threads(steps, self.threads.all_threads)
+        finally:
+            self._is_measuring = False
+        if limits is not None:
+            self.threads = ThreadCounts(self.threads.all_threads, limits)
+            log.info("threads_chosen", threads=self.threads.describe())
+
+    def before_compute(self, num_tokens: int) -> None:
+        """Give torch as many threads as a step of `num_tokens` is quickest with, if the side thread leaves them."""
+        if self._is_measuring:
+            return
+        num_threads = min(self._available_threads(), self.threads.of(num_tokens))
+        if torch.get_num_threads() != num_threads:
+            torch.set_num_threads(num_threads)
+
+    def kv_read(self) -> KVRead | None:
+        return partial(threads.reading, all_threads=self._available_threads())
+
+    def _available_threads(self) -> int:
+        if self._side is None or not self._side.is_busy:
+            return self.threads.all_threads
+        return max(1, self.threads.all_threads - self._side.num_threads)

@@ -1,0 +1,136 @@
+"""What an engine does around its steps that depends on the kind of device: host threads, memory, work ahead of time.
+
+    request -> schedule -> step -> attention -> sample     the same code for every device
+                            |
+                       DevicePolicy                        AcceleratorPolicy here; a CPU's in `engine.cpu`
+
+The policy of a device is made in `engine.devices`, and nothing else knows which one it has.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from millstream_runtime.engine.attention.paged_attention import KVRead
+from millstream_runtime.engine.scheduling.chunked_prefill import SidePrefill
+from millstream_runtime.engine.scheduling.scheduler import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadCounts:
+    """Host threads that compute a step. `limits`: (most tokens, threads), ascending; beyond them `all_threads`."""
+
+    all_threads: int
+    limits: tuple[tuple[int, int], ...] = ()
+
+    def of(self, num_tokens: int) -> int:
+        """Threads for a step of `num_tokens`."""
+        return next((threads for most, threads in self.limits if num_tokens <= most), self.all_threads)
+
+    def describe(self) -> str:
+        """`1 up to 4 tokens a step, 2 beyond`."""
+        parts = [f"{threads} up to {most} tokens a step" for most, threads in self.limits]
+        return ", ".join([*parts, f"{self.all_threads} beyond" if parts else str(self.all_threads)])
+
+
+class LayerwisePass(Protocol):
+    """A forward pass that is computed some layers per call; see `Forward.begin_layers`."""
+
+    @property
+    def num_done_layers(self) -> int: ...
+
+    def advance(self, end_layer: int) -> bool:
+        """Compute the layers up to `end_layer`. Returns whether the last one is done."""
+
+
+class LayerwiseRunner(Protocol):
+    """What `DevicePolicy.side_prefill` computes with: the model runner."""
+
+    def begin_layers(self, chunks: list[Chunk], kv_read: KVRead | None) -> LayerwisePass:
+        """Begin a pass over chunks. A later slice of layers of the same chunks goes on from where it is then."""
+
+
+class WarmUpSteps(Protocol):
+    """What `DevicePolicy.warm_up` runs steps with."""
+
+    def step(self) -> object: ...
+    def has_work(self) -> bool: ...
+
+    def max_requests(self, num_tokens: int) -> int:
+        """How many requests of that length the engine can run at once; 0 if it is longer than the engine allows."""
+
+    def decodes(self, max_tokens: list[int]) -> AbstractContextManager[None]:
+        """Requests that decode `max_tokens[i]` tokens each behind a prompt of one; cancelled at the end."""
+
+
+class DevicePolicy(Protocol):
+    """How an engine uses one kind of device. All methods are called by the engine's thread."""
+
+    @property
+    def threads(self) -> ThreadCounts:
+        """Host threads of a step, by its size."""
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether a call of torch returns only when its result is computed."""
+
+    @property
+    def bounds_prompts_by_time(self) -> bool:
+        """Whether the time of a step bounds its prompts. If not, `max_num_batched_tokens` alone does."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory for the KV pool."""
+
+    def after_loading(self) -> None:
+        """Weights and KV pool are allocated; steps follow."""
+
+    def side_prefill(self, runner: LayerwiseRunner, num_threads: int) -> SidePrefill | None:
+        """Start what computes long prompts next to the steps, with `num_threads`; None where there is no such thing."""
+
+    def warm_up(self, steps: WarmUpSteps, *, is_only_rank: bool) -> None:
+        """Run the steps that prepare this device, after those that every device runs."""
+
+    def before_compute(self, num_tokens: int) -> None:
+        """Something of `num_tokens` rows is computed next."""
+
+    def kv_read(self) -> KVRead | None:
+        """What the attention of the next step puts around its calls; see `KVRead`."""
+
+
+class AcceleratorPolicy:
+    """A GPU: it needs nothing around its steps.
+
+    A step with a prompt in it takes as long as several decode steps, however short the prompt's chunk is, because its
+    launches are not in a graph. A bound on time that follows from the cost of a token would let in a few tokens per
+    step, so there is none.
+    """
+
+    is_synchronous = False
+    bounds_prompts_by_time = False
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.threads = ThreadCounts(torch.get_num_threads())
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self._device)
+
+    def after_loading(self) -> None:
+        return
+
+    def side_prefill(self, runner: LayerwiseRunner, num_threads: int) -> SidePrefill | None:
+        return None
+
+    def warm_up(self, steps: WarmUpSteps, *, is_only_rank: bool) -> None:
+        return
+
+    def before_compute(self, num_tokens: int) -> None:
+        return
+
+    def kv_read(self) -> KVRead | None:
+        return None
