@@ -23,7 +23,7 @@ from millstream_runtime.server.engine.client import OnEnd, OnEvent
 
 
 class EngineThreads:
-    """Launches engines as threads; see `engine_client.EngineLauncher`."""
+    """Launches engines as threads; see `client.EngineLauncher`."""
 
     def __init__(self, config: RuntimeConfig, make_engine: MakeEngine = load_engine) -> None:
         self._config = config
