@@ -115,7 +115,7 @@ class Operator:
             facts=self.facts,
             spare=self.facts.spare,
             later=self.queue.add,
-            news=self.news,
+            events=self.news,
             busy=self.queue.has_urgent,
         )
         self.elector: Elector | None = None

@@ -1,4 +1,4 @@
-"""One process of the operator against a `FakeCluster`: its index, its reconciler, and a queue turned by hand.
+"""One process of the operator against a `FakeCluster`: its index and its reconciler, and a test that calls each turn.
 
 The watches are replaced by whole listings before each turn, which is what the real operator's resync does.
 """
@@ -51,7 +51,7 @@ CONFIG = {
 
 
 def answer_of(revision: str | None = COMMIT, file_bytes: int = 1 << 20, **config: object) -> str:
-    """What `millstream inspect` leaves as termination message, of a small Llama unless told otherwise."""
+    """What `millstream inspect` leaves as termination message, of a small Llama unless `config` says otherwise."""
     shape = {"version": 1, "revision": revision, "config": {**CONFIG, **config}, "quantization_config": None}
     return json.dumps(shape | {"weights": {"file_bytes": file_bytes}})
 
@@ -68,7 +68,7 @@ def answer_to(job: Manifest) -> str:
 
 
 class FakeModel:
-    """A fake of the model behind the Service: it answers with what the Deployment runs, unless told otherwise."""
+    """A fake of the model behind the Service: it answers with what the Deployment runs, unless a test changes that."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
@@ -102,15 +102,15 @@ class FakePods:
     """A fake of the pods' own addresses: each pod's `/ready` by its name, and who was asked."""
 
     def __init__(self) -> None:
-        self.told: dict[str, Manifest] = {}
+        self.answers: dict[str, Manifest] = {}
         self.asked: list[str] = []
 
     async def ready(self, pod: Mapping[str, Any], timeout_seconds: float) -> Manifest:
         name = pod["metadata"]["name"]
         self.asked.append(name)
-        if name not in self.told:
+        if name not in self.answers:
             raise PodUnreachable("connection refused")
-        return self.told[name]
+        return self.answers[name]
 
 
 class FakeOperator:
@@ -169,7 +169,7 @@ class FakeOperator:
             self.retries.append(later)
 
     async def ask_pods(self, after_seconds: float = 1.0) -> None:
-        """So much time passes; then whoever is due is asked. `woken` has the keys that an answer was news for."""
+        """Let time pass, then ask the pods that are due. `woken` gets the keys whose status may change."""
         self.seconds += after_seconds
         now = datetime.datetime.fromisoformat(self.now) + datetime.timedelta(seconds=after_seconds)
         self.now = now.strftime("%Y-%m-%dT%H:%M:%SZ")

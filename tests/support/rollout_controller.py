@@ -56,7 +56,7 @@ class RolloutController:
             return
         self._start_pods(name)
         self._scale(workload)
-        self._tell(name)
+        self._update_status(name)
         self.most_pods = max(self.most_pods, len(self.pods(name)))
         self.fewest_available = min(self.fewest_available, len(self.available()))
 
@@ -101,17 +101,17 @@ class RolloutController:
         self.cluster.put(pod_of(name, template, conditions=unscheduled))
         self.made.append(_digest(template))
 
-    def _tell(self, name: str) -> None:
+    def _update_status(self, name: str) -> None:
         workload = self.cluster.the(DEPLOYMENT, name)
         pods, digest = self.pods(name), _digest(workload["spec"]["template"])
-        told = {
+        status = {
             "observedGeneration": workload["metadata"]["generation"],
             "replicas": len(pods),
             "updatedReplicas": sum(1 for pod in pods if _digest(pod) == digest),
             "readyReplicas": sum(map(_is_ready, pods)),
             "availableReplicas": sum(map(_is_ready, pods)),
         }
-        self.cluster.set_status(DEPLOYMENT, name, {**told, **self._late(workload)})
+        self.cluster.set_status(DEPLOYMENT, name, {**status, **self._late(workload)})
 
     @staticmethod
     def _late(workload: Manifest) -> Manifest:

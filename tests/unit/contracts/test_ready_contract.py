@@ -84,7 +84,7 @@ async def test_a_boot_is_told_to_the_operator_and_its_memory_ends_in_the_status(
     scheduled = [{"type": "Ready", "status": "False"}, {"type": "PodScheduled", "status": "True"}]
     container = {"containerStatuses": [{"name": "runtime", "state": RUNNING}]}
     operator.cluster.set_status(POD, "demo-0", {"conditions": scheduled} | container)
-    operator.pods.told["demo-0"] = loading
+    operator.pods.answers["demo-0"] = loading
     await operator.turn()
     await operator.ask_pods()
     await operator.turn()

@@ -1,4 +1,4 @@
-"""`status.warmup` and `status.memory`: how far the slowest pod is, told once and not at every round."""
+"""`status.warmup` and `status.memory`: how far the slowest pod is, reported once and not after every probe."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ RUNNING = {"running": {"startedAt": "2025-01-01T00:00:00Z"}}
 
 def put_pod(operator: FakeOperator, name: str = POD_NAME, *, scheduled: bool = True, **status: Any) -> None:
     """A pod of the wanted revision that is not ready."""
-    told = {"type": "PodScheduled", "status": "True" if scheduled else "False", "reason": "", "message": ""}
+    bound = {"type": "PodScheduled", "status": "True" if scheduled else "False", "reason": "", "message": ""}
     template = operator.cluster.the(DEPLOYMENT)["spec"]["template"]
-    conditions = [{"type": "Ready", "status": "False"}, told]
+    conditions = [{"type": "Ready", "status": "False"}, bound]
     operator.cluster.put(pod_of(name, template, ready=False))
     operator.cluster.set_status(POD, name, {"conditions": conditions} | status)
 
@@ -30,8 +30,8 @@ def runtime(state: Manifest, **rest: Any) -> Manifest:
 
 
 def loading(eta_seconds: float | None = None, **rest: Any) -> Manifest:
-    told: Manifest = {"phase": "LoadingWeights", "boot_seconds": {"Starting": 2.0, "LoadingWeights": 1.0}, **rest}
-    return told | ({"eta_seconds": eta_seconds} if eta_seconds is not None else {})
+    body: Manifest = {"phase": "LoadingWeights", "boot_seconds": {"Starting": 2.0, "LoadingWeights": 1.0}, **rest}
+    return body | ({"eta_seconds": eta_seconds} if eta_seconds is not None else {})
 
 
 async def starting(**spec: Any) -> FakeOperator:
@@ -39,7 +39,7 @@ async def starting(**spec: Any) -> FakeOperator:
     operator = FakeOperator(world(manifest(**spec)))
     await operator.turn()
     put_pod(operator, **runtime(RUNNING))
-    operator.pods.told[POD_NAME] = loading()
+    operator.pods.answers[POD_NAME] = loading()
     await operator.turn()
     return operator
 
@@ -62,7 +62,7 @@ async def test_the_phases_of_a_pod_are_told_as_it_comes_up() -> None:
     )
     await operator.turn()
     assert operator.status()["warmup"] == {"phase": "Starting"}
-    operator.pods.told[POD_NAME] = loading()
+    operator.pods.answers[POD_NAME] = loading()
     await operator.ask_pods()
     assert [str(key) for key in operator.woken] == ["team/demo"]
     await operator.turn()
@@ -76,20 +76,20 @@ async def test_the_phases_of_a_pod_are_told_as_it_comes_up() -> None:
 
 async def test_the_time_is_absolute_and_is_rewritten_only_when_it_moves_far() -> None:
     operator = await starting()
-    operator.pods.told[POD_NAME] = loading(100.0)
+    operator.pods.answers[POD_NAME] = loading(100.0)
     await operator.ask_pods()
     await operator.turn()
     assert operator.status()["warmup"]["estimatedReadyTime"] == "2025-01-01T00:01:41Z"
     written = len(operator.writes)
     for eta in (97.0, 88.0, 70.0, 64.0, 50.0):  # it drifts by less than a fifth
-        operator.pods.told[POD_NAME] = loading(eta)
+        operator.pods.answers[POD_NAME] = loading(eta)
         await operator.ask_pods(10.0)
         await operator.turn()
     operator.now = "2025-01-01T00:01:06Z"
     operator.seconds += 15.0
     await operator.turn()  # woken by something else, long after the pod's last answer
     assert len(operator.writes) == written
-    operator.pods.told[POD_NAME] = loading(300.0)
+    operator.pods.answers[POD_NAME] = loading(300.0)
     await operator.ask_pods(10.0)
     await operator.turn()
     assert operator.status()["warmup"]["estimatedReadyTime"] == "2025-01-01T00:06:16Z"
@@ -125,9 +125,9 @@ async def test_a_crash_loop_writes_its_reason_once_and_not_its_rounds() -> None:
         await operator.turn()
         operator.cluster.set_status(POD, POD_NAME, scheduled | runtime(RUNNING, **last))
         await operator.turn()
-        operator.pods.told[POD_NAME] = {"phase": "Starting", "boot_seconds": {"Starting": 1.0}}
+        operator.pods.answers[POD_NAME] = {"phase": "Starting", "boot_seconds": {"Starting": 1.0}}
         await operator.ask_pods(60.0)
-        operator.pods.told[POD_NAME] = loading(10.0)
+        operator.pods.answers[POD_NAME] = loading(10.0)
         await operator.ask_pods(60.0)
         await operator.turn()
     assert len(operator.writes) == written
@@ -146,7 +146,7 @@ async def test_a_pod_that_answers_and_gets_nowhere_is_stalled_in_its_phase() -> 
     await operator.turn()
     assert operator.condition("Ready")["reason"] == "WarmupStalled"
     assert "in phase LoadingWeights" in operator.condition("WarmedUp")["message"]
-    operator.pods.told[POD_NAME] = {"phase": "WarmingUp"}
+    operator.pods.answers[POD_NAME] = {"phase": "WarmingUp"}
     await operator.ask_pods(30.0)
     await operator.turn()
     assert operator.condition("Ready")["reason"] == "Starting", "it moves again"
@@ -155,7 +155,7 @@ async def test_a_pod_that_answers_and_gets_nowhere_is_stalled_in_its_phase() -> 
 async def test_bytes_that_arrive_are_progress_also_within_one_phase() -> None:
     operator = await starting(warmup={"timeout": "2m"})
     for count in range(20):
-        operator.pods.told[POD_NAME] = loading(progress={"done_bytes": count * 1000, "total_bytes": 10**6})
+        operator.pods.answers[POD_NAME] = loading(progress={"done_bytes": count * 1000, "total_bytes": 10**6})
         await operator.ask_pods(30.0)
     await operator.turn()
     assert operator.condition("Ready")["reason"] == "Starting"
@@ -163,7 +163,7 @@ async def test_bytes_that_arrive_are_progress_also_within_one_phase() -> None:
 
 async def test_a_pod_that_was_ready_and_does_not_respond_is_no_stalled_warmup() -> None:
     operator = await starting(warmup={"timeout": "2m"})
-    operator.pods.told[POD_NAME] = {"phase": "Unresponsive", "ready": False}
+    operator.pods.answers[POD_NAME] = {"phase": "Unresponsive", "ready": False}
     for _ in range(20):
         await operator.ask_pods(30.0)
     await operator.turn()
@@ -178,15 +178,15 @@ async def test_memory_is_measured_once_a_revision() -> None:
     operator = FakeOperator(world())
     operator.model.ready = {"phase": "Ready", "memory": MEASURED}
     await operator.settle()
-    told = {"weightsBytes": 100, "activationsBytes": 20, "kvCacheBytes": 300, "kvCacheTokens": 7}
-    assert operator.status()["memory"]["measured"] == told
+    measured = {"weightsBytes": 100, "activationsBytes": 20, "kvCacheBytes": 300, "kvCacheTokens": 7}
+    assert operator.status()["memory"]["measured"] == measured
     operator.client.requests.clear()
     (pod,) = operator.cluster.all(POD)
     operator.cluster.remove(POD, pod["metadata"]["name"])
     operator.model.ready = {"phase": "Ready", "memory": MEASURED | {"kv_cache_bytes": 301}}
     operator.cluster.roll_out()
     await operator.settle()
-    assert operator.status()["memory"]["measured"] == told, "another pod of the same revision is no news"
+    assert operator.status()["memory"]["measured"] == measured, "another pod of the same revision changes nothing"
     respec(operator.cluster, engine={"maxNumSeqs": 8})
     await operator.turn()
     assert "measured" not in operator.status().get("memory", {}), "what was measured was another revision"
@@ -208,7 +208,7 @@ async def test_a_pod_may_say_anything() -> None:
         {"phase": "Fine", "boot_seconds": [], "progress": 3, "memory": {"weights_bytes": 1 << 60}},
         {},
     ):
-        operator.pods.told[POD_NAME] = body
+        operator.pods.answers[POD_NAME] = body
         await operator.ask_pods(60.0)
         await operator.turn()
     assert operator.status()["warmup"] == {"phase": "Fine"}
