@@ -115,7 +115,7 @@ class Operator:
             facts=self.facts,
             spare=self.facts.has_spare_gpus,
             later=self.queue.add,
-            news=self.events,
+            events=self.events,
             busy=self.queue.has_urgent,
         )
         self.elector: Elector | None = None

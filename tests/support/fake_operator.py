@@ -1,4 +1,4 @@
-"""One process of the operator against a `FakeCluster`: its index, its reconciler, and a queue turned by hand.
+"""One process of the operator against a `FakeCluster`: its index and its reconciler, and a test that calls each turn.
 
 The watches are replaced by whole listings before each turn, which is what the real operator's resync does.
 """
@@ -169,7 +169,7 @@ class FakeOperator:
             self.retries.append(later)
 
     async def ask_pods(self, after_seconds: float = 1.0) -> None:
-        """So much time passes; then whoever is due is asked. `woken` has the keys that an answer was news for."""
+        """Let time pass, then ask the pods that are due. `woken` gets the keys whose status may change."""
         self.seconds += after_seconds
         now = datetime.datetime.fromisoformat(self.now) + datetime.timedelta(seconds=after_seconds)
         self.now = now.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -56,7 +56,7 @@ class RolloutController:
             return
         self._start_pods(name)
         self._scale(workload)
-        self._tell(name)
+        self._update_status(name)
         self.most_pods = max(self.most_pods, len(self.pods(name)))
         self.fewest_available = min(self.fewest_available, len(self.available()))
 
@@ -101,7 +101,7 @@ class RolloutController:
         self.cluster.put(pod_of(name, template, conditions=unscheduled))
         self.made.append(_digest(template))
 
-    def _tell(self, name: str) -> None:
+    def _update_status(self, name: str) -> None:
         workload = self.cluster.the(DEPLOYMENT, name)
         pods, digest = self.pods(name), _digest(workload["spec"]["template"])
         counts = {

@@ -1,4 +1,4 @@
-"""An operator, the controllers around it, and images that fail: rollouts turned by hand until nothing moves."""
+"""An operator, the controllers around it, and images that fail: rollouts run turn by turn until nothing moves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def image(name: str) -> dict[str, Any]:
 
 
 class World:
-    """An operator and the controllers around it, turned by hand until nothing moves."""
+    """An operator and the controllers around it, run turn by turn until nothing moves."""
 
     def __init__(self, cluster: FakeCluster, fault: Fault | None = None, gpus: int | None = None) -> None:
         self.cluster = cluster

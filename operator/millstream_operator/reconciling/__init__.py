@@ -1,1 +1,1 @@
-"""Reconciling: from what is wanted and what is, to the writes that close the gap, and a status that tells."""
+"""Reconciling: from the spec and the state of the cluster to the writes that make them agree, and to the status."""

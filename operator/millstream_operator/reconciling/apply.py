@@ -34,7 +34,7 @@ class ApplyStage:
         return replace(context, wanted=wanted, problem=problem)
 
     async def repair(self, context: ReconcileContext) -> ReconcileContext:
-        """Keep what runs as it is while the spec has no plan. What cannot be applied is not the news then."""
+        """Keep what runs as it is while the spec has no plan; the status then reports the missing plan alone."""
         wanted = _wanted(context)
         await self._apply(context, wanted)
         return replace(context, wanted=wanted)

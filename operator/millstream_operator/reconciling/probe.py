@@ -17,7 +17,7 @@ from millstream_operator.rollout.revisions import record_of
 from millstream_operator.rollout.workload import rolled_out
 
 Manifest = dict[str, Any]
-# The node's proxy learns of a new pod a moment after we do: so many failed probes in a row mean nothing.
+# Failed probes in a row that mean nothing: the node's proxy learns of a new pod a moment after the operator.
 TOLERATED_FAILURES = 4
 
 

@@ -69,7 +69,7 @@ class Reconciler:
         spare: SpareGPUs,
         now: Callable[[], str] = _utc_now,
         later: EnqueueAfter | None = None,
-        news: EventPublisher | None = None,
+        events: EventPublisher | None = None,
         busy: Callable[[], bool] = lambda: False,
     ) -> None:
         self._index, self._reports, self._spare, self._busy = index, reports, spare, busy
@@ -84,7 +84,7 @@ class Reconciler:
         self._plan = PlanStage(self.pinning, inspector)
         self._apply = ApplyStage(self._children, self._volume_checks, companions)
         self._probe = ProbeStage(access, self._children)
-        self._report = ReportStage(client, index, reports, now, news)
+        self._report = ReportStage(client, index, reports, now, events)
 
     async def reconcile(self, key: OwnerKey) -> None:
         """Raises RetryLater when the work is not finished; the queue comes back with backoff."""

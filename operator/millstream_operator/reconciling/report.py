@@ -18,7 +18,7 @@ from millstream_operator.kube.index import Index
 from millstream_operator.kube.kinds import DEPLOYMENT, LLM_DEPLOYMENT
 from millstream_operator.probing.pod_reports import PodReports
 from millstream_operator.reconciling.context import ReconcileContext
-from millstream_operator.status.events import decision_events, event_for, news
+from millstream_operator.status.events import decision_events, event_for, event_for_object
 from millstream_operator.status.observation import Observation
 from millstream_operator.status.status import status_of, status_of_invalid
 from millstream_operator.status.warmup import warming_up
@@ -105,7 +105,7 @@ class ReportStage:
         if after == previous:
             return
         await self._apply(manifest, after)
-        if (event := news(metadata, previous, after, self._now())) is not None:
+        if (event := event_for_object(metadata, previous, after, self._now())) is not None:
             await self._events.publish(event)
 
     async def _apply(self, subject: Manifest, status: Manifest) -> None:

@@ -12,7 +12,7 @@ def requeue(context: ReconcileContext, *, probe_failed: bool) -> None:
     """Return where nothing is left to do.
 
     Raises:
-        RequeueAfter: somebody else must act first.
+        RequeueAfter: the operator waits for another controller or a person.
         RetryLater: the model does not answer yet.
     """
     if context.problem is not None:

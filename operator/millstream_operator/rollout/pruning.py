@@ -1,9 +1,9 @@
 """Which children are no longer wanted. Pure.
 
-    records, ConfigMaps and pods that there are, what shall run -> what may go
+    records, ConfigMaps and pods that exist, what shall run -> what to delete
 
-A record goes when the history is full, and its boot ConfigMap with it. Neither goes while a pod runs the revision: the
-kubelet would not start that pod's successor, and nothing could be rolled back to.
+A record is deleted when the history is full, and its boot ConfigMap with it. Neither is deleted while a pod runs the
+revision: the kubelet could not start the pod's successor, and the rollout could not go back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HISTORY_LIMIT = 4  # records kept at least, the current one included
 
 
 def digests_in_use(workload: Manifest | None, pods: Iterable[Manifest]) -> set[str]:
-    """Of the revisions that pods run, or that the Deployment may make pods of at any moment."""
+    """Digests of the revisions that pods run, or that the Deployment may create pods of at any moment."""
     found = {digest_of_pod(pod) for pod in pods} | ({digest_of(workload)} if workload is not None else set())
     return {digest for digest in found if digest is not None}
 
@@ -51,12 +51,12 @@ def prunable(
     kind: Kind,
     mine: Sequence[Manifest],
     wanted: Collection[tuple[str, str]],
-    doomed_records: Collection[str],
+    records_to_delete: Collection[str],
     needed_maps: Collection[str],
 ) -> list[Manifest]:
-    """Children of a kind that may go. `wanted`: (kind, name) of what is applied."""
+    """Children of a kind to delete. `wanted`: (kind, name) of what is applied."""
     if kind is CONTROLLER_REVISION:
-        return [record for record in mine if record["metadata"]["name"] in doomed_records]
+        return [record for record in mine if record["metadata"]["name"] in records_to_delete]
     unwanted = [child for child in mine if (kind.kind, child["metadata"]["name"]) not in wanted]
     if kind is CONFIG_MAP:
         return [child for child in unwanted if child["metadata"]["name"] not in needed_maps]
@@ -64,14 +64,14 @@ def prunable(
 
 
 def unmounted(volumes: Iterable[Manifest], workload: Manifest | None, pods: Iterable[Manifest]) -> list[Manifest]:
-    """Claims that no pod mounts, nor any that the Deployment would make: a revision may outlive the spec it is of."""
+    """Claims that neither a pod nor the Deployment's template mounts: a revision may outlive the spec that it is of."""
     makers = [*pods, *([workload["spec"]["template"]] if workload is not None else [])]
     mounted = {name for maker in makers for name in claims(maker)}
     return [claim for claim in volumes if claim["metadata"]["name"] not in mounted]
 
 
 def needed_maps(owner_name: str, kept_records: Iterable[Manifest], pods: Iterable[Manifest]) -> set[str]:
-    """ConfigMaps of the records that stay, and those that pods were given."""
+    """ConfigMaps of the records that stay, and those that pods mount."""
     revisions = [read_revision(record) for record in kept_records]
     named = {boot_map_name(owner_name, one.config_hash) for one in revisions if one is not None and one.boot}
     return named | mounted_maps(pods)

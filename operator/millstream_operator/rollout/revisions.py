@@ -1,9 +1,9 @@
 """Which revision an LLMDeployment runs: the pinned one while its spec says the same, else a new one. Pure.
 
-    stored ControllerRevisions, spec -> the revision to run, its number, and the records that may go
+    stored ControllerRevisions, spec -> the revision to run, and its number
 
 The newest record (highest `revision`) is the current one. Its input hash is compared with that of today's spec, so an
-operator with another default image, other pod defaults or another renderer finds its spec unchanged and keeps what
+operator with another default image, other pod defaults or another renderer finds the spec unchanged and keeps what
 runs.
 """
 
@@ -43,15 +43,15 @@ def pinned(owner: LLMDeployment, stored: Iterable[Manifest]) -> PinnedRevision |
     records = newest_first(stored)
     if not records:
         return None
-    newest, good = read_pin(records[0]), last_answered(records)
-    if good is not None and not _asks_for(owner, good.revision):
-        good = None
-    if newest is not None and _asks_for(owner, newest.revision) and (newest.marks.failure is None or good is None):
+    newest, answered = read_pin(records[0]), last_answered(records)
+    if answered is not None and not _asks_for(owner, answered.revision):
+        answered = None
+    if newest is not None and _asks_for(owner, newest.revision) and (newest.marks.failure is None or answered is None):
         return newest
     # Back from a revision that never served: what served before it still runs, so it is not rendered anew. Back, too,
-    # from one that was adopted for the same spec and failed: the spec has what it asks for.
-    if good is not None:
-        return PinnedRevision(good.revision, records[0]["revision"] + 1, replace(NEW_MARKS, answered=True))
+    # from one that was adopted for the same spec and failed: what runs was planned from this spec.
+    if answered is not None:
+        return PinnedRevision(answered.revision, records[0]["revision"] + 1, replace(NEW_MARKS, answered=True))
     return None
 
 
@@ -62,7 +62,7 @@ def plan_anew(
     stored: Iterable[Manifest],
     facts: Facts,
 ) -> PinnedRevision:
-    """A plan that is made and rendered now.
+    """Plan and render now.
 
     Raises:
         PlanRefused: there is no plan, or it cannot be run.
@@ -81,7 +81,7 @@ def _asks_for(owner: LLMDeployment, revision: Revision) -> bool:
 
 
 def failed_before(digest: str, stored: Iterable[Manifest]) -> Failure | None:
-    """Why pods like these were given up; None where they were not."""
+    """Why pods of this digest failed before; None where they did not."""
     pins = [pin for record in newest_first(stored) if (pin := read_pin(record)) is not None]
     return next((pin.marks.failure for pin in pins if pin.marks.failure and pin.revision.digest == digest), None)
 
@@ -98,7 +98,7 @@ def read_pin(record: Manifest) -> PinnedRevision | None:
 
 
 def last_good(stored: Iterable[Manifest]) -> PinnedRevision | None:
-    """The newest revision that was applied and not given up: what goes on serving while a newer spec is refused."""
+    """The newest revision that was applied and did not fail: it continues to serve while a newer spec is refused."""
     pins = [pin for record in newest_first(stored) if (pin := read_pin(record)) is not None]
     return next((pin for pin in pins if pin.marks.failure is None), pins[0] if pins else None)
 

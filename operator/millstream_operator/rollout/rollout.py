@@ -82,20 +82,20 @@ class RolloutStep:
 def next_step(inputs: RolloutInput) -> RolloutStep:
     """Return what the pods shall run, and the decisions that are announced before they do."""
     strategy, why = _strategy(inputs)
-    good = last_answered(inputs.records, but=inputs.pin)
-    failure = inputs.pin.marks.failure or _new_failure(inputs, good)
-    adopted = good is not None and good.revision.input_hash == inputs.pin.revision.input_hash
+    fallback = last_answered(inputs.records, but=inputs.pin)  # what a failed revision goes back to
+    failure = inputs.pin.marks.failure or _new_failure(inputs, fallback)
+    adopted = fallback is not None and fallback.revision.input_hash == inputs.pin.revision.input_hash
     rolls_back = strategy is IN_PLACE or adopted or inputs.pin.marks.failure is not None
     chosen = None if asked_strategy(inputs.owner) is not None else strategy
     marks = replace(inputs.pin.marks, strategy=chosen, failure=failure if rolls_back else None)
     pin = replace(inputs.pin, marks=marks)
-    if marks.failure is not None and good is not None:
+    if marks.failure is not None and fallback is not None:
         # Its pods do not serve: they make room first, whatever the strategy of the next revision will be.
-        pin, announced = _announced(inputs, pin, _rolled_back(pin, marks.failure, good))
-        return RolloutStep(pin, good, IN_PLACE, RolloutPhase.ROLLED_BACK, announced)
+        pin, announced = _announced(inputs, pin, _rolled_back(pin, marks.failure, fallback))
+        return RolloutStep(pin, fallback, IN_PLACE, RolloutPhase.ROLLED_BACK, announced)
     if rolled_out(inputs.owner, pin.revision, inputs.workload):
         return RolloutStep(pin, pin, strategy, RolloutPhase.COMPLETE)
-    if failure is not None and good is not None:
+    if failure is not None and fallback is not None:
         pin, announced = _announced(inputs, pin, _stopped(pin, failure))
         return RolloutStep(pin, pin, strategy, RolloutPhase.STOPPED, announced)
     drains = strategy is IN_PLACE and inputs.old_pods
@@ -143,10 +143,10 @@ def _surge_finds_no_gpu(inputs: RolloutInput) -> bool:
 # Whether it failed
 
 
-def _new_failure(inputs: RolloutInput, good: PinnedRevision | None) -> Failure | None:
+def _new_failure(inputs: RolloutInput, fallback: PinnedRevision | None) -> Failure | None:
     """A failure that is certain now. A revision that once answered is never given up: its spec is not the cause."""
     pin = inputs.pin
-    if pin.marks.answered or good is None or good.revision.digest == pin.revision.digest:
+    if pin.marks.answered or fallback is None or fallback.revision.digest == pin.revision.digest:
         return None
     if not inputs.has_begun or rolled_out(inputs.owner, pin.revision, inputs.workload):
         return None
@@ -174,10 +174,10 @@ def _stopped(pin: PinnedRevision, failure: Failure) -> Decision:
     )
 
 
-def _rolled_back(pin: PinnedRevision, failure: Failure, good: PinnedRevision) -> Decision:
+def _rolled_back(pin: PinnedRevision, failure: Failure, fallback: PinnedRevision) -> Decision:
     return Decision(
         DecisionType.ROLLED_BACK,
-        f"failed and is not tried again until the spec changes; back to revision {good.revision.name}. "
+        f"failed and is not tried again until the spec changes; back to revision {fallback.revision.name}. "
         f"{failure.reason}: {failure.message}",
         attempt_of(pin.revision.name, pin.number),
     )

@@ -1,6 +1,6 @@
-"""Kubernetes Events on the LLMDeployment: of what was decided, and of each change of why it is, or is not, Ready. Pure.
+"""Kubernetes Events on the LLMDeployment: one per decision, and one per change of Ready's reason. Pure.
 
-`kubectl describe llmd` shows them under the conditions, so a person sees the story and not only its last page.
+`kubectl describe llmd` shows them under the conditions, so a person sees what happened before the present state.
 """
 
 from __future__ import annotations
@@ -17,32 +17,34 @@ from millstream_operator.rendering.names import MANAGER
 
 MESSAGE_LIMIT_CHARACTERS = 1000  # the API's limit is 1024
 BAD_DECISIONS = frozenset({DecisionType.ROLLED_BACK, DecisionType.ROLLOUT_STOPPED})
-# Steps on the way, not news: the conditions show them while they last.
+# Steps between two states get no Event: the conditions show them while they last.
 QUIET = frozenset({Reason.ASKING_MODEL, Reason.NO_REPLICA_AVAILABLE})
 
 
 def decision_events(
     owner: LLMDeployment, before: dict[str, Any], after: dict[str, Any], now: str
 ) -> Iterator[dict[str, Any]]:
-    """An Event for each decision that is new in the journal, in their order."""
+    """Yield an Event per decision that is new in the journal, in their order."""
     known = before.get("decisions") or ()
     for entry in reversed([entry for entry in after.get("decisions") or () if entry not in known]):
         yield _event(_metadata(owner), entry["type"], entry["message"], now, is_warning=entry["type"] in BAD_DECISIONS)
 
 
 def event_for(owner: LLMDeployment, before: dict[str, Any], after: dict[str, Any], now: str) -> dict[str, Any] | None:
-    """The Event that a change from one status to another deserves; None when Ready's reason did not change."""
-    return news(_metadata(owner), before, after, now)
+    """Return the Event for a change of the status; None when Ready's reason did not change."""
+    return event_for_object(_metadata(owner), before, after, now)
 
 
-def news(metadata: Mapping[str, Any], before: dict[str, Any], after: dict[str, Any], now: str) -> dict[str, Any] | None:
-    """As `event_for`, also of an object whose spec cannot be read: `metadata` is as the API has it."""
+def event_for_object(
+    metadata: Mapping[str, Any], before: dict[str, Any], after: dict[str, Any], now: str
+) -> dict[str, Any] | None:
+    """As `event_for`, also for an object whose spec cannot be parsed: `metadata` is as the API has it."""
     was, ready = find(before.get("conditions", ()), READY), find(after.get("conditions", ()), READY)
     if not ready or (was.get("status"), was.get("reason")) == (ready["status"], ready["reason"]):
         return None
     if ready["reason"] in QUIET:
         return None
-    return _event(metadata, ready["reason"], ready["message"], now, is_warning=_is_bad_news(was, ready))
+    return _event(metadata, ready["reason"], ready["message"], now, is_warning=_is_warning(was, ready))
 
 
 def _metadata(owner: LLMDeployment) -> dict[str, Any]:
@@ -75,8 +77,8 @@ def _event(metadata: Mapping[str, Any], reason: str, message: str, now: str, *, 
     }
 
 
-def _is_bad_news(was: dict[str, Any], ready: dict[str, Any]) -> bool:
+def _is_warning(was: dict[str, Any], ready: dict[str, Any]) -> bool:
     if ready["status"] == "True":
         return False
-    on_its_way = {Reason.INSPECTING, Reason.STARTING, Reason.ROLLING_OUT}
-    return was.get("status") == "True" or ready["reason"] in NEEDS_A_PERSON or ready["reason"] not in on_its_way
+    in_progress = {Reason.INSPECTING, Reason.STARTING, Reason.ROLLING_OUT}
+    return was.get("status") == "True" or ready["reason"] in NEEDS_A_PERSON or ready["reason"] not in in_progress

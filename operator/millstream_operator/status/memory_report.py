@@ -1,7 +1,7 @@
-"""`status.memory`: what the plan predicted for one GPU, beside what the runtime measured on it. Pure.
+"""`status.memory`: what the plan predicted for one GPU, and what the runtime measured on it. Pure.
 
-The measurement is taken once a revision, from the pod that answered: other pods of the same revision differ by some
-kilobytes, which is no news and must not be a write.
+The measurement is taken once per revision, from the pod that answered: other pods of the same revision differ by some
+kilobytes, which must not cause a write.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one turn of the reconciler has seen of an LLMDeployment: everything that its status is made from. Pure."""
+"""What one turn of the reconciler observed of an LLMDeployment: everything that its status is made from. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Everything that the status is made from. A new fact has a default, so that it is absent where nobody looked."""
+    """Everything that the status is made from. A new field has a default: absent where it was not observed."""
 
     owner: LLMDeployment
     revision: Revision
@@ -31,15 +31,15 @@ class Observation:
     answer: Answer | None = None  # None: not asked yet, or being asked
     problem: Diagnosis | None = None  # why the objects could not be applied
     previous: Manifest = field(default_factory=dict)  # the status before
-    decisions: Sequence[Decision] = ()  # made in this turn
+    decisions: Sequence[Decision] = ()  # that the journal may lack
     reports: Mapping[str, PodReport] = field(default_factory=dict)  # of pods that warm up, by uid
-    rollout: RolloutStep | None = None  # of the rollout
-    companions: Sequence[Condition] | None = None  # of what stands beside the model; None: nobody looked
+    rollout: RolloutStep | None = None
+    companions: Sequence[Condition] | None = None  # of autoscaler and monitors; None: not observed
     outdated: Diagnosis | None = None  # what a new plan would gain
 
     @property
     def running(self) -> Revision:
-        """What the pods shall run: what the spec asks for, or what was put back after that failed."""
+        """What the pods shall run: what the spec asks for, or the last good revision after that failed."""
         return self.rollout.running.revision if self.rollout is not None else self.revision
 
     @property
@@ -49,7 +49,7 @@ class Observation:
 
     @property
     def own_pods(self) -> list[Manifest]:
-        """Pods of the wanted revision; those of an older one may fail as they like."""
+        """Pods of the wanted revision. Failures of older pods do not count."""
         return [pod for pod in self.pods if digest_of_pod(pod) == self.revision.digest]
 
     @property

@@ -26,23 +26,23 @@ from millstream_operator.status.warmup import warmup_status
 
 Manifest = dict[str, Any]
 REPLICA_COUNTS = ("replicas", "readyReplicas", "updatedReplicas", "availableReplicas")
-# What was said of the pods before the spec was refused; it is not looked at again until there is a spec to hold it to.
+# Conditions of the pods that stay as they were while the spec is refused: there is no plan to compare the pods with.
 KEPT_WHILE_INVALID = (conditions.PODS_SCHEDULED, conditions.WARMED_UP, conditions.MODEL_READY)
 
 
 def status_of(observation: Observation, now: str) -> Manifest:
-    """The whole status, in the API's form; None in place of a field that has nothing to say. `now` is RFC 3339, UTC."""
+    """Return the whole status in the API's form, None for a field without a value. `now` is RFC 3339, UTC."""
     owner, workload = observation.owner, observation.workload_status
     blocker = find_blocker(observation)
     warmup = warmup_status(observation, blocker, now)
     found = conditions_of(observation, blocker, (warmup or {}).get("phase"))
     generation = owner.metadata.generation or 0
-    answered = found[0].reason is Reason.READY  # at zero replicas Ready is True, and nobody answered
+    answered = found[0].reason is Reason.READY  # at zero replicas Ready is True, and no model answered
     return {
         "observedGeneration": generation,
         "conditions": [
             *conditions.merged(observation.previous.get("conditions", ()), found, generation, now),
-            *_not_looked_at(observation.previous, observation.companions),
+            *_not_observed(observation.previous, observation.companions),
         ],
         **{count: workload.get(count, 0) for count in REPLICA_COUNTS},
         "selector": selector_string(owner.name),
@@ -58,7 +58,7 @@ def status_of(observation: Observation, now: str) -> Manifest:
 
 
 def _model(observation: Observation) -> Manifest:
-    """As it is served: of the revision that runs."""
+    """The model as the running revision serves it."""
     resolved = observation.running.resolved_revision
     name = observation.running.served_name or observation.owner.served_name
     return {"servedName": name} | ({"resolvedRevision": resolved} if resolved is not None else {})
@@ -73,11 +73,11 @@ def status_of_invalid(
     workload: Manifest | None = None,
     companions: Sequence[Condition] | None = None,
 ) -> Manifest:
-    """A spec that cannot be read, run, or planned yet: say so, and leave all else, for the last good state serves on.
+    """Return the status for a spec that cannot be parsed, run, or planned yet; all else stays, as the pods do.
 
-    `plan` is what was planned and not applied, for the person who wants to know what it would have been. `workload` is
-    the live Deployment: it is still watched, so how many replicas serve stays true. `companions` None: nothing beside
-    the model was looked at, so what was said of it stays.
+    `plan` is what was planned and not applied, so that a person can see it. `workload` is the live Deployment: it is
+    still watched, so the replica counts stay correct. `companions` None: they were not observed, so their conditions
+    stay.
     """
     live: Manifest = (workload or {}).get("status", {})
     found = [
@@ -93,7 +93,7 @@ def status_of_invalid(
     if conditions.find(previous.get("conditions", ()), conditions.AVAILABLE) or live:
         found.append(serves(bool(live.get("availableReplicas"))))
     kept = [one for one in previous.get("conditions", ()) if one["type"] in KEPT_WHILE_INVALID]
-    kept += _not_looked_at(previous, companions)
+    kept += _not_observed(previous, companions)
     found += companions or ()
     return (
         previous
@@ -106,10 +106,10 @@ def status_of_invalid(
     )
 
 
-def _not_looked_at(previous: Manifest, companions: Sequence[Condition] | None) -> list[Manifest]:
-    """What was said of what stands beside the model stays, where a turn ends before it is looked at."""
-    beside = (conditions.AUTOSCALED, conditions.MONITORED)
-    return [c for c in previous.get("conditions", ()) if companions is None and c["type"] in beside]
+def _not_observed(previous: Manifest, companions: Sequence[Condition] | None) -> list[Manifest]:
+    """The conditions of the companions, which stay where a turn ends before it observes them."""
+    kept = (conditions.AUTOSCALED, conditions.MONITORED)
+    return [c for c in previous.get("conditions", ()) if companions is None and c["type"] in kept]
 
 
 def _rollout(observation: Observation, answered: bool) -> Manifest:

@@ -4,8 +4,8 @@
     └ the pod's own conditions ┘            └──────────── the runtime's /ready ────────────┘
 
 The time is absolute, so that waiting changes nothing, and is rewritten only when it moves by more than a fifth of what
-remains. A pod that is restarted again and again keeps the furthest phase that it reached: its reason is news, its
-rounds are not.
+remains. A pod that is restarted again and again keeps the furthest phase that it reached: its reason changes the
+status, its restarts do not.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def warming_up(observation: Observation) -> list[Manifest]:
 
 
 def warmup_status(observation: Observation, blocker: Diagnosis | None, now: str) -> Manifest | None:
-    """The field as it is written; None where nothing is wanted, or nothing could be made."""
+    """Return the field as it is written; None where no pod is wanted or could be created."""
     before: Manifest = observation.previous.get("warmup") or {}
     took = _seconds_taken(observation, before)
     kept = {"seconds": took} if took is not None else {}
@@ -56,7 +56,7 @@ def warmup_status(observation: Observation, blocker: Diagnosis | None, now: str)
 
 
 def stalled(observation: Observation) -> Diagnosis | None:
-    """A pod that answers and gets nowhere, before the kubelet gives it up."""
+    """A pod that answers and makes no progress, before the kubelet restarts it."""
     for pod in warming_up(observation):
         report = observation.reports.get(pod["metadata"].get("uid", ""))
         if report is not None and report.is_stalled:
@@ -110,7 +110,7 @@ def _is_same_rollout(observation: Observation) -> bool:
 
 
 def _seconds_taken(observation: Observation, before: Mapping[str, Any]) -> int | None:
-    """What a warm-up took: told by the pod that answered, once a revision; until then, what the last one took."""
+    """What a warm-up took: measured once per revision, by the pod that answered; until then, what the last one took."""
     known: int | None = before.get("seconds")
     measured = observation.previous.get("rollout", {}).get("currentRevision") == observation.revision.name
     if (
@@ -138,7 +138,7 @@ def _expected(observation: Observation, took: int | None, now: str) -> datetime.
 
 
 def _steady(known: str | None, expected: datetime.datetime | None, now: str) -> str | None:
-    """The time that was told before, unless it has moved by more than a fifth of what remains."""
+    """The time that the status has, unless it moved by more than a fifth of what remains."""
     before, looked = pod_facts.parse_time(known), pod_facts.parse_time(now)
     if expected is None or looked is None:
         return known if before is not None and looked is not None and before > looked else None

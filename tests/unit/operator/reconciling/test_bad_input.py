@@ -54,7 +54,7 @@ async def test_a_name_that_is_another_ones_child_takes_nothing_over() -> None:
 
 
 async def test_a_webhook_that_is_away_is_told_and_passes() -> None:
-    """A 500 of the API server, which says nothing else: without a status nobody would know what is waited for."""
+    """A 500 of the API server, which says nothing else: without a status no one would know what it waits for."""
     away = ApiError(500, "InternalError", 'failed calling webhook "policy.example.com": connection refused')
     operator = FakeOperator(world(), fault=Fault(4, away))
     await operator.turn()
@@ -91,8 +91,8 @@ async def test_a_spec_of_wrong_types_that_was_stored_all_the_same_changes_nothin
     for _ in range(3):
         await operator.turn()
     assert operator.condition("Ready")["reason"] == "InvalidSpec"
-    told = [(event["type"], event["reason"], event["involvedObject"]["name"]) for event in operator.cluster.events]
-    assert told == [("Warning", "InvalidSpec", "demo")], "news, once"
+    events = [(event["type"], event["reason"], event["involvedObject"]["name"]) for event in operator.cluster.events]
+    assert events == [("Warning", "InvalidSpec", "demo")], "one Event"
     assert operator.condition("Available")["status"] == "True"
     after = {key: value for key, value in operator.cluster.snapshot().items() if key[0] != LLM_DEPLOYMENT.kind}
     assert after == before

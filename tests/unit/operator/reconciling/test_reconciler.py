@@ -1,4 +1,4 @@
-"""The reconciler against a fake cluster: what it makes, pins, prunes and tells. Repair has a file of its own."""
+"""The reconciler against a fake cluster: what it creates, pins, prunes and reports. Repair is in test_repair.py."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def runtime_image(cluster: FakeCluster) -> str:
 
 
 def mounted_boot_config(cluster: FakeCluster) -> Manifest:
-    """What the pods of the Deployment are told when they start."""
+    """The boot configuration of the pods of the Deployment."""
     volumes = cluster.the(DEPLOYMENT)["spec"]["template"]["spec"]["volumes"]
     volume = next(volume for volume in volumes if volume["name"] == "config")
     name = volume["projected"]["sources"][0]["configMap"]["name"]
@@ -168,7 +168,7 @@ async def test_another_default_image_restarts_nothing_until_the_spec_changes() -
     cluster = (await served()).cluster
     newer = FakeOperator(cluster, image="registry.example.com/runtime:2", pods=PodDefaults(priority_class_name="high"))
     await newer.settle()
-    assert newer.writes == [("apply", "LLMDeployment/status")], "it is told, and nothing else is done"
+    assert newer.writes == [("apply", "LLMDeployment/status")], "it is reported, and nothing else is done"
     assert newer.condition("PlanOutdated")["reason"] == "NewDefaults"
     assert runtime_image(cluster) == "registry.example.com/runtime:1"
     respec(cluster, replicas=2)
@@ -261,7 +261,7 @@ async def test_what_the_runtime_cannot_do_is_refused_by_name_and_the_last_good_p
     assert operator.cluster.the(DEPLOYMENT) == before
     assert operator.writes == [("apply", "LLMDeployment/status")]
     await operator.turn()
-    assert len(operator.writes) == 1, "told once"
+    assert len(operator.writes) == 1, "reported once"
     respec(operator.cluster, speculation=None)
     await operator.settle()
     assert operator.condition("Ready")["status"] == "True"
@@ -400,7 +400,9 @@ async def test_replicas_zero_is_asked_for_and_no_fault() -> None:
     operator = FakeOperator(world(manifest(replicas=0)))
     await operator.settle()
     ready, available = operator.condition("Ready"), operator.condition("Available")
-    assert (ready["status"], ready["reason"]) == ("True", "ScaledToZero"), "as wanted: nobody who waits hangs"
+    assert (ready["status"], ready["reason"]) == ("True", "ScaledToZero"), (
+        "as wanted: no client that waits for Ready hangs"
+    )
     assert (available["status"], operator.condition("ModelReady")["status"]) == ("False", "False"), "nothing serves"
     assert "currentRevision" not in operator.status()["rollout"], "nothing ever answered"
     assert operator.condition("Reconciling") == operator.condition("Stalled") == {}

@@ -76,7 +76,7 @@ CASES: dict[str, tuple[Manifest | None, list[Manifest], str | None]] = {
     "a registry that is away": (workload(), [pulling("dial tcp: connection refused")], None),
     "no free GPU": (workload(), [NO_GPU], None),
     "no free GPU, and too late": (workload(**LATE), [NO_GPU], "InsufficientGPU"),
-    "too late, and nobody knows why": (workload(**LATE), [pod()], "ProgressDeadlineExceeded"),
+    "too late, for an unknown reason": (workload(**LATE), [pod()], "ProgressDeadlineExceeded"),
     "too late, said of an older generation": (workload(observedGeneration=1, **LATE), [pod()], None),
     "pods are not admitted": (workload(**DENIED), [], "AdmissionDenied"),
     "a quota is full": (workload(**QUOTA), [], None),

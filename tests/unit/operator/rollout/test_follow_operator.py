@@ -74,10 +74,10 @@ async def test_what_failed_is_not_adopted_again_by_the_next_operator_either(stra
     upgraded = Upgraded(rollout={"strategy": strategy})
     await upgraded.to("good")
     await upgraded.to("bad")
-    version, told = upgraded.cluster.version, upgraded.decisions
+    version, decisions = upgraded.cluster.version, upgraded.decisions
     operator = await upgraded.to("bad")
     assert operator.writes == []
-    assert (upgraded.cluster.version, upgraded.decisions) == (version, told)
+    assert (upgraded.cluster.version, upgraded.decisions) == (version, decisions)
 
 
 async def test_a_world_that_turns_to_and_fro_brings_the_failed_one_back_only_once() -> None:

@@ -66,7 +66,7 @@ def test_a_record_of_another_format_is_replaced() -> None:
     assert choose(ONE, SECOND, PODS, [unknown]).number == 5
 
 
-def test_history_is_limited_and_the_current_record_is_never_superfluous() -> None:
+def test_history_is_limited_and_the_current_record_is_never_pruned() -> None:
     owners = [deployment(engine={"maxNumSeqs": number}) for number in range(1, 9)]
     records = [stored(owner, number) for number, owner in enumerate(owners, start=1)]
     current = choose(owners[-1], FIRST, PODS, records).revision

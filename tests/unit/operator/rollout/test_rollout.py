@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millstream_operator.kube.kinds import DEPLOYMENT
+from millstream_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, LLM_DEPLOYMENT
 from millstream_operator.planning.rollout_strategy import rollout_strategy
 from tests.support.fake_operator import respec
 from tests.support.llmdeployments import deployment
@@ -60,13 +60,24 @@ async def test_a_failing_revision_stops_at_one_pod_and_the_old_ones_serve_on(bad
     assert len(one.controller.made) == 1, "one pod of the new revision was ever made"
     assert one.decisions == ["RolloutStopped"]
     assert one.status["rollout"]["phase"] == "Stopped"
-    told = one.status["decisions"][0]["message"]
-    assert ("/models/x does not exist" in told) == (bad == "bad"), "the runtime's own last error"
+    message = one.status["decisions"][0]["message"]
+    assert ("/models/x does not exist" in message) == (bad == "bad"), "the runtime's own last error"
     assert one.operator.condition("Available")["status"] == "True"
     assert one.operator.condition("Ready")["reason"] == ("CheckpointInvalid" if bad == "bad" else "RuntimeCrashed")
     for _ in range(5):
         await one.operator.turn()
-    assert one.decisions == ["RolloutStopped"], "told once"
+    assert one.decisions == ["RolloutStopped"], "announced once"
+
+
+async def test_what_was_announced_is_marked_on_the_record_and_needs_no_journal() -> None:
+    """The journal is bounded: an attempt whose entry has dropped out of it is not announced a second time."""
+    one = await served("Availability")
+    await one.apply(**image("bad"))
+    newest = max(one.cluster.all(CONTROLLER_REVISION), key=lambda record: int(record["revision"]))
+    assert newest["metadata"]["annotations"]["millstream.dev/journaled"] == "RolloutStopped"
+    one.cluster.edit(LLM_DEPLOYMENT, "demo", lambda live: live["status"].update(decisions=[]))
+    await one.settle()
+    assert one.decisions == []
 
 
 async def test_back_to_the_old_spec_restarts_nothing_and_clears_the_failed_pod() -> None:
@@ -97,7 +108,7 @@ async def test_in_place_one_pod_is_missing_at_a_time_and_none_is_added(replicas:
     }
 
 
-async def test_in_place_is_told_before_the_first_pod_is_drained() -> None:
+async def test_in_place_is_announced_before_the_first_pod_is_drained() -> None:
     one = await served("ResourceAware")
     respec(one.cluster, **image("better"))
     await one.operator.turn()
@@ -110,10 +121,10 @@ async def test_in_place_is_told_before_the_first_pod_is_drained() -> None:
     assert one.status["rollout"]["phase"] == "Progressing"
     assert "in place" in one.operator.condition("Ready")["message"]
     await one.settle()
-    assert one.decisions == ["ReplacingInPlace"], "told once"
+    assert one.decisions == ["ReplacingInPlace"], "announced once"
 
 
-async def test_a_first_rollout_and_a_scale_drain_nobody_and_announce_nothing() -> None:
+async def test_a_first_rollout_and_a_scale_drain_no_pod_and_announce_nothing() -> None:
     one = await served("ResourceAware")
     await one.apply(replicas=3)
     assert one.images() == ["good"] * 3
@@ -153,7 +164,7 @@ async def test_auto_surges_where_a_gpu_is_spare() -> None:
     assert one.decisions == []
 
 
-async def test_more_replicas_than_gpus_is_no_rollout_and_drains_nobody() -> None:
+async def test_more_replicas_than_gpus_is_no_rollout_and_drains_no_pod() -> None:
     one = await served(gpus=1, accelerator=GPU)
     before = one.restarts()
     await one.apply(replicas=2)
@@ -168,7 +179,7 @@ async def test_availability_that_is_insisted_on_waits_for_a_gpu() -> None:
     assert one.images() == ["good"]
     ready = one.operator.condition("Ready")
     assert ready["reason"] == "InsufficientGPU"
-    assert "rollout.strategy ResourceAware" in ready["message"], "and is told of the way out"
+    assert "rollout.strategy ResourceAware" in ready["message"], "and names the alternative"
 
 
 async def test_what_an_inventory_says_is_taken_and_kept_for_the_rollout() -> None:

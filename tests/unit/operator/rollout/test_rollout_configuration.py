@@ -1,4 +1,4 @@
-"""Rollouts and the configuration of pods: kept while pods serve, told while they run, and that of older versions."""
+"""Rollouts and the configuration of pods: kept while pods serve, updated while they run, and that of older versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan is kept whatever happens around it; what a new one would gain is told; FollowOperator takes it over."""
+"""A plan is kept whatever happens around it; what a new one would gain is reported; FollowOperator adopts it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.llmdeployments import manifest
 
 Manifest = dict[str, Any]
 FOLLOW = {"runtime": {"updatePolicy": "FollowOperator"}}
-TOLD = [("apply", "LLMDeployment/status")]
+STATUS_ONLY = [("apply", "LLMDeployment/status")]
 
 
 async def served_on(*nodes: Manifest, **spec: Any) -> FakeOperator:
@@ -120,7 +120,7 @@ async def happens(operator: FakeOperator, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("what", "gain"),
     [
         ("a better node comes", "1×T4-16GB TP1 None instead of 1×L4-24GB TP1 None: $204 a month less."),
         ("another GPU gets cheaper", "1×A100-80GB TP1 None instead of 1×L4-24GB TP1 None: $581 a month less."),
@@ -130,16 +130,16 @@ async def happens(operator: FakeOperator, what: str) -> None:
         ("it gets dearer", ""),
     ],
 )
-async def test_whatever_happens_to_nodes_and_prices_no_deployment_is_written(what: str, told: str) -> None:
+async def test_whatever_happens_to_nodes_and_prices_no_deployment_is_written(what: str, gain: str) -> None:
     operator = await served_on(gpu_node("a", L4), gpu_node("spare", A100))
     before = template(operator)
     await happens(operator, what)
     for _ in range(3):
         await operator.turn()
     assert template(operator) == before
-    assert operator.writes == (TOLD if told else []), "told once, or nothing to tell"
-    assert operator.condition("PlanOutdated").get("reason") == ("NewFacts" if told else None)
-    assert told in operator.condition("PlanOutdated").get("message", "")
+    assert operator.writes == (STATUS_ONLY if gain else []), "reported once, or nothing to report"
+    assert operator.condition("PlanOutdated").get("reason") == ("NewFacts" if gain else None)
+    assert gain in operator.condition("PlanOutdated").get("message", "")
     assert operator.condition("Ready")["status"] == "True"
 
 
@@ -160,7 +160,7 @@ async def test_what_was_outdated_is_new_again_when_the_world_turns_back() -> Non
     operator.cluster.remove(NODE, "b", "")
     await operator.turn()
     assert operator.condition("PlanOutdated") == {}
-    assert operator.writes == TOLD * 2
+    assert operator.writes == STATUS_ONLY * 2
 
 
 async def test_the_second_best_is_not_outdated_because_the_best_is_still_there() -> None:
@@ -240,10 +240,10 @@ async def test_follow_operator_takes_another_default_image_over() -> None:
     await newer.settle()
     assert template(newer)["spec"]["containers"][0]["image"] == "registry.example.com/runtime:2"
     decisions = operator.cluster.the(LLM_DEPLOYMENT)["status"]["decisions"]
-    told = {decision["type"]: decision["message"] for decision in decisions}
-    assert "no GPU is spare" in told.pop("ReplacingInPlace"), "the only GPU is its own"
-    assert "registry.example.com/runtime:2 instead of registry.example.com/runtime:1" in told.pop("PlanAdopted")
-    assert not told
+    messages = {decision["type"]: decision["message"] for decision in decisions}
+    assert "no GPU is spare" in messages.pop("ReplacingInPlace"), "the only GPU is its own"
+    assert "registry.example.com/runtime:2 instead of registry.example.com/runtime:1" in messages.pop("PlanAdopted")
+    assert not messages
 
 
 async def test_gpus_are_not_given_up_for_a_wait() -> None:

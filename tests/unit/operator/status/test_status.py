@@ -37,7 +37,7 @@ def revision(owner: LLMDeployment) -> Revision:
 
 
 def workload(owner: LLMDeployment, *, available: int | None = None, **status: Any) -> Manifest:
-    """The live Deployment; all replicas available unless told otherwise."""
+    """The live Deployment; all replicas available unless given otherwise."""
     live = render_deployment(owner, revision(owner).template)
     count = owner.spec.replicas
     live["metadata"]["generation"] = 1
@@ -248,12 +248,12 @@ def test_a_transition_time_moves_with_the_status_and_not_with_the_reason() -> No
 
 
 def test_counts_that_change_by_themselves_change_no_message() -> None:
-    def told(text: str, previous: list[Manifest]) -> list[Manifest]:
+    def merged_with(text: str, previous: list[Manifest]) -> list[Manifest]:
         return merged(previous, [Condition("Ready", False, Reason.UNSCHEDULABLE, text)], 1, NOW)
 
-    first = told("No node takes the pod: 0/3 nodes are available.", [])
-    assert told("No node takes the pod: 0/4 nodes are available.", first) == first
-    assert told("No node takes the pod: a taint.", first) != first
+    first = merged_with("No node takes the pod: 0/3 nodes are available.", [])
+    assert merged_with("No node takes the pod: 0/4 nodes are available.", first) == first
+    assert merged_with("No node takes the pod: a taint.", first) != first
     progress = [Condition("Ready", False, Reason.STARTING, f"{n} of 2 replicas available.") for n in (0, 1)]
     before = merged([], progress[:1], 1, NOW)
     assert merged(before, progress[1:], 1, NOW) != before, "progress is news"
@@ -324,10 +324,10 @@ def _event(before: Manifest, after: Manifest) -> Manifest | None:
 
 def test_news_is_an_event_and_steps_on_the_way_are_not() -> None:
     statuses = {name: status_of(world[0], NOW) for name, world in WORLDS.items()}
-    told = _event({}, statuses["nothing there yet"])
-    assert told is not None
-    assert (told["type"], told["reason"]) == ("Normal", "Starting")
-    assert told["involvedObject"]["name"] == "demo"
+    event = _event({}, statuses["nothing there yet"])
+    assert event is not None
+    assert (event["type"], event["reason"]) == ("Normal", "Starting")
+    assert event["involvedObject"]["name"] == "demo"
     assert _event(statuses["it works"], statuses["it works"]) is None
     assert _event(statuses["nothing there yet"], statuses["the model is being asked"]) is None
 
@@ -336,9 +336,9 @@ def test_bad_news_is_a_warning() -> None:
     works = status_of(WORLDS["it works"][0], NOW)
     for name in ("no weights: a person is needed", "a crash, to be tried again", "the model does not answer"):
         for before in ({}, works):
-            told = _event(before, status_of(WORLDS[name][0], NOW))
-            assert told is not None
-            assert told["type"] == "Warning", name
+            event = _event(before, status_of(WORLDS[name][0], NOW))
+            assert event is not None
+            assert event["type"] == "Warning", name
     recovered = _event(status_of(WORLDS["the model does not answer"][0], NOW), works)
     assert recovered is not None
     assert recovered["type"] == "Normal"
@@ -347,9 +347,9 @@ def test_bad_news_is_a_warning() -> None:
 def test_an_event_fits_the_apis_limit() -> None:
     long = copy.deepcopy(status_of(WORLDS["the model does not answer"][0], NOW))
     long["conditions"][0]["message"] = "x" * 4096
-    told = _event({}, long)
-    assert told is not None
-    assert len(told["message"]) <= 1024
+    event = _event({}, long)
+    assert event is not None
+    assert len(event["message"]) <= 1024
 
 
 def test_only_what_no_retry_mends_needs_a_person() -> None:

@@ -1,4 +1,4 @@
-"""`status.warmup` and `status.memory`: how far the slowest pod is, told once and not at every round."""
+"""`status.warmup` and `status.memory`: how far the slowest pod is, reported once and not after every probe."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ RUNNING = {"running": {"startedAt": "2025-01-01T00:00:00Z"}}
 
 def put_pod(operator: FakeOperator, name: str = POD_NAME, *, scheduled: bool = True, **status: Any) -> None:
     """A pod of the wanted revision that is not ready."""
-    told = {"type": "PodScheduled", "status": "True" if scheduled else "False", "reason": "", "message": ""}
+    bound = {"type": "PodScheduled", "status": "True" if scheduled else "False", "reason": "", "message": ""}
     template = operator.cluster.the(DEPLOYMENT)["spec"]["template"]
-    conditions = [{"type": "Ready", "status": "False"}, told]
+    conditions = [{"type": "Ready", "status": "False"}, bound]
     operator.cluster.put(pod_of(name, template, ready=False))
     operator.cluster.set_status(POD, name, {"conditions": conditions} | status)
 
@@ -30,8 +30,8 @@ def runtime(state: Manifest, **rest: Any) -> Manifest:
 
 
 def loading(eta_seconds: float | None = None, **rest: Any) -> Manifest:
-    told: Manifest = {"phase": "LoadingWeights", "boot_seconds": {"Starting": 2.0, "LoadingWeights": 1.0}, **rest}
-    return told | ({"eta_seconds": eta_seconds} if eta_seconds is not None else {})
+    body: Manifest = {"phase": "LoadingWeights", "boot_seconds": {"Starting": 2.0, "LoadingWeights": 1.0}, **rest}
+    return body | ({"eta_seconds": eta_seconds} if eta_seconds is not None else {})
 
 
 async def starting(**spec: Any) -> FakeOperator:
@@ -178,15 +178,15 @@ async def test_memory_is_measured_once_a_revision() -> None:
     operator = FakeOperator(world())
     operator.model.ready = {"phase": "Ready", "memory": MEASURED}
     await operator.settle()
-    told = {"weightsBytes": 100, "activationsBytes": 20, "kvCacheBytes": 300, "kvCacheTokens": 7}
-    assert operator.status()["memory"]["measured"] == told
+    measured = {"weightsBytes": 100, "activationsBytes": 20, "kvCacheBytes": 300, "kvCacheTokens": 7}
+    assert operator.status()["memory"]["measured"] == measured
     operator.client.requests.clear()
     (pod,) = operator.cluster.all(POD)
     operator.cluster.remove(POD, pod["metadata"]["name"])
     operator.model.ready = {"phase": "Ready", "memory": MEASURED | {"kv_cache_bytes": 301}}
     operator.cluster.roll_out()
     await operator.settle()
-    assert operator.status()["memory"]["measured"] == told, "another pod of the same revision is no news"
+    assert operator.status()["memory"]["measured"] == measured, "another pod of the same revision changes nothing"
     respec(operator.cluster, engine={"maxNumSeqs": 8})
     await operator.turn()
     assert "measured" not in operator.status().get("memory", {}), "what was measured was another revision"

@@ -1,6 +1,6 @@
 """Clusters as today's operator leaves them: the whole of what is stored, taken in the middle of a story or at its end.
 
-The stories are told again only to write the files; the tests read records/clusters/NAME.json.
+The stories run again only to write the files; the tests read records/clusters/NAME.json.
 """
 
 from __future__ import annotations

@@ -92,15 +92,15 @@ class Stored:
 
     @property
     def facts(self) -> Facts:
-        told = self.content["facts"]
-        capabilities = CAPABILITIES[told["capabilities"]]
+        facts = self.content["facts"]
+        capabilities = CAPABILITIES[facts["capabilities"]]
         return Facts(
-            shape=_shape(told.get("config")),
-            draft_shape=_shape(told.get("draftConfig")),
-            inventory=_inventory(told.get("free")),
-            capacity=_inventory(told.get("capacity")),
-            model_revision=told.get("modelRevision"),
-            checkpoint_bytes=told.get("checkpointBytes"),
+            shape=_shape(facts.get("config")),
+            draft_shape=_shape(facts.get("draftConfig")),
+            inventory=_inventory(facts.get("free")),
+            capacity=_inventory(facts.get("capacity")),
+            model_revision=facts.get("modelRevision"),
+            checkpoint_bytes=facts.get("checkpointBytes"),
             catalog=catalog(),
             runtime=capabilities,
             choosable=capabilities,

@@ -51,7 +51,7 @@ MEANINGS = {
     "configHash": f"it names the pods' ConfigMap: this would restart pods on upgrade, {ANEW}",
     "boot.json": "it is the text of an immutable ConfigMap that running pods mount: the upgrade would be refused by "
     "the API server, or, under another name, this would restart pods on upgrade",
-    "live.json": "running pods would be told another configuration on upgrade",
+    "live.json": "running pods would get another configuration on upgrade",
     "plan": f"another plan would be made for the same spec and facts: this would restart pods on upgrade, {ANEW}",
     "objectNames": "running pods and their clients know the objects by these names: this would restart pods on "
     "upgrade, and leave objects behind",
