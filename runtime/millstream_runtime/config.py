@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, NoReturn
@@ -166,8 +165,8 @@ class BootConfig:
 
     def config_hash(self) -> str:
         """Sixteen hex digits of SHA-256 over this half: equal configs have equal hashes on every machine."""
-        told = {field.name: _plain(getattr(self, field.name)) for field in fields(BootConfig)}
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+        values = {field.name: _plain(getattr(self, field.name)) for field in fields(BootConfig)}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     def as_dict(self) -> dict[str, Any]:
         """Field names to plain JSON values."""
@@ -176,7 +175,7 @@ class BootConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeConfig(BootConfig):
-    """Everything a runtime process is told: the boot half, and with what the live half begins."""
+    """The whole configuration of a runtime process: the boot half, and the first values of the live half."""
 
     heartbeat_interval_seconds: int = DEFAULT_HEARTBEAT_INTERVAL_SECONDS
     log_level: LogLevel | None = None
@@ -198,23 +197,6 @@ class RuntimeConfig(BootConfig):
     @property
     def live(self) -> LiveConfig:
         return LiveConfig(**{field.name: getattr(self, field.name) for field in fields(LiveConfig)})
-
-    def to_args(self) -> list[str]:
-        """Flags that `from_args` reads back to an equal config. Chosen-by-the-runtime values are left out."""
-        return [
-            f"--{field.name.replace('_', '-')}={str(value).lower() if isinstance(value, bool) else value}"
-            for field in fields(self)
-            if (value := getattr(self, field.name)) is not None
-        ]
-
-    @staticmethod
-    def from_args(argv: Sequence[str]) -> RuntimeConfig:
-        """Parse flags as `to_args` writes them (`--flag=value` or `--flag value`).
-
-        Raises:
-            InvalidConfigError: unknown flag, missing required flag, or a value that cannot work.
-        """
-        return from_namespace(argument_parser().parse_args(list(argv)))
 
 
 def from_namespace(namespace: argparse.Namespace) -> RuntimeConfig:

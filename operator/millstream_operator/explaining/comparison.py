@@ -15,7 +15,6 @@ from millstream_operator.planning.fixes.change import with_field
 from millstream_operator.planning.plan import Infeasible, Plan, PlanDefaults
 from millstream_operator.planning.planner import decide
 
-AXES = ("tiers", "gpus", "quantizations")
 METHODS = ("None", "FP8", "INT8", "AWQ")
 HEADER = ("", "plan", "replicas", "$/month", "$/M tokens", "TTFT ms", "ITL ms", "tokens/s")
 

@@ -180,12 +180,6 @@ class ClusterFacts:
         free = self._accounts.free(_owner_of(owner), demands, give_up=False)
         return any(kind.gpus >= gpus for kind in free.kinds if part in (AcceleratorType.GPU, kind.part.name))
 
-    @property
-    def promised_gpus(self) -> int:
-        """GPUs that the plans of all LLMDeployments want and that are not bound yet."""
-        self._update_promises()
-        return self._accounts.promised_gpus
-
     def _why_unknown(self, demands: Demands) -> str | None:
         """Return why the GPUs for a pod with these demands are not known; None where they are."""
         if self.problem is not None:

@@ -121,10 +121,6 @@ class GpuAccounts:
             self._promised[owner] = want, times
             self._wanted[want] += times
 
-    @property
-    def promised_gpus(self) -> int:
-        return sum(want.gpus * times for want, times in self._wanted.items())
-
     # Queries
 
     def capacity(self, demands: Demands = ANYWHERE) -> Inventory:

@@ -96,11 +96,6 @@ class Leader:
         """Whether a rank is gone or stuck."""
         return self._some_lost.is_set()
 
-    @property
-    def pids(self) -> list[int]:
-        """Of ranks 1 and up."""
-        return [rank.process.pid for rank in self._ranks]
-
     def check(self) -> None:
         if self.is_lost:
             raise self._loss()

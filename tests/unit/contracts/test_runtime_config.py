@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from millstream_runtime.config import Device, DType, LogLevel, RuntimeConfig
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
+from tests.support.runtime_args import from_args, to_args
 
 configs = st.builds(
     RuntimeConfig,
@@ -28,7 +29,7 @@ configs = st.builds(
 
 @given(configs)
 def test_args_round_trip_to_an_equal_config_with_an_equal_hash(config: RuntimeConfig) -> None:
-    parsed = RuntimeConfig.from_args(config.to_args())
+    parsed = from_args(to_args(config))
     assert parsed == config
     assert parsed.config_hash() == config.config_hash()
 
@@ -55,7 +56,7 @@ def test_different_configs_have_different_hashes(one: RuntimeConfig, other: Runt
 )
 def test_bad_flags_give_one_sentence_that_names_the_flag(args: list[str], named: str) -> None:
     with pytest.raises(InvalidConfigError) as caught:
-        RuntimeConfig.from_args(args)
+        from_args(args)
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
 

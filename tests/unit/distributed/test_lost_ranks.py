@@ -57,19 +57,23 @@ def quietly(phase: str, message: str) -> None:
     return
 
 
+def pid_of_rank_1(leader: Leader) -> int:
+    return leader._ranks[0].process.pid
+
+
 @pytest.fixture
 def engine(folder: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Engine, int, list[RuntimeFailure]]]:
-    """An engine on two ranks in the middle of an answer, the pid of rank 1, and what is told of losses."""
+    """An engine on two ranks in the middle of an answer, the pid of rank 1, and the losses that the engine reports."""
     leader = Leader(2, torch.device("cpu"), exchange_timeout_seconds=getattr(request, "param", PATIENCE_SECONDS))
     engine = Engine(config(folder), quietly, rank_group=leader)
-    told: list[RuntimeFailure] = []
-    engine.when_lost(told.append)
+    losses: list[RuntimeFailure] = []
+    engine.when_lost(losses.append)
     engine.add_request(Request("one", [1, 2, 3], SAMPLING))
     for _ in range(3):
         assert engine.step()
-    yield engine, leader.pids[0], told
+    yield engine, pid_of_rank_1(leader), losses
     engine.close()
-    assert not is_alive(leader.pids[0])
+    assert not is_alive(pid_of_rank_1(leader))
 
 
 def is_alive(pid: int) -> bool:
@@ -136,7 +140,7 @@ import os, signal, torch
 from millstream_runtime.distributed.leader import Leader
 if __name__ == "__main__":
     leader = Leader(2, torch.device("cpu"))
-    print(*leader.pids, flush=True)
+    print(*(rank.process.pid for rank in leader._ranks), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 

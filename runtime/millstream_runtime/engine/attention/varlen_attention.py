@@ -29,7 +29,7 @@ MAX_HEAD_DIM = 256
 LEAST_CAPABILITY = (8, 0)
 
 
-class Chunk(Protocol):
+class PlacedChunk(Protocol):
     """`num_tokens` new tokens of one sequence, the last of `context_len` cached ones."""
 
     @property
@@ -51,7 +51,7 @@ class PlacedSequences:
     max_length: int
 
     @classmethod
-    def of(cls, chunks: Seq[Chunk], block_size_tokens: int, device: torch.device) -> PlacedSequences:
+    def of(cls, chunks: Seq[PlacedChunk], block_size_tokens: int, device: torch.device) -> PlacedSequences:
         """Of chunks whose blocks follow one another."""
         count = len(chunks)
         starts = accumulate((chunk.num_tokens for chunk in chunks), initial=0)
@@ -70,7 +70,7 @@ class PlacedSequences:
 class VarlenCall:
     """Some chunks of an eager step, decodes or prompts, whose blocks follow one another: one call a layer."""
 
-    def __init__(self, cache: KVCache, chunks: Seq[Chunk], first_row: int) -> None:
+    def __init__(self, cache: KVCache, chunks: Seq[PlacedChunk], first_row: int) -> None:
         self.rows = slice(first_row, first_row + sum(chunk.num_tokens for chunk in chunks))
         self._placed = PlacedSequences.of(chunks, cache.block_size_tokens, cache.heads[0].device)
 

@@ -21,7 +21,7 @@ from millstream_runtime.engine.transfer import on_device
 from millstream_runtime.models.layers.decoder import Decoder
 
 
-class LayerwisePass:
+class LayerwiseForward:
     """Chunks that pass the layers in several calls: the keys and values of the first layers are in the pool."""
 
     def __init__(self, model: Decoder, token_ids: Tensor, positions: Tensor, attention: TorchAttention) -> None:
@@ -54,7 +54,7 @@ class Forward:
         self.device = cache.heads[0].device
         self.reads_in_place = varlen_attention.can_serve(model.config, cache.heads[0])
         self.graphs = graphs
-        self._layerwise: LayerwisePass | None = None
+        self._layerwise: LayerwiseForward | None = None
 
     def residual(
         self, step: StepInput, fill: FillTokens = leave_tokens, before_slice: Callable[[], None] = do_nothing
@@ -72,12 +72,14 @@ class Forward:
             done += self._slice(step.layer_slice)
         return done[0] if len(done) == 1 else torch.cat(done)
 
-    def begin_layers(self, token_ids: list[int], chunks: Sequence[ChunkInput], kv_read: KVRead | None) -> LayerwisePass:
+    def begin_layers(
+        self, token_ids: list[int], chunks: Sequence[ChunkInput], kv_read: KVRead | None
+    ) -> LayerwiseForward:
         """Begin a pass over chunks, which takes the place of any that is not finished.
 
         The next slice of layers goes on from wherever the pass is then.
         """
-        self._layerwise = LayerwisePass(self.model, *self._inputs(token_ids, chunks, kv_read))
+        self._layerwise = LayerwiseForward(self.model, *self._inputs(token_ids, chunks, kv_read))
         return self._layerwise
 
     def _whole(self, step: StepInput, fill: FillTokens) -> Tensor:

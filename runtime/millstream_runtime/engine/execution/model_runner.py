@@ -10,7 +10,7 @@ from torch import Tensor
 
 from millstream_runtime.engine.attention.paged_attention import KVRead
 from millstream_runtime.engine.device_policy import DevicePolicy
-from millstream_runtime.engine.execution.forward import Forward, LayerwisePass, do_nothing
+from millstream_runtime.engine.execution.forward import Forward, LayerwiseForward, do_nothing
 from millstream_runtime.engine.execution.graphs import GraphUse
 from millstream_runtime.engine.execution.last_tokens import LastTokens, UnreadInputs
 from millstream_runtime.engine.execution.step_input import ChunkInput, LayerSlice, StepInput, ZeroBlocks
@@ -106,7 +106,7 @@ class ModelRunner:
             return Launched([], list)
         return Launched(sampling, self._sample(self._forward.logits(residual, last_rows), sampling))
 
-    def begin_layers(self, chunks: list[Chunk], kv_read: KVRead | None) -> LayerwisePass:
+    def begin_layers(self, chunks: list[Chunk], kv_read: KVRead | None) -> LayerwiseForward:
         """Begin a pass over chunks that is computed some layers per call; see `Forward.begin_layers`."""
         ordered = self._in_order(chunks)
         return self._forward.begin_layers(_tokens(ordered), [self._chunk_input(chunk) for chunk in ordered], kv_read)

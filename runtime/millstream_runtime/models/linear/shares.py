@@ -44,11 +44,6 @@ class Cut:
         return self.size == self.total
 
 
-def whole(total: int) -> Cut:
-    """All of `total`."""
-    return Cut(total, (range(total),))
-
-
 def side_by_side(sizes: Sequence[int], shares: Sequence[range]) -> Cut:
     """Return the share of each of several tensors that a checkpoint keeps fused in one, of `sizes` rows each."""
     kept, start = [], 0

@@ -19,6 +19,7 @@ from millstream_runtime.models.registry import load_model_config
 from tests.support.eager_recorder import EagerRecorder
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy, requests_for
 from tests.support.family_cases import Models
+from tests.support.runtime_args import from_args, to_args
 from tests.support.tape_recorder import TapeRecorder
 from tests.support.tiny_families import prompts_of as family_prompts
 from tests.support.tiny_families import reference_answers
@@ -154,9 +155,9 @@ def test_who_runs_how(monkeypatch: pytest.MonkeyPatch, models: Models) -> None:
     ("argv", "says"), [([], False), (["--enforce-eager"], True), (["--enforce-eager=false"], False)]
 )
 def test_the_flag_is_vllm_s(argv: list[str], says: bool) -> None:
-    config = RuntimeConfig.from_args(["--model=/models/x", *argv])
+    config = from_args(["--model=/models/x", *argv])
     assert config.enforce_eager is says
-    assert RuntimeConfig.from_args(config.to_args()) == config
+    assert from_args(to_args(config)) == config
 
 
 def test_graphs_are_reserved_before_the_pool_takes_the_rest() -> None:

@@ -81,7 +81,7 @@ def test_a_promise_replaces_the_one_before_and_ends() -> None:
     assert shown(one.free(ME)) == {("L4-24GB", 3): 1}
     one.promise(OTHER, None, 0)
     assert shown(one.free(ME)) == {("L4-24GB", 4): 1}
-    assert one.promised_gpus == 0
+    assert not one._wanted
 
 
 def test_capacity_is_all_that_there_is_free_or_not_and_where_a_node_is_away() -> None:

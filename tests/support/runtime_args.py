@@ -1,0 +1,22 @@
+"""RuntimeConfig as command-line flags, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+from millstream_runtime.config import RuntimeConfig, argument_parser, from_namespace
+
+
+def to_args(config: RuntimeConfig) -> list[str]:
+    """Flags that `from_args` reads back to an equal config. Values that the runtime chooses are left out."""
+    return [
+        f"--{field.name.replace('_', '-')}={str(value).lower() if isinstance(value, bool) else value}"
+        for field in fields(config)
+        if (value := getattr(config, field.name)) is not None
+    ]
+
+
+def from_args(argv: Sequence[str]) -> RuntimeConfig:
+    """Parse flags as `millstream serve` does; raises InvalidConfigError for a bad one."""
+    return from_namespace(argument_parser().parse_args(list(argv)))
