@@ -49,12 +49,11 @@ def decide(
         return _decide_cpu(deployment, defaults, facts)
     if facts.inventory is None:
         return plan_from_spec(deployment, defaults, facts)
-    speculation = choose_speculation(spec, facts.choosable)
-    found = search_free_then_all(functools.partial(_search, deployment), facts, explain=explain)
+    speculation, resolved = choose_speculation(spec, facts.choosable), resolve_spec(spec, shape)
+    found = search_free_then_all(functools.partial(_search, deployment, resolved), facts, explain=explain)
     choice = found.choice
     if isinstance(choice, NoPlacement):
-        plain_search = functools.partial(_search, explain=False)
-        fixes = nearest_fixes(deployment, found.facts, choice, plain_search) if explain else ()
+        fixes = nearest_fixes(deployment, found.facts, choice, _search_another) if explain else ()
         return Infeasible(
             choice.problem.stage.constraint,
             _sentence(choice.problem.sentence),
@@ -62,18 +61,25 @@ def decide(
             choice.rejected,
             fixes,
         )
-    planned = _planned(deployment, defaults, facts, choice, speculation)
+    planned = _planned(deployment, resolved, defaults, facts, choice, speculation)
     if found.waits is not None:
         return replace(planned, waits=True, reasons=(found.waits, *planned.reasons))
     return replace(planned, preferred=found.preferred)
 
 
-def _search(deployment: LLMDeployment, facts: Facts, explain: bool = True) -> Choice | NoPlacement:
+def _search_another(deployment: LLMDeployment, facts: Facts) -> Choice | NoPlacement:
+    """The best placement for a spec that a fix has changed."""
+    assert facts.shape is not None  # noqa: S101 - `decide` asked
+    return _search(deployment, resolve_spec(deployment.spec, facts.shape), facts, explain=False)
+
+
+def _search(
+    deployment: LLMDeployment, resolved: ResolvedSpec, facts: Facts, explain: bool = True
+) -> Choice | NoPlacement:
     """The best placement for a spec on an inventory."""
     shape, inventory = facts.shape, facts.inventory
     assert shape is not None  # noqa: S101 - `decide` asked
     assert inventory is not None  # noqa: S101
-    resolved = resolve_spec(deployment.spec, shape)
     if resolved.max_model_len > shape.max_position_embeddings:
         longest = shape.max_position_embeddings
         sentence = f"engine.maxModelLen is {resolved.max_model_len}, and the model allows {longest} tokens"
@@ -100,12 +106,16 @@ def _search(deployment: LLMDeployment, facts: Facts, explain: bool = True) -> Ch
 
 
 def _planned(
-    deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts, choice: Choice, speculation: SpeculationChoice
+    deployment: LLMDeployment,
+    resolved: ResolvedSpec,
+    defaults: PlanDefaults,
+    facts: Facts,
+    choice: Choice,
+    speculation: SpeculationChoice,
 ) -> Plan:
     """A choice written out: the plan from the spec alone, with all that facts decided over it."""
     best, candidate, part = choice.best, choice.best.candidate, choice.best.candidate.stock.part
     assert facts.shape is not None  # noqa: S101 - `decide` asked
-    resolved = resolve_spec(deployment.spec, facts.shape)
     found = choose_formats(resolved, facts.shape, facts.choosable)
     blind = plan_from_spec(deployment, defaults, facts)
     resources, resources_reason = pod_resources(candidate.gpus)
@@ -130,7 +140,7 @@ def _planned(
         rejected=(*speculation.rejected, *found.rejected, *choice.rejected),
         reasons=(
             *(one for one in blind.reasons if one.field in KEPT_REASONS),
-            *placement_reasons(best, deployment, facts),
+            *placement_reasons(best, resolved, deployment.spec.replicas),
             *found.reasons,
             *engine_reasons(resolved.reasons, best, blind),
             speculation.reason,

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.planning.choices.outcome import Outcome
-from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import Plan, PlanReason
-from millstream_operator.planning.resolved_spec import resolve_spec
+from millstream_operator.planning.resolved_spec import ResolvedSpec
 
 
-def placement_reasons(best: Outcome, deployment: LLMDeployment, facts: Facts) -> list[PlanReason]:
-    candidate, shape = best.candidate, facts.shape
-    assert shape is not None  # noqa: S101
-    resolved = resolve_spec(deployment.spec, shape)
+def placement_reasons(best: Outcome, resolved: ResolvedSpec, spec_replicas: int) -> list[PlanReason]:
+    candidate = best.candidate
     prediction = best.prediction
     pool = f"its KV pool holds {prediction.kv_cache_tokens:,} tokens" if prediction else ""
     need = f"at least {resolved.kv_floor_tokens:,} are wanted"
@@ -33,7 +29,7 @@ def placement_reasons(best: Outcome, deployment: LLMDeployment, facts: Facts) ->
         reasons.append(
             PlanReason(
                 "replicas",
-                f"The load needs {best.replicas}, each 80 % busy; spec.replicas is {deployment.spec.replicas}.",
+                f"The load needs {best.replicas}, each 80 % busy; spec.replicas is {spec_replicas}.",
             )
         )
     if resolved.max_monthly_usd is not None and best.cost is not None:
