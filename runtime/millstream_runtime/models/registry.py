@@ -66,7 +66,7 @@ def expected_weights(config: ModelConfig, dtype: torch.dtype, ranks: Ranks = SIN
     """Every tensor that a checkpoint of this configuration must hold, and the bytes that a rank's share will take.
 
     Raises:
-        InvalidConfigError: the model cannot be shared by so many ranks; the message names what does not divide.
+        InvalidConfigError: the model cannot be divided by the number of ranks; the message names what does not divide.
     """
     weights = ExpectedWeights(dtype, ranks)
     family_code(config.architecture).build(config, weights)

@@ -50,7 +50,7 @@ class Buckets:
                     yield Bucket(rows, width)
 
     def holding(self, num_rows: int, width_blocks: int, *, contiguous: bool = False) -> Bucket | None:
-        """The smallest bucket for so many decodes, the longest of so many blocks; None where none is large enough.
+        """The smallest bucket for `num_rows` decodes of at most `width_blocks` blocks; None if none is large enough.
 
         `contiguous`: the blocks of every row follow one another.
         """

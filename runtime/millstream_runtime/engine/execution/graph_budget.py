@@ -5,7 +5,7 @@ from __future__ import annotations
 from millstream_runtime.engine.execution.buckets import Buckets
 
 GATHER_SHARE_PERCENT = 2  # of the usable memory: what one layer of a padded step may copy
-GATHER_FACTOR = 1.5  # beside the copy there are masks, indices, and scores where they are capped
+GATHER_FACTOR = 1.5  # in addition to the copy there are masks, indices, and scores where they are capped
 GRAPH_FIXED_BYTES = 64 << 20  # cuBLAS workspaces of the stream that records, and what the allocator rounds up
 GRAPH_BYTES_PER_LAYER = 8 << 20  # of nodes and parameters, over all graphs; the planner's estimate too
 

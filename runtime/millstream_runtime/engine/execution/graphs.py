@@ -117,7 +117,7 @@ class GraphedDecodes:
         return self._budget_bytes is None or self.use.num_bytes < self._budget_bytes
 
     def _record(self, bucket: Bucket) -> None:
-        """Record a step of padding: warming up computes it for real, and it must write into nobody's blocks."""
+        """Record a step of padding: warming up computes it for real, and it must write into no request's blocks."""
         self._decode.fill_with_padding(bucket)
         try:
             recorded = self._recorder.record(lambda: self._decode.compute(bucket))

@@ -9,8 +9,8 @@ same operations on the same addresses compute every step of a bucket, and nothin
 A bucket that reads in place has no tables and gathers nothing: each row begins at its first slot (`varlen_attention`).
 
 Padding goes to two blocks that the pool has beyond those that requests get. A row that is only padding writes into the
-*sink*, which nobody ever reads. Whatever reads beyond a request's blocks (a padded row, the end of a shorter table)
-reads the *zero block*, which nobody ever writes. The mask takes these tokens out, but it does so by a weight of 0, and
+*sink*, which is never read. Whatever reads beyond a request's blocks (a padded row, the end of a shorter table)
+reads the *zero block*, which is never written. The mask takes these tokens out, but it does so by a weight of 0, and
 0 * NaN is NaN: so padding must never name memory that holds another request's numbers, nor what padded rows made.
 
 The gather copies every key and value once, which the eager path avoids by views (`attention`). It is this backend's
@@ -79,7 +79,7 @@ class StaticDecode:
         return self._views(bucket)
 
     def fill_with_padding(self, bucket: Bucket) -> None:
-        """A step of nobody: what is computed on it harms nothing."""
+        """A step without requests: it changes no block of a request."""
         self.fill(bucket, StepInput([], [], []))
 
     def compute(self, bucket: Bucket) -> None:

@@ -4,15 +4,15 @@ There are no phases. Each step moves the computed tokens of sequences towards th
 budget (vLLM V1's rule): a long prompt takes several chunks, a decode is a chunk of one token, a preempted sequence
 starts again, and a prefix-cache hit starts further on.
 
-    waiting (by rank) --admit--> running (a row each) --finish--> gone
+    waiting (in order) --admit--> running (a row each) --finish--> gone
               ^--------------preempt---------------'
 
 `schedule(state) -> plan` decides: pure, no torch, no clock, no randomness, nothing changed. `Scheduler` owns the
 queues and applies the plan.
 
-No deadlock: the pool holds at least one sequence of the greatest length, and the first running sequence by rank is
-never preempted, so it always ends. No starvation: a rank is the arrival plus the priority's head start (see
-`Sequence.rank`), admission is strictly by rank, and after finitely many arrivals every newcomer ranks behind.
+No deadlock: the pool holds at least one sequence of the greatest length, and the first running sequence in order is
+never preempted, so it always ends. No starvation: the order is the arrival plus the priority's head start (see
+`Sequence.order`), admission is strictly in that order, and after finitely many arrivals every newcomer comes behind.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerState:
-    """All that a plan depends on. `running` and `waiting` are ordered by rank."""
+    """All that a plan depends on. `running` and `waiting` are sorted by `Sequence.order`."""
 
     blocks: BlockManager
     running: list[Sequence]
@@ -71,7 +71,7 @@ class StepPlan:
 
 
 def schedule(state: SchedulerState) -> StepPlan:
-    """Choose the chunks of the next step: the running first, then as many of the waiting as fit, by rank."""
+    """Choose the chunks of the next step: the running first, then as many of the waiting as fit, in order."""
     builder = _PlanBuilder(state)
     # Decodes come first, one token each, so that no prompt, however long, stalls an answer under way; and what prompts
     # take of a step with decodes in it is bounded, so that it does not make one wait either.
@@ -156,7 +156,7 @@ class _PlanBuilder:
     def _victim(self) -> Sequence:
         """The least urgent, then the least computed (cheapest to compute again), then the last; never the first."""
         first, *others = (one for one in self._state.running if one not in self._preempted)
-        return min(others, key=lambda one: (-one.request.priority, one.num_computed_tokens, -one.rank), default=first)
+        return min(others, key=lambda one: (-one.request.priority, one.num_computed_tokens, -one.order), default=first)
 
     def _preempt(self, victim: Sequence) -> None:
         planned_tokens = self.plan.chunks.pop(victim, 0)
@@ -175,8 +175,8 @@ class Scheduler:
     def __init__(self, blocks: BlockManager, max_num_batched_tokens: int, max_num_seqs: int) -> None:
         self._blocks = blocks
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._waiting: list[Sequence] = []  # by rank
-        self.running: list[Sequence] = []  # by rank
+        self._waiting: list[Sequence] = []  # in order
+        self.running: list[Sequence] = []  # in order
         self._free_rows = Rows(max_num_seqs)
         self.num_preemptions_total = 0
         self.recomputed_tokens_total = 0
@@ -194,7 +194,7 @@ class Scheduler:
         return bool(self.running or self._waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence by its rank."""
+        """Queue a sequence in order."""
         bisect.insort(self._waiting, sequence, key=_order)
 
     def remove(self, sequence: Sequence) -> None:
@@ -311,5 +311,5 @@ class Scheduler:
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:
-    """Sort key: the rank, then the arrival."""
-    return sequence.rank, sequence.arrival
+    """Sort key: the order, then the arrival."""
+    return sequence.order, sequence.arrival

@@ -53,12 +53,12 @@ class Sequence:
     is_complete: bool = False  # no more tokens of it are computed
     has_ended: bool = False  # its last output was returned, or it was aborted: what is still in flight is dropped
     has_bad_numbers: bool = False  # its logits were not finite: its blocks are zeroed before another request gets them
-    rank: int = field(init=False)
+    order: int = field(init=False)
 
     def __post_init__(self) -> None:
         params = self.request.sampling
         # A priority is a head start counted in arrivals, not a class of its own: so it cannot starve others.
-        self.rank = self.arrival + PRIORITY_STRIDE_ARRIVALS * self.request.priority
+        self.order = self.arrival + PRIORITY_STRIDE_ARRIVALS * self.request.priority
         self.is_plain_greedy = params.is_plain_greedy and not self.processors
         if params.is_penalised:
             self.token_counts = dict.fromkeys(self.token_ids, 0) if params.repetition_penalty != 1.0 else {}
