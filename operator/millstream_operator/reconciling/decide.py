@@ -8,8 +8,12 @@ from millstream_operator.reconciling.context import ReconcileContext
 from millstream_operator.rollout.rollout import RolloutInput, SpareGPUs, next_step
 
 
-def decide(context: ReconcileContext, spare: SpareGPUs) -> ReconcileContext:
-    """Set `step`. Pure, apart from the question whether GPUs are free."""
+def decide(context: ReconcileContext, spare: SpareGPUs, *, announces: bool = True) -> ReconcileContext:
+    """Set `step`. Pure, apart from the question whether GPUs are free.
+
+    `announces`: the caller writes the step's decisions to the status before it applies the step. Otherwise the step has
+    none, and its record is not marked as if the journal had them.
+    """
     pin = context.plan.pin
     inputs = RolloutInput(
         context.owner,
@@ -19,5 +23,6 @@ def decide(context: ReconcileContext, spare: SpareGPUs) -> ReconcileContext:
         context.pods,
         context.previous.get("decisions") or (),
         spare(context.owner, pin.revision),
+        announces,
     )
     return replace(context, step=next_step(inputs))

@@ -138,7 +138,7 @@ class Reconciler:
         if refused.is_soon_over and not context.previous.get("conditions") and self._busy():
             raise RequeueAfter(refused.problem.message, SOON_SECONDS)  # others have no pods yet
         if (kept := last_good(context.records)) is not None:
-            context = decide(replace(context, chosen=Chosen(kept)), self._spare)
+            context = decide(replace(context, chosen=Chosen(kept)), self._spare, announces=False)
             context = await self._apply.repair(context)
             context = await self._apply.apply_companions(self._reader.refresh(context))
         await self._report.run_invalid(manifest, refused.problem, refused.plan, context.companions)

@@ -45,6 +45,7 @@ class RolloutInput:
     pods: Sequence[Manifest] = ()
     journal: Sequence[Manifest] = ()  # status.decisions
     spare: bool | None = None
+    announces: bool = True  # False: the status reports something else, so no decision is announced or marked
 
     @property
     def digest(self) -> str:
@@ -107,6 +108,8 @@ def _announced(
     inputs: RolloutInput, pin: PinnedRevision, *decisions: Decision
 ) -> tuple[PinnedRevision, tuple[Decision, ...]]:
     """The decisions that the journal lacks, and the revision with the marks that it has once they are announced."""
+    if not inputs.announces:
+        return pin, ()
     announced = not_in_journal(pin.marks, decisions, inputs.journal)
     return replace(pin, marks=with_journal(pin.marks, decisions, announced)), announced
 

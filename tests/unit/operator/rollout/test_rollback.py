@@ -166,3 +166,19 @@ async def test_a_refused_spec_does_not_keep_a_failed_one_from_being_rolled_back(
     one.cluster.set_status(POD, pod["metadata"]["name"], pod["status"] | CRASHED)
     await one.settle()
     assert one.images() == ["good"]
+
+
+async def test_what_was_rolled_back_under_a_refused_spec_is_announced_when_the_spec_asks_for_it_again() -> None:
+    """No journal is written under a refused spec, so the record must not say that the journal has the entry."""
+    one = await served("ResourceAware")
+    one.controller.failing["slow"] = ended("", restarts=0)
+    await one.apply(**image("slow"))
+    await one.apply(speculation={"method": "NGram"})
+    one.controller.failing["slow"] = CRASHED
+    (pod,) = one.controller.pods()
+    one.cluster.set_status(POD, pod["metadata"]["name"], pod["status"] | CRASHED)
+    await one.settle()
+    assert one.decisions == ["ReplacingInPlace"]
+    await one.apply(speculation=None)
+    assert one.operator.condition("Ready")["reason"] == "RolledBack"
+    assert one.decisions == ["RolledBack", "ReplacingInPlace"]
