@@ -1,7 +1,7 @@
 """Draw a terminal picture (SVG) from the real output of a command.
 
-    python docs/pictures/draw.py "make demo" docs/pictures/demo.svg          # runs the command on a pseudo-terminal
-    python docs/pictures/draw.py --from log.txt "make demo" docs/pictures/demo.svg
+    python -m hack.reference.terminal_picture "make demo" docs/pictures/demo.svg     # runs it
+    python -m hack.reference.terminal_picture --from log.txt "make demo" docs/pictures/demo.svg
 
 The command runs on a pseudo-terminal, so the picture shows what a person sees: carriage returns and cursor
 movements are played back on a small screen model, colours stay. `--last N` keeps the last N lines.
