@@ -14,10 +14,10 @@ def test_it_refuses_in_one_sentence_where_there_is_no_gpu(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert benchmark.main([]) == 1
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.count("\n") == 1
-    assert "needs a CUDA device" in told.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert "needs a CUDA device" in captured.err
 
 
 def test_a_dry_run_measures_every_execution_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
+from millstream_runtime.engine.request import Request
+from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.server.engine.client import EngineClient
+from millstream_runtime.server.engine.output_queue import OutputQueue
 from millstream_runtime.server.http import limits
 from millstream_runtime.server.http.api_keys import OPEN_PATHS
 from tests.support.server_thread import ServerThread, serving, wait_for
@@ -74,6 +78,24 @@ def test_a_bug_tells_nothing_of_the_inside(tiny_model: Path, monkeypatch: pytest
         assert answer.json()["error"]["message"] == "Internal server error."
         assert "secret" not in answer.text
         assert server.get("/health").status_code == 200
+        assert server.server.service.admission.in_flight == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_dies_before_the_answer_begins_is_a_503(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """Also for a stream: a 200 with an error event would keep a client from trying again."""
+    with serving(tiny_model) as server:
+        server.wait_ready()
+
+        def dead(self: EngineClient, request: Request, queue: OutputQueue) -> None:
+            raise RuntimeFailure(FailureReason.RUNTIME_CRASHED, "The engine is not ready.")
+
+        monkeypatch.setattr(EngineClient, "submit", dead)
+        answer = server.post(TEXT, BODY | {"stream": stream})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_failed")
+        assert "Retry-After" in answer.headers
         assert server.server.service.admission.in_flight == 0
 
 
