@@ -1,18 +1,20 @@
-"""A fake of the Deployment controller, the scheduler and the kubelets, one step at a time, with pods that fail.
+"""A fake of the Deployment controller and the kubelets, one step at a time, with pods that fail.
 
 It imitates `kube-controller-manager`'s rolling update (`pkg/controller/deployment/rolling.go`): scale the new
 ReplicaSet up within maxSurge, then the old ones down within maxUnavailable, those that are not ready first. Pods start
-one step after they were made. What is not imitated: ReplicaSets as objects, pods that take time to end, and time.
+one step after they were made, where the scheduler finds a node: `tests/support/scheduler.py`, or a count of GPUs that
+are all alike. What is not imitated: ReplicaSets as objects, and time.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from millstream_operator.kube.kinds import DEPLOYMENT, POD
 from tests.support.fake_cluster import FakeCluster, pod_of
+from tests.support.scheduler import Scheduler
 
 Manifest = dict[str, Any]
 NO_GPU = {
@@ -32,33 +34,72 @@ def ended(message: str, *, restarts: int = 0, code: int = 1) -> Manifest:
 
 
 class RolloutController:
-    """`failing`: by the container's image, the status that its pods come to instead of Ready. `gpus`: how many."""
+    """The controllers of one namespace.
+
+    `failing`: by the container's image, the status that its pods come to instead of Ready. `gpus`: how many there are,
+    of one kind, or `scheduler`, which knows nodes. `drain_steps`: how long a deleted pod ends and keeps its GPUs.
+    `on_drain` is called before a pod that is ready is deleted, with it and the Deployment.
+    """
 
     def __init__(
-        self, cluster: FakeCluster, *, failing: Mapping[str, Manifest] | None = None, gpus: int | None = None
+        self,
+        cluster: FakeCluster,
+        *,
+        failing: Mapping[str, Manifest] | None = None,
+        gpus: int | None = None,
+        scheduler: Scheduler | None = None,
+        drain_steps: int = 0,
+        on_drain: Callable[[Manifest, Manifest], object] = lambda pod, workload: None,
     ) -> None:
         self.cluster, self.failing, self.gpus = cluster, dict(failing or {}), gpus
+        self.scheduler, self.drain_steps, self.on_drain = scheduler, drain_steps, on_drain
+        self._ending: dict[str, int] = {}  # steps that are left to a deleted pod, by name
         self.most_pods = 0
         self.fewest_available = 1 << 10  # while the rollout was watched
         self.made: list[str] = []  # revisions of the pods, in the order in which they were made
 
     def pods(self, name: str = "demo") -> list[Manifest]:
+        """Without those that end."""
         wanted = {"millstream.dev/deployment": name, "millstream.dev/role": "leader"}
-        return [pod for pod in self.cluster.all(POD) if wanted.items() <= pod["metadata"]["labels"].items()]
+        return [
+            pod
+            for pod in self.cluster.all(POD)
+            if wanted.items() <= pod["metadata"]["labels"].items() and not pod["metadata"].get("deletionTimestamp")
+        ]
 
-    def available(self) -> list[Manifest]:
-        return [pod for pod in self.pods() if _is_ready(pod)]
+    def available(self, name: str = "demo") -> list[Manifest]:
+        return [pod for pod in self.pods(name) if _is_ready(pod)]
 
     def step(self, name: str = "demo") -> None:
         """Let pods of the step before start, then move the rollout on by one decision."""
         workload = self.cluster.get(DEPLOYMENT, name)
         if workload is None:
             return
+        self._end_pods()
+        if self.scheduler is not None:
+            self.scheduler.run()
         self._start_pods(name)
         self._scale(workload)
         self._update_status(name)
         self.most_pods = max(self.most_pods, len(self.pods(name)))
-        self.fewest_available = min(self.fewest_available, len(self.available()))
+        self.fewest_available = min(self.fewest_available, len(self.available(name)))
+
+    def _end_pods(self) -> None:
+        for pod, steps in list(self._ending.items()):
+            self._ending[pod] = steps - 1
+            if steps <= 1:
+                del self._ending[pod]
+                self.cluster.remove(POD, pod)
+
+    def _delete(self, pod: Manifest, workload: Manifest) -> None:
+        name = pod["metadata"]["name"]
+        if _is_ready(pod):
+            self.on_drain(pod, workload)
+        if self.drain_steps and pod["spec"].get("nodeName"):
+            self._ending[name] = self.drain_steps
+            self.cluster.edit(POD, name, lambda live: live["metadata"].update(deletionTimestamp="2025-01-01T00:00:00Z"))
+        else:
+            self.cluster.remove(POD, name)
 
     def _start_pods(self, name: str) -> None:
         running = sum(1 for pod in self.pods(name) if _is_scheduled(pod))
@@ -66,6 +107,8 @@ class RolloutController:
             if _is_ready(pod) or pod["status"].get("containerStatuses"):
                 continue
             if not _is_scheduled(pod):
+                if self.scheduler is not None:
+                    continue
                 if self.gpus is not None and running >= self.gpus:
                     self._set(pod, {"conditions": [{"type": "Ready", "status": "False"}, NO_GPU]})
                     continue
@@ -85,14 +128,14 @@ class RolloutController:
         for _ in range(min(wanted - len(new), wanted + rolling["maxSurge"] - len(pods))):
             self._make(workload)
         for pod in sorted(new, key=_is_ready)[: max(0, len(new) - wanted)]:
-            self.cluster.remove(POD, pod["metadata"]["name"])
+            self._delete(pod, workload)
         least = wanted - rolling["maxUnavailable"]
         waiting = sum(1 for pod in new if not _is_ready(pod))
         may_go = len(pods) - least - waiting
         for pod in old[: max(0, may_go)]:
-            if _is_ready(pod) and len(self.available()) <= least:
+            if _is_ready(pod) and len(self.available(workload["metadata"]["name"])) <= least:
                 break
-            self.cluster.remove(POD, pod["metadata"]["name"])
+            self._delete(pod, workload)
 
     def _make(self, workload: Manifest) -> None:
         template = workload["spec"]["template"]
