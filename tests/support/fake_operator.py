@@ -22,7 +22,8 @@ from millstream_operator.kube.optional_kinds import OptionalKinds
 from millstream_operator.kube.pod_access import PodUnreachable
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.probing.pod_reports import PodReports
-from millstream_operator.probing.service_probe import ServiceUnreachable
+from millstream_operator.probing.probe_key import ProbeKeys
+from millstream_operator.probing.service_probe import NO_HEADERS, ServiceUnreachable
 from millstream_operator.queue.work_queue import RetryLater
 from millstream_operator.reconciling.defaults import Defaults
 from millstream_operator.reconciling.reconciler import Reconciler
@@ -73,6 +74,7 @@ class FakeModel:
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
         self.unreachable = ""
+        self.key: str | None = None  # the API key that it asks for
         self.ready: Manifest = {}  # over what /ready would answer
         self.completion: Manifest = {"choices": [{"text": "!"}], "usage": {"completion_tokens": 1}}
         self.questions: list[tuple[str, Manifest | None]] = []
@@ -88,8 +90,17 @@ class FakeModel:
         served_name = running.get("boot", {}).get("served_model_name", owner.served_name)
         return {"config_hash": running["configHash"], "model": served_name} | self.ready
 
-    async def post(self, owner: LLMDeployment, path: str, body: Mapping[str, Any], timeout_seconds: float) -> Manifest:
+    async def post(
+        self,
+        owner: LLMDeployment,
+        path: str,
+        body: Mapping[str, Any],
+        timeout_seconds: float,
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> Manifest:
         self._asked(path, dict(body))
+        if self.key is not None and headers.get("Authorization") != f"Bearer {self.key}":
+            raise ServiceUnreachable(f"{path} answered HTTP 401")
         return self.completion
 
     def _asked(self, path: str, body: Manifest | None) -> None:
@@ -127,6 +138,7 @@ class FakeOperator:
         shapes: Shapes = shape_from_catalogue,
         companions: CompanionDefaults | None = None,
         later: EnqueueAfter | None = None,
+        keys: ProbeKeys | None = None,
     ) -> None:
         self.cluster, self.model = cluster, model or FakeModel(cluster)
         self.client = FakeClusterClient(cluster, fault)
@@ -151,6 +163,7 @@ class FakeOperator:
             spare=self.facts.has_spare_gpus,
             later=later,
             busy=lambda: self.busy,
+            keys=keys,
         )
         self.retries: list[RetryLater] = []
 

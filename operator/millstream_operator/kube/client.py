@@ -24,6 +24,7 @@ import aiohttp
 import kopf
 from aiohttp.abc import AbstractStreamWriter
 
+from millstream_operator.kube.bounded_http import UnusableAnswer, read_up_to
 from millstream_operator.kube.fence import Fence, NotLeader
 from millstream_operator.kube.kinds import Kind, kind_of
 from millstream_operator.rendering.names import MANAGER
@@ -37,6 +38,7 @@ WATCH_SILENCE_SECONDS = 70.0  # the API server sends a bookmark a minute
 # Well above the number of workers: aiohttp hands a free connection to the next caller and not to the one that has
 # waited longest, so workers that use all of them would starve listings, Events and probes of pods.
 MAX_CONNECTIONS = 40
+RAW_LIMIT_BYTES = 1 << 20  # of an answer that may be a pod's own
 NO_VERSION = "1"  # etcd's revision of the empty store: the first object that is written gets 2
 
 
@@ -85,6 +87,7 @@ class _Request:
     content_type: str
     timeout_seconds: float
     fence: Fence | None = None
+    limit_bytes: int | None = None  # of the answer; None: the API server's own objects
 
     def payload(self) -> bytes | FencedBody | None:
         if self.body is None:
@@ -266,11 +269,13 @@ class ClusterClient:
 
     async def get_raw(self, path: str, timeout_seconds: float) -> dict[str, Any]:
         """GET of any path that answers JSON (the Service and pod proxies of a development setup)."""
-        return await self._request("GET", path, timeout_seconds=timeout_seconds)
+        return await self._request("GET", path, timeout_seconds=timeout_seconds, limit_bytes=RAW_LIMIT_BYTES)
 
     async def post_raw(self, path: str, body: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
         """POST of JSON to any path that answers JSON. Not fenced: a request to a model changes no object."""
-        return await self._request("POST", path, body=body, timeout_seconds=timeout_seconds, fenced=False)
+        return await self._request(
+            "POST", path, body=body, timeout_seconds=timeout_seconds, fenced=False, limit_bytes=RAW_LIMIT_BYTES
+        )
 
     def _count(self, verb: str, what: str) -> None:
         self.writes += 1
@@ -287,15 +292,17 @@ class ClusterClient:
         content_type: str = "application/json",
         timeout_seconds: float | None = None,
         fenced: bool = True,
+        limit_bytes: int | None = None,
     ) -> dict[str, Any]:
         seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        request = _Request(method, path, dict(query or {}), body, content_type, seconds)
+        request = _Request(method, path, dict(query or {}), body, content_type, seconds, limit_bytes=limit_bytes)
         send = self._write if fenced and method != "GET" else self._send
         try:
             try:
                 return await send(request)
             except ApiError as error:
-                if error.status != 401:
+                # Behind a proxy path it may be the pod that asks for a key of its own.
+                if error.status != 401 or (limit_bytes is not None and error.body.get("kind") != "Status"):
                     raise
             await self.close()  # a rotated token: log in again, once
             return await send(request)
@@ -333,17 +340,21 @@ class ClusterClient:
                 data=request.payload(),
                 headers={"Content-Type": request.content_type} if request.body is not None else {},
                 timeout=aiohttp.ClientTimeout(total=request.timeout_seconds),
+                allow_redirects=False,  # the credentials are for this server
             ) as response:
-                text = await response.text()
-                if response.status >= 400:
+                limit = request.limit_bytes
+                text = await (response.text() if limit is None else _text_up_to(response, limit))
+                if response.status >= 300:
                     raise _api_error(response.status, text, response.headers.get("Retry-After"))
+        except UnusableAnswer as problem:
+            raise ApiUnreachable(f"{what} {problem}") from None
         except (aiohttp.ClientError, TimeoutError, ssl.SSLError, asyncio.IncompleteReadError) as error:
             if isinstance(error.__cause__, NotLeader):  # aiohttp wraps what a body raises
                 raise error.__cause__ from None
             raise ApiUnreachable(f"{what}: {type(error).__name__} {error}".rstrip()) from error
         try:
             answer = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ApiUnreachable(f"{what}: the answer is no JSON") from None
         return answer if isinstance(answer, dict) else {"value": answer}
 
@@ -358,11 +369,15 @@ class ClusterClient:
         return self._session, self._info.server.rstrip("/")
 
 
+async def _text_up_to(response: aiohttp.ClientResponse, limit_bytes: int) -> str:
+    return (await read_up_to(response, limit_bytes)).decode(errors="replace")
+
+
 def _api_error(status: int, text: str, retry_after: str | None) -> ApiError:
     """Read the Status object that the API server answers errors with; a proxy in between may answer anything."""
     try:
         payload = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         payload = {}
     payload = payload if isinstance(payload, dict) else {}
     seconds = float(retry_after) if retry_after and retry_after.isdigit() else 0.0

@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import aiohttp
-
+from millstream_operator.kube.bounded_http import UnusableAnswer, request_json
 from millstream_operator.kube.client import ApiError, ApiUnreachable, ClusterClient
 from millstream_operator.rendering.runtime_config import RUNTIME_PORT
 
-MAX_ANSWER_BYTES = 1 << 16
+LIMIT_BYTES = 1 << 16
 NOT_READY_STATUS = 503
 
 
@@ -36,23 +34,14 @@ class DirectPods:
         if not address:
             raise PodUnreachable("the pod has no address yet")
         host = f"[{address}]" if ":" in address else address
-        timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        url = f"http://{host}:{RUNTIME_PORT}/ready"
+        accepted = (200, NOT_READY_STATUS)
         try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout) as session,
-                session.get(f"http://{host}:{RUNTIME_PORT}/ready", allow_redirects=False) as response,
-            ):
-                text = await response.content.read(MAX_ANSWER_BYTES)
-                if response.status not in (200, NOT_READY_STATUS):
-                    raise PodUnreachable(f"/ready answered HTTP {response.status}")
-                body = json.loads(text)
-        except TimeoutError:
-            raise PodUnreachable(f"/ready gave no answer within {timeout_seconds:.0f} seconds") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise PodUnreachable(f"/ready: {type(error).__name__}") from None
-        if not isinstance(body, dict):
-            raise PodUnreachable("/ready answered something that is not a JSON object")
-        return body
+            return await request_json(
+                "GET", url, timeout_seconds=timeout_seconds, limit_bytes=LIMIT_BYTES, accepted=accepted
+            )
+        except UnusableAnswer as problem:
+            raise PodUnreachable(f"/ready {problem}") from None
 
 
 class ProxyPods:

@@ -10,6 +10,7 @@ from millstream_operator.children.children import Children
 from millstream_operator.diagnosis.conditions import READY, find
 from millstream_operator.facts import restored_status
 from millstream_operator.probing.answer import Answer
+from millstream_operator.probing.probe_key import ProbeKeys
 from millstream_operator.probing.service_probe import ServiceAccess, probe_service
 from millstream_operator.reconciling.context import ReconcileContext
 from millstream_operator.rendering.names import LEADER, ROLE_LABEL
@@ -24,8 +25,8 @@ TOLERATED_FAILURES = 4
 class ProbeStage:
     """Remembers the last answer per owner, so that a steady state asks nothing."""
 
-    def __init__(self, access: ServiceAccess, children: Children) -> None:
-        self._access, self._children = access, children
+    def __init__(self, access: ServiceAccess, children: Children, keys: ProbeKeys) -> None:
+        self._access, self._children, self._keys = access, children, keys
         # By the owner's uid: which revision, Service and pods were asked, and the answer.
         self._answers: dict[str, tuple[object, Answer]] = {}
         self._failures: dict[str, int] = {}  # in a row
@@ -59,7 +60,7 @@ class ProbeStage:
             return known[1]
         if known is None and context.restored is not None and context.restored.answered == revision.name:
             return Answer()
-        answer = await probe_service(self._access, owner, revision)
+        answer = await probe_service(self._access, owner, revision, await self._keys.of(owner))
         self._answers[uid] = (subject, answer)
         if answer.failure is None:
             self._failures.pop(uid, None)

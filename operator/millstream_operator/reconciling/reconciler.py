@@ -30,6 +30,7 @@ from millstream_operator.kube.event_queue import EventPublisher
 from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.kube.kinds import LLM_DEPLOYMENT
 from millstream_operator.probing.pod_reports import PodReports
+from millstream_operator.probing.probe_key import NoKeys, ProbeKeys
 from millstream_operator.probing.service_probe import ServiceAccess
 from millstream_operator.queue.work_queue import RequeueAfter, RetryLater
 from millstream_operator.reconciling.apply import ApplyStage
@@ -71,6 +72,7 @@ class Reconciler:
         later: EnqueueAfter | None = None,
         events: EventPublisher | None = None,
         busy: Callable[[], bool] = lambda: False,
+        keys: ProbeKeys | None = None,
     ) -> None:
         self._index, self._reports, self._spare, self._busy = index, reports, spare, busy
         self.pinning = Pinning(facts, defaults.plan, defaults.pods)
@@ -83,7 +85,7 @@ class Reconciler:
         self._reader = ContextReader(index, self._children, self._restorer)
         self._plan = PlanStage(self.pinning, inspector)
         self._apply = ApplyStage(self._children, self._volume_checks, companions)
-        self._probe = ProbeStage(access, self._children)
+        self._probe = ProbeStage(access, self._children, keys or NoKeys())
         self._report = ReportStage(client, index, reports, now, events)
 
     async def reconcile(self, key: OwnerKey) -> None:

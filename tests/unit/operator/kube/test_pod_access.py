@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from aiohttp import web
 from millstream_operator.kube import pod_access
 from millstream_operator.kube.client import ApiError, ApiUnreachable, ClusterClient
 from millstream_operator.kube.pod_access import DirectPods, PodUnreachable, ProxyPods
+from tests.support.aiohttp_server import http_server
 
 POD = {"metadata": {"name": "demo-0", "namespace": "team"}, "status": {"podIP": "127.0.0.1"}}
 LOADING = {"ready": False, "phase": "LoadingWeights", "message": "Reading."}
@@ -24,17 +26,9 @@ async def pod_that_answers(answer: Any, monkeypatch: pytest.MonkeyPatch) -> Asyn
         response: web.StreamResponse = await answer()
         return response
 
-    application = web.Application()
-    application.router.add_get("/ready", ready)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    monkeypatch.setattr(pod_access, "RUNTIME_PORT", runner.addresses[0][1])
-    try:
+    async with http_server(ready) as port:
+        monkeypatch.setattr(pod_access, "RUNTIME_PORT", port)
         yield
-    finally:
-        await runner.cleanup()
 
 
 async def loading() -> web.Response:
@@ -57,6 +51,10 @@ async def endless() -> web.Response:
     return web.json_response({"phase": "x" * (1 << 20)})
 
 
+async def deeply_nested() -> web.Response:
+    return web.Response(text="[" * 60_000)
+
+
 async def slow() -> web.Response:
     await asyncio.sleep(30)
     return await loading()
@@ -67,7 +65,7 @@ async def test_a_pod_that_is_not_ready_answers_all_the_same(monkeypatch: pytest.
         assert await DirectPods().ready(POD, 5.0) == LOADING
 
 
-@pytest.mark.parametrize("answer", [not_json, a_list, redirect, endless, slow])
+@pytest.mark.parametrize("answer", [not_json, a_list, redirect, endless, deeply_nested, slow])
 async def test_an_answer_that_is_no_report_is_an_error(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async with pod_that_answers(answer, monkeypatch):
         with pytest.raises(PodUnreachable):
@@ -79,6 +77,24 @@ async def test_a_pod_without_an_address_or_a_listener_is_unreachable(monkeypatch
     for pod in (POD, {**POD, "status": {}}):
         with pytest.raises(PodUnreachable):
             await DirectPods().ready(pod, 1.0)
+
+
+async def test_a_report_in_chunks_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The body used to end with the first chunk that had arrived."""
+
+    async def in_chunks(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(status=503)
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        text = json.dumps(LOADING).encode()
+        for begin in range(0, len(text), 8):
+            await response.write(text[begin : begin + 8])
+            await asyncio.sleep(0)
+        return response
+
+    async with http_server(in_chunks) as port:
+        monkeypatch.setattr(pod_access, "RUNTIME_PORT", port)
+        assert await DirectPods().ready(POD, 5.0) == LOADING
 
 
 class Proxy(ClusterClient):
