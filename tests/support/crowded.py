@@ -11,13 +11,17 @@ PROMPT_TOKENS = 9  # odd, so that chunks end anywhere in a block
 class Crowded(Pace):
     """Allows a layer of a few tokens a step, whatever was timed."""
 
+    prompt_tokens = PROMPT_TOKENS
+
     def most_tokens(self, context_tokens: int) -> int:
-        return PROMPT_TOKENS
+        return self.prompt_tokens
 
     def layers(self, prompt_work: float) -> int:
         return 1
 
 
-def crowd(engine: Engine) -> None:
-    """Have it so from now on."""
-    engine._chunked_prefill.pace = Crowded(1.0, engine.model_config.num_layers)
+def crowd(engine: Engine, prompt_tokens: int = PROMPT_TOKENS) -> None:
+    """Have it so from now on, with chunks of `prompt_tokens`."""
+    pace = Crowded(1.0, engine.model_config.num_layers)
+    pace.prompt_tokens = prompt_tokens
+    engine._chunked_prefill.pace = pace

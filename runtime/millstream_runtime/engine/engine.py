@@ -229,7 +229,6 @@ class Engine:
     def _count_as_computed(self, chunks: list[Chunk], layer_slice: ChunkSlice | None) -> None:
         sliced = layer_slice.chunks if layer_slice is not None and layer_slice.is_last else []
         self._scheduler.advance([*chunks, *sliced])
-        self._scheduler.publish_prefix(sliced)
         self._steps_total += 1
         self._last_step_tokens = sum(n for one, n in [*chunks, *sliced] if not one.request.is_heartbeat)
 

@@ -174,5 +174,8 @@ def shrink_pool(engine: Any, num_blocks: int, *, enable_prefix_caching: bool = F
 
     old = engine._scheduler
     rows = len(old._free_rows)
-    engine._blocks = BlockManager(num_blocks, 16, rows, enable_prefix_caching=enable_prefix_caching)
+    window_tokens = engine._blocks.window_tokens
+    engine._blocks = BlockManager(
+        num_blocks, 16, rows, enable_prefix_caching=enable_prefix_caching, window_tokens=window_tokens
+    )
     engine._scheduler = Scheduler(engine._blocks, old._max_num_batched_tokens, rows)

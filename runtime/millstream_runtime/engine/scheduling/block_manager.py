@@ -152,12 +152,14 @@ class BlockManager:
         They are computed, or will be in the step that is being planned: a layer writes all keys and values of a step
         before it reads any, so another sequence may share them within the same step. A block with a token that is not
         read yet is published later: its hash is not known, and the token may never be accepted.
+
+        Blocks that a sliding window has passed are left out: the sequence does not hold them any more.
         """
         num_full_blocks = min(num_tokens, sequence.num_read_tokens) // self.block_size_tokens
         if self._cache is None or sequence.num_published_blocks >= num_full_blocks or not sequence.uses_prefix_cache:
             return
         hashes = extend_hashes(sequence, self.block_size_tokens)
-        for index in range(sequence.num_published_blocks, num_full_blocks):
+        for index in range(max(sequence.num_published_blocks, sequence.num_passed_blocks), num_full_blocks):
             self._cache.insert(hashes[index], sequence.block_table[index])
         sequence.num_published_blocks = num_full_blocks
 
@@ -254,5 +256,8 @@ class BlockManager:
             raise RuntimeError(f"KV block {block} is leaked: no request holds it and it is on {lists} free lists.")
         if count != self._num_holders[block]:
             raise RuntimeError(f"KV block {block} is held by {count} requests, but counted {self._num_holders[block]}.")
-        if block in self._evictable and (self._cache is None or block not in self._cache):
+        is_cached = self._cache is not None and block in self._cache
+        if block in self._evictable and not is_cached:
             raise RuntimeError(f"KV block {block} is kept for the prefix cache, which does not know it.")
+        if block in self._free and is_cached:
+            raise RuntimeError(f"KV block {block} is free, and the prefix cache would still hand it out.")

@@ -226,7 +226,7 @@ class Scheduler:
 
         No sequence that it preempts has a step in flight. The caller launches every chunk and then calls `advance`,
         before it plans again. Without `publish_prompts`, chunks of several tokens may take more steps than this one:
-        their blocks are not in the prefix cache before `publish_prefix`.
+        their blocks are not in the prefix cache before `advance`.
         """
         for sequence in plan.preempted:
             self._preempt(sequence)
@@ -251,15 +251,16 @@ class Scheduler:
         return chunks
 
     def advance(self, chunks: Iterable[Chunk]) -> None:
-        """Count the chunks' tokens as computed: what the device is given from now on comes after them."""
+        """Count the chunks' tokens as computed: what the device is given from now on comes after them.
+
+        Blocks of chunks that were applied without `publish_prompts` are published here. That comes before blocks
+        outside the window are freed: no block is ever both free and cached.
+        """
         for sequence, num_tokens in chunks:
             sequence.num_computed_tokens += num_tokens
+            if num_tokens > 1:
+                self._blocks.publish(sequence, sequence.num_computed_tokens)
             self._blocks.free_outside_window(sequence)
-
-    def publish_prefix(self, chunks: Iterable[Chunk]) -> None:
-        """Publish the blocks of chunks that were applied without `publish_prompts` and are computed now."""
-        for sequence, _ in chunks:
-            self._blocks.publish(sequence, sequence.num_computed_tokens)
 
     def recompute(self, sequence: Sequence) -> None:
         """Free the blocks of a running sequence whose keys have all become stale (longrope); it keeps its row.

@@ -178,6 +178,32 @@ def test_a_window_gives_back_what_it_passed(blocks: BlockManager) -> None:
     blocks.check_integrity([])
 
 
+def test_a_chunk_longer_than_the_window_leaves_no_block_both_free_and_cached() -> None:
+    """Its blocks are published late (slices, side prefill), when the window has passed the first of them."""
+    blocks = BlockManager(8, BLOCK, 4, enable_prefix_caching=True, window_tokens=6)
+    scheduler = Scheduler(blocks, 64, 4)
+    scheduler.add(sequence("0", list(range(22))))
+    chunks = scheduler.apply(scheduler.plan(), publish_prompts=False)
+    scheduler.advance(chunks)
+    blocks.check_integrity(scheduler.running)
+    other = sequence("1", list(range(22)))
+    assert blocks.match_prefix(other) == chunks[0].sequence.block_table[:5], "they are evictable, in their order"
+    taken, late = sequence("2", [7] * 24), chunks[0].sequence
+    taken.row = 1
+    blocks.allocate(taken, 24)  # overwrites what the window has passed
+    late.num_published_blocks = 0
+    blocks.publish(late, 22)
+    blocks.check_integrity([late, taken])
+    assert blocks.match_prefix(other) == [], "what was overwritten is not published again"
+
+
+def test_integrity_names_a_block_that_is_free_and_cached(blocks: BlockManager) -> None:
+    assert blocks._cache is not None
+    blocks._cache.insert(b"x", next(iter(blocks._free)))
+    with pytest.raises(RuntimeError, match="is free, and the prefix cache would still hand it out"):
+        blocks.check_integrity([])
+
+
 def test_clean_rows_go_out_lowest_first_and_caching_ones_longest_unused_first() -> None:
     rows = Rows(4)
     assert [rows.allocate() for _ in range(4)] == [0, 1, 2, 3]
