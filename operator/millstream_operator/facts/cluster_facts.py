@@ -12,7 +12,7 @@ a thousand small updates.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -159,7 +159,7 @@ class ClusterFacts:
         if (why_not := self._why_unknown(demands)) is not None:
             return replace(known, unknown=(*unknown, PlanReason("inventory", why_not)))
         self._update_promises()
-        free = self._accounts.free(_owner_of(owner), demands)
+        free = self._accounts.free(_key_of(owner), demands)
         return replace(known, inventory=free, capacity=self._accounts.capacity(demands), unknown=tuple(unknown))
 
     def promise(self, owner: LLMDeployment, revision: Revision) -> None:
@@ -168,7 +168,7 @@ class ClusterFacts:
         self._changed_owners.add(key)
 
     def holds_gpus(self, owner: LLMDeployment) -> bool:
-        return self._accounts.bound(_owner_of(owner)) > 0
+        return self._accounts.bound(_key_of(owner)) > 0
 
     def has_spare_gpus(self, owner: LLMDeployment, revision: Revision) -> bool | None:
         """Return whether GPUs for one more pod of a revision are free, besides those the owner has. None: not known."""
@@ -177,7 +177,7 @@ class ClusterFacts:
         if gpus <= 0 or self._why_unknown(demands) is not None:
             return None
         self._update_promises()
-        free = self._accounts.free(_owner_of(owner), demands, give_up=False)
+        free = self._accounts.free(_key_of(owner), demands, give_up=False)
         return any(kind.gpus >= gpus for kind in free.kinds if part in (AcceleratorType.GPU, kind.part.name))
 
     def _why_unknown(self, demands: Demands) -> str | None:
@@ -203,14 +203,14 @@ class ClusterFacts:
 
     # Promises
 
-    def _mark_changed(self, owners: Iterable[tuple[str, str]]) -> None:
-        self._changed_owners |= {OwnerKey(namespace, name) for namespace, name in owners}
+    def _mark_changed(self, owners: Iterable[Hashable]) -> None:
+        self._changed_owners |= {owner for owner in owners if isinstance(owner, OwnerKey)}
 
     def _update_promises(self) -> None:
         while self._changed_owners:
             key = self._changed_owners.pop()
             want, times = self._wanted(key)
-            self._accounts.promise((key.namespace, key.name), want, times)
+            self._accounts.promise(key, want, times)
 
     def _wanted(self, key: OwnerKey) -> tuple[Want | None, int]:
         """Return what a plan wants beyond its bound pods: GPUs per pod, and the number of pods."""
@@ -223,7 +223,7 @@ class ClusterFacts:
             return None, 0
         digest, plan = pinned
         replicas = owner.get("spec", {}).get("replicas", 1)
-        missing = replicas - self._accounts.bound((key.namespace, key.name), digest)
+        missing = replicas - self._accounts.bound(key, digest)
         gpus, part = plan.get("gpusPerReplica") or 0, plan.get("accelerator")
         if gpus <= 0 or not isinstance(replicas, int):
             return None, 0
@@ -247,9 +247,5 @@ class ClusterFacts:
         return newest["metadata"]["labels"].get(REVISION_LABEL, ""), data.get("plan") or {}
 
 
-def _owner_of(owner: LLMDeployment) -> tuple[str, str]:
-    return owner.metadata.namespace or "", owner.name
-
-
 def _key_of(owner: LLMDeployment) -> OwnerKey:
-    return OwnerKey(*_owner_of(owner))
+    return OwnerKey(owner.metadata.namespace or "", owner.name, owner.kind)

@@ -22,8 +22,9 @@ from millstream_operator.facts.cluster_facts import ClusterFacts
 from millstream_operator.inventory.nodes import GpuNode, read_node
 from millstream_operator.inventory.pods import GpuPod, holds_gpus
 from millstream_operator.kube.client import ApiError, ApiUnreachable, ClusterClient
+from millstream_operator.kube.index import owner_key
 from millstream_operator.kube.kinds import NODE, POD, Kind
-from millstream_operator.rendering.names import DEPLOYMENT_LABEL, REVISION_LABEL
+from millstream_operator.rendering.names import LEADER, REVISION_LABEL, role_of
 
 log = logging.getLogger(__name__)
 Manifest = dict[str, Any]
@@ -141,12 +142,16 @@ class GpuWatch:
 
 
 def read_pod(pod: Mapping[str, Any]) -> GpuPod | None:
-    """Return what is kept of a pod; None for one that holds no GPU."""
+    """Return what is kept of a pod; None for one that holds no GPU.
+
+    Only a pod that serves belongs to its owner's plan. A Job of ours (quantization, a quality gate) keeps its GPUs when
+    the plan changes, so it holds them as a pod of anyone else does.
+    """
     held = holds_gpus(pod)
     if held is None:
         return None
     metadata = pod["metadata"]
     labels = metadata.get("labels") or {}
-    name = labels.get(DEPLOYMENT_LABEL)
-    owner = (metadata["namespace"], name) if name else None
+    key = owner_key(POD, dict(pod))
+    owner = key if key.name and role_of(pod) == LEADER else None
     return GpuPod(metadata["uid"], held[0], held[1], owner, labels.get(REVISION_LABEL, ""))

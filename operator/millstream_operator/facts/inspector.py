@@ -25,7 +25,7 @@ from millstream_operator.planning.inspected import Inspected
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.rendering.inspect_job import Subject, inspect_job, inspection_key
 from millstream_operator.rendering.inspection_record import inspection_record, is_inspection, read_record
-from millstream_operator.rendering.names import INSPECTION_LABEL
+from millstream_operator.rendering.names import INSPECTION_LABEL, INSPECTOR, role_of
 from millstream_operator.rendering.network_policy import network_policy
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.service_account import service_account
@@ -69,7 +69,7 @@ class Inspector:
         """
         wanted = subjects(owner, self._plan_defaults)
         names = {inspection_key(owner, subject) for subject in wanted.values()}
-        jobs = self._children.list_owned(owner, key, JOB)
+        jobs = self._inspections(owner, key)
         await self._children.delete(owner, [job for job in jobs if _inspects(job) not in names])
         return Inspected(**{name: await self._inspected(owner, key, subject) for name, subject in wanted.items()})
 
@@ -88,7 +88,7 @@ class Inspector:
     async def _inspected(self, owner: LLMDeployment, key: OwnerKey, subject: Subject) -> InspectedModel:
         name = inspection_key(owner, subject)
         records = self._children.list_owned(owner, key, CONFIG_MAP)
-        jobs = [job for job in self._children.list_owned(owner, key, JOB) if _inspects(job) == name]
+        jobs = [job for job in self._inspections(owner, key) if _inspects(job) == name]
         answer = read_record(records, name)
         if answer is None:
             answer = self._shared.answer(name, key) if not jobs else None
@@ -99,6 +99,10 @@ class Inspector:
             return read_inspected(answer)
         except ConfigError as error:  # a record of another version of the operator, which knew more families
             raise NotInspected(Diagnosis(Reason.UNSUPPORTED_BY_RUNTIME, str(error)), None) from None
+
+    def _inspections(self, owner: LLMDeployment, key: OwnerKey) -> list[Manifest]:
+        """Return the owner's Jobs that inspect a model; Jobs of another role are not the inspector's."""
+        return [job for job in self._children.list_owned(owner, key, JOB) if role_of(job) == INSPECTOR]
 
     async def _ask_for_all(
         self, owner: LLMDeployment, key: OwnerKey, subject: Subject, jobs: Sequence[Manifest]

@@ -9,7 +9,7 @@ by node; a query walks the GPU nodes once.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from millstream_operator.catalog.gpu import GpuCatalog, GpuPart
@@ -19,7 +19,7 @@ from millstream_operator.inventory.nodes import GpuNode, Parts, left_out
 from millstream_operator.inventory.packing import Free, Want, without_promised
 from millstream_operator.inventory.pods import GpuPod, used_by_node
 
-Owner = tuple[str, str]  # namespace and name
+Owner = Hashable  # the key of an owner: its kind, namespace and name
 MAX_REFUSED = 8  # nodes whose reasons are kept for messages
 
 

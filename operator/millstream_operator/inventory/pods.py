@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ class GpuPod:
     uid: str
     node: str
     gpus: int
-    owner: tuple[str, str] | None = None  # namespace and name of the LLMDeployment, for pods of ours
+    owner: Hashable | None = None  # the key of the owner, for pods that serve a model of ours
     revision: str = ""
 
 

@@ -1,4 +1,4 @@
-"""The index: watched objects in memory, by key and by the LLMDeployment they belong to.
+"""The index: watched objects in memory, by key and by the owner (an LLMDeployment) that they belong to.
 
 Reconciling reads from here, so a steady state costs the API server nothing. Two sources write to it: the watches, and
 the answers to our own writes, which come earlier. The higher resourceVersion wins, so neither restores an older state.
@@ -12,40 +12,61 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream_operator.kube.interning import ManifestInterner
-from millstream_operator.kube.kinds import HORIZONTAL_POD_AUTOSCALER, LLM_DEPLOYMENT, Kind
-from millstream_operator.rendering.names import DEPLOYMENT_LABEL
+from millstream_operator.kube.kinds import HORIZONTAL_POD_AUTOSCALER, LLM_DEPLOYMENT, OWNER_LABELS, OWNERS, Kind
 
 Manifest = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class OwnerKey:
-    """An LLMDeployment, whether it still exists or not."""
+    """An object of our API that owns others, whether it still exists or not: an LLMDeployment, unless `kind` differs.
+
+    Two kinds may have objects of the same name, so the kind is part of every key: in the queue, in the index, and in
+    the accounts of GPUs.
+    """
 
     namespace: str
     name: str
+    kind: str = LLM_DEPLOYMENT.kind
 
     def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
+        return f"{self.kind} {self.namespace}/{self.name}"
 
 
 def owner_key(kind: Kind, manifest: Manifest) -> OwnerKey:
-    """Return the LLMDeployment that an object of a watched kind belongs to, by its label."""
+    """Return the owner that an object of a watched kind belongs to: by its controller, else by its label."""
     metadata = manifest["metadata"]
-    if kind is LLM_DEPLOYMENT:
-        return OwnerKey(metadata["namespace"], metadata["name"])
-    return OwnerKey(metadata["namespace"], metadata.get("labels", {}).get(DEPLOYMENT_LABEL, ""))
+    if kind in OWNERS:
+        return OwnerKey(metadata["namespace"], metadata["name"], kind.kind)
+    for reference in metadata.get("ownerReferences") or ():
+        if reference.get("controller") and _is_ours(reference):
+            return OwnerKey(metadata["namespace"], reference["name"], reference["kind"])
+    labels = metadata.get("labels") or {}
+    for label, owner in OWNER_LABELS.items():
+        if label in labels:
+            return OwnerKey(metadata["namespace"], labels[label], owner.kind)
+    return OwnerKey(metadata["namespace"], "")
 
 
 def affected_owners(kind: Kind, manifest: Manifest) -> set[OwnerKey]:
-    """Return the LLMDeployments that a change of an object may concern: by its label, and by its owner references."""
+    """Return the owners that a change of an object may concern: by its labels, and by its owner references."""
     metadata = manifest["metadata"]
+    labels = metadata.get("labels") or {}
     owners = {
-        OwnerKey(metadata["namespace"], reference["name"])
-        for reference in metadata.get("ownerReferences", ())
-        if reference["kind"] == LLM_DEPLOYMENT.kind
+        OwnerKey(metadata["namespace"], reference["name"], reference["kind"])
+        for reference in metadata.get("ownerReferences") or ()
+        if _is_ours(reference)
     }
+    if kind not in OWNERS:
+        named = {label: owner for label, owner in OWNER_LABELS.items() if label in labels}
+        owners |= {OwnerKey(metadata["namespace"], labels[label], owner.kind) for label, owner in named.items()}
     return {key for key in owners | {owner_key(kind, manifest)} if key.name}
+
+
+def _is_ours(reference: Manifest) -> bool:
+    """Whether an owner reference names a kind of our API, in whichever version."""
+    group = str(reference.get("apiVersion", "")).partition("/")[0]
+    return any(owner.group == group and owner.kind == reference.get("kind") for owner in OWNERS)
 
 
 class Index:

@@ -65,6 +65,10 @@ OWNED = (
     CONTROLLER_REVISION,
     CONFIG_MAP,
 )
+# Kinds of our API that own objects, and the label that names the owner on each of its objects, pods included. A second
+# kind adds its own row and its own label, so that two owners of one name never share a child, a pod or a GPU.
+OWNERS = (LLM_DEPLOYMENT,)
+OWNER_LABELS = {DEPLOYMENT_LABEL: LLM_DEPLOYMENT}
 WATCHED = (LLM_DEPLOYMENT, *OWNED, HORIZONTAL_POD_AUTOSCALER, POD)
 OPTIONAL = (SCALED_OBJECT, POD_MONITOR, PROMETHEUS_RULE)
 BY_KIND = {kind.kind: kind for kind in (*WATCHED, *OPTIONAL, EVENT)}

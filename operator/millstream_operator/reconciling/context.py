@@ -20,6 +20,7 @@ from millstream_operator.facts.restored_status import RestoredStatus, StatusRest
 from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, LLM_DEPLOYMENT, POD
 from millstream_operator.probing.answer import Answer
+from millstream_operator.rendering.names import LEADER, role_of
 from millstream_operator.rendering.revision import Revision
 from millstream_operator.rollout.pinning import Chosen
 from millstream_operator.rollout.rollout import RolloutStep
@@ -37,7 +38,8 @@ class ReconcileContext:
     previous: Manifest  # the status as it was written last
     records: Sequence[Manifest]  # its ControllerRevisions
     workload: Manifest | None  # its Deployment
-    pods: Sequence[Manifest]
+    pods: Sequence[Manifest]  # those that serve, or shall
+    other_pods: Sequence[Manifest] = ()  # of Jobs: they mount volumes and ConfigMaps, and are no replicas
     restored: RestoredStatus | None = None  # what an earlier process found out and this one has not yet
     # plan
     chosen: Chosen | None = None
@@ -89,10 +91,12 @@ class ContextReader:
         """The same context with the index of now; what the stages found stays."""
         owner, key = context.owner, context.key
         manifest = self._index.get(LLM_DEPLOYMENT, key.namespace, key.name) or {}
+        pods = self._index.children(key, POD)
         return replace(
             context,
             previous=manifest.get("status") or {},
             records=self._children.list_owned(owner, key, CONTROLLER_REVISION),
             workload=self._children.get_owned(owner, key, DEPLOYMENT),
-            pods=self._index.children(key, POD),
+            pods=[pod for pod in pods if role_of(pod) == LEADER],
+            other_pods=[pod for pod in pods if role_of(pod) != LEADER],
         )

@@ -27,9 +27,10 @@ async def prune(context: ReconcileContext, children: Children) -> None:
     names = {record["metadata"]["name"] for record in to_delete}
     kept = [record for record in records if record["metadata"]["name"] not in names]
     applied = {(one["kind"], one["metadata"]["name"]) for one in context.wanted}
-    maps = needed_maps(owner.name, kept, context.pods) | kept_inspections(children.list_owned(owner, key, CONFIG_MAP))
+    all_pods = [*context.pods, *context.other_pods]
+    maps = needed_maps(owner.name, kept, all_pods) | kept_inspections(children.list_owned(owner, key, CONFIG_MAP))
     for kind in OWNED:
         to_delete = prunable(kind, children.list_owned(owner, key, kind), applied, names, maps)
         if kind is PERSISTENT_VOLUME_CLAIM:
-            to_delete = unmounted(to_delete, context.workload, context.pods)
+            to_delete = unmounted(to_delete, context.workload, all_pods)
         await children.delete(owner, to_delete)

@@ -6,6 +6,7 @@ other labels are for people and tools.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from millstream_operator.api import API_VERSION, KIND
@@ -16,10 +17,12 @@ ROLE_LABEL = "millstream.dev/role"
 REVISION_LABEL = "millstream.dev/revision"
 INSPECTION_LABEL = "millstream.dev/inspection"  # on an inspection's Job, pods and record: what was inspected
 ATTEMPT_LABEL = "millstream.dev/attempt"
+# Roles. Rollout, pruning and the accounts of GPUs look at leaders alone; an object of a role that this version does not
+# know is left to whoever made it.
 LEADER = "leader"  # the pod of a replica that answers requests; today a replica is one pod
+INSPECTOR = "inspector"  # the Job that reads a model's shape, and its pod
 MANAGER = "millstream-operator"
 RUNTIME_CONTAINER = "runtime"
-INSPECTOR = "inspector"  # the role of a pod that reads a model's shape
 INSPECT_CONTAINER = "inspect-model"
 FETCH_CONTAINER = "fetch-model"  # an init container, where the model is downloaded
 HTTP_PORT_NAME = "http"
@@ -33,6 +36,12 @@ def common_labels(name: str) -> dict[str, str]:
         "app.kubernetes.io/managed-by": MANAGER,
         DEPLOYMENT_LABEL: name,
     }
+
+
+def role_of(manifest: Mapping[str, Any]) -> str:
+    """Return the role of a child. One without a role label serves: only Jobs and their pods have another role."""
+    found: str = (manifest["metadata"].get("labels") or {}).get(ROLE_LABEL, LEADER)
+    return found
 
 
 def selector_labels(name: str) -> dict[str, str]:

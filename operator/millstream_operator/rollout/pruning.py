@@ -14,12 +14,13 @@ from typing import Any
 from millstream_operator.diagnosis.pod_facts import claims
 from millstream_operator.kube.kinds import CONFIG_MAP, CONTROLLER_REVISION, Kind
 from millstream_operator.rendering.config_maps import boot_map_name, mounted_maps
-from millstream_operator.rendering.names import REVISION_LABEL
+from millstream_operator.rendering.names import INSPECTOR, LEADER, REVISION_LABEL, role_of
 from millstream_operator.rendering.revision import Revision, read_revision
 from millstream_operator.rollout.revisions import newest_first
 from millstream_operator.rollout.workload import digest_of, digest_of_pod
 
 Manifest = dict[str, Any]
+PRUNED_ROLES = frozenset({LEADER, INSPECTOR})  # objects of any other role are deleted by whoever made them
 HISTORY_LIMIT = 4  # records kept at least, the current one included
 
 
@@ -57,7 +58,8 @@ def prunable(
     """Children of a kind to delete. `wanted`: (kind, name) of what is applied."""
     if kind is CONTROLLER_REVISION:
         return [record for record in mine if record["metadata"]["name"] in records_to_delete]
-    unwanted = [child for child in mine if (kind.kind, child["metadata"]["name"]) not in wanted]
+    ours = [child for child in mine if role_of(child) in PRUNED_ROLES]
+    unwanted = [child for child in ours if (kind.kind, child["metadata"]["name"]) not in wanted]
     if kind is CONFIG_MAP:
         return [child for child in unwanted if child["metadata"]["name"] not in needed_maps]
     return unwanted

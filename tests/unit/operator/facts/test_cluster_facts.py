@@ -120,6 +120,20 @@ def test_a_promise_ends_as_pods_are_bound_and_counts_no_gpu_twice() -> None:
     assert cluster.promised_gpus() == 3, "its pod is gone and will come back"
 
 
+def test_the_gpus_of_a_job_of_ours_are_free_for_no_plan() -> None:
+    """A pod that quantizes or checks a model keeps its GPUs when the plan changes, and is no replica."""
+    cluster = Cluster(gpu_node("a", T4, 2), gpu_node("b", L4, 2))
+    cluster.plan("d", replicas=2)
+    (record,) = cluster.index.all(CONTROLLER_REVISION)
+    pod = gpu_pod("quantize", "a", gpus=2)
+    pod["metadata"] |= {"uid": "q", "labels": {**record["metadata"]["labels"], "millstream.dev/role": "quantize"}}
+    cluster.cluster_facts.put_pod("q", read_pod(pod))
+    assert cluster.promised_gpus() == 2, "both replicas are still to come"
+    owner = parse(cluster.store("d", replicas=2))
+    assert not cluster.cluster_facts.holds_gpus(owner)
+    assert str(cluster.cluster_facts.of(owner).inventory) == "1 × 2 L4-24GB"
+
+
 @pytest.mark.parametrize("how", ["deleted", "scaled to zero"])
 def test_a_promise_ends_with_its_deployment(how: str) -> None:
     cluster = Cluster(gpu_node("a", T4, 1), gpu_node("b", L4, 1))

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from millstream_operator.kube.index import Index, OwnerKey, affected_owners
-from millstream_operator.kube.kinds import DEPLOYMENT, LLM_DEPLOYMENT, POD, SERVICE, WATCHED, label_selector
+import pytest
+
+from millstream_operator.api import API_VERSION, GROUP
+from millstream_operator.kube.index import Index, OwnerKey, affected_owners, owner_key
+from millstream_operator.kube.kinds import DEPLOYMENT, LLM_DEPLOYMENT, POD, SERVICE, WATCHED, Kind, label_selector
+from millstream_operator.queue.work_queue import WorkQueue
 
 Manifest = dict[str, Any]
 DEMO = OwnerKey("team", "demo")
@@ -80,13 +84,41 @@ def test_a_listing_forgets_what_is_gone_and_returns_the_affected_owners() -> Non
 
 
 def test_a_change_concerns_its_label_and_its_owner() -> None:
-    reference = {"kind": "LLMDeployment", "name": "owner", "uid": "x", "controller": True}
+    reference = {"apiVersion": API_VERSION, "kind": "LLMDeployment", "name": "owner", "uid": "x", "controller": True}
     assert affected_owners(SERVICE, child(1)) == {DEMO}
     assert affected_owners(SERVICE, child(1, ownerReferences=[reference])) == {DEMO, OwnerKey("team", "owner")}
     assert affected_owners(SERVICE, child(1, owner=None, ownerReferences=[reference])) == {OwnerKey("team", "owner")}
     assert affected_owners(SERVICE, child(1, owner=None)) == set()
     assert affected_owners(SERVICE, child(1, ownerReferences=[{**reference, "kind": "ReplicaSet"}])) == {DEMO}
+    foreign = {**reference, "apiVersion": "example.com/v1"}
+    assert affected_owners(SERVICE, child(1, ownerReferences=[foreign])) == {DEMO}, "a kind of another API"
     assert affected_owners(LLM_DEPLOYMENT, child(1, owner=None)) == {DEMO}
+    newer = {**reference, "apiVersion": f"{GROUP}/v1beta1"}
+    assert affected_owners(SERVICE, child(1, owner=None, ownerReferences=[newer])) == {OwnerKey("team", "owner")}
+
+
+async def test_owners_of_two_kinds_with_one_name_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second kind of our API comes with its own label; keys already tell the two apart."""
+    gateway = Kind(GROUP, "v1alpha1", "LLMGateway", "llmgateways", owned=False)
+    monkeypatch.setattr("millstream_operator.kube.index.OWNERS", (LLM_DEPLOYMENT, gateway))
+    labels = {"millstream.dev/deployment": LLM_DEPLOYMENT, "millstream.dev/gateway": gateway}
+    monkeypatch.setattr("millstream_operator.kube.index.OWNER_LABELS", labels)
+    theirs = OwnerKey("team", "demo", "LLMGateway")
+    reference = {"apiVersion": API_VERSION, "kind": "LLMGateway", "name": "demo", "uid": "g", "controller": True}
+    index = Index()
+    index.put(SERVICE, child(1, name="model"))
+    index.put(SERVICE, child(2, name="gateway", ownerReferences=[reference]))
+    index.put(POD, child(3, name="pod", owner=None, labels={"millstream.dev/gateway": "demo"}))
+    assert [one["metadata"]["name"] for one in index.children(DEMO, SERVICE)] == ["model"]
+    assert [one["metadata"]["name"] for one in index.children(theirs, SERVICE)] == ["gateway"]
+    assert (index.children(DEMO, POD), len(index.children(theirs, POD))) == ([], 1)
+    assert owner_key(gateway, child(4)) == theirs
+    assert affected_owners(gateway, child(4)) == {theirs}, "its label is for people"
+    queue: WorkQueue[OwnerKey] = WorkQueue()
+    for key in (DEMO, theirs, DEMO):
+        queue.add(key)
+    assert sum(queue.count().values()) == 2
+    assert (str(DEMO), str(theirs)) == ("LLMDeployment team/demo", "LLMGateway team/demo")
 
 
 def test_the_server_is_asked_for_our_own_objects_alone() -> None:

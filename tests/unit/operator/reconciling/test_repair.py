@@ -11,6 +11,7 @@ from millstream_operator.kube.kinds import (
     CONFIG_MAP,
     CONTROLLER_REVISION,
     DEPLOYMENT,
+    JOB,
     NETWORK_POLICY,
     SERVICE,
     SERVICE_ACCOUNT,
@@ -173,6 +174,34 @@ async def test_a_conflict_that_is_resolved_is_forgotten() -> None:
     await operator.settle()
     assert operator.condition("NameConflict") == {}
     assert operator.condition("Stalled") == {}
+    assert operator.condition("Ready")["status"] == "True"
+
+
+@pytest.mark.parametrize("role", ["quantize", "gate"])
+async def test_a_job_of_another_role_is_neither_pruned_nor_a_replica(role: str) -> None:
+    """Nor is what it mounts: it is ours, and it ends when it is done."""
+    operator = await served()
+    cluster = operator.cluster
+    labels = {"millstream.dev/deployment": "demo", "millstream.dev/role": role}
+    owner = cluster.the(SERVICE)["metadata"]["ownerReferences"]
+
+    def put(api_version: str, kind: str, name: str, **content: Any) -> None:
+        metadata = {"name": name, "namespace": cluster.the(SERVICE)["metadata"]["namespace"], "labels": labels}
+        metadata["ownerReferences"] = owner
+        cluster.put({"apiVersion": api_version, "kind": kind, "metadata": metadata, **content})
+
+    put("batch/v1", "Job", "demo-job", spec={}, status={"conditions": [{"type": "Suspended", "status": "True"}]})
+    put("v1", "ConfigMap", "demo-report", data={})
+    put("v1", "Pod", "demo-job-pod", spec={"nodeName": "n"}, status={"phase": "Running"})
+    before = operator.status()
+    respec(cluster, replicas=2)
+    await operator.settle()
+    respec(cluster, replicas=1, warmup={"timeout": "16m"})
+    await operator.settle()
+    names = {one["metadata"]["name"] for one in (*cluster.all(JOB), *cluster.all(CONFIG_MAP))}
+    assert names >= {"demo-job", "demo-report"}
+    assert operator.status()["replicas"] == before["replicas"] == 1
+    assert operator.status()["rollout"]["phase"] == "Complete"
     assert operator.condition("Ready")["status"] == "True"
 
 
