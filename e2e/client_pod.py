@@ -86,6 +86,6 @@ def traffic(cluster: Cluster, namespace: str, service: str, image: str, script: 
     env = {"MODEL": MODEL, "URL": url, "INTERVAL_SECONDS": "0.4"}
     cluster.apply(namespace, script_pod("client", image, script, env, memory="32Mi"))
     source = Traffic(cluster, namespace)
-    cluster.kubectl("wait", "pod/client", "-n", namespace, "--for=condition=Ready", "--timeout=60s")
+    cluster.wait_condition("pod", "client", "Ready", "-n", namespace, timeout_seconds=120)
     source.wait_for(3)
     yield source

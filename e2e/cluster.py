@@ -73,6 +73,20 @@ class Cluster:
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
         self.kubectl("apply", "-n", namespace, "-f", "-", stdin=text)
 
+    def wait_condition(self, kind: str, name: str, condition: str, *query: str, timeout_seconds: float = 60.0) -> None:
+        """Wait until the object has the condition with status True.
+
+        Not `kubectl wait`: it fails at once on an object that is not there yet, or whose conditions are null as those
+        of a CRD are until the API server has first looked at it.
+        """
+
+        def holds(found: Object | None) -> bool:
+            conditions = ((found or {}).get("status") or {}).get("conditions") or []
+            return any(one["type"] == condition and one["status"] == "True" for one in conditions)
+
+        what = f"{kind}/{name} {condition}"
+        eventually(lambda: self.find(kind, name, *query), holds, what=what, timeout_seconds=timeout_seconds)
+
     @contextmanager
     def port_forward(self, namespace: str, target: str, port: int) -> Iterator[int]:
         """A local port that leads to `target`, such as `service/demo`, for the length of the block."""

@@ -51,7 +51,7 @@ def hub(cluster: Cluster, namespace: str, image: str, token: str) -> Iterator[st
     pod = script_pod("hub", image, SCRIPT, {"TOKEN": token}, memory="64Mi", readinessProbe=probe)
     cluster.apply(namespace, pod)
     cluster.apply(namespace, _service())
-    cluster.kubectl("wait", "pod/hub", "-n", namespace, "--for=condition=Ready", "--timeout=120s")
+    cluster.wait_condition("pod", "hub", "Ready", "-n", namespace, timeout_seconds=120)
     yield f"http://hub.{namespace}.svc:{PORT}"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from e2e.cluster import Cluster, Object
+from e2e.cluster import Cluster, Object, eventually
 
 STORAGE_CLASS = "e2e-by-hand"  # no such object: nothing provisions, a volume of the same class binds
 ROOT = "/var/lib/millstream-e2e"
@@ -22,15 +22,17 @@ def node_volume(cluster: Cluster, namespace: str, claim: str, image: str) -> Ite
     name = f"{namespace}-{claim}"
     cluster.apply("default", _folder_maker(name, image))
     try:
-        cluster.kubectl("wait", f"pod/{name}", "-n", "default", "--for=jsonpath={.status.phase}=Succeeded", _TIMEOUT)
+        eventually(
+            lambda: cluster.get("pod", name, "-n", "default"),
+            lambda pod: pod.get("status", {}).get("phase") == "Succeeded",
+            what="the folder made",
+            timeout_seconds=120,
+        )
         cluster.apply("default", _volume(name, namespace, claim))
         yield
     finally:
         cluster.kubectl("delete", "pod", name, "-n", "default", "--ignore-not-found", "--wait=false")
         cluster.kubectl("delete", "persistentvolume", name, "--ignore-not-found", "--wait=false")
-
-
-_TIMEOUT = "--timeout=120s"
 
 
 def _folder_maker(name: str, image: str) -> Object:

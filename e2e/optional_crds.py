@@ -51,7 +51,7 @@ def install(cluster: Cluster, name: str) -> None:
     """Server-side, since they are too large for kubectl's annotation."""
     manifest = json.dumps(crd(name))
     cluster.kubectl("apply", "--server-side", "-f", "-", stdin=manifest)
-    cluster.kubectl("wait", f"crd/{name}", "--for=condition=Established", "--timeout=60s")
+    cluster.wait_condition("crd", name, "Established")
 
 
 def remove(cluster: Cluster, name: str) -> None:

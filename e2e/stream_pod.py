@@ -62,7 +62,7 @@ def streams(cluster: Cluster, namespace: str, service: str, image: str, *, at_on
     """Keep so many streams open to the Service for the length of the block."""
     env = {"MODEL": MODEL, "URL": f"http://{service}.{namespace}.svc/v1/chat/completions", "STREAMS": str(at_once)}
     cluster.apply(namespace, script_pod("streams", image, SCRIPT, env, memory="48Mi"))
-    cluster.kubectl("wait", "pod/streams", "-n", namespace, "--for=condition=Ready", "--timeout=60s")
+    cluster.wait_condition("pod", "streams", "Ready", "-n", namespace, timeout_seconds=120)
     found = Streams(cluster, namespace)
     found.wait_for(at_once)
     yield found

@@ -122,7 +122,7 @@ def _ask(kubeconfig: Path, read: Callable[[Any, Any], Any], failure: str) -> Any
     try:
         from kubernetes import client, config
     except ModuleNotFoundError:
-        raise bad_input("--kubeconfig needs the kubernetes client: pip install 'millstream[operator]'.") from None
+        raise bad_input("--kubeconfig needs the kubernetes client: pip install 'millstream[cluster]'.") from None
     try:
         return read(client, config.new_client_from_config(str(kubeconfig)))
     except client.ApiException as error:

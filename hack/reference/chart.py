@@ -89,7 +89,10 @@ def _at(schema: Schema, path: str) -> Schema:
 def _type(node: Schema, root: Schema) -> str:
     if (reference := node.get("$ref")) is not None:
         name = reference.rsplit("/", 1)[-1]
-        known = {"strings": "map of strings", "tolerations": "list of tolerations"}
+        known = {
+            **dict.fromkeys(("strings", "labels", "annotations"), "map of strings"),
+            **dict.fromkeys(("tolerations", "modelTolerations"), "list of tolerations"),
+        }
         return known.get(name) or _type(root["definitions"][name], root)
     if "enum" in node:
         return ", ".join(f"`{one}`" for one in node["enum"])

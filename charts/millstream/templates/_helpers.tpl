@@ -16,9 +16,14 @@ app.kubernetes.io/component: operator
 
 {{- define "millstream.labels" -}}
 {{ include "millstream.selectorLabels" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/version: {{ include "millstream.labelValue" .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+helm.sh/chart: {{ include "millstream.labelValue" (printf "%s-%s" .Chart.Name .Chart.Version) | quote }}
+{{- end -}}
+
+{{/* A version as a label value, which has neither the + of a build's metadata nor more than 63 characters. */}}
+{{- define "millstream.labelValue" -}}
+{{ . | replace "+" "_" | trunc 63 | trimAll "-_." }}
 {{- end -}}
 
 {{/* The restricted Pod Security profile, and a root file system that nobody writes to. */}}
@@ -44,9 +49,10 @@ capabilities:
 
 {{/* Enabled or Disabled: does the operator look at the cluster's nodes and at what pods hold of their GPUs? */}}
 {{- define "millstream.inventory" -}}
-{{- if eq .Values.inventory.mode "Auto" -}}
+{{- $mode := (.Values.inventory).mode | default "Auto" -}}
+{{- if eq $mode "Auto" -}}
 {{- if .Values.operator.watchNamespaces }}Disabled{{ else }}Enabled{{ end -}}
 {{- else -}}
-{{- .Values.inventory.mode -}}
+{{- $mode -}}
 {{- end -}}
 {{- end }}

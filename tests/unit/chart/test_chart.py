@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -16,48 +12,25 @@ from hack.reference import chart as chart_reference
 from millstream_operator.catalog.catalog_file import read_catalog_file
 from millstream_operator.kube.kinds import OPTIONAL, WATCHED
 from millstream_operator.settings import read_settings
-
-ROOT = Path(__file__).resolve().parents[3]
-CHART = ROOT / "charts" / "millstream"
-HELM = ROOT / ".tools" / "bin" / "helm"
-IMAGES = ("operator.image=registry/operator:1", "runtime.image=registry/runtime:1")
-
-Document = dict[str, Any]
+from tests.support.helm_chart import (
+    CHART,
+    IMAGES,
+    PREVIOUS,
+    ROOT,
+    Document,
+    environment,
+    have_helm,
+    helm,
+    of_kind,
+    operator_of,
+    pod_specs,
+    render,
+)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _helm() -> None:
-    """helm from the pinned sources; built once, then found in a cache."""
-    if not HELM.exists():
-        subprocess.run([sys.executable, "-m", "hack.cluster", "tools", "helm"], cwd=ROOT, check=True)
-
-
-def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([HELM, *arguments], capture_output=True, text=True, check=False)
-
-
-def render(*values: str, release: str = "millstream", chart: Path = CHART) -> list[Document]:
-    sets = [word for value in (*IMAGES, *values) for word in ("--set-json" if "=[" in value else "--set", value)]
-    done = helm("template", release, str(chart), "--namespace", "system", "--kube-version", "1.34.0", *sets)
-    assert done.returncode == 0, done.stderr
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
-
-
-def of_kind(documents: list[Document], kind: str) -> list[Document]:
-    return [document for document in documents if document["kind"] == kind]
-
-
-def operator_of(documents: list[Document]) -> Document:
-    (deployment,) = of_kind(documents, "Deployment")
-    return deployment
-
-
-def pod_specs(documents: list[Document]) -> Iterator[Document]:
-    for document in documents:
-        if document["kind"] == "Deployment":
-            yield document["spec"]["template"]["spec"]
-        if document["kind"] == "Pod":
-            yield document["spec"]
+    have_helm()
 
 
 def test_lint_is_clean_even_when_strict() -> None:
@@ -147,11 +120,6 @@ def test_the_inventory_is_looked_at_and_nothing_more() -> None:
     insisted = render('operator.watchNamespaces=["a"]', "inventory.mode=Enabled")
     (binding,) = of_kind(insisted, "ClusterRoleBinding")
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
-
-
-def environment(documents: list[Document]) -> dict[str, str]:
-    (container,) = operator_of(documents)["spec"]["template"]["spec"]["containers"]
-    return {variable["name"]: variable.get("value") for variable in container["env"]}
 
 
 def test_own_gpus_reach_the_operator_as_a_file_that_it_can_read(tmp_path: Path) -> None:
@@ -327,9 +295,6 @@ def test_every_kind_that_is_read_or_written_is_granted_and_no_more() -> None:
     for kind in (*WATCHED, *OPTIONAL):
         wanted = {"get", "list"} | ({"watch"} if kind in WATCHED else set()) | (written if kind.owned else set())
         assert granted[kind.group, kind.plural] == wanted, kind.kind
-
-
-PREVIOUS = ROOT / "e2e" / "fixtures" / "millstream-0.1.0.tgz"
 
 
 def test_an_upgrade_changes_nothing_that_cannot_be_changed() -> None:

@@ -1,0 +1,58 @@
+"""The chart as helm renders it, with the pinned helm of `python3 -m hack.cluster tools helm`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts" / "millstream"
+PREVIOUS = ROOT / "e2e" / "fixtures" / "millstream-0.1.0.tgz"
+HELM = ROOT / ".tools" / "bin" / "helm"
+IMAGES = ("operator.image=registry/operator:1", "runtime.image=registry/runtime:1")
+
+Document = dict[str, Any]
+
+
+def have_helm() -> None:
+    """Build helm from the pinned sources once; later it is found in a cache."""
+    if not HELM.exists():
+        subprocess.run([sys.executable, "-m", "hack.cluster", "tools", "helm"], cwd=ROOT, check=True)
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([HELM, *arguments], capture_output=True, text=True, check=False)
+
+
+def render(*values: str, release: str = "millstream", chart: Path = CHART) -> list[Document]:
+    sets = [word for value in (*IMAGES, *values) for word in ("--set-json" if "=[" in value else "--set", value)]
+    done = helm("template", release, str(chart), "--namespace", "system", "--kube-version", "1.34.0", *sets)
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+def of_kind(documents: list[Document], kind: str) -> list[Document]:
+    return [document for document in documents if document["kind"] == kind]
+
+
+def operator_of(documents: list[Document]) -> Document:
+    (deployment,) = of_kind(documents, "Deployment")
+    return deployment
+
+
+def pod_specs(documents: list[Document]) -> Iterator[Document]:
+    for document in documents:
+        if document["kind"] == "Deployment":
+            yield document["spec"]["template"]["spec"]
+        if document["kind"] == "Pod":
+            yield document["spec"]
+
+
+def environment(documents: list[Document]) -> dict[str, str]:
+    (container,) = operator_of(documents)["spec"]["template"]["spec"]["containers"]
+    return {variable["name"]: variable.get("value") for variable in container["env"]}
