@@ -30,6 +30,16 @@ CATALOG = load_catalog()
         ("A10", "A10-24GB"),
         ("NVIDIA GeForce RTX 4090", "RTX4090-24GB"),
         ("MI300X", "MI300X-192GB"),
+        ("NVIDIA A30", "A30-24GB"),
+        ("NVIDIA A40", "A40-48GB"),
+        ("NVIDIA RTX A6000", "RTXA6000-48GB"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTXPRO6000-96GB"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTXPRO6000-96GB-WS"),
+        ("NVIDIA-L20", "L20-48GB"),
+        ("NVIDIA-H20", "H20-96GB"),
+        ("NVIDIA-GH200-480GB", "GH200-96GB"),
+        ("NVIDIA GH200 144G HBM3e", "GH200-144GB"),
+        ("NVIDIA-B300-SXM6-AC", "B300-288GB"),
     ],
 )
 def test_every_name_of_a_gpu_finds_it(name: str, part: str) -> None:
@@ -40,6 +50,7 @@ def test_every_name_of_a_gpu_finds_it(name: str, part: str) -> None:
     ("name", "said"),
     [
         ("A100", "could mean A100-40GB, A100-80GB"),
+        ("GH200", "could mean GH200-96GB, GH200-144GB"),
         ("A100-90GB", "A100-80GB"),
         ("TPU", "not in the catalogue"),
         ("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "a MIG slice"),
@@ -62,13 +73,20 @@ def test_a_count_of_gpus_in_one_node() -> None:
 
 
 def test_the_parts_that_were_promised_are_there() -> None:
-    promised = "A10 A10G L4 L40S T4 V100-16GB A100-40GB A100-80GB A100-40GB-PCIe A100-80GB-PCIe H100-80GB"
-    promised += " H100-PCIe H100-NVL H200 B200 GB200 RTX4090 RTX5090"
+    promised = "A10 A10G L4 L40S T4 A30 A40 RTX-A6000 L20 A100-40GB A100-80GB A100-40GB-PCIe A100-80GB-PCIe H100-80GB"
+    promised += " H100-PCIe H100-NVL H20 H200 GH200-96GB GH200-144GB B200 B300 GB200 RTX4090 RTX5090 RTX-PRO-6000"
     for name in promised.split():
         part = find_part(CATALOG, name)
         assert part.unsupported is None, name
         assert len(part.source) > 20
     assert find_part(CATALOG, "MI300X").unsupported is not None
+
+
+def test_a_gpu_that_the_pinned_torch_cannot_run_is_not_planned_on() -> None:
+    """The PyTorch that requirements/runtime.txt pins has kernels from sm_75 on."""
+    for part in CATALOG:
+        assert (part.unsupported is None) == (part.sm >= 75), part.name
+    assert "compute capability 7.0" in (find_part(CATALOG, "V100-16GB").unsupported or "")
 
 
 def test_facts_hang_together() -> None:
@@ -77,7 +95,8 @@ def test_facts_hang_together() -> None:
         gigabytes = int(part.name.split("-")[1].removesuffix("GB"))
         assert 0.90 * gigabytes < part.usable_memory_bytes / 2**30 <= 1.01 * gigabytes, part.name
         flops_per_byte = part.dense_flops_per_second.fp16 / part.memory_bandwidth_bytes_per_second
-        assert 90 < flops_per_byte < 500, part.name
+        least = 30 if part.name == "H20-96GB" else 90  # its arithmetic is limited for export, its memory is not
+        assert least < flops_per_byte < 500, part.name
         if part.dense_flops_per_second.fp8 is not None and part.unsupported is None:
             assert part.sm >= 89, part.name
         if part.nvlink_bytes_per_second is not None:
