@@ -83,7 +83,12 @@ class Operator:
         self.freshness = WatchFreshness(WATCHED, steady_seconds())
         self.catalog = CatalogWatch(self.settings.gpu_catalog)
         self.index = Index(self._expect_in_watch, lambda kind, manifest: self.facts.changed(kind, manifest))
-        self.facts = ClusterFacts(self.index, self.settings.defaults.pods, self.catalog.catalog)
+        self.facts = ClusterFacts(
+            self.index,
+            self.settings.defaults.pods,
+            self.catalog.catalog,
+            node_pools=self.settings.node_pools,
+        )
         self.gpus = GpuWatch(self.facts, enabled=self.settings.inventory)
         self.queue: WorkQueue[OwnerKey] = WorkQueue(observe=self.metrics.reconciled)
         self.client = self._new_client(self.fence)

@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from millstream_operator.api.base import LabelValue, QualifiedName
+from millstream_operator.inventory.node_pools import NodePool, read_node_pools
 from millstream_operator.kube.optional_kinds import DISCOVERY_SECONDS
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.reconciling.defaults import Defaults
@@ -40,6 +41,7 @@ class Settings:
     lease_name: str
     discovery_seconds: float = DISCOVERY_SECONDS  # between two discoveries of optional kinds
     gpu_catalog: Path | None = None  # own prices and parts, applied over the shipped catalogue
+    node_pools: tuple[NodePool, ...] = ()  # that an autoscaler may grow from zero
     inventory: bool = True  # watch the cluster's nodes and the GPUs that pods hold
 
 
@@ -62,6 +64,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
                                 the Lease. The defaults are those of the documented release, so that an operator started
                                 by hand outside the cluster stands by while that one runs
     MILLSTREAM_GPU_CATALOG      YAML file with own prices and GPUs, read again when it changes
+    MILLSTREAM_NODE_POOLS       JSON list: node pools with GPUs that an autoscaler may grow from zero
     MILLSTREAM_INVENTORY        Enabled, or Disabled to plan without reading nodes
 
     Raises:
@@ -95,6 +98,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         lease_name=_name(environment, "MILLSTREAM_LEASE_NAME", _LEASE_NAME, "millstream"),
         discovery_seconds=_seconds(environment, "MILLSTREAM_DISCOVERY_SECONDS", DISCOVERY_SECONDS, 5, 3600),
         gpu_catalog=Path(path) if (path := environment.get("MILLSTREAM_GPU_CATALOG", "")) else None,
+        node_pools=_node_pools(environment),
         inventory=bool(_choice(environment, "MILLSTREAM_INVENTORY", {"Enabled": 1, "Disabled": 0}, "Enabled")),
     )
 
@@ -122,6 +126,13 @@ def _seconds(environment: Mapping[str, str], variable: str, default: float, leas
     if not re.fullmatch("[0-9]{1,5}", value) or not least <= int(value) <= most:
         raise SettingsError(f"{variable} is {value[:20]!r}; it must be whole seconds from {least} to {most}.")
     return float(value)
+
+
+def _node_pools(environment: Mapping[str, str]) -> tuple[NodePool, ...]:
+    try:
+        return read_node_pools(environment.get("MILLSTREAM_NODE_POOLS", ""))
+    except ValueError as error:
+        raise SettingsError(f"MILLSTREAM_NODE_POOLS: {error}") from None
 
 
 def _companions(environment: Mapping[str, str]) -> CompanionDefaults:

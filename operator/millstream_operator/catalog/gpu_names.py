@@ -14,6 +14,7 @@ from millstream_operator.catalog.gpu import GpuCatalog, GpuPart
 
 _ISLAND = re.compile(r"^(?P<name>[^:]+)(?::(?P<count>[0-9]{1,4}))?$")
 MAX_GPUS_PER_NODE = 72
+NAMES_SHOWN = 6
 
 
 class UnknownGPUError(ValueError):
@@ -39,7 +40,7 @@ def find_part(catalog: GpuCatalog, name: str) -> GpuPart:
         return part
     if family:
         raise UnknownGPUError(f"The GPU name {name!r} could mean {', '.join(family)}; say which.")
-    near = difflib.get_close_matches(name, catalog.names(), n=3, cutoff=0.5) or catalog.names()
+    near = difflib.get_close_matches(name, catalog.names(), n=3, cutoff=0.5) or catalog.names()[:NAMES_SHOWN]
     raise UnknownGPUError(f"The GPU {name!r} is not in the catalogue; known are for example {', '.join(near)}.")
 
 

@@ -12,7 +12,7 @@ a thousand small updates.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -24,9 +24,11 @@ from millstream_operator.catalog.known_models import known_shape
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.inventory.accounts import GpuAccounts
 from millstream_operator.inventory.demands import Demands, read_tolerations
+from millstream_operator.inventory.node_pools import NodePool
 from millstream_operator.inventory.nodes import GpuNode
 from millstream_operator.inventory.packing import Want
 from millstream_operator.inventory.pods import GpuPod
+from millstream_operator.inventory.unknown_gpus import UnknownGpus, no_gpu_nodes, none_usable, not_looked_at
 from millstream_operator.kube.index import Index, OwnerKey, owner_key
 from millstream_operator.kube.kinds import CONTROLLER_REVISION, LLM_DEPLOYMENT, Kind
 from millstream_operator.planning.facts import Facts
@@ -97,10 +99,11 @@ class ClusterFacts:
         pods: PodDefaults | None = None,
         catalog: GpuCatalog | None = None,
         shapes: Shapes = shape_from_catalogue,
+        node_pools: Sequence[NodePool] = (),
     ) -> None:
         self._index, self._pods, self._shapes = index, pods or PodDefaults(), shapes
         self._catalog = catalog or load_catalog()
-        self._accounts = GpuAccounts(self._catalog)
+        self._accounts = GpuAccounts(self._catalog, node_pools)
         self._promises: dict[OwnerKey, tuple[str, Revision]] = {}  # with the owner's uid, until the record is seen
         self._changed_owners: set[OwnerKey] = set()
         self._seen_generation = -1
@@ -156,8 +159,13 @@ class ClusterFacts:
             why = "Nobody has read the model's config.json, so memory and speed are not predicted."
             unknown.append(PlanReason("model.source", why))
         demands = self._demands(owner)
-        if (why_not := self._why_unknown(demands)) is not None:
-            return replace(known, unknown=(*unknown, PlanReason("inventory", why_not)))
+        if (unseen := self._unknown_gpus(demands)) is not None:
+            declared = self._accounts.declared(demands)
+            then = f" The declared node pools are planned for: {declared}." if declared.kinds else ""
+            unknown.append(PlanReason("inventory", f"{unseen.why}{then}"))
+            return replace(
+                known, inventory=declared if declared.kinds else None, unknown=tuple(unknown), unknown_gpus=unseen
+            )
         self._update_promises()
         free = self._accounts.free(_key_of(owner), demands)
         return replace(known, inventory=free, capacity=self._accounts.capacity(demands), unknown=tuple(unknown))
@@ -174,24 +182,20 @@ class ClusterFacts:
         """Return whether GPUs for one more pod of a revision are free, besides those the owner has. None: not known."""
         gpus, part = revision.plan.get("gpusPerReplica") or 0, revision.plan.get("accelerator")
         demands = self._demands(owner)
-        if gpus <= 0 or self._why_unknown(demands) is not None:
+        if gpus <= 0 or self._unknown_gpus(demands) is not None:
             return None
         self._update_promises()
         free = self._accounts.free(_key_of(owner), demands, give_up=False)
         return any(kind.gpus >= gpus for kind in free.kinds if part in (AcceleratorType.GPU, kind.part.name))
 
-    def _why_unknown(self, demands: Demands) -> str | None:
+    def _unknown_gpus(self, demands: Demands) -> UnknownGpus | None:
         """Return why the GPUs for a pod with these demands are not known; None where they are."""
         if self.problem is not None:
-            return self.problem
-        if not self._accounts.has_nodes:
-            return "No node offers nvidia.com/gpu, so it is planned from the spec alone."
+            return not_looked_at(self.problem)
         capacity = self._accounts.capacity(demands)
         if capacity.kinds:
             return None
-        if capacity.refused:
-            return f"No GPU of the cluster can be planned on. {capacity.refused[0].reason}"
-        return "No node with GPUs fits podTemplate's nodeSelector and tolerations."
+        return none_usable(capacity.refused) if capacity.refused else no_gpu_nodes()
 
     def _demands(self, owner: LLMDeployment) -> Demands:
         """As `rendering/pod_template.py` writes them."""

@@ -9,26 +9,30 @@ by node; a query walks the GPU nodes once.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from millstream_operator.catalog.gpu import GpuCatalog, GpuPart
 from millstream_operator.inventory.demands import ANYWHERE, Demands
-from millstream_operator.inventory.node_kinds import Inventory, NodeKind, RefusedNode
-from millstream_operator.inventory.nodes import GpuNode, Parts, left_out
+from millstream_operator.inventory.left_out import LeftOut, Why, grouped
+from millstream_operator.inventory.node_kinds import Inventory, NodeKind
+from millstream_operator.inventory.node_pools import NodePool
+from millstream_operator.inventory.nodes import GpuNode, Parts
 from millstream_operator.inventory.packing import Free, Want, without_promised
 from millstream_operator.inventory.pods import GpuPod, used_by_node
 
 Owner = Hashable  # the key of an owner: its kind, namespace and name
-MAX_REFUSED = 8  # nodes whose reasons are kept for messages
 
 
 class GpuAccounts:
-    """For use in one thread. `generation` grows when there are other GPUs than before, free or not."""
+    """For use in one thread. `generation` grows when there are other GPUs than before, free or not.
 
-    def __init__(self, catalog: GpuCatalog) -> None:
+    `pools` are declared node pools: they count as capacity, and never as free.
+    """
+
+    def __init__(self, catalog: GpuCatalog, pools: Sequence[NodePool] = ()) -> None:
         self.generation = 0
-        self._catalog, self._parts = catalog, Parts(catalog)
+        self._catalog, self._parts, self._pools = catalog, Parts(catalog), tuple(pools)
         self._nodes: dict[str, GpuNode] = {}
         self._pods: dict[str, GpuPod] = {}
         self._used: Counter[str] = Counter()  # by node
@@ -36,7 +40,7 @@ class GpuAccounts:
         self._promised: dict[Owner, tuple[Want, int]] = {}
         self._wanted: Counter[Want] = Counter()
         self._capacities: dict[Demands, Inventory] = {}  # these two are computed again after a change
-        self._free: dict[Demands, Free] = {}
+        self._free: dict[Demands, tuple[Free, tuple[LeftOut, ...]]] = {}
 
     # Nodes and the catalogue
 
@@ -62,10 +66,6 @@ class GpuAccounts:
         """Use other prices or parts; labels are looked up again."""
         self._catalog, self._parts = catalog, Parts(catalog)
         self._other_gpus()
-
-    @property
-    def has_nodes(self) -> bool:
-        return bool(self._nodes)
 
     def _other_gpus(self) -> None:
         self.generation += 1
@@ -124,20 +124,42 @@ class GpuAccounts:
     # Queries
 
     def capacity(self, demands: Demands = ANYWHERE) -> Inventory:
-        """Return all GPUs on nodes that admit such a pod, free or not, including nodes that are away for a while."""
+        """Return all GPUs on nodes that admit such a pod, free or not, including nodes that are away for a while.
+
+        A declared pool counts with its most nodes, of which those that exist are a part.
+        """
         known = self._capacities.get(demands)
         if known is None:
-            free: Free = Counter()
-            refused: list[RefusedNode] = []
+            present: Free = Counter()
+            refused: list[tuple[str, Why]] = []
             for node in self._nodes.values():
-                part = self._parts.of(node)
-                if isinstance(part, str):
-                    refused.append(left_out(node, part))
-                elif demands.admit(node.labels, node.taints):
-                    free[part.name, node.gpus] += 1
-            refused.sort(key=lambda one: one.name)
-            known = self._capacities[demands] = self._inventory(free, tuple(refused[:MAX_REFUSED]))
+                part = self._part_or_why(node, demands)
+                if isinstance(part, Why):
+                    refused.append((node.name, part))
+                else:
+                    present[part.name, node.gpus] += 1
+            declared, unusable = self._declared(demands)
+            absent = {kind: nodes - present[kind] for kind, nodes in declared.items() if nodes > present[kind]}
+            every = self._inventory(present | declared, (*grouped(refused), *unusable))
+            known = replace(every, absent=self._inventory(Counter(absent), ()).kinds)
+            self._capacities[demands] = known
         return known
+
+    def declared(self, demands: Demands = ANYWHERE) -> Inventory:
+        """Return the declared node pools alone, for where nodes are not known."""
+        return self._inventory(*self._declared(demands))
+
+    def _declared(self, demands: Demands) -> tuple[Free, tuple[LeftOut, ...]]:
+        found: Free = Counter()
+        unusable: list[tuple[str, Why]] = []
+        for pool in self._pools:
+            part = self._parts.of_product(pool.product)
+            why = part if isinstance(part, Why) else demands.why_not(pool.labels, pool.repelling_taints)
+            if isinstance(part, GpuPart) and why is None:
+                found[part.name, pool.gpus_per_node] += pool.max_nodes
+            elif why is not None:
+                unusable.append((pool.name, why))
+        return found, grouped(unusable, "Node pool")
 
     def free(self, owner: Owner, demands: Demands = ANYWHERE, *, give_up: bool = True) -> Inventory:
         """Return what a new plan of the owner may use now. `give_up`: the GPUs that its pods hold count as free.
@@ -145,12 +167,14 @@ class GpuAccounts:
         Promises of others are subtracted from these nodes even where their pods might go elsewhere: the result is too
         small rather than too large.
         """
-        free = Counter(self._unheld(demands))
+        unheld, away = self._unheld(demands)
+        free = Counter(unheld)
         own = used_by_node(self._of.get(owner, {}).values()) if give_up else {}
         for name, gpus in own.items():
-            part = self._part_for(self._nodes.get(name), demands)
-            if part is not None:
-                left = self._nodes[name].gpus - self._used[name]
+            node = self._nodes.get(name)
+            part = self._part_or_why(node, demands) if node is not None and node.away is None else None
+            if node is not None and isinstance(part, GpuPart):
+                left = node.gpus - self._used[name]
                 free.subtract({(part.name, left): 1 if left > 0 else 0})
                 free[part.name, left + gpus] += 1
         free = +free
@@ -158,27 +182,29 @@ class GpuAccounts:
         if (mine := self._promised.get(owner)) is not None:
             wanted[mine[0]] -= mine[1]
         remaining = without_promised(free, [(want, times) for want, times in wanted.items() if times > 0])
-        return self._inventory(remaining, self.capacity(demands).refused)
+        return self._inventory(remaining, (*away, *self.capacity(demands).refused))
 
-    def _unheld(self, demands: Demands) -> Free:
-        """Return free GPUs by node for any owner. The result is cached: do not change it."""
+    def _unheld(self, demands: Demands) -> tuple[Free, tuple[LeftOut, ...]]:
+        """Return free GPUs by node for any owner, and nodes that are away. The result is cached: do not change it."""
         known = self._free.get(demands)
         if known is None:
-            known = self._free[demands] = Counter()
+            free: Free = Counter()
+            away: list[tuple[str, Why]] = []
             for name, node in self._nodes.items():
-                part, left = self._part_for(node, demands), node.gpus - self._used.get(name, 0)
-                if part is not None and left > 0:
-                    known[part.name, left] += 1
+                part, left = self._part_or_why(node, demands), node.gpus - self._used.get(name, 0)
+                if isinstance(part, GpuPart) and node.away is not None:
+                    away.append((name, node.away))
+                elif isinstance(part, GpuPart) and left > 0:
+                    free[part.name, left] += 1
+            known = self._free[demands] = free, grouped(away)
         return known
 
-    def _part_for(self, node: GpuNode | None, demands: Demands) -> GpuPart | None:
-        """Return the part of a node's GPUs; None where pods with these demands cannot go now."""
-        if node is None or node.away is not None or not demands.admit(node.labels, node.taints):
-            return None
+    def _part_or_why(self, node: GpuNode, demands: Demands) -> GpuPart | Why:
+        """Return the part of a node's GPUs, or why pods with these demands cannot use them, now or later."""
         part = self._parts.of(node)
-        return part if isinstance(part, GpuPart) else None
+        return part if isinstance(part, Why) else demands.why_not(node.labels, node.taints) or part
 
-    def _inventory(self, free: Free, refused: tuple[RefusedNode, ...]) -> Inventory:
+    def _inventory(self, free: Free, refused: tuple[LeftOut, ...]) -> Inventory:
         kinds = []
         for (name, gpus), nodes in sorted(free.items()):
             part = self._catalog.get(name)

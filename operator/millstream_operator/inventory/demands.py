@@ -9,9 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from millstream_operator.inventory.left_out import Why
+
 # The resource's own taint is tolerated by every GPU pod; Kubernetes' own taints say what `GpuNode.away` says.
 TOLERATED_KEYS = frozenset({"nvidia.com/gpu"})
 STATE_PREFIX = "node.kubernetes.io/"
+TO_TOLERATIONS = "to podTemplate.spec.tolerations"
 REPELLING = frozenset({"NoSchedule", "NoExecute"})
 
 
@@ -20,6 +23,15 @@ class Taint:
     key: str
     value: str
     effect: str
+
+    def __str__(self) -> str:
+        return f"{self.key}{f'={self.value}' if self.value else ''}:{self.effect}"
+
+    @property
+    def toleration(self) -> str:
+        """The toleration of exactly this taint, as YAML."""
+        operator = f"operator: Equal, value: {self.value}" if self.value else "operator: Exists"
+        return f"{{key: {self.key}, {operator}, effect: {self.effect}}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +59,20 @@ class Demands:
 
     def admit(self, labels: Mapping[str, str], taints: Iterable[Taint]) -> bool:
         """Would the scheduler put a pod with these demands there, GPUs left aside?"""
-        return all(labels.get(key) == value for key, value in self.node_selector) and all(
-            any(tolerated.covers(taint) for tolerated in self.tolerations) for taint in taints
-        )
+        return self.why_not(labels, taints) is None
+
+    def why_not(self, labels: Mapping[str, str], taints: Iterable[Taint]) -> Why | None:
+        """Return what keeps the scheduler from putting such a pod there; None: nothing does."""
+        for key, value in sorted(self.node_selector):
+            if labels.get(key) != value:
+                return Why(
+                    f"no label {key}={value}, which the pods' nodeSelector asks for",
+                    ("change podTemplate.spec.nodeSelector or the node's labels",),
+                )
+        for taint in taints:
+            if not any(tolerated.covers(taint) for tolerated in self.tolerations):
+                return Why(f"the pods do not tolerate the taint {taint}", (f"add {taint.toleration} {TO_TOLERATIONS}",))
+        return None
 
 
 ANYWHERE = Demands()

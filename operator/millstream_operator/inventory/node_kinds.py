@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from millstream_operator.catalog.gpu import GpuCatalog, GpuPart
+from millstream_operator.inventory.left_out import LeftOut
 
 
 @dataclass(frozen=True)
@@ -65,20 +66,16 @@ class Stock:
 
 
 @dataclass(frozen=True)
-class RefusedNode:
-    """A node whose GPUs cannot be planned on, and why: one sentence."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class Inventory:
-    """`hypothetical`: no cluster, but one usual machine of each part, to learn what would be needed."""
+    """`hypothetical`: no cluster, but one usual machine of each part, to learn what would be needed.
+
+    `refused` are the nodes that do not count, `absent` the kinds of declared node pools that have no node yet.
+    """
 
     kinds: tuple[NodeKind, ...]
-    refused: tuple[RefusedNode, ...] = ()
+    refused: tuple[LeftOut, ...] = ()
     hypothetical: bool = False
+    absent: tuple[NodeKind, ...] = ()
 
     def stocks(self) -> tuple[Stock, ...]:
         """By part, in the order of their names."""
@@ -98,7 +95,7 @@ class Inventory:
 
 
 def inventory_of(
-    islands: Iterable[tuple[GpuPart, int]], refused: Iterable[RefusedNode] = (), *, hypothetical: bool = False
+    islands: Iterable[tuple[GpuPart, int]], refused: Iterable[LeftOut] = (), *, hypothetical: bool = False
 ) -> Inventory:
     """Group nodes, given as (part, free GPUs). Nodes without a free GPU do not count."""
     counted: Counter[tuple[str, int]] = Counter()

@@ -14,13 +14,26 @@ from typing import Any
 from millstream_operator.catalog.gpu import GpuCatalog, GpuPart
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part, slice_kind
 from millstream_operator.inventory.demands import Taint, read_taints
-from millstream_operator.inventory.node_kinds import Inventory, RefusedNode, inventory_of
+from millstream_operator.inventory.left_out import SET_PARALLELISM, Why, grouped
+from millstream_operator.inventory.node_kinds import Inventory, inventory_of
 
 GPU_RESOURCE = "nvidia.com/gpu"
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 REPLICAS_LABEL = "nvidia.com/gpu.replicas"
 MIG_RESOURCE_PREFIX = "nvidia.com/mig-"
 MAX_NODES = 100_000
+WHOLE_GPUS = ("give Millstream nodes whose GPUs are whole",)
+SPLIT = Why("GPUs split by MIG, and Millstream plans whole GPUs", WHOLE_GPUS)
+UNLABELLED = Why(
+    f"no label {PRODUCT_LABEL}, which GPU feature discovery sets",
+    (
+        "install GPU feature discovery",
+        f"label the nodes (such as kubectl label node NODE {PRODUCT_LABEL}=NVIDIA-A100-SXM4-80GB)",
+        SET_PARALLELISM,
+    ),
+)
+CORDONED = Why("cordoned", ("run kubectl uncordon NODE",))
+NOT_READY = Why("not Ready", ("see kubectl describe node NODE",))
 
 
 class NodesError(ValueError):
@@ -34,8 +47,8 @@ class GpuNode:
     name: str
     product: str  # the node label; empty where GPU feature discovery does not run
     gpus: int  # allocatable
-    unfit: str | None = None  # why its GPUs are no whole ones: lasts
-    away: str | None = None  # why it takes no pod just now: passes
+    unfit: Why | None = None  # why its GPUs are no whole ones: lasts
+    away: Why | None = None  # why it takes no pod just now: passes
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
 
@@ -48,12 +61,11 @@ def read_node(node: Mapping[str, Any]) -> GpuNode | None:
     has_slices = any(key.startswith(MIG_RESOURCE_PREFIX) and count(allocatable[key]) for key in allocatable)
     if not gpus and not has_slices:
         return None
-    split = "its GPUs are split by MIG, and Millstream plans whole GPUs"
     return GpuNode(
         name=str(metadata.get("name", "a node")),
         product=str(labels.get(PRODUCT_LABEL, "")),
         gpus=gpus,
-        unfit=split if has_slices else _shared(labels),
+        unfit=SPLIT if has_slices else _shared(labels),
         away=_away(node),
         labels={sys.intern(str(key)): sys.intern(str(value)) for key, value in labels.items()},
         taints=read_taints((node.get("spec") or {}).get("taints")),
@@ -65,23 +77,26 @@ class Parts:
 
     def __init__(self, catalog: GpuCatalog) -> None:
         self._catalog = catalog
-        self._found: dict[str, GpuPart | str] = {}
+        self._found: dict[str, GpuPart | Why] = {}
 
-    def of(self, node: GpuNode) -> GpuPart | str:
+    def of(self, node: GpuNode) -> GpuPart | Why:
         """The part of a node's GPUs, or why they cannot be planned on at all."""
-        if node.unfit is not None:
-            return node.unfit
-        if node.product not in self._found:
-            self._found[node.product] = self._look_up(node.product)
-        return self._found[node.product]
+        return node.unfit if node.unfit is not None else self.of_product(node.product)
 
-    def _look_up(self, label: str) -> GpuPart | str:
-        if not label:
-            return f"it has no label {PRODUCT_LABEL}; GPU feature discovery sets it"
+    def of_product(self, product: str) -> GpuPart | Why:
+        """The part of a node label's value, or of another name of a GPU."""
+        if product not in self._found:
+            self._found[product] = self._look_up(product)
+        return self._found[product]
+
+    def _look_up(self, product: str) -> GpuPart | Why:
+        if not product:
+            return UNLABELLED
         try:
-            return find_part(self._catalog, label)
+            return find_part(self._catalog, product)
         except UnknownGPUError as error:
-            return str(error).removesuffix(".")
+            remedies = ("describe this GPU in the chart's value catalog.gpus", SET_PARALLELISM)
+            return Why(str(error).removesuffix("."), remedies)
 
 
 def inventory_from_nodes(catalog: GpuCatalog, nodes: Iterable[Mapping[str, Any]]) -> Inventory:
@@ -89,15 +104,11 @@ def inventory_from_nodes(catalog: GpuCatalog, nodes: Iterable[Mapping[str, Any]]
     parts, found, refused = Parts(catalog), [], []
     for node in filter(None, map(read_node, nodes)):
         part = node.unfit or node.away or parts.of(node)
-        if isinstance(part, str):
-            refused.append(left_out(node, part))
+        if isinstance(part, Why):
+            refused.append((node.name, part))
         else:
             found.append((part, node.gpus))
-    return inventory_of(found, refused)
-
-
-def left_out(node: GpuNode, reason: str) -> RefusedNode:
-    return RefusedNode(node.name, f"Node {node.name} is left out: {reason}.")
+    return inventory_of(found, grouped(refused))
 
 
 def nodes_of(document: Any) -> list[Mapping[str, Any]]:
@@ -116,21 +127,22 @@ def nodes_of(document: Any) -> list[Mapping[str, Any]]:
     return items
 
 
-def _shared(labels: Mapping[str, str]) -> str | None:
+def _shared(labels: Mapping[str, str]) -> Why | None:
     label = str(labels.get(PRODUCT_LABEL, ""))
     if (kind := slice_kind(label)) is not None:
-        return f"its label {PRODUCT_LABEL} is {label}, {kind}, and Millstream plans whole GPUs"
+        return Why(f"the label {PRODUCT_LABEL} is {label}, {kind}, and Millstream plans whole GPUs", WHOLE_GPUS)
     if count(labels.get(REPLICAS_LABEL)) > 1:
-        return f"its GPUs are time-sliced ({REPLICAS_LABEL}={labels[REPLICAS_LABEL]}), and their memory is not reserved"
+        times = f"{REPLICAS_LABEL}={labels[REPLICAS_LABEL]}"
+        return Why(f"time-sliced GPUs ({times}), whose memory is not reserved", WHOLE_GPUS)
     return None
 
 
-def _away(node: Mapping[str, Any]) -> str | None:
+def _away(node: Mapping[str, Any]) -> Why | None:
     if (node.get("spec") or {}).get("unschedulable"):
-        return "it is cordoned"
+        return CORDONED
     conditions = (node.get("status") or {}).get("conditions") or []
     ready = next((one.get("status") for one in conditions if one.get("type") == "Ready"), "True")
-    return None if ready == "True" else "it is not Ready"
+    return None if ready == "True" else NOT_READY
 
 
 def count(value: object) -> int:

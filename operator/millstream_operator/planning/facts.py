@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from millstream_operator.catalog.gpu import GpuCatalog, load_catalog
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.inventory.node_kinds import Inventory
+from millstream_operator.inventory.unknown_gpus import UnknownGpus
 from millstream_operator.planning.plan import PlanReason
 from millstream_runtime.config import CAPABILITIES, Capabilities
 from millstream_runtime.model_families import FAMILIES
@@ -29,8 +30,9 @@ class Facts:
     """`None`: not known. A plan is then made from the spec alone, and says less.
 
     `inventory` is what is free for this plan, `capacity` all that there is, free or not (None: there is no more than
-    `inventory`). `unknown` says why something is not known. `choosable` is what the planner may choose by itself; what
-    a spec insists on is planned in any case, and compared with `runtime` afterwards.
+    `inventory`). `unknown` says why something is not known, `unknown_gpus` how a person can make the GPUs known;
+    `inventory` may then hold what the chart declares (`inventory.nodePools`). `choosable` is what the planner may
+    choose by itself; what a spec insists on is planned in any case, and compared with `runtime` afterwards.
     """
 
     shape: ModelShape | None = None
@@ -38,6 +40,7 @@ class Facts:
     inventory: Inventory | None = None
     capacity: Inventory | None = None
     unknown: tuple[PlanReason, ...] = ()
+    unknown_gpus: UnknownGpus | None = None
     model_revision: str | None = None  # commit or digest that the source was resolved to; None: it has none
     checkpoint_bytes: int | None = None  # of the weights files, as they are downloaded
     catalog: GpuCatalog = field(default_factory=load_catalog)

@@ -31,8 +31,18 @@ from millstream_operator.planning.resolved_spec import ResolvedSpec, resolve_spe
 from millstream_operator.planning.restart_fields import input_hash
 from millstream_operator.planning.sizing.cpu_memory import cpu_memory
 from millstream_operator.planning.spec_plan import missing_capabilities, plan_from_spec, pod_resources
+from millstream_operator.planning.unknown_inventory import (
+    FITS_ANYWHERE,
+    counts_gpus,
+    fits_any_gpu,
+    named_machines,
+    refused,
+    waits_for_machines,
+)
 
 KEPT_REASONS = ("accelerator", "runtime.image", "engine.prefixCaching")  # of the plan from the spec alone
+
+MAX_MESSAGE = 1000  # of the 1024 characters of a reason in the status
 
 
 def decide(
@@ -48,7 +58,38 @@ def decide(
     if (spec.accelerator or Accelerator()).type is AcceleratorType.CPU:
         return _decide_cpu(deployment, defaults, facts)
     if facts.inventory is None:
+        return _decide_without_gpus(deployment, defaults, facts, explain=explain)
+    return _decide_on_gpus(deployment, defaults, facts, explain=explain)
+
+
+def _decide_without_gpus(
+    deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts, *, explain: bool
+) -> Plan | Infeasible:
+    """The model's shape is known and the GPUs are not: `unknown_inventory.py` says what is planned."""
+    spec, shape = deployment.spec, facts.shape
+    assert shape is not None  # noqa: S101 - `decide` asked
+    if (machines := named_machines(facts, spec)) is not None:
+        assumed = replace(facts, inventory=machines, capacity=None, unknown=())
+        planned = _decide_on_gpus(deployment, defaults, assumed, explain=explain)
+        if isinstance(planned, Infeasible):
+            return planned
+        return replace(planned, waits=True, reasons=(waits_for_machines(facts, machines), *planned.reasons))
+    if counts_gpus(spec):
         return plan_from_spec(deployment, defaults, facts)
+    resolved = replace(resolve_spec(spec, shape), products=())
+    if fits_any_gpu(functools.partial(_search, deployment, resolved, explain=False), facts):
+        blind = plan_from_spec(deployment, defaults, facts)
+        others = (reason for reason in blind.reasons if reason.field != FITS_ANYWHERE.field)
+        return replace(blind, reasons=(FITS_ANYWHERE, *others))
+    return refused(deployment, facts)
+
+
+def _decide_on_gpus(
+    deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts, *, explain: bool
+) -> Plan | Infeasible:
+    """The best placement on known GPUs: on free ones, else on all of them."""
+    spec, shape = deployment.spec, facts.shape
+    assert shape is not None  # noqa: S101 - `decide` asked
     speculation, resolved = choose_speculation(spec, facts.choosable), resolve_spec(spec, shape)
     found = search_free_then_all(functools.partial(_search, deployment, resolved), facts, explain=explain)
     choice = found.choice
@@ -56,12 +97,13 @@ def decide(
         fixes = nearest_fixes(deployment, found.facts, choice, _search_another) if explain else ()
         return Infeasible(
             choice.problem.stage.constraint,
-            _sentence(choice.problem.sentence),
+            _with_left_out(_sentence(choice.problem.sentence), found.facts),
             input_hash(deployment),
             choice.rejected,
             fixes,
         )
     planned = _planned(deployment, resolved, defaults, facts, choice, speculation)
+    planned = replace(planned, reasons=(*planned.reasons, *_left_out(facts)))
     if found.waits is not None:
         return replace(planned, waits=True, reasons=(found.waits, *planned.reasons))
     return replace(planned, preferred=found.preferred)
@@ -145,6 +187,7 @@ def _planned(
             *engine_reasons(resolved.reasons, best, blind),
             speculation.reason,
             resources_reason,
+            *facts.unknown,
         ),
     )
 
@@ -158,6 +201,19 @@ def _engine_of(best: Outcome, resolved: ResolvedSpec, blind: Plan) -> EnginePlan
         resolved.gpu_memory_utilization_percent,
         blind.engine.prefix_caching,
     )
+
+
+def _left_out(facts: Facts) -> list[PlanReason]:
+    """The nodes that do not count, one reason for each reason that they have."""
+    return [PlanReason("nodes", one.sentence) for one in facts.inventory.refused] if facts.inventory else []
+
+
+def _with_left_out(verdict: str, facts: Facts) -> str:
+    """A verdict, and after it the nodes that do not count, as far as a message has room."""
+    for reason in _left_out(facts):
+        if len(verdict) + len(reason.reason) < MAX_MESSAGE:
+            verdict = f"{verdict} {reason.reason}"
+    return verdict
 
 
 def _sentence(words: str) -> str:

@@ -14,6 +14,7 @@ from millstream_operator.diagnosis.decisions import Decision, DecisionType, atte
 from millstream_operator.rollout.journal_marks import Entries, not_in_journal, with_journal
 from millstream_operator.rollout.outdated import other_defaults, same_choice
 from millstream_operator.rollout.revisions import PinnedRevision, newest_first, read_pin
+from millstream_operator.rollout.unproven_plans import is_blind
 
 Manifest = dict[str, Any]
 
@@ -43,9 +44,12 @@ def _adoption(before: PinnedRevision, adopted: PinnedRevision) -> Decision:
         what = other_defaults(was.image, now.image)
     else:
         what = f"{was.plan['summary']} → {now.plan['summary']}."
+    why = "runtime.updatePolicy is FollowOperator"
+    if is_blind(was.plan) and not before.marks.answered:
+        why = "the GPUs were not known when it was planned, and its pods have not answered yet"
     return Decision(
         DecisionType.PLAN_ADOPTED,
-        f"is adopted, because runtime.updatePolicy is FollowOperator: {what}",
+        f"is adopted, because {why}: {what}",
         attempt_of(now.name, adopted.number),
     )
 

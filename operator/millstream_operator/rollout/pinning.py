@@ -2,6 +2,7 @@
 
     spec changed                       -> planned anew, from today's facts
     spec the same, world changed       -> kept; PlanOutdated says what a new plan would gain
+    … and it was planned without knowing the GPUs, and never answered -> planned anew (`unproven_plans.py`)
     … and updatePolicy FollowOperator  -> planned anew, unless pods that hold GPUs would have to wait for others, or
                                           such pods failed before
 
@@ -19,6 +20,7 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.spec import UpdatePolicy
 from millstream_operator.diagnosis.decisions import Decision
 from millstream_operator.diagnosis.diagnosis import Diagnosis
+from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.facts.cluster_facts import FactsSource
 from millstream_operator.facts.restored_status import RestoredStatus
 from millstream_operator.kube.index import OwnerKey
@@ -39,6 +41,7 @@ from millstream_operator.rollout.revisions import (
     newest_first,
     plan_anew,
 )
+from millstream_operator.rollout.unproven_plans import is_replaced_by, is_unproven
 
 Manifest = dict[str, Any]
 
@@ -86,10 +89,11 @@ class Pinning:
             facts = read.over(self._facts.of(owner))
             return self._promised(owner, plan_anew(owner, self._plans, self._pods, records, facts))
         kept, decisions = with_adoption(kept, records, journal)
-        if restored is not None and not follows(owner) and uid not in self._compared:
+        adopts = follows(owner) or is_unproven(kept)
+        if restored is not None and not adopts and uid not in self._compared:
             return Chosen(kept, restored.outdated, decisions)
-        problem = self._outdated(owner, kept.revision, read)
-        if problem is not None and follows(owner):
+        problem = self._outdated(owner, kept.revision, read, adopts=adopts)
+        if problem is not None and (follows(owner) or (adopts and problem.reason is Reason.NEW_FACTS)):
             fresh = self._adopted(owner, kept, records, read)
             if fresh is not None and (failure := failed_before(fresh.revision.digest, records)) is not None:
                 return Chosen(kept, already_failed(problem, failure), decisions)
@@ -108,10 +112,10 @@ class Pinning:
         self._facts.promise(owner, made.revision)
         return Chosen(made)
 
-    def _outdated(self, owner: LLMDeployment, kept: Revision, read: Inspected) -> Diagnosis | None:
+    def _outdated(self, owner: LLMDeployment, kept: Revision, read: Inspected, *, adopts: bool) -> Diagnosis | None:
         """Compare once per change of the cluster, however often it is asked."""
         uid = owner.metadata.uid or ""
-        state = (self._facts.stamp, read, kept.name, owner.spec.replicas, follows(owner))
+        state = (self._facts.stamp, read, kept.name, owner.spec.replicas, adopts)
         known = self._compared.get(uid)
         if known is not None and known[0] == state:
             return known[1]
@@ -122,7 +126,7 @@ class Pinning:
         def rendered(plan: Plan) -> Revision:
             return render_revision(owner, plan, self._pods)
 
-        found = outdated(kept, read.over(self._facts.of(owner)), today, rendered, follows=follows(owner))
+        found = outdated(kept, read.over(self._facts.of(owner)), today, rendered, follows=adopts)
         self._compared[uid] = state, found
         return found
 
@@ -133,7 +137,10 @@ class Pinning:
         planned = decide(owner, self._plans, read.over(self._facts.of(owner)))
         if isinstance(planned, Infeasible) or planned.requires:
             return None
-        if planned.waits and self._facts.holds_gpus(owner):
+        holds_gpus = self._facts.holds_gpus(owner)
+        if planned.waits and holds_gpus:
+            return None
+        if not follows(owner) and not is_replaced_by(kept, planned, holds_gpus):
             return None
         fresh = render_revision(owner, planned, self._pods)
         if fresh.digest == kept.revision.digest:

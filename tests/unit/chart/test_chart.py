@@ -248,6 +248,8 @@ def test_two_releases_share_no_name() -> None:
         ("operator.resources.limits.memory=much", "memory"),
         ('operator.watchNamespaces=["UPPER"]', "watchNamespaces"),
         ("inventory.mode=Maybe", "mode"),
+        ('inventory.nodePools=[{"product":"L4","gpusPerNode":0,"maxNodes":1}]', "gpusPerNode"),
+        ('inventory.nodePools=[{"product":"L4","gpus":8,"gpusPerNode":8,"maxNodes":1}]', "gpus"),
         ("catalog.gpus.L4=cheap", "L4"),
     ],
 )
@@ -353,3 +355,11 @@ def test_every_value_has_a_schema_and_every_schema_a_value() -> None:
     for name, section in values.items():
         assert schema["properties"][name]["additionalProperties"] is False
         assert set(section) == set(schema["properties"][name]["properties"]), name
+
+
+def test_declared_node_pools_reach_the_operator() -> None:
+    pools = '[{"product":"H100-80GB","gpusPerNode":8,"maxNodes":4,"labels":{"pool":"gpu"}}]'
+    (container,) = operator_of(render(f"inventory.nodePools={pools}"))["spec"]["template"]["spec"]["containers"]
+    environment = {one["name"]: one["value"] for one in container["env"] if "value" in one}
+    (pool,) = read_settings(environment).node_pools
+    assert (pool.product, pool.gpus_per_node, pool.max_nodes, pool.labels) == ("H100-80GB", 8, 4, {"pool": "gpu"})

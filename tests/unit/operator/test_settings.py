@@ -35,6 +35,7 @@ def test_everything_is_read(tmp_path: Path) -> None:
             "MILLSTREAM_SERVICE_ACCESS": "Proxy",
             "MILLSTREAM_GPU_CATALOG": "/etc/gpus/catalog.yaml",
             "MILLSTREAM_INVENTORY": "Disabled",
+            "MILLSTREAM_NODE_POOLS": '[{"product": "H100-80GB", "gpusPerNode": 8, "maxNodes": 4}]',
             "MILLSTREAM_DISCOVERY_SECONDS": "10",
             "MILLSTREAM_PROMETHEUS_URL": "https://prometheus.monitoring.svc:9090/prefix",
             "MILLSTREAM_MONITORING_LABELS": '{"release": "prometheus"}',
@@ -46,6 +47,8 @@ def test_everything_is_read(tmp_path: Path) -> None:
     assert companions.monitoring_labels == {"release": "prometheus"}
     assert settings.gpu_catalog == Path("/etc/gpus/catalog.yaml")
     assert not settings.inventory
+    (pool,) = settings.node_pools
+    assert (pool.product, pool.gpus_per_node, pool.max_nodes) == ("H100-80GB", 8, 4)
     assert settings.watch_namespaces == ("a", "b-2")
     assert settings.defaults.pods.node_selector == {"disk": "ssd"}
     assert (settings.log_level, settings.health_port) == (logging.DEBUG, 9000)
@@ -54,7 +57,7 @@ def test_everything_is_read(tmp_path: Path) -> None:
 
 def test_a_variable_that_is_there_but_empty_is_the_default() -> None:
     names: tuple[str, ...] = ("POD_DEFAULTS", "WATCH_NAMESPACES", "LOG_LEVEL", "HEALTH_PORT", "SERVICE_ACCESS")
-    names += ("PROMETHEUS_URL", "MONITORING_LABELS", "GPU_CATALOG", "INVENTORY", "DISCOVERY_SECONDS")
+    names += ("PROMETHEUS_URL", "MONITORING_LABELS", "GPU_CATALOG", "INVENTORY", "NODE_POOLS", "DISCOVERY_SECONDS")
     assert read_settings(IMAGE | {f"MILLSTREAM_{name}": "" for name in names}) == read_settings(IMAGE)
 
 
@@ -72,6 +75,13 @@ BAD: dict[str, tuple[str, str, list[str]]] = {
     "seconds too few": ("DISCOVERY_SECONDS", "4", ["'4'", "5 to 3600"]),
     "seconds that are none": ("DISCOVERY_SECONDS", "1m", ["'1m'", "whole seconds"]),
     "inventory": ("INVENTORY", "Maybe", ["'Maybe'", "Enabled, Disabled"]),
+    "no list of pools": ("NODE_POOLS", "{}", ["JSON list of node pools"]),
+    "a pool without nodes": (
+        "NODE_POOLS",
+        '[{"product": "L4", "gpusPerNode": 8, "maxNodes": 0}]',
+        ["0.maxNodes", "greater than or equal to 1"],
+    ),
+    "a pool of words": ("NODE_POOLS", '[{"product": "L4", "gpus": 8, "maxNodes": 1}]', ["0.gpus"]),
     "no URL": ("PROMETHEUS_URL", "prometheus:9090", ["'prometheus:9090'", "http://"]),
     "a query": ("PROMETHEUS_URL", "http://p:9090/?x=1", ["without a query"]),
     "no object": ("MONITORING_LABELS", "[]", ["JSON object"]),

@@ -157,5 +157,4 @@ def _nothing_to_plan_on(question: Question) -> Problem:
         )
     if resolved.products:
         return Problem(Stage.PRODUCTS, f"no free GPU is one of accelerator.products ({', '.join(resolved.products)})")
-    refused = question.inventory.refused
-    return Problem(Stage.INVENTORY, refused[0].reason.removesuffix(".") if refused else "there is no free GPU")
+    return Problem(Stage.INVENTORY, "there is no free GPU")

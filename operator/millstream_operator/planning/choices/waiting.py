@@ -43,18 +43,22 @@ def search_free_then_all(search: Search, facts: Facts, *, explain: bool) -> Sear
         found = search(wide, explain)
         if isinstance(found, NoPlacement):
             return SearchResult(found, wide)
-        return SearchResult(found, wide, _why_it_waits(found.best, facts.inventory))
+        return SearchResult(found, wide, _why_it_waits(found.best, facts.inventory, everything))
     best = search(wide, False)
     if isinstance(best, Choice) and best.best.candidate.summary != found.best.candidate.summary:
         return SearchResult(found, facts, preferred=best.best.candidate.summary)
     return SearchResult(found, facts)
 
 
-def _why_it_waits(best: Outcome, free: Inventory) -> PlanReason:
+def _why_it_waits(best: Outcome, free: Inventory, everything: Inventory) -> PlanReason:
+    """`everything` also has the declared node pools: where it needs one of those, a node must come first."""
     candidate, name = best.candidate, best.candidate.stock.part.name
     room = sum(kind.groups(candidate.tensor) for kind in free.kinds if kind.part.name == name) // candidate.pipeline
-    return PlanReason(
-        "inventory",
-        f"The GPUs are taken: {best.replicas} × {candidate.gpus} {name} are wanted and there is room for {room} now, "
-        "so pods wait until others give theirs back.",
-    )
+    wanted = f"{best.replicas} × {candidate.gpus} {name} are wanted and there is room for {room} now"
+    if any(kind.part.name == name and kind.gpus >= candidate.tensor for kind in everything.absent):
+        why, then = "are of a declared node pool", "a node of the pool is there or others give theirs back"
+    elif set(free.refused) - set(everything.refused):
+        why, then = "are taken, or their nodes take no pods", "others give theirs back or the nodes do"
+    else:
+        why, then = "are taken", "others give theirs back"
+    return PlanReason("inventory", f"The GPUs {why}: {wanted}, so pods wait until {then}.")

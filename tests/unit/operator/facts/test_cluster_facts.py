@@ -192,7 +192,8 @@ def test_without_gpu_nodes_or_rights_the_plan_is_made_from_the_spec_and_says_why
     cluster = Cluster()
     plan = cluster.plan("d")
     assert (plan["summary"], plan["accelerator"]) == ("1×GPU TP1 None", "GPU")
-    assert "No node offers nvidia.com/gpu, so it is planned from the spec alone." in reasons(plan, "inventory")
+    assert "No node offers nvidia.com/gpu" in reasons(plan, "inventory")[0]
+    assert reasons(plan, "parallelism.tensor") == ["The model fits on one GPU of any product of the catalogue."]
     cluster.cluster_facts.problem = "The operator may not look at the cluster's GPUs: forbidden"
     assert cluster.cluster_facts.problem in reasons(cluster.plan("e"), "inventory")
 
@@ -208,7 +209,7 @@ def test_gpus_that_cannot_be_planned_on_are_no_reason_to_refuse() -> None:
 def test_nodes_that_the_pods_may_not_go_to_are_no_inventory() -> None:
     taints = [{"key": "dedicated", "value": "x", "effect": "NoSchedule"}]
     cluster = Cluster(gpu_node("a", taints=taints))
-    assert "nodeSelector and tolerations" in reasons(cluster.plan("d"), "inventory")[0]
+    assert "tolerate the taint dedicated=x:NoSchedule" in reasons(cluster.plan("d"), "inventory")[0]
     tolerant: Manifest = {"podTemplate": {"spec": {"tolerations": [{"key": "dedicated", "operator": "Exists"}]}}}
     assert cluster.plan("e", **tolerant)["accelerator"] == "L4-24GB"
 

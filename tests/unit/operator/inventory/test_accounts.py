@@ -12,7 +12,7 @@ from millstream_operator.catalog.gpu import load_catalog
 from millstream_operator.inventory.accounts import GpuAccounts
 from millstream_operator.inventory.demands import Demands, read_taints
 from millstream_operator.inventory.node_kinds import Inventory
-from millstream_operator.inventory.nodes import GpuNode
+from millstream_operator.inventory.nodes import SPLIT, GpuNode
 from millstream_operator.inventory.packing import Free, Want, without_promised
 from millstream_operator.inventory.pods import GpuPod
 
@@ -110,10 +110,11 @@ def test_nodes_that_the_pods_may_not_go_to_are_neither_free_nor_there() -> None:
 
 
 def test_unusable_nodes_are_named_with_their_reason() -> None:
-    one = accounts(node("a", product=""), node("b", unfit="its GPUs are split by MIG"))
+    one = accounts(node("a", product=""), node("b", unfit=SPLIT))
     assert shown(one.capacity()) == {}
-    assert "GPU feature discovery" in one.capacity().refused[0].reason
-    assert "MIG" in one.capacity().refused[1].reason
+    sentences = sorted(left_out.sentence for left_out in one.capacity().refused)
+    assert "Node a is left out: no label" in sentences[0]
+    assert "Node b is left out: GPUs split by MIG" in sentences[1]
 
 
 def test_another_catalogue_is_looked_up_anew() -> None:

@@ -60,9 +60,9 @@ def test_what_cannot_be_planned_on_is_named_with_its_reason(refused: dict[str, A
     found = inventory_from_nodes(CATALOG, [refused, node("good")])
     assert [kind.nodes for kind in found.kinds] == [1]
     (line,) = found.refused
-    assert line.name == "a"
-    assert said in line.reason
-    assert "\n" not in line.reason
+    assert line.names == ("a",)
+    assert said in line.sentence
+    assert "\n" not in line.sentence
 
 
 @pytest.mark.parametrize(
