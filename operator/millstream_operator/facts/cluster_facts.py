@@ -156,7 +156,7 @@ class ClusterFacts:
             return known
         unknown = []
         if shape is None:
-            why = "Nobody has read the model's config.json, so memory and speed are not predicted."
+            why = "The model's config.json has not been read, so memory and speed are not predicted."
             unknown.append(PlanReason("model.source", why))
         demands = self._demands(owner)
         if (unseen := self._unknown_gpus(demands)) is not None:
