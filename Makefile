@@ -11,12 +11,16 @@ UV := .tools/bin/uv
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  %-14s %s\n", $$1, $$2}'
 
+.PHONY: supported
+supported:
+	@$(PYTHON) hack/cluster/machine/supported.py
+
 .PHONY: demo
 demo: cluster-up images ## cluster, images, helm install, kubectl apply, one streamed chat answer
 	$(BIN)/python -m hack.demo
 
 .PHONY: test
-test: ## lint, types, unit tests, e2e on the local cluster, a sample of the soak; says where the time went
+test: supported ## lint, types, unit tests, e2e on the local cluster, a sample of the soak; says where the time went
 	@times=""; \
 	for stage in venv lint unit cluster-up images e2e faults; do \
 	  began=$$SECONDS; echo; echo "== make $$stage"; \
@@ -74,7 +78,7 @@ images: venv cluster-up ## build and push the operator and runtime images whose 
 PEERS_CMAKE_ARGS = -DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_CURL=OFF
 
 .PHONY: cluster-up
-cluster-up: venv ## a real kind cluster, reused when healthy
+cluster-up: supported venv ## a real kind cluster, reused when healthy
 	$(PYTHON) -m hack.cluster up
 
 .PHONY: cluster-down

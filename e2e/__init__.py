@@ -2,7 +2,10 @@
 
 They need a kubeconfig and two image names, so they run against any cluster whose nodes can pull the images:
 
-    pytest e2e --kubeconfig ~/.kube/config --images .tools/images.json
+    pytest e2e --kubeconfig FILE --images .tools/images.json
+
+They replace the cluster's Millstream and its CRD, so they refuse a cluster without the marker that `make cluster-up`
+writes; the refusal says how to allow another one.
 
 Every test has a namespace of its own under the restricted Pod Security profile; what a test needs but does not change
 (the operator, one model that serves) is made once.

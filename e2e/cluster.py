@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hack.cluster.kind_config import MARKER
+
 Object = dict[str, Any]
 T = TypeVar("T")
 
@@ -106,6 +108,20 @@ class Cluster:
         finally:
             process.terminate()
             process.communicate(timeout=20)
+
+
+def refusal_of(cluster: Cluster) -> str:
+    """Why the tests must not run there; empty for a cluster that carries the marker of `make cluster-up`."""
+    namespace, name = MARKER
+    done = cluster.run("kubectl", "get", "configmap", name, "-n", namespace, "--ignore-not-found", check=False)
+    if done.returncode:
+        return f"the cluster cannot be asked: {' '.join(done.stderr.split())[-300:]}"
+    if done.stdout.strip():
+        return ""
+    return (
+        "this cluster was not made for tests, which replace its Millstream, its CRD and every LLMDeployment: run `make "
+        f"cluster-up`, or allow it with `kubectl create configmap {name} -n {namespace}`."
+    )
 
 
 def eventually(look: Callable[[], T], holds: Callable[[T], bool], *, what: str, timeout_seconds: float = 60.0) -> T:

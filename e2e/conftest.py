@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 from collections.abc import Iterator
@@ -10,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import Cluster
+from e2e.cluster import Cluster, refusal_of
 from e2e.deployments import MODEL, Served, llmd, wait_ready
 from e2e.durations import Durations
 from e2e.release import Release
+from hack.cluster.kind_config import without_proxy
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / ".tools"
@@ -29,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_DURATIONS] = Durations()
+    os.environ.update(without_proxy(os.environ))  # forwarded ports are on 127.0.0.1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -59,7 +62,10 @@ def cluster(request: pytest.FixtureRequest) -> Cluster:
     kubeconfig: Path = request.config.getoption("--kubeconfig")
     if not kubeconfig.is_file():
         pytest.exit(f"{kubeconfig} is missing: run `make cluster-up`, or give --kubeconfig.", returncode=1)
-    return Cluster(kubeconfig.resolve(), TOOLS / "bin")
+    found = Cluster(kubeconfig.resolve(), TOOLS / "bin")
+    if refusal := refusal_of(found):
+        pytest.exit(f"{kubeconfig}: {refusal}", returncode=1)
+    return found
 
 
 @pytest.fixture(scope="session")

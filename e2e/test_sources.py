@@ -13,7 +13,7 @@ from e2e.durations import Durations
 from e2e.hub_pod import COMMIT, REPOSITORY, hub
 from e2e.node_volume import STORAGE_CLASS, node_volume
 from e2e.release import Release
-from hack.cluster.registry import ADDRESS, CONTAINER, INNER_PORT
+from hack.cluster.registry import CONTAINER, INNER_PORT, address
 from hack.images.registry import OCI_MANIFEST, Registry
 
 TOKEN = "hf_of-the-tests"
@@ -90,7 +90,7 @@ def test_a_refused_token_is_one_clear_reason_and_a_good_one_mends_it(
 
 def push_model(tag: str) -> str:
     """The demo model as an artifact in the local registry, each file a layer; its digest."""
-    registry = Registry(ADDRESS)
+    registry = Registry(address())
     config = registry.put_blob(MODEL_REPOSITORY, b"{}", "application/vnd.oci.empty.v1+json")
     layers = []
     for path in sorted(DEMO_MODEL.iterdir()):

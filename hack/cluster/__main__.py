@@ -1,8 +1,9 @@
-"""`python3 -m hack.cluster up | down | status | tools NAME… | base-image`: see `--help`.
+"""`python3 -m hack.cluster up | down | status | tools NAME… | base-image | registry`: see `--help`.
 
 Standard library only, so that it runs before anything is installed. `docs/local-cluster.md` is for users.
 
     up                                          the steps in order
+    machine                                     whether this machine can carry it, and its disk
     docker_engine, runc_wrapper, apt            a Docker engine that can run a privileged container
     tools                                       pinned tools, compiled or installed once per machine
     base_image, node_image, image_archive       images without an image registry
@@ -31,11 +32,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command. Return the exit status: 0, 1 with one sentence on stderr, or 130 when interrupted."""
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
-    # base-image prints its reference on stdout for scripts, so all other output goes to stderr
-    steps = Steps(out=sys.stderr if options.command == "base-image" else sys.stdout)
+    # base-image and registry print one word on stdout for scripts, so all other output goes to stderr
+    steps = Steps(out=sys.stderr if options.command in ("base-image", "registry") else sys.stdout)
     try:
         if options.command == "status":
             return _status(steps)
+        if options.command == "registry":
+            print(registry.address())
+            return 0
         with only_one(steps.say):
             _COMMANDS[options.command](options, steps)
     except ClusterError as error:
@@ -68,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="name",
         help="uv and the tools of Go modules",
     )
+    commands.add_parser("registry", help="print the address of the registry that images are pushed to")
     commands.add_parser("base-image", help="print the image that our images are built from, making it if need be")
     return parser
 
@@ -75,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 def _up(_: argparse.Namespace, steps: Steps) -> None:
     up_module.up(steps)
     print("\nWhere the time went:\n" + steps.table())
-    print(f"\nThe cluster is up: context {kind_config.CONTEXT} (also .tools/kubeconfig), registry {registry.ADDRESS}.")
+    print(f"\nThe cluster is up: `export KUBECONFIG={paths.KUBECONFIG}`, registry {registry.address()}.")
 
 
 def _down(options: argparse.Namespace, steps: Steps) -> None:
@@ -90,7 +95,7 @@ def _down(options: argparse.Namespace, steps: Steps) -> None:
 
 def _forget_everything() -> None:
     listed = shell.run(["docker", "images", "--format", "{{.Repository}}:{{.Tag}}"]).split()
-    ours = [image for image in listed if image.removeprefix(f"{registry.ADDRESS}/").startswith("millstream-")]
+    ours = [image for image in listed if image.removeprefix(f"{registry.address()}/").startswith("millstream-")]
     if ours:
         shell.run(["docker", "rmi", "--force", *ours])
     shutil.rmtree(paths.subfolder("tools"))
@@ -106,7 +111,7 @@ def _status(steps: Steps) -> int:
     )
     healthy = state == "running" and not left and registry.answers()
     steps.say(f"Docker engine: {'answers' if engine else 'does not answer'}")
-    steps.say(f"registry {registry.ADDRESS}: {'answers' if registry.answers() else 'does not answer'}")
+    steps.say(f"registry {registry.address()}: {'answers' if registry.answers() else 'does not answer'}")
     steps.say(f"cluster {kind_config.CLUSTER}: {state or 'absent'}{''.join(f'; {problem}' for problem in left)}")
     steps.say("healthy" if healthy else "not healthy: `python3 -m hack.cluster up` makes it so")
     return 0 if healthy else 1

@@ -19,7 +19,6 @@ from hack.cluster.steps import Steps
 from hack.cluster.tools import go_tools
 
 READY_SECONDS = 120.0
-CERTS_FOLDER = f"/etc/containerd/certs.d/{registry.ADDRESS}"
 
 
 def machine() -> kind_config.Machine:
@@ -57,6 +56,7 @@ def _is_healthy() -> bool:
     try:
         _write_kubeconfig()
         registry.join_cluster_network()
+        _tell_about_registry()
     except ClusterError:  # a container that is stopped, or that the engine cannot reach into
         return False
     return not problems()
@@ -69,6 +69,7 @@ def _repaired(steps: Steps) -> bool:
             _write_kubeconfig()
             registry.join_cluster_network()
             _wait_until_healthy()
+            _tell_about_registry()
     except ClusterError as error:
         steps.say(f"it could not be repaired ({error}) and is recreated")
         return False
@@ -76,15 +77,19 @@ def _repaired(steps: Steps) -> bool:
 
 
 def _create(steps: Steps, image: str) -> None:
-    options = ["--config=-", f"--image={image}", "--wait=120s", "--retain", "--verbosity=1"]
+    # kind would else write into the user's kubeconfig, and make this cluster their current context.
+    options = [f"--kubeconfig={_own_kubeconfig()}", "--config=-", f"--image={image}", "--wait=120s", "--retain"]
     config = kind_config.render(machine())
+    direct = kind_config.without_proxy(os.environ, registry.CONTAINER)
     try:
         with steps.step("Cluster: kind create"):
-            shell.run([go_tools.KIND.binary(), "create", "cluster", *options], stdin=config, log="kind-create")
+            command: list[str | Path] = [go_tools.KIND.binary(), "create", "cluster", *options, "--verbosity=1"]
+            shell.run(command, stdin=config, env=direct, log="kind-create")
         with steps.step("Cluster: system pods Ready"):
             _write_kubeconfig()
-            _tell_node_about_registry()
+            registry.join_cluster_network()
             _wait_until_healthy()
+            _tell_about_registry()
     except BaseException:
         if exists():  # a half-made cluster must not be met by the next run; its logs are worth keeping
             logs = paths.subfolder("logs") / "kind"
@@ -94,12 +99,13 @@ def _create(steps: Steps, image: str) -> None:
 
 
 def delete(steps: Steps) -> None:
-    """Delete the cluster and its kubeconfig entries; nothing to do where there is none."""
+    """Delete the cluster and the checkout's kubeconfig; nothing to do where there is none."""
     if not exists():
         return
     with steps.step("Cluster: delete"):
         if go_tools.KIND.is_built():
-            shell.run([go_tools.KIND.binary(), "delete", "cluster", f"--name={CLUSTER}"])
+            options = [f"--name={CLUSTER}", f"--kubeconfig={_own_kubeconfig()}"]
+            shell.run([go_tools.KIND.binary(), "delete", "cluster", *options])
         else:  # the cache is gone: kind's delete is this and the kubeconfig entries
             shell.run(["docker", "rm", "--force", "--volumes", NODE])
         paths.KUBECONFIG.unlink(missing_ok=True)
@@ -132,7 +138,7 @@ def not_ready(kind: str, objects: list[dict[str, object]]) -> list[str]:
     names = []
     for item in objects:
         status, metadata = item.get("status"), item.get("metadata")
-        conditions = status.get("conditions", []) if isinstance(status, dict) else []
+        conditions = (status.get("conditions") or []) if isinstance(status, dict) else []
         ready = any(condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions)
         if not ready:
             names.append(f"{kind} {metadata.get('name') if isinstance(metadata, dict) else '?'} is not Ready")
@@ -148,25 +154,28 @@ def _wait_until_healthy() -> None:
 
 
 def _write_kubeconfig() -> None:
-    """Merge the context into the user's kubeconfig and write the checkout's own file. Both private to the user."""
-    kind = go_tools.KIND.binary()
-    shell.run([kind, "export", "kubeconfig", f"--name={CLUSTER}"])
-    config = shell.run([kind, "get", "kubeconfig", f"--name={CLUSTER}"])
-    paths.TOOLS.mkdir(parents=True, exist_ok=True)
+    """Write the checkout's own file, private to the user. The user's kubeconfig and context stay as they are."""
+    config = shell.run([go_tools.KIND.binary(), "get", "kubeconfig", f"--name={CLUSTER}"])
+    _own_kubeconfig()
     fresh = paths.KUBECONFIG.with_suffix(f".{os.getpid()}")
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as sink:
         sink.write(config)
     fresh.replace(paths.KUBECONFIG)
 
 
-def _tell_node_about_registry() -> None:
-    registry.join_cluster_network()
-    shell.run(["docker", "exec", NODE, "mkdir", "-p", CERTS_FOLDER])
-    shell.run(
-        ["docker", "exec", "--interactive", NODE, "cp", "/dev/stdin", f"{CERTS_FOLDER}/hosts.toml"],
-        stdin=registry.hosts_toml(),
-    )
-    kubectl("apply", "--filename=-", stdin=json.dumps(registry.hosting_config_map()))
+def _own_kubeconfig() -> Path:
+    paths.TOOLS.mkdir(parents=True, exist_ok=True)
+    return paths.KUBECONFIG
+
+
+def _tell_about_registry() -> None:
+    """The node learns where the registry's address leads, which another port changes; the cluster, what it is for."""
+    folder = f"/etc/containerd/certs.d/{registry.address()}"
+    shell.run(["docker", "exec", NODE, "mkdir", "-p", folder])
+    hosts = ["docker", "exec", "--interactive", NODE, "cp", "/dev/stdin", f"{folder}/hosts.toml"]
+    shell.run(hosts, stdin=registry.hosts_toml())
+    objects = [registry.hosting_config_map(), kind_config.marker()]
+    kubectl("apply", "--filename=-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
 
 
 def _image_of_node() -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 CLUSTER = "millstream"
-CONTEXT = f"kind-{CLUSTER}"
 NODE = f"{CLUSTER}-control-plane"
+# The end-to-end tests install, break and delete things everywhere in a cluster that carries this ConfigMap.
+MARKER = ("kube-public", "millstream-test-cluster")
 _CRI = 'plugins."io.containerd.grpc.v1.cri"'
 
 
@@ -51,6 +53,31 @@ def _containerd_patch(machine: Machine) -> tuple[str, ...]:
     if machine.cgroup_version == 1:
         patch += [f"[{_CRI}.containerd.runtimes.runc.options]", "  SystemdCgroup = false"]
     return tuple(patch)
+
+
+def without_proxy(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
+    """The variables with which `hosts` are reached directly where a proxy is set; none where there is no proxy.
+
+    kind hands the proxy of this machine to the node, whose containerd would ask it for the registry next door.
+    """
+    proxies = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
+    if not any(environment.get(name) for name in proxies):
+        return {}
+    listed = [name for key in ("NO_PROXY", "no_proxy") for name in environment.get(key, "").split(",") if name.strip()]
+    value = ",".join(dict.fromkeys([*(name.strip() for name in listed), "localhost", "127.0.0.1", *hosts]))
+    return {"NO_PROXY": value, "no_proxy": value}
+
+
+def marker() -> dict[str, object]:
+    """The ConfigMap that lets the end-to-end tests use this cluster."""
+    namespace, name = MARKER
+    text = "made by `python3 -m hack.cluster up`: its end-to-end tests may change and delete anything in this cluster"
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": namespace},
+        "data": {"purpose": text},
+    }
 
 
 def _block(lines: tuple[str, ...]) -> list[str]:

@@ -3,13 +3,17 @@
     host:  docker push localhost:5001/x   -> published port -> container millstream-registry:5000
     node:  containerd pulls localhost:5001/x -> certs.d/localhost:5001/hosts.toml -> http://millstream-registry:5000
 
+The port is 5001 where that is free when the registry is first started (`port`).
+
 The container serves our own build of distribution/registry (no image to pull); its storage is a Docker volume, so
 images outlive `down`. `kind load` is not used: it copies a whole image for every changed line.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import socket
 import time
 import urllib.error
@@ -21,8 +25,8 @@ from hack.cluster.image_archive import EMPTY_TMP, Files, ScratchImage
 from hack.cluster.steps import Steps
 from hack.cluster.tools import go_tools
 
-PORT = 5001
-ADDRESS = f"localhost:{PORT}"
+PORTS = range(5001, 5021)  # the first free one, unless a container has one already or the setting names one
+SETTING = "MILLSTREAM_REGISTRY_PORT"
 CONTAINER = "millstream-registry"
 VOLUME = "millstream-registry"
 INNER_PORT = 5000
@@ -41,14 +45,41 @@ http: {{addr: ":{INNER_PORT}"}}
 """
 
 
+@functools.cache
+def port() -> int:
+    """The port on 127.0.0.1: the setting's, else that of the container that exists, else the first free one.
+
+    Raises:
+        ClusterError: the setting is no port, or every port of PORTS is taken.
+    """
+    if wish := os.environ.get(SETTING, "").strip():
+        if not (wish.isascii() and wish.isdigit() and 1024 <= int(wish) <= 65535):
+            raise ClusterError(f"{SETTING} is {wish[:20]!r}: it must be a port from 1024 to 65535.")
+        return int(wish)
+    if published := _published_port():
+        return published
+    free = next((one for one in PORTS if is_free(one)), None)
+    if free is None:
+        raise ClusterError(
+            f"Every port from {PORTS[0]} to {PORTS[-1]} on 127.0.0.1 is taken by another program: name a free one for "
+            f"the registry, as in {SETTING}=6000."
+        )
+    return free
+
+
+def address() -> str:
+    """`localhost:<port>`: the registry's name on this machine and in the names of images."""
+    return f"localhost:{port()}"
+
+
 def hosts_toml() -> str:
-    """containerd's `certs.d/localhost:5001/hosts.toml`: the node reaches the registry by its container's name."""
+    """containerd's `certs.d/localhost:<port>/hosts.toml`: the node reaches the registry by its container's name."""
     return f'[host."http://{CONTAINER}:{INNER_PORT}"]\n'
 
 
 def hosting_config_map() -> dict[str, object]:
     """The ConfigMap that names the cluster's registry to tools (KEP-1755), as kind documents it."""
-    document = f'host: "{ADDRESS}"\nhelp: "docs/local-cluster.md"\n'
+    document = f'host: "{address()}"\nhelp: "docs/local-cluster.md"\n'
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -63,13 +94,14 @@ def ensure(steps: Steps) -> None:
     image = _image_name()
     if not docker_engine.has_image(image):
         _make_image(image)
-    if _image_of_container() == image and docker_engine.container_state(CONTAINER) == "running" and answers():
+    same = _image_of_container() == image and _published_port() == port()
+    if same and docker_engine.container_state(CONTAINER) == "running" and answers():
         return
-    with steps.step(f"Registry: start at {ADDRESS}"):
+    with steps.step(f"Registry: start at {address()}"):
         if docker_engine.container_state(CONTAINER):
             shell.run(["docker", "rm", "--force", CONTAINER])
         refuse_busy_port()
-        publish = f"127.0.0.1:{PORT}:{INNER_PORT}"
+        publish = f"127.0.0.1:{port()}:{INNER_PORT}"
         options = ["--detach", "--restart=always", "--publish", publish, "--volume", f"{VOLUME}:/var/lib/registry"]
         shell.run(["docker", "run", *options, "--name", CONTAINER, image])
         _wait()
@@ -78,7 +110,7 @@ def ensure(steps: Steps) -> None:
 def answers() -> bool:
     """Whether the API answers with its own body and header (any proxy may accept a connection)."""
     try:
-        with _direct.open(f"http://127.0.0.1:{PORT}/v2/", timeout=3) as response:
+        with _direct.open(f"http://127.0.0.1:{port()}/v2/", timeout=3) as response:
             speaks = response.headers.get("Docker-Distribution-Api-Version")
             return bool(speaks == "registry/2.0" and response.read(64).strip() == b"{}")
     except (OSError, urllib.error.URLError):
@@ -89,7 +121,7 @@ def has(repository: str, tag: str) -> bool:
     """Whether the registry holds `repository:tag`."""
     accept = "application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.manifest.v1+json"
     request = urllib.request.Request(
-        f"http://127.0.0.1:{PORT}/v2/{repository}/manifests/{tag}", headers={"Accept": accept}
+        f"http://127.0.0.1:{port()}/v2/{repository}/manifests/{tag}", headers={"Accept": accept}
     )
     try:
         with _direct.open(request, timeout=5) as response:
@@ -101,7 +133,7 @@ def has(repository: str, tag: str) -> bool:
 def push(local_name: str, steps: Steps) -> str:
     """Push an image of Docker's store under our registry's name unless it is there; returns the full reference."""
     repository, tag = local_name.split(":")
-    reference = f"{ADDRESS}/{local_name}"
+    reference = f"{address()}/{local_name}"
     if not has(repository, tag):
         with steps.step(f"Registry: push {local_name}"):
             shell.run(["docker", "tag", local_name, reference])
@@ -153,14 +185,32 @@ def _image_of_container() -> str:
 
 def refuse_busy_port() -> None:
     """Raise ClusterError when another program listens on our port; Docker's own message names neither."""
+    if not is_free(port()):
+        raise ClusterError(
+            f"Port {port()} on 127.0.0.1 is taken by another program: stop it, or name a free port for the registry, "
+            f"as in {SETTING}=6000."
+        )
+
+
+def is_free(number: int) -> bool:
+    """Whether a program could listen on the port of 127.0.0.1 now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", PORT))
-        except OSError as error:
-            raise ClusterError(
-                f"Port {PORT} on 127.0.0.1 is taken by another program: stop it, then run this again."
-            ) from error
+            probe.bind(("127.0.0.1", number))
+        except OSError:
+            return False
+    return True
+
+
+def _published_port() -> int:
+    """The port of the container that exists, running or not; 0 where there is none."""
+    template = "{{json .HostConfig.PortBindings}}"
+    try:
+        bindings = json.loads(shell.run(["docker", "container", "inspect", "--format", template, CONTAINER])) or {}
+        return int(bindings[f"{INNER_PORT}/tcp"][0]["HostPort"])
+    except (ClusterError, LookupError, ValueError):
+        return 0
 
 
 def _wait() -> None:
@@ -168,5 +218,5 @@ def _wait() -> None:
     while not answers():
         if time.monotonic() > deadline:
             said = shell.last_words(shell.run(["docker", "logs", "--tail", "5", CONTAINER]))
-            raise ClusterError(f"The registry at {ADDRESS} does not answer: {said}")
+            raise ClusterError(f"The registry at {address()} does not answer: {said}")
         time.sleep(0.2)

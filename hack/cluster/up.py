@@ -10,7 +10,6 @@ whether its result is there: an interrupted `up` goes on where it stopped, a fin
 from __future__ import annotations
 
 import os
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,10 +25,10 @@ from hack.cluster import (
     smoke,
 )
 from hack.cluster.errors import ClusterError
+from hack.cluster.machine import disk
 from hack.cluster.steps import Steps
 from hack.cluster.tools import go_tools
 
-COLD_BUILD_BYTES = 15 * 2**30
 # What kind v0.30.0 itself would pull (pkg/apis/config/defaults/image.go of its module).
 KIND_NODE_IMAGE = "kindest/node:v1.34.0@sha256:7416a61b42b1662ca6ca89f02028ac133a309a2a30ba309614e8ec94d976dc5a"
 # Where debootstrap is not ours to run: the public image closest to millstream-base.
@@ -98,9 +97,4 @@ def _pulled_node_image(steps: Steps) -> str:
 def refuse_full_disk() -> None:
     """Raise ClusterError when the cache or Docker's store is too small for a first build."""
     docker_root = shell.run(["docker", "info", "--format", "{{.DockerRootDir}}"]).strip()
-    for folder in (paths.cache_folder(), Path(docker_root)):
-        if folder.is_dir() and (free := shutil.disk_usage(folder).free) < COLD_BUILD_BYTES:
-            raise ClusterError(
-                f"{folder} has {free / 2**30:.0f} GiB free and the first build needs {COLD_BUILD_BYTES // 2**30} GiB: "
-                "make room, or point XDG_CACHE_HOME (or Docker's data-root) at a larger disk."
-            )
+    disk.refuse_full([(paths.cache_folder(), disk.CACHE_BYTES), (Path(docker_root), disk.DOCKER_BYTES)])

@@ -159,7 +159,8 @@ def print_next(name: str, port: int) -> None:
     """Five things to try."""
     print(
         f"""
-Try next (put .tools/bin in your PATH for kubectl):
+Try next:
+  export KUBECONFIG=$PWD/.tools/kubeconfig PATH=$PWD/.tools/bin:$PATH
   kubectl get llmd {name} -o wide                        what runs, and the plan in one line
   kubectl describe llmd {name}                           conditions, and the plan with its reasons
   kubectl scale llmd/{name} --replicas=2                 the operator follows; so can an autoscaler

@@ -42,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m hack.images", description=__doc__)
-    parser.add_argument("--registry", default="localhost:5001", help="host:port to push to (default: %(default)s)")
+    parser.add_argument(
+        "--registry", default="", help="host:port to push to (default: what `python3 -m hack.cluster registry` names)"
+    )
     parser.add_argument(
         "--base",
         default=os.environ.get("MILLSTREAM_BASE_IMAGE", ""),
@@ -58,8 +60,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _build(address: str, base: str) -> None:
-    registry = Registry(address)
     started = time.monotonic()
+    if not address:
+        address = _run([sys.executable, "-m", "hack.cluster", "registry"], "find the local cluster's registry").strip()
+    registry = Registry(address)
     base = _base_in(address, base)
     references = {}
     for image in IMAGES:

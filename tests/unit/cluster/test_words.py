@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hack.cluster import apt, docker_engine, registry, shell, smoke, up
+from hack.cluster import apt, docker_engine, registry, shell, smoke
 from hack.cluster.__main__ import main
 from hack.cluster.docker_engine import daemon_config
 from hack.cluster.errors import ClusterError
@@ -115,22 +115,19 @@ def test_only_a_registry_is_believed_to_be_one() -> None:
 
 def test_a_busy_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        monkeypatch.setattr(registry, "PORT", taken.getsockname()[1])
-        with pytest.raises(ClusterError, match=f"Port {taken.getsockname()[1]} on 127.0.0.1 is taken"):
+        monkeypatch.setenv(registry.SETTING, str(taken.getsockname()[1]))
+        registry.port.cache_clear()
+        with pytest.raises(
+            ClusterError, match=f"Port {taken.getsockname()[1]} on 127.0.0.1 is taken.*{registry.SETTING}"
+        ):
             registry.refuse_busy_port()
-
-
-def test_a_full_disk_stops_a_cold_build_before_it_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(shell, "run", lambda *_, **__: f"{tmp_path}\n")
-    monkeypatch.setattr(up, "COLD_BUILD_BYTES", 2**60)
-    with pytest.raises(ClusterError, match="GiB free and the first build needs"):
-        up.refuse_full_disk()
+    registry.port.cache_clear()
 
 
 def test_the_node_is_sent_to_the_registry_by_its_containers_name() -> None:
     assert registry.hosts_toml() == '[host."http://millstream-registry:5000"]\n'
     hosting = registry.hosting_config_map()["data"]
-    assert 'host: "localhost:5001"' in hosting["localRegistryHosting.v1"]  # type: ignore[index]
+    assert f'host: "{registry.address()}"' in hosting["localRegistryHosting.v1"]  # type: ignore[index]
 
 
 def test_readiness_is_read_from_conditions() -> None:

@@ -1,0 +1,1 @@
+"""The machine that carries the cluster: whether it can, and whether its disk is large enough."""
