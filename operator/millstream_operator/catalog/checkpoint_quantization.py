@@ -1,80 +1,156 @@
 """`quantization_config` of a config.json -> how the checkpoint's weights are stored.
 
 Both spellings of the field are read (`bits` | `w_bit`, `group_size` | `q_group_size`). A checkpoint that is already
-quantised decides: nothing can give back the bits that it lost.
+quantised decides: nothing can give back the bits that it lost. What cannot be planned right is refused by name: formats
+of 4-bit floating point (NVFP4, MXFP4), and layers in several formats.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from millstream_operator.catalog.config_fields import ConfigFields, UnsupportedModelError
+
 DEFAULT_GROUP_SIZE = 128
+INSTEAD = "use the model's checkpoint in 16 bit or FP8"
+FOUR_BIT_FLOATS = {"nvfp4": "NVFP4", "mxfp4": "MXFP4", "fp4": "FP4"}
+# Where each method lists the modules that stay in 16 bit.
+KEPT_FIELDS = ("ignore", "modules_to_not_convert", "llm_int8_skip_modules")
+Pattern = tuple[str, int | None]  # a module's name or pattern, and how many modules it stands for (None: not said)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointQuantization:
-    """`method` as the API names it; `group_size` counts weights along the input dimension, None: a row or block."""
+    """`method` as the API names it; `group_size` counts weights along the input dimension, None: a row or block.
+
+    `block_size`: rows and columns of a block that has a scale. `kept`: modules in 16 bit. `targets`: the quantised
+    modules; empty: all linear layers. `double_quant`: the scales of NF4 are quantised, too.
+    """
 
     method: str  # AWQ | GPTQ | FP8 | INT8 | NF4 | RTN
     bits: int
     group_size: int | None
+    block_size: tuple[int, int] | None = field(default=None, repr=False)
+    kept: tuple[Pattern, ...] = field(default=(), repr=False)
+    targets: tuple[Pattern, ...] = field(default=(), repr=False)
+    double_quant: bool = field(default=False, repr=False)
 
 
-class UnknownQuantizationError(ValueError):
-    """A method that the planner does not know. `str()` is one sentence."""
-
-
-def read_quantization(config: Mapping[str, Any]) -> CheckpointQuantization | None:
+def read_quantization(config: Mapping[str, Any], source: str = "config.json") -> CheckpointQuantization | None:
     """None for a checkpoint of plain 16- or 32-bit weights.
 
     Raises:
-        UnknownQuantizationError: the method is not known.
+        UnsupportedModelError: a method, or a mixture of formats, that the planner does not know.
+        ConfigError: a number out of its range.
     """
-    found = config.get("quantization_config") or config.get("compression_config")
-    if not isinstance(found, Mapping) or not found:
+    name = next((one for one in ("quantization_config", "compression_config") if config.get(one)), None)
+    if name is None or not isinstance(config[name], Mapping):
         return None
+    found = config[name]
+    fields = ConfigFields(found, source, f"{name}.")
     method = str(found.get("quant_method", "")).lower()
-    bits = _integer(found, 4, "bits", "w_bit")
-    group = _group(_integer(found, DEFAULT_GROUP_SIZE, "group_size", "q_group_size"))
-    if method == "awq":
-        return CheckpointQuantization("AWQ", bits, group)
-    if method == "gptq":
-        return CheckpointQuantization("GPTQ", bits, group)
+    _refuse_four_bit_floats(fields, method, str(found.get("quant_algo", "")), str(found.get("format", "")))
+    kept = tuple(pattern for listed in KEPT_FIELDS for pattern in _patterns(found.get(listed)))
+    if method in ("awq", "gptq"):
+        bits = _first(fields, 4, "bits", "w_bit")
+        group = _group(fields, _first(fields, DEFAULT_GROUP_SIZE, "group_size", "q_group_size"))
+        return CheckpointQuantization(method.upper(), bits, group, kept=kept)
     if method in ("fp8", "fbgemm_fp8"):
-        return CheckpointQuantization("FP8", 8, None)
+        return CheckpointQuantization("FP8", 8, None, _block(fields, "weight_block_size"), kept)
     if method == "bitsandbytes":
-        four = bool(found.get("load_in_4bit"))
-        return CheckpointQuantization("NF4", 4, 64) if four else CheckpointQuantization("INT8", 8, None)
+        if not fields.flag("load_in_4bit"):
+            return CheckpointQuantization("INT8", 8, None, kept=kept)
+        double = fields.flag("bnb_4bit_use_double_quant")
+        return CheckpointQuantization("NF4", 4, 64, kept=kept, double_quant=double)
     if method in ("compressed-tensors", "sparseml"):
-        return _compressed_tensors(found)
-    raise UnknownQuantizationError(
-        f"quantization_config.quant_method is {method or 'missing'!r}; known are awq, gptq, fp8, bitsandbytes and "
-        "compressed-tensors."
+        return _compressed_tensors(fields, kept)
+    raise UnsupportedModelError(
+        f"{source}: {name}.quant_method is {method[:60] or 'missing'!r}; known are awq, gptq, fp8, bitsandbytes and "
+        f"compressed-tensors, or {INSTEAD}."
     )
 
 
-def _compressed_tensors(found: Mapping[str, Any]) -> CheckpointQuantization:
-    groups = found.get("config_groups")
-    first: Any = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
-    weights = first.get("weights") if isinstance(first, Mapping) else None
-    weights = weights if isinstance(weights, Mapping) else {}
-    bits = _integer(weights, 8, "num_bits")
-    if str(weights.get("type")) == "float":
-        return CheckpointQuantization("FP8", bits, None)
-    if bits <= 4:
-        return CheckpointQuantization("GPTQ", bits, _group(_integer(weights, DEFAULT_GROUP_SIZE, "group_size")))
-    return CheckpointQuantization("INT8", bits, None)
+def _refuse_four_bit_floats(fields: ConfigFields, *words: str) -> None:
+    """NVFP4 and MXFP4 have half the bytes of FP8 and other scales: to count them as FP8 is wrong twice."""
+    for word in words:
+        for mark, name in FOUR_BIT_FLOATS.items():
+            if mark in word.lower().replace("_", "").replace("-", ""):
+                where = f"{fields.source}: {fields.prefix.rstrip('.')}"
+                raise UnsupportedModelError(f"{where} is {name}, which this version does not read; {INSTEAD}.")
 
 
-def _group(size: int) -> int | None:
-    return size if size > 0 else None  # -1: one group a row
+def _compressed_tensors(fields: ConfigFields, kept: tuple[Pattern, ...]) -> CheckpointQuantization:
+    groups = fields.values.get("config_groups")
+    groups = {str(name): group for name, group in groups.items()} if isinstance(groups, Mapping) else {}
+    read = {name: _of_group(fields, name, group) for name, group in groups.items()}
+    formats = list(dict.fromkeys((one.method, one.bits, one.group_size, one.block_size) for one in read.values()))
+    where = f"{fields.source}: {fields.prefix}config_groups"
+    if not formats:
+        raise UnsupportedModelError(f"{where} is missing, so the format of the weights is not known; {INSTEAD}.")
+    if len(formats) > 1:
+        words = " and ".join(f"{method} of {bits} bit" for method, bits, *_ in formats[:4])
+        raise UnsupportedModelError(
+            f"{where} holds layers in {len(formats)} formats ({words}); a model in one format is read: {INSTEAD}."
+        )
+    targets = tuple(pattern for one in read.values() for pattern in one.targets)
+    method, bits, group_size, block = formats[0]
+    return CheckpointQuantization(method, bits, group_size, block, kept, targets)
 
 
-def _integer(found: Mapping[str, Any], default: int, *names: str) -> int:
-    for name in names:
-        value = found.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and -1 <= value <= 1 << 20:
-            return value
-    return default
+def _of_group(fields: ConfigFields, name: str, group: object) -> CheckpointQuantization:
+    group = group if isinstance(group, Mapping) else {}
+    values = group.get("weights")
+    inner = ConfigFields(
+        values if isinstance(values, Mapping) else {},
+        fields.source,
+        f"{fields.prefix}config_groups.{name[:60]}.weights.",
+    )
+    bits, kind = inner.integer("num_bits", 8), inner.text("type", "int")
+    _refuse_four_bit_floats(fields, str(group.get("format", "")))
+    if kind == "float" and bits == 4:
+        _refuse_four_bit_floats(fields, "fp4")
+    targets = tuple(_patterns(group.get("targets")))
+    if kind == "float" and bits == 8:
+        return CheckpointQuantization("FP8", 8, None, _block(inner, "block_structure"), targets=targets)
+    if kind == "int" and bits == 4:
+        group_size = _group(inner, inner.integer("group_size", DEFAULT_GROUP_SIZE))
+        return CheckpointQuantization("GPTQ", 4, group_size, targets=targets)
+    if kind == "int" and bits == 8:
+        return CheckpointQuantization("INT8", 8, None, targets=targets)
+    raise UnsupportedModelError(
+        f"{fields.source}: {inner.prefix.rstrip('.')} is {kind[:20]} of {bits} bit; known are int of 4 and 8 bit and "
+        f"float of 8 bit, or {INSTEAD}."
+    )
+
+
+def _first(fields: ConfigFields, default: int, *names: str) -> int:
+    """The first of `names` that is given."""
+    given = next((name for name in names if fields.values.get(name) is not None), None)
+    return default if given is None else fields.integer(given)
+
+
+def _group(fields: ConfigFields, size: int) -> int | None:
+    """-1 means one group per row; 0 means nothing."""
+    if size == 0:
+        raise fields.contradiction(f"{fields.prefix}group_size is 0; it must be -1 (one group per row) or 1 and more")
+    return size if size > 0 else None
+
+
+def _block(fields: ConfigFields, name: str) -> tuple[int, int] | None:
+    value = fields.values.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2:
+        raise fields.contradiction(
+            f"{fields.prefix}{name} is {str(value)[:60]}; it must be rows and columns of a block"
+        )
+    return fields.checked(name, value[0]), fields.checked(name, value[1])
+
+
+def _patterns(value: object) -> list[Pattern]:
+    """A list of names; or `{name: how often}`, as `millstream inspect` shortens a long one."""
+    if isinstance(value, Mapping):
+        return [(str(name), count if isinstance(count, int) else None) for name, count in value.items()]
+    return [(str(name), None) for name in value] if isinstance(value, list) else []

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from millstream_operator.catalog.checkpoint_size import read_weights, size_problem
 from millstream_operator.catalog.config_fields import ConfigError
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.catalog.read_shape import read_shape
-from millstream_runtime.model_families import family_of
 
 VERSION = 1
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9:._/+-]{0,127}")
@@ -23,10 +23,6 @@ _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9:._/+-]{0,127}")
 
 class UnknownAnswerError(ValueError):
     """Not the answer of an inspection, or of a version that is not known here. `str()` is one sentence."""
-
-
-class UnknownFamilyError(ConfigError):
-    """A model of a family that the catalogue does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +56,18 @@ def read_inspected(answer: Mapping[str, Any]) -> InspectedModel:
     """Return the facts in an answer.
 
     Raises:
-        ConfigError: no shape can be read from it; UnknownFamilyError where the catalogue lacks the model's family.
+        ConfigError: no shape can be read from it, or its weights files do not have that shape; UnsupportedModelError
+            for a family or a format of weights that the catalogue does not know.
     """
     config = {**answer["config"], "quantization_config": answer.get("quantization_config")}
-    try:
-        shape = read_shape(config)
-    except ConfigError as error:
-        inner = next((config[name] for name in ("text_config",) if isinstance(config.get(name), Mapping)), config)
-        if family_of(str(inner.get("model_type"))) is None and "model_type is" in str(error):
-            raise UnknownFamilyError(str(error)) from None
-        raise
+    shape = read_shape(config)
     weights = answer.get("weights")
-    size = weights.get("file_bytes") if isinstance(weights, Mapping) else None
+    weights = weights if isinstance(weights, Mapping) else {}
+    counted = read_weights(weights)
+    # A model with a vision tower has weights beside those of its language model.
+    if counted is not None and (problem := size_problem(shape, counted, is_part="text_config" in config)) is not None:
+        raise ConfigError(problem)
+    size = weights.get("file_bytes")
     revision = answer.get("revision")
     return InspectedModel(
         shape,

@@ -6,7 +6,7 @@ Parameter counts are those of the checkpoint's tensors; a test holds them within
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from millstream_operator.catalog.checkpoint_quantization import CheckpointQuantization
@@ -58,6 +58,11 @@ class ModelShape:
     num_experts_per_token: int = 0
     weight_bytes: int = 2  # of one stored weight: 2 for 16 bit, 4 for float32
     quantization: CheckpointQuantization | None = None
+    # Not part of `repr`, which is hashed: what older versions did not know.
+    unquantized_parameters: int = field(
+        default=0, repr=False
+    )  # of `parameters.linear`: a quantised one keeps in 16 bit
+    extra_parameters: int = field(default=0, repr=False)  # that a checkpoint may hold besides: heads that draft tokens
 
     @cached_property
     def active_parameters(self) -> int:

@@ -14,10 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, assert_never
 
-from millstream_operator.catalog.checkpoint_quantization import UnknownQuantizationError, read_quantization
-from millstream_operator.catalog.config_fields import ConfigError, ConfigFields
+from millstream_operator.catalog.checkpoint_quantization import read_quantization
+from millstream_operator.catalog.config_fields import ConfigError, ConfigFields, UnsupportedModelError
 from millstream_operator.catalog.families import classic, dense, experts, latent
 from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.catalog.unquantized_layers import unquantized_parameters
 from millstream_runtime.model_families import (
     FAMILIES,
     DenseTraits,
@@ -30,6 +31,7 @@ from millstream_runtime.model_families import (
 )
 
 MAX_CONFIG_BYTES = 1 << 20
+MAX_WIDTH_RATIO = 8  # between all heads and the hidden size; published models have up to 3.5
 _DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 
 
@@ -54,7 +56,8 @@ def read_shape(config: Mapping[str, Any], source: str = "config.json") -> ModelS
     """The shape of a model from the values of its config.json.
 
     Raises:
-        ConfigError: an unknown family, or a field that is missing or impossible.
+        ConfigError: a field that is missing or impossible; UnsupportedModelError for a family or a format of weights
+            that the catalogue does not know.
     """
     if not isinstance(config, Mapping):
         raise ConfigError(f"{source}: holds no JSON object.")
@@ -63,17 +66,17 @@ def read_shape(config: Mapping[str, Any], source: str = "config.json") -> ModelS
     fields = ConfigFields(values, source)
     family = family_of(fields.text("model_type"))
     if family is None:
-        raise ConfigError(
-            f"{source}: model_type is {fields.text('model_type') or 'missing'!r}; "
+        raise UnsupportedModelError(
+            f"{source}: model_type is {fields.text('model_type')[:60] or 'missing'!r}; "
             f"the catalogue knows {', '.join(family.model_type for family in FAMILIES)}."
         )
-    try:
-        quantization = read_quantization(config)
-    except UnknownQuantizationError as error:
-        raise ConfigError(f"{source}: {error}") from None
+    quantization = read_quantization(config, source) or read_quantization(values, source)
     dtype = fields.text("dtype") or fields.text("torch_dtype")
-    shape = _count(fields, family)
-    return _checked(replace(shape, quantization=quantization, weight_bytes=_DTYPE_BYTES.get(dtype, 2)), source)
+    shape = replace(_count(fields, family), quantization=quantization, weight_bytes=_DTYPE_BYTES.get(dtype, 2))
+    if quantization is not None:
+        kept = unquantized_parameters(shape, quantization.kept, quantization.targets)
+        shape = replace(shape, unquantized_parameters=kept)
+    return _checked(shape, fields)
 
 
 def _count(fields: ConfigFields, family: ModelFamily) -> ModelShape:
@@ -93,14 +96,31 @@ def _count(fields: ConfigFields, family: ModelFamily) -> ModelShape:
             assert_never(family.traits)
 
 
-def _checked(shape: ModelShape, source: str) -> ModelShape:
-    if shape.num_heads % shape.num_kv_heads:
-        raise ConfigError(
-            f"{source}: num_key_value_heads is {shape.num_kv_heads}; it must divide num_attention_heads "
-            f"({shape.num_heads})."
+def _checked(shape: ModelShape, fields: ConfigFields) -> ModelShape:
+    """Refuse numbers that are possible alone and not together."""
+    heads, kv_heads, hidden = shape.num_heads, shape.num_kv_heads, shape.hidden_size
+    if heads % kv_heads:
+        raise fields.contradiction(f"num_key_value_heads is {kv_heads}; it must divide num_attention_heads ({heads})")
+    width = heads * shape.head_size
+    if not hidden <= width * MAX_WIDTH_RATIO <= hidden * MAX_WIDTH_RATIO**2:
+        raise fields.contradiction(
+            f"{heads} attention heads of {shape.head_size} are {width} columns beside a hidden_size of {hidden}; more "
+            f"than {MAX_WIDTH_RATIO} times apart, they belong to no model"
         )
-    if shape.num_experts_per_token > shape.num_experts:
-        raise ConfigError(
-            f"{source}: {shape.num_experts_per_token} experts a token; there are only {shape.num_experts}."
-        )
+    experts, per_token = shape.num_experts, shape.num_experts_per_token
+    if per_token > experts or (experts and not per_token):
+        raise fields.contradiction(f"num_experts_per_tok is {per_token}; the model has {experts} experts")
+    _check_groups(shape, fields)
     return shape
+
+
+def _check_groups(shape: ModelShape, fields: ConfigFields) -> None:
+    """AWQ cuts each row into whole groups; its kernels have no rest."""
+    stored = shape.quantization
+    if stored is None or stored.method != "AWQ" or not stored.group_size or shape.unquantized_parameters:
+        return
+    for name, size in (("hidden_size", shape.hidden_size), *(("an MLP width", w) for w in shape.intermediate_sizes)):
+        if size % stored.group_size:
+            raise fields.contradiction(
+                f"quantization_config.group_size is {stored.group_size}, which does not divide {name} of {size}"
+            )

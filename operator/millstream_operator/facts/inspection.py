@@ -19,13 +19,8 @@ from typing import Any
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.spec import Accelerator, AcceleratorType
 from millstream_operator.api.workload import Workload
-from millstream_operator.catalog.config_fields import ConfigError
-from millstream_operator.catalog.inspected_model import (
-    UnknownAnswerError,
-    UnknownFamilyError,
-    read_answer,
-    read_inspected,
-)
+from millstream_operator.catalog.config_fields import ConfigError, UnsupportedModelError
+from millstream_operator.catalog.inspected_model import UnknownAnswerError, read_answer, read_inspected
 from millstream_operator.diagnosis import conditions
 from millstream_operator.diagnosis.container_failures import container_waits, runtime_report
 from millstream_operator.diagnosis.diagnosis import Diagnosis
@@ -181,7 +176,7 @@ def _ended(pod: Manifest, seconds_ago: float | None) -> _Succeeded | _Failed | N
         read_inspected(answer)
     except UnknownAnswerError as error:
         return _Failed(Diagnosis(Reason.INVALID_CONFIG, str(error)), seconds_ago)
-    except UnknownFamilyError as error:
+    except UnsupportedModelError as error:
         return _Failed(Diagnosis(Reason.UNSUPPORTED_BY_RUNTIME, str(error)), seconds_ago)
     except ConfigError as error:
         return _Failed(Diagnosis(Reason.CHECKPOINT_INVALID, str(error)), seconds_ago)

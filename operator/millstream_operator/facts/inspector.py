@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
-from millstream_operator.catalog.config_fields import ConfigError
+from millstream_operator.catalog.config_fields import ConfigError, UnsupportedModelError
 from millstream_operator.catalog.inspected_model import InspectedModel, read_inspected
 from millstream_operator.children.children import Children
 from millstream_operator.diagnosis.diagnosis import Diagnosis
@@ -97,8 +97,10 @@ class Inspector:
         await self._children.delete(owner, jobs)
         try:
             return read_inspected(answer)
-        except ConfigError as error:  # a record of another version of the operator, which knew more families
+        except UnsupportedModelError as error:  # a record of another version of the operator, which knew more families
             raise NotInspected(Diagnosis(Reason.UNSUPPORTED_BY_RUNTIME, str(error)), None) from None
+        except ConfigError as error:  # … or checked less
+            raise NotInspected(Diagnosis(Reason.CHECKPOINT_INVALID, str(error)), None) from None
 
     def _inspections(self, owner: LLMDeployment, key: OwnerKey) -> list[Manifest]:
         """Return the owner's Jobs that inspect a model; Jobs of another role are not the inspector's."""

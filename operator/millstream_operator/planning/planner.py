@@ -21,7 +21,7 @@ from millstream_operator.planning.choices.candidates import Question
 from millstream_operator.planning.choices.outcome import Outcome, Problem, Stage
 from millstream_operator.planning.choices.placement import Choice, NoPlacement, choose_placement
 from millstream_operator.planning.choices.placement_reasons import engine_reasons, placement_reasons
-from millstream_operator.planning.choices.quantization import choose_formats
+from millstream_operator.planning.choices.quantization import choose_formats, contradiction
 from millstream_operator.planning.choices.speculation import SpeculationChoice, choose_speculation
 from millstream_operator.planning.choices.waiting import search_free_then_all
 from millstream_operator.planning.facts import Facts
@@ -55,7 +55,11 @@ def decide(
     spec, shape = deployment.spec, facts.shape
     if shape is None:
         return plan_from_spec(deployment, defaults, facts)
-    if (spec.accelerator or Accelerator()).type is AcceleratorType.CPU:
+    on_cpu = (spec.accelerator or Accelerator()).type is AcceleratorType.CPU
+    asked = ((spec.quantization.method if spec.quantization else None) or "Auto") + ""
+    if (on_cpu or facts.inventory is None) and (problem := contradiction(asked, shape)) is not None:
+        return Infeasible("quantization", _sentence(problem), input_hash(deployment))
+    if on_cpu:
         return _decide_cpu(deployment, defaults, facts)
     if facts.inventory is None:
         return _decide_without_gpus(deployment, defaults, facts, explain=explain)

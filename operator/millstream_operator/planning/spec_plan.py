@@ -11,6 +11,7 @@ from millstream_operator.api.optimization import Parallelism, Quantization
 from millstream_operator.api.rules import DEFAULT_WARMUP_TIMEOUT
 from millstream_operator.api.spec import Accelerator, AcceleratorType, Engine, LLMDeploymentSpec, Switch, Warmup
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part
+from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.planning.choices.speculation import SpeculationChoice, choose_speculation
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.facts_hash import facts_hash
@@ -69,7 +70,7 @@ def plan_from_spec(deployment: LLMDeployment, defaults: PlanDefaults, facts: Fac
     promise: a spec that asks for a budget or an objective gets `requires: [inventory]`.
     """
     spec, facts = deployment.spec, facts or Facts()
-    placement = _spec_placement(spec)
+    placement = _spec_placement(spec, facts.shape)
     engine, engine_reasons = _engine(spec, placement.on_gpu)
     image, image_reason = _runtime_image(spec, defaults)
     resources, resources_reason = pod_resources(placement.gpus)
@@ -132,7 +133,7 @@ def pod_resources(gpus: int) -> tuple[ResourcePlan, PlanReason]:
     return ResourcePlan({"cpu": "250m", "memory": "1Gi"}, limits), PlanReason("resources", why)
 
 
-def _spec_placement(spec: LLMDeploymentSpec) -> _SpecPlacement:
+def _spec_placement(spec: LLMDeploymentSpec, shape: ModelShape | None) -> _SpecPlacement:
     accelerator, accelerator_reason = _accelerator(spec.accelerator or Accelerator())
     parallelism, quantization = spec.parallelism or Parallelism(), spec.quantization or Quantization()
     tensor, pipeline = parallelism.tensor, parallelism.pipeline
@@ -140,10 +141,13 @@ def _spec_placement(spec: LLMDeploymentSpec) -> _SpecPlacement:
         asked.value if asked is not None and asked != "Auto" else "None"
         for asked in (quantization.method, quantization.kv_cache)
     )
+    why = "The weights are served as they are in the checkpoint."
+    if shape is not None and (stored := shape.quantization) is not None:
+        method, why = stored.method, f"The checkpoint's own quantization_config: {stored.method}, {stored.bits} bit."
     reasons = (
         accelerator_reason,
         given_or(tensor, "parallelism.tensor", "One device a replica where nothing else is known."),
-        PlanReason("quantization", "The weights are served as they are in the checkpoint."),
+        PlanReason("quantization", why),
     )
     return _SpecPlacement(accelerator, tensor or 1, pipeline or 1, method, kv_cache, reasons)
 

@@ -15,15 +15,17 @@
      "omitted": []}                 names that were left out to stay within 4 KiB
 
 `config` is itself a small config.json, except that a list of more than 16 words, such
-as the `layer_types` of a deep model, is written as {word: how often}. A reader must refuse a `version` that it does not
-know and ignore keys that it does not know. `elements` of a quantised checkpoint counts stored values: eight 4-bit
-weights packed in one I32 are one element.
+as the `layer_types` of a deep model, is written as {word: how often}. In the modules that `quantization_config` names
+there, numbers of layers and experts become `*`: {"model.layers.*.self_attn.q_proj": 80}. A reader must refuse a
+`version` that it does not know and ignore keys that it does not know. `elements` of a quantised checkpoint counts
+stored values: eight 4-bit weights packed in one I32 are one element.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +36,7 @@ from millstream_runtime.sources.selection import invalid
 SHAPE_VERSION = 1
 TEXT_LIMIT = 200
 LIST_LIMIT = 16
+_NUMBER_OF_MODULE = re.compile(r"\.[0-9]+(?=\.|$)")  # of `model.layers.7.mlp`
 LONG_BYTES = 64  # no number, and no word, is as long
 ESSENTIAL_QUANTIZATION_FIELDS = 7  # the first of QUANTIZATION_FIELDS
 
@@ -63,7 +66,7 @@ QUANTIZATION_FIELDS = (
     "format", "fmt", "checkpoint_format", "activation_scheme", "weight_block_size", "load_in_4bit",
     "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype",
     "kv_cache_scheme", "quant_algo", "kv_cache_quant_algo", "lm_head", "modules_to_not_convert",
-    "modules_in_block_to_quantize", "config_groups", "ignore",
+    "modules_in_block_to_quantize", "llm_int8_skip_modules", "config_groups", "ignore",
 )
 # fmt: on
 
@@ -181,16 +184,17 @@ def _short(value: Any, depth: int = 0) -> Any:
         return None
     if isinstance(value, list):
         if len(value) > LIST_LIMIT and all(isinstance(one, str) for one in value):
-            return _runs(value)
+            return _counts(value)
         return [_short(one, depth + 1) for one in value[:LIST_LIMIT]]
     return {str(key)[:TEXT_LIMIT]: _short(one, depth + 1) for key, one in list(value.items())[:LIST_LIMIT]}
 
 
-def _runs(values: list[str]) -> dict[str, int]:
-    """A long list of words (`layer_types` of 60 layers) as how often each occurs."""
+def _counts(values: list[str]) -> dict[str, int]:
+    """A long list of words (`layer_types` of 60 layers) as how often each occurs; modules of all layers are one."""
     counts: dict[str, int] = {}
     for value in values:
-        counts[value[:TEXT_LIMIT]] = counts.get(value[:TEXT_LIMIT], 0) + 1
+        word = _NUMBER_OF_MODULE.sub(".*", value[:TEXT_LIMIT])
+        counts[word] = counts.get(word, 0) + 1
     return dict(list(counts.items())[:LIST_LIMIT])
 
 

@@ -175,3 +175,19 @@ def test_a_config_alone_has_no_weights_and_no_revision(tmp_path: Path) -> None:
 def test_a_config_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match=r"shape/config\.json"):
         read_config(tmp_path / "shape/config.json")
+
+
+def test_a_long_list_of_modules_is_counted_by_module_and_not_by_layer(tmp_path: Path) -> None:
+    from millstream_operator.catalog.checkpoint_quantization import read_quantization
+
+    kept = [f"model.layers.{layer}.self_attn.{name}_proj" for layer in range(80) for name in "qkvo"]
+    quantization = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head", *kept]}
+    config = json.dumps(LLAMA | {"quantization_config": quantization})
+    shape = inspect_config(tmp_path / "config.json", config.encode())
+    assert shape["quantization_config"]["modules_to_not_convert"] == {
+        "lm_head": 1,
+        **{f"model.layers.*.self_attn.{name}_proj": 80 for name in "qkvo"},
+    }
+    read = read_quantization(shape)
+    assert read is not None
+    assert ("model.layers.*.self_attn.q_proj", 80) in read.kept

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millstream_operator.catalog.config_fields import ConfigError, ConfigFields
+from millstream_operator.catalog.config_fields import ConfigFields
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,8 @@ def read_attention(
     heads = fields.integer("num_attention_heads", default_heads)
     kv_heads = fields.integer("num_key_value_heads", default_kv_heads or heads)
     if fields.values.get("head_dim") is None and default_head_size is None and hidden % heads:
-        raise ConfigError(
-            f"{fields.source}: hidden_size {hidden} is no multiple of num_attention_heads {heads}, and head_dim is "
-            "missing."
+        raise fields.contradiction(
+            f"hidden_size {hidden} is no multiple of num_attention_heads {heads}, and head_dim is missing"
         )
     head = fields.integer("head_dim", default_head_size or hidden // heads)
     kv_width = 2 * kv_heads * head

@@ -14,7 +14,7 @@ def read_falcon(fields: ConfigFields, family: ModelFamily) -> ModelShape:
     grouped = fields.flag("new_decoder_architecture")
     shared = 1 if fields.flag("multi_query", True) else heads
     kv_heads = fields.integer("num_kv_heads", heads) if grouped else shared
-    head = hidden // heads
+    head = _head_size(fields, hidden, heads)
     intermediate = fields.integer("ffn_hidden_size", 4 * hidden)
     bias = fields.flag("bias")
     kv = hidden * 2 * kv_heads * head + (2 * kv_heads * head if bias else 0)
@@ -62,7 +62,7 @@ def read_gpt_neox(fields: ConfigFields, family: ModelFamily) -> ModelShape:
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=heads,
-        head_size=hidden // heads,
+        head_size=_head_size(fields, hidden, heads),
         intermediate_sizes=(intermediate,),
         vocab_size=vocabulary,
         max_position_embeddings=fields.integer("max_position_embeddings", 2048),
@@ -77,3 +77,9 @@ def read_gpt_neox(fields: ConfigFields, family: ModelFamily) -> ModelShape:
         ),
         kv_projection_parameters=layers * kv,
     )
+
+
+def _head_size(fields: ConfigFields, hidden: int, heads: int) -> int:
+    if hidden % heads:
+        raise fields.contradiction(f"hidden_size {hidden} is no multiple of num_attention_heads {heads}")
+    return hidden // heads

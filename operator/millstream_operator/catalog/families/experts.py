@@ -21,7 +21,7 @@ def read(fields: ConfigFields, family: ModelFamily, traits: ExpertTraits) -> Mod
     num_experts = fields.integer(traits.experts_field, traits.default_experts)
     vocabulary = fields.integer("vocab_size")
     sparse = layers if traits.every_layer else _sparse_layers(fields, layers)
-    shared = fields.integer("shared_expert_intermediate_size", 0, minimum=0) if traits.shared_expert else 0
+    shared = fields.integer("shared_expert_intermediate_size", 0) if traits.shared_expert else 0
     shared_gate = hidden if shared else 0
     norms = 2 * hidden + (2 * attention.head_size if traits.query_key_norms else 0)
     widths = {width} | ({shared} if shared else set()) | ({intermediate} if sparse < layers else set())

@@ -18,10 +18,11 @@ def read(fields: ConfigFields, family: ModelFamily, traits: LatentTraits) -> Mod
     latent, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
     down, up, norms = _attention(fields, hidden, heads)
     intermediate, width = fields.integer("intermediate_size"), fields.integer("moe_intermediate_size")
-    dense = min(layers, fields.integer("first_k_dense_replace", 0, minimum=0))
+    dense, num_experts = fields.integer("first_k_dense_replace", 0), fields.integer("n_routed_experts", 0)
+    _check(fields, layers, dense, num_experts)
     sparse = layers - dense
-    num_experts = fields.integer("n_routed_experts", 0, minimum=0)
-    shared = fields.integer("n_shared_experts", 0, minimum=0) * width
+    experts = num_experts * 3 * hidden * width
+    shared = fields.integer("n_shared_experts", 0) * width
     widths = {intermediate, width} | ({shared} if shared else set())
     return ModelShape(
         family=family.model_type,
@@ -38,7 +39,7 @@ def read(fields: ConfigFields, family: ModelFamily, traits: LatentTraits) -> Mod
             embedding=vocabulary * hidden,
             attention=layers * (down + up),
             mlp=3 * hidden * (dense * intermediate + sparse * shared),
-            experts=sparse * num_experts * 3 * hidden * width,
+            experts=sparse * experts,
             routers=sparse * (num_experts * hidden + (num_experts if traits.router_bias else 0)),
             norms=layers * (2 * hidden + norms) + hidden,
             head=0 if fields.flag("tie_word_embeddings") else vocabulary * hidden,
@@ -46,8 +47,22 @@ def read(fields: ConfigFields, family: ModelFamily, traits: LatentTraits) -> Mod
         replicated_attention_parameters=layers * down,
         latent_kv_elements=latent + rope,
         num_experts=num_experts,
-        num_experts_per_token=fields.integer("num_experts_per_tok", 0, minimum=0),
+        num_experts_per_token=fields.integer("num_experts_per_tok", 0),
+        # Each has a sparse layer, a projection of two streams, and copies of embedding and head.
+        extra_parameters=fields.integer("num_nextn_predict_layers", 0)
+        * (down + up + experts + 3 * hidden * shared + 2 * hidden * hidden + 2 * vocabulary * hidden),
     )
+
+
+def _check(fields: ConfigFields, layers: int, dense: int, num_experts: int) -> None:
+    """Refuse numbers of layers and expert groups that contradict each other."""
+    if dense > layers:
+        raise fields.contradiction(f"first_k_dense_replace is {dense}; the model has {layers} layers")
+    groups = fields.integer("n_group", 1)
+    if num_experts and num_experts % groups:
+        raise fields.contradiction(f"n_group is {groups}; it must divide n_routed_experts ({num_experts})")
+    if (used := fields.integer("topk_group", 1)) > groups:
+        raise fields.contradiction(f"topk_group is {used}; there are {groups} groups (n_group)")
 
 
 def _attention(fields: ConfigFields, hidden: int, heads: int) -> tuple[int, int, int]:

@@ -41,9 +41,7 @@ def choose_formats(resolved: ResolvedSpec, shape: ModelShape, choosable: Capabil
     )
     stored, asked = shape.quantization, resolved.method
     if stored is not None:
-        problem = None
-        if asked not in ("Auto", stored.method):
-            problem = f"spec.quantization.method is {asked}, but the checkpoint is stored as {stored.method}"
+        problem = contradiction(asked, shape)
         groups = f", groups of {stored.group_size}" if stored.group_size else ""
         warning = _warning(stored.method, resolved, shape)
         why = f"The checkpoint's own quantization_config: {stored.bits} bit{groups}.{warning}"
@@ -60,6 +58,13 @@ def choose_formats(resolved: ResolvedSpec, shape: ModelShape, choosable: Capabil
         (PlanReason("quantization", why), kv_reason),
         (*rejected, _four_bit(resolved, shape)),
     )
+
+
+def contradiction(asked: str, shape: ModelShape) -> str | None:
+    """Return why the spec's method cannot be had of this checkpoint; None where nothing contradicts it."""
+    if shape.quantization is None or asked in ("Auto", shape.quantization.method):
+        return None
+    return f"spec.quantization.method is {asked}, but the checkpoint is stored as {shape.quantization.method}"
 
 
 def quality_risk(resolved: ResolvedSpec, shape: ModelShape) -> str | None:

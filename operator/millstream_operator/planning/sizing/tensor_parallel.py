@@ -14,7 +14,8 @@ def tensor_parallel_problem(shape: ModelShape, size: int, group_size: int | None
     """Why `size` ranks cannot share each layer; None when they can.
 
     `group_size` counts the weights behind one scale of a quantised checkpoint: a shard that cuts a group in two has
-    no scale for its half. The vocabulary never forbids a size: its rows are padded, and the last rank may hold fewer.
+    no scale for its half. The same holds for the blocks of a checkpoint in block FP8, in both dimensions. The
+    vocabulary never forbids a size: its rows are padded, and the last rank may hold fewer.
     """
     if size == 1:
         return None
@@ -33,4 +34,23 @@ def tensor_parallel_problem(shape: ModelShape, size: int, group_size: int | None
     head_columns = shape.num_heads * shape.head_size // size
     if group_size and head_columns % group_size:
         return f"a shard of {head_columns} attention columns is no multiple of the quantization group of {group_size}"
+    return _block_problem(shape, size)
+
+
+def _block_problem(shape: ModelShape, size: int) -> str | None:
+    """Why the blocks of block FP8 cannot be shared: projections up are cut by rows, those down by columns."""
+    block = shape.quantization.block_size if shape.quantization is not None else None
+    if block is None:
+        return None
+    rows, columns = block
+    named = f"the blocks of {rows} × {columns} weights that have one scale"
+    for width in shape.intermediate_sizes:
+        shard = width // size
+        if shard % rows or shard % columns:
+            return f"a shard of {shard} columns ({width} over {size} GPUs) cuts {named}"
+    heads = shape.num_heads * shape.head_size // size
+    if heads % rows or heads % columns:
+        return f"a shard of {heads} attention columns cuts {named}"
+    if shape.latent_kv_elements is None and (keys := shape.kv_heads_per_rank(size) * shape.head_size) % rows:
+        return f"a shard of {keys} key columns cuts {named}"
     return None

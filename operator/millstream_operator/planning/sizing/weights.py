@@ -76,6 +76,7 @@ def rank_weights(shape: ModelShape, stored: WeightFormat, tensor: int = 1, pipel
     copied = shape.kv_projection_parameters * shape.kv_heads_per_rank(tensor) // shape.num_kv_heads
     cut = p.linear - shape.kv_projection_parameters - shape.replicated_attention_parameters
     linear = -(-cut // tensor) + copied + shape.replicated_attention_parameters
+    plain = _unquantized(shape, stored, linear)
     layers = -(-shape.num_layers // pipeline)  # of the fullest stage
     small_bytes = (p.norms + p.routers) * shape.weight_bytes
     rows = -(-shape.padded_vocab_size // tensor)
@@ -86,8 +87,15 @@ def rank_weights(shape: ModelShape, stored: WeightFormat, tensor: int = 1, pipel
         return amount * layers // shape.num_layers
 
     return RankWeights(
-        linear_bytes=of_stage(linear_bytes(linear, stored) + small_bytes),
+        linear_bytes=of_stage(linear_bytes(linear - plain, stored) + plain * shape.weight_bytes + small_bytes),
         experts_bytes=of_stage(linear_bytes(p.experts // tensor, stored)),
         embeddings_bytes=tables * table_bytes,
         head_bytes=table_bytes,
     )
+
+
+def _unquantized(shape: ModelShape, stored: WeightFormat, linear: int) -> int:
+    """Of a rank's `linear` weights, those that the checkpoint keeps in its own width: the same share on each rank."""
+    if shape.quantization is None or shape.quantization.method != stored.method or not shape.parameters.linear:
+        return 0
+    return -(-shape.unquantized_parameters * linear // shape.parameters.linear)

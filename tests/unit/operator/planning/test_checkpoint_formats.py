@@ -1,0 +1,72 @@
+"""The checkpoint's own format decides, on a CPU too, and a tensor-parallel size never cuts its blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from millstream_operator.api.load import parse
+from millstream_operator.catalog.checkpoint_quantization import CheckpointQuantization
+from millstream_operator.catalog.known_models import known_shape
+from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.catalog.read_shape import read_shape
+from millstream_operator.planning.facts import Facts
+from millstream_operator.planning.plan import Infeasible, Plan, PlanDefaults
+from millstream_operator.planning.planner import decide
+from millstream_operator.planning.sizing.tensor_parallel import tensor_parallel_problem
+from tests.support.llmdeployments import manifest
+from tests.unit.operator.catalog.test_config_ranges import config
+
+DEFAULTS = PlanDefaults("registry.example.com/millstream-runtime:1.0")
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+BIG = {"resources": {"limits": {"memory": "64Gi"}}}
+
+
+def on_cpu(shape: ModelShape, **spec: Any) -> Plan | Infeasible:
+    pod = {"spec": {"containers": [{"name": "runtime", **BIG}]}}
+    deployment = parse(manifest(accelerator={"type": "CPU"}, podTemplate=pod, **spec))
+    return decide(deployment, DEFAULTS, Facts(shape=shape))
+
+
+def llama_8b(method: str | None = None) -> ModelShape:
+    shape = known_shape("meta-llama/Meta-Llama-3-8B")
+    assert shape is not None
+    return replace(shape, quantization=CheckpointQuantization(method, 4, 128) if method else None)
+
+
+def test_a_cpu_plan_has_the_checkpoints_format_and_says_that_the_runtime_lacks_it() -> None:
+    plan = on_cpu(llama_8b("AWQ"))
+    assert isinstance(plan, Plan)
+    assert (plan.summary, plan.quantization, plan.requires) == ("CPU TP1 AWQ", "AWQ", ("quantization=AWQ",))
+    assert any("The checkpoint's own quantization_config: AWQ, 4 bit" in one.reason for one in plan.reasons)
+
+
+def test_a_cpu_plan_of_a_plain_checkpoint_is_as_before() -> None:
+    plan = on_cpu(llama_8b())
+    assert isinstance(plan, Plan)
+    assert (plan.summary, plan.quantization, plan.requires) == ("CPU TP1 None", "None", ())
+
+
+@pytest.mark.parametrize("asked", ["None", "GPTQ"])
+def test_a_method_that_contradicts_the_checkpoint_is_refused_on_a_cpu_too(asked: str) -> None:
+    found = on_cpu(llama_8b("AWQ"), quantization={"method": asked})
+    assert isinstance(found, Infeasible)
+    assert found.message == f"spec.quantization.method is {asked}, but the checkpoint is stored as AWQ."
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed", "refused", "why"),
+    [
+        ("qwen3-30b-a3b", (1, 2), 4, "a shard of 192 columns (768 over 4 GPUs) cuts the blocks of 128 × 128 weights"),
+        ("deepseek-v3", (1, 2, 4, 8, 16), 32, "a shard of 64 columns (2048 over 32 GPUs) cuts the blocks"),
+        ("llama-3-70b", (1, 2, 4, 8), 64, "a shard of 448 columns (28672 over 64 GPUs) cuts the blocks"),
+    ],
+)
+def test_a_block_of_block_fp8_is_never_cut(name: str, allowed: tuple[int, ...], refused: int, why: str) -> None:
+    shape = read_shape(config(name, quantization_config=BLOCKS))
+    assert [tensor_parallel_problem(shape, size) for size in allowed] == [None] * len(allowed)
+    assert why in str(tensor_parallel_problem(shape, refused))
+    plain = read_shape(config(name))
+    assert tensor_parallel_problem(plain, refused) is None
