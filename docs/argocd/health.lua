@@ -22,6 +22,13 @@ end
 health.message = ready.reason .. ": " .. ready.message
 if found.Stalled ~= nil and found.Stalled.status == "True" then
   health.status = "Degraded"
+  if ready.status == "True" then -- it serves, and new replicas need a person
+    health.message = found.Stalled.reason .. ": " .. found.Stalled.message
+  end
+elseif found.Reconciling ~= nil and found.Reconciling.status == "True" then
+  if ready.status == "True" then -- it serves while it is being scaled
+    health.message = found.Reconciling.reason .. ": " .. found.Reconciling.message
+  end
 elseif ready.status == "True" and ready.reason == "ScaledToZero" then
   health.status = "Suspended"
 elseif ready.status == "True" then

@@ -119,7 +119,7 @@ class Operator:
             reports=self.reports,
             facts=self.facts,
             spare=self.facts.has_spare_gpus,
-            later=self.queue.add,
+            later=self._enqueue_after,
             events=self.events,
             busy=self.queue.has_urgent,
         )
@@ -239,6 +239,10 @@ class Operator:
     def _enqueue(self, key: OwnerKey) -> None:
         """Enqueue a key, behind those whose spec was not applied yet if its own was."""
         self.queue.add(key, can_wait=self._was_applied(key))
+
+    def _enqueue_after(self, key: OwnerKey, seconds: float) -> None:
+        """Enqueue a key after some seconds, behind those whose spec was not applied yet if its own was."""
+        self.queue.add(key, seconds, can_wait=self._was_applied(key))
 
     def _was_applied(self, key: OwnerKey) -> bool:
         owner, workload = (self.index.get(kind, key.namespace, key.name) for kind in (LLM_DEPLOYMENT, DEPLOYMENT))

@@ -23,7 +23,7 @@ from millstream_operator.kube.pod_access import PodUnreachable
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.probing.pod_reports import PodReports
 from millstream_operator.probing.probe_key import ProbeKeys
-from millstream_operator.probing.service_probe import NO_HEADERS, ServiceUnreachable
+from millstream_operator.probing.service_probe import NO_HEADERS, ServiceBusy, ServiceUnreachable
 from millstream_operator.queue.work_queue import RetryLater
 from millstream_operator.reconciling.defaults import Defaults
 from millstream_operator.reconciling.reconciler import Reconciler
@@ -74,6 +74,7 @@ class FakeModel:
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
         self.unreachable = ""
+        self.is_busy = False  # its queue is full
         self.key: str | None = None  # the API key that it asks for
         self.ready: Manifest = {}  # over what /ready would answer
         self.completion: Manifest = {"choices": [{"text": "!"}], "usage": {"completion_tokens": 1}}
@@ -99,6 +100,8 @@ class FakeModel:
         headers: Mapping[str, str] = NO_HEADERS,
     ) -> Manifest:
         self._asked(path, dict(body))
+        if self.is_busy:
+            raise ServiceBusy(f"{path} answered HTTP 429")
         if self.key is not None and headers.get("Authorization") != f"Bearer {self.key}":
             raise ServiceUnreachable(f"{path} answered HTTP 401")
         return self.completion
@@ -164,6 +167,7 @@ class FakeOperator:
             later=later,
             busy=lambda: self.busy,
             keys=keys,
+            clock=lambda: self.seconds,
         )
         self.retries: list[RetryLater] = []
 

@@ -161,6 +161,25 @@ async def _pod_lost() -> FakeCluster:
     return operator.cluster
 
 
+async def _scaling_up() -> FakeCluster:
+    operator = await served()
+    respec(operator.cluster, replicas=2)
+    await operator.turn()
+    return operator.cluster
+
+
+async def _no_room_for_another() -> FakeCluster:
+    operator = await served()
+    respec(operator.cluster, replicas=2)
+    await operator.turn()
+    message = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    template = operator.cluster.the(DEPLOYMENT)["spec"]["template"]
+    operator.cluster.put(pod_of("demo-1", template, ready=False, conditions=[condition]))
+    await operator.turn()
+    return operator.cluster
+
+
 STATES: dict[str, State] = {
     "not seen yet": State(_unseen, "InProgress", "Progressing"),
     "starting": State(_starting, "InProgress", "Progressing", "Starting"),
@@ -177,6 +196,8 @@ STATES: dict[str, State] = {
     "a newer spec is refused": State(_refused_while_serving, "Failed", "Degraded", "UnsupportedByRuntime"),
     "a name is taken": State(_name_taken, "Failed", "Degraded", "NameConflict"),
     "a pod is lost": State(_pod_lost, "InProgress", "Progressing", "RollingOut"),
+    "scaling up": State(_scaling_up, "InProgress", "Progressing", "Ready"),
+    "no room for another replica": State(_no_room_for_another, "InProgress", "Progressing", "Ready"),
     "scaled to zero": State(_scaled_to_zero, "Current", "Suspended", "ScaledToZero"),
     "being deleted": State(_being_deleted, "Terminating", "Progressing", "Ready"),
 }

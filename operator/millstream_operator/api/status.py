@@ -141,7 +141,7 @@ class LLMDeploymentStatus(ApiModel):
     conditions: Annotated[list[Condition], Field(max_length=32)] | None = Field(
         None,
         description="Ready is the summary; Planned, PodsScheduled, WarmedUp, ModelReady and Available are its parts; "
-        "Reconciling and Stalled are there only while true.",
+        "Reconciling, Stalled and others that report a problem are there only while true.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     replicas: int | None = Field(None, ge=0, description="Pods that exist.")

@@ -18,6 +18,7 @@ class Reason(StrEnum):
     INSPECTING = "Inspecting"
     STARTING = "Starting"
     ROLLING_OUT = "RollingOut"
+    SCALING = "Scaling"
     WARMING_UP = "WarmingUp"
     ASKING_MODEL = "AskingModel"
     NO_REPLICA_AVAILABLE = "NoReplicaAvailable"

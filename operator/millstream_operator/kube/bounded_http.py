@@ -17,7 +17,14 @@ _PLAIN = {"Accept": "application/json", "Accept-Encoding": "identity"}
 
 
 class UnusableAnswer(Exception):
-    """No usable HTTP answer came. `str()` says what happened instead, without the address and the request's headers."""
+    """No usable HTTP answer came. `str()` says what happened instead, without the address and the request's headers.
+
+    `status`: the HTTP code, where one came that carries no answer.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 async def request_json(
@@ -46,7 +53,7 @@ async def request_json(
             session.request(method, url, json=body, headers=headers, allow_redirects=False) as response,
         ):
             if response.status not in accepted:
-                raise UnusableAnswer(f"answered {_words(response.status)}")
+                raise UnusableAnswer(f"answered {_words(response.status)}", response.status)
             return read_json_object(await read_up_to(response, limit_bytes))
     except TimeoutError:
         raise UnusableAnswer(f"gave no answer within {timeout_seconds:.0f} seconds") from None

@@ -14,3 +14,4 @@ class Answer:
 
     failure: Diagnosis | None = None
     boot: BootReport | None = None  # of the pod that answered
+    is_busy: bool = False  # a failure for want of room in the model's queue

@@ -26,12 +26,16 @@ READY_TIMEOUT_SECONDS = 5.0
 COMPLETION_TIMEOUT_SECONDS = 30.0
 LIMIT_BYTES = 1 << 20
 PROMPT = "Hello"
-UNAUTHENTICATED = 401
+UNAUTHENTICATED, TOO_MANY_REQUESTS = 401, 429
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class ServiceUnreachable(Exception):
     """No usable HTTP answer came through the Service. `str()` says what happened instead."""
+
+
+class ServiceBusy(ServiceUnreachable):
+    """The model has as many requests as it takes (HTTP 429)."""
 
 
 class ServiceAccess(Protocol):
@@ -80,7 +84,7 @@ class DirectAccess:
                 method, url, timeout_seconds=timeout_seconds, limit_bytes=LIMIT_BYTES, body=body, headers=headers
             )
         except UnusableAnswer as problem:
-            raise ServiceUnreachable(f"{path} {problem}") from None
+            raise _error(problem.status)(f"{path} {problem}") from None
 
 
 class ProxyAccess:
@@ -114,7 +118,7 @@ class ProxyAccess:
                     f"{path} asks for an API key, which the API server's proxy does not pass on; run the operator "
                     "inside the cluster"
                 ) from None
-            raise ServiceUnreachable(f"{path} through the API server: {error}") from None
+            raise _error(error.status)(f"{path} through the API server: {error}") from None
         except ApiUnreachable as error:
             raise ServiceUnreachable(f"{path} through the API server: {error}") from None
 
@@ -136,16 +140,21 @@ async def probe_service(
         completion = await access.post(owner, "/v1/completions", question, COMPLETION_TIMEOUT_SECONDS, key.headers())
     except ServiceUnreachable as error:
         return Answer(
+            is_busy=isinstance(error, ServiceBusy),
             failure=Diagnosis(
                 Reason.SERVICE_UNREACHABLE,
                 f"The pods are available, but the model does not answer at {service_url(owner)}: {error}.",
-            )
+            ),
         )
     usage = completion.get("usage")
     tokens = usage.get("completion_tokens") if isinstance(usage, Mapping) else None
     if not completion.get("choices") or tokens != 1:
         return Answer(failure=Diagnosis(Reason.WRONG_ANSWER, "The Service answered, but not with a generated token."))
     return Answer(boot=read_boot_report(body))
+
+
+def _error(status: int | None) -> type[ServiceUnreachable]:
+    return ServiceBusy if status == TOO_MANY_REQUESTS else ServiceUnreachable
 
 
 def _wrong_answer(body: dict[str, Any], owner: LLMDeployment, revision: Revision) -> Diagnosis | None:

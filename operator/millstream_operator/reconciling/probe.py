@@ -1,34 +1,65 @@
-"""Stage "probe": ask the model through its Service, once per revision and set of ready pods."""
+"""Stage "probe": ask the model through its Service, once per revision and set of ready pods, and now and then again.
+
+A model may stop answering while its pods stay the same: a policy, DNS, an edited Service. So it is asked again after
+some minutes, at a random time, so that a thousand models are not asked together. An answer as before writes nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from millstream_operator.children.children import Children
 from millstream_operator.diagnosis.conditions import READY, find
-from millstream_operator.facts import restored_status
+from millstream_operator.diagnosis.reasons import Reason
+from millstream_operator.facts.restored_status import EnqueueAfter
 from millstream_operator.probing.answer import Answer
 from millstream_operator.probing.probe_key import ProbeKeys
 from millstream_operator.probing.service_probe import ServiceAccess, probe_service
 from millstream_operator.reconciling.context import ReconcileContext
 from millstream_operator.rendering.names import LEADER, ROLE_LABEL
 from millstream_operator.rollout.revisions import record_of
+from millstream_operator.rollout.serving_replicas import serves_while_scaling
 from millstream_operator.rollout.workload import rolled_out
 
 Manifest = dict[str, Any]
 # Failed probes in a row that mean nothing: the node's proxy learns of a new pod a moment after the operator.
 TOLERATED_FAILURES = 4
+SHORTEST_REPROBE_SECONDS, LONGEST_REPROBE_SECONDS = 240.0, 360.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """`subject`: the revision, Service and pods that were asked. `due`: when they are asked again."""
+
+    subject: object
+    answer: Answer
+    due: float
+
+    def holds(self, subject: object, now: float) -> bool:
+        return self.subject == subject and self.answer.failure is None and now < self.due
 
 
 class ProbeStage:
-    """Remembers the last answer per owner, so that a steady state asks nothing."""
+    """Remembers the last answer per owner, so that a steady state asks nothing until it is due.
 
-    def __init__(self, access: ServiceAccess, children: Children, keys: ProbeKeys) -> None:
+    `enqueue_after` requeues a key after seconds; None: nothing is asked again by itself. `clock` is monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        access: ServiceAccess,
+        children: Children,
+        keys: ProbeKeys,
+        enqueue_after: EnqueueAfter | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._access, self._children, self._keys = access, children, keys
-        # By the owner's uid: which revision, Service and pods were asked, and the answer.
-        self._answers: dict[str, tuple[object, Answer]] = {}
+        self._enqueue_after, self._clock = enqueue_after, clock
+        self._asked: dict[str, _Asked] = {}  # by the owner's uid
         self._failures: dict[str, int] = {}  # in a row
 
     async def run(self, context: ReconcileContext) -> ReconcileContext:
@@ -45,32 +76,41 @@ class ProbeStage:
         return bool(self._failures.get(uid))
 
     def forget(self, uid: str) -> None:
-        self._answers.pop(uid, None)
+        self._asked.pop(uid, None)
         self._failures.pop(uid, None)
 
     async def _ask(self, context: ReconcileContext) -> Answer | None:
         """The answer of these pods; a failure is asked again at the next try."""
         owner, uid, revision = context.owner, context.uid, context.running
-        if owner.spec.replicas == 0 or not rolled_out(owner, revision, context.workload):
+        if not _is_asked(context):
             self.forget(uid)
             return None
         subject = (revision.name, owner.spec.service, _serving(context.pods))
-        known = self._answers.get(uid)
-        if known is not None and known[0] == subject and known[1].failure is None:
-            return known[1]
+        known = self._asked.get(uid)
+        if known is not None and known.holds(subject, now := self._clock()):
+            self._later(context, known.due - now)
+            return known.answer
         if known is None and context.restored is not None and context.restored.answered == revision.name:
             return Answer()
         answer = await probe_service(self._access, owner, revision, await self._keys.of(owner))
-        self._answers[uid] = (subject, answer)
+        if answer.is_busy and _was_ready(context):
+            answer = Answer()  # it serves as many as it can: whether it answers is asked when it is due again
+        wait_seconds = random.uniform(SHORTEST_REPROBE_SECONDS, LONGEST_REPROBE_SECONDS)  # noqa: S311 - jitter
+        self._asked[uid] = _Asked(subject, answer, self._clock() + wait_seconds)
         if answer.failure is None:
             self._failures.pop(uid, None)
+            self._later(context, wait_seconds)
             return answer
         self._failures[uid] = self._failures.get(uid, 0) + 1
         if self._failures[uid] > TOLERATED_FAILURES:
             return answer
         # One lost probe says nothing of a model that answered before: it stays Ready until the failure is certain.
-        before = restored_status.read_restored_status(owner, context.previous, context.pods)
-        return Answer() if before is not None and before.answered == revision.name else None
+        return Answer() if _was_ready(context) else None
+
+    def _later(self, context: ReconcileContext, seconds: float) -> None:
+        """Have the key back when it is due. The queue keeps the earliest time alone, so each turn says it again."""
+        if self._enqueue_after is not None:
+            self._enqueue_after(context.key, seconds)
 
     async def _mark_answered(self, context: ReconcileContext) -> None:
         """A later revision that fails goes back to one that is marked so."""
@@ -78,6 +118,26 @@ class ProbeStage:
         if context.rollout.running is pin and not pin.marks.answered:
             answered = replace(pin, marks=replace(pin.marks, answered=True))
             await self._children.apply_all(context.owner, [record_of(context.owner, answered)])
+
+
+def _is_asked(context: ReconcileContext) -> bool:
+    """All replicas are available, or some of a revision that answered before, while it is scaled."""
+    owner, revision = context.owner, context.running
+    if owner.spec.replicas == 0:
+        return False
+    if rolled_out(owner, revision, context.workload):
+        return True
+    return _answered_before(context) and serves_while_scaling(revision, context.workload, context.pods)
+
+
+def _answered_before(context: ReconcileContext) -> bool:
+    return bool((context.previous.get("rollout") or {}).get("currentRevision") == context.running.name)
+
+
+def _was_ready(context: ReconcileContext) -> bool:
+    """The last status says that this revision answers, of whatever number of replicas."""
+    ready = find(context.previous.get("conditions") or (), READY)
+    return ready.get("reason") == Reason.READY and _answered_before(context)
 
 
 def _serving(pods: Sequence[Manifest]) -> frozenset[str]:

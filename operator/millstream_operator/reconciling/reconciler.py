@@ -27,6 +27,7 @@ from millstream_operator.facts.restored_status import EnqueueAfter, StatusRestor
 from millstream_operator.facts.shared_inspections import SharedInspections
 from millstream_operator.kube.client import ApiError, ApiUnreachable, ClusterClient
 from millstream_operator.kube.event_queue import EventPublisher
+from millstream_operator.kube.fence import steady_seconds
 from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.kube.kinds import LLM_DEPLOYMENT
 from millstream_operator.probing.pod_reports import PodReports
@@ -73,6 +74,7 @@ class Reconciler:
         events: EventPublisher | None = None,
         busy: Callable[[], bool] = lambda: False,
         keys: ProbeKeys | None = None,
+        clock: Callable[[], float] = steady_seconds,
     ) -> None:
         self._index, self._reports, self._spare, self._busy = index, reports, spare, busy
         self.pinning = Pinning(facts, defaults.plan, defaults.pods)
@@ -85,7 +87,7 @@ class Reconciler:
         self._reader = ContextReader(index, self._children, self._restorer)
         self._plan = PlanStage(self.pinning, inspector)
         self._apply = ApplyStage(self._children, self._volume_checks, companions)
-        self._probe = ProbeStage(access, self._children, keys or NoKeys())
+        self._probe = ProbeStage(access, self._children, keys or NoKeys(), later, clock)
         self._report = ReportStage(client, index, reports, now, events)
 
     async def reconcile(self, key: OwnerKey) -> None:

@@ -19,9 +19,12 @@ from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.rollout import workload
 from millstream_operator.rollout.workload import digest_of_pod
 from millstream_operator.status.observation import Observation
+from millstream_operator.status.scaling import NO_ROOM
 from millstream_operator.status.warmup import last_phase, stalled
 
 Policy = Callable[[Observation], Diagnosis | None]
+# What keeps more replicas from starting, or takes its time, is no failure of those that serve (`scaling`).
+NOT_OF_WHAT_SERVES = NO_ROOM | {Reason.PROGRESS_DEADLINE_EXCEEDED}
 WAITING_FOR_MOUNTS = ("ContainerCreating", "PodInitializing")
 
 
@@ -75,8 +78,14 @@ def deadline_passed(observation: Observation) -> Diagnosis | None:
 
 
 def _until_rolled_out(policy: Policy) -> Policy:
-    """The policy, silent once every replica runs the wanted revision."""
-    return lambda observation: None if observation.rolled_out else policy(observation)
+    """The policy, silent once every replica runs the wanted revision, and about room for more of what serves."""
+
+    def found(observation: Observation) -> Diagnosis | None:
+        if observation.rolled_out or (problem := policy(observation)) is None:
+            return None
+        return None if observation.is_serving and problem.reason in NOT_OF_WHAT_SERVES else problem
+
+    return found
 
 
 POLICIES: tuple[Policy, ...] = (

@@ -19,6 +19,7 @@ from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.status.observation import Observation
 from millstream_operator.status.pod_progress import pods_scheduled, warmed_up
 from millstream_operator.status.readiness import ready, reconciling_or_stalled
+from millstream_operator.status.scaling import replicas_blocked
 from millstream_operator.status.serving import available, model_ready
 
 
@@ -60,4 +61,4 @@ def _plan_outdated(observation: Observation) -> Condition | None:
 
 # Present only while true: each policy returns its condition, or None.
 AbnormalPolicy = Callable[[Observation], Condition | None]
-ABNORMAL: tuple[AbnormalPolicy, ...] = (_name_conflict, _plan_outdated)
+ABNORMAL: tuple[AbnormalPolicy, ...] = (_name_conflict, _plan_outdated, replicas_blocked)

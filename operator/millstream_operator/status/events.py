@@ -81,4 +81,6 @@ def _is_warning(was: dict[str, Any], ready: dict[str, Any]) -> bool:
     if ready["status"] == "True":
         return False
     in_progress = {Reason.INSPECTING, Reason.STARTING, Reason.ROLLING_OUT}
+    if ready["reason"] in in_progress and was.get("observedGeneration") != ready.get("observedGeneration"):
+        return False  # the spec asked for it
     return was.get("status") == "True" or ready["reason"] in NEEDS_A_PERSON or ready["reason"] not in in_progress

@@ -15,6 +15,7 @@ from millstream_operator.probing.answer import Answer
 from millstream_operator.probing.boot_report import PodReport
 from millstream_operator.rendering.revision import Revision
 from millstream_operator.rollout.rollout import RolloutStep
+from millstream_operator.rollout.serving_replicas import serves_while_scaling
 from millstream_operator.rollout.workload import digest_of_pod, rolled_out
 
 Manifest = dict[str, Any]
@@ -61,6 +62,18 @@ class Observation:
     @property
     def rolled_out(self) -> bool:
         return rolled_out(self.owner, self.revision, self.workload)
+
+    @property
+    def is_serving(self) -> bool:
+        """The wanted revision serves; its number of replicas may still change."""
+        return self.serves(self.revision)
+
+    def serves(self, revision: Revision) -> bool:
+        """All replicas of the revision are available, or it answered before and some of them are."""
+        if rolled_out(self.owner, revision, self.workload):
+            return True
+        answered = self.previous.get("rollout", {}).get("currentRevision") == revision.name
+        return answered and self.owner.spec.replicas > 0 and serves_while_scaling(revision, self.workload, self.pods)
 
     @property
     def is_rolled_back(self) -> bool:

@@ -12,18 +12,7 @@ from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.pod_facts import is_ready, is_scheduled, is_terminating
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.status.observation import Observation
-
-# Reasons that block a pod before it has a node.
-BEFORE_A_NODE = frozenset(
-    {
-        Reason.ADMISSION_DENIED,
-        Reason.ADMISSION_UNAVAILABLE,
-        Reason.INSUFFICIENT_GPU,
-        Reason.QUOTA_EXCEEDED,
-        Reason.UNSCHEDULABLE,
-        Reason.VOLUME_PENDING,
-    }
-)
+from millstream_operator.status.scaling import BEFORE_A_NODE, no_room
 
 _REMOVED = "The pods of the wanted revision were removed; the last good revision runs."
 
@@ -37,8 +26,9 @@ def pods_scheduled(observation: Observation, blocker: Diagnosis | None) -> Condi
         return Condition(kind, True, Reason.SCHEDULED, "All pods have a node.")
     if observation.is_rolled_back:
         return Condition(kind, False, Reason.ROLLED_BACK, _REMOVED)
-    if blocker is not None and blocker.reason in BEFORE_A_NODE:
-        return Condition(kind, False, blocker.reason, blocker.message)
+    room = blocker if blocker is not None else no_room(observation)
+    if room is not None and room.reason in BEFORE_A_NODE:
+        return Condition(kind, False, room.reason, room.message)
     placed = min(sum(is_scheduled(pod) and not is_terminating(pod) for pod in observation.own_pods), wanted)
     if placed == wanted:
         return Condition(kind, True, Reason.SCHEDULED, "All pods have a node.")
@@ -66,4 +56,6 @@ def warmed_up(observation: Observation, blocker: Diagnosis | None, phase: str | 
 
 
 def _in_progress(observation: Observation) -> Reason:
+    if observation.is_serving:
+        return Reason.SCALING
     return Reason.STARTING if observation.is_first else Reason.ROLLING_OUT

@@ -3,12 +3,15 @@
     Ready = the pods of the wanted revision, all of them, are available, nothing else runs,
             and the model answered through its Service; or none is wanted, and none is there
 
+Once a revision was Ready, scaling it is no incident: Ready stays True while a replica of it is available, none fails
+and the model answers. Reconciling shows the progress, ReplicasBlocked what keeps new replicas from starting.
+
 Ready is True at zero replicas, too: what waits for Ready (kstatus in Flux and Helm, kubectl, Argo CD) waits until the
 cluster matches the spec, and must not hang on a model that is scaled to zero. ModelReady and Available say whether
 something answers.
 
-While Ready is False, Reconciling or Stalled says whether it gets there without a person. kstatus requires that they are
-never both present.
+While the cluster is not as the spec says, Reconciling or Stalled says whether it gets there without a person. kstatus
+requires that they are never both present.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON, Reason
 from millstream_operator.rendering.service import service_url
 from millstream_operator.status.blocking_policies import deadline_passed
 from millstream_operator.status.observation import Observation
+from millstream_operator.status.scaling import replica_count, replicas_blocked
 
 
 def ready(observation: Observation, blocker: Diagnosis | None, phase: str | None = None) -> Condition:
@@ -33,7 +37,7 @@ def ready(observation: Observation, blocker: Diagnosis | None, phase: str | None
         return no(blocker.reason, blocker.message)
     if observation.owner.spec.replicas == 0 and observation.rolled_out:
         return Condition(conditions.READY, True, Reason.SCALED_TO_ZERO, "spec.replicas is 0, so nothing serves.")
-    if not observation.rolled_out:
+    if not observation.is_serving:
         return _in_progress(observation, phase)
     if observation.answer is None:
         return no(Reason.ASKING_MODEL, "The pods are available; asking the model through its Service.")
@@ -43,14 +47,21 @@ def ready(observation: Observation, blocker: Diagnosis | None, phase: str | None
 
 
 def reconciling_or_stalled(observation: Observation, summary: Condition) -> Condition | None:
-    """Return Stalled where a person must act, else Reconciling; None when Ready is True."""
+    """Return Stalled where a person must act, else Reconciling; None when the cluster is as the spec says."""
     if summary.status is True:
-        return None
+        return None if observation.rolled_out else _scaling(observation)
     if summary.reason in NEEDS_A_PERSON:
         return Condition(conditions.STALLED, True, summary.reason, summary.message)
     if (late := deadline_passed(observation)) is not None:
         return Condition(conditions.STALLED, True, late.reason, late.message)
     return Condition(conditions.RECONCILING, True, summary.reason, summary.message)
+
+
+def _scaling(observation: Observation) -> Condition:
+    blocked = replicas_blocked(observation)
+    if blocked is not None and blocked.reason in NEEDS_A_PERSON:
+        return Condition(conditions.STALLED, True, blocked.reason, blocked.message)
+    return Condition(conditions.RECONCILING, True, Reason.SCALING, replica_count(observation))
 
 
 def _in_progress(observation: Observation, phase: str | None) -> Condition:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from millstream_operator.diagnosis import conditions
 from millstream_operator.diagnosis.conditions import Condition
 from millstream_operator.diagnosis.reasons import Reason
-from millstream_operator.rollout.workload import rolled_out
 from millstream_operator.status.observation import Observation
 
 
@@ -29,10 +28,7 @@ def serves(some: bool) -> Condition:
 
 def model_ready(observation: Observation) -> Condition:
     """Does the model answer through its Service, with the wanted configuration?"""
-    if (
-        not rolled_out(observation.owner, observation.running, observation.workload)
-        or observation.owner.spec.replicas == 0
-    ):
+    if not observation.serves(observation.running) or observation.owner.spec.replicas == 0:
         reason = Reason.SCALED_TO_ZERO if observation.owner.spec.replicas == 0 else Reason.NO_REPLICA_AVAILABLE
         if observation.workload_status.get("availableReplicas", 0):
             reason = Reason.ROLLING_OUT

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from millstream_operator.api.status import RolloutPhase
 from millstream_operator.diagnosis import conditions
 from millstream_operator.diagnosis.conditions import Condition
 from millstream_operator.diagnosis.decisions import journal
@@ -123,5 +124,7 @@ def _rollout(observation: Observation, answered: bool) -> Manifest:
     if (step := observation.rollout) is not None:
         if step.failure is not None:
             found["currentRevision"] = step.running.revision.name
-        found |= {"strategy": step.strategy.value, "phase": step.phase.value}
+        is_scaling = observation.is_serving and step.phase is RolloutPhase.PROGRESSING
+        phase = RolloutPhase.COMPLETE if is_scaling else step.phase
+        found |= {"strategy": step.strategy.value, "phase": phase.value}
     return {name: value for name, value in found.items() if value is not None}

@@ -14,6 +14,7 @@ from millstream_operator.facts.restored_status import (
 )
 from millstream_operator.kube.index import OwnerKey
 from millstream_operator.kube.kinds import DEPLOYMENT, LLM_DEPLOYMENT, POD, SERVICE
+from millstream_operator.reconciling.probe import SHORTEST_REPROBE_SECONDS
 from tests.support.fake_cluster import FakeCluster
 from tests.support.fake_operator import FakeOperator, respec, served
 from tests.support.gpu_nodes import L4, T4, gpu_node, spec_on_gpu
@@ -66,7 +67,8 @@ async def test_a_served_model_is_asked_again_within_a_minute_and_not_at_once() -
     await restarted.turn()
     assert [path for path, _ in operator.model.questions] == ["/ready", "/v1/completions"]
     assert operator.writes == []
-    assert len(restarted.put_off) == 1
+    _, (_, later) = restarted.put_off
+    assert later >= SHORTEST_REPROBE_SECONDS, "and then as every served model"
 
 
 async def test_a_turn_in_between_changes_nothing_about_when_it_is_asked() -> None:

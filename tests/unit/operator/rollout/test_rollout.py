@@ -169,7 +169,8 @@ async def test_more_replicas_than_gpus_is_no_rollout_and_drains_no_pod() -> None
     before = one.restarts()
     await one.apply(replicas=2)
     assert before.items() <= one.restarts().items()
-    assert one.operator.condition("Ready")["reason"] == "InsufficientGPU"
+    assert one.operator.condition("Ready")["status"] == "True"
+    assert one.operator.condition("ReplicasBlocked")["reason"] == "InsufficientGPU"
     assert one.decisions == []
 
 
