@@ -253,7 +253,7 @@ async def test_gpus_are_not_given_up_for_a_wait() -> None:
     await operator.turn()
     assert plan_of(operator)["summary"] == "1×L4-24GB TP1 None"
     assert "as soon as its GPUs are free" in operator.condition("PlanOutdated")["message"]
-    assert [str(key) for key in operator.reconciler.pinning.waiting.values()] == ["team/demo"]
+    assert [str(key) for key in operator.reconciler.pinning.waiting.values()] == ["LLMDeployment team/demo"]
     operator.cluster.remove(POD, "theirs")
     await operator.settle()
     assert plan_of(operator)["summary"] == "1×T4-16GB TP1 None"

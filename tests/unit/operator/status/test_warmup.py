@@ -64,7 +64,7 @@ async def test_the_phases_of_a_pod_are_told_as_it_comes_up() -> None:
     assert operator.status()["warmup"] == {"phase": "Starting"}
     operator.pods.reports[POD_NAME] = loading()
     await operator.ask_pods()
-    assert [str(key) for key in operator.woken] == ["team/demo"]
+    assert [str(key) for key in operator.woken] == ["LLMDeployment team/demo"]
     await operator.turn()
     assert operator.status()["warmup"] == {"phase": "LoadingWeights"}
     assert "the slowest is in phase LoadingWeights" in operator.condition("WarmedUp")["message"]
