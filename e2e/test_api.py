@@ -69,6 +69,11 @@ REFUSED = {
     "not a duration": (with_spec("warmup.timeout", "soon"), "spec.warmup.timeout"),
     "no source": (with_spec("model.source", {}), "spec.model.source"),
     "path that climbs": (with_spec("model.source.local.path", "../etc"), "spec.model.source.local.path"),
+    "open to everyone": (with_spec("service.type", "NodePort"), "auth.apiKeysSecretRef"),
+    "another HOME": (
+        with_spec("podTemplate.spec.containers", [{"name": "runtime", "env": [{"name": "HOME", "value": "/root"}]}]),
+        "spec.podTemplate.spec.containers[0].env[0]",
+    ),
     "name that no Service could have": (llmd("1-wrong"), "metadata.name"),
     "name too long": (llmd("w" * 53), "metadata.name"),
     "model missing": (
@@ -105,3 +110,24 @@ def test_the_status_names_what_runs(cluster: Cluster, release: Release, served: 
 def test_helm_test_passes(cluster: Cluster, release: Release) -> None:
     done = cluster.run("helm", "test", release.name, "-n", release.namespace, "--timeout", "120s")
     assert "Succeeded" in done.stdout
+
+
+def test_a_service_that_was_exposed_before_the_rule_is_scaled_and_edited(
+    cluster: Cluster, release: Release, namespace: str
+) -> None:
+    """The API server asks the rule of what changes: `Unauthenticated` says the rest."""
+    exposed = with_spec("service.type", "NodePort")
+    exposed["spec"]["replicas"] = 0
+    crd = cluster.get("crd", "llmdeployments.millstream.dev")
+    rules = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["x-kubernetes-validations"]
+    assert [rule for rule in rules if rule.get("optionalOldSelf")], "the API server keeps the field"
+    said = cluster.kubectl(
+        "apply", "-n", namespace, "-f", "-", stdin=json.dumps(exposed | {"spec": exposed["spec"] | {"auth": DISABLED}})
+    )
+    assert "created" in said
+    refused = cluster.refused("patch", "llmd", "wrong", "-n", namespace, "--type=merge", "-p", '{"spec":{"auth":null}}')
+    assert "auth.apiKeysSecretRef" in refused
+    cluster.kubectl("scale", "llmd", "wrong", "-n", namespace, "--replicas=0")
+
+
+DISABLED = {"mode": "Disabled"}

@@ -41,8 +41,10 @@ def manifest_reader() -> Callable[[Path], Any]:
     return read
 
 
-def config_from_manifest(path: Path, host: str) -> RuntimeConfig:
+def config_from_manifest(path: Path, host: str, api_keys_file: str | None = None) -> RuntimeConfig:
     """The configuration that the operator would give a pod of this deployment, with a local model root and address.
+
+    `api_keys_file` takes the place of the Secret that spec.auth names, which exists only in a cluster.
 
     Raises:
         RuntimeFailure: the file is missing, malformed or invalid, or cannot be planned.
@@ -58,7 +60,12 @@ def config_from_manifest(path: Path, host: str) -> RuntimeConfig:
     planned = plan_from_spec(deployment, PlanDefaults())
     if (missing := refusal(planned.requires)) is not None:
         raise RuntimeFailure(FailureReason.UNSUPPORTED_BY_RUNTIME, f"{path}: {missing}")
-    boot = boot_config(planned, model_root=str(model_root()), host=host)
+    if planned.api_keys is not None and api_keys_file is None:
+        raise InvalidConfigError(
+            f"{path}: spec.auth.apiKeysSecretRef names a Secret of a cluster; here give the keys by "
+            "--api-keys-file FILE."
+        )
+    boot = replace(boot_config(planned, model_root=str(model_root()), host=host), api_keys_file=api_keys_file)
     live = live_config(deployment.spec)
     asked = deployment.spec.runtime is not None and deployment.spec.runtime.log_level is not None
     # A pod logs at Info by default; here the terminal and $MILLSTREAM_LOG_LEVEL decide.

@@ -25,6 +25,7 @@ from millstream_operator import gc_freeze
 from millstream_operator.facts.catalog_watch import CatalogWatch
 from millstream_operator.facts.cluster_facts import ClusterFacts
 from millstream_operator.facts.gpu_watch import GpuWatch
+from millstream_operator.facts.probe_key_secret import ProbeKeySecret
 from millstream_operator.health import HealthServer
 from millstream_operator.kopf_settings import kopf_settings, login
 from millstream_operator.kube.client import (
@@ -34,7 +35,7 @@ from millstream_operator.kube.client import (
     ClusterClient,
 )
 from millstream_operator.kube.event_queue import EventQueue
-from millstream_operator.kube.fence import Fence, steady_seconds
+from millstream_operator.kube.fence import Fence, NotLeader, steady_seconds
 from millstream_operator.kube.index import Index, OwnerKey, affected_owners, owner_key
 from millstream_operator.kube.kinds import DEPLOYMENT, LLM_DEPLOYMENT, WATCHED, Kind
 from millstream_operator.kube.optional_kinds import OptionalKinds
@@ -44,12 +45,14 @@ from millstream_operator.leadership.election import Election, Timing
 from millstream_operator.leadership.elector import Elector, LeaseObject, new_identity
 from millstream_operator.listings import Listings
 from millstream_operator.metrics import OperatorMetrics, StateCollector
+from millstream_operator.probing.derived_keys import DerivedKeys
 from millstream_operator.probing.pod_reports import PodReports
 from millstream_operator.probing.service_probe import DirectAccess, ProxyAccess, ServiceAccess
 from millstream_operator.queue.priority import can_wait, was_applied
 from millstream_operator.queue.work_queue import WorkQueue
 from millstream_operator.reconciling.reconciler import Reconciler
 from millstream_operator.rendering.names import MANAGER
+from millstream_operator.rendering.surroundings import Surroundings
 from millstream_operator.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -109,6 +112,7 @@ class Operator:
             self.settings.discovery_seconds,
         )
         self.events = EventQueue(self.client, self.queue.has_urgent)
+        self.probe_keys = ProbeKeySecret(self.client, self.settings.operator_namespace, self.settings.probe_key_secret)
         self.reports = PodReports(pods, self._enqueue, steady_seconds)
         self.reconciler = Reconciler(
             self.client,
@@ -122,6 +126,8 @@ class Operator:
             later=self._enqueue_after,
             events=self.events,
             busy=self.queue.has_urgent,
+            keys=DerivedKeys(lambda: self.probe_keys.ring),
+            surroundings=lambda: Surroundings(self.probe_keys.ring),
         )
         self.elector: Elector | None = None
         self._listed_in_term: int | None = None  # everything was listed within this term: no other replica wrote since
@@ -143,6 +149,7 @@ class Operator:
                 await self._run_elected()
             else:
                 await self._first_listing()
+                await self.probe_keys.refresh()
                 self._enqueue_all()
                 await self._run_parts([])
         finally:
@@ -276,7 +283,8 @@ class Operator:
             try:
                 if term != self._listed_in_term:
                     await self.listings.resync()
-            except (ApiError, ApiUnreachable) as error:
+                await self.probe_keys.refresh()
+            except (ApiError, ApiUnreachable, NotLeader) as error:
                 log.warning("taking over: %s", error)
                 await asyncio.sleep(self.timing.retry_after_failure_seconds)
             else:
@@ -290,6 +298,17 @@ class Operator:
         while True:
             await asyncio.sleep(FACTS_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
             self.refresh_facts()
+            await self._refresh_probe_keys()
+
+    async def _refresh_probe_keys(self) -> None:
+        """Take over a rotated key; the leader alone needs it."""
+        if self.elector is not None and not self.elector.leading:
+            return
+        try:
+            if await self.probe_keys.refresh():
+                self._enqueue_all()
+        except (ApiError, ApiUnreachable, NotLeader) as error:
+            log.warning("the keys of the probe stay as they were: %s", error)
 
     def refresh_facts(self) -> None:
         """Enqueue deployments whose plans may be outdated: all, or those that wait for GPUs.

@@ -39,6 +39,7 @@ class Settings:
     leader_election: bool
     operator_namespace: str  # of the Lease
     lease_name: str
+    probe_key_secret: str  # in the operator's namespace
     discovery_seconds: float = DISCOVERY_SECONDS  # between two discoveries of optional kinds
     gpu_catalog: Path | None = None  # own prices and parts, applied over the shipped catalogue
     node_pools: tuple[NodePool, ...] = ()  # that an autoscaler may grow from zero
@@ -63,6 +64,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     MILLSTREAM_OPERATOR_NAMESPACE, MILLSTREAM_LEASE_NAME
                                 the Lease. The defaults are those of the documented release, so that an operator started
                                 by hand outside the cluster stands by while that one runs
+    MILLSTREAM_PROBE_KEY_SECRET the Secret in that namespace from which the keys of the probe are derived
     MILLSTREAM_GPU_CATALOG      YAML file with own prices and GPUs, read again when it changes
     MILLSTREAM_NODE_POOLS       JSON list: node pools with GPUs that an autoscaler may grow from zero
     MILLSTREAM_INVENTORY        Enabled, or Disabled to plan without reading nodes
@@ -96,6 +98,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         ),
         operator_namespace=_name(environment, "MILLSTREAM_OPERATOR_NAMESPACE", _NAMESPACE, "millstream-system"),
         lease_name=_name(environment, "MILLSTREAM_LEASE_NAME", _LEASE_NAME, "millstream"),
+        probe_key_secret=_name(environment, "MILLSTREAM_PROBE_KEY_SECRET", _LEASE_NAME, "millstream-probe-key"),
         discovery_seconds=_seconds(environment, "MILLSTREAM_DISCOVERY_SECONDS", DISCOVERY_SECONDS, 5, 3600),
         gpu_catalog=Path(path) if (path := environment.get("MILLSTREAM_GPU_CATALOG", "")) else None,
         node_pools=_node_pools(environment),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, NoReturn
@@ -27,6 +28,8 @@ MAX_NUM_SEQS_LIMIT = 4096
 TENSOR_PARALLEL_SIZE_LIMIT = 8  # ranks of one pod: the GPUs that one node connects
 MAX_DURATION_SECONDS = 86_400
 DEFAULT_HEARTBEAT_INTERVAL_SECONDS = 30
+MAX_PROBE_KEYS = 4
+_SHA256_HEX = re.compile("[0-9a-f]{64}")
 
 
 class Device(StrEnum):
@@ -95,13 +98,21 @@ class LiveConfig:
 
     heartbeat_interval_seconds: int = DEFAULT_HEARTBEAT_INTERVAL_SECONDS  # 0 switches heartbeats off
     log_level: LogLevel | None = None  # None: what the environment says
+    probe_key_digests: tuple[str, ...] = ()  # SHA-256, in hex, of the keys of the operator's probe
 
     def __post_init__(self) -> None:
         _in_range("--heartbeat-interval-seconds", self.heartbeat_interval_seconds, 0, MAX_DURATION_SECONDS)
+        if len(self.probe_key_digests) > MAX_PROBE_KEYS or not all(map(_SHA256_HEX.fullmatch, self.probe_key_digests)):
+            raise InvalidConfigError(
+                f"probe_key_digests must be at most {MAX_PROBE_KEYS} SHA-256 digests of 64 hexadecimal digits."
+            )
 
     def as_dict(self) -> dict[str, Any]:
-        """Field names to plain JSON values."""
-        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        """Field names to plain JSON values. Without the digests where there are none: most models need no key."""
+        found = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        digests = {"probe_key_digests": [*self.probe_key_digests]} if self.probe_key_digests else {}
+        del found["probe_key_digests"]
+        return found | digests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +190,7 @@ class RuntimeConfig(BootConfig):
 
     heartbeat_interval_seconds: int = DEFAULT_HEARTBEAT_INTERVAL_SECONDS
     log_level: LogLevel | None = None
+    probe_key_digests: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         BootConfig.__post_init__(self)

@@ -15,6 +15,7 @@ TERMINATION_MESSAGE_LIMIT_BYTES = 4096  # the kubelet cuts a termination message
 class FailureReason(StrEnum):
     """Stable CamelCase reasons; the operator copies them to `status.conditions[].reason`."""
 
+    API_KEYS_INVALID = "APIKeysInvalid"
     BENCHMARK_FAILED = "BenchmarkFailed"  # of `millstream bench` only: no pod ends with it
     CHECKPOINT_INVALID = "CheckpointInvalid"
     DISK_FULL = "DiskFull"

@@ -2,7 +2,8 @@
 
 It knows literals, lists, `self`, field selection, `has()`, `! && || == != >= <= > <`, `?:`, `in` over nothing, the
 string functions `size`, `matches`, `startsWith`, the macros `all`, `exists` and `filter`, `duration()`,
-and `quantity()` with `compareTo`; in a rule about a change also `oldSelf`. What it
+and `quantity()` with `compareTo`; in a rule about a change also `oldSelf`, and where the rule is asked of new objects
+too (`optionalOldSelf`) its `hasValue()` and `value()`. What it
 does not know is an error, so a rule beyond the subset fails loudly rather than being half understood. The real
 server's verdict is the e2e suite's business; this one is there to hold each rule's two halves together quickly.
 """
@@ -28,6 +29,21 @@ def evaluate(rule: str, value: Any, old: Any = None) -> Any:
     """The value of a CEL expression, with `self` (and `oldSelf`) bound to plain JSON data."""
     parser = _Parser(rule)
     return parser.whole()({"self": value, "oldSelf": old})
+
+
+def evaluate_ratchet(rule: str, value: Any, *old: Any) -> Any:
+    """As `evaluate`, for a rule with `optionalOldSelf`. `old`: the stored value; without it the object is new."""
+    parser = _Parser(rule)
+    return parser.whole()({"self": value, "oldSelf": _Optional(old)})
+
+
+class _Optional(tuple[Any, ...]):
+    """CEL's optional type, as far as the rules use it."""
+
+    def value(self) -> Any:
+        if not self:
+            raise CelError("optional.none() dereference")
+        return self[0]
 
 
 class _Parser:
@@ -136,18 +152,16 @@ class _Parser:
     def has(self) -> _Thunk:
         """`has(a.b.c)`: is field c there? That a.b is not there is an error, as in CEL."""
         self.expect("(")
-        path = [self.name()]
+        value, name = self.primary(), ""
         while self.taken("."):
-            path.append(self.name())
+            value = self.select(value, name) if name else value
+            name = self.name()
+            if self.taken("("):
+                value, name = self.call(value, name), ""
         self.expect(")")
-
-        def present(v: Mapping[str, Any]) -> bool:
-            value = v[path[0]]
-            for step in path[1:-1]:
-                value = _field(value, step)
-            return path[-1] in value
-
-        return present
+        if not name:
+            raise CelError("has() needs a field")
+        return lambda v: name in value(v)
 
     def postfix(self, value: _Thunk) -> _Thunk:
         while self.taken("."):
@@ -167,6 +181,8 @@ class _Parser:
             "size": len,
             "matches": lambda text, pattern: re.search(pattern, text) is not None,
             "startsWith": str.startswith,
+            "hasValue": bool,
+            "value": _Optional.value,
             "compareTo": lambda one, other: (one > other) - (one < other),
         }
         if name not in functions:

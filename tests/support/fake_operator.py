@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
@@ -30,6 +30,7 @@ from millstream_operator.reconciling.reconciler import Reconciler
 from millstream_operator.rendering.companions import CompanionDefaults
 from millstream_operator.rendering.names import REVISION_LABEL
 from millstream_operator.rendering.pod_defaults import PodDefaults
+from millstream_operator.rendering.surroundings import Surroundings
 from tests.support.fake_cluster import FakeCluster, FakeClusterClient, Fault
 from tests.support.known_models import known_config
 from tests.support.llmdeployments import NAMESPACE, manifest
@@ -142,6 +143,7 @@ class FakeOperator:
         companions: CompanionDefaults | None = None,
         later: EnqueueAfter | None = None,
         keys: ProbeKeys | None = None,
+        surroundings: Callable[[], Surroundings] = Surroundings,
     ) -> None:
         self.cluster, self.model = cluster, model or FakeModel(cluster)
         self.client = FakeClusterClient(cluster, fault)
@@ -168,6 +170,7 @@ class FakeOperator:
             busy=lambda: self.busy,
             keys=keys,
             clock=lambda: self.seconds,
+            surroundings=surroundings,
         )
         self.retries: list[RetryLater] = []
 

@@ -53,6 +53,7 @@ _FULL_SPEC: dict[str, Any] = {
     },
     "runtime": {"image": "registry.example.com/millstream-runtime:1.0", "logLevel": "Debug"},
     "service": {"type": "NodePort", "port": 8080},
+    "auth": {"mode": "Enabled", "apiKeysSecretRef": {"name": "api-keys", "key": "keys"}},
     "monitoring": {"mode": "Auto", "labels": {"release": "prometheus"}},
     "podTemplate": {
         "metadata": {"labels": {"team": "search"}, "annotations": {"example.com/contact": "search@example.com"}},

@@ -13,7 +13,7 @@ def to_args(config: RuntimeConfig) -> list[str]:
     return [
         f"--{field.name.replace('_', '-')}={str(value).lower() if isinstance(value, bool) else value}"
         for field in fields(config)
-        if (value := getattr(config, field.name)) is not None
+        if (value := getattr(config, field.name)) not in (None, ())
     ]
 
 

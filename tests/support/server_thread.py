@@ -35,6 +35,7 @@ class ServerThread:
         restart_delays_seconds: Sequence[float],
         no_progress_seconds: float,
         stuck_seconds: float,
+        live_config: Path | None = None,
     ) -> None:
         self.config = config
         self.ledger = BootLedger(process_age_seconds=0.0)
@@ -47,6 +48,7 @@ class ServerThread:
         self._restart_delays_seconds = restart_delays_seconds
         self._no_progress_seconds = no_progress_seconds
         self._stuck_seconds = stuck_seconds
+        self._live_config = live_config
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._main, name="server", daemon=True)
 
@@ -67,6 +69,7 @@ class ServerThread:
                 restart_delays_seconds=self._restart_delays_seconds,
                 no_progress_seconds=self._no_progress_seconds,
                 stuck_seconds=self._stuck_seconds,
+                live_config=self._live_config,
             )
             self._started.set()
             await self.server.run()
@@ -84,6 +87,12 @@ class ServerThread:
     def begin_drain(self, grace_seconds: float | None = None) -> None:
         """What SIGTERM does."""
         self._loop.call_soon_threadsafe(self.server.begin_drain, grace_seconds)
+
+    def reload_live_config(self) -> None:
+        """Read the file of the live half now, and wait until the event loop has what is in it."""
+        assert self.server.live_config is not None
+        self.server.live_config.reload()
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result(PATIENCE_SECONDS)
 
     def join(self) -> None:
         """Wait for the end of `run()`."""
@@ -118,6 +127,7 @@ def serving(
     restart_delays_seconds: Sequence[float] = (),
     no_progress_seconds: float = NO_PROGRESS_SECONDS,
     stuck_seconds: float = STUCK_SECONDS,
+    live_config: Path | None = None,
     **overrides: Any,
 ) -> Iterator[ServerThread]:
     """Serve `folder` on a free port, and drain at the end. `overrides` are RuntimeConfig fields.
@@ -139,7 +149,7 @@ def serving(
     config = RuntimeConfig(**{**settings, **overrides})
     launch = launcher(config) if launcher is not None else EngineThreads(config, make_engine)
     server = ServerThread(
-        config, launch, drain_grace_seconds, restart_delays_seconds, no_progress_seconds, stuck_seconds
+        config, launch, drain_grace_seconds, restart_delays_seconds, no_progress_seconds, stuck_seconds, live_config
     ).start()
     try:
         yield server

@@ -130,7 +130,7 @@ def config_of(given: argparse.Namespace) -> RuntimeConfig:
     if given.model is not None:
         raise InvalidConfigError(f"Give either {given.target} or --model={given.model}, not both.")
     if Path(given.target).suffix.lower() in MANIFEST_SUFFIXES:
-        config = config_from_manifest(Path(given.target), LOCAL_HOST)
+        config = config_from_manifest(Path(given.target), LOCAL_HOST, given.api_keys_file)
         return replace(config, **_given_fields(given))
     given.model = str(find_model_folder(given.target))
     given.host = given.host or LOCAL_HOST

@@ -21,6 +21,7 @@ from pydantic_core import ErrorDetails
 
 from millstream_operator.api import API_VERSION, GROUP, KIND
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.ratchets import new_violations
 from millstream_operator.api.rules import violations
 
 Location = tuple[int | str, ...]
@@ -217,7 +218,8 @@ def _validate(manifest: dict[str, Any], lines: _Lines | None) -> LLMDeployment:
         first = min(error.errors(include_url=False), key=_severity)
         location = _schema_location(first["loc"])
         raise fail(location, _describe(first, location)) from None
-    for violation in violations(deployment):
+    newly = new_violations(deployment) if lines is not None else ()  # what is stored may break them
+    for violation in (*violations(deployment), *newly):
         steps = violation.path.replace("[", ".").replace("]", "").split(".") if violation.path else []
         raise fail([int(step) if step.isdigit() else step for step in steps], str(violation))
     return deployment

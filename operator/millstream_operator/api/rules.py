@@ -50,9 +50,14 @@ class Violation:
 def violations(deployment: LLMDeployment) -> Iterator[Violation]:
     """The rules that `deployment` breaks, in the order of `RULES`."""
     for rule in RULES:
-        for path, value in _values(deployment, rule.path.split(".") if rule.path else []):
+        for path, value in values_at(deployment, rule.path):
             if not rule.holds(value):
                 yield Violation(path, rule.message)
+
+
+def values_at(deployment: LLMDeployment, path: str) -> Iterator[tuple[str, Any]]:
+    """Every present value at a schema path such as `spec.x[].y`, each with its own path, as `spec.x[0].y`."""
+    return _values(deployment, path.split(".") if path else [])
 
 
 def _values(value: Any, steps: Sequence[str], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -239,6 +244,18 @@ RULES: tuple[Rule, ...] = (
         _deadline_covers_warmup,
         f"rollout.progressDeadline must be longer than warmup.timeout ({DEFAULT_WARMUP_TIMEOUT} where absent), "
         "or a rollout would be called failed while a pod still has time to get ready.",
+    ),
+    Rule(
+        "spec.auth",
+        "!(has(self.mode) && self.mode == 'Enabled') || has(self.apiKeysSecretRef)",
+        lambda value: value.mode != "Enabled" or value.api_keys_secret_ref is not None,
+        "mode Enabled needs apiKeysSecretRef.",
+    ),
+    Rule(
+        "spec.auth",
+        "!(has(self.mode) && self.mode == 'Disabled') || !has(self.apiKeysSecretRef)",
+        lambda value: value.mode != "Disabled" or value.api_keys_secret_ref is None,
+        "mode Disabled takes no apiKeysSecretRef.",
     ),
     Rule(
         "spec.autoscaling",

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
+from millstream_operator.api.access import Auth
 from millstream_operator.api.base import ApiModel, Duration
 from millstream_operator.api.model import Image, Model
 from millstream_operator.api.monitoring import Monitoring
@@ -189,6 +190,7 @@ class LLMDeploymentSpec(ApiModel):
     autoscaling: Autoscaling | None = Field(None, description="Replicas by load. Default: replicas stays as it is.")
     runtime: Runtime | None = Field(None, description="The runtime container.")
     service: Service | None = Field(None, description="The Service in front of the replicas.")
+    auth: Auth | None = Field(None, description="Who may ask the model. Default: everyone who reaches the Service.")
     monitoring: Monitoring | None = Field(None, description="Scraping and alerts by the Prometheus operator.")
     pod_template: PodTemplate | None = Field(
         None, description="Changes to the pods: labels, scheduling, environment, resources."

@@ -20,10 +20,11 @@ MODEL_READY = "ModelReady"
 AVAILABLE = "Available"
 AUTOSCALED = "Autoscaled"  # with spec.autoscaling
 MONITORED = "Monitored"  # where the Prometheus operator is installed, or monitoring is asked for
-RECONCILING = "Reconciling"  # these five are there only while true
+RECONCILING = "Reconciling"  # these are there only while true
 STALLED = "Stalled"
 NAME_CONFLICT = "NameConflict"
 PLAN_OUTDATED = "PlanOutdated"
+UNAUTHENTICATED = "Unauthenticated"
 REPLICAS_BLOCKED = "ReplicasBlocked"
 
 

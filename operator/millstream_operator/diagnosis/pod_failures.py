@@ -18,6 +18,7 @@ from millstream_operator.diagnosis.scheduling import diagnose_scheduling
 # The most useful first: what a person can act on, then what may pass.
 ORDER = (
     Reason.INVALID_CONFIG,
+    Reason.API_KEYS_INVALID,
     Reason.CHECKPOINT_INVALID,
     Reason.DOWNLOAD_UNAUTHORIZED,
     Reason.DISK_FULL,

@@ -45,6 +45,7 @@ class Reason(StrEnum):
     DISK_FULL = "DiskFull"
     CHECKPOINT_INVALID = "CheckpointInvalid"
     INVALID_CONFIG = "InvalidConfig"
+    API_KEYS_INVALID = "APIKeysInvalid"
     OUT_OF_MEMORY = "OutOfMemory"
     NCCL_FAILED = "NCCLFailed"
     PORT_IN_USE = "PortInUse"
@@ -64,6 +65,9 @@ class Reason(StrEnum):
     METRICS_UNAVAILABLE = "MetricsUnavailable"
     MONITORED = "Monitored"
     MONITORING_UNAVAILABLE = "MonitoringUnavailable"
+
+    # Of Unauthenticated.
+    EXPOSED_WITHOUT_AUTHENTICATION = "ExposedWithoutAuthentication"
 
     # A new plan would differ.
     NEW_FACTS = "NewFacts"
@@ -87,6 +91,7 @@ NEEDS_A_PERSON = frozenset(
         Reason.DOWNLOAD_UNAUTHORIZED,
         Reason.CHECKPOINT_INVALID,
         Reason.INVALID_CONFIG,
+        Reason.API_KEYS_INVALID,
         Reason.UNSUPPORTED_BY_RUNTIME,
         Reason.PROGRESS_DEADLINE_EXCEEDED,
         Reason.ROLLED_BACK,

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from millstream_operator.api.model import ObjectKey
 from millstream_operator.api.spec import AcceleratorType
 from millstream_operator.planning.sizing.cost import Cost
 from millstream_operator.planning.sizing.memory_ledger import MemoryLedger
@@ -153,6 +154,7 @@ class Plan:
     facts_hash: str | None = None  # of the facts that it was made from
     model_revision: str | None = None  # what every pod of this plan downloads; None: the spec's own words
     checkpoint_bytes: int | None = None  # what a download weighs; None: not known
+    api_keys: ObjectKey | None = None  # the Secret with the API keys that a request needs one of; None: it needs none
 
     @property
     def feasible(self) -> bool:

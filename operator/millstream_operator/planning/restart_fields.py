@@ -23,12 +23,13 @@ NOT_IN_PODS: Fields = {
     "replicas": True,
     "autoscaling": True,
     "service": True,
+    "auth": {"mode": True},
     "monitoring": True,
     "rollout": {"progress_deadline": True, "strategy": True},
     "runtime": {"update_policy": True},
 }
 APPLIED_LIVE: Fields = {"warmup": {"heartbeat_interval": True}, "runtime": {"log_level": True}}
-PARENTS = ("rollout", "warmup", "runtime")
+PARENTS = ("auth", "rollout", "warmup", "runtime")
 
 
 def input_hash(deployment: LLMDeployment) -> str:

@@ -104,6 +104,7 @@ def plan_from_spec(deployment: LLMDeployment, defaults: PlanDefaults, facts: Fac
         rejected=speculation.rejected,
         model_revision=facts.model_revision,
         checkpoint_bytes=facts.checkpoint_bytes,
+        api_keys=spec.auth.api_keys_secret_ref if spec.auth is not None else None,
     )
 
 

@@ -17,7 +17,7 @@ from millstream_operator.diagnosis.conditions import READY, find
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.facts.restored_status import EnqueueAfter
 from millstream_operator.probing.answer import Answer
-from millstream_operator.probing.probe_key import ProbeKeys
+from millstream_operator.probing.probe_key import NO_KEY, ProbeKeys
 from millstream_operator.probing.service_probe import ServiceAccess, probe_service
 from millstream_operator.reconciling.context import ReconcileContext
 from millstream_operator.rendering.names import LEADER, ROLE_LABEL
@@ -92,7 +92,10 @@ class ProbeStage:
             return known.answer
         if known is None and context.restored is not None and context.restored.answered == revision.name:
             return Answer()
-        answer = await probe_service(self._access, owner, revision, await self._keys.of(owner))
+        # Of what runs, not of the spec: a revision that was rolled back to may need a key where the spec names none.
+        needs_key = bool((revision.boot or {}).get("api_keys_file"))
+        key = await self._keys.of(owner) if needs_key else NO_KEY
+        answer = await probe_service(self._access, owner, revision, key)
         if answer.is_busy and _was_ready(context):
             answer = Answer()  # it serves as many as it can: whether it answers is asked when it is due again
         wait_seconds = random.uniform(SHORTEST_REPROBE_SECONDS, LONGEST_REPROBE_SECONDS)  # noqa: S311 - jitter

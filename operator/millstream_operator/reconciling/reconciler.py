@@ -43,6 +43,7 @@ from millstream_operator.reconciling.probe import ProbeStage
 from millstream_operator.reconciling.prune import prune
 from millstream_operator.reconciling.report import ReportStage
 from millstream_operator.reconciling.requeue import requeue
+from millstream_operator.rendering.surroundings import Surroundings
 from millstream_operator.rollout.pinning import Chosen, Pinning
 from millstream_operator.rollout.revisions import last_good
 from millstream_operator.rollout.rollout import SpareGPUs
@@ -75,6 +76,7 @@ class Reconciler:
         busy: Callable[[], bool] = lambda: False,
         keys: ProbeKeys | None = None,
         clock: Callable[[], float] = steady_seconds,
+        surroundings: Callable[[], Surroundings] = Surroundings,
     ) -> None:
         self._index, self._reports, self._spare, self._busy = index, reports, spare, busy
         self.pinning = Pinning(facts, defaults.plan, defaults.pods)
@@ -86,7 +88,7 @@ class Reconciler:
         companions = CompanionApplier(self._children, served, defaults.companions)
         self._reader = ContextReader(index, self._children, self._restorer)
         self._plan = PlanStage(self.pinning, inspector)
-        self._apply = ApplyStage(self._children, self._volume_checks, companions)
+        self._apply = ApplyStage(self._children, self._volume_checks, companions, surroundings)
         self._probe = ProbeStage(access, self._children, keys or NoKeys(), later, clock)
         self._report = ReportStage(client, index, reports, now, events)
 

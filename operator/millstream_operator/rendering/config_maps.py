@@ -38,10 +38,10 @@ def boot_config_map(owner: LLMDeployment, boot: Mapping[str, Any], config_hash: 
     return rendered | {"immutable": True, "data": {BOOT_FILE: dump_fields(dict(boot))}}
 
 
-def live_config_map(owner: LLMDeployment) -> dict[str, Any]:
+def live_config_map(owner: LLMDeployment, probe_key_digests: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the ConfigMap of the live configuration. It follows the spec, whichever revision runs."""
     rendered = child(owner, "v1", "ConfigMap", name=live_map_name(owner.name))
-    return rendered | {"data": {LIVE_FILE: dump(live_config(owner.spec))}}
+    return rendered | {"data": {LIVE_FILE: dump(live_config(owner.spec, probe_key_digests))}}
 
 
 def config_volume(owner_name: str, config_hash: str) -> dict[str, Any]:

@@ -16,6 +16,9 @@ from millstream_operator.rendering.pod_disruption_budget import pod_disruption_b
 from millstream_operator.rendering.revision import Revision
 from millstream_operator.rendering.service import service
 from millstream_operator.rendering.service_account import service_account
+from millstream_operator.rendering.surroundings import Surroundings
+
+ALONE = Surroundings()
 
 
 def objects(
@@ -23,6 +26,7 @@ def objects(
     revision: Revision,
     strategy: AppliedStrategy | None = None,
     also_running: Iterable[Revision] = (),
+    surroundings: Surroundings = ALONE,
 ) -> list[dict[str, Any]]:
     """Return the objects; those that a pod needs come before the Deployment.
 
@@ -30,6 +34,8 @@ def objects(
     older revisions with pods, whose configuration must stay while they do.
     """
     boots = {one.config_hash: one.boot for one in (*also_running, revision) if one.boot is not None}
+    has_keys = any(boot.get("api_keys_file") for boot in boots.values())
+    digests = surroundings.probe_keys.digests(owner) if has_keys else ()
     wanted = [
         service_account(owner),
         network_policy(owner),
@@ -37,7 +43,7 @@ def objects(
         pod_disruption_budget(owner),
         model_cache(owner),
         *(boot_config_map(owner, boot, config_hash) for config_hash, boot in boots.items()),
-        live_config_map(owner) if revision.boot is not None else None,
+        live_config_map(owner, digests) if revision.boot is not None else None,
         deployment(owner, revision.template, strategy or rollout_strategy(owner, revision.plan, None)),
     ]
     return [rendered for rendered in wanted if rendered is not None]

@@ -16,6 +16,7 @@ from millstream_operator.api.pod_template import Container, PodMetadata, PodSpec
 from millstream_operator.api.spec import AcceleratorType
 from millstream_operator.inventory.nodes import PRODUCT_LABEL
 from millstream_operator.planning.plan import GPU_RESOURCE, Plan, ResourcePlan
+from millstream_operator.rendering.api_keys import api_keys_mounts, api_keys_volumes
 from millstream_operator.rendering.config_maps import CONFIG_ARGS, config_mount, config_volume
 from millstream_operator.rendering.model_source import ModelFiles, model_files
 from millstream_operator.rendering.names import (
@@ -99,6 +100,7 @@ def _pod_spec(owner: LLMDeployment, plan: Plan, defaults: PodDefaults, overlay: 
             {"name": "tmp", "emptyDir": {}},
             config_volume(name, boot_config(plan).config_hash()),
             *_shared_memory(plan),
+            *api_keys_volumes(plan.api_keys),
             *model.volumes,
         ],
         **_affinity(plan),
@@ -124,6 +126,7 @@ def _container(plan: Plan, overlay: Container | None, model: ModelFiles) -> dict
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
             config_mount(),
             *({"name": volume["name"], "mountPath": "/dev/shm"} for volume in _shared_memory(plan)),  # noqa: S108
+            *api_keys_mounts(plan.api_keys),
             *model.mounts,
         ],
     }

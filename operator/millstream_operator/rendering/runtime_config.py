@@ -12,6 +12,7 @@ from dataclasses import replace
 from millstream_operator.api import duration
 from millstream_operator.api.spec import AcceleratorType, LLMDeploymentSpec, LogLevel, Runtime, Warmup
 from millstream_operator.planning.plan import Plan
+from millstream_operator.rendering.api_keys import api_keys_path
 from millstream_runtime import config
 from millstream_runtime.config import BootConfig, Device, LiveConfig
 
@@ -47,6 +48,7 @@ def boot_config(
         max_num_seqs=engine.max_num_seqs,
         enable_prefix_caching=engine.prefix_caching,
         drain_timeout_seconds=plan.drain_timeout_seconds,
+        api_keys_file=api_keys_path(plan.api_keys),
         host=host,
         port=port,
     )
@@ -55,10 +57,14 @@ def boot_config(
     return replace(boot, gpu_memory_utilization_percent=engine.gpu_memory_utilization_percent)
 
 
-def live_config(spec: LLMDeploymentSpec) -> LiveConfig:
-    """Return the configuration that the runtime applies while it serves."""
+def live_config(spec: LLMDeploymentSpec, probe_key_digests: tuple[str, ...] = ()) -> LiveConfig:
+    """Return the configuration that the runtime applies while it serves.
+
+    `probe_key_digests`: of the keys with which the operator's probe may ask, where a request needs a key.
+    """
     warmup, runtime = spec.warmup or Warmup(), spec.runtime or Runtime()
     return LiveConfig(
         heartbeat_interval_seconds=duration.seconds(warmup.heartbeat_interval or DEFAULT_HEARTBEAT_INTERVAL),
         log_level=config.LogLevel((runtime.log_level or LogLevel.INFO).lower()),
+        probe_key_digests=probe_key_digests,
     )

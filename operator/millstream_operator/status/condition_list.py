@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from millstream_operator.api.ratchets import is_exposed
 from millstream_operator.diagnosis import conditions
 from millstream_operator.diagnosis.conditions import Condition
 from millstream_operator.diagnosis.diagnosis import Diagnosis
@@ -59,6 +60,19 @@ def _plan_outdated(observation: Observation) -> Condition | None:
     return Condition(conditions.PLAN_OUTDATED, True, observation.outdated.reason, observation.outdated.message)
 
 
+def _unauthenticated(observation: Observation) -> Condition | None:
+    """A Service that was exposed before keys could be asked for serves on, and says so."""
+    if not is_exposed(observation.owner.spec):
+        return None
+    return Condition(
+        conditions.UNAUTHENTICATED,
+        True,
+        Reason.EXPOSED_WITHOUT_AUTHENTICATION,
+        "service.type makes the model reachable from outside the cluster, and it asks for no API key: set "
+        "auth.apiKeysSecretRef, or say auth.mode: Disabled.",
+    )
+
+
 # Present only while true: each policy returns its condition, or None.
 AbnormalPolicy = Callable[[Observation], Condition | None]
-ABNORMAL: tuple[AbnormalPolicy, ...] = (_name_conflict, _plan_outdated, replicas_blocked)
+ABNORMAL: tuple[AbnormalPolicy, ...] = (_name_conflict, _plan_outdated, _unauthenticated, replicas_blocked)

@@ -28,7 +28,12 @@ from millstream_operator.status.warmup import warmup_status
 Manifest = dict[str, Any]
 REPLICA_COUNTS = ("replicas", "readyReplicas", "updatedReplicas", "availableReplicas")
 # Conditions of the pods that stay as they were while the spec is refused: there is no plan to compare the pods with.
-KEPT_WHILE_INVALID = (conditions.PODS_SCHEDULED, conditions.WARMED_UP, conditions.MODEL_READY)
+KEPT_WHILE_INVALID = (
+    conditions.PODS_SCHEDULED,
+    conditions.WARMED_UP,
+    conditions.MODEL_READY,
+    conditions.UNAUTHENTICATED,
+)
 
 
 def status_of(observation: Observation, now: str) -> Manifest:

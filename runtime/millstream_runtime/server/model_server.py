@@ -113,6 +113,8 @@ class ModelServer:
     def _watch_live_config(self, path: Path) -> LiveConfigFile:
         def apply(live: LiveConfig) -> None:
             self._on_loop(lambda: self.service.engine.set_heartbeat_interval(live.heartbeat_interval_seconds))
+            if (keys := self.service.api_keys) is not None:
+                self._on_loop(lambda: keys.accept_probe(live.probe_key_digests))
             if live.log_level is not None:
                 set_log_level(live.log_level)
 

@@ -50,7 +50,7 @@ class Service:
         no_progress_seconds: float = NO_PROGRESS_SECONDS,
         stuck_seconds: float = STUCK_SECONDS,
     ) -> None:
-        """Raises InvalidConfigError: the file of API keys cannot be used."""
+        """Raises ApiKeysInvalid: the file of API keys cannot be used."""
         self.config = config
         self.ledger = ledger
         self.created_at = int(time.time())

@@ -40,13 +40,32 @@ def test_lint_is_clean_even_when_strict() -> None:
     assert "ERROR" not in done.stdout
 
 
+OWN_SECRET = [
+    {"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["millstream-probe-key"], "verbs": ["get", "patch"]}
+]
+
+
+def test_the_operator_reads_one_secret_its_own_which_helm_leaves_empty() -> None:
+    documents = render()
+    cluster_wide = [rule for role in of_kind(documents, "ClusterRole") for rule in role["rules"]]
+    assert not any("secrets" in rule["resources"] for rule in cluster_wide)
+    (role,) = (one for one in of_kind(documents, "Role") if one["rules"] == OWN_SECRET)
+    assert role["metadata"]["namespace"] == "system"
+    (secret,) = of_kind(documents, "Secret")
+    assert secret["metadata"]["name"] == "millstream-probe-key"
+    assert not {"data", "stringData"} & secret.keys(), "an upgrade must not take the operator's value away"
+    (container,) = operator_of(documents)["spec"]["template"]["spec"]["containers"]
+    environment = {one["name"]: one.get("value") for one in container["env"]}
+    assert environment["MILLSTREAM_PROBE_KEY_SECRET"] == "millstream-probe-key"
+
+
 def test_rights_are_spelled_out_and_leave_secrets_alone() -> None:
     documents = render()
     rules = [rule for kind in ("ClusterRole", "Role") for role in of_kind(documents, kind) for rule in role["rules"]]
     assert rules
     for rule in rules:
         assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]], rule
-        assert "secrets" not in rule["resources"], rule
+        assert "secrets" not in rule["resources"] or rule in OWN_SECRET, rule
         assert not any(resource.endswith(("/exec", "/attach")) for resource in rule["resources"]), rule
     writable = {
         r for rule in rules if {"create", "patch", "update", "delete"} & {*rule["verbs"]} for r in rule["resources"]

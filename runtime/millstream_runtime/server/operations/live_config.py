@@ -1,6 +1,6 @@
 """The live half of the configuration: a file that is polled every two seconds and applied without a restart.
 
-    kubelet swaps the mounted ConfigMap -> LiveConfigFile.reload() -> apply(LiveConfig): heartbeats, log level
+    kubelet swaps the mounted ConfigMap -> LiveConfigFile.reload() -> apply(LiveConfig): heartbeats, log level, keys
 
 A file that cannot be read or used changes nothing: the last good values stay, and the log and a metric say so. A
 separate thread polls, so that a slow disk delays no stream.
@@ -70,7 +70,8 @@ class LiveConfigFile(Collector):
             self._apply(live)
             self._applied = live
             self._loads += 1
-            log.info("live_config", **live.as_dict())
+            shown = {**live.as_dict(), "probe_key_digests": len(live.probe_key_digests)}
+            log.info("live_config", **shown)
 
     def collect(self) -> Iterable[Metric]:
         bad = GaugeMetricFamily(

@@ -155,6 +155,12 @@ BAD: dict[str, tuple[Manifest, str, str]] = {
         "spec",
         "longer than warmup.timeout",
     ),
+    "keys that are not named": (manifest(auth={"mode": "Enabled"}), "spec.auth", "needs apiKeysSecretRef"),
+    "keys that are not asked for": (
+        manifest(auth={"mode": "Disabled", "apiKeysSecretRef": {"name": "n", "key": "k"}}),
+        "spec.auth",
+        "takes no apiKeysSecretRef",
+    ),
     "more at least than at most": (
         manifest(autoscaling={"minReplicas": 3, "maxReplicas": 2}),
         "spec.autoscaling",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from pathlib import Path
 
 import httpx
 import pytest
 
-from millstream_runtime.errors import InvalidConfigError
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.server.http import api_keys
 from millstream_runtime.server.http.api_keys import ApiKeys
 from tests.support.server_thread import serving
@@ -82,11 +84,86 @@ def test_tenants_have_names_that_tell_nothing_of_their_keys(tmp_path: Path) -> N
     assert not any("key" in name for name in names)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"# only a comment\n", b"\xff\xfe", b"x" * 600, b"x" * (2 << 20)])
+UNUSABLE = [
+    None,
+    b"",
+    b"# only a comment\n",
+    b"\xff\xfe",
+    b"x" * 600,
+    b"x" * (2 << 20),
+    "clé".encode(),
+    b"a\x00b\n",
+    b"key\n" * 1001,
+]
+
+
+@pytest.mark.parametrize("content", UNUSABLE)
 def test_a_file_without_a_usable_key_is_refused_in_one_sentence(tmp_path: Path, content: bytes | None) -> None:
     file = tmp_path / "keys"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(InvalidConfigError, match="--api-keys-file") as caught:
+    with pytest.raises(RuntimeFailure, match="--api-keys-file") as caught:
         ApiKeys(file)
+    assert caught.value.reason is FailureReason.API_KEYS_INVALID
     assert "\n" not in str(caught.value)
+    assert "xxx" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", UNUSABLE)
+def test_a_new_file_that_cannot_be_used_keeps_the_old_keys_and_the_log_says_why_once(
+    tmp_path: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text("key-a\nkey-b\n")
+    keys = ApiKeys(file)
+    file.unlink()
+    if content is not None:
+        file.write_bytes(content)
+    for _ in range(3):
+        assert keys.tenant("Bearer key-a") is not None
+        assert keys.tenant("Bearer x") is None
+    (record,) = caplog.records
+    logged = str(record.__dict__)
+    assert record.getMessage() == "api_keys_bad"
+    assert str(file) in logged
+    assert not any(secret in logged for secret in ("key-a", "xxx", "clé"))
+    file.write_text("key-c\n")
+    assert keys.tenant("Bearer key-c") is not None
+    assert keys.tenant("Bearer key-a") is None
+
+
+def test_windows_text_and_spaces_around_keys_do_not_matter(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(b"\xef\xbb\xbfkey-a\r\n  key-b  \r\n")
+    keys = ApiKeys(file)
+    assert keys.tenant("Bearer key-a") is not None
+    assert keys.tenant("Bearer key-b") is not None
+
+
+def test_the_key_of_the_operators_probe_comes_with_the_live_configuration(tmp_path: Path, tiny_model: Path) -> None:
+    """Only its digest does: who reads the ConfigMap cannot ask with it. Several are accepted while it is rotated."""
+    file, live = tmp_path / "keys", tmp_path / "live.json"
+    file.write_text("key-a\n")
+    first, second = (hashlib.sha256(key.encode()).hexdigest() for key in ("probe-1", "probe-2"))
+    live.write_text(json.dumps({"probe_key_digests": [first, second]}))
+    with serving(tiny_model, api_keys_file=str(file), live_config=live) as server:
+        server.wait_ready()
+
+        def status(key: str) -> int:
+            return httpx.post(server.url + "/v1/completions", json=BODY, headers=bearer(key), timeout=60).status_code
+
+        assert [status(key) for key in ("key-a", "probe-1", "probe-2", first)] == [200, 200, 200, 401]
+        live.write_text(json.dumps({"probe_key_digests": [second]}))
+        server.reload_live_config()
+        assert [status(key) for key in ("key-a", "probe-1", "probe-2")] == [200, 401, 200]
+        live.write_text("{}")
+        server.reload_live_config()
+        assert [status(key) for key in ("key-a", "probe-2")] == [200, 401]
+
+
+def test_a_probe_key_closes_nothing_where_there_are_no_keys(tmp_path: Path, tiny_model: Path) -> None:
+    live = tmp_path / "live.json"
+    live.write_text(json.dumps({"probe_key_digests": [hashlib.sha256(b"probe").hexdigest()]}))
+    with serving(tiny_model, live_config=live) as server:
+        server.wait_ready()
+        assert httpx.post(server.url + "/v1/completions", json=BODY, timeout=60).status_code == 200

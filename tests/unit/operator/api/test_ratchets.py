@@ -1,0 +1,126 @@
+"""Rules for what is new: the API server refuses a new object, and leaves a stored one serve, scale and be edited.
+
+CEL and Python give the same verdict on the same cases.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+from millstream_operator.api.crd import custom_resource_definition
+from millstream_operator.api.load import ManifestError, loads_manifest, parse
+from millstream_operator.api.ratchets import RATCHETS, RESERVED_ENV, new_violations
+from tests.support.cel import evaluate_ratchet
+from tests.support.llmdeployments import manifest
+
+Manifest = dict[str, Any]
+KEYS = {"apiKeysSecretRef": {"name": "keys", "key": "all"}}
+
+
+def env(*names: str) -> Manifest:
+    return {"spec": {"containers": [{"name": "runtime", "env": [{"name": name, "value": "x"} for name in names]}]}}
+
+
+ACCEPTED: dict[str, Manifest] = {
+    "a Service inside": {"service": {"type": "ClusterIP"}},
+    "the default": {},
+    "another port": {"service": {"port": 8080}},
+    "keys": {"service": {"type": "LoadBalancer"}, "auth": KEYS},
+    "no keys, said": {"service": {"type": "NodePort"}, "auth": {"mode": "Disabled"}},
+    "a mirror of the hub": {"podTemplate": env("HF_ENDPOINT", "HTTPS_PROXY", "LD_LIBRARY_PATH")},
+}
+REFUSED: dict[str, tuple[Any, str]] = {
+    "a node port": ({"service": {"type": "NodePort"}}, "auth.apiKeysSecretRef"),
+    "a load balancer": ({"service": {"type": "LoadBalancer"}, "auth": {}}, "auth.mode: Disabled"),
+    **{name: ({"podTemplate": env("A", name)}, "are the pod's own") for name in RESERVED_ENV},
+}
+
+
+def at(stored: Manifest, path: str) -> list[tuple[str, Any]]:
+    """The values at a schema path, each with what the API server finds the old one by."""
+    found: list[tuple[str, Any]] = [("", stored)]
+    for step in path.split("."):
+        below = [(key, value[step.removesuffix("[]")]) for key, value in found if step.removesuffix("[]") in value]
+        if step.endswith("[]"):  # a list-map: items of one name are the same item
+            below = [(f"{key}/{item['name']}", item) for key, items in below for item in items]
+        found = below
+    return found
+
+
+def refused_by_cel(new: Manifest, old: Manifest | None = None) -> list[str]:
+    messages = []
+    for ratchet in RATCHETS:
+        before = dict(at(old, ratchet.path)) if old is not None else {}
+        for key, value in at(new, ratchet.path):
+            if not evaluate_ratchet(ratchet.cel, value, *([before[key]] if key in before else [])):
+                messages.append(ratchet.message)
+    return messages
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_what_says_who_may_ask_is_accepted(name: str) -> None:
+    stored = manifest(**ACCEPTED[name])
+    assert refused_by_cel(stored) == []
+    assert [*new_violations(parse(stored))] == []
+    loads_manifest(yaml.safe_dump(stored))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_new_object_is_refused_by_the_api_server_and_by_validate(name: str) -> None:
+    spec, said = REFUSED[name]
+    stored = manifest(**spec)
+    (violation,) = new_violations(parse(stored))
+    assert refused_by_cel(stored) == [violation.message]
+    with pytest.raises(ManifestError, match="spec") as caught:
+        loads_manifest(yaml.safe_dump(stored))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_stored_object_can_be_read_scaled_and_edited(name: str) -> None:
+    spec, _ = REFUSED[name]
+    old = manifest(**spec)
+    assert parse(old).spec.replicas == 1
+    for change in (
+        lambda spec: spec.update(replicas=5),
+        lambda spec: spec.update(engine={"maxNumSeqs": 4}),
+        lambda spec: spec.setdefault("service", {}).update(port=8080),
+        lambda spec: spec.setdefault("podTemplate", {}).update(metadata={"labels": {"team": "a"}}),
+    ):
+        new = edited(old, change)
+        assert refused_by_cel(new, old) == []
+
+
+def edited(old: Manifest, change: Callable[[Manifest], object]) -> Manifest:
+    new = copy.deepcopy(old)
+    change(new["spec"])
+    return new
+
+
+def test_what_a_stored_object_adds_is_new() -> None:
+    old = manifest(service={"type": "NodePort"}, podTemplate=env("HOME"))
+    more = {
+        "another way out": lambda spec: spec["service"].update(type="LoadBalancer"),
+        "another variable": lambda spec: spec["podTemplate"].update(env("HOME", "PATH")),
+    }
+    for change in more.values():
+        assert len(refused_by_cel(edited(old, change), old)) == 1
+
+
+def test_keys_cannot_be_taken_from_a_service_that_is_exposed() -> None:
+    old = manifest(service={"type": "NodePort"}, auth=KEYS)
+    assert refused_by_cel(edited(old, lambda spec: spec.pop("auth")), old) != []
+    assert refused_by_cel(edited(old, lambda spec: spec.update(auth={"mode": "Disabled"})), old) == []
+    inside = manifest()
+    assert refused_by_cel(edited(inside, lambda spec: spec.update(service={"type": "NodePort"})), inside) != []
+
+
+def test_the_crd_asks_them_of_new_objects_too() -> None:
+    """Without `optionalOldSelf` the API server would ask a rule that names `oldSelf` of updates only."""
+    text = yaml.safe_dump(custom_resource_definition())
+    assert text.count("optionalOldSelf: true") == len(RATCHETS)
