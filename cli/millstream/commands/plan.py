@@ -92,7 +92,7 @@ def _work(deployment: Any, catalog: Any, arguments: argparse.Namespace) -> tuple
         rows = compare(arguments.compare, deployment, defaults, facts)
         return (deployment, rows), any(row.plan.feasible for row in rows)
     for node in facts.inventory.refused:
-        print(node.reason, file=sys.stderr)
+        print(node.sentence, file=sys.stderr)
     found = planned_with_scaling_cost(decide(deployment, defaults, facts), deployment.spec)
     return (deployment, found), found.feasible
 

@@ -45,6 +45,11 @@ class Candidate:
         return self.tensor * self.pipeline
 
     @property
+    def over_pcie(self) -> bool:
+        """Whether a layer is shared over PCIe: an all-reduce is as slow as the slowest link of its group."""
+        return self.tensor > 1 and not (self.stock.part.has_nvlink and self.tensor <= self.stock.island_size)
+
+    @property
     def summary(self) -> str:
         pipeline = f" PP{self.pipeline}" if self.pipeline > 1 else ""
         return f"{self.gpus}×{self.stock.part.name} TP{self.tensor}{pipeline} {self.method}"
@@ -64,15 +69,19 @@ def candidates(question: Question, *, pipelines: bool) -> Iterator[Candidate]:
 
 
 def _tensors(question: Question, stock: Stock, method: str, pipelines: bool) -> list[int]:
-    """What the spec says, or what divides the heads; with stages, the largest that is valid in one island."""
+    """What the spec says, or what divides the heads; with stages, the largest that is valid in one island.
+
+    Without stages the GPUs of one node may share a layer, over PCIe where an island is smaller: at its real cost that
+    is often the only way. Between stages little is sent, so those keep to islands.
+    """
     resolved, shape = question.resolved, question.shape
     if resolved.tensor is not None:
         return [resolved.tensor]
     if resolved.one_gpu:
         return [1]
-    found = sizes(shape, stock.island_size)
     if not pipelines:
-        return found
+        return sizes(shape, stock.gpus)
+    found = sizes(shape, stock.island_size)
     group = weight_format(shape, method).group_size
     return [size for size in found if tensor_parallel_problem(shape, size, group) is None][-1:]
 

@@ -41,7 +41,7 @@ def evaluate(question: Question, placements: Iterable[Candidate]) -> Iterator[Ou
 
 def _incompatibility(question: Question, candidate: Candidate) -> Problem | None:
     """Return what rules out the part, the parallelism or the formats, before any byte is counted."""
-    part, tensor, resolved = candidate.stock.part, candidate.tensor, question.resolved
+    part, tensor = candidate.stock.part, candidate.tensor
     if part.unsupported is not None:
         return Problem(Stage.PRODUCTS, f"{part.name} is not supported: {part.unsupported}")
     stored = weight_format(question.shape, candidate.method)
@@ -49,8 +49,6 @@ def _incompatibility(question: Question, candidate: Candidate) -> Problem | None
         return Problem(Stage.PARALLELISM, why)
     if tensor > candidate.stock.gpus:
         return Problem(Stage.PARALLELISM, f"one node has {candidate.stock.gpus} free {part.name}, not {tensor}")
-    if tensor > candidate.stock.island_size and resolved.tensor is None:
-        return Problem(Stage.PARALLELISM, f"an NVLink island of {part.name} has {candidate.stock.island_size} GPUs")
     for method, minimum in ((candidate.method, MINIMUM_SM), (candidate.kv_cache, MINIMUM_SM_KV_CACHE)):
         if part.sm < minimum[method]:
             needed = f"{minimum[method] // 10}.{minimum[method] % 10}"

@@ -24,7 +24,7 @@ def target_machine(question: Question, candidate: Candidate) -> Machine:
         tensor=candidate.tensor,
         pipeline=candidate.pipeline,
         kv_bytes=kv_bytes_per_token(shape, candidate.kv_cache, candidate.tensor, layers),
-        over_nvlink=candidate.stock.part.has_nvlink and candidate.tensor <= candidate.stock.island_size,
+        over_nvlink=not candidate.over_pcie,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from millstream_operator.planning.choices.candidates import Candidate, Question, candidates
 from millstream_operator.planning.choices.evaluation import evaluate
 from millstream_operator.planning.choices.outcome import Outcome, Problem, Stage
+from millstream_operator.planning.choices.placement_reasons import itl_text
 from millstream_operator.planning.plan import MAX_REJECTED, Rejected
 
 MAX_KNOWN = 256  # choices that are remembered, some kilobytes each
@@ -139,13 +140,15 @@ def _line(outcome: Outcome, summary: str, reason: str) -> Rejected:
 
 
 def _worse(outcome: Outcome, best: Outcome) -> str:
+    """Why a feasible placement is not the choice, with the predicted ITL of both."""
+    itl = f"predicted ITL {itl_text(outcome)}, the choice's {itl_text(best)}"
     if outcome.candidate.gpus > best.candidate.gpus:
-        return f"{outcome.candidate.gpus} GPUs a replica where {best.candidate.gpus} do."
+        return f"{outcome.candidate.gpus} GPUs a replica where {best.candidate.gpus} do; {itl}."
     assert outcome.cost is not None  # noqa: S101 - both are feasible
     assert best.cost is not None  # noqa: S101
     if outcome.cost.monthly_usd > best.cost.monthly_usd:
-        return f"Costs ${outcome.cost.monthly_usd:,} a month where ${best.cost.monthly_usd:,} do."
-    return "No better than the choice, and less accurate or slower."
+        return f"Costs ${outcome.cost.monthly_usd:,} a month where ${best.cost.monthly_usd:,} do; {itl}."
+    return f"No better than the choice, and less accurate or slower; {itl}."
 
 
 def _nothing_to_plan_on(question: Question) -> Problem:

@@ -19,12 +19,10 @@ def placement_reasons(best: Outcome, resolved: ResolvedSpec, spec_replicas: int)
     else:
         why = f"The fewest GPUs that hold the model: {pool}, {need}."
     reasons = [PlanReason("parallelism.tensor", why)]
-    if candidate.tensor > 1 and not candidate.stock.part.has_nvlink:
-        reasons.append(
-            PlanReason("parallelism.tensor", f"{candidate.stock.part.name} has no NVLink: layers are shared over PCIe.")
-        )
+    if candidate.tensor > 1:
+        reasons.append(PlanReason("parallelism.tensor", f"{_links(best)} predicted ITL {itl_text(best)}."))
     if candidate.pipeline > 1:
-        reasons.append(PlanReason("parallelism.pipeline", "No tensor-parallel size in one island holds the model."))
+        reasons.append(PlanReason("parallelism.pipeline", "No tensor-parallel size in one node holds the model."))
     if resolved.has_load:
         reasons.append(
             PlanReason(
@@ -38,6 +36,23 @@ def placement_reasons(best: Outcome, resolved: ResolvedSpec, spec_replicas: int)
             PlanReason("budget", f"${best.cost.monthly_usd:,} a month, {over} ${resolved.max_monthly_usd:,}.")
         )
     return reasons
+
+
+def _links(best: Outcome) -> str:
+    """What the ranks talk over."""
+    candidate, part = best.candidate, best.candidate.stock.part
+    if not candidate.over_pcie:
+        return f"All-reduces go over NVLink inside one island of {part.name};"
+    if part.has_nvlink:
+        island = f"NVLink joins {part.nvlink_island_size} {part.name}"
+        return f"{island}, so all-reduces of {candidate.tensor} go over PCIe, the slowest link;"
+    return f"{part.name} has no NVLink: layers are shared over PCIe;"
+
+
+def itl_text(outcome: Outcome) -> str:
+    """The predicted time between tokens of a busy replica, in milliseconds."""
+    assert outcome.prediction is not None  # noqa: S101 - the caller predicted
+    return f"{outcome.prediction.itl_microseconds / 1000:.1f} ms"
 
 
 def engine_reasons(reasons: tuple[PlanReason, ...], best: Outcome, blind: Plan) -> list[PlanReason]:

@@ -69,6 +69,7 @@ class Case:
 CASES: dict[str, Case] = {
     # The configurations that production write-ups arrive at by hand.
     "70b-fp16-a100-80gb-x4": Case(LLAMA_70B, ("A100-80GB:4",), "engine: {maxModelLen: 8192}"),
+    "70b-fp16-a100-80gb-pcie-x4": Case(LLAMA_70B, ("A100-80GB-PCIe:4",)),
     "70b-awq-a100-80gb": Case(LLAMA_70B_AWQ, ("A100-80GB:1",)),
     "70b-awq-draft-8b-awq-a100-40gb-x2": Case(LLAMA_70B_AWQ, ("A100-40GB:2",), "tier: Mid", draft=LLAMA_8B_AWQ),
     "8b-awq-startup-a100-40gb": Case(LLAMA_8B_AWQ, ("A100-40GB:1",), "tier: Startup"),

@@ -48,6 +48,28 @@ def test_seventy_billion_in_16_bit_take_four_a100() -> None:
     assert any("TP2" in line.summary and "KV cache" in line.reason for line in plan.rejected)
 
 
+def test_pcie_cards_with_bridged_pairs_share_layers_over_pcie() -> None:
+    """A common machine: four A100 80GB PCIe. Its links cost what they cost."""
+    plan, nvlink = planned("70b-fp16-a100-80gb-pcie-x4"), planned("70b-fp16-a100-80gb-x4")
+    assert (plan.gpus_per_replica, plan.tensor_parallel_size) == (4, 4)
+    assert plan.predicted is not None
+    assert nvlink.predicted is not None
+    assert plan.predicted.ttft_milliseconds > 1.3 * nvlink.predicted.ttft_milliseconds
+    (link,) = [one.reason for one in plan.reasons if "slowest link" in one.reason]
+    assert f"predicted ITL {plan.predicted.itl_microseconds / 1000:.1f} ms" in link
+
+
+def test_a_feasible_alternative_shows_its_itl_and_the_choices() -> None:
+    plan = planned("8b-the-cheapest-of-a-mixed-cluster")
+    assert plan.predicted is not None
+    feasible = [line for line in plan.rejected if "Costs" in line.reason or "GPUs a replica where" in line.reason]
+    assert feasible
+    for line in feasible:
+        assert line.itl_microseconds is not None
+        assert f"predicted ITL {line.itl_microseconds / 1000:.1f} ms" in line.reason
+        assert f"the choice's {plan.predicted.itl_microseconds / 1000:.1f} ms" in line.reason
+
+
 def test_seventy_billion_in_4_bit_take_one() -> None:
     plan = planned("70b-awq-a100-80gb")
     assert (plan.summary, plan.gpus_per_replica) == ("1×A100-80GB TP1 AWQ", 1)

@@ -71,7 +71,7 @@ def test_what_cannot_be_planned_on_is_named_with_its_reason(refused: dict[str, A
         ("A100-80GB", 8, 4, 2),
         ("A100-80GB", 8, 3, 2),
         ("A100-80GB-PCIe", 4, 2, 2),  # two bridged pairs
-        ("A100-80GB-PCIe", 4, 4, 1),  # across pairs, where a spec insists
+        ("A100-80GB-PCIe", 4, 4, 1),  # across pairs, over PCIe
         ("A100-80GB-PCIe", 3, 1, 3),
         ("L4", 4, 4, 1),  # no NVLink: the node
         ("L4", 4, 8, 0),
