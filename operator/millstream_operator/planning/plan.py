@@ -12,6 +12,7 @@ from typing import Any
 
 from millstream_operator.api.model import ObjectKey
 from millstream_operator.api.spec import AcceleratorType
+from millstream_operator.planning.calibration import NO_CALIBRATION, Calibration
 from millstream_operator.planning.sizing.cost import Cost
 from millstream_operator.planning.sizing.memory_ledger import MemoryLedger
 from millstream_operator.planning.sizing.roofline import Prediction
@@ -155,6 +156,7 @@ class Plan:
     model_revision: str | None = None  # what every pod of this plan downloads; None: the spec's own words
     checkpoint_bytes: int | None = None  # what a download weighs; None: not known
     api_keys: ObjectKey | None = None  # the Secret with the API keys that a request needs one of; None: it needs none
+    calibration: Calibration = NO_CALIBRATION  # the corrections that it was made with, of all placements
 
     @property
     def feasible(self) -> bool:
@@ -176,6 +178,7 @@ class Plan:
             "engine": self.engine.as_dict(),
             "speculation": self.speculation.as_dict(),
             "memory": self.memory.as_dict() if self.memory else None,
+            "calibration": self.calibration.as_list() or None,
             "predicted": self.predicted.as_dict() if self.predicted else None,
             "cost": self.cost.as_dict() if self.cost else None,
             "requires": [*self.requires],

@@ -1,6 +1,6 @@
 """`reconcile(key)`: make the cluster match one LLMDeployment, and write its status.
 
-    read -> plan -> decide -> announce -> apply -> prune -> companions -> probe -> report -> requeue
+    read -> plan -> decide -> announce -> apply -> prune -> companions -> probe -> report -> calibrate -> requeue
 
 Each stage takes the turn's `ReconcileContext` and has a file of its own here. Level-triggered: a turn looks at
 everything and remembers nothing that it could not find out again, so it may be killed before or after any of its
@@ -21,6 +21,7 @@ from millstream_operator.children.volume_checks import VolumeChecks
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.plan_refused import PlanRefused
 from millstream_operator.diagnosis.reasons import Reason
+from millstream_operator.facts.calibration_store import CalibrationStore
 from millstream_operator.facts.cluster_facts import FactsSource
 from millstream_operator.facts.inspector import Inspector
 from millstream_operator.facts.restored_status import EnqueueAfter, StatusRestorer
@@ -35,6 +36,7 @@ from millstream_operator.probing.probe_key import NoKeys, ProbeKeys
 from millstream_operator.probing.service_probe import ServiceAccess
 from millstream_operator.queue.work_queue import RequeueAfter, RetryLater
 from millstream_operator.reconciling.apply import ApplyStage
+from millstream_operator.reconciling.calibrate import CalibrateStage
 from millstream_operator.reconciling.context import ContextReader, ReconcileContext
 from millstream_operator.reconciling.decide import decide
 from millstream_operator.reconciling.defaults import Defaults
@@ -77,6 +79,7 @@ class Reconciler:
         keys: ProbeKeys | None = None,
         clock: Callable[[], float] = steady_seconds,
         surroundings: Callable[[], Surroundings] = Surroundings,
+        calibration: CalibrationStore | None = None,
     ) -> None:
         self._index, self._reports, self._spare, self._busy = index, reports, spare, busy
         self.pinning = Pinning(facts, defaults.plan, defaults.pods)
@@ -91,6 +94,7 @@ class Reconciler:
         self._apply = ApplyStage(self._children, self._volume_checks, companions, surroundings)
         self._probe = ProbeStage(access, self._children, keys or NoKeys(), later, clock)
         self._report = ReportStage(client, index, reports, now, events)
+        self._calibrate = CalibrateStage(calibration)
 
     async def reconcile(self, key: OwnerKey) -> None:
         """Raises RetryLater when the work is not finished; the queue comes back with backoff."""
@@ -133,6 +137,7 @@ class Reconciler:
         context = await self._probe.run(read_again(context))
         self._let_others_pass(context)
         await self._report.run(read_again(context))
+        await self._calibrate.run(read_again(context))
         requeue(context, probe_failed=self._probe.has_failed(context.uid))
 
     async def _keep_last_good(self, context: ReconcileContext, manifest: Manifest, refused: PlanRefused) -> None:
@@ -161,5 +166,6 @@ class Reconciler:
         """Drop what is known about an LLMDeployment that is gone."""
         self._probe.forget(uid)
         self._volume_checks.forget(uid)
+        self._calibrate.forget(uid)
         self._restorer.forget(uid)
         self.pinning.forget(uid)
