@@ -122,6 +122,15 @@ class Fix:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftFiles:
+    """The draft model's files. `path`, `revision` and `checkpoint_bytes` as those of the model in `Plan`."""
+
+    path: str
+    revision: str | None = None
+    checkpoint_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """One LLMDeployment, resolved. `memory`, `predicted` and `cost` are there when model and GPU are known."""
 
@@ -156,6 +165,7 @@ class Plan:
     model_revision: str | None = None  # what every pod of this plan downloads; None: the spec's own words
     checkpoint_bytes: int | None = None  # what a download weighs; None: not known
     api_keys: ObjectKey | None = None  # the Secret with the API keys that a request needs one of; None: it needs none
+    draft: DraftFiles | None = None  # None: no draft model
     calibration: Calibration = NO_CALIBRATION  # the corrections that it was made with, of all placements
 
     @property
