@@ -118,9 +118,10 @@ class CalibrationStore:
         try:
             self._read(await self._client.apply(config_map(self._namespace, self._name, entries, version)))
         except (ApiError, ApiUnreachable) as error:
-            if isinstance(error, ApiError) and error.status in (404, 409):
+            if isinstance(error, ApiError) and error.status == 409:
                 await self.load()
                 return False
+            self._version = None  # read again before the next write: it may have been deleted
             self._not_before = self._clock() + RETRY_SECONDS
             log.warning("calibration: %s/%s cannot be written: %s", self._namespace, self._name, error)
             return False

@@ -201,7 +201,7 @@ async def test_a_cpu_measures_nothing() -> None:
     assert "ignored" not in operator.status()["memory"]
 
 
-@pytest.mark.parametrize("status", [403, 500])
+@pytest.mark.parametrize("status", [403, 404, 500])
 async def test_a_write_that_fails_delays_no_model_and_is_tried_later(status: int) -> None:
     cluster = gpu_world()
     clean = await measured(gpu_world())
@@ -212,6 +212,9 @@ async def test_a_write_that_fails_delays_no_model_and_is_tried_later(status: int
     await operator.settle()
     assert operator.condition("Ready")["status"] == "True"
     assert entries(cluster) == {}
+    tried = sum(request.name == NAME for request in operator.client.written)
+    await operator.settle()
+    assert sum(request.name == NAME for request in operator.client.written) == tried, "not in every turn"
     operator.seconds += 301
     await operator.settle()
     assert len(entries(cluster)) == 1
