@@ -8,7 +8,7 @@ because the answers to our writes are in the index.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,6 +47,7 @@ class ReconcileContext:
     chosen: Chosen | None = None
     # decide
     step: RolloutStep | None = None
+    advancing: Collection[str] = ()  # uids of pods that download or load, and are not late
     # apply
     wanted: Sequence[Manifest] = ()
     problem: Diagnosis | None = None  # why the objects could not be applied

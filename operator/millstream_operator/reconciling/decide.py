@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from millstream_operator.reconciling.context import ReconcileContext
 from millstream_operator.rollout.rollout import RolloutInput, SpareGPUs, next_step
 
 
-def decide(context: ReconcileContext, spare: SpareGPUs, *, announces: bool = True) -> ReconcileContext:
+def decide(
+    context: ReconcileContext,
+    spare: SpareGPUs,
+    *,
+    announces: bool = True,
+    now: str | None = None,
+    advancing: Collection[str] = (),
+) -> ReconcileContext:
     """Set `step`. Pure, apart from the question whether GPUs are free.
 
     `announces`: the caller writes the step's decisions to the status before it applies the step. Otherwise the step has
-    none, and its record is not marked as if the journal had them.
+    none, and its record is not marked as if the journal had them. `advancing`: uids of pods whose bytes move.
     """
     pin = context.plan.pin
     inputs = RolloutInput(
@@ -24,5 +32,7 @@ def decide(context: ReconcileContext, spare: SpareGPUs, *, announces: bool = Tru
         context.previous.get("decisions") or (),
         spare(context.owner, pin.revision),
         announces,
+        now,
+        advancing,
     )
     return replace(context, step=next_step(inputs))

@@ -47,8 +47,11 @@ from millstream_operator.reconciling.report import ReportStage
 from millstream_operator.reconciling.requeue import requeue
 from millstream_operator.rendering.surroundings import Surroundings
 from millstream_operator.rollout.pinning import Chosen, Pinning
+from millstream_operator.rollout.retry import remaining_seconds
 from millstream_operator.rollout.revisions import last_good
 from millstream_operator.rollout.rollout import SpareGPUs
+from millstream_operator.status.download_time import remaining_download_seconds
+from millstream_operator.status.warmup import loading
 
 Manifest = dict[str, Any]
 SOON_SECONDS = 2.0
@@ -82,6 +85,7 @@ class Reconciler:
         calibration: CalibrationStore | None = None,
     ) -> None:
         self._index, self._reports, self._spare, self._busy = index, reports, spare, busy
+        self._now, self._later = now, later
         self.pinning = Pinning(facts, defaults.plan, defaults.pods)
         self._children = Children(client, index)
         self._volume_checks = VolumeChecks(client, index)
@@ -129,7 +133,7 @@ class Reconciler:
     async def _run(self, context: ReconcileContext) -> None:
         """The stages after a plan was found. What a stage wrote is read again from the index."""
         read_again = self._reader.refresh
-        context = decide(read_again(context), self._spare)
+        context = self._decide(read_again(context))
         await self._report.announce(context)
         context = await self._apply.run(read_again(context))
         await prune(read_again(context), self._children)
@@ -140,6 +144,18 @@ class Reconciler:
         await self._calibrate.run(read_again(context))
         requeue(context, probe_failed=self._probe.has_failed(context.uid))
 
+    def _decide(self, context: ReconcileContext, *, announces: bool = True) -> ReconcileContext:
+        now, revision = self._now(), context.plan.pin.revision
+        downloading = remaining_download_seconds(context.owner, context.pods, revision.plan, revision.digest, now)
+        advancing = self._reports.advancing(context.key, loading(context.pods)) | downloading.keys()
+        context = decide(context, self._spare, announces=announces, now=now, advancing=advancing)
+        failure = context.rollout.pin.marks.failure
+        retry_seconds = remaining_seconds(failure, now) if failure is not None else None
+        for seconds in [*downloading.values(), *([] if retry_seconds is None else [retry_seconds])]:
+            if self._later is not None:
+                self._later(context.key, max(seconds, 0.0) + 1.0)
+        return replace(context, advancing=advancing)
+
     async def _keep_last_good(self, context: ReconcileContext, manifest: Manifest, refused: PlanRefused) -> None:
         """Repair what runs, and report why the spec has no plan.
 
@@ -149,7 +165,7 @@ class Reconciler:
         if refused.is_soon_over and not context.previous.get("conditions") and self._busy():
             raise RequeueAfter(refused.problem.message, SOON_SECONDS)  # others have no pods yet
         if (kept := last_good(context.records)) is not None:
-            context = decide(replace(context, chosen=Chosen(kept)), self._spare, announces=False)
+            context = self._decide(replace(context, chosen=Chosen(kept)), announces=False)
             context = await self._apply.repair(context)
             context = await self._apply.apply_companions(self._reader.refresh(context))
         await self._report.run_invalid(manifest, refused.problem, refused.plan, context.companions)
@@ -165,6 +181,7 @@ class Reconciler:
     def forget(self, uid: str) -> None:
         """Drop what is known about an LLMDeployment that is gone."""
         self._probe.forget(uid)
+        self._report.forget(uid)
         self._volume_checks.forget(uid)
         self._calibrate.forget(uid)
         self._restorer.forget(uid)
