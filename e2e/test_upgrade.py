@@ -1,6 +1,6 @@
 """From the previous chart and operator to this one and back: the models do not notice.
 
-The previous operator is built from the sources of that release (hack/images/previous_release.py), with this checkout's
+The previous operator is built from the sources of that release (previous_operator.py), with this checkout's
 lock. It is newer than the chart of 0.1.0, needs rights that the chart does not grant, and writes status fields that its
 CRD may not know; so while the older chart is there, the test grants the rights, and the CRD stays this checkout's. That
 a newer CRD takes every object of the older one is the business of tests/unit/chart.
@@ -20,8 +20,8 @@ from e2e.client_pod import traffic
 from e2e.cluster import Cluster, Object, eventually
 from e2e.deployments import condition, is_ready, llmd, pods, read, wait_ready
 from e2e.durations import Durations
+from e2e.previous_operator import build_previous_operator
 from e2e.release import CHART, Release
-from hack.images.previous_release import build_previous_operator
 
 # The chart of 0.1.0 as `helm package` makes it, so that this checkout's tools leave it alone.
 PREVIOUS = Path(__file__).resolve().parent / "fixtures" / "millstream-0.1.0.tgz"

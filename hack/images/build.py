@@ -149,16 +149,6 @@ def read_base(registry: Registry, reference: str) -> Base:
     return Base(name, reference, manifest.digest, config, tuple(map(_inherited, manifest.content["layers"])))
 
 
-def read_base_name(registry: Registry, reference: str) -> str:
-    """The reference of the base image on which one of our images stands, as its own label says."""
-    image = read_base(registry, reference)
-    labels = (image.config.get("config") or {}).get("Labels") or {}
-    try:
-        return str(labels["org.opencontainers.image.base.name"])
-    except KeyError:
-        raise ImageError(f"The image {reference} does not name its base image: build it by `make images`.") from None
-
-
 def require_python(base: Base, version: str) -> None:
     """Refuse a base whose Python is known to be another one: its packages would not be found to import.
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hack.images import previous_release
+from e2e import previous_operator
+from e2e.previous_operator import SOURCES, unpack
 from hack.images.build import context_of, read_dockerfile
 from hack.images.errors import ImageError
-from hack.images.previous_release import SOURCES, unpack
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -49,6 +49,6 @@ def test_its_image_differs_in_our_own_code_alone(tmp_path: Path) -> None:
 
 
 def test_an_archive_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(previous_release, "SOURCES", tmp_path / "gone.tar.gz")
+    monkeypatch.setattr(previous_operator, "SOURCES", tmp_path / "gone.tar.gz")
     with pytest.raises(ImageError, match=r"gone.tar.gz cannot be unpacked"):
         unpack(tmp_path)

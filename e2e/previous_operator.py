@@ -3,7 +3,7 @@
     e2e/fixtures/operator-0.1.0.tar.gz   the packages at the last commit of that release (`pack` makes it)
     this checkout                        Dockerfile, lock, uv: the image differs in our own code alone
 
-python -m hack.images.previous_release COMMIT   packs the sources of a commit anew
+python -m e2e.previous_operator COMMIT   packs the sources of a commit anew
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from hack.images.build import Say, build, read_base_name
+from hack.images.build import Say, build, read_base
 from hack.images.contexts import CONTRACT_FILES
 from hack.images.errors import ImageError
 from hack.images.registry import Registry
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parent.parent
 SOURCES = CHECKOUT / "e2e" / "fixtures" / "operator-0.1.0.tar.gz"
 TAKEN_FROM_THIS_CHECKOUT = ("hack/images/operator/Dockerfile", "requirements/operator.txt")
 
@@ -41,6 +41,15 @@ def build_previous_operator(present: str, *, say: Say) -> str:
         return build(
             "operator", checkout=checkout, registry=registry, base=read_base_name(registry, present), say=say
         ).reference
+
+
+def read_base_name(registry: Registry, reference: str) -> str:
+    """The reference of the base image on which one of our images stands, as its own label says."""
+    labels = (read_base(registry, reference).config.get("config") or {}).get("Labels") or {}
+    try:
+        return str(labels["org.opencontainers.image.base.name"])
+    except KeyError:
+        raise ImageError(f"The image {reference} does not name its base image: build it by `make images`.") from None
 
 
 def unpack(checkout: Path) -> None:
