@@ -9,8 +9,7 @@ from typing import Any
 from e2e.cluster import Cluster, Object, eventually
 
 MODEL = "demo-chat"
-READY_TIMEOUT_SECONDS = 180.0
-PULL_TIMEOUT_SECONDS = 900.0  # five gigabytes and their unpacking, on a machine that others use too
+READY_TIMEOUT_SECONDS = 180.0  # the first one may pull five gigabytes
 CHILD_KINDS = "deployment,service,serviceaccount,networkpolicy,controllerrevision,configmap"
 
 

@@ -22,7 +22,6 @@ from typing import Any
 import kopf
 
 from millstream_operator import gc_freeze
-from millstream_operator.facts.calibration_store import CalibrationStore
 from millstream_operator.facts.catalog_watch import CatalogWatch
 from millstream_operator.facts.cluster_facts import ClusterFacts
 from millstream_operator.facts.gpu_watch import GpuWatch
@@ -115,14 +114,6 @@ class Operator:
         self.events = EventQueue(self.client, self.queue.has_urgent)
         self.probe_keys = ProbeKeySecret(self.client, self.settings.operator_namespace, self.settings.probe_key_secret)
         self.reports = PodReports(pods, self._enqueue, steady_seconds)
-        self.calibration = CalibrationStore(
-            self.client,
-            self.settings.operator_namespace,
-            f"{self.settings.lease_name}-calibration",
-            use=self.facts.use_calibration,
-            catalog=lambda: self.facts.catalog,
-            clock=steady_seconds,
-        )
         self.reconciler = Reconciler(
             self.client,
             self.index,
@@ -137,7 +128,6 @@ class Operator:
             busy=self.queue.has_urgent,
             keys=DerivedKeys(lambda: self.probe_keys.ring),
             surroundings=lambda: Surroundings(self.probe_keys.ring),
-            calibration=self.calibration,
         )
         self.elector: Elector | None = None
         self._listed_in_term: int | None = None  # everything was listed within this term: no other replica wrote since
@@ -160,7 +150,6 @@ class Operator:
             else:
                 await self._first_listing()
                 await self.probe_keys.refresh()
-                await self.calibration.load()
                 self._enqueue_all()
                 await self._run_parts([])
         finally:
@@ -201,7 +190,6 @@ class Operator:
             asyncio.create_task(self.events.run(), name="Events"),
             asyncio.create_task(self.listings.resync_forever(), name="resync"),
             asyncio.create_task(self.reports.run(), name="pod reports"),
-            asyncio.create_task(self.calibration.load_forever(), name="calibration"),
             asyncio.create_task(self._verify_watches_forever(), name="watch freshness"),
             asyncio.create_task(self._refresh_facts_forever(), name="facts"),
             *([asyncio.create_task(self.gpus.run(self.client), name="GPUs")] if self.settings.inventory else []),
@@ -300,7 +288,6 @@ class Operator:
                 log.warning("taking over: %s", error)
                 await asyncio.sleep(self.timing.retry_after_failure_seconds)
             else:
-                await self.calibration.load()
                 self.queue.resume()
                 self._enqueue_all()
                 return

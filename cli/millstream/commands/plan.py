@@ -158,7 +158,7 @@ def _table(deployment: Any, found: Any, arguments: argparse.Namespace) -> str:
         return _diff(deployment, found, arguments.kubeconfig, style)
     if isinstance(found, list):
         return f"{style.bold(deployment.name)}\n\n{comparison_table(found, style)}"
-    return plan_table(deployment.name, found, style)
+    return plan_table(deployment.name, found, style, deployment.metadata.namespace)
 
 
 def _plain(found: Any) -> Any:

@@ -35,11 +35,16 @@ class RejectedPlan(ApiModel):
 
 
 class PlanFix(ApiModel):
-    """A change that makes an infeasible spec feasible; it was planned again with it."""
+    """A change with which the spec is applied; it was planned again with it."""
 
-    field: Name = Field(description="What to change: a field of the spec, or gpus and nodes of the cluster.")
-    value: Name = Field(description="What to change it to.")
+    field: Name = Field(
+        description="What to change: fields of the spec, or gpus, for nodes to add to the cluster, or both."
+    )
+    value: Name = Field(description="What to change it to. Of gpus: the GPUs of one added node, or of several.")
     summary: Summary = Field(description="The plan that this gives.")
+    patch: Annotated[str, StringConstraints(max_length=4096)] | None = Field(
+        None, description="The edit of the spec, for kubectl patch --type merge -p. Absent: the spec stays as it is."
+    )
 
 
 class EngineStatus(ApiModel):
@@ -75,18 +80,6 @@ class MemoryStatus(ApiModel):
     context_bytes: int = Field(ge=0, description="CUDA context and libraries.")
     kv_cache_bytes: int = Field(ge=0, description="What is left for keys and values.")
     headroom_bytes: int = Field(ge=0, description="What gpuMemoryUtilizationPercent leaves alone.")
-
-
-class PlanCorrection(ApiModel):
-    """Measured over predicted bytes, in thousandths, of one placement of this model with this image."""
-
-    accelerator: Name = Field(description="The GPU's name.")
-    tensor_parallel_size: int = Field(ge=1, description="GPUs that share each layer.")
-    quantization: Name = Field(description="Method of the weights.")
-    weights_permille: int = Field(ge=1, description="All weights.")
-    activations_permille: int = Field(ge=1, description="Peak of the largest step.")
-    graphs_permille: int = Field(ge=1, description="CUDA graphs.")
-    other_permille: int = Field(ge=1, description="Context, libraries and buffers between GPUs.")
 
 
 class PredictionStatus(ApiModel):
@@ -126,17 +119,15 @@ class PlanStatus(ApiModel):
     gpus_per_replica: int | None = Field(None, ge=0, description="GPUs that one replica takes.")
     tensor_parallel_size: int | None = Field(None, ge=1, description="GPUs that share each layer of the model.")
     pipeline_parallel_size: int | None = Field(None, ge=1, description="Groups of GPUs that share the layers.")
-    replicas: int | None = Field(None, ge=0, description="Replicas that the load needs. Absent: those of the spec.")
+    replicas: int | None = Field(None, ge=0, description="Replicas that are wanted. cost is that of all of them.")
+    replicas_for_load: int | None = Field(
+        None, ge=1, description="Replicas that the load of workload is predicted to need. Absent: no load is given."
+    )
     quantization: Name | None = Field(None, description="Method of the weights. None: as they are in the checkpoint.")
     kv_cache: Name | None = Field(None, description="Format of keys and values. None: 16 bit.")
     engine: EngineStatus | None = Field(None, description="Limits of the inference engine, resolved.")
     speculation: SpeculationStatus | None = Field(None, description="Who proposes tokens.")
     memory: MemoryStatus | None = Field(None, description="Where the bytes of one GPU go.")
-    calibration: Annotated[list[PlanCorrection], Field(max_length=16)] | None = Field(
-        None,
-        description="Corrections by measurements that the plan was made with; it keeps them. Absent: none was known.",
-        json_schema_extra=_ATOMIC,
-    )
     predicted: PredictionStatus | None = Field(None, description="Latency and throughput, predicted.")
     cost: CostStatus | None = Field(None, description="What it costs.")
     requires: Annotated[list[Name], Field(max_length=32)] | None = Field(
@@ -149,7 +140,9 @@ class PlanStatus(ApiModel):
         None, description="Alternatives, each with the one reason against it.", json_schema_extra=_ATOMIC
     )
     fixes: Annotated[list[PlanFix], Field(max_length=8)] | None = Field(
-        None, description="Nearest changes that make an infeasible spec feasible.", json_schema_extra=_ATOMIC
+        None,
+        description="Nearest changes with which the spec is applied: edits, then nodes to add.",
+        json_schema_extra=_ATOMIC,
     )
     input_hash: Annotated[str, StringConstraints(max_length=64)] = Field(
         description="Hash of the part of the spec that decides about the pods: the same hash, the same plan."

@@ -26,7 +26,6 @@ NAME_CONFLICT = "NameConflict"
 PLAN_OUTDATED = "PlanOutdated"
 UNAUTHENTICATED = "Unauthenticated"
 REPLICAS_BLOCKED = "ReplicasBlocked"
-STATUS_INCOMPLETE = "StatusIncomplete"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ class DecisionType(StrEnum):
     REPLACING_IN_PLACE = "ReplacingInPlace"
     ROLLOUT_STOPPED = "RolloutStopped"
     ROLLED_BACK = "RolledBack"
-    ROLLOUT_RETRIED = "RolloutRetried"
     PLAN_ADOPTED = "PlanAdopted"
     AUTOSCALER_CHOSEN = "AutoscalerChosen"
 

@@ -73,9 +73,6 @@ class Reason(StrEnum):
     NEW_FACTS = "NewFacts"
     NEW_DEFAULTS = "NewDefaults"
 
-    # The status itself.
-    STATUS_REFUSED = "StatusRefused"
-
     # The Service.
     SERVICE_UNREACHABLE = "ServiceUnreachable"
     WRONG_ANSWER = "WrongAnswer"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from millstream_operator.explaining.text import Style, bar, columns, dollars, gigabytes
+from millstream_operator.planning.fixes.patch import kubectl_patch
 from millstream_operator.planning.plan import Infeasible, Plan, Rejected
 from millstream_operator.planning.requires import refusal
 from millstream_operator.planning.sizing.memory_ledger import MemoryLedger
@@ -24,11 +25,11 @@ LEDGER_NAMES = {
 }
 
 
-def plan_table(name: str, found: Plan | Infeasible, style: Style) -> str:
-    """Return the whole page, without a newline at the end."""
+def plan_table(name: str, found: Plan | Infeasible, style: Style, namespace: str | None = None) -> str:
+    """Return the whole page, without a newline at the end. `namespace`: for commands to copy."""
     lines = [style.bold(f"{name}: {found.summary}"), ""]
     if isinstance(found, Infeasible):
-        lines += _wrapped(found.message) + _fixes(found, style)
+        lines += _wrapped(found.message) + _fixes(name, namespace, found, style)
     else:
         lines += _facts(found, style)
         if found.memory is not None:
@@ -86,11 +87,21 @@ def _facts(plan: Plan, style: Style) -> list[str]:
     return columns(rows)
 
 
-def _fixes(found: Infeasible, style: Style) -> list[str]:
-    if not found.fixes:
-        return ["", "  No single change of the spec or the cluster that was tried makes it feasible."]
-    rows = [[f"{fix.field}: {fix.value}", fix.summary] for fix in found.fixes]
-    return ["", style.bold("  what would do"), *columns(rows, indent=4)]
+def _fixes(name: str, namespace: str | None, found: Infeasible, style: Style) -> list[str]:
+    """Edits with the command that applies each, then nodes to add."""
+    if not found.fixes:  # the message says what the runtime lacks where that is why
+        return [] if found.requires else ["", "  No change of the spec or the cluster that was tried helps."]
+    lines: list[str] = []
+    titles = {False: "  edits of the spec that would do", True: "  GPUs to add that would do"}
+    for adds_nodes, title in titles.items():
+        fixes = [fix for fix in found.fixes if fix.adds_nodes == adds_nodes]
+        if fixes:
+            lines += ["", style.bold(title)]
+            rows = columns([[f"{fix.field}: {fix.value}", fix.summary] for fix in fixes], indent=4)
+            for fix, row in zip(fixes, rows, strict=True):
+                lines.append(row)
+                lines += [f"      {kubectl_patch(name, namespace, fix.patch)}"] if fix.patch is not None else []
+    return lines
 
 
 def _rejected(rejected: tuple[Rejected, ...], style: Style) -> list[str]:

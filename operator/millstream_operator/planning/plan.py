@@ -12,13 +12,15 @@ from typing import Any
 
 from millstream_operator.api.model import ObjectKey
 from millstream_operator.api.spec import AcceleratorType
-from millstream_operator.planning.calibration import NO_CALIBRATION, Calibration
 from millstream_operator.planning.sizing.cost import Cost
 from millstream_operator.planning.sizing.memory_ledger import MemoryLedger
 from millstream_operator.planning.sizing.roofline import Prediction
 
 GPU_RESOURCE = "nvidia.com/gpu"
-MAX_REJECTED, MAX_FIXES = 24, 3
+GPUS_FIELD = "gpus"  # of a fix: nodes to add to the cluster
+MAX_REJECTED = 24
+MAX_EDITS, MAX_GPU_FIXES = 3, 3
+MAX_FIXES = MAX_EDITS + MAX_GPU_FIXES
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,23 +113,24 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """A change that makes an infeasible spec feasible; `summary` is the plan that was made with it."""
+    """A change with which the spec is applied; `summary` is the plan that was made with it.
+
+    `patch`: the edit of the spec as a JSON merge patch. None: the spec stays, and the cluster needs other nodes.
+    """
 
     field: str
     value: str
     summary: str
+    patch: str | None = None
+
+    @property
+    def adds_nodes(self) -> bool:
+        """Whether the cluster needs other nodes for it."""
+        return self.field.split(",")[0] == GPUS_FIELD
 
     def as_dict(self) -> dict[str, str]:
-        return {"field": self.field, "value": self.value, "summary": self.summary}
-
-
-@dataclass(frozen=True, slots=True)
-class DraftFiles:
-    """The draft model's files. `path`, `revision` and `checkpoint_bytes` as those of the model in `Plan`."""
-
-    path: str
-    revision: str | None = None
-    checkpoint_bytes: int | None = None
+        found = {"field": self.field, "value": self.value, "summary": self.summary, "patch": self.patch}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +155,7 @@ class Plan:
     product_labels: tuple[str, ...] = ()  # values of nvidia.com/gpu.product that the pods may run on; empty: any
     pipeline_parallel_size: int = 1
     replicas: int | None = None  # None: the spec's, which may be scaled without a new plan
+    replicas_for_load: int | None = None  # what workload's load is predicted to need; None: no load, or no prediction
     kv_cache: str = "None"
     speculation: SpeculationPlan = field(default_factory=SpeculationPlan)
     memory: MemoryLedger | None = None
@@ -165,8 +169,6 @@ class Plan:
     model_revision: str | None = None  # what every pod of this plan downloads; None: the spec's own words
     checkpoint_bytes: int | None = None  # what a download weighs; None: not known
     api_keys: ObjectKey | None = None  # the Secret with the API keys that a request needs one of; None: it needs none
-    draft: DraftFiles | None = None  # None: no draft model
-    calibration: Calibration = NO_CALIBRATION  # the corrections that it was made with, of all placements
 
     @property
     def feasible(self) -> bool:
@@ -183,12 +185,12 @@ class Plan:
             "tensorParallelSize": self.tensor_parallel_size,
             "pipelineParallelSize": self.pipeline_parallel_size,
             "replicas": self.replicas,
+            "replicasForLoad": self.replicas_for_load,
             "quantization": self.quantization,
             "kvCache": self.kv_cache,
             "engine": self.engine.as_dict(),
             "speculation": self.speculation.as_dict(),
             "memory": self.memory.as_dict() if self.memory else None,
-            "calibration": self.calibration.as_list() or None,
             "predicted": self.predicted.as_dict() if self.predicted else None,
             "cost": self.cost.as_dict() if self.cost else None,
             "requires": [*self.requires],
@@ -212,6 +214,7 @@ class Infeasible:
     input_hash: str
     rejected: tuple[Rejected, ...] = ()
     fixes: tuple[Fix, ...] = ()
+    requires: tuple[str, ...] = ()  # what the runtime lacks even where all else is changed
 
     @property
     def feasible(self) -> bool:
@@ -226,7 +229,7 @@ class Infeasible:
         return {
             "summary": self.summary,
             "feasible": False,
-            "requires": [],
+            "requires": [*self.requires],
             "reasons": [{"field": self.constraint, "reason": self.message}],
             "rejected": [rejected.as_dict() for rejected in self.rejected[:MAX_REJECTED]],
             "fixes": [fix.as_dict() for fix in self.fixes[:MAX_FIXES]],

@@ -20,17 +20,14 @@ from millstream_operator.inventory.node_kinds import Inventory
 from millstream_operator.planning.choices.candidates import Question
 from millstream_operator.planning.choices.outcome import Outcome, Problem, Stage
 from millstream_operator.planning.choices.placement import Choice, NoPlacement, choose_placement
-from millstream_operator.planning.choices.placement_reasons import (
-    calibration_reasons,
-    engine_reasons,
-    placement_reasons,
-)
+from millstream_operator.planning.choices.placement_reasons import engine_reasons, placement_reasons
 from millstream_operator.planning.choices.quantization import choose_formats, contradiction
 from millstream_operator.planning.choices.speculation import SpeculationChoice, choose_speculation
 from millstream_operator.planning.choices.waiting import search_free_then_all
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.fixes.nearest import nearest_fixes
-from millstream_operator.planning.plan import EnginePlan, Fix, Infeasible, Plan, PlanDefaults, PlanReason
+from millstream_operator.planning.plan import EnginePlan, Infeasible, Plan, PlanDefaults, PlanReason
+from millstream_operator.planning.requires import refusal
 from millstream_operator.planning.resolved_spec import ResolvedSpec, resolve_spec
 from millstream_operator.planning.restart_fields import input_hash
 from millstream_operator.planning.sizing.cpu_memory import cpu_memory
@@ -64,9 +61,7 @@ def decide(
     if (on_cpu or facts.inventory is None) and (problem := contradiction(asked, shape)) is not None:
         return Infeasible("quantization", _sentence(problem), input_hash(deployment))
     if on_cpu:
-        return _decide_cpu(deployment, defaults, facts)
-    image = (spec.runtime.image if spec.runtime else None) or defaults.runtime_image
-    facts = replace(facts, calibration=facts.calibration.of(image, shape))
+        return _decide_cpu(deployment, defaults, facts, explain=explain)
     if facts.inventory is None:
         return _decide_without_gpus(deployment, defaults, facts, explain=explain)
     return _decide_on_gpus(deployment, defaults, facts, explain=explain)
@@ -104,14 +99,13 @@ def _decide_on_gpus(
     found = search_free_then_all(functools.partial(_search, deployment, resolved), facts, explain=explain)
     choice = found.choice
     if isinstance(choice, NoPlacement):
-        fixes = nearest_fixes(deployment, found.facts, choice, _search_another) if explain else ()
-        return Infeasible(
+        infeasible = Infeasible(
             choice.problem.stage.constraint,
             _with_left_out(_sentence(choice.problem.sentence), found.facts),
             input_hash(deployment),
             choice.rejected,
-            fixes,
         )
+        return _with_fixes(infeasible, deployment, defaults, facts) if explain else infeasible
     planned = _planned(deployment, resolved, defaults, facts, choice, speculation)
     planned = replace(planned, reasons=(*planned.reasons, *_left_out(facts)))
     if found.waits is not None:
@@ -119,10 +113,18 @@ def _decide_on_gpus(
     return replace(planned, preferred=found.preferred)
 
 
-def _search_another(deployment: LLMDeployment, facts: Facts) -> Choice | NoPlacement:
-    """The best placement for a spec that a fix has changed."""
-    assert facts.shape is not None  # noqa: S101 - `decide` asked
-    return _search(deployment, resolve_spec(deployment.spec, facts.shape), facts, explain=False)
+def _with_fixes(found: Infeasible, deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts) -> Infeasible:
+    """The same with what would help, or with what the runtime lacks wherever the model fits."""
+
+    def replan(changed: LLMDeployment, known: Facts) -> Plan | Infeasible:
+        return decide(changed, defaults, known, explain=False)
+
+    nearest = nearest_fixes(deployment, facts, found.constraint, replan)
+    if not nearest.unsupported:
+        return replace(found, fixes=nearest.fixes)
+    plans, requires = " or ".join(plan.summary for plan in nearest.unsupported), nearest.unsupported[0].requires
+    lacking = f"{found.message} It would fit as {plans}. {refusal(requires)}"
+    return replace(found, message=lacking, requires=requires)
 
 
 def _search(
@@ -152,7 +154,6 @@ def _search(
             draft_shape=facts.draft_shape,
             draft_method=None if draft_method == "Auto" else draft_method,
             inventory=Inventory(kinds, inventory.refused, inventory.hypothetical),
-            calibration=facts.calibration,
         ),
         explain=explain,
     )
@@ -189,13 +190,11 @@ def _planned(
         memory=best.ledger,
         predicted=best.prediction,
         cost=best.cost,
-        calibration=facts.calibration,
         requires=missing_capabilities(deployment, facts, candidate, speculation),
         rejected=(*speculation.rejected, *found.rejected, *choice.rejected),
         reasons=(
             *(one for one in blind.reasons if one.field in KEPT_REASONS),
             *placement_reasons(best, resolved, deployment.spec.replicas),
-            *calibration_reasons(best, facts.calibration),
             *found.reasons,
             *engine_reasons(resolved.reasons, best, blind),
             speculation.reason,
@@ -235,7 +234,7 @@ def _sentence(words: str) -> str:
     return f"{start}."
 
 
-def _decide_cpu(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts) -> Plan | Infeasible:
+def _decide_cpu(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts, *, explain: bool) -> Plan | Infeasible:
     """A CPU replica: the same plan as without facts, with its ledger, or what is short."""
     shape = facts.shape
     assert shape is not None  # noqa: S101 - `decide` asked
@@ -248,12 +247,9 @@ def _decide_cpu(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts)
         return replace(
             blind, replicas=replicas, memory=memory.ledger, reasons=(*blind.reasons, PlanReason("memory", pool))
         )
-    short = -(-(length * shape.kv_elements_per_token() * 4) // (1 << 30))
-    limit = "podTemplate.spec.containers[runtime].resources.limits.memory"
-    needed = -(-(memory.ledger.usable_bytes - memory.ledger.headroom_bytes) // (1 << 30)) + short * 4
     message = (
         f"A CPU replica with {memory.ledger.usable_bytes >> 20} MiB of memory has room for "
         f"{max(0, memory.kv_cache_tokens)} tokens of KV cache beside its float32 weights; {length} are wanted."
     )
-    fixes = (Fix(limit, f"{needed}Gi", "CPU TP1 None"),)
-    return Infeasible("memory", message, input_hash(deployment), (), fixes)
+    infeasible = Infeasible("memory", message, input_hash(deployment))
+    return _with_fixes(infeasible, deployment, defaults, facts) if explain else infeasible

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 
 from millstream_operator.reconciling.context import ReconcileContext
 from millstream_operator.rollout.rollout import RolloutInput, SpareGPUs, next_step
 
 
-def decide(
-    context: ReconcileContext,
-    spare: SpareGPUs,
-    *,
-    announces: bool = True,
-    now: str | None = None,
-    advancing: Collection[str] = (),
-) -> ReconcileContext:
+def decide(context: ReconcileContext, spare: SpareGPUs, *, announces: bool = True) -> ReconcileContext:
     """Set `step`. Pure, apart from the question whether GPUs are free.
 
     `announces`: the caller writes the step's decisions to the status before it applies the step. Otherwise the step has
-    none, and its record is not marked as if the journal had them. `advancing`: uids of pods whose bytes move.
+    none, and its record is not marked as if the journal had them.
     """
     pin = context.plan.pin
     inputs = RolloutInput(
@@ -32,7 +24,5 @@ def decide(
         context.previous.get("decisions") or (),
         spare(context.owner, pin.revision),
         announces,
-        now,
-        advancing,
     )
     return replace(context, step=next_step(inputs))

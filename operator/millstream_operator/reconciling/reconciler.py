@@ -1,6 +1,6 @@
 """`reconcile(key)`: make the cluster match one LLMDeployment, and write its status.
 
-    read -> plan -> decide -> announce -> apply -> prune -> companions -> probe -> report -> calibrate -> requeue
+    read -> plan -> decide -> announce -> apply -> prune -> companions -> probe -> report -> requeue
 
 Each stage takes the turn's `ReconcileContext` and has a file of its own here. Level-triggered: a turn looks at
 everything and remembers nothing that it could not find out again, so it may be killed before or after any of its
@@ -21,7 +21,6 @@ from millstream_operator.children.volume_checks import VolumeChecks
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.plan_refused import PlanRefused
 from millstream_operator.diagnosis.reasons import Reason
-from millstream_operator.facts.calibration_store import CalibrationStore
 from millstream_operator.facts.cluster_facts import FactsSource
 from millstream_operator.facts.inspector import Inspector
 from millstream_operator.facts.restored_status import EnqueueAfter, StatusRestorer
@@ -36,7 +35,6 @@ from millstream_operator.probing.probe_key import NoKeys, ProbeKeys
 from millstream_operator.probing.service_probe import ServiceAccess
 from millstream_operator.queue.work_queue import RequeueAfter, RetryLater
 from millstream_operator.reconciling.apply import ApplyStage
-from millstream_operator.reconciling.calibrate import CalibrateStage
 from millstream_operator.reconciling.context import ContextReader, ReconcileContext
 from millstream_operator.reconciling.decide import decide
 from millstream_operator.reconciling.defaults import Defaults
@@ -47,11 +45,8 @@ from millstream_operator.reconciling.report import ReportStage
 from millstream_operator.reconciling.requeue import requeue
 from millstream_operator.rendering.surroundings import Surroundings
 from millstream_operator.rollout.pinning import Chosen, Pinning
-from millstream_operator.rollout.retry import remaining_seconds
 from millstream_operator.rollout.revisions import last_good
 from millstream_operator.rollout.rollout import SpareGPUs
-from millstream_operator.status.download_time import remaining_download_seconds
-from millstream_operator.status.warmup import loading
 
 Manifest = dict[str, Any]
 SOON_SECONDS = 2.0
@@ -82,10 +77,8 @@ class Reconciler:
         keys: ProbeKeys | None = None,
         clock: Callable[[], float] = steady_seconds,
         surroundings: Callable[[], Surroundings] = Surroundings,
-        calibration: CalibrationStore | None = None,
     ) -> None:
         self._index, self._reports, self._spare, self._busy = index, reports, spare, busy
-        self._now, self._later = now, later
         self.pinning = Pinning(facts, defaults.plan, defaults.pods)
         self._children = Children(client, index)
         self._volume_checks = VolumeChecks(client, index)
@@ -98,7 +91,6 @@ class Reconciler:
         self._apply = ApplyStage(self._children, self._volume_checks, companions, surroundings)
         self._probe = ProbeStage(access, self._children, keys or NoKeys(), later, clock)
         self._report = ReportStage(client, index, reports, now, events)
-        self._calibrate = CalibrateStage(calibration)
 
     async def reconcile(self, key: OwnerKey) -> None:
         """Raises RetryLater when the work is not finished; the queue comes back with backoff."""
@@ -133,7 +125,7 @@ class Reconciler:
     async def _run(self, context: ReconcileContext) -> None:
         """The stages after a plan was found. What a stage wrote is read again from the index."""
         read_again = self._reader.refresh
-        context = self._decide(read_again(context))
+        context = decide(read_again(context), self._spare)
         await self._report.announce(context)
         context = await self._apply.run(read_again(context))
         await prune(read_again(context), self._children)
@@ -141,20 +133,7 @@ class Reconciler:
         context = await self._probe.run(read_again(context))
         self._let_others_pass(context)
         await self._report.run(read_again(context))
-        await self._calibrate.run(read_again(context))
         requeue(context, probe_failed=self._probe.has_failed(context.uid))
-
-    def _decide(self, context: ReconcileContext, *, announces: bool = True) -> ReconcileContext:
-        now, revision = self._now(), context.plan.pin.revision
-        downloading = remaining_download_seconds(context.owner, context.pods, revision.plan, revision.digest, now)
-        advancing = self._reports.advancing(context.key, loading(context.pods)) | downloading.keys()
-        context = decide(context, self._spare, announces=announces, now=now, advancing=advancing)
-        failure = context.rollout.pin.marks.failure
-        retry_seconds = remaining_seconds(failure, now) if failure is not None else None
-        for seconds in [*downloading.values(), *([] if retry_seconds is None else [retry_seconds])]:
-            if self._later is not None:
-                self._later(context.key, max(seconds, 0.0) + 1.0)
-        return replace(context, advancing=advancing)
 
     async def _keep_last_good(self, context: ReconcileContext, manifest: Manifest, refused: PlanRefused) -> None:
         """Repair what runs, and report why the spec has no plan.
@@ -165,7 +144,7 @@ class Reconciler:
         if refused.is_soon_over and not context.previous.get("conditions") and self._busy():
             raise RequeueAfter(refused.problem.message, SOON_SECONDS)  # others have no pods yet
         if (kept := last_good(context.records)) is not None:
-            context = self._decide(replace(context, chosen=Chosen(kept)), announces=False)
+            context = decide(replace(context, chosen=Chosen(kept)), self._spare, announces=False)
             context = await self._apply.repair(context)
             context = await self._apply.apply_companions(self._reader.refresh(context))
         await self._report.run_invalid(manifest, refused.problem, refused.plan, context.companions)
@@ -181,8 +160,6 @@ class Reconciler:
     def forget(self, uid: str) -> None:
         """Drop what is known about an LLMDeployment that is gone."""
         self._probe.forget(uid)
-        self._report.forget(uid)
         self._volume_checks.forget(uid)
-        self._calibrate.forget(uid)
         self._restorer.forget(uid)
         self.pinning.forget(uid)

@@ -18,6 +18,7 @@ from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.plan_refused import PlanRefused
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.planning.facts import Facts
+from millstream_operator.planning.fixes.patch import kubectl_patch
 from millstream_operator.planning.plan import Infeasible, Plan, PlanDefaults
 from millstream_operator.planning.planner import decide
 from millstream_operator.planning.requires import refusal
@@ -69,7 +70,7 @@ def plan_anew(
     """
     planned = decide(owner, plan_defaults, facts)
     if isinstance(planned, Infeasible) or planned.requires:
-        raise PlanRefused(_why_refused(planned), planned.status_plan())
+        raise PlanRefused(_why_refused(owner, planned), planned.status_plan())
     records = newest_first(stored)
     number = (records[0]["revision"] if records else 0) + 1
     return PinnedRevision(render_revision(owner, planned, pod_defaults), number, NEW_MARKS)
@@ -112,13 +113,15 @@ def last_answered(stored: Iterable[Manifest], but: PinnedRevision | None = None)
     return None
 
 
-def _why_refused(planned: Plan | Infeasible) -> Diagnosis:
+def _why_refused(owner: LLMDeployment, planned: Plan | Infeasible) -> Diagnosis:
     """One reason and one sentence for a plan that must not be applied."""
     if isinstance(planned, Plan):
         return Diagnosis(Reason.UNSUPPORTED_BY_RUNTIME, refusal(planned.requires) or "")
     fixes = "; ".join(f"{fix.field}: {fix.value} gives {fix.summary}" for fix in planned.fixes)
     reason = Reason.BUDGET_EXCEEDED if planned.constraint == "budget" else Reason.INFEASIBLE
-    return Diagnosis(reason, f"{planned.message}{f' What would do: {fixes}.' if fixes else ''}")
+    patch = next((fix.patch for fix in planned.fixes if fix.patch is not None), None)
+    first = f" The first edit: {kubectl_patch(owner.name, owner.metadata.namespace, patch)}" if patch else ""
+    return Diagnosis(reason, f"{planned.message}{f' What would do: {fixes}.' if fixes else ''}{first}")
 
 
 def newest_first(stored: Iterable[Manifest]) -> list[Manifest]:

@@ -5,14 +5,13 @@
 The Deployment controller moves the pods; the operator steers it by what it renders (template, maxSurge, maxUnavailable)
 and by nothing else. Under Availability a revision that fails has one pod more than wanted, and the older ones serve.
 Under ResourceAware an old pod was drained for it, so the last revision that answered is put back, and the failed one is
-marked. It is tried again when the spec changes, or later where the cause is not its own (`retry.py`). The same holds
-under either strategy for a revision that was adopted
+marked and not tried again until the spec changes. The same holds under either strategy for a revision that was adopted
 (FollowOperator): the user did not ask for it, and the last good one was planned from the same spec.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +25,6 @@ from millstream_operator.rendering.revision import Revision
 from millstream_operator.rendering.revision_marks import Failure
 from millstream_operator.rollout.certain_failure import certain_failure
 from millstream_operator.rollout.journal_marks import not_in_journal, with_journal
-from millstream_operator.rollout.retry import again, failure_of
 from millstream_operator.rollout.revisions import PinnedRevision, last_answered
 from millstream_operator.rollout.workload import digest_of, digest_of_pod, rolled_out
 
@@ -48,8 +46,6 @@ class RolloutInput:
     journal: Sequence[Manifest] = ()  # status.decisions
     spare: bool | None = None
     announces: bool = True  # False: the status reports something else, so no decision is announced or marked
-    now: str | None = None  # RFC 3339, UTC
-    advancing: Collection[str] = ()  # uids of pods that download or load, and whose bytes move
 
     @property
     def digest(self) -> str:
@@ -86,16 +82,6 @@ class RolloutStep:
 
 def next_step(inputs: RolloutInput) -> RolloutStep:
     """Return what the pods shall run, and the decisions that are announced before they do."""
-    if not inputs.announces or (tried := again(inputs.pin, inputs.now)) is None:
-        return _step_of_attempt(inputs)
-    attempt, retried = tried
-    _, announced = _announced(inputs, attempt, retried)
-    pin = replace(attempt, marks=with_journal(attempt.marks, (retried,), announced))
-    step = _step_of_attempt(replace(inputs, pin=pin))
-    return replace(step, decisions=(*announced, *step.decisions))
-
-
-def _step_of_attempt(inputs: RolloutInput) -> RolloutStep:
     strategy, why = _strategy(inputs)
     fallback = last_answered(inputs.records, but=inputs.pin)  # what a failed revision goes back to
     failure = inputs.pin.marks.failure or _new_failure(inputs, fallback)
@@ -167,8 +153,8 @@ def _new_failure(inputs: RolloutInput, fallback: PinnedRevision | None) -> Failu
         return None
     if not inputs.has_begun or rolled_out(inputs.owner, pin.revision, inputs.workload):
         return None
-    found = certain_failure(inputs.digest, inputs.workload, inputs.pods, inputs.advancing)
-    return failure_of(found, pin.marks, inputs.now) if found is not None else None
+    found = certain_failure(inputs.digest, inputs.workload, inputs.pods)
+    return Failure(str(found.reason), found.message) if found is not None else None
 
 
 # The decisions
@@ -191,16 +177,10 @@ def _stopped(pin: PinnedRevision, failure: Failure) -> Decision:
     )
 
 
-def _when_again(failure: Failure) -> str:
-    if failure.retry_at is None:
-        return "not tried again until the spec changes"
-    return f"tried again at {failure.retry_at}"
-
-
 def _rolled_back(pin: PinnedRevision, failure: Failure, fallback: PinnedRevision) -> Decision:
     return Decision(
         DecisionType.ROLLED_BACK,
-        f"failed and is {_when_again(failure)}; back to revision {fallback.revision.name}. "
+        f"failed and is not tried again until the spec changes; back to revision {fallback.revision.name}. "
         f"{failure.reason}: {failure.message}",
         attempt_of(pin.revision.name, pin.number),
     )

@@ -98,13 +98,29 @@ def test_what_autoscaling_may_cost_is_seen_before_it_is_applied(millstream: Any,
     assert f"Up to 3 replicas: ${at_most:,} a month at most" in reasons["autoscaling.maxReplicas"]
 
 
-def test_infeasible_ends_with_2_and_says_what_would_do(millstream: Any) -> None:
-    done = millstream("plan", EXAMPLES / "mid.yaml", "--gpus", "L4:1")
+def test_infeasible_ends_with_2_and_says_what_would_do(millstream: Any, tmp_path: Path) -> None:
+    spec = "  model: {source: {huggingFace: {repository: meta-llama/Meta-Llama-3-8B-Instruct}}}\n"
+    head = "apiVersion: millstream.dev/v1alpha1\nkind: LLMDeployment\nmetadata: {name: chat, namespace: team}\nspec:\n"
+    path = write(tmp_path / "chat.yaml", f"{head}{spec}  engine: {{maxModelLen: 8192}}\n")
+    done = millstream("plan", path, "--gpus", "L4:1")
     assert done.code == 2
     assert "Infeasible: memory" in done.out
-    assert "what would do" in done.out
-    assert "L4-24GB:4" in done.out
-    assert json.loads(millstream("plan", EXAMPLES / "mid.yaml", "--gpus", "L4:1", "-o", "json").out)["fixes"]
+    edits, gpus = done.out.split("  GPUs to add that would do\n")
+    assert "  edits of the spec that would do\n" in edits
+    patch = """kubectl patch llmd chat -n team --type merge -p '{"spec":{"engine":{"maxModelLen":4096}}}'"""
+    assert patch in edits
+    assert "gpus: L4-24GB:2 " in gpus
+    assert "kubectl" not in gpus
+    found = json.loads(millstream("plan", path, "--gpus", "L4:1", "-o", "json").out)
+    assert found["fixes"][0]["patch"] == '{"spec":{"engine":{"maxModelLen":4096}}}'
+
+
+def test_what_no_change_helps_says_what_this_version_lacks(millstream: Any) -> None:
+    done = millstream("plan", EXAMPLES / "mid.yaml", "--gpus", "L4:1", "-o", "json")
+    assert done.code == 2
+    found = json.loads(done.out)
+    assert (found["fixes"], found["requires"]) == ([], ["quantization=AWQ", "speculation=DraftModel"])
+    assert "It would fit as 4×L4-24GB TP4 AWQ" in found["reasons"][0]["reason"]
 
 
 def test_several_files_end_with_the_worst(millstream: Any) -> None:

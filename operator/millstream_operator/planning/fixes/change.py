@@ -1,28 +1,73 @@
-"""One change that could make a spec feasible: another value of a field, or other GPUs."""
+"""One change that could make a spec feasible: other values of fields of the spec, nodes that are added, or both."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from pydantic import ValidationError
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.planning.facts import Facts
+from millstream_operator.planning.plan import GPUS_FIELD
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that could be different."""
+    """`fields`: what is different, as (field, value) for people. `deployment` and `facts` are those with the change.
 
-    field: str
-    value: str
+    `adds_nodes`: it needs other nodes than the cluster has, whatever else it edits.
+    """
+
+    fields: tuple[tuple[str, str], ...]
     deployment: LLMDeployment
     facts: Facts
+    adds_nodes: bool = False
+
+    @property
+    def field(self) -> str:
+        return ", ".join(field for field, _ in self.fields)
+
+    @property
+    def value(self) -> str:
+        return ", ".join(value for _, value in self.fields)
+
+    def after(self, first: Change) -> Change:
+        """Both changes as one, nodes first: this one was made of what the first one gave."""
+        mine = dict(self.fields)
+        kept = [(field, value) for field, value in first.fields if field not in mine]
+        fields = sorted((*kept, *self.fields), key=lambda one: one[0] != GPUS_FIELD)
+        return replace(self, fields=tuple(fields), adds_nodes=self.adds_nodes or first.adds_nodes)
+
+
+def edit(deployment: LLMDeployment, facts: Facts, **values: Any) -> Change | None:
+    """A change of fields by their paths, with `__` for the dot. None where the API forbids a value."""
+    changed, fields = deployment, []
+    for name, value in values.items():
+        path = name.replace("__", ".")
+        try:
+            changed = with_field(changed, path, value)
+        except ValidationError:
+            return None
+        fields.append((path, shown(value)))
+    return Change(tuple(fields), changed, facts)
+
+
+def shown(value: Any) -> str:
+    """A value of the spec for people."""
+    if value is None:
+        return "absent"
+    return "+".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def with_field(deployment: LLMDeployment, path: str, value: Any) -> LLMDeployment:
-    """A copy with one field of the spec set, or taken away where `value` is None."""
-    spec = deployment.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    """A copy with one field of the spec set, or taken away where `value` is None.
+
+    Raises:
+        ValidationError: the API forbids the value.
+    """
+    spec = spec_of(deployment)
     *parents, last = path.split(".")
     place = spec
     for step in parents:
@@ -33,3 +78,8 @@ def with_field(deployment: LLMDeployment, path: str, value: Any) -> LLMDeploymen
         place[last] = value
     changed = type(deployment.spec).model_validate_json(json.dumps(spec))
     return deployment.model_copy(update={"spec": changed})
+
+
+def spec_of(deployment: LLMDeployment) -> dict[str, Any]:
+    """The spec as it is written in YAML."""
+    return deployment.spec.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -1,70 +1,156 @@
-"""The nearest changes that make an infeasible spec feasible, each proved by planning again with it.
+"""The nearest changes that make an infeasible spec one that is applied, each proved by planning again with it.
 
-Nearest means: first what costs only length, then what costs quality, then what costs money. A change that does not
-help is not mentioned.
+    edits of the spec   one field, or two where one does not do: first what costs length, then quality, then money
+    nodes to add        of a product that the spec names or the cluster has, or of the cheapest other one
+
+A change counts if the plan that it gives would be applied: it is feasible, the runtime can run it, and the API's rules
+admit the spec. Edits come before nodes. What does not help is not mentioned, and nothing is mentioned twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from millstream_operator.api.llmdeployment import LLMDeployment
-from millstream_operator.planning.choices.outcome import Outcome
-from millstream_operator.planning.choices.placement import Choice, NoPlacement
+from millstream_operator.api.rules import violations
+from millstream_operator.planning.choices.outcome import Stage
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.fixes.change import Change
-from millstream_operator.planning.fixes.gpu_changes import more_gpus, other_products, present_products
-from millstream_operator.planning.fixes.spec_changes import Replan, larger_budget, looser_latency, spec_changes
-from millstream_operator.planning.plan import MAX_FIXES, Fix
+from millstream_operator.planning.fixes.cpu_changes import memory_changes
+from millstream_operator.planning.fixes.gpu_changes import gpu_changes, just_enough
+from millstream_operator.planning.fixes.patch import merge_patch
+from millstream_operator.planning.fixes.spec_changes import (
+    Replan,
+    planned_monthly_usd,
+    spec_changes,
+    without_unsupported,
+)
+from millstream_operator.planning.plan import MAX_EDITS, MAX_GPU_FIXES, Fix, Infeasible, Plan
 
-MAX_TRIES, MAX_SPARE_TRIES = 16, 6  # plans; each takes a millisecond or two
-
-
-def nearest_fixes(deployment: LLMDeployment, facts: Facts, stopped: NoPlacement, replan: Replan) -> tuple[Fix, ...]:
-    """Return at most three changes that were planned again and found feasible, of different fields first."""
-    found: list[Fix] = []
-    spare: list[Change] = []  # more of a field that has a fix already
-    tries = 0
-    for change in _all_changes(deployment, facts, stopped, replan):
-        if len(found) == MAX_FIXES or tries == MAX_TRIES:
-            break
-        if change.field in {fix.field for fix in found}:
-            spare.append(change)
-            continue
-        tries += 1
-        if (fix := _proved(change, replan)) is not None:
-            found.append(fix)
-    for change in spare[:MAX_SPARE_TRIES]:
-        if len(found) < MAX_FIXES and (fix := _proved(change, replan)) is not None:
-            found.append(fix)
-    return tuple(found)
+MAX_TRIES, MAX_FIRST_HALVES, MAX_SECOND_TRIES = 24, 6, 8  # plans; each takes a millisecond or two
 
 
-def _all_changes(deployment: LLMDeployment, facts: Facts, stopped: NoPlacement, replan: Replan) -> Iterator[Change]:
-    """Yield everything that may help, nearest first: the field that binds, fewer bits, more GPUs, other GPUs."""
-    constraint = stopped.problem.stage.constraint
-    if constraint == "latency":
-        yield from looser_latency(deployment, facts, replan)
-    if constraint == "budget":
-        yield from larger_budget(deployment, facts, replan)
-    if constraint == "products":
-        yield from present_products(deployment, facts)
-    yield from spec_changes(constraint, deployment, facts)
-    yield from more_gpus(constraint, deployment, facts)
-    yield from other_products(deployment, facts)
+@dataclass(frozen=True, slots=True)
+class NearestFixes:
+    """`unsupported`: plans of changes that help everything but the runtime; only where no change helps that, too."""
+
+    fixes: tuple[Fix, ...] = ()
+    unsupported: tuple[Plan, ...] = ()
 
 
-def _proved(change: Change, replan: Replan) -> Fix | None:
-    choice = replan(change.deployment, change.facts)
-    if not isinstance(choice, Choice):
-        return None
-    if change.field == "parallelism.tensor" and choice.best.candidate.pipeline > 1:
-        return None  # it would be the stages that help, not the size
-    return Fix(change.field, change.value, described(choice.best))
+def nearest_fixes(deployment: LLMDeployment, facts: Facts, constraint: str, replan: Replan) -> NearestFixes:
+    """Return at most `MAX_EDITS` edits and `MAX_GPU_FIXES` nodes to add, the nearest of different fields first."""
+    found = _search(deployment, facts, constraint, replan)
+    runnable = without_unsupported(deployment, facts) if not found.fixes else None
+    if runnable is None:
+        return found
+    planned = replan(runnable.deployment, runnable.facts)
+    constraint = planned.constraint if isinstance(planned, Infeasible) else ""
+    runnable_found = _search(deployment, runnable.facts, constraint, replan, runnable)
+    return runnable_found if runnable_found.fixes else found
 
 
-def described(outcome: Outcome) -> str:
+def _search(
+    deployment: LLMDeployment, facts: Facts, constraint: str, replan: Replan, first: Change | None = None
+) -> NearestFixes:
+    """Search from the spec, or from what `first` makes of it: then that edit is a part of each fix."""
+    base = first.deployment if first is not None else deployment
+    edits, gpus = (_Search(deployment, replan, most, first) for most in (MAX_EDITS, MAX_GPU_FIXES))
+    if first is not None:
+        edits.try_each([Change((), base, facts)])
+    edits.try_each(spec_changes(constraint, base, facts, replan))
+    if constraint == "memory" and facts.inventory is None:
+        edits.try_each(memory_changes(base, facts))
+    edits.try_spare()
+    if not edits.found:
+        edits.try_second()
+    gpus.try_each(gpu_changes(base, facts, replan))
+    if not gpus.found and not edits.found:
+        gpus.try_second(functools.partial(just_enough, facts))
+    fixes = (*edits.found, *gpus.found)
+    return NearestFixes(fixes, () if fixes else _least(edits.unsupported + gpus.unsupported))
+
+
+def _least(plans: list[Plan]) -> tuple[Plan, ...]:
+    """Those that lack least, one of each summary."""
+    least = min((len(plan.requires) for plan in plans), default=0)
+    named = {plan.summary: plan for plan in reversed(plans) if len(plan.requires) == least}
+    return tuple(reversed(named.values()))[:MAX_GPU_FIXES]
+
+
+@dataclass(slots=True)
+class _Search:
+    """Tries changes until enough are found. `halves`: changes that helped in part."""
+
+    deployment: LLMDeployment
+    replan: Replan
+    enough: int
+    first: Change | None = None
+    found: list[Fix] = field(default_factory=list)
+    unsupported: list[Plan] = field(default_factory=list)
+    halves: dict[str, tuple[Change, Infeasible]] = field(default_factory=dict)  # the last of each field
+    trim: Callable[[Change, Plan], Change] | None = None
+    _spare: list[Change] = field(default_factory=list)
+
+    def try_each(self, changes: Iterable[Change], most: int = MAX_TRIES) -> None:
+        """Plan with each change; other values of a field that has a fix already are kept for `try_spare`."""
+        tries = 0
+        for change in changes:
+            if len(self.found) == self.enough or tries == most:
+                return
+            if not change.adds_nodes and change.field in {fix.field for fix in self.found}:
+                self._spare.append(change)
+                continue
+            tries += 1
+            self._try(change)
+
+    def try_spare(self) -> None:
+        """Fill up with other values of the same fields."""
+        for change in self._spare[:MAX_SECOND_TRIES]:
+            if len(self.found) < self.enough:
+                self._try(change)
+
+    def try_second(self, trim: Callable[[Change, Plan], Change] | None = None) -> None:
+        """Try an edit after each change that helped in part. `trim`: what to make of two that help together."""
+        self.trim = trim
+        farthest = sorted(self.halves.values(), key=lambda half: -Stage[half[1].constraint.upper()])
+        for first, problem in farthest[:MAX_FIRST_HALVES]:
+            seconds = spec_changes(problem.constraint, first.deployment, first.facts, self.replan)
+            self.try_each((second.after(first) for second in seconds), MAX_SECOND_TRIES)
+
+    def _try(self, change: Change) -> None:
+        planned = self.replan(change.deployment, change.facts)
+        if self.trim is not None and isinstance(planned, Plan):
+            change = self.trim(change, planned)
+            planned = self.replan(change.deployment, change.facts)
+        if isinstance(planned, Infeasible):
+            self.halves[change.field if not change.adds_nodes else change.value] = change, planned
+            return
+        if planned.requires:
+            self.unsupported.append(planned)
+            return
+        change = change.after(self.first) if self.first is not None else change
+        patch = merge_patch(self.deployment, change.deployment)
+        if any(violations(change.deployment)) or (patch is None and not change.adds_nodes):
+            return
+        if change.field.endswith("parallelism.tensor") and planned.pipeline_parallel_size > 1:
+            return  # it would be the stages that help, not the size
+        fix = Fix(change.field, change.value, described(planned), patch)
+        if not any(_is_same(fix, other) for other in self.found):
+            self.found.append(fix)
+
+
+def _is_same(fix: Fix, other: Fix) -> bool:
+    """Whether two fixes lead to one plan by the same field, or by one that holds it."""
+    longer, shorter = sorted((fix.field, other.field), key=len, reverse=True)
+    return fix.summary == other.summary and (longer == shorter or longer.startswith((f"{shorter}.", f"{shorter},")))
+
+
+def described(plan: Plan) -> str:
     """`2×A100-80GB TP2 None, $5,009 a month`."""
-    cost = f", ${outcome.cost.monthly_usd:,} a month" if outcome.cost else ""
-    replicas = f"{outcome.replicas} × " if outcome.replicas > 1 else ""
-    return f"{replicas}{outcome.candidate.summary}{cost}"
+    replicas = max(plan.replicas or 1, plan.replicas_for_load or 1)
+    usd = planned_monthly_usd(plan)
+    cost = f", ${usd:,} a month" if usd is not None else ""
+    return f"{f'{replicas} × ' if replicas > 1 else ''}{plan.summary}{cost}"

@@ -32,4 +32,9 @@ def cost_of(part: GpuPart, gpus_per_replica: int, replicas: int, tokens_per_seco
     hourly = replica * replicas
     tokens_per_hour = tokens_per_second * 3600
     per_million = round(replica * 1_000_000 / tokens_per_hour) if tokens_per_hour else None
-    return Cost(hourly, round(hourly * HOURS_PER_MONTH / 1000), per_million)
+    return Cost(hourly, monthly_usd(replica, replicas), per_million)
+
+
+def monthly_usd(replica_hourly_milli_usd: float, replicas: int) -> int:
+    """US dollars a month for so many replicas."""
+    return round(replica_hourly_milli_usd * replicas * HOURS_PER_MONTH / 1000)

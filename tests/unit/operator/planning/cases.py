@@ -42,6 +42,7 @@ class Case:
     spec: str = ""
     draft: str | None = None
     choosable: Capabilities = field(default=EVERYTHING)
+    runtime: Capabilities = field(default=FIRST_RUNTIME)
 
     def deployment(self) -> LLMDeployment:
         spec = textwrap.dedent(self.spec)
@@ -58,12 +59,17 @@ class Case:
             draft_shape=known_shape(self.draft) if self.draft else None,
             inventory=inventory_of(islands) if islands else whole_catalog(CATALOG),
             catalog=CATALOG,
-            runtime=FIRST_RUNTIME,
+            runtime=self.runtime,
             choosable=self.choosable,
         )
 
     def plan(self) -> Plan | Infeasible:
         return decide(self.deployment(), DEFAULTS, self.facts())
+
+
+def infeasible(repository: str, gpus: tuple[str, ...], spec: str = "", draft: str | None = None) -> Case:
+    """A case without a plan, on a runtime that can run all that is offered as a fix."""
+    return Case(repository, gpus, spec, draft, runtime=EVERYTHING)
 
 
 CASES: dict[str, Case] = {
@@ -103,19 +109,27 @@ CASES: dict[str, Case] = {
         LLAMA_8B, ("H100:8", "A100-80GB:4", "L4:4", "T4:1"), "engine: {maxModelLen: 4096}"
     ),
     # There is no plan.
-    "no-memory-70b-on-one-a100": Case(LLAMA_70B, ("A100-80GB:1",)),
-    "no-memory-8b-long-context": Case("meta-llama/Llama-3.1-8B-Instruct", ("L4:1",), "engine: {maxModelLen: 131072}"),
-    "no-tensor-parallel-3": Case(LLAMA_70B, ("A100-80GB:4",), "parallelism: {tensor: 3}"),
-    "no-awq-shards-of-72b-unpadded": Case(
+    "no-memory-70b-on-one-a100": infeasible(LLAMA_70B, ("A100-80GB:1",)),
+    "no-memory-8b-long-context": infeasible(
+        "meta-llama/Llama-3.1-8B-Instruct", ("L4:1",), "engine: {maxModelLen: 131072}"
+    ),
+    "no-tensor-parallel-3": infeasible(LLAMA_70B, ("A100-80GB:4",), "parallelism: {tensor: 3}"),
+    "no-awq-shards-of-72b-unpadded": infeasible(
         "Qwen/Qwen2.5-72B-Instruct", ("A100-40GB:4",), "quantization: {method: AWQ}\nparallelism: {tensor: 4}"
     ),
-    "no-fp8-on-ampere": Case(LLAMA_70B, ("A100-80GB:4",), "quantization: {method: FP8}"),
-    "no-budget": Case(LLAMA_70B, ("A100-80GB:4",), "budget: {maxMonthlyUSD: 5000}"),
-    "no-latency": Case(LLAMA_70B, ("A100-80GB:8",), "objectives: {ttft: {p95: 20ms}}"),
-    "no-gpus-for-the-replicas": Case(LLAMA_8B, ("L4:1",), "replicas: 3\nengine: {maxModelLen: 4096}"),
-    "no-such-product": Case(LLAMA_8B, ("L4:1",), "accelerator: {products: [A100-80GB]}"),
-    "no-startup-for-70b": Case(LLAMA_70B, ("A100-80GB:4",), "tier: Startup"),
-    "no-draft-with-another-vocabulary": Case(LLAMA_70B_AWQ, ("A100-80GB:1",), "tier: Mid", draft="Qwen/Qwen2.5-0.5B"),
-    "no-method-but-the-checkpoints-own": Case(LLAMA_70B_AWQ, ("A100-80GB:1",), "quantization: {method: None}"),
-    "no-support-for-amd": Case(LLAMA_8B, ("MI300X:8",)),
+    "no-fp8-on-ampere": infeasible(LLAMA_70B, ("A100-80GB:4",), "quantization: {method: FP8}"),
+    "no-budget": infeasible(LLAMA_70B, ("A100-80GB:4",), "budget: {maxMonthlyUSD: 5000}"),
+    "no-latency": infeasible(LLAMA_70B, ("A100-80GB:8",), "objectives: {ttft: {p95: 20ms}}"),
+    "no-gpus-for-the-replicas": infeasible(LLAMA_8B, ("L4:1",), "replicas: 3\nengine: {maxModelLen: 4096}"),
+    "no-such-product": infeasible(LLAMA_8B, ("L4:1",), "accelerator: {products: [A100-80GB]}"),
+    "no-startup-for-70b": infeasible(LLAMA_70B, ("A100-80GB:4",), "tier: Startup"),
+    "no-draft-with-another-vocabulary": infeasible(
+        LLAMA_70B_AWQ, ("A100-80GB:1",), "tier: Mid", draft="Qwen/Qwen2.5-0.5B"
+    ),
+    "no-method-but-the-checkpoints-own": infeasible(LLAMA_70B_AWQ, ("A100-80GB:1",), "quantization: {method: None}"),
+    "no-memory-70b-on-one-l4": infeasible(LLAMA_70B, ("L4:1",)),
+    "no-memory-deepseek-v3-on-l4": infeasible("deepseek-ai/DeepSeek-V3", ("L4:8",)),
+    "no-memory-and-no-format-deepseek-v3-on-l4": Case("deepseek-ai/DeepSeek-V3", ("L4:8",)),
+    "no-two-latencies": infeasible(LLAMA_70B, ("A100-80GB:8",), "objectives: {ttft: {p95: 20ms}, itl: {p95: 2ms}}"),
+    "no-support-for-amd": infeasible(LLAMA_8B, ("MI300X:8",)),
 }

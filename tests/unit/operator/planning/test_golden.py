@@ -145,7 +145,11 @@ def test_load_latency_and_budget_are_kept() -> None:
         ("no-startup-for-70b", "memory", "parallelism.tensor"),
         ("no-draft-with-another-vocabulary", "speculation", "speculation.method"),
         ("no-method-but-the-checkpoints-own", "quantization", "quantization.method"),
-        ("no-support-for-amd", "products", "accelerator.products"),
+        ("no-support-for-amd", "products", "gpus"),
+        ("no-memory-70b-on-one-l4", "memory", "gpus"),
+        ("no-memory-deepseek-v3-on-l4", "memory", "gpus"),
+        ("no-memory-and-no-format-deepseek-v3-on-l4", "memory", ""),
+        ("no-two-latencies", "latency", "objectives.ttft.p95, objectives.itl.p95"),
     ],
 )
 def test_what_does_not_fit_names_what_binds_and_what_would_do(name: str, constraint: str, fixed: str) -> None:

@@ -14,7 +14,7 @@ from millstream_operator.catalog.known_models import known_shape
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.inventory.node_kinds import Inventory, NodeKind, inventory_of
 from millstream_operator.planning.facts import EVERYTHING, Facts
-from millstream_operator.planning.plan import Infeasible, Plan, PlanDefaults
+from millstream_operator.planning.plan import MAX_FIXES, Infeasible, Plan, PlanDefaults
 from millstream_operator.planning.planner import decide
 from millstream_operator.planning.sizing.memory_ledger import MemoryLedger, activations_bytes, gpu_ledger
 from millstream_operator.planning.sizing.tensor_parallel import tensor_parallel_problem
@@ -101,7 +101,7 @@ def test_a_plan_is_valid_and_fits(
     plan = made(spec, facts(shape, kind))
     if isinstance(plan, Infeasible):
         assert plan.message
-        assert len(plan.fixes) <= 3
+        assert len(plan.fixes) <= MAX_FIXES
         return
     group = weight_format(shape, plan.quantization).group_size
     assert tensor_parallel_problem(shape, plan.tensor_parallel_size, group) is None
