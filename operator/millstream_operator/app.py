@@ -91,6 +91,7 @@ class Operator:
             self.settings.defaults.pods,
             self.catalog.catalog,
             node_pools=self.settings.node_pools,
+            on_change=self._other_gpus,
         )
         self.gpus = GpuWatch(self.facts, enabled=self.settings.inventory)
         self.queue: WorkQueue[OwnerKey] = WorkQueue(observe=self.metrics.reconciled)
@@ -122,7 +123,7 @@ class Operator:
             self.optional,
             reports=self.reports,
             facts=self.facts,
-            spare=self.facts.has_spare_gpus,
+            room=self.facts.room,
             later=self._enqueue_after,
             events=self.events,
             busy=self.queue.has_urgent,
@@ -321,8 +322,13 @@ class Operator:
             for manifest in self.index.all(LLM_DEPLOYMENT):
                 after_seconds = random.uniform(0.0, FACTS_SECONDS)  # noqa: S311 - spread
                 self.queue.add(owner_key(LLM_DEPLOYMENT, manifest), after_seconds, can_wait=True)
-        for key in list(self.reconciler.pinning.waiting.values()):
+        for key in [*self.reconciler.pinning.waiting.values(), *self.reconciler.rolling.values()]:
             self.queue.add(key, can_wait=True)
+
+    def _other_gpus(self) -> None:
+        """A node or a pod with GPUs has changed: a rollout may go on, or must not drain its next pod."""
+        for key in list(self.reconciler.rolling.values()):
+            self.queue.add(key)
 
     # Health
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import parse
 from millstream_operator.facts.cluster_facts import ClusterFacts, Shapes, shape_from_catalogue
-from millstream_operator.facts.gpu_watch import read_pod
+from millstream_operator.facts.gpu_watch import closed_nodes, read_pod
 from millstream_operator.facts.restored_status import EnqueueAfter
+from millstream_operator.inventory.node_pools import NodePool as DeclaredPool
 from millstream_operator.inventory.nodes import read_node
 from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, LLM_DEPLOYMENT, NODE, POD, WATCHED
@@ -144,6 +145,7 @@ class FakeOperator:
         later: EnqueueAfter | None = None,
         keys: ProbeKeys | None = None,
         surroundings: Callable[[], Surroundings] = Surroundings,
+        node_pools: Sequence[DeclaredPool] = (),
     ) -> None:
         self.cluster, self.model = cluster, model or FakeModel(cluster)
         self.client = FakeClusterClient(cluster, fault)
@@ -152,7 +154,7 @@ class FakeOperator:
         self.pods, self.woken, self.seconds = FakePods(), list[OwnerKey](), 0.0
         self.reports = PodReports(self.pods, self.woken.append, lambda: self.seconds)
         defaults = Defaults(PlanDefaults(image), pods or PodDefaults(), companions or CompanionDefaults())
-        self.facts = ClusterFacts(self.index, defaults.pods, shapes=shapes)
+        self.facts = ClusterFacts(self.index, defaults.pods, shapes=shapes, node_pools=node_pools)
         self.facts.problem = None
         self.looker = FakeClusterClient(cluster)  # of its own: what it asks is the resync's, as the listings are
         self.optional = OptionalKinds(self.index)
@@ -165,7 +167,7 @@ class FakeOperator:
             now=lambda: self.now,
             reports=self.reports,
             facts=self.facts,
-            spare=self.facts.has_spare_gpus,
+            room=self.facts.room,
             later=later,
             busy=lambda: self.busy,
             keys=keys,
@@ -179,7 +181,8 @@ class FakeOperator:
         for kind in WATCHED:
             listed = [one for one in self.cluster.all(kind) if kind is LLM_DEPLOYMENT or _is_labelled(one)]
             self.index.replace(kind, listed, self.cluster.version)
-        self.facts.replace_nodes(filter(None, map(read_node, self.cluster.all(NODE))))
+        nodes = self.cluster.all(NODE)
+        self.facts.replace_nodes(filter(None, map(read_node, nodes)), closed_nodes(nodes))
         self.facts.replace_pods(filter(None, map(read_pod, self.cluster.all(POD))))
         self.facts.advance()
         await self.optional.discover(self.looker)

@@ -55,6 +55,8 @@ class Scheduler:
         choose: Callable[[Sequence[str]], str] = lambda names: names[0],
     ) -> None:
         self.cluster, self.pools, self._choose = cluster, tuple(pools), choose
+        self.also_short = ""  # another plugin's words about every node, while pods wait for GPUs
+        self.now: Callable[[], str] | None = None  # the time of a pod's condition; None: it has none
 
     def run(self) -> None:
         """Bind each pod that is pending, oldest first, or say why no node takes it; then add nodes for the latter."""
@@ -107,9 +109,17 @@ class Scheduler:
     def _refuse(self, pod: Manifest) -> None:
         held, nodes = self.held(), self.cluster.all(NODE)
         counted = Counter(_refusal(node, pod["spec"], held) for node in nodes)
+        if self.also_short:
+            counted[self.also_short] = len(nodes)
         said = ", ".join(sorted(f"{times} {words}" for words, times in counted.items()))
         message = f"0/{len(nodes)} nodes are available: {said}." if nodes else "no nodes available to schedule pods"
         no = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        before: Manifest = next(
+            (one for one in pod["status"].get("conditions", ()) if one["type"] == "PodScheduled"), {}
+        )
+        if self.now is not None:
+            since = before.get("lastTransitionTime") if before.get("status") == "False" else None
+            no["lastTransitionTime"] = since or self.now()
         status = pod.get("status", {}) | {"conditions": [*_others(pod), no]}
         self.cluster.set_status(POD, pod["metadata"]["name"], status, pod["metadata"]["namespace"])
 

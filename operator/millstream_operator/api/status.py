@@ -60,6 +60,7 @@ class AppliedStrategy(StrEnum):
 
 class RolloutPhase(StrEnum):
     PROGRESSING = "Progressing"
+    BLOCKED = "Blocked"
     STOPPED = "Stopped"
     ROLLED_BACK = "RolledBack"
     COMPLETE = "Complete"
@@ -79,7 +80,8 @@ class RolloutStatus(ApiModel):
     )
     phase: RolloutPhase | None = Field(
         None,
-        description="Progressing; Stopped: the update revision fails and the older pods serve on; RolledBack: it "
+        description="Progressing; Blocked: it waits for GPUs, and no pod is drained for it (condition RolloutBlocked); "
+        "Stopped: the update revision fails and the older pods serve on; RolledBack: it "
         "failed, and the current revision runs again; Complete.",
     )
     available_replicas: int | None = Field(None, ge=0, description="Available pods of the update revision.")

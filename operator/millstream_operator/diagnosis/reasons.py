@@ -57,6 +57,11 @@ class Reason(StrEnum):
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     ROLLED_BACK = "RolledBack"
 
+    # What a rollout waits for (of RolloutBlocked).
+    NO_ROOM = "NoRoom"
+    WAITING_FOR_NODE = "WaitingForNode"
+    GPUS_TAKEN = "GPUsTaken"
+
     # The companions of the model (of Autoscaled and Monitored).
     AUTOSCALING = "Autoscaling"
     AUTOSCALER_STARTING = "AutoscalerStarting"
@@ -103,6 +108,7 @@ MESSAGE_HAS_VARYING_NUMBERS = frozenset(
     {
         Reason.UNSCHEDULABLE,
         Reason.INSUFFICIENT_GPU,
+        Reason.NO_ROOM,
         Reason.VOLUME_PENDING,
         Reason.IMAGE_PULL_FAILED,
         Reason.DOWNLOAD_FAILED,

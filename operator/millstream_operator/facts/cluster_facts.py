@@ -12,7 +12,7 @@ a thousand small updates.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -27,7 +27,9 @@ from millstream_operator.inventory.demands import Demands, read_tolerations
 from millstream_operator.inventory.node_pools import NodePool
 from millstream_operator.inventory.nodes import GpuNode
 from millstream_operator.inventory.packing import Want
+from millstream_operator.inventory.pod_needs import read_needs
 from millstream_operator.inventory.pods import GpuPod
+from millstream_operator.inventory.room import Room, room_on, room_unseen
 from millstream_operator.inventory.unknown_gpus import UnknownGpus, no_gpu_nodes, none_usable, not_looked_at
 from millstream_operator.kube.index import Index, OwnerKey, owner_key
 from millstream_operator.kube.kinds import CONTROLLER_REVISION, LLM_DEPLOYMENT, Kind
@@ -90,7 +92,8 @@ def shape_from_catalogue(owner: LLMDeployment, source: ModelSource) -> ModelShap
 class ClusterFacts:
     """Facts about the cluster, updated by the watches. For use within one event loop.
 
-    `problem` says why the GPUs are not known; None where they are.
+    `problem` says why the GPUs are not known; None where they are. `on_change` is called after each change of a node or
+    of a pod with GPUs.
     """
 
     def __init__(
@@ -100,12 +103,15 @@ class ClusterFacts:
         catalog: GpuCatalog | None = None,
         shapes: Shapes = shape_from_catalogue,
         node_pools: Sequence[NodePool] = (),
+        on_change: Callable[[], object] = lambda: None,
     ) -> None:
         self._index, self._pods, self._shapes = index, pods or PodDefaults(), shapes
+        self._on_change = on_change
         self._catalog = catalog or load_catalog()
         self._accounts = GpuAccounts(self._catalog, node_pools)
         self._promises: dict[OwnerKey, tuple[str, Revision]] = {}  # with the owner's uid, until the record is seen
         self._changed_owners: set[OwnerKey] = set()
+        self._closed_nodes: dict[str, str] = {}  # by name: why they take no pods, with GPUs or without
         self._seen_generation = -1
         self.problem: str | None = NOT_LISTED
         self.stamp = 0
@@ -117,17 +123,27 @@ class ClusterFacts:
         if kind is LLM_DEPLOYMENT or kind is CONTROLLER_REVISION:
             self._changed_owners.add(owner_key(kind, manifest))
 
-    def put_node(self, name: str, node: GpuNode | None) -> None:
+    def put_node(self, name: str, node: GpuNode | None, closed: str | None = None) -> None:
+        """Set a node's state. `node` None: it has no GPUs, or is gone; `closed`: why it takes no pods now."""
         self._accounts.put_node(name, node)
+        if closed is not None:
+            self._closed_nodes[name] = closed
+        else:
+            self._closed_nodes.pop(name, None)
+        self._on_change()
 
-    def replace_nodes(self, nodes: Iterable[GpuNode]) -> None:
+    def replace_nodes(self, nodes: Iterable[GpuNode], closed: Mapping[str, str] | None = None) -> None:
         self._accounts.replace_nodes(nodes)
+        self._closed_nodes = dict(closed or {})
+        self._on_change()
 
     def put_pod(self, uid: str, pod: GpuPod | None) -> None:
         self._mark_changed(self._accounts.put_pod(uid, pod))
+        self._on_change()
 
     def replace_pods(self, pods: Iterable[GpuPod]) -> None:
         self._mark_changed(self._accounts.replace_pods(pods))
+        self._on_change()
 
     def use_catalog(self, catalog: GpuCatalog) -> None:
         """Use other prices or parts."""
@@ -178,15 +194,38 @@ class ClusterFacts:
     def holds_gpus(self, owner: LLMDeployment) -> bool:
         return self._accounts.bound(_key_of(owner)) > 0
 
-    def has_spare_gpus(self, owner: LLMDeployment, revision: Revision) -> bool | None:
-        """Return whether GPUs for one more pod of a revision are free, besides those the owner has. None: not known."""
-        gpus, part = revision.plan.get("gpusPerReplica") or 0, revision.plan.get("accelerator")
-        demands = self._demands(owner)
-        if gpus <= 0 or self._unknown_gpus(demands) is not None:
-            return None
+    def room(
+        self,
+        owner: LLMDeployment,
+        revision: Revision,
+        serving: Sequence[Manifest],
+        ending: Sequence[Manifest] = (),
+        waiting: int = 0,
+    ) -> Room:
+        """Return the room for one more pod of a revision, and which of the `serving` pods could be given up for it.
+
+        `ending`: pods of the owner that are being deleted; their GPUs count as free. `waiting`: pods of the revision
+        that have no node yet.
+        """
+        needs = read_needs(revision.template)
+        if self.problem is not None or not needs.gpus:
+            why = self.problem or "The operator does not count CPUs and memory"
+            return self._with_lost_nodes(
+                room_unseen(needs, {_uid(pod): read_needs(pod) for pod in serving}, why), serving
+            )
         self._update_promises()
-        free = self._accounts.free(_key_of(owner), demands, give_up=False)
-        return any(kind.gpus >= gpus for kind in free.kinds if part in (AcceleratorType.GPU, kind.part.name))
+        nodes = self._accounts.nodes_for(_key_of(owner))
+        on_nodes = [(_uid(pod), pod["spec"]["nodeName"]) for pod in serving if pod["spec"].get("nodeName")]
+        return room_on(nodes, needs, on_nodes, [_uid(pod) for pod in ending], waiting)
+
+    def _with_lost_nodes(self, room: Room, serving: Sequence[Manifest]) -> Room:
+        """The same room, where pods on nodes that take no pods now are kept."""
+        kept = dict(room.kept)
+        for pod in serving:
+            node = pod["spec"].get("nodeName")
+            if node in self._closed_nodes:
+                kept[_uid(pod)] = f"node {node} takes no pods now ({self._closed_nodes[node]})"
+        return replace(room, kept=kept)
 
     def _unknown_gpus(self, demands: Demands) -> UnknownGpus | None:
         """Return why the GPUs for a pod with these demands are not known; None where they are."""
@@ -249,6 +288,10 @@ class ClusterFacts:
         newest = max(records, key=lambda record: (int(record["revision"]), record["metadata"]["name"]))
         data = newest.get("data") or {}
         return newest["metadata"]["labels"].get(REVISION_LABEL, ""), data.get("plan") or {}
+
+
+def _uid(pod: Manifest) -> str:
+    return str(pod["metadata"].get("uid", ""))
 
 
 def _key_of(owner: LLMDeployment) -> OwnerKey:

@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any
 
 from millstream_operator.facts.cluster_facts import ClusterFacts
-from millstream_operator.inventory.nodes import GpuNode, read_node
+from millstream_operator.inventory.nodes import GpuNode, read_node, why_closed
 from millstream_operator.inventory.pods import GpuPod, holds_gpus
 from millstream_operator.kube.client import ApiError, ApiUnreachable, ClusterClient
 from millstream_operator.kube.index import owner_key
@@ -116,15 +116,21 @@ class GpuWatch:
 
     async def _list_nodes(self, client: ClusterClient) -> None:
         found: list[GpuNode] = []
+        closed: dict[str, str] = {}
         version = ""
         async for page in client.pages(NODE, None, {}, PAGE):
             found += filter(None, map(read_node, page.items))
+            closed |= closed_nodes(page.items)
             version = page.version
-        self._facts.replace_nodes(found)
+        self._facts.replace_nodes(found, closed)
         self._versions[NODE] = version
 
     def _node(self, event_type: str, node: Manifest) -> None:
-        self._facts.put_node(node["metadata"]["name"], None if event_type == "DELETED" else read_node(node))
+        name = node["metadata"]["name"]
+        if event_type == "DELETED":
+            self._facts.put_node(name, None)
+        else:
+            self._facts.put_node(name, read_node(node), why_closed(node))
 
     # Pods
 
@@ -139,6 +145,11 @@ class GpuWatch:
 
     def _pod(self, event_type: str, pod: Manifest) -> None:
         self._facts.put_pod(pod["metadata"]["uid"], None if event_type == "DELETED" else read_pod(pod))
+
+
+def closed_nodes(nodes: Iterable[Manifest]) -> dict[str, str]:
+    """Return why nodes take no pods now, by name; nodes that do are absent."""
+    return {node["metadata"]["name"]: why for node in nodes if (why := why_closed(node)) is not None}
 
 
 def read_pod(pod: Mapping[str, Any]) -> GpuPod | None:

@@ -17,9 +17,10 @@ from millstream_operator.inventory.demands import ANYWHERE, Demands
 from millstream_operator.inventory.left_out import LeftOut, Why, grouped
 from millstream_operator.inventory.node_kinds import Inventory, NodeKind
 from millstream_operator.inventory.node_pools import NodePool
-from millstream_operator.inventory.nodes import GpuNode, Parts
+from millstream_operator.inventory.nodes import PRODUCT_LABEL, GpuNode, Parts
 from millstream_operator.inventory.packing import Free, Want, without_promised
 from millstream_operator.inventory.pods import GpuPod, used_by_node
+from millstream_operator.inventory.room import Nodes
 
 Owner = Hashable  # the key of an owner: its kind, namespace and name
 
@@ -183,6 +184,37 @@ class GpuAccounts:
             wanted[mine[0]] -= mine[1]
         remaining = without_promised(free, [(want, times) for want, times in wanted.items() if times > 0])
         return self._inventory(remaining, (*away, *self.capacity(demands).refused))
+
+    def nodes_for(self, owner: Owner) -> Nodes:
+        """Return the nodes as they are now for the owner, to look for room on. Do not keep it."""
+        wanted = Counter(self._wanted)
+        if (mine := self._promised.get(owner)) is not None:
+            wanted[mine[0]] -= mine[1]
+        promised = [(want, times) for want, times in wanted.items() if times > 0]
+        return Nodes(self._nodes, self._used, self._pods, promised, self._part_name, self._may_come())
+
+    def _part_name(self, node: GpuNode) -> str:
+        part = self._parts.of(node)
+        return part.name if isinstance(part, GpuPart) else ""
+
+    def _may_come(self) -> tuple[GpuNode, ...]:
+        """Return the next node of each declared pool that can still grow, once per label of its product."""
+        found = []
+        present = Counter((self._part_name(node), node.gpus) for node in self._nodes.values())
+        for pool in self._pools:
+            part = self._parts.of_product(pool.product)
+            if isinstance(part, GpuPart) and present[part.name, pool.gpus_per_node] < pool.max_nodes:
+                found += [
+                    GpuNode(
+                        pool.name,
+                        label,
+                        pool.gpus_per_node,
+                        labels={**pool.labels, PRODUCT_LABEL: label},
+                        taints=pool.repelling_taints,
+                    )
+                    for label in part.product_labels
+                ]
+        return tuple(found)
 
     def _unheld(self, demands: Demands) -> tuple[Free, tuple[LeftOut, ...]]:
         """Return free GPUs by node for any owner, and nodes that are away. The result is cached: do not change it."""

@@ -137,6 +137,12 @@ def _shared(labels: Mapping[str, str]) -> Why | None:
     return None
 
 
+def why_closed(node: Mapping[str, Any]) -> str | None:
+    """Why a node, with GPUs or without, takes no pods now: `cordoned`. None: it does."""
+    away = _away(node)
+    return away.problem if away is not None else None
+
+
 def _away(node: Mapping[str, Any]) -> Why | None:
     if (node.get("spec") or {}).get("unschedulable"):
         return CORDONED

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.inventory.room import Room
 from millstream_operator.reconciling.context import ReconcileContext
-from millstream_operator.rollout.rollout import RolloutInput, SpareGPUs, next_step
+from millstream_operator.rendering.revision import Revision
+from millstream_operator.rollout.rollout import RolloutInput, next_step
+
+Manifest = dict[str, Any]
+Pods = Sequence[Manifest]
+RoomFor = Callable[[LLMDeployment, Revision, Pods, Pods, int], Room]  # as `ClusterFacts.room`
 
 
-def decide(context: ReconcileContext, spare: SpareGPUs, *, announces: bool = True) -> ReconcileContext:
-    """Set `step`. Pure, apart from the question whether GPUs are free.
+def decide(
+    context: ReconcileContext, room: RoomFor, now: str | None = None, *, announces: bool = True
+) -> ReconcileContext:
+    """Set `step`. Pure, apart from looking for room.
 
     `announces`: the caller writes the step's decisions to the status before it applies the step. Otherwise the step has
     none, and its record is not marked as if the journal had them.
@@ -22,7 +34,8 @@ def decide(context: ReconcileContext, spare: SpareGPUs, *, announces: bool = Tru
         context.workload,
         context.pods,
         context.previous.get("decisions") or (),
-        spare(context.owner, pin.revision),
+        functools.partial(room, context.owner),
         announces,
+        now,
     )
     return replace(context, step=next_step(inputs))

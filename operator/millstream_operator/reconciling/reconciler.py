@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from millstream_operator.api.load import ManifestError, parse
+from millstream_operator.api.status import RolloutPhase
 from millstream_operator.children.children import Children, namespace_is_terminating
 from millstream_operator.children.companions import CompanionApplier, ServedKinds
 from millstream_operator.children.volume_checks import VolumeChecks
@@ -36,7 +37,7 @@ from millstream_operator.probing.service_probe import ServiceAccess
 from millstream_operator.queue.work_queue import RequeueAfter, RetryLater
 from millstream_operator.reconciling.apply import ApplyStage
 from millstream_operator.reconciling.context import ContextReader, ReconcileContext
-from millstream_operator.reconciling.decide import decide
+from millstream_operator.reconciling.decide import RoomFor, decide
 from millstream_operator.reconciling.defaults import Defaults
 from millstream_operator.reconciling.plan import PlanStage
 from millstream_operator.reconciling.probe import ProbeStage
@@ -46,7 +47,6 @@ from millstream_operator.reconciling.requeue import requeue
 from millstream_operator.rendering.surroundings import Surroundings
 from millstream_operator.rollout.pinning import Chosen, Pinning
 from millstream_operator.rollout.revisions import last_good
-from millstream_operator.rollout.rollout import SpareGPUs
 
 Manifest = dict[str, Any]
 SOON_SECONDS = 2.0
@@ -69,7 +69,7 @@ class Reconciler:
         *,
         reports: PodReports,
         facts: FactsSource,
-        spare: SpareGPUs,
+        room: RoomFor,
         now: Callable[[], str] = _utc_now,
         later: EnqueueAfter | None = None,
         events: EventPublisher | None = None,
@@ -78,7 +78,9 @@ class Reconciler:
         clock: Callable[[], float] = steady_seconds,
         surroundings: Callable[[], Surroundings] = Surroundings,
     ) -> None:
-        self._index, self._reports, self._spare, self._busy = index, reports, spare, busy
+        self._index, self._reports, self._room, self._busy = index, reports, room, busy
+        self._now, self._later = now, later
+        self.rolling: dict[str, OwnerKey] = {}  # by uid: rollouts that other GPUs may help or stop
         self.pinning = Pinning(facts, defaults.plan, defaults.pods)
         self._children = Children(client, index)
         self._volume_checks = VolumeChecks(client, index)
@@ -125,7 +127,7 @@ class Reconciler:
     async def _run(self, context: ReconcileContext) -> None:
         """The stages after a plan was found. What a stage wrote is read again from the index."""
         read_again = self._reader.refresh
-        context = decide(read_again(context), self._spare)
+        context = self._decide(read_again(context))
         await self._report.announce(context)
         context = await self._apply.run(read_again(context))
         await prune(read_again(context), self._children)
@@ -134,6 +136,18 @@ class Reconciler:
         self._let_others_pass(context)
         await self._report.run(read_again(context))
         requeue(context, probe_failed=self._probe.has_failed(context.uid))
+
+    def _decide(self, context: ReconcileContext, *, announces: bool = True) -> ReconcileContext:
+        """Decide, and note when to decide again though no object of this one changes."""
+        context = decide(context, self._room, self._now(), announces=announces)
+        step = context.rollout
+        if step.phase in (RolloutPhase.COMPLETE, RolloutPhase.STOPPED) or not context.pods:
+            self.rolling.pop(context.uid, None)
+        else:
+            self.rolling[context.uid] = context.key
+        if step.wait_seconds is not None and self._later is not None:
+            self._later(context.key, step.wait_seconds + 1.0)
+        return context
 
     async def _keep_last_good(self, context: ReconcileContext, manifest: Manifest, refused: PlanRefused) -> None:
         """Repair what runs, and report why the spec has no plan.
@@ -144,7 +158,7 @@ class Reconciler:
         if refused.is_soon_over and not context.previous.get("conditions") and self._busy():
             raise RequeueAfter(refused.problem.message, SOON_SECONDS)  # others have no pods yet
         if (kept := last_good(context.records)) is not None:
-            context = decide(replace(context, chosen=Chosen(kept)), self._spare, announces=False)
+            context = self._decide(replace(context, chosen=Chosen(kept)), announces=False)
             context = await self._apply.repair(context)
             context = await self._apply.apply_companions(self._reader.refresh(context))
         await self._report.run_invalid(manifest, refused.problem, refused.plan, context.companions)
@@ -163,3 +177,4 @@ class Reconciler:
         self._volume_checks.forget(uid)
         self._restorer.forget(uid)
         self.pinning.forget(uid)
+        self.rolling.pop(uid, None)

@@ -21,14 +21,28 @@ def canonical(quantity: str) -> str:
     Raises:
         ValueError: not a quantity.
     """
+    number, suffix = _parts(quantity)
+    if suffix in _BINARY:
+        whole = math.ceil(number * 1024 ** _BINARY[suffix])
+        return _with_suffix(Fraction(whole), 1024, _BINARY) if whole >= 1024 else _decimal(Fraction(whole))
+    return _decimal(number * Fraction(1000) ** _DECIMAL[suffix])
+
+
+def amount(quantity: str) -> Fraction:
+    """`500m` -> 1/2, `1Gi` -> 1073741824.
+
+    Raises:
+        ValueError: not a quantity.
+    """
+    number, suffix = _parts(quantity)
+    return number * (Fraction(1024) ** _BINARY[suffix] if suffix in _BINARY else Fraction(1000) ** _DECIMAL[suffix])
+
+
+def _parts(quantity: str) -> tuple[Fraction, str]:
     match = _QUANTITY.fullmatch(quantity)
     if match is None or (match[2] not in _DECIMAL and match[2] not in _BINARY):
         raise ValueError(f"{quantity!r} is not a quantity")
-    number, suffix = Fraction(match[1]), match[2]
-    if suffix in _BINARY:
-        amount = math.ceil(number * 1024 ** _BINARY[suffix])
-        return _with_suffix(Fraction(amount), 1024, _BINARY) if amount >= 1024 else _decimal(Fraction(amount))
-    return _decimal(number * Fraction(1000) ** _DECIMAL[suffix])
+    return Fraction(match[1]), match[2]
 
 
 def _decimal(value: Fraction) -> str:

@@ -17,6 +17,7 @@ ANSWERED_ANNOTATION = "millstream.dev/answered"
 STRATEGY_ANNOTATION = "millstream.dev/rollout-strategy"
 FAILED_ANNOTATION = "millstream.dev/failed"
 JOURNALED_ANNOTATION = "millstream.dev/journaled"
+PUT_OFF_ANNOTATION = "millstream.dev/put-off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Marks:
     strategy: AppliedStrategy | None = None  # what rollout.strategy Auto chose for it
     failure: Failure | None = None  # it is not tried again
     journaled: frozenset[str] | None = None  # types of its decisions in `status.decisions`; None: from before this mark
+    put_off: bool = False  # its GPUs were taken after an old pod was drained for it: it waits until others are free
 
     def annotations(self) -> dict[str, str]:
         found = {
@@ -40,6 +42,7 @@ class Marks:
             STRATEGY_ANNOTATION: self.strategy.value if self.strategy else None,
             FAILED_ANNOTATION: self._failed(),
             JOURNALED_ANNOTATION: ",".join(sorted(self.journaled)) if self.journaled is not None else None,
+            PUT_OFF_ANNOTATION: "true" if self.put_off else None,
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -61,6 +64,7 @@ def read_marks(record: dict[str, Any]) -> Marks:
         strategy=next((known for known in AppliedStrategy if known.value == strategy), None),
         failure=_failure(annotations.get(FAILED_ANNOTATION)),
         journaled=_journaled(annotations.get(JOURNALED_ANNOTATION)),
+        put_off=annotations.get(PUT_OFF_ANNOTATION) == "true",
     )
 
 

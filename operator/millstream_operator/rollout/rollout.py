@@ -4,6 +4,9 @@
 
 The Deployment controller moves the pods; the operator steers it by what it renders (template, maxSurge, maxUnavailable)
 and by nothing else. Under Availability a revision that fails has one pod more than wanted, and the older ones serve.
+No pod that serves is drained for one that could not start (`approach.py`): then the rollout is blocked, and waits.
+Where the GPUs are taken after an old pod was drained, the last revision that answered is put back if it can start.
+
 Under ResourceAware an old pod was drained for it, so the last revision that answered is put back, and the failed one is
 marked and not tried again until the spec changes. The same holds under either strategy for a revision that was adopted
 (FollowOperator): the user did not ask for it, and the last good one was planned from the same spec.
@@ -18,20 +21,27 @@ from typing import Any
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.status import AppliedStrategy, RolloutPhase
 from millstream_operator.diagnosis.decisions import Decision, DecisionType, attempt_of
-from millstream_operator.diagnosis.pod_failures import diagnose_pod
+from millstream_operator.diagnosis.diagnosis import Diagnosis
+from millstream_operator.diagnosis.pod_facts import is_terminating
 from millstream_operator.diagnosis.reasons import Reason
-from millstream_operator.planning.rollout_strategy import asked_strategy, rollout_strategy
+from millstream_operator.inventory.room import Room
+from millstream_operator.planning.rollout_strategy import asked_strategy
 from millstream_operator.rendering.revision import Revision
 from millstream_operator.rendering.revision_marks import Failure
+from millstream_operator.rollout.approach import IN_PLACE, SURGE, Approach, Situation, choose_approach, no_room
 from millstream_operator.rollout.certain_failure import certain_failure
 from millstream_operator.rollout.journal_marks import not_in_journal, with_journal
-from millstream_operator.rollout.revisions import PinnedRevision, last_answered
-from millstream_operator.rollout.workload import digest_of, digest_of_pod, rolled_out
+from millstream_operator.rollout.revisions import PinnedRevision, last_answered, newest_first, read_pin
+from millstream_operator.rollout.workload import digest_of, rolled_out
 
 Manifest = dict[str, Any]
-IN_PLACE = AppliedStrategy.RESOURCE_AWARE
-# Are the GPUs for one more replica of a revision free? None: unknown.
-SpareGPUs = Callable[[LLMDeployment, Revision], bool | None]
+WAITS_FOR_A_NODE = frozenset({Reason.INSUFFICIENT_GPU, Reason.UNSCHEDULABLE, Reason.PROGRESS_DEADLINE_EXCEEDED})
+# The room for one more pod of a revision: which pods serve and could be given up, which end, how many have no node.
+LookForRoom = Callable[[Revision, Sequence[Manifest], Sequence[Manifest], int], Room]
+
+
+def _unknown_room(revision: Revision, serving: Sequence[Manifest], ending: Sequence[Manifest], waiting: int) -> Room:
+    return Room()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +54,9 @@ class RolloutInput:
     workload: Manifest | None = None  # the live Deployment
     pods: Sequence[Manifest] = ()
     journal: Sequence[Manifest] = ()  # status.decisions
-    spare: bool | None = None
+    look_for_room: LookForRoom = _unknown_room
     announces: bool = True  # False: the status reports something else, so no decision is announced or marked
+    now: str | None = None  # RFC 3339, UTC
 
     @property
     def digest(self) -> str:
@@ -56,12 +67,23 @@ class RolloutInput:
         return self.workload is not None and digest_of(self.workload) == self.digest
 
     @property
-    def old_pods(self) -> list[Manifest]:
-        return [
-            pod
-            for pod in self.pods
-            if digest_of_pod(pod) != self.digest and not pod["metadata"].get("deletionTimestamp")
-        ]
+    def situation(self) -> Situation:
+        return self.situation_of(self.pin)
+
+    def situation_of(self, pin: PinnedRevision) -> Situation:
+        """As the rollout of this revision sees the pods."""
+        ending = [pod for pod in self.pods if is_terminating(pod)]
+        return Situation(
+            self.owner,
+            pin.revision.digest,
+            pin.revision.plan,
+            pin.revision.template,
+            pin.marks,
+            self.workload is not None and digest_of(self.workload) == pin.revision.digest,
+            self.pods,
+            lambda serving, waiting: self.look_for_room(pin.revision, serving, ending, waiting),
+            self.now,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +95,8 @@ class RolloutStep:
     strategy: AppliedStrategy
     phase: RolloutPhase
     decisions: tuple[Decision, ...] = ()
+    blocked: Diagnosis | None = None  # what it waits for, while no pod is drained
+    wait_seconds: float | None = None  # when to decide again, though nothing changes
 
     @property
     def failure(self) -> Failure | None:
@@ -82,26 +106,88 @@ class RolloutStep:
 
 def next_step(inputs: RolloutInput) -> RolloutStep:
     """Return what the pods shall run, and the decisions that are announced before they do."""
-    strategy, why = _strategy(inputs)
+    is_done = rolled_out(inputs.owner, inputs.pin.revision, inputs.workload)
+    approach = _as_it_was(inputs) if is_done else choose_approach(inputs.situation)
     fallback = last_answered(inputs.records, but=inputs.pin)  # what a failed revision goes back to
-    failure = inputs.pin.marks.failure or _new_failure(inputs, fallback)
     adopted = fallback is not None and fallback.revision.input_hash == inputs.pin.revision.input_hash
-    rolls_back = strategy is IN_PLACE or adopted or inputs.pin.marks.failure is not None
-    chosen = None if asked_strategy(inputs.owner) is not None else strategy
-    marks = replace(inputs.pin.marks, strategy=chosen, failure=failure if rolls_back else None)
+    failure = inputs.pin.marks.failure or _new_failure(inputs, fallback, approach, adopted=adopted)
+    rolls_back = approach.strategy is IN_PLACE or adopted or inputs.pin.marks.failure is not None
+    chosen = None if asked_strategy(inputs.owner) is not None else approach.strategy
+    put_off = not is_done and _is_put_off(inputs, fallback)
+    marks = replace(inputs.pin.marks, strategy=chosen, failure=failure if rolls_back else None, put_off=put_off)
     pin = replace(inputs.pin, marks=marks)
     if marks.failure is not None and fallback is not None:
-        # Its pods do not serve: they make room first, whatever the strategy of the next revision will be.
-        pin, announced = _announced(inputs, pin, _rolled_back(pin, marks.failure, fallback))
-        return RolloutStep(pin, fallback, IN_PLACE, RolloutPhase.ROLLED_BACK, announced)
-    if rolled_out(inputs.owner, pin.revision, inputs.workload):
-        return RolloutStep(pin, pin, strategy, RolloutPhase.COMPLETE)
+        return _back_to(inputs, pin, marks.failure, fallback)
+    if is_done:
+        return RolloutStep(pin, pin, approach.strategy, RolloutPhase.COMPLETE)
+    if put_off and fallback is not None:
+        return _put_off(inputs, pin, fallback)
     if failure is not None and fallback is not None:
         pin, announced = _announced(inputs, pin, _stopped(pin, failure))
-        return RolloutStep(pin, pin, strategy, RolloutPhase.STOPPED, announced)
-    drains = strategy is IN_PLACE and inputs.old_pods
-    pin, announced = _announced(inputs, pin, *([_replacing_in_place(pin, why)] if drains else []))
-    return RolloutStep(pin, pin, strategy, RolloutPhase.PROGRESSING, announced)
+        return RolloutStep(pin, pin, approach.strategy, RolloutPhase.STOPPED, announced, approach.blocked)
+    if approach.blocked is not None:
+        return _blocked(inputs, pin, approach)
+    drains = approach.strategy is IN_PLACE and inputs.situation.old
+    pin, announced = _announced(inputs, pin, *([_replacing_in_place(pin, approach.why)] if drains else []))
+    return RolloutStep(pin, pin, approach.strategy, RolloutPhase.PROGRESSING, announced)
+
+
+def _as_it_was(inputs: RolloutInput) -> Approach:
+    """How a revision got there that all pods run."""
+    return Approach(asked_strategy(inputs.owner) or inputs.pin.marks.strategy or SURGE)
+
+
+def _back_to(inputs: RolloutInput, pin: PinnedRevision, failure: Failure, fallback: PinnedRevision) -> RolloutStep:
+    """The pods of the failed revision make room first, unless one of them serves and its GPUs are of no use."""
+    back = inputs.situation_of(fallback)
+    blocked = None
+    if back.serving and (room := back.room(back.serving)).kept:
+        blocked = no_room(back, room)
+    strategy = IN_PLACE if blocked is None else SURGE
+    pin, announced = _announced(inputs, pin, _rolled_back(pin, failure, fallback))
+    return RolloutStep(pin, fallback, strategy, RolloutPhase.ROLLED_BACK, announced, blocked)
+
+
+def _blocked(inputs: RolloutInput, pin: PinnedRevision, approach: Approach) -> RolloutStep:
+    """The old pods serve on. `holds`: they are what the Deployment makes, too."""
+    live = _live(inputs) if approach.holds else None
+    phase, wait_seconds = RolloutPhase.BLOCKED, approach.wait_seconds
+    return RolloutStep(pin, live or pin, approach.strategy, phase, (), approach.blocked, wait_seconds)
+
+
+def _put_off(inputs: RolloutInput, pin: PinnedRevision, fallback: PinnedRevision) -> RolloutStep:
+    """The last good revision runs until there is room without it."""
+    needs = inputs.situation.room(()).needs
+    blocked = Diagnosis(
+        Reason.GPUS_TAKEN,
+        f"The GPUs of the pod that was drained for the new one were taken by another pod, so revision "
+        f"{fallback.revision.name} was put back. The rollout waits for {needs}, free besides what the pods hold.",
+        "Free such GPUs or add a node, or change the spec.",
+    )
+    pin, announced = _announced(inputs, pin, _put_back(pin, fallback))
+    return RolloutStep(pin, fallback, IN_PLACE, RolloutPhase.BLOCKED, announced, blocked)
+
+
+def _live(inputs: RolloutInput) -> PinnedRevision | None:
+    """The revision that the Deployment makes pods of now."""
+    digest = digest_of(inputs.workload) if inputs.workload is not None else None
+    pins = [pin for record in newest_first(inputs.records) if (pin := read_pin(record)) is not None]
+    return next((pin for pin in pins if pin.revision.digest == digest), None)
+
+
+def _is_put_off(inputs: RolloutInput, fallback: PinnedRevision | None) -> bool:
+    """The GPUs that were given up for the revision are gone, and the last good one can start; until others are free."""
+    one, marks = inputs.situation, inputs.pin.marks
+    if marks.answered or fallback is None or fallback.revision.digest == inputs.digest:
+        return False
+    if marks.put_off:
+        return one.room(()).now is not True
+    drained = one.has_begun and (marks.strategy is IN_PLACE or asked_strategy(inputs.owner) is IN_PLACE)
+    if not drained or not one.waiting or len(one.waiting) < len(one.new):
+        return False
+    if len(one.serving) >= inputs.owner.spec.replicas:
+        return False  # nothing was given up
+    return one.room(()).now is False and inputs.situation_of(fallback).room(()).now is True
 
 
 def _announced(
@@ -114,47 +200,29 @@ def _announced(
     return replace(pin, marks=with_journal(pin.marks, decisions, announced)), announced
 
 
-# How
-
-
-def _strategy(inputs: RolloutInput) -> tuple[AppliedStrategy, str]:
-    """How the revision reaches the pods, and why.
-
-    Under Auto it is chosen once per revision and kept with its record: a change of nodes in the middle of a rollout, or
-    the GPU that a drained pod has just given up, must not reverse it.
-    """
-    if (asked := asked_strategy(inputs.owner)) is not None:
-        return asked, "spec.rollout.strategy is ResourceAware"
-    chosen = inputs.pin.marks.strategy
-    if chosen is None and inputs.has_begun:  # a record from before there was a choice
-        chosen = AppliedStrategy.AVAILABILITY
-    if chosen is None:
-        chosen = rollout_strategy(inputs.owner, inputs.pin.revision.plan, inputs.spare)
-    if chosen is AppliedStrategy.AVAILABILITY and _surge_finds_no_gpu(inputs):
-        return IN_PLACE, "its first pod finds no free GPU"
-    return chosen, "no GPU is spare for one more replica"
-
-
-def _surge_finds_no_gpu(inputs: RolloutInput) -> bool:
-    """A new pod waits for a GPU, and there are old ones that could give theirs up."""
-    if not inputs.has_begun or not inputs.old_pods:
-        return False
-    found = [diagnose_pod(pod) for pod in inputs.pods if digest_of_pod(pod) == inputs.digest]
-    return any(diagnosis is not None and diagnosis.reason is Reason.INSUFFICIENT_GPU for diagnosis in found)
-
-
 # Whether it failed
 
 
-def _new_failure(inputs: RolloutInput, fallback: PinnedRevision | None) -> Failure | None:
-    """A failure that is certain now. A revision that once answered is never given up: its spec is not the cause."""
+def _new_failure(
+    inputs: RolloutInput, fallback: PinnedRevision | None, approach: Approach, *, adopted: bool
+) -> Failure | None:
+    """A failure that is certain now. A revision that once answered is never given up: its spec is not the cause.
+
+    Nor is one that only waits for room while the old pods serve; it is, where the user did not ask for it.
+    """
     pin = inputs.pin
     if pin.marks.answered or fallback is None or fallback.revision.digest == pin.revision.digest:
         return None
     if not inputs.has_begun or rolled_out(inputs.owner, pin.revision, inputs.workload):
         return None
     found = certain_failure(inputs.digest, inputs.workload, inputs.pods)
-    return Failure(str(found.reason), found.message) if found is not None else None
+    if found is None:
+        return None
+    nothing_drained = approach.blocked is not None or len(inputs.situation.serving) >= inputs.owner.spec.replicas
+    waits = nothing_drained and asked_strategy(inputs.owner) is not SURGE and not adopted
+    if waits and found.reason in WAITS_FOR_A_NODE:
+        return None
+    return Failure(str(found.reason), found.message)
 
 
 # The decisions
@@ -182,5 +250,13 @@ def _rolled_back(pin: PinnedRevision, failure: Failure, fallback: PinnedRevision
         DecisionType.ROLLED_BACK,
         f"failed and is not tried again until the spec changes; back to revision {fallback.revision.name}. "
         f"{failure.reason}: {failure.message}",
+        attempt_of(pin.revision.name, pin.number),
+    )
+
+
+def _put_back(pin: PinnedRevision, fallback: PinnedRevision) -> Decision:
+    return Decision(
+        DecisionType.PUT_OFF,
+        f"waits: another pod took the GPUs that were given up for it; revision {fallback.revision.name} is put back.",
         attempt_of(pin.revision.name, pin.number),
     )

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from millstream_operator.api.status import AppliedStrategy
 from millstream_operator.diagnosis.admission import pods_not_created
 from millstream_operator.diagnosis.diagnosis import Diagnosis, sentence
-from millstream_operator.diagnosis.pod_facts import claims, is_ready, runtime_status, secrets
+from millstream_operator.diagnosis.pod_facts import claims, runtime_status, secrets
 from millstream_operator.diagnosis.pod_failures import diagnose
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.rollout import workload
-from millstream_operator.rollout.workload import digest_of_pod
 from millstream_operator.status.observation import Observation
 from millstream_operator.status.scaling import NO_ROOM
 from millstream_operator.status.warmup import last_phase, stalled
@@ -58,7 +56,15 @@ def rolled_back(observation: Observation) -> Diagnosis | None:
 def pods_fail(observation: Observation) -> Diagnosis | None:
     """A pod of the wanted revision does not get ready, for a reason that it or its node gives."""
     found = diagnose(observation.own_pods, observation.revision.plan, last_phase(observation))
-    return None if found is None else _with_strategy_hint(observation, found)
+    blocked = rollout_blocked(observation)
+    if found is None or blocked is None:
+        return found
+    return replace(found, hint=f"{found.hint} {blocked.message}".lstrip())
+
+
+def rollout_blocked(observation: Observation) -> Diagnosis | None:
+    """The rollout waits for room, and drains no pod meanwhile."""
+    return observation.rollout.blocked if observation.rollout is not None else None
 
 
 def pods_refused(observation: Observation) -> Diagnosis | None:
@@ -93,23 +99,13 @@ POLICIES: tuple[Policy, ...] = (
     rolled_back,
     _until_rolled_out(pods_fail),
     _until_rolled_out(pods_refused),
+    _until_rolled_out(rollout_blocked),
     _until_rolled_out(stalled),
     _until_rolled_out(deadline_passed),
 )
 
 
 # The words
-
-
-def _with_strategy_hint(observation: Observation, found: Diagnosis) -> Diagnosis:
-    """A surge that finds no GPU waits until a GPU is free: name the other strategy."""
-    rollout = observation.rollout
-    surges = rollout is not None and rollout.strategy is AppliedStrategy.AVAILABILITY
-    older_serve = any(is_ready(pod) and digest_of_pod(pod) != observation.revision.digest for pod in observation.pods)
-    if found.reason is not Reason.INSUFFICIENT_GPU or not surges or not older_serve:
-        return found
-    hint = "Older pods serve on; rollout.strategy ResourceAware would replace them in place."
-    return replace(found, hint=f"{found.hint} {hint}".lstrip())
 
 
 def _missing_mounts(observation: Observation) -> str:

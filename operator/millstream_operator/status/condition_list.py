@@ -73,6 +73,19 @@ def _unauthenticated(observation: Observation) -> Condition | None:
     )
 
 
+def _rollout_blocked(observation: Observation) -> Condition | None:
+    blocked = observation.rollout.blocked if observation.rollout is not None else None
+    if blocked is None:
+        return None
+    return Condition(conditions.ROLLOUT_BLOCKED, True, blocked.reason, blocked.message)
+
+
 # Present only while true: each policy returns its condition, or None.
 AbnormalPolicy = Callable[[Observation], Condition | None]
-ABNORMAL: tuple[AbnormalPolicy, ...] = (_name_conflict, _plan_outdated, _unauthenticated, replicas_blocked)
+ABNORMAL: tuple[AbnormalPolicy, ...] = (
+    _name_conflict,
+    _plan_outdated,
+    _unauthenticated,
+    replicas_blocked,
+    _rollout_blocked,
+)

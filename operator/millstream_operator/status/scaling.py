@@ -21,10 +21,13 @@ BEFORE_A_NODE = frozenset(
     {
         Reason.ADMISSION_DENIED,
         Reason.ADMISSION_UNAVAILABLE,
+        Reason.GPUS_TAKEN,
         Reason.INSUFFICIENT_GPU,
+        Reason.NO_ROOM,
         Reason.QUOTA_EXCEEDED,
         Reason.UNSCHEDULABLE,
         Reason.VOLUME_PENDING,
+        Reason.WAITING_FOR_NODE,
     }
 )
 # What keeps a replica from starting, and says nothing about the model.

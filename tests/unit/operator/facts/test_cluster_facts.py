@@ -172,17 +172,17 @@ def test_a_gpu_is_spare_where_one_more_pod_would_find_its_gpus() -> None:
     owner = parse(cluster.store("d"))
     (record,) = cluster.index.all(CONTROLLER_REVISION)
     revision = chosen_pin(cluster.pinning, owner, [record]).revision
-    assert cluster.cluster_facts.has_spare_gpus(owner, revision) is True, "nothing runs yet"
+    assert cluster.cluster_facts.room(owner, revision, ()).now is True, "nothing runs yet"
     pod = gpu_pod("p", "a")
     pod["metadata"] |= {"uid": "p", "labels": record["metadata"]["labels"]}
     cluster.cluster_facts.put_pod("p", read_pod(pod))
-    assert cluster.cluster_facts.has_spare_gpus(owner, revision) is False, "the only one is its own"
+    assert cluster.cluster_facts.room(owner, revision, ()).now is False, "the only one is its own"
     cluster.cluster_facts.put_node("b", read_node(gpu_node("b", L4, 8)))
-    assert cluster.cluster_facts.has_spare_gpus(owner, revision) is False, "its pods would not go there"
+    assert cluster.cluster_facts.room(owner, revision, ()).now is False, "its pods would not go there"
     cluster.cluster_facts.put_node("c", read_node(gpu_node("c", T4, 1)))
-    assert cluster.cluster_facts.has_spare_gpus(owner, revision) is True
+    assert cluster.cluster_facts.room(owner, revision, ()).now is True
     cluster.cluster_facts.problem = "unknown"
-    assert cluster.cluster_facts.has_spare_gpus(owner, revision) is None
+    assert cluster.cluster_facts.room(owner, revision, ()).now is None
 
 
 # What is not known

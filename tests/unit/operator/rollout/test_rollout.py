@@ -9,8 +9,9 @@ import pytest
 from millstream_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, LLM_DEPLOYMENT
 from millstream_operator.planning.rollout_strategy import rollout_strategy
 from tests.support.fake_operator import respec
+from tests.support.gpu_nodes import gpu_node
 from tests.support.llmdeployments import deployment
-from tests.support.rollout_world import GPU, image, served
+from tests.support.rollout_world import GPU, image, served, served_on_nodes
 
 Manifest = dict[str, Any]
 
@@ -183,12 +184,11 @@ async def test_availability_that_is_insisted_on_waits_for_a_gpu() -> None:
     assert "rollout.strategy ResourceAware" in ready["message"], "and names the alternative"
 
 
-async def test_what_an_inventory_says_is_taken_and_kept_for_the_rollout() -> None:
-    one = await served(replicas=2, accelerator=GPU)
-    answers = iter([False, *[True] * 100])
-    spare = one.operator.reconciler  # asked of the old revision, too, while the new image's model is inspected
-    spare._spare = lambda owner, revision: revision.image == "good" or next(answers)  # what the app would give it
+async def test_where_no_gpu_is_spare_replicas_are_replaced_one_by_one_without_a_surge() -> None:
+    one = await served_on_nodes(gpu_node("a", gpus=2), replicas=2)
+    one.controller.most_pods = 0
     await one.apply(**image("better"))
-    assert one.controller.most_pods == 2
+    assert one.images() == ["better"] * 2
+    assert (one.controller.most_pods, one.controller.fewest_available) == (2, 1)
     assert one.decisions == ["ReplacingInPlace"]
     assert "no GPU is spare" in one.status["decisions"][0]["message"]

@@ -1,0 +1,92 @@
+"""What a rendered pod needs of a node: GPUs, labels, tolerated taints. Pure.
+
+Read from the pod template that is pinned, not from the spec: a revision keeps what it was rendered with, and what
+decides about a rollout is what kube-scheduler will read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from millstream_operator.inventory.demands import Taint, Tolerated, read_tolerations
+from millstream_operator.inventory.nodes import PRODUCT_LABEL
+from millstream_operator.inventory.pods import gpus_of
+
+Pod = Mapping[str, Any]
+Expression = tuple[str, str, tuple[str, ...]]  # key, operator, values
+
+
+@dataclass(frozen=True, slots=True)
+class PodNeeds:
+    """`terms`: required node affinity; one of them must hold, and of that one all expressions."""
+
+    gpus: int
+    node_selector: frozenset[tuple[str, str]] = frozenset()
+    tolerations: frozenset[Tolerated] = frozenset()
+    terms: frozenset[frozenset[Expression]] = frozenset()
+
+    @property
+    def products(self) -> tuple[str, ...]:
+        """The GPUs that the affinity names, by the label of GPU feature discovery; empty: any."""
+        named = {value for term in self.terms for key, _, values in term if key == PRODUCT_LABEL for value in values}
+        return tuple(sorted(named))
+
+    def __str__(self) -> str:
+        """`2 × NVIDIA-L4 on one node`."""
+        product = " or ".join(self.products) or "nvidia.com/gpu"
+        return f"{self.gpus} × {product}{' on one node' if self.gpus > 1 else ''}"
+
+    def selects(self, labels: Mapping[str, str]) -> bool:
+        """Whether nodeSelector and required node affinity admit a node with these labels."""
+        return all(labels.get(key) == value for key, value in self.node_selector) and (
+            not self.terms or any(all(_holds(one, labels) for one in term) for term in self.terms)
+        )
+
+    def tolerates(self, taints: Iterable[Taint]) -> bool:
+        return all(any(one.covers(taint) for one in self.tolerations) for taint in taints)
+
+    def at_most(self, other: PodNeeds) -> bool:
+        """Whether every node that has room for `other` has room for this."""
+        return (
+            self.gpus <= other.gpus
+            and self.node_selector <= other.node_selector
+            and self.tolerations >= other.tolerations
+            and (not self.terms or self.terms == other.terms)
+        )
+
+
+def read_needs(pod: Pod) -> PodNeeds:
+    """Of a pod, or of a pod template."""
+    spec = pod.get("spec") or {}
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    return PodNeeds(
+        gpus_of(pod),
+        frozenset((str(key), str(value)) for key, value in (spec.get("nodeSelector") or {}).items()),
+        read_tolerations(spec.get("tolerations") or ()),
+        frozenset(_term(term) for term in required.get("nodeSelectorTerms") or ()),
+    )
+
+
+def _term(term: Mapping[str, Any]) -> frozenset[Expression]:
+    return frozenset(
+        (str(one["key"]), str(one["operator"]), tuple(sorted(map(str, one.get("values") or ()))))
+        for one in term.get("matchExpressions") or ()
+    )
+
+
+def _holds(expression: Expression, labels: Mapping[str, str]) -> bool:
+    key, operator, values = expression
+    found = labels.get(key)
+    if operator in ("In", "NotIn"):
+        return (found in values) is (operator == "In")
+    if operator in ("Exists", "DoesNotExist"):
+        return (found is not None) is (operator == "Exists")
+    if operator not in ("Gt", "Lt") or found is None or len(values) != 1:
+        return False
+    try:
+        return int(found) > int(values[0]) if operator == "Gt" else int(found) < int(values[0])
+    except ValueError:
+        return False

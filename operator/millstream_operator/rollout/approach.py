@@ -1,0 +1,244 @@
+"""How a revision reaches the pods now, and what it waits for. Pure.
+
+    Availability     a pod more comes up first; where it finds no GPU it waits, and every old pod serves
+    ResourceAware    an old pod is drained first, only while giving up any of them makes room for the new one
+
+    no old pod serves                        -> nothing can be lost: as the spec or the plan says
+    giving up the old pods makes no room     -> no pod is drained; blocked: NoRoom
+    it does, and it is the last that serves  -> under Auto a surge waits first, for a node that an autoscaler may add
+    it does                                  -> in place
+
+It is decided anew in every turn: where the room vanishes in the middle, the next pod is not drained.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.status import AppliedStrategy
+from millstream_operator.diagnosis.diagnosis import Diagnosis
+from millstream_operator.diagnosis.pod_facts import condition, is_scheduled, is_terminating, parse_time
+from millstream_operator.diagnosis.pod_failures import diagnose_pod
+from millstream_operator.diagnosis.reasons import Reason
+from millstream_operator.inventory.room import Room
+from millstream_operator.planning.rollout_strategy import asked_strategy, rollout_strategy
+from millstream_operator.rendering.revision_marks import Marks
+from millstream_operator.rollout.pod_requests import growing_requests
+from millstream_operator.rollout.workload import digest_of_pod
+
+Manifest = dict[str, Any]
+IN_PLACE, SURGE = AppliedStrategy.RESOURCE_AWARE, AppliedStrategy.AVAILABILITY
+# How long the surge of a rollout waits before the only pod that serves is drained: longer than cluster autoscalers take
+# to add a node with GPUs.
+SURGE_PATIENCE_SECONDS = 600.0
+MAX_NAMED = 3  # pods in a message
+_OTHER_RESOURCE = re.compile(r"Insufficient (?!nvidia\.com/gpu)\S+")
+RoomOf = Callable[[Sequence[Manifest], int], Room]  # pods that could be given up, and how many new ones wait
+
+
+@dataclass(frozen=True, slots=True)
+class Approach:
+    """`blocked`: what the rollout waits for. `holds`: the old template stays, so that no pod is made before there is
+    room. `wait_seconds`: when to look again though nothing changes."""
+
+    strategy: AppliedStrategy
+    why: str = ""
+    blocked: Diagnosis | None = None
+    holds: bool = False
+    wait_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """The pods of one owner, as the rollout of one revision sees them."""
+
+    owner: LLMDeployment
+    digest: str
+    plan: dict[str, Any]
+    template: dict[str, Any]
+    marks: Marks
+    has_begun: bool
+    pods: Sequence[Manifest]
+    room_of: RoomOf
+    now: str | None = None  # RFC 3339, UTC
+
+    def room(self, serving: Sequence[Manifest]) -> Room:
+        return self.room_of(serving, len(self.unplaced))
+
+    @property
+    def old(self) -> list[Manifest]:
+        return [pod for pod in self.pods if digest_of_pod(pod) != self.digest and not is_terminating(pod)]
+
+    @property
+    def new(self) -> list[Manifest]:
+        return [pod for pod in self.pods if digest_of_pod(pod) == self.digest and not is_terminating(pod)]
+
+    @property
+    def serving(self) -> list[Manifest]:
+        """Old pods that would be missed."""
+        return [pod for pod in self.old if _is_ready(pod)]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether at most one pod serves, old or new."""
+        return sum(map(_is_ready, [*self.old, *self.new])) <= 1
+
+    @property
+    def waiting(self) -> list[Manifest]:
+        """New pods that no node takes for want of a GPU."""
+        return [pod for pod in self.new if _finds_no_gpu(pod)]
+
+    @property
+    def unplaced(self) -> list[Manifest]:
+        """New pods without a node, for whatever reason."""
+        return [pod for pod in self.new if not is_scheduled(pod)]
+
+
+def choose_approach(one: Situation) -> Approach:
+    """Return how the revision reaches the pods in this turn."""
+    asked = asked_strategy(one.owner)
+    if not one.serving:
+        return _with_nothing_to_lose(one, asked)
+    room = one.room(one.serving)
+    if asked is IN_PLACE:
+        if room.kept:
+            return Approach(SURGE, blocked=no_room(one, room), holds=not one.has_begun)
+        if (more := growing_requests(one.template, one.serving)) and not _only_gpus_are_short(one):
+            return Approach(SURGE, blocked=_no_more(one, room, more))
+        return Approach(IN_PLACE, "spec.rollout.strategy is ResourceAware")
+    if asked is SURGE:
+        return Approach(SURGE, blocked=_waits(one, room) if one.unplaced else None)
+    return _auto(one, room)
+
+
+def _with_nothing_to_lose(one: Situation, asked: AppliedStrategy | None) -> Approach:
+    if asked is not None:
+        return Approach(asked, "spec.rollout.strategy is ResourceAware")
+    chosen = one.marks.strategy
+    if chosen is None and one.has_begun:  # a record from before there was a choice
+        chosen = SURGE
+    if chosen is None:
+        chosen = rollout_strategy(one.owner, one.plan, one.room(()).now)
+    if chosen is SURGE and one.old and one.has_begun and one.waiting:
+        return Approach(IN_PLACE, "its first pod finds no free GPU")
+    return Approach(chosen, "no GPU is spare for one more replica")
+
+
+def _auto(one: Situation, room: Room) -> Approach:
+    if not one.plan.get("gpusPerReplica") or not _wants_room(one, room):
+        return Approach(SURGE)
+    if room.kept:
+        return Approach(SURGE, blocked=no_room(one, room))
+    if (more := growing_requests(one.template, one.serving)) and not _only_gpus_are_short(one):
+        return Approach(SURGE, blocked=_no_more(one, room, more))
+    why = "its first pod finds no free GPU" if one.waiting else "no GPU is spare for one more replica"
+    if not one.is_last or one.marks.strategy is IN_PLACE:
+        return Approach(IN_PLACE, why)
+    if room.pool:
+        return Approach(SURGE, blocked=_waits(one, room))
+    seconds = _patience_left_seconds(one)
+    if seconds > 0:
+        return Approach(SURGE, blocked=_waits(one, room), wait_seconds=seconds)
+    return Approach(IN_PLACE, why)
+
+
+def _only_gpus_are_short(one: Situation) -> bool:
+    """Whether the scheduler says that a new pod finds everything but GPUs, beside the pods that serve."""
+    said = [condition(pod, "PodScheduled").get("message") or "" for pod in one.waiting]
+    return any(not _OTHER_RESOURCE.search(message) for message in said)
+
+
+def _wants_room(one: Situation, room: Room) -> bool:
+    """Whether the surge finds no GPU, or is known to find none."""
+    if one.marks.strategy is IN_PLACE:
+        return True
+    if room.now is None:
+        return one.has_begun and bool(one.waiting)
+    if any(is_scheduled(pod) and not _is_ready(pod) for pod in one.new):
+        return False  # the surge has its GPU and comes up
+    return room.now is False
+
+
+def _patience_left_seconds(one: Situation) -> float:
+    """How much longer the surge waits before the last pod that serves is drained."""
+    refused = [found for pod in one.unplaced if (found := condition(pod, "PodScheduled")).get("status") == "False"]
+    if not refused:  # the scheduler has not tried yet
+        return SURGE_PATIENCE_SECONDS
+    now, since = parse_time(one.now), _waits_since(one)
+    if now is None or since is None:
+        return 0.0
+    return max(0.0, SURGE_PATIENCE_SECONDS - (now - since).total_seconds())
+
+
+def _waits_since(one: Situation) -> datetime.datetime | None:
+    """When the scheduler first found no node for a pod that still waits."""
+    times = [parse_time(condition(pod, "PodScheduled").get("lastTransitionTime")) for pod in one.unplaced]
+    return min((time for time in times if time is not None), default=None)
+
+
+# The words
+
+
+def no_room(one: Situation, room: Room) -> Diagnosis:
+    """Giving up the pods that serve makes no room."""
+    named = [
+        f"pod {pod['metadata']['name']}: {room.kept[uid]}"
+        for pod in one.serving
+        if (uid := pod["metadata"].get("uid", "")) in room.kept
+    ]
+    more = f"; {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
+    return Diagnosis(
+        Reason.NO_ROOM,
+        f"The new pods wait for {room.needs}. Draining a pod that serves makes no room for them "
+        f"({'; '.join(named[:MAX_NAMED])}{more}), so the old pods serve on.",
+        "Free such GPUs, uncordon or add a node, or change the spec back. To replace the pods in any case, set "
+        "spec.replicas to 0 and back.",
+    )
+
+
+def _no_more(one: Situation, room: Room, resources: Sequence[str]) -> Diagnosis:
+    """The GPUs would do, and nobody knows whether the rest would."""
+    return Diagnosis(
+        Reason.NO_ROOM,
+        f"The new pods ask for more {' and '.join(resources)} than the pods that serve. A new pod waits for a node "
+        f"that has {room.needs} and the rest, so the old pods serve on.",
+        "Free such a node or add one, or ask for less in spec.podTemplate. To replace the pods in any case, set "
+        "spec.replicas to 0 and back.",
+    )
+
+
+def _waits(one: Situation, room: Room) -> Diagnosis:
+    """The surge waits, though giving up a pod would make room."""
+    if room.kept:
+        return no_room(one, room)
+    until = _patience_ends(one)
+    then = f" until {until}, then the pod that serves is replaced in place" if until else ""
+    if room.pool or asked_strategy(one.owner) is SURGE:
+        then = ""
+    return Diagnosis(
+        Reason.WAITING_FOR_NODE,
+        f"The new pod waits for {room.needs}, free or on a node that an autoscaler adds{then}. The old pods serve on.",
+        "Free such GPUs or add a node; spec.rollout.strategy ResourceAware replaces the pods in place now.",
+    )
+
+
+def _patience_ends(one: Situation) -> str | None:
+    """When the wait for another node ends: a fixed time, so that the status does not vary."""
+    if (since := _waits_since(one)) is None:
+        return None
+    ends = since + datetime.timedelta(seconds=SURGE_PATIENCE_SECONDS)
+    return ends.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _finds_no_gpu(pod: Manifest) -> bool:
+    found = diagnose_pod(pod)
+    return found is not None and found.reason is Reason.INSUFFICIENT_GPU
+
+
+def _is_ready(pod: Manifest) -> bool:
+    return bool(condition(pod, "Ready").get("status") == "True")
