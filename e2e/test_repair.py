@@ -15,7 +15,7 @@ from e2e.release import REPLICAS, Release
 EDITS = {
     "Service": ("service", {"spec": {"ports": [{"port": 80, "targetPort": 9999}]}}, "spec.ports[0].targetPort"),
     "Deployment": ("deployment", {"spec": {"replicas": 0}}, "spec.replicas"),
-    "NetworkPolicy": ("networkpolicy", {"spec": {"ingress": []}}, "spec.ingress"),
+    "NetworkPolicy": ("networkpolicy", {"spec": {"egress": []}}, "spec.egress"),
     "ServiceAccount": ("serviceaccount", {"automountServiceAccountToken": True}, "automountServiceAccountToken"),
 }
 DELETABLE = ("service", "networkpolicy", "serviceaccount", "controllerrevision", "configmap")

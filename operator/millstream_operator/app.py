@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import kopf
 
 from millstream_operator import gc_freeze
+from millstream_operator.facts.api_servers import ApiServers
 from millstream_operator.facts.catalog_watch import CatalogWatch
 from millstream_operator.facts.cluster_facts import ClusterFacts
 from millstream_operator.facts.gpu_watch import GpuWatch
@@ -114,6 +116,7 @@ class Operator:
         )
         self.events = EventQueue(self.client, self.queue.has_urgent)
         self.probe_keys = ProbeKeySecret(self.client, self.settings.operator_namespace, self.settings.probe_key_secret)
+        self.api_servers = ApiServers(self.client, os.environ)
         self.reports = PodReports(pods, self._enqueue, steady_seconds)
         self.reconciler = Reconciler(
             self.client,
@@ -128,7 +131,7 @@ class Operator:
             events=self.events,
             busy=self.queue.has_urgent,
             keys=DerivedKeys(lambda: self.probe_keys.ring),
-            surroundings=lambda: Surroundings(self.probe_keys.ring),
+            surroundings=self._surroundings,
         )
         self.elector: Elector | None = None
         self._listed_in_term: int | None = None  # everything was listed within this term: no other replica wrote since
@@ -141,6 +144,11 @@ class Operator:
         agent = f"{MANAGER} ({self.identity})"
         return ClusterClient(lambda: login(self.kopf_settings), fence, self.metrics, agent, timeout_seconds)
 
+    def _surroundings(self) -> Surroundings:
+        settings = self.settings
+        network = settings.defaults.network
+        return Surroundings(self.probe_keys.ring, network, settings.operator_namespace, self.api_servers.known)
+
     async def run(self) -> None:
         """Run until cancelled, or until kopf ends by a signal."""
         health = HealthServer(self.problems, self.not_ready, self.metrics.exposition)
@@ -150,7 +158,7 @@ class Operator:
                 await self._run_elected()
             else:
                 await self._first_listing()
-                await self.probe_keys.refresh()
+                await self._refresh_surroundings()
                 self._enqueue_all()
                 await self._run_parts([])
         finally:
@@ -284,7 +292,7 @@ class Operator:
             try:
                 if term != self._listed_in_term:
                     await self.listings.resync()
-                await self.probe_keys.refresh()
+                await self._refresh_surroundings()
             except (ApiError, ApiUnreachable, NotLeader) as error:
                 log.warning("taking over: %s", error)
                 await asyncio.sleep(self.timing.retry_after_failure_seconds)
@@ -299,17 +307,18 @@ class Operator:
         while True:
             await asyncio.sleep(FACTS_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
             self.refresh_facts()
-            await self._refresh_probe_keys()
+            if self.elector is not None and not self.elector.leading:
+                continue
+            try:
+                if await self._refresh_surroundings():
+                    self._enqueue_all()
+            except (ApiError, ApiUnreachable, NotLeader) as error:
+                log.warning("keys of the probe and addresses of the API server stay as they were: %s", error)
 
-    async def _refresh_probe_keys(self) -> None:
-        """Take over a rotated key; the leader alone needs it."""
-        if self.elector is not None and not self.elector.leading:
-            return
-        try:
-            if await self.probe_keys.refresh():
-                self._enqueue_all()
-        except (ApiError, ApiUnreachable, NotLeader) as error:
-            log.warning("the keys of the probe stay as they were: %s", error)
+    async def _refresh_surroundings(self) -> bool:
+        """Read the probe's keys and the API server's addresses again; the leader alone needs them."""
+        changed = [await self.probe_keys.refresh(), await self.api_servers.refresh()]
+        return any(changed)
 
     def refresh_facts(self) -> None:
         """Enqueue deployments whose plans may be outdated: all, or those that wait for GPUs.

@@ -16,6 +16,7 @@ from millstream_operator.kube.optional_kinds import DISCOVERY_SECONDS
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.reconciling.defaults import Defaults
 from millstream_operator.rendering.companions import CompanionDefaults
+from millstream_operator.rendering.network_policy import NetworkDefaults
 from millstream_operator.rendering.pod_defaults import load_pod_defaults
 
 LOG_LEVELS = {name: logging.getLevelNamesMapping()[name] for name in ("DEBUG", "INFO", "WARNING", "ERROR")}
@@ -54,6 +55,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     MILLSTREAM_PROMETHEUS_URL   where KEDA asks for metrics; empty: KEDA is not used
     MILLSTREAM_MONITORING_LABELS
                                 JSON object: labels of PodMonitors and PrometheusRules
+    MILLSTREAM_NETWORK          JSON object: mode, ingress, dns and dnsPorts of the models' NetworkPolicies
     MILLSTREAM_DISCOVERY_SECONDS
                                 how often optional kinds are discovered and listed, 5 to 3600
     MILLSTREAM_WATCH_NAMESPACES comma-separated; empty: all namespaces
@@ -86,7 +88,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     except ValueError as error:
         raise SettingsError(str(error)) from None
     return Settings(
-        defaults=Defaults(PlanDefaults(runtime_image=image), pods, _companions(environment)),
+        defaults=Defaults(PlanDefaults(runtime_image=image), pods, _companions(environment), _network(environment)),
         watch_namespaces=namespaces,
         log_level=_choice(environment, "MILLSTREAM_LOG_LEVEL", LOG_LEVELS, "INFO"),
         health_port=_port(environment.get("MILLSTREAM_HEALTH_PORT") or "8080"),
@@ -157,6 +159,16 @@ def _companions(environment: Mapping[str, str]) -> CompanionDefaults:
             "labels."
         ) from None
     return CompanionDefaults(url, labels)
+
+
+def _network(environment: Mapping[str, str]) -> NetworkDefaults:
+    text = environment.get("MILLSTREAM_NETWORK", "").strip() or "{}"
+    try:
+        return NetworkDefaults.model_validate_json(text, by_alias=True, by_name=False)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(step) for step in first["loc"])
+        raise SettingsError(f"MILLSTREAM_NETWORK: {f'{where}: ' if where else ''}{first['msg']}.") from None
 
 
 def _port(value: str) -> int:

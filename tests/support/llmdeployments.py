@@ -54,6 +54,25 @@ _FULL_SPEC: dict[str, Any] = {
     "runtime": {"image": "registry.example.com/millstream-runtime:1.0", "logLevel": "Debug"},
     "service": {"type": "NodePort", "port": 8080},
     "auth": {"mode": "Enabled", "apiKeysSecretRef": {"name": "api-keys", "key": "keys"}},
+    "network": {
+        "mode": "Managed",
+        "ingress": [
+            {"namespaceSelector": {"matchLabels": {"team": "search"}}, "podSelector": {"matchLabels": {"app": "web"}}},
+            {"ipBlock": {"cidr": "192.0.2.0/24", "except": ["192.0.2.8/29"]}},
+        ],
+        "egress": [
+            {
+                "to": [
+                    {
+                        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "telemetry"}},
+                        "podSelector": {"matchLabels": {"app": "collector"}},
+                    },
+                    {"ipBlock": {"cidr": "198.51.100.0/24", "except": ["198.51.100.8/29"]}},
+                ],
+                "ports": [{"port": 4317, "endPort": 4318, "protocol": "UDP"}],
+            }
+        ],
+    },
     "monitoring": {"mode": "Auto", "labels": {"release": "prometheus"}},
     "podTemplate": {
         "metadata": {"labels": {"team": "search"}, "annotations": {"example.com/contact": "search@example.com"}},

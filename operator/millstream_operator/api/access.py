@@ -1,12 +1,16 @@
-"""`spec.auth`: who may ask the model."""
+"""`spec.auth` and `spec.network`: who may ask the model, and what its pods may reach.
+
+Peers and ports have NetworkPolicy's own paths, in the subset that a rule can be checked for.
+"""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
-from millstream_operator.api.base import ApiModel
+from millstream_operator.api.base import ApiModel, LabelValue
 from millstream_operator.api.model import ObjectKey
 
 
@@ -27,4 +31,88 @@ class Auth(ApiModel):
         None,
         description="Key of a Secret with the API keys: one per line, # begins a comment, at most 1000. A request "
         "sends one as Authorization: Bearer. The pods read the Secret again when it changes; nothing restarts.",
+    )
+
+
+_OCTET = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])"
+CIDR_PATTERN = (
+    rf"^(({_OCTET}\.){{3}}{_OCTET}/(3[0-2]|[12]?[0-9])|[0-9a-fA-F:]*:[0-9a-fA-F:]*/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))$"
+)
+CIDR = Annotated[str, StringConstraints(pattern=CIDR_PATTERN, min_length=4, max_length=43)]
+LabelKey = Annotated[str, StringConstraints(min_length=1, max_length=317)]
+ATOMIC = {"x-kubernetes-list-type": "atomic"}
+
+
+class LabelSelector(ApiModel):
+    """Objects by their labels. Without labels: all."""
+
+    match_labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=8)] | None = Field(
+        None, description="Labels that an object must have, for example kubernetes.io/metadata.name of a namespace."
+    )
+
+
+class IPBlock(ApiModel):
+    """Addresses outside the cluster."""
+
+    cidr: CIDR = Field(description="Addresses, for example 192.0.2.0/24.")
+    except_: Annotated[list[CIDR], Field(max_length=16, json_schema_extra=ATOMIC)] | None = Field(
+        None, alias="except", description="Addresses of the block that are not meant."
+    )
+
+
+class NetworkPeer(ApiModel):
+    """The other end of a connection: pods by namespaceSelector, podSelector or both, or addresses by ipBlock."""
+
+    namespace_selector: LabelSelector | None = Field(
+        None, description="Pods of these namespaces. Default: with podSelector, those of the LLMDeployment's own."
+    )
+    pod_selector: LabelSelector | None = Field(None, description="Pods with these labels. Default: all.")
+    ip_block: IPBlock | None = Field(None, description="Addresses outside the cluster.")
+
+
+class NetworkProtocol(StrEnum):
+    TCP = "TCP"
+    UDP = "UDP"
+    SCTP = "SCTP"
+
+
+class NetworkPort(ApiModel):
+    """A port, or a range of them."""
+
+    port: int = Field(ge=1, le=65535, description="Port, or the first one of a range.")
+    end_port: int | None = Field(None, ge=1, le=65535, description="Last port of a range. Default: the port alone.")
+    protocol: NetworkProtocol | None = Field(None, description="TCP, UDP or SCTP. Default: TCP.")
+
+
+class NetworkEgress(ApiModel):
+    """What the pods may reach besides DNS and, where they download, the hub."""
+
+    to: Annotated[list[NetworkPeer], Field(min_length=1, max_length=8, json_schema_extra=ATOMIC)] = Field(
+        description="Where to. The API server and link-local addresses (metadata services) stay closed."
+    )
+    ports: Annotated[list[NetworkPort], Field(min_length=1, max_length=8, json_schema_extra=ATOMIC)] | None = Field(
+        None, description="At which ports. Default: all."
+    )
+
+
+class NetworkMode(StrEnum):
+    MANAGED = "Managed"
+    DISABLED = "Disabled"
+
+
+class Network(ApiModel):
+    """Which connections the pods may have, by a NetworkPolicy. A change restarts nothing."""
+
+    mode: NetworkMode | None = Field(
+        None,
+        description="Managed: the operator keeps a NetworkPolicy for the pods. Disabled: it keeps none, and the "
+        "cluster's own policies decide. Default: the chart's network.mode, which is Managed.",
+    )
+    ingress: Annotated[list[NetworkPeer], Field(min_length=1, max_length=16, json_schema_extra=ATOMIC)] | None = Field(
+        None,
+        description="Who may reach the pods' HTTP port, besides the operator and the chart's network.ingress; nobody "
+        "else may. Default: the policy says nothing of ingress, so the namespace's own policies decide.",
+    )
+    egress: Annotated[list[NetworkEgress], Field(min_length=1, max_length=8, json_schema_extra=ATOMIC)] | None = Field(
+        None, description="What the pods may reach besides, for example an OTLP collector."
     )

@@ -140,6 +140,15 @@ def _qualified_keys(path: str) -> Rule:
     )
 
 
+def _peer(path: str) -> Rule:
+    return Rule(
+        path,
+        "has(self.ipBlock) != (has(self.namespaceSelector) || has(self.podSelector))",
+        lambda value: (value.ip_block is None) == (_count(value.namespace_selector, value.pod_selector) > 0),
+        "give either ipBlock, or namespaceSelector, podSelector or both.",
+    )
+
+
 def _count(*values: object) -> int:
     return sum(value is not None for value in values)
 
@@ -256,6 +265,26 @@ RULES: tuple[Rule, ...] = (
         "!(has(self.mode) && self.mode == 'Disabled') || !has(self.apiKeysSecretRef)",
         lambda value: value.mode != "Disabled" or value.api_keys_secret_ref is None,
         "mode Disabled takes no apiKeysSecretRef.",
+    ),
+    Rule(
+        "spec.network",
+        "!(has(self.mode) && self.mode == 'Disabled') || (!has(self.ingress) && !has(self.egress))",
+        lambda value: value.mode != "Disabled" or (value.ingress is None and value.egress is None),
+        "mode Disabled takes neither ingress nor egress: there is no policy to put them into.",
+    ),
+    _peer("spec.network.ingress[]"),
+    _peer("spec.network.egress[].to[]"),
+    Rule(
+        "spec.network.egress[].to[].ipBlock",
+        "!self.cidr.startsWith('169.254.')",
+        lambda value: not value.cidr.startswith("169.254."),
+        "169.254.0.0/16 is link-local: metadata services give away the node's credentials, and stay closed.",
+    ),
+    Rule(
+        "spec.network.egress[].ports[]",
+        "!has(self.endPort) || self.endPort >= self.port",
+        lambda value: value.end_port is None or value.end_port >= value.port,
+        "endPort must be at least port.",
     ),
     Rule(
         "spec.autoscaling",

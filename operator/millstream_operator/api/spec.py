@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from millstream_operator.api.access import Auth
+from millstream_operator.api.access import Auth, Network
 from millstream_operator.api.base import ApiModel, Duration
 from millstream_operator.api.model import Image, Model
 from millstream_operator.api.monitoring import Monitoring
@@ -191,6 +191,7 @@ class LLMDeploymentSpec(ApiModel):
     runtime: Runtime | None = Field(None, description="The runtime container.")
     service: Service | None = Field(None, description="The Service in front of the replicas.")
     auth: Auth | None = Field(None, description="Who may ask the model. Default: everyone who reaches the Service.")
+    network: Network | None = Field(None, description="Which connections the pods may have. Default: the chart's.")
     monitoring: Monitoring | None = Field(None, description="Scraping and alerts by the Prometheus operator.")
     pod_template: PodTemplate | None = Field(
         None, description="Changes to the pods: labels, scheduling, environment, resources."

@@ -29,6 +29,7 @@ from millstream_operator.rendering.names import INSPECTION_LABEL, INSPECTOR, rol
 from millstream_operator.rendering.network_policy import network_policy
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.service_account import service_account
+from millstream_operator.rendering.surroundings import Surroundings
 
 Manifest = dict[str, Any]
 RECHECK_SECONDS = 30.0
@@ -56,8 +57,9 @@ class Inspector:
         pod_defaults: PodDefaults,
         now: Callable[[], str],
         shared: SharedInspections,
+        surroundings: Callable[[], Surroundings] = Surroundings,
     ) -> None:
-        self._shared = shared
+        self._shared, self._surroundings = shared, surroundings
         self._children, self._index, self._now = children, index, now
         self._plan_defaults, self._pod_defaults = plan_defaults, pod_defaults
 
@@ -137,7 +139,10 @@ class Inspector:
             return step.answer
         if step.start is not None:
             # The pod needs an account, and a NetworkPolicy where the namespace denies traffic.
-            await self._apply(owner, [service_account(owner), network_policy(owner), attempt(step.start)])
+            around = self._surroundings()
+            policy = network_policy(owner, around.network, around.operator_namespace, around.api_servers)
+            policies = [policy] if policy is not None else []
+            await self._apply(owner, [service_account(owner), *policies, attempt(step.start)])
         outdated = [job for job in jobs if job not in todays]
         await self._children.delete(owner, [*outdated, *step.to_delete])
         assert step.problem is not None  # noqa: S101 - no answer

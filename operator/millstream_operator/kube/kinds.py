@@ -39,6 +39,7 @@ POD = Kind("", "v1", "Pod", "pods", owned=False)
 NODE = Kind("", "v1", "Node", "nodes", owned=False)  # looked at by `gpu_watch.py`, with what pods hold of its GPUs
 EVENT = Kind("", "v1", "Event", "events", owned=False)
 SECRET = Kind("", "v1", "Secret", "secrets", owned=False)  # the operator's own, by name: none is listed or watched
+ENDPOINT_SLICE = Kind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", owned=False)  # the API server's
 LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases", owned=False)
 SERVICE_ACCOUNT = Kind("", "v1", "ServiceAccount", "serviceaccounts")
 CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")

@@ -24,6 +24,7 @@ NOT_IN_PODS: Fields = {
     "autoscaling": True,
     "service": True,
     "auth": {"mode": True},
+    "network": True,
     "monitoring": True,
     "rollout": {"progress_deadline": True, "strategy": True},
     "runtime": {"update_policy": True},

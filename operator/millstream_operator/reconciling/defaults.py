@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.rendering.companions import CompanionDefaults
+from millstream_operator.rendering.network_policy import NetworkDefaults
 from millstream_operator.rendering.pod_defaults import PodDefaults
 
 
@@ -16,3 +17,4 @@ class Defaults:
     plan: PlanDefaults = field(default_factory=PlanDefaults)
     pods: PodDefaults = field(default_factory=PodDefaults)
     companions: CompanionDefaults = field(default_factory=CompanionDefaults)
+    network: NetworkDefaults = field(default_factory=NetworkDefaults)

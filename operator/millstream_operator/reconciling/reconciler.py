@@ -86,7 +86,7 @@ class Reconciler:
         self._volume_checks = VolumeChecks(client, index)
         self._restorer = StatusRestorer(later)
         self._shared = SharedInspections(lambda key: later(key, 0.0) if later is not None else None)
-        inspector = Inspector(self._children, index, defaults.plan, defaults.pods, now, self._shared)
+        inspector = Inspector(self._children, index, defaults.plan, defaults.pods, now, self._shared, surroundings)
         companions = CompanionApplier(self._children, served, defaults.companions)
         self._reader = ContextReader(index, self._children, self._restorer)
         self._plan = PlanStage(self.pinning, inspector)

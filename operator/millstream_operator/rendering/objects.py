@@ -38,7 +38,7 @@ def objects(
     digests = surroundings.probe_keys.digests(owner) if has_keys else ()
     wanted = [
         service_account(owner),
-        network_policy(owner),
+        network_policy(owner, surroundings.network, surroundings.operator_namespace, surroundings.api_servers),
         service(owner),
         pod_disruption_budget(owner),
         model_cache(owner),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -11,6 +12,7 @@ import yaml
 from hack.reference import chart as chart_reference
 from millstream_operator.catalog.catalog_file import read_catalog_file
 from millstream_operator.kube.kinds import OPTIONAL, WATCHED
+from millstream_operator.rendering.network_policy import NetworkDefaults
 from millstream_operator.settings import read_settings
 from tests.support.helm_chart import (
     CHART,
@@ -382,3 +384,17 @@ def test_declared_node_pools_reach_the_operator() -> None:
     environment = {one["name"]: one["value"] for one in container["env"] if "value" in one}
     (pool,) = read_settings(environment).node_pools
     assert (pool.product, pool.gpus_per_node, pool.max_nodes, pool.labels) == ("H100-80GB", 8, 4, {"pool": "gpu"})
+
+
+def test_the_models_network_reaches_the_operator() -> None:
+    def network(*values: str) -> Any:
+        (container,) = operator_of(render(*values))["spec"]["template"]["spec"]["containers"]
+        (found,) = (one["value"] for one in container["env"] if one["name"] == "MILLSTREAM_NETWORK")
+        return read_settings({"MILLSTREAM_RUNTIME_IMAGE": "r:1", "MILLSTREAM_NETWORK": found}).defaults.network
+
+    assert network() == NetworkDefaults()
+    peers = 'network.ingress=[{"namespaceSelector":{"matchLabels":{"kubernetes.io/metadata.name":"web"}}}]'
+    changed = network("network.mode=Disabled", peers, "network.dnsPorts=[5353]")
+    assert changed.mode == "Disabled"
+    assert changed.ingress[0].namespace_selector.match_labels == {"kubernetes.io/metadata.name": "web"}
+    assert changed.dns_ports == [5353]

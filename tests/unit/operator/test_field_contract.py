@@ -53,7 +53,7 @@ from tests.support.pinned_plans import NoFacts, choose, chosen_pin
 
 Manifest = dict[str, Any]
 Objects = dict[str, Manifest]
-DEPLOYMENT, SERVICE, BUDGET = "Deployment", "Service", "PodDisruptionBudget"
+DEPLOYMENT, SERVICE, BUDGET, POLICY = "Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"
 JOB, CLAIM_OBJECT = "Job", "PersistentVolumeClaim"
 EVERY_POD = (DEPLOYMENT, JOB)  # those that serve, and the one that inspects the model before
 LIVE = "ConfigMap"  # watched by the runtime: a change of it restarts nothing
@@ -220,6 +220,19 @@ CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts] = {
     "runtime.logLevel": Changes("Error", kinds=(LIVE,)),
     "service.type": Changes("LoadBalancer", kinds=(SERVICE,)),
     "service.port": Changes(8081, kinds=(SERVICE,)),
+    "network.mode": Refused("Disabled", "takes neither ingress nor egress"),
+    **{
+        f"network.{peer}.{selector}.matchLabels{{}}": Changes("other", kinds=(POLICY,))
+        for peer in ("ingress[]", "egress[].to[]")
+        for selector in ("namespaceSelector", "podSelector")
+    },
+    "network.ingress[].ipBlock.cidr": Changes("192.0.0.0/16", kinds=(POLICY,)),
+    "network.ingress[].ipBlock.except[]": Changes("192.0.2.16/29", kinds=(POLICY,)),
+    "network.egress[].to[].ipBlock.cidr": Changes("198.51.0.0/16", kinds=(POLICY,)),
+    "network.egress[].to[].ipBlock.except[]": Changes("198.51.100.16/29", kinds=(POLICY,)),
+    "network.egress[].ports[].port": Changes(4316, kinds=(POLICY,)),
+    "network.egress[].ports[].endPort": Changes(4319, kinds=(POLICY,)),
+    "network.egress[].ports[].protocol": Changes("SCTP", kinds=(POLICY,)),
     "auth.mode": Refused("Disabled", "takes no apiKeysSecretRef"),
     "auth.apiKeysSecretRef.name": Changes("other-keys"),
     "auth.apiKeysSecretRef.key": Changes("other"),

@@ -161,6 +161,27 @@ BAD: dict[str, tuple[Manifest, str, str]] = {
         "spec.auth",
         "takes no apiKeysSecretRef",
     ),
+    "a policy that is not there": (
+        manifest(network={"mode": "Disabled", "ingress": [{"podSelector": {}}]}),
+        "spec.network",
+        "neither ingress nor egress",
+    ),
+    "no peer": (manifest(network={"ingress": [{}]}), "spec.network.ingress[0]", "either ipBlock"),
+    "pods at an address": (
+        manifest(network={"egress": [{"to": [{"podSelector": {}, "ipBlock": {"cidr": "192.0.2.0/24"}}]}]}),
+        "spec.network.egress[0].to[0]",
+        "either ipBlock",
+    ),
+    "the metadata service": (
+        manifest(network={"egress": [{"to": [{"ipBlock": {"cidr": "169.254.169.254/32"}}]}]}),
+        "spec.network.egress[0].to[0].ipBlock",
+        "link-local",
+    ),
+    "ports backwards": (
+        manifest(network={"egress": [{"to": [{"podSelector": {}}], "ports": [{"port": 2, "endPort": 1}]}]}),
+        "spec.network.egress[0].ports[0]",
+        "at least port",
+    ),
     "more at least than at most": (
         manifest(autoscaling={"minReplicas": 3, "maxReplicas": 2}),
         "spec.autoscaling",

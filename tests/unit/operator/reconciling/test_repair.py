@@ -60,8 +60,8 @@ def _edit_live_config(live: Manifest) -> None:
     live["data"]["live.json"] = "{}"
 
 
-def _edit_ingress(live: Manifest) -> None:
-    live["spec"]["ingress"] = []
+def _edit_egress(live: Manifest) -> None:
+    live["spec"]["egress"] = []
 
 
 def _edit_token(live: Manifest) -> None:
@@ -82,7 +82,7 @@ EDITS: dict[str, tuple[Kind, Callable[[Manifest], None]]] = {
     "Deployment replicas": (DEPLOYMENT, _edit_replicas),
     "Deployment image": (DEPLOYMENT, _edit_image),
     "Deployment args": (DEPLOYMENT, _edit_args),
-    "NetworkPolicy ingress": (NETWORK_POLICY, _edit_ingress),
+    "NetworkPolicy egress": (NETWORK_POLICY, _edit_egress),
     "ServiceAccount token": (SERVICE_ACCOUNT, _edit_token),
     "live configuration": (CONFIG_MAP, _edit_live_config),
 }

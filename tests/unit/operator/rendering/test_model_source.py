@@ -12,7 +12,6 @@ from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.planning.spec_plan import plan_from_spec
 from millstream_operator.rendering.model_cache import model_cache
-from millstream_operator.rendering.network_policy import network_policy
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.pod_template import pod_template
 from millstream_operator.rendering.runtime_config import boot_config
@@ -97,14 +96,6 @@ def test_a_token_is_a_file_and_in_no_argument() -> None:
 def test_the_download_has_the_runtimes_environment_so_a_mirror_and_a_proxy_hold_for_it() -> None:
     template = {"spec": {"containers": [{"name": "runtime", "env": ENV}]}}
     assert pod(hub(), podTemplate=template)["initContainers"][0]["env"][1:] == ENV
-
-
-@pytest.mark.parametrize(
-    ("source", "open_to_all"), [(hub(), True), (IMAGE, True), ({"local": {"path": "demo-chat"}}, False)]
-)
-def test_only_a_pod_that_downloads_may_call_out(source: dict[str, Any], open_to_all: bool) -> None:
-    egress = network_policy(deployment(model={"source": source}))["spec"]["egress"]
-    assert ({"ports": [{"protocol": "TCP"}]} in egress) is open_to_all
 
 
 def volume_of(spec: dict[str, Any], name: str = "model") -> dict[str, Any]:

@@ -137,14 +137,6 @@ def test_the_url_is_the_services() -> None:
     assert service_url(deployment(service={"port": 8080})) == "http://demo.team.svc:8080"
 
 
-def test_pods_are_reached_on_http_alone_and_may_ask_dns_alone() -> None:
-    spec = rendered(deployment())["NetworkPolicy"]["spec"]
-    assert spec["policyTypes"] == ["Ingress", "Egress"]
-    assert spec["ingress"] == [{"ports": [{"port": "http", "protocol": "TCP"}]}]
-    (egress,) = spec["egress"]
-    assert {(port["port"], port["protocol"]) for port in egress["ports"]} == {(53, "UDP"), (53, "TCP")}
-
-
 def test_the_service_account_gives_no_token_away() -> None:
     account = rendered(deployment())["ServiceAccount"]
     assert account["automountServiceAccountToken"] is False

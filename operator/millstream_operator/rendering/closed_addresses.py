@@ -1,0 +1,105 @@
+"""Addresses that no egress rule of ours opens: metadata services, and the API server at its own port. Pure.
+
+NetworkPolicies only allow, so an allowed block is written without them:
+
+    0.0.0.0/0  ->  0.0.0.0/0 except 169.254.0.0/16, 10.0.0.5/32        and, for the API server 10.0.0.5:6443,
+                   10.0.0.5/32 at the same ports without 6443          because other things listen on that node too
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Fields = dict[str, Any]
+METADATA = tuple(
+    map(
+        ipaddress.ip_network,
+        # Link-local; Alibaba Cloud; link-local, AWS and Google Cloud by IPv6.
+        ("169.254.0.0/16", "100.100.100.200/32", "fe80::/10", "fd00:ec2::254/128", "fd20:ce::254/128"),
+    )
+)
+LAST_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ApiServer:
+    """One address of the API server."""
+
+    address: str
+    port: int
+
+    @property
+    def network(self) -> Network:
+        return ipaddress.ip_network(self.address)
+
+
+def shielded(to: Sequence[Fields], ports: Sequence[Fields], api_servers: Iterable[ApiServer]) -> list[Fields]:
+    """Return egress rules to these peers at these ports (none: all) without the closed addresses."""
+    servers = sorted(set(api_servers))
+    peers = [peer for one in to if (peer := _without_closed(one, servers)) is not None]
+    rules = [_rule(peers, ports)] if peers else []
+    blocks = [one["ipBlock"] for one in to if "ipBlock" in one]
+    for server in servers:
+        if any(_allows(block, server.network) for block in blocks) and (rest := _less(ports, server.port)):
+            rules.append(_rule([{"ipBlock": {"cidr": str(server.network)}}], rest))
+    return rules
+
+
+def _rule(to: Sequence[Fields], ports: Sequence[Fields]) -> Fields:
+    return {"to": [*to]} | ({"ports": [*ports]} if ports else {})
+
+
+def _without_closed(peer: Fields, servers: Sequence[ApiServer]) -> Fields | None:
+    """Return a peer without the closed addresses; None where nothing is left of it."""
+    block = _network(peer["ipBlock"]["cidr"]) if "ipBlock" in peer else None
+    if block is None:  # pods, or a block that the API server will refuse
+        return peer
+    closed = [*METADATA, *(server.network for server in servers)]
+    if any(_contains(one, block) for one in closed):
+        return None
+    given = peer["ipBlock"].get("except") or []
+    already = [found for text in given if (found := _network(text)) is not None]
+    added = [one for one in closed if _contains(block, one) and not any(_contains(known, one) for known in already)]
+    excepted = [*given, *dict.fromkeys(map(str, added))]
+    return {"ipBlock": {"cidr": peer["ipBlock"]["cidr"]} | ({"except": excepted} if excepted else {})}
+
+
+def _allows(block: Fields, network: Network) -> bool:
+    """Whether the block, as it was given, holds the address and does not except it."""
+    whole = _network(block["cidr"])
+    excepted = [found for text in block.get("except") or () if (found := _network(text)) is not None]
+    if whole is None or any(_contains(one, network) for one in (*METADATA, *excepted)):
+        return False
+    return _contains(whole, network)
+
+
+def _less(ports: Sequence[Fields], closed: int) -> list[Fields]:
+    """Return the ports without one TCP port."""
+    everything: list[Fields] = [{"protocol": "TCP"}, {"protocol": "UDP"}, {"protocol": "SCTP"}]
+    return [left for port in ports or everything for left in _port_less(port, closed)]
+
+
+def _port_less(port: Fields, closed: int) -> Iterator[Fields]:
+    first = int(port.get("port", 1))
+    last = int(port.get("endPort", first if "port" in port else LAST_PORT))
+    if port["protocol"] != "TCP" or not first <= closed <= last:
+        yield port
+        return
+    for low, high in ((first, closed - 1), (closed + 1, last)):
+        if low <= high:
+            yield {"protocol": "TCP", "port": low} | ({"endPort": high} if high > low else {})
+
+
+def _network(text: str) -> Network | None:
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return None
+
+
+def _contains(outer: Network, inner: Network) -> bool:
+    return outer.version == inner.version and inner.subnet_of(outer)  # type: ignore[arg-type]
