@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,16 @@ from millstream_operator.catalog.known_models import known_shape
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.catalog.read_shape import read_shape_file
 from millstream_operator.inventory.node_kinds import Inventory, inventory_of, whole_catalog
-from millstream_operator.inventory.nodes import NodesError, inventory_from_nodes, nodes_of
+from millstream_operator.facts.cluster_facts import ClusterFacts
+from millstream_operator.facts.gpu_watch import read_pod
+from millstream_operator.inventory.nodes import NodesError, nodes_of, pods_of, read_node
+from millstream_operator.kube.index import Index
+from millstream_operator.planning.facts import Facts
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 MAX_FILE_BYTES = 512 << 20  # a thousand nodes print as some ten megabytes
 REQUEST_TIMEOUT_SECONDS = 30
+DEFAULT_NAMESPACE = "default"
 
 
 def bad_input(message: str) -> RuntimeFailure:
@@ -74,26 +80,65 @@ def inventory_for(
     catalog: GpuCatalog,
     *,
     gpus: Sequence[str],
-    nodes: Path | None,
-    kubeconfig: Path | None,
 ) -> Inventory:
     """The GPUs that were given; where none were, those of accelerator.products or of the whole catalogue, to buy."""
     try:
         if gpus:
             return inventory_of([parse_island(catalog, text) for text in gpus])
-        if nodes is not None:
-            return inventory_from_nodes(catalog, nodes_of(_yaml(nodes, MAX_FILE_BYTES)))
-        if kubeconfig is not None:
-            return inventory_from_nodes(catalog, _cluster_nodes(kubeconfig))
         accelerator = deployment.spec.accelerator or Accelerator()
         if accelerator.type is AcceleratorType.CPU or not accelerator.products:
             return whole_catalog(catalog)
         parts = [find_part(catalog, name) for name in accelerator.products]
     except UnknownGPUError as error:
         raise bad_input(str(error)) from None
-    except NodesError as error:
-        raise bad_input(f"{nodes}: {error}") from None
     return inventory_of(((part, part.gpus_per_node) for part in parts), hypothetical=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterObjects:
+    """Nodes and pods as kubectl prints them. `note`: what could not be read, for a person."""
+
+    nodes: Sequence[Mapping[str, Any]]
+    pods: Sequence[Mapping[str, Any]] = ()
+    note: str | None = None
+
+    def facts(self, deployment: LLMDeployment, catalog: GpuCatalog, shape: ModelShape) -> Facts:
+        """What the operator would know of these: taints, cordons, held GPUs, and the deployment's own pods."""
+        found = ClusterFacts(Index(), catalog=catalog, shapes=lambda owner, source: shape)
+        found.problem = None
+        found.replace_nodes(filter(None, map(read_node, self.nodes)))
+        found.replace_pods(filter(None, (read_pod(_with_uid(pod)) for pod in self.pods)))
+        namespace = deployment.metadata.namespace or DEFAULT_NAMESPACE
+        metadata = deployment.metadata.model_copy(update={"namespace": namespace})
+        return found.of(deployment.model_copy(update={"metadata": metadata}))
+
+
+def _with_uid(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """A pod whose uid was cut out of the file still counts once."""
+    metadata = {"namespace": DEFAULT_NAMESPACE, **(pod.get("metadata") or {})}
+    return {**pod, "metadata": {"uid": f"{metadata['namespace']}/{metadata.get('name')}", **metadata}}
+
+
+def objects_of_files(nodes: Path, pods: Path | None) -> ClusterObjects:
+    """The output of `kubectl get nodes -o yaml`, and of `kubectl get pods --all-namespaces -o yaml`."""
+    return ClusterObjects(_listed(nodes, nodes_of), _listed(pods, pods_of) if pods is not None else ())
+
+
+def _listed(path: Path, read: Callable[[Any], list[Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
+    try:
+        return read(_yaml(path, MAX_FILE_BYTES))
+    except NodesError as error:
+        raise bad_input(f"{path}: {error}") from None
+
+
+def objects_of_cluster(kubeconfig: Path) -> ClusterObjects:
+    """The nodes of a cluster and, where its user may list them, the pods that hold GPUs."""
+    nodes = _cluster_nodes(kubeconfig)
+    try:
+        return ClusterObjects(nodes, _cluster_pods(kubeconfig))
+    except RuntimeFailure as error:
+        note = f"Every allocatable GPU counts as free, because pods cannot be listed: {error.message}"
+        return ClusterObjects(nodes, (), note)
 
 
 def live_deployment(kubeconfig: Path, deployment: LLMDeployment) -> dict[str, Any] | None:
@@ -115,6 +160,18 @@ def _cluster_nodes(kubeconfig: Path) -> list[Any]:
         return api.sanitize_for_serialization(nodes)
 
     return list(nodes_of(_ask(kubeconfig, read, "the cluster's nodes cannot be listed")))
+
+
+def _cluster_pods(kubeconfig: Path) -> list[Any]:
+    def read(client: Any, api: Any) -> Any:
+        bound = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+        pods = client.CoreV1Api(api).list_pod_for_all_namespaces(
+            field_selector=bound, _request_timeout=REQUEST_TIMEOUT_SECONDS
+        )
+        return api.sanitize_for_serialization(pods)
+
+    found = _ask(kubeconfig, read, "the cluster's pods cannot be listed")
+    return list(pods_of(found)) if found is not None else []
 
 
 def _ask(kubeconfig: Path, read: Callable[[Any, Any], Any], failure: str) -> Any:

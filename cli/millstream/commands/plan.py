@@ -2,7 +2,8 @@
 
     millstream plan examples/mid.yaml --gpus A100-80GB:4     on the GPUs that you name; one node with 4
     millstream plan examples/mid.yaml --nodes nodes.yaml     on the output of `kubectl get nodes -o yaml`
-    millstream plan examples/mid.yaml --kubeconfig FILE      on the nodes of a cluster
+    millstream plan examples/mid.yaml --nodes nodes.yaml --pods pods.yaml   less what running pods hold
+    millstream plan examples/mid.yaml --kubeconfig FILE      on the nodes of a cluster, less what pods hold
     millstream plan examples/mid.yaml --kubeconfig FILE --diff   what applying would change there
     millstream plan examples/mid.yaml                        on the best GPUs of the catalogue
     millstream plan examples/mid.yaml --compare gpus         side by side, by cost and latency
@@ -17,6 +18,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,8 @@ def run(argv: Sequence[str]) -> int:
         raise RuntimeFailure(error.reason, error.message) from None
     if arguments.diff and arguments.kubeconfig is None:
         raise RuntimeFailure(FailureReason.INVALID_CONFIG, "--diff needs --kubeconfig: it compares with a cluster.")
+    if arguments.pods and arguments.nodes is None:
+        raise RuntimeFailure(FailureReason.INVALID_CONFIG, "--pods needs --nodes: pods hold GPUs of nodes.")
     read = manifest_reader()
     deployments = [read(path) for path in arguments.files]
     from millstream.plan_inputs import read_catalog
@@ -65,6 +69,7 @@ def _parser() -> CommandLineParser:
     where.add_argument("--gpus", action="append", default=[], metavar="NAME:COUNT", help="one node; repeat for more")
     where.add_argument("--nodes", type=Path, metavar="FILE", help="output of `kubectl get nodes -o yaml` (or json)")
     where.add_argument("--kubeconfig", type=Path, metavar="FILE", help="ask a cluster for its nodes")
+    add("--pods", type=Path, metavar="FILE", help="with --nodes: output of `kubectl get pods --all-namespaces -o yaml`")
     add("-o", "--output", choices=FORMATS, default="table", help="table (default), json, yaml, or the manifests")
     add("--diff", action="store_true", help="what applying would change in the cluster of --kubeconfig")
     add("--compare", choices=AXES, help="the same deployment with other tiers, GPUs or formats")
@@ -91,8 +96,8 @@ def _work(deployment: Any, catalog: Any, arguments: argparse.Namespace) -> tuple
     if arguments.compare:
         rows = compare(arguments.compare, deployment, defaults, facts)
         return (deployment, rows), any(row.plan.feasible for row in rows)
-    for node in facts.inventory.refused:
-        print(node.sentence, file=sys.stderr)
+    for left_out in facts.inventory.refused if facts.inventory is not None else ():
+        print(left_out.sentence, file=sys.stderr)
     found = planned_with_scaling_cost(decide(deployment, defaults, facts), deployment.spec)
     return (deployment, found), found.feasible
 
@@ -103,15 +108,30 @@ def _facts(deployment: Any, catalog: Any, arguments: argparse.Namespace) -> Any:
     from millstream_runtime.config import CAPABILITIES
 
     draft = deployment.spec.speculation.draft_model if deployment.spec.speculation else None
-    return Facts(
-        shape=shape_of(deployment.spec.model.source, arguments.config, "--config"),
+    shape = shape_of(deployment.spec.model.source, arguments.config, "--config")
+    if (cluster := _cluster(arguments)) is not None:
+        facts = cluster.facts(deployment, catalog, shape)
+    else:
+        facts = Facts(shape=shape, inventory=inventory_for(deployment, catalog, gpus=arguments.gpus), catalog=catalog)
+    return replace(
+        facts,
         draft_shape=shape_of(draft.source, arguments.draft_config, "--draft-config") if draft else None,
-        inventory=inventory_for(
-            deployment, catalog, gpus=arguments.gpus, nodes=arguments.nodes, kubeconfig=arguments.kubeconfig
-        ),
-        catalog=catalog,
         choosable=EVERYTHING if arguments.ignore_runtime_limits else CAPABILITIES,
     )
+
+
+def _cluster(arguments: argparse.Namespace) -> Any:
+    """The nodes and pods that were given or asked for; None where GPUs were named, or nothing."""
+    from millstream.plan_inputs import objects_of_cluster, objects_of_files
+
+    if arguments.nodes is not None:
+        return objects_of_files(arguments.nodes, arguments.pods)
+    if arguments.kubeconfig is None:
+        return None
+    found = objects_of_cluster(arguments.kubeconfig)
+    if found.note is not None:
+        print(found.note, file=sys.stderr)
+    return found
 
 
 def _print(results: list[Any], arguments: argparse.Namespace) -> None:

@@ -74,7 +74,8 @@ def _variations(axis: str, deployment: LLMDeployment, facts: Facts) -> Iterator[
         for method in (stored.method,) if stored else METHODS:
             yield method, with_field(deployment, "quantization.method", method), facts
     elif facts.inventory is not None:
-        kinds = facts.inventory.kinds
+        kinds = (facts.capacity or facts.inventory).kinds
         for name in dict.fromkeys(kind.part.name for kind in kinds):
             only = tuple(kind for kind in kinds if kind.part.name == name)
-            yield name, deployment, replace(facts, inventory=Inventory(only, (), facts.inventory.hypothetical))
+            inventory = Inventory(only, (), facts.inventory.hypothetical)
+            yield name, deployment, replace(facts, inventory=inventory, capacity=None)

@@ -117,13 +117,28 @@ def nodes_of(document: Any) -> list[Mapping[str, Any]]:
     Raises:
         NodesError: neither.
     """
-    if isinstance(document, Mapping) and document.get("kind") == "Node":
+    return _items_of(document, "Node", "nodes", "kubectl get nodes -o yaml")
+
+
+def pods_of(document: Any) -> list[Mapping[str, Any]]:
+    """The pods of what kubectl prints: a List, or one Pod.
+
+    Raises:
+        NodesError: neither.
+    """
+    return _items_of(document, "Pod", "pods", "kubectl get pods --all-namespaces -o yaml")
+
+
+def _items_of(document: Any, kind: str, plural: str, command: str) -> list[Mapping[str, Any]]:
+    if isinstance(document, Mapping) and document.get("kind") == kind:
         return [document]
     items = document.get("items") if isinstance(document, Mapping) else document
-    if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
-        raise NodesError("holds no nodes; give it the output of `kubectl get nodes -o yaml`.")
+    if not isinstance(items, list) or not all(
+        isinstance(item, Mapping) and item.get("kind") in (None, kind) for item in items
+    ):
+        raise NodesError(f"holds no {plural}; give it the output of `{command}`.")
     if len(items) > MAX_NODES:
-        raise NodesError(f"holds {len(items)} nodes; at most {MAX_NODES} are read.")
+        raise NodesError(f"holds {len(items)} {plural}; at most {MAX_NODES} are read.")
     return items
 
 

@@ -11,6 +11,7 @@ import yaml
 
 from millstream.cli import main
 from millstream_operator.api.load import load_manifest
+from tests.support.gpu_nodes import A100, L4, T4, gpu_node, gpu_pod
 from tests.support.tiny_model import write_tiny_model
 from tests.unit.operator.planning.cases import CASES
 
@@ -149,6 +150,72 @@ def test_nodes_of_a_cluster(millstream: Any, tmp_path: Path) -> None:
         assert "Node b is left out" in done.err
 
 
+ONE_GPU = """
+apiVersion: millstream.dev/v1alpha1
+kind: LLMDeployment
+metadata: {name: small, namespace: team}
+spec:
+  model: {source: {huggingFace: {repository: meta-llama/Llama-3.2-1B-Instruct}}}
+"""
+
+
+def planned_on(millstream: Any, folder: Path, nodes: list[Any], pods: list[Any] | None = None, spec: str = "") -> Any:
+    """The plan as JSON, and what was said about nodes."""
+    words = ["plan", write(folder / "small.yaml", ONE_GPU + spec), "-o", "json"]
+    words += ["--nodes", write(folder / "nodes.yaml", yaml.safe_dump({"items": nodes}))]
+    if pods is not None:
+        words += ["--pods", write(folder / "pods.yaml", yaml.safe_dump({"kind": "List", "items": pods}))]
+    done = millstream(*words)
+    return json.loads(done.out), done.err
+
+
+def test_a_tainted_node_is_left_out_unless_the_pods_tolerate_it(millstream: Any, tmp_path: Path) -> None:
+    taints = [{"key": "dedicated", "value": "x", "effect": "NoSchedule"}]
+    nodes = [gpu_node("cheap", T4, 4, taints=taints), gpu_node("mine", L4, 1)]
+    plan, said = planned_on(millstream, tmp_path, nodes)
+    assert plan["accelerator"] == "L4-24GB"
+    left_out = "Node cheap is left out: the pods do not tolerate the taint dedicated=x:NoSchedule."
+    assert left_out in said
+    assert left_out in [reason["reason"] for reason in plan["reasons"] if reason["field"] == "nodes"]
+    tolerant = "  podTemplate: {spec: {tolerations: [{key: dedicated, operator: Exists}]}}"
+    assert planned_on(millstream, tmp_path, nodes, spec=tolerant)[0]["accelerator"] == "T4-16GB"
+
+
+@pytest.mark.parametrize("state", ["cordoned", "not Ready"])
+def test_a_node_that_takes_no_pods_now_is_waited_for_as_in_the_cluster(
+    millstream: Any, tmp_path: Path, state: str
+) -> None:
+    node = gpu_node("away", L4, 1, **({"unschedulable": True} if state == "cordoned" else {}))
+    if state == "not Ready":
+        node["status"]["conditions"][0]["status"] = "Unknown"
+    plan, said = planned_on(millstream, tmp_path, [node])
+    assert plan["accelerator"] == "L4-24GB"
+    assert any("pods wait" in reason["reason"] for reason in plan["reasons"] if reason["field"] == "inventory")
+    assert f"Node away is left out: {state}." in said
+
+
+def test_gpus_that_running_pods_hold_are_not_free_and_the_own_pods_are(millstream: Any, tmp_path: Path) -> None:
+    nodes = [gpu_node("a", T4, 1), gpu_node("b", L4, 1)]
+    theirs = gpu_pod("theirs", "a")
+    assert planned_on(millstream, tmp_path, nodes)[0]["accelerator"] == "T4-16GB"
+    plan, _ = planned_on(millstream, tmp_path, nodes, [theirs])
+    assert (plan["accelerator"], plan["preferred"]) == ("L4-24GB", plan["preferred"])
+    own = gpu_pod("own", "a", 1, **{"millstream.dev/deployment": "small"})
+    assert planned_on(millstream, tmp_path, nodes, [own])[0]["accelerator"] == "T4-16GB"
+    over = gpu_pod("over", "a")
+    over["status"]["phase"] = "Succeeded"
+    assert planned_on(millstream, tmp_path, nodes, [over])[0]["accelerator"] == "T4-16GB"
+
+
+def test_nodes_that_cannot_be_planned_on_are_a_verdict_with_their_reasons(millstream: Any, tmp_path: Path) -> None:
+    unlabelled = gpu_node("gpu-1", A100, 8)
+    unlabelled["metadata"]["labels"] = {}
+    large = write(tmp_path / "mid.yaml", ONE_GPU.replace("Llama-3.2-1B-Instruct", "Meta-Llama-3-70B-Instruct"))
+    done = millstream("plan", large, "--nodes", write(tmp_path / "n.yaml", yaml.safe_dump({"items": [unlabelled]})))
+    assert done.code == 2
+    assert "Node gpu-1 is left out: no label nvidia.com/gpu.product" in " ".join(done.out.split())
+
+
 def test_a_local_model_is_read_from_its_folder_and_its_manifests_are_those_of_the_operator(
     millstream: Any, tmp_path: Path
 ) -> None:
@@ -204,6 +271,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "no count": (["plan", "{mid}", "--gpus", "L4:none"], "NAME:COUNT"),
     "two inventories": (["plan", "{mid}", "--gpus", "L4", "--nodes", "x"], "not allowed with"),
     "no nodes file": (["plan", "{mid}", "--nodes", "no-nodes.yaml"], "no-nodes.yaml: cannot be read"),
+    "pods without nodes": (["plan", "{mid}", "--pods", "pods.yaml"], "--pods needs --nodes"),
     "nodes that are none": (["plan", "{mid}", "--nodes", "{mid}"], "holds no nodes"),
     "no kubeconfig": (["plan", "{mid}", "--kubeconfig", "no-config"], "no-config"),
     "no folder": (["plan", "{local}"], "MILLSTREAM_MODELS_DIR"),
