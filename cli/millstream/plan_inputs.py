@@ -21,9 +21,9 @@ from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part, pa
 from millstream_operator.catalog.known_models import known_shape
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.catalog.read_shape import read_shape_file
-from millstream_operator.inventory.node_kinds import Inventory, inventory_of, whole_catalog
 from millstream_operator.facts.cluster_facts import ClusterFacts
-from millstream_operator.facts.gpu_watch import read_pod
+from millstream_operator.facts.gpu_pods import read_pod
+from millstream_operator.inventory.node_kinds import Inventory, inventory_of, whole_catalog
 from millstream_operator.inventory.nodes import NodesError, nodes_of, pods_of, read_node
 from millstream_operator.kube.index import Index
 from millstream_operator.planning.facts import Facts

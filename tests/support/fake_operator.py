@@ -13,7 +13,8 @@ from typing import Any
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import parse
 from millstream_operator.facts.cluster_facts import ClusterFacts, Shapes, shape_from_catalogue
-from millstream_operator.facts.gpu_watch import closed_nodes, read_pod
+from millstream_operator.facts.gpu_pods import read_pod
+from millstream_operator.facts.gpu_watch import closed_nodes
 from millstream_operator.facts.restored_status import EnqueueAfter
 from millstream_operator.inventory.node_pools import NodePool as DeclaredPool
 from millstream_operator.inventory.nodes import read_node

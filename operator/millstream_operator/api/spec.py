@@ -60,7 +60,9 @@ class Engine(ApiModel):
         None,
         ge=1,
         le=MAX_MODEL_LEN_LIMIT_TOKENS,
-        description="Tokens of prompt and answer together, at most. Default: what the model allows.",
+        description="Tokens of prompt and answer together, at most. Planned is a KV pool of four requests of this "
+        "length; of one with parallelism.tensor; of one and four typical ones with a load. Default: by the workload's "
+        "profile, at least twice its request, at most what the model allows; all of that where GPUs are not known.",
     )
     max_num_batched_tokens: int | None = Field(
         None,

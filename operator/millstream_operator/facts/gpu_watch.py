@@ -14,17 +14,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from typing import Any
 
 from millstream_operator.facts.cluster_facts import ClusterFacts
+from millstream_operator.facts.gpu_pods import read_pod
 from millstream_operator.inventory.nodes import GpuNode, read_node, why_closed
-from millstream_operator.inventory.pods import GpuPod, holds_gpus
+from millstream_operator.inventory.pods import GpuPod
 from millstream_operator.kube.client import ApiError, ApiUnreachable, ClusterClient
-from millstream_operator.kube.index import owner_key
 from millstream_operator.kube.kinds import NODE, POD, Kind
-from millstream_operator.rendering.names import LEADER, REVISION_LABEL, role_of
 
 log = logging.getLogger(__name__)
 Manifest = dict[str, Any]
@@ -150,19 +149,3 @@ class GpuWatch:
 def closed_nodes(nodes: Iterable[Manifest]) -> dict[str, str]:
     """Return why nodes take no pods now, by name; nodes that do are absent."""
     return {node["metadata"]["name"]: why for node in nodes if (why := why_closed(node)) is not None}
-
-
-def read_pod(pod: Mapping[str, Any]) -> GpuPod | None:
-    """Return what is kept of a pod; None for one that holds no GPU.
-
-    Only a pod that serves belongs to its owner's plan. A Job of ours (quantization, a quality gate) keeps its GPUs when
-    the plan changes, so it holds them as a pod of anyone else does.
-    """
-    held = holds_gpus(pod)
-    if held is None:
-        return None
-    metadata = pod["metadata"]
-    labels = metadata.get("labels") or {}
-    key = owner_key(POD, dict(pod))
-    owner = key if key.name and role_of(pod) == LEADER else None
-    return GpuPod(metadata["uid"], held[0], held[1], owner, labels.get(REVISION_LABEL, ""))

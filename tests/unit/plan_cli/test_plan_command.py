@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,13 @@ def test_nodes_of_a_cluster(millstream: Any, tmp_path: Path) -> None:
         assert done.code == 0
         assert json.loads(done.out)["summary"] == "2×A100-40GB TP2 AWQ"
         assert "Node b is left out" in done.err
+
+
+def test_planning_from_files_loads_no_client_of_a_cluster() -> None:
+    code = (
+        "import sys, millstream.plan_inputs as _; sys.exit(bool({'kopf', 'kubernetes', 'aiohttp'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 ONE_GPU = """

@@ -172,7 +172,7 @@ def _memory_problem(resolved: ResolvedSpec, candidate: Candidate, ledger: Memory
     return Problem(
         Stage.MEMORY,
         f"{_gb(weights)} of weights leave {_gb(left)} of one {candidate.stock.part.name} for the KV cache; {what} need "
-        f"{_gb(need)}",
+        f"{_gb(need)}: {_gb(need - ledger.kv_cache_bytes)} are missing",
         (need - ledger.kv_cache_bytes) / ledger.usable_bytes,
     )
 

@@ -106,18 +106,47 @@ def _distance(outcome: Outcome) -> tuple[Any, ...]:
 
 
 def _rejected(outcomes: Sequence[Outcome], best: Outcome | None) -> tuple[Rejected, ...]:
-    """One line for each distinct placement, nearest first: the feasible ones, then the others."""
+    """One line for each distinct placement, nearest first: the feasible ones, then the others.
+
+    Sizes of one product whose memory is exceeded without any KV cache are one line together.
+    """
     found: dict[str, tuple[tuple[Any, ...], Outcome]] = {}
+    hopeless: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         summary = outcome.candidate.summary
         if best is not None and (outcome is best or summary == best.candidate.summary):
             continue
+        if _is_hopeless(outcome):
+            summary = f"{outcome.candidate.stock.part.name} {outcome.candidate.method}"
+            hopeless.setdefault(summary, []).append(outcome)
         rank = (0, *_order(outcome)) if outcome.problem is None else (1, *_distance(outcome))
         known = found.get(summary)
         if known is None or rank < known[0]:
             found[summary] = rank, outcome
     nearest = heapq.nsmallest(MAX_REJECTED, found.items(), key=lambda item: item[1][0])
-    return tuple(_line(outcome, summary, _against(outcome, best)) for summary, (_, outcome) in nearest)
+    return tuple(
+        _hopeless_line(hopeless[summary])
+        if len(hopeless.get(summary, ())) > 1
+        else _line(outcome, outcome.candidate.summary, _against(outcome, best))
+        for summary, (_, outcome) in nearest
+    )
+
+
+def _is_hopeless(outcome: Outcome) -> bool:
+    """Whether the weights and buffers alone exceed the memory, so that no shorter context would help."""
+    problem, ledger = outcome.problem, outcome.ledger
+    return problem is not None and problem.stage is Stage.MEMORY and ledger is not None and ledger.kv_cache_bytes < 0
+
+
+def _hopeless_line(outcomes: Sequence[Outcome]) -> Rejected:
+    """Several sizes of one product in one line; what is missing is that of the size that lacks least."""
+    nearest = min(outcomes, key=_distance)
+    assert nearest.problem is not None  # noqa: S101 - hopeless ones have a problem
+    candidate = nearest.candidate
+    *others, last = sorted({outcome.candidate.gpus for outcome in outcomes})
+    counts = f"{', '.join(map(str, others))} or {last}" if others else str(last)
+    reason = f"As {candidate.summary}: {nearest.problem.sentence}."
+    return Rejected(f"{counts}×{candidate.stock.part.name} {candidate.method}", reason, candidate.gpus)
 
 
 def _against(outcome: Outcome, best: Outcome | None) -> str:

@@ -10,7 +10,7 @@ from millstream_operator.api.load import parse
 from millstream_operator.catalog.gpu import load_catalog
 from millstream_operator.catalog.known_models import known_shape
 from millstream_operator.facts.cluster_facts import ClusterFacts, shape_from_catalogue
-from millstream_operator.facts.gpu_watch import read_pod
+from millstream_operator.facts.gpu_pods import read_pod
 from millstream_operator.inventory.nodes import read_node
 from millstream_operator.kube.index import Index
 from millstream_operator.kube.kinds import CONTROLLER_REVISION, LLM_DEPLOYMENT

@@ -15,7 +15,8 @@ import pytest
 from millstream_operator.api.load import parse
 from millstream_operator.diagnosis.plan_refused import PlanRefused
 from millstream_operator.facts.cluster_facts import ClusterFacts
-from millstream_operator.facts.gpu_watch import DISABLED, read_pod
+from millstream_operator.facts.gpu_pods import read_pod
+from millstream_operator.facts.gpu_watch import DISABLED
 from millstream_operator.inventory.node_pools import read_node_pools
 from millstream_operator.inventory.nodes import read_node
 from millstream_operator.kube.index import Index

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from millstream_operator.api.plan_status import PlanStatus
 from millstream_operator.planning.plan import Infeasible, Plan
-from tests.unit.operator.planning.cases import CASES
+from tests.unit.operator.planning.cases import CASES, Case
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -158,3 +159,15 @@ def test_what_does_not_fit_names_what_binds_and_what_would_do(name: str, constra
     assert found.constraint == constraint
     assert found.message.endswith(".")
     assert not fixed or fixed in [fix.field for fix in found.fixes]
+
+
+def test_a_rejected_line_says_how_much_memory_is_missing_and_hopeless_sizes_share_one() -> None:
+    found = Case("meta-llama/Llama-3.1-405B-Instruct", ("L4:4", "A100-80GB:4")).plan()
+    assert isinstance(found, Infeasible)
+    assert "GB are missing" in found.message
+    memory = {line.summary: line.reason for line in found.rejected if "of weights leave" in line.reason}
+    assert "1, 2 or 4×L4-24GB None" in memory
+    assert "1, 2 or 4×A100-80GB None" in memory
+    for summary, reason in memory.items():
+        assert re.search(r"[0-9.]+ GB are missing\.$", reason), summary
+    assert memory["1, 2 or 4×L4-24GB None"].startswith("As 4×L4-24GB TP4 None:"), "the one that lacks least"
