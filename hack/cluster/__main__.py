@@ -6,7 +6,8 @@ Standard library only, so that it runs before anything is installed. `docs/local
     machine                                     whether this machine can carry it, and its disk
     docker_engine, runc_wrapper, apt            a Docker engine that can run a privileged container
     tools                                       pinned tools, compiled or installed once per machine
-    base_image, node_image, image_archive       images without an image registry
+    base_image, security_updates                the image below ours, and when Debian's updates make it anew
+    node_image, image_archive                   images without an image registry
     registry, image_hub                         the cluster's registry; whether a public one is reachable
     kind_config, kind_cluster, smoke            the cluster: configuration, lifecycle, smoke test
     content, paths, lock, shell, steps, errors  shared helpers

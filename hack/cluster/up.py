@@ -67,7 +67,7 @@ def up(steps: Steps) -> None:
 
 def base_reference(steps: Steps) -> str:
     """The image that our own images are built from: millstream-base in our registry, or a public one."""
-    if os.geteuid() != 0 and not docker_engine.has_image(base_image.name()) and image_hub.in_reach():
+    if os.geteuid() != 0 and not base_image.newest_made() and image_hub.in_reach():
         return PUBLIC_BASE_IMAGE
     name = base_image.ensure(steps)
     go_tools.ensure([go_tools.REGISTRY], steps)
