@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hack.cluster import base_image, docker_engine, node_image, paths, security_updates
+from hack.cluster import base_image, docker_engine, node_image, paths, security_updates, shell
 from hack.cluster.errors import ClusterError
 from hack.cluster.security_updates import index_digest, newest
 from hack.cluster.steps import Steps
@@ -82,7 +82,7 @@ def test_a_machine_that_never_had_an_answer_knows_none() -> None:
 def engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Docker's store, as a list of names; making an image adds one."""
     images: list[str] = []
-    monkeypatch.setattr(base_image.shell, "run", lambda *_, **__: "\n".join(images))
+    monkeypatch.setattr(shell, "run", lambda *_, **__: "\n".join(images))
     monkeypatch.setattr(docker_engine, "architecture", lambda: "amd64")
     monkeypatch.setattr(base_image, "_make", lambda reference, _: images.insert(0, reference))
     monkeypatch.setattr("os.geteuid", lambda: 0)
