@@ -132,6 +132,7 @@ class Operator:
             busy=self.queue.has_urgent,
             keys=DerivedKeys(lambda: self.probe_keys.ring),
             surroundings=self._surroundings,
+            max_adoptions=self.settings.max_adoptions,
         )
         self.elector: Elector | None = None
         self._listed_in_term: int | None = None  # everything was listed within this term: no other replica wrote since

@@ -18,6 +18,7 @@ from millstream_operator.reconciling.defaults import Defaults
 from millstream_operator.rendering.companions import CompanionDefaults
 from millstream_operator.rendering.network_policy import NetworkDefaults
 from millstream_operator.rendering.pod_defaults import load_pod_defaults
+from millstream_operator.rollout.adoption_limit import MAX_CONCURRENT_ADOPTIONS
 
 LOG_LEVELS = {name: logging.getLevelNamesMapping()[name] for name in ("DEBUG", "INFO", "WARNING", "ERROR")}
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -44,6 +45,7 @@ class Settings:
     discovery_seconds: float = DISCOVERY_SECONDS  # between two discoveries of optional kinds
     gpu_catalog: Path | None = None  # own prices and parts, applied over the shipped catalogue
     node_pools: tuple[NodePool, ...] = ()  # that an autoscaler may grow from zero
+    max_adoptions: int = MAX_CONCURRENT_ADOPTIONS  # LLMDeployments that adopt another plan at a time
     inventory: bool = True  # watch the cluster's nodes and the GPUs that pods hold
 
 
@@ -69,6 +71,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     MILLSTREAM_PROBE_KEY_SECRET the Secret in that namespace from which the keys of the probe are derived
     MILLSTREAM_GPU_CATALOG      YAML file with own prices and GPUs, read again when it changes
     MILLSTREAM_NODE_POOLS       JSON list: node pools with GPUs that an autoscaler may grow from zero
+    MILLSTREAM_MAX_ADOPTIONS    how many LLMDeployments that follow the operator adopt another plan at a time, 1 to 1000
     MILLSTREAM_INVENTORY        Enabled, or Disabled to plan without reading nodes
 
     Raises:
@@ -102,6 +105,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         lease_name=_name(environment, "MILLSTREAM_LEASE_NAME", _LEASE_NAME, "millstream"),
         probe_key_secret=_name(environment, "MILLSTREAM_PROBE_KEY_SECRET", _LEASE_NAME, "millstream-probe-key"),
         discovery_seconds=_seconds(environment, "MILLSTREAM_DISCOVERY_SECONDS", DISCOVERY_SECONDS, 5, 3600),
+        max_adoptions=_count(environment, "MILLSTREAM_MAX_ADOPTIONS", MAX_CONCURRENT_ADOPTIONS, 1, 1000),
         gpu_catalog=Path(path) if (path := environment.get("MILLSTREAM_GPU_CATALOG", "")) else None,
         node_pools=_node_pools(environment),
         inventory=bool(_choice(environment, "MILLSTREAM_INVENTORY", {"Enabled": 1, "Disabled": 0}, "Enabled")),
@@ -138,6 +142,15 @@ def _node_pools(environment: Mapping[str, str]) -> tuple[NodePool, ...]:
         return read_node_pools(environment.get("MILLSTREAM_NODE_POOLS", ""))
     except ValueError as error:
         raise SettingsError(f"MILLSTREAM_NODE_POOLS: {error}") from None
+
+
+def _count(environment: Mapping[str, str], variable: str, default: int, least: int, most: int) -> int:
+    value = environment.get(variable, "").strip()
+    if not value:
+        return default
+    if not re.fullmatch("[0-9]{1,5}", value) or not least <= int(value) <= most:
+        raise SettingsError(f"{variable} is {value[:20]!r}; it must be a whole number from {least} to {most}.")
+    return int(value)
 
 
 def _companions(environment: Mapping[str, str]) -> CompanionDefaults:

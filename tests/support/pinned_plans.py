@@ -27,8 +27,11 @@ class NoFacts:
     def promise(self, owner: LLMDeployment, revision: Revision) -> None:
         """Nothing to do: no GPUs are counted."""
 
-    def holds_gpus(self, owner: LLMDeployment) -> bool:
+    def holds_gpus(self, owner: LLMDeployment, digest: str | None = None) -> bool:
         return False
+
+    def could_start(self, owner: LLMDeployment, revision: Revision, *, give_up: bool) -> bool:
+        return True
 
 
 def choose(

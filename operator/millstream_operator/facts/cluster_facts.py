@@ -55,8 +55,15 @@ class FactsSource(Protocol):
         """Reserve the GPUs of a new plan, whose record is not in the index yet."""
         ...
 
-    def holds_gpus(self, owner: LLMDeployment) -> bool:
-        """Return whether any of its pods is bound to a node."""
+    def holds_gpus(self, owner: LLMDeployment, digest: str | None = None) -> bool:
+        """Return whether any of its pods is bound to a node. `digest`: those of one revision."""
+        ...
+
+    def could_start(self, owner: LLMDeployment, revision: Revision, *, give_up: bool) -> bool:
+        """Return whether a pod of a revision would find its GPUs now; True where that is not known.
+
+        `give_up`: the GPUs that the owner's pods hold count as free.
+        """
         ...
 
     @property
@@ -191,8 +198,17 @@ class ClusterFacts:
         self._promises[key] = (owner.metadata.uid or "", revision)
         self._changed_owners.add(key)
 
-    def holds_gpus(self, owner: LLMDeployment) -> bool:
-        return self._accounts.bound(_key_of(owner)) > 0
+    def holds_gpus(self, owner: LLMDeployment, digest: str | None = None) -> bool:
+        return self._accounts.bound(_key_of(owner), digest) > 0
+
+    def could_start(self, owner: LLMDeployment, revision: Revision, *, give_up: bool) -> bool:
+        needs = read_needs(revision.template)
+        if self.problem is not None or not needs.gpus:
+            return True
+        self._update_promises()
+        key = _key_of(owner)
+        nodes = self._accounts.nodes_for(key)
+        return not nodes.nodes or nodes.fits(needs, self._accounts.pods_of(key) if give_up else ()) > 0
 
     def room(
         self,

@@ -193,6 +193,11 @@ class GpuAccounts:
         promised = [(want, times) for want, times in wanted.items() if times > 0]
         return Nodes(self._nodes, self._used, self._pods, promised, self._part_name, self._may_come())
 
+    def pods_of(self, owner: Owner, revision: str | None = None) -> tuple[str, ...]:
+        """Return the uids of an owner's bound pods, of one revision or of all."""
+        pods = self._of.get(owner, {}).values()
+        return tuple(pod.uid for pod in pods if revision is None or pod.revision == revision)
+
     def _part_name(self, node: GpuNode) -> str:
         part = self._parts.of(node)
         return part.name if isinstance(part, GpuPart) else ""

@@ -45,6 +45,7 @@ from millstream_operator.reconciling.prune import prune
 from millstream_operator.reconciling.report import ReportStage
 from millstream_operator.reconciling.requeue import requeue
 from millstream_operator.rendering.surroundings import Surroundings
+from millstream_operator.rollout.adoption_limit import MAX_CONCURRENT_ADOPTIONS, AdoptionLimit
 from millstream_operator.rollout.pinning import Chosen, Pinning
 from millstream_operator.rollout.revisions import last_good
 
@@ -74,6 +75,7 @@ class Reconciler:
         later: EnqueueAfter | None = None,
         events: EventPublisher | None = None,
         busy: Callable[[], bool] = lambda: False,
+        max_adoptions: int = MAX_CONCURRENT_ADOPTIONS,
         keys: ProbeKeys | None = None,
         clock: Callable[[], float] = steady_seconds,
         surroundings: Callable[[], Surroundings] = Surroundings,
@@ -81,7 +83,7 @@ class Reconciler:
         self._index, self._reports, self._room, self._busy = index, reports, room, busy
         self._now, self._later = now, later
         self.rolling: dict[str, OwnerKey] = {}  # by uid: rollouts that other GPUs may help or stop
-        self.pinning = Pinning(facts, defaults.plan, defaults.pods)
+        self.pinning = Pinning(facts, defaults.plan, defaults.pods, AdoptionLimit(index, max_adoptions))
         self._children = Children(client, index)
         self._volume_checks = VolumeChecks(client, index)
         self._restorer = StatusRestorer(later)

@@ -47,6 +47,8 @@ def _adoption(before: PinnedRevision, adopted: PinnedRevision) -> Decision:
     why = "runtime.updatePolicy is FollowOperator"
     if is_blind(was.plan) and not before.marks.answered:
         why = "the GPUs were not known when it was planned, and its pods have not answered yet"
+    elif not before.marks.answered and not same_choice(was.plan, now.plan):
+        why = "the plan before never served, and others hold its GPUs"
     return Decision(
         DecisionType.PLAN_ADOPTED,
         f"is adopted, because {why}: {what}",

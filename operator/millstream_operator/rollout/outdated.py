@@ -1,16 +1,20 @@
 """Whether a pinned plan would be made differently today. Pure.
 
-The question is asked of all GPUs in the cluster, free or not: pods come and go, and a plan is not outdated because a
-pod of another deployment ended. It is outdated when today's choice is neither the pinned one nor what was preferred
-when it was made (`status.plan.preferred`): then nodes, prices or the planner have changed. It is outdated, too, when
-the same choice would be rendered to different pods: then the default image, the pods' defaults or the operator's
-version have changed.
+The choice is made on all GPUs in the cluster, free or not: pods come and go, and a plan is not outdated because a pod
+of another deployment ended. It is outdated when today's choice is neither the pinned one nor what was preferred when it
+was made (`status.plan.preferred`): then nodes, prices or the planner have changed. Such a choice counts only while its
+pods could start, with the GPUs of the owner's own pods given up (`rollout/pinning.py` asks): a plan that others keep
+from starting is no gain. A plan is outdated, too, when the same choice would be rendered to different pods: then the
+default image, the pods' defaults or the operator's version have changed.
+
+Under `updatePolicy: FollowOperator` another choice is adopted only if it gains enough (`LEAST_SAVING_PERCENT`), so that
+small changes of prices move no pods to and fro.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from millstream_operator.catalog.gpu import GpuCatalog
@@ -36,11 +40,24 @@ CHOICE_FIELDS = (
 )
 PINNED_HINT = "It is adopted when the spec next changes, or at once under runtime.updatePolicy FollowOperator."
 FOLLOWS_HINT = "It is adopted as soon as its GPUs are free."
+LEAST_SAVING_PERCENT = 10
+TOO_LITTLE_HINT = (
+    f"runtime.updatePolicy FollowOperator adopts a plan that costs at least {LEAST_SAVING_PERCENT} % less (without "
+    "prices: that needs fewer GPUs), so the pinned one is kept until the spec next changes."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NewPlan(Diagnosis):
+    """What a new plan would be and gain. `revision`: as it would be rendered; `gains`: enough to be adopted."""
+
+    revision: Revision | None = None
+    gains: bool = True
 
 
 def outdated(
     pinned: Revision, facts: Facts, decide: Decide, render: Render, *, follows: bool = False
-) -> Diagnosis | None:
+) -> NewPlan | None:
     """Return what a new plan would be and gain; None while the pinned one is as good as new.
 
     `follows`: the plan is adopted without a change of the spec, so the hint says what that waits for.
@@ -53,19 +70,24 @@ def outdated(
     if today.product is None and pinned.plan.get("memory"):
         return None  # less is known than then: nothing to gain
     if not same_choice(pinned.plan, today.status_plan()):
-        new_facts = Diagnosis(Reason.NEW_FACTS, _instead(pinned.plan, today, facts.catalog), hint)
-        if pinned.plan.get("preferred") is None:
-            return new_facts
         again = _same_choice_today(pinned.plan, everything, decide)
-        if not _was_preferred(pinned.plan, today, again):
-            return new_facts
+        if pinned.plan.get("preferred") is None or not _was_preferred(pinned.plan, today, again):
+            gains = again is None or _gains(pinned.plan, today, facts.catalog)
+            words = _instead(pinned.plan, today, facts.catalog)
+            return NewPlan(
+                Reason.NEW_FACTS,
+                words,
+                TOO_LITTLE_HINT if follows and not gains else hint,
+                revision=render(today),
+                gains=gains,
+            )
         if again is None:
             return None
         today = again
     fresh = render(today)
     if fresh.digest == pinned.digest:
         return None
-    return Diagnosis(Reason.NEW_DEFAULTS, other_defaults(pinned.image, fresh.image), hint)
+    return NewPlan(Reason.NEW_DEFAULTS, other_defaults(pinned.image, fresh.image), hint, revision=fresh)
 
 
 def same_choice(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
@@ -100,15 +122,35 @@ def _was_preferred(before: Mapping[str, Any], today: Plan, again: Plan | None) -
 def _instead(before: Mapping[str, Any], today: Plan, catalog: GpuCatalog) -> str:
     """`A new plan would be 1×H100-80GB TP1 None instead of 2×A100-80GB TP2 None: $1,204 a month less.`"""
     change = f"A new plan would be {_words(before, today)} instead of {before['summary']}"
-    part = catalog.get(before.get("accelerator") or "")
-    if part is None or today.cost is None:
+    monthly_usd = _monthly_usd(before, today, catalog)
+    if monthly_usd is None or today.cost is None:
         return f"{change}."
-    replicas = before.get("replicas") or today.replicas or 1
-    hourly_milli_usd = part.hourly_milli_usd * before["gpusPerReplica"] * replicas  # at today's prices
-    saved = round(hourly_milli_usd * HOURS_PER_MONTH / 1000) - today.cost.monthly_usd
+    saved = monthly_usd - today.cost.monthly_usd
     if saved == 0:
         return f"{change}, at the same price."
     return f"{change}: ${abs(saved):,} a month {'less' if saved > 0 else 'more'}."
+
+
+def _monthly_usd(before: Mapping[str, Any], today: Plan, catalog: GpuCatalog) -> int | None:
+    """The pinned plan at today's prices; None where its GPU has none."""
+    part = catalog.get(before.get("accelerator") or "")
+    if part is None:
+        return None
+    hourly_milli_usd: int = part.hourly_milli_usd * before["gpusPerReplica"] * _replicas(before, today)
+    return round(hourly_milli_usd * HOURS_PER_MONTH / 1000)
+
+
+def _gains(before: Mapping[str, Any], today: Plan, catalog: GpuCatalog) -> bool:
+    """Whether today's plan costs so much less that moving the pods is worth it."""
+    monthly_usd = _monthly_usd(before, today, catalog)
+    if monthly_usd is None or today.cost is None:
+        replicas = _replicas(before, today)
+        return bool(today.gpus_per_replica * (today.replicas or replicas) < before["gpusPerReplica"] * replicas)
+    return (monthly_usd - today.cost.monthly_usd) * 100 >= LEAST_SAVING_PERCENT * monthly_usd
+
+
+def _replicas(before: Mapping[str, Any], today: Plan) -> int:
+    return int(before.get("replicas") or today.replicas or 1)
 
 
 def _words(before: Mapping[str, Any], today: Plan) -> str:

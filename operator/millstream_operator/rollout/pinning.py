@@ -3,8 +3,9 @@
     spec changed                       -> planned anew, from today's facts
     spec the same, world changed       -> kept; PlanOutdated says what a new plan would gain
     … and it was planned without knowing the GPUs, and never answered -> planned anew (`unproven_plans.py`)
-    … and updatePolicy FollowOperator  -> planned anew, unless pods that hold GPUs would have to wait for others, or
-                                          such pods failed before
+    … and none of its pods ever had a GPU, which others hold -> planned anew on GPUs that are free
+    … and updatePolicy FollowOperator  -> planned anew if that gains enough and its pods could start, unless such pods
+                                          failed before, or too many others adopt a plan at the moment
 
 Everything is found again from the records. What is remembered here only saves work: a plan whose record is not in the
 index yet, and the last comparison of each plan with the cluster (once per change of nodes, prices or defaults).
@@ -13,7 +14,7 @@ index yet, and the last comparison of each plan with the cluster (once per chang
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
@@ -33,8 +34,9 @@ from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import Revision, render_revision
 from millstream_operator.rendering.revision_marks import NEW_MARKS
 from millstream_operator.rollout.adoption import with_adoption
+from millstream_operator.rollout.adoption_limit import AdoptionLimit
 from millstream_operator.rollout.journal_marks import Entries
-from millstream_operator.rollout.outdated import already_failed, outdated
+from millstream_operator.rollout.outdated import NewPlan, already_failed, outdated, same_choice
 from millstream_operator.rollout.revisions import (
     PinnedRevision,
     failed_before,
@@ -44,6 +46,10 @@ from millstream_operator.rollout.revisions import (
 from millstream_operator.rollout.unproven_plans import is_replaced_by, is_unproven
 
 Manifest = dict[str, Any]
+OTHERS_ADOPT_HINT = (
+    "It waits for other LLMDeployments that adopt a plan at the moment; the operator's MILLSTREAM_MAX_ADOPTIONS says "
+    "how many may at a time."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +64,16 @@ class Chosen:
 class Pinning:
     """For use within one event loop. What it remembers may be lost at any moment."""
 
-    def __init__(self, facts: FactsSource, plan_defaults: PlanDefaults, pod_defaults: PodDefaults) -> None:
-        self._facts, self._plans, self._pods = facts, plan_defaults, pod_defaults
+    def __init__(
+        self,
+        facts: FactsSource,
+        plan_defaults: PlanDefaults,
+        pod_defaults: PodDefaults,
+        limit: AdoptionLimit | None = None,
+    ) -> None:
+        self._facts, self._plans, self._pods, self._limit = facts, plan_defaults, pod_defaults, limit
         self._made: dict[str, PinnedRevision] = {}  # by uid: planned, and the record is not in the index yet
-        self._compared: dict[str, tuple[object, Diagnosis | None]] = {}  # by uid
+        self._compared: dict[str, tuple[object, NewPlan | None]] = {}  # by uid
         self.waiting: dict[str, OwnerKey] = {}  # by uid: would adopt another plan if GPUs were free
 
     def choose(
@@ -88,18 +100,27 @@ class Pinning:
         if kept is None:
             facts = read.over(self._facts.of(owner))
             return self._promised(owner, plan_anew(owner, self._plans, self._pods, records, facts))
+        if (elsewhere := self._elsewhere(owner, kept, records, read)) is not None:
+            return self._promised(owner, elsewhere)
         kept, decisions = with_adoption(kept, records, journal)
         adopts = follows(owner) or is_unproven(kept)
         if restored is not None and not adopts and uid not in self._compared:
             return Chosen(kept, restored.outdated, decisions)
-        problem = self._outdated(owner, kept.revision, read, adopts=adopts)
-        if problem is not None and (follows(owner) or (adopts and problem.reason is Reason.NEW_FACTS)):
-            fresh = self._adopted(owner, kept, records, read)
+        new = self._outdated(owner, kept.revision, read, adopts=adopts)
+        problem: Diagnosis | None = new
+        if new is not None and not self._counts(owner, new):
+            problem = None
+        if new is not None and (follows(owner) or (adopts and new.reason is Reason.NEW_FACTS)):
+            fresh = self._adopted(owner, kept, records, read) if problem is not None and new.gains else None
             if fresh is not None and (failure := failed_before(fresh.revision.digest, records)) is not None:
-                return Chosen(kept, already_failed(problem, failure), decisions)
-            if fresh is not None:
+                return Chosen(kept, already_failed(problem or new, failure), decisions)
+            if fresh is not None and self._may_adopt(owner, kept, fresh):
                 return self._promised(owner, fresh)
-            self.waiting[uid] = OwnerKey(owner.metadata.namespace or "", owner.name)
+            if fresh is not None and problem is not None:
+                problem = replace(problem, hint=OTHERS_ADOPT_HINT)
+            self.waiting[uid] = _key_of(owner)
+        elif self._limit is not None:
+            self._limit.leave(_key_of(owner))
         return Chosen(kept, problem, decisions)
 
     def forget(self, uid: str) -> None:
@@ -112,7 +133,47 @@ class Pinning:
         self._facts.promise(owner, made.revision)
         return Chosen(made)
 
-    def _outdated(self, owner: LLMDeployment, kept: Revision, read: Inspected, *, adopts: bool) -> Diagnosis | None:
+    def _counts(self, owner: LLMDeployment, new: NewPlan) -> bool:
+        """Other pods of the same plan always count; another plan does while its pods could start."""
+        if new.reason is not Reason.NEW_FACTS or new.revision is None:
+            return True
+        return self._facts.could_start(owner, new.revision, give_up=True)
+
+    def _may_adopt(self, owner: LLMDeployment, kept: PinnedRevision, fresh: PinnedRevision) -> bool:
+        """Whether the fleet's limit lets this one replace what serves."""
+        if self._limit is None or not kept.marks.answered or owner.spec.replicas == 0:
+            return True
+        if not self._limit.may_start(_key_of(owner)):
+            return False
+        self._limit.start(_key_of(owner), fresh.revision.name)
+        return True
+
+    def _elsewhere(
+        self, owner: LLMDeployment, kept: PinnedRevision, records: Sequence[Manifest], read: Inspected
+    ) -> PinnedRevision | None:
+        """A plan on GPUs that are free, for one that never served and whose GPUs others hold; None where there is none.
+
+        Its pods wait, so nothing is lost by planning again.
+        """
+        revision, marks = kept.revision, kept.marks
+        if marks.answered or marks.failure is not None or not revision.plan.get("gpusPerReplica"):
+            return None
+        if owner.spec.replicas == 0 or self._facts.holds_gpus(owner, revision.digest):
+            return None
+        if self._facts.could_start(owner, revision, give_up=False):
+            return None
+        self.waiting[owner.metadata.uid or ""] = _key_of(owner)
+        planned = decide(owner, self._plans, read.over(self._facts.of(owner)))
+        if isinstance(planned, Infeasible) or planned.requires or planned.waits:
+            return None
+        if planned.product is None or same_choice(revision.plan, planned.status_plan()):
+            return None
+        fresh = render_revision(owner, planned, self._pods)
+        if not self._facts.could_start(owner, fresh, give_up=False) or failed_before(fresh.digest, records) is not None:
+            return None
+        return PinnedRevision(fresh, int(newest_first(records)[0]["revision"]) + 1, NEW_MARKS)
+
+    def _outdated(self, owner: LLMDeployment, kept: Revision, read: Inspected, *, adopts: bool) -> NewPlan | None:
         """Compare once per change of the cluster, however often it is asked."""
         uid = owner.metadata.uid or ""
         state = (self._facts.stamp, read, kept.name, owner.spec.replicas, adopts)
@@ -146,6 +207,10 @@ class Pinning:
         if fresh.digest == kept.revision.digest:
             return None
         return PinnedRevision(fresh, int(newest_first(records)[0]["revision"]) + 1, NEW_MARKS)
+
+
+def _key_of(owner: LLMDeployment) -> OwnerKey:
+    return OwnerKey(owner.metadata.namespace or "", owner.name)
 
 
 def _is_on_its_way(made: PinnedRevision, owner: LLMDeployment, records: Sequence[Manifest]) -> bool:

@@ -39,6 +39,7 @@ def test_everything_is_read(tmp_path: Path) -> None:
             "MILLSTREAM_DISCOVERY_SECONDS": "10",
             "MILLSTREAM_NETWORK": '{"mode": "Disabled", "ingress": [{"namespaceSelector": {}}], "dnsPorts": [5353]}',
             "MILLSTREAM_PROBE_KEY_SECRET": "llm-probe-key",
+            "MILLSTREAM_MAX_ADOPTIONS": "5",
             "MILLSTREAM_PROMETHEUS_URL": "https://prometheus.monitoring.svc:9090/prefix",
             "MILLSTREAM_MONITORING_LABELS": '{"release": "prometheus"}',
         }
@@ -47,6 +48,7 @@ def test_everything_is_read(tmp_path: Path) -> None:
     network = settings.defaults.network
     assert (network.mode, len(network.ingress), network.dns_ports) == ("Disabled", 1, [5353])
     assert settings.probe_key_secret == "llm-probe-key"
+    assert settings.max_adoptions == 5
     companions = settings.defaults.companions
     assert companions.prometheus_url == "https://prometheus.monitoring.svc:9090/prefix"
     assert companions.monitoring_labels == {"release": "prometheus"}
