@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster import Cluster, refusal_of
-from e2e.deployments import MODEL, Served, llmd, wait_ready
+from e2e.deployments import MODEL, PULL_TIMEOUT_SECONDS, Served, llmd, wait_ready
 from e2e.durations import Durations
 from e2e.release import Release
 from hack.cluster.kind_config import without_proxy
@@ -37,6 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(pytest.mark.e2e)
+        if item.get_closest_marker("timeout") is None:  # the first test of a run also waits for the pull
+            item.add_marker(pytest.mark.timeout(PULL_TIMEOUT_SECONDS + 300))
     items.sort(key=lambda item: item.path.name == "test_uninstall.py")  # it takes everybody's models away: last
 
 
@@ -103,7 +105,7 @@ def warm_image(request: pytest.FixtureRequest, cluster: Cluster, release: Releas
     for name in _namespace(request, cluster, "pull"):
         with durations.measure("first LLMDeployment Ready (image pull included)"):
             cluster.apply(name, llmd("pull"))
-            wait_ready(cluster, name, "pull")
+            wait_ready(cluster, name, "pull", timeout_seconds=PULL_TIMEOUT_SECONDS)
 
 
 @pytest.fixture(scope="session")

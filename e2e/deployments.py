@@ -9,7 +9,8 @@ from typing import Any
 from e2e.cluster import Cluster, Object, eventually
 
 MODEL = "demo-chat"
-READY_TIMEOUT_SECONDS = 180.0  # the first one may pull five gigabytes
+READY_TIMEOUT_SECONDS = 180.0
+PULL_TIMEOUT_SECONDS = 900.0  # five gigabytes and their unpacking, on a machine that others use too
 CHILD_KINDS = "deployment,service,serviceaccount,networkpolicy,controllerrevision,configmap"
 
 

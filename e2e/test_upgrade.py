@@ -1,15 +1,16 @@
-"""From the previous chart to this one and back: the models do not notice.
+"""From the previous chart and operator to this one and back: the models do not notice.
 
-The images are this checkout's both times, since only they exist: what differs is what the charts' templates say. A
-newer operator needs rights that the older chart does not grant, and writes status fields that the older CRD may not
-know; so while the older chart is there, the test grants the rights, and the CRD stays this checkout's. That a newer CRD
-takes every object of the older one is the business of tests/unit/chart.
+The previous operator is built from the sources of that release (previous_operator.py), with this checkout's
+lock. It is newer than the chart of 0.1.0, needs rights that the chart does not grant, and writes status fields that its
+CRD may not know; so while the older chart is there, the test grants the rights, and the CRD stays this checkout's. That
+a newer CRD takes every object of the older one is the business of tests/unit/chart.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from e2e.client_pod import traffic
 from e2e.cluster import Cluster, Object, eventually
 from e2e.deployments import condition, is_ready, llmd, pods, read, wait_ready
 from e2e.durations import Durations
+from e2e.previous_operator import build_previous_operator
 from e2e.release import CHART, Release
 
 # The chart of 0.1.0 as `helm package` makes it, so that this checkout's tools leave it alone.
@@ -53,15 +55,24 @@ def revoke(cluster: Cluster) -> None:
 
 @pytest.fixture
 def from_previous(cluster: Cluster, release: Release) -> Iterator[None]:
-    """The previous chart is installed; afterwards this one is again, whatever happened."""
+    """The previous chart and operator are installed; afterwards this checkout's are again, whatever happened."""
+    previous = replace(release, operator_image=build_previous_operator(release.operator_image, say=print))
+    assert previous.operator_image != release.operator_image
     try:
         grant(cluster, release)
-        release.install("crds.enabled=false", chart=PREVIOUS)
+        previous.install("crds.enabled=false", chart=PREVIOUS)
         assert release.chart_version() == "0.1.0"
+        assert running_images(release) == {previous.operator_image}
         yield
     finally:
         revoke(cluster)
         release.install()
+
+
+def running_images(release: Release) -> set[str]:
+    """Of the operator's pods that are not on their way out."""
+    pods = [pod for pod in release.pods() if "deletionTimestamp" not in pod["metadata"]]
+    return {pod["spec"]["containers"][0]["image"] for pod in pods}
 
 
 def identities(cluster: Cluster, namespace: str) -> set[tuple[str, int]]:
@@ -91,10 +102,11 @@ def test_an_upgrade_and_a_rollback_restart_no_model(
     (before,) = identities(cluster, namespace)
     revisions = {r["metadata"]["uid"] for r in cluster.items("controllerrevision", "-n", namespace)}
     with traffic(cluster, namespace, "kept", release.operator_image) as requests:
-        with durations.measure("helm upgrade 0.1.0 -> this chart"):
+        with durations.measure("helm upgrade 0.1.0 -> this chart and operator"):
             release.install()
         revoke(cluster)  # from here on what the chart itself grants has to do
         assert release.chart_version() != "0.1.0"
+        assert running_images(release) == {release.operator_image}
         wait_seen(cluster, namespace, "kept", 2)
         assert before in identities(cluster, namespace), "the pod of the older chart is still the same"
         both = identities(cluster, namespace)

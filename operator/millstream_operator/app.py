@@ -24,6 +24,7 @@ import kopf
 
 from millstream_operator import gc_freeze
 from millstream_operator.facts.api_servers import ApiServers
+from millstream_operator.facts.calibration_store import CalibrationStore
 from millstream_operator.facts.catalog_watch import CatalogWatch
 from millstream_operator.facts.cluster_facts import ClusterFacts
 from millstream_operator.facts.gpu_watch import GpuWatch
@@ -118,6 +119,14 @@ class Operator:
         self.probe_keys = ProbeKeySecret(self.client, self.settings.operator_namespace, self.settings.probe_key_secret)
         self.api_servers = ApiServers(self.client, os.environ)
         self.reports = PodReports(pods, self._enqueue, steady_seconds)
+        self.calibration = CalibrationStore(
+            self.client,
+            self.settings.operator_namespace,
+            f"{self.settings.lease_name}-calibration",
+            use=self.facts.use_calibration,
+            catalog=lambda: self.facts.catalog,
+            clock=steady_seconds,
+        )
         self.reconciler = Reconciler(
             self.client,
             self.index,
@@ -132,6 +141,7 @@ class Operator:
             busy=self.queue.has_urgent,
             keys=DerivedKeys(lambda: self.probe_keys.ring),
             surroundings=self._surroundings,
+            calibration=self.calibration,
             max_adoptions=self.settings.max_adoptions,
         )
         self.elector: Elector | None = None
@@ -160,6 +170,7 @@ class Operator:
             else:
                 await self._first_listing()
                 await self._refresh_surroundings()
+                await self.calibration.load()
                 self._enqueue_all()
                 await self._run_parts([])
         finally:
@@ -200,6 +211,7 @@ class Operator:
             asyncio.create_task(self.events.run(), name="Events"),
             asyncio.create_task(self.listings.resync_forever(), name="resync"),
             asyncio.create_task(self.reports.run(), name="pod reports"),
+            asyncio.create_task(self.calibration.load_forever(), name="calibration"),
             asyncio.create_task(self._verify_watches_forever(), name="watch freshness"),
             asyncio.create_task(self._refresh_facts_forever(), name="facts"),
             *([asyncio.create_task(self.gpus.run(self.client), name="GPUs")] if self.settings.inventory else []),
@@ -298,6 +310,7 @@ class Operator:
                 log.warning("taking over: %s", error)
                 await asyncio.sleep(self.timing.retry_after_failure_seconds)
             else:
+                await self.calibration.load()
                 self.queue.resume()
                 self._enqueue_all()
                 return

@@ -201,6 +201,7 @@ class ControlPlane:
             f"--kubeconfig={self.kubeconfig('controllers')}",
             f"--service-account-private-key-file={self._token_key}",
             "--controllers=*,-node-lifecycle-controller,-node-ipam-controller",
+            "--horizontal-pod-autoscaler-sync-period=1s",  # what it says of a new autoscaler, not after 15 seconds
             *fast,
         )
         self._run("kube-scheduler", self.tools.scheduler, f"--kubeconfig={self.kubeconfig('scheduler')}", *fast)

@@ -46,6 +46,10 @@ def spec_b() -> Object:
 Step = Callable[[World, str], Awaitable[None]]
 
 
+async def _create_small(world: World, namespace: str) -> None:
+    await world.admin.create(llmd_path(namespace), llmd(NAME, spec_a()))
+
+
 @dataclass(frozen=True)
 class Scenario:
     """`prepare` is waited for and suffers nothing; `change` is what the faults meet."""
@@ -54,12 +58,11 @@ class Scenario:
     prepared: bool
     change: Step
     ends_ready: bool = True
+    start: Step = _create_small
+    ended: Callable[[Object], bool] = is_ready  # where it ends with an LLMDeployment that works
+    about: str = "CPU, model in the image"
     # Done at the moment when the fault strikes: the user's next step comes at the worst time.
     at_strike: Step | None = None
-
-
-async def _create(world: World, namespace: str) -> None:
-    await world.admin.create(llmd_path(namespace), llmd(NAME, spec_a()))
 
 
 async def _update(world: World, namespace: str) -> None:
@@ -85,11 +88,11 @@ async def damage(world: World, namespace: str) -> None:
     )
 
 
-CREATE = Scenario("create", False, _create)
+CREATE = Scenario("create", False, _create_small)
 UPDATE = Scenario("update", True, _update)
 DELETE = Scenario("delete", True, _delete, ends_ready=False)
 # A delete that finds everything done causes no write, so the delete also comes in the middle of a create.
-ABANDON = Scenario("create, deleted meanwhile", False, _create, ends_ready=False, at_strike=_delete)
+ABANDON = Scenario("create, deleted meanwhile", False, _create_small, ends_ready=False, at_strike=_delete)
 REPLACE = Scenario("delete and create again", True, _replace)
 REPAIR = Scenario("repair", True, damage)
 SCENARIOS = (CREATE, UPDATE, DELETE, ABANDON, REPLACE, REPAIR)
@@ -123,21 +126,21 @@ async def reference(world: World, operator: OperatorProcess, scenario: Scenario)
     """Run it without a fault: the state that all others must come to, and the requests that can be hit."""
     namespace = await world.namespace("reference")
     if scenario.prepared:
-        await prepare(world, namespace)
+        await prepare(world, namespace, scenario)
     began = asyncio.get_running_loop().time()
     await scenario.change(world, namespace)
     if scenario.at_strike is not None:
-        await _ready(world, namespace)
+        await _until(world, namespace, is_ready)
         await scenario.at_strike(world, namespace)
     if scenario.ends_ready:
-        await _ready(world, namespace, began)
+        await _until(world, namespace, scenario.ended)
     else:
         await eventually(
             lambda: world.state(namespace), lambda state: not _left(state), what="gone", seconds=PREPARE_SECONDS
         )
     await asyncio.sleep(AFTERMATH_SECONDS)
     if scenario.ends_ready:
-        await _ready(world, namespace)
+        await _until(world, namespace, scenario.ended)
     state = await _settled_state(world, namespace)
     asked = [x.asked for x in operator.proxy.exchanges if x.asked.namespace == namespace and x.asked.at >= began]
     return Reference(state, [one for one in asked if not one.watch])
@@ -157,9 +160,10 @@ async def _settled_state(world: World, namespace: str) -> Snapshot:
     return (await eventually(lasting, lasts, what="at rest", seconds=PREPARE_SECONDS))[1]
 
 
-async def prepare(world: World, namespace: str) -> None:
-    await _create(world, namespace)
-    await _ready(world, namespace)
+async def prepare(world: World, namespace: str, scenario: Scenario | None = None) -> None:
+    """Create what the scenario begins with, and wait until it is Ready."""
+    await (scenario.start if scenario else _create_small)(world, namespace)
+    await _until(world, namespace, is_ready)
     await asyncio.sleep(AFTERMATH_SECONDS)
 
 
@@ -172,7 +176,7 @@ async def experiment(
     loop = asyncio.get_running_loop()
     try:
         if scenario.prepared:
-            await prepare(world, namespace)
+            await prepare(world, namespace, scenario)
         operator.proxy.plan.injections[namespace] = injection
         began = loop.time()
         await scenario.change(world, namespace)
@@ -191,7 +195,7 @@ async def experiment(
 
 async def _converged(world: World, namespace: str, scenario: Scenario, expected: Reference) -> None:
     if scenario.ends_ready:
-        await _ready(world, namespace)
+        await _until(world, namespace, scenario.ended)
 
     async def left_to_do() -> list[str]:
         return differences(expected.state, await world.state(namespace))
@@ -205,11 +209,11 @@ async def _converged(world: World, namespace: str, scenario: Scenario, expected:
     await eventually(left_to_do, none, what="still as without a fault", seconds=CONVERGE_SECONDS, pause_seconds=0.5)
 
 
-async def _ready(world: World, namespace: str, since: float = 0.0) -> None:
+async def _until(world: World, namespace: str, ended: Callable[[Object], bool]) -> None:
     async def look() -> Object:
         return await world.admin.get(llmd_path(namespace, NAME)) or {"metadata": {"generation": -1}}
 
-    await eventually(look, is_ready, what="Ready", seconds=CONVERGE_SECONDS)
+    await eventually(look, ended, what=ended.__name__.replace("is_", ""), seconds=CONVERGE_SECONDS)
 
 
 async def _until_struck(world: World, namespace: str, injection: Injection) -> None:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from tests.soak import snapshot
 from tests.soak.api import TooSlow, eventually, llmd_path
 from tests.soak.experiments import (
-    ABANDON,
-    CREATE,
-    DELETE,
     NAME,
-    REPAIR,
-    REPLACE,
     SCENARIOS,
-    UPDATE,
     Outcome,
     Reference,
+    Scenario,
     experiment,
     injections,
     prepare,
@@ -27,6 +23,7 @@ from tests.soak.experiments import (
     spread,
 )
 from tests.soak.faults import ANSWERS, KILLS, OF_WRITES, Fault, Injection
+from tests.soak.hub_scenarios import HUB_SCENARIOS
 from tests.soak.interruption import finished, together
 from tests.soak.operator_process import OperatorProcess
 from tests.soak.progress import Progress, Say, silent
@@ -34,23 +31,31 @@ from tests.soak.snapshot import differences
 from tests.soak.world import OPERATOR_NAMESPACE, World
 
 Result = dict[str, Any]
+ALL_SCENARIOS = (*SCENARIOS, *HUB_SCENARIOS)
 TOGETHER = 8  # parallel experiments
 STARTS_TOGETHER = 3
 STEADY_SECONDS = 200.0
 
 
 async def kills(
-    world: World, *, places: int | None = None, offset: int = 0, how: tuple[Fault, ...] = KILLS, say: Say = silent
+    world: World,
+    *,
+    places: int | None = None,
+    offset: int = 0,
+    how: tuple[Fault, ...] = KILLS,
+    scenarios: tuple[Scenario, ...] = ALL_SCENARIOS,
+    say: Say = silent,
 ) -> Result:
     """SIGKILL before and after every write, one after the other; the operator is started again like a pod."""
     outcomes: list[Outcome] = []
+    references: dict[Scenario, Reference] = {}
     progress = Progress(say)
     async with OperatorProcess(world.plane, "killed") as operator:
         await operator.wait_ready()
 
         async def run() -> None:
-            for scenario in (CREATE, UPDATE, DELETE, ABANDON, REPLACE, REPAIR):
-                expected = await reference(world, operator, scenario)
+            for scenario in scenarios:
+                expected = references[scenario] = await reference(world, operator, scenario)
                 planned = injections(expected, how, only_writes=True, wanted=places, offset=offset)
                 progress.total += len(planned)
                 for injection in planned:
@@ -59,17 +64,25 @@ async def kills(
 
         done = await finished(run())
         left = await _orphans(world) if done else []
-        return _result(outcomes, operator, left, done) | {"kills": operator.kills}
+        return _result(outcomes, operator, left, done, references) | {"kills": operator.kills}
 
 
-async def faults(world: World, *, places: int | None = None, offset: int = 0, say: Say = silent) -> Result:
+async def faults(
+    world: World,
+    *,
+    places: int | None = None,
+    offset: int = 0,
+    scenarios: tuple[Scenario, ...] = ALL_SCENARIOS,
+    say: Say = silent,
+) -> Result:
     """Every fault at every request about an object, several namespaces in parallel under one operator."""
     outcomes: list[Outcome] = []
     async with OperatorProcess(world.plane, "troubled") as operator:
         await operator.wait_ready()
         planned: list[tuple[Any, Reference, Injection]] = []
-        for scenario in SCENARIOS:
-            expected = await reference(world, operator, scenario)
+        references: dict[Scenario, Reference] = {}
+        for scenario in scenarios:
+            expected = references[scenario] = await reference(world, operator, scenario)
             for injection in injections(expected, ANSWERS, only_writes=False, wanted=places, offset=offset):
                 planned.append((scenario, expected, injection))
         # Those that keep a worker waiting apart from each other, so that they do not wait for one another.
@@ -84,7 +97,7 @@ async def faults(world: World, *, places: int | None = None, offset: int = 0, sa
 
         done = await finished(together(run() for _ in range(TOGETHER)))
         left = await _orphans(world) if done else []
-        return _result(outcomes, operator, left, done)
+        return _result(outcomes, operator, left, done, references)
 
 
 async def starts(
@@ -184,8 +197,26 @@ async def _orphans(world: World) -> list[str]:
     return []
 
 
-def _result(outcomes: Iterable[Outcome], operator: OperatorProcess, orphans: list[str], done: bool) -> Result:
-    return _summary(outcomes) | {"crashes": operator.crashes, "orphans": orphans, "interrupted": not done}
+def _result(
+    outcomes: Iterable[Outcome],
+    operator: OperatorProcess,
+    orphans: list[str],
+    done: bool,
+    references: Mapping[Scenario, Reference],
+) -> Result:
+    told = {"crashes": operator.crashes, "orphans": orphans, "interrupted": not done}
+    return {"scenarios": covered(references)} | _summary(outcomes) | told
+
+
+def covered(references: Mapping[Scenario, Reference]) -> Result:
+    """What each scenario is about, and how often its fault-free run wrote to each kind of object."""
+    return {
+        scenario.name: {
+            "about": scenario.about,
+            "writes": dict(sorted(Counter(one.resource for one in found.requests if one.writes).items())),
+        }
+        for scenario, found in references.items()
+    }
 
 
 def _summary(outcomes: Iterable[Outcome]) -> Result:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 Result = dict[str, Any]
+MANY = 50  # runs, from which on a share says something
 FOLDER = Path(__file__).resolve().parent / "results"
 
 
@@ -67,8 +68,11 @@ def _converged(result: Result) -> list[str]:
 
 
 def _transitions(result: Result) -> list[str]:
-    bad = result["runs"] - result["equal"]
-    return [f"{bad} of {result['runs']} transitions differ from a fresh create"] if bad else []
+    bad, reached = result["runs"] - result["equal"], result["reached_a_rendered_change"]
+    failures = [f"{bad} of {result['runs']} transitions differ from a fresh create"] if bad else []
+    if result["runs"] >= MANY and reached < result["runs"] / 2:
+        failures.append(f"{reached} of {result['runs']} transitions reached a rendered change, fewer than half")
+    return failures
 
 
 def _outage(result: Result) -> list[str]:

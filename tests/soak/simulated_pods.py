@@ -1,6 +1,7 @@
 """How simulated pods live: kwok's Stages. They are kwok's own fast ones, and one thing more: an inspection answers.
 
     bound      -> Running and Ready at once, the init containers done
+    that fails -> of a revision with the label of FAILS_LABEL: ended with an error that no other try mends
     of a Job   -> Succeeded; the pod of an inspection leaves the shape of a model as its termination message
     deleted    -> gone at once
 
@@ -18,6 +19,8 @@ from millstream_operator.rendering.names import INSPECTION_LABEL
 from millstream_runtime.sources.inspect import inspect_folder
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "demo-chat"
+FAILS_LABEL = "soak.millstream.dev/fails"
+_REPORT = json.dumps({"reason": "CheckpointInvalid", "message": "model.safetensors has the wrong size."})
 _ALIVE = {"key": ".metadata.deletionTimestamp", "operator": "DoesNotExist"}
 
 _READY = """
@@ -42,6 +45,35 @@ initContainerStatuses:
   ready: true
   restartCount: 0
   state: {terminated: {exitCode: 0, reason: Completed, startedAt: {{ $now | Quote }}, finishedAt: {{ $now | Quote }}}}
+{{ end }}
+hostIP: {{ NodeIPWith .spec.nodeName | Quote }}
+podIP: {{ PodIPWith .spec.nodeName (or .spec.hostNetwork false) (or .metadata.uid "") (or .metadata.name "")
+  (or .metadata.namespace "") | Quote }}
+phase: Running
+startTime: {{ $now | Quote }}
+"""
+
+_FAILED = """
+{{ $now := Now }}
+conditions:
+- {type: Initialized, status: "True", lastTransitionTime: {{ $now | Quote }}}
+- {type: Ready, status: "False", reason: ContainersNotReady, lastTransitionTime: {{ $now | Quote }}}
+- {type: ContainersReady, status: "False", reason: ContainersNotReady, lastTransitionTime: {{ $now | Quote }}}
+containerStatuses:
+{{ range .spec.containers }}
+- name: {{ .name | Quote }}
+  image: {{ .image | Quote }}
+  ready: false
+  started: false
+  restartCount: 1
+  state: {waiting: {reason: CrashLoopBackOff}}
+  lastState:
+    terminated:
+      exitCode: 1
+      reason: Error
+      startedAt: {{ $now | Quote }}
+      finishedAt: {{ $now | Quote }}
+      message: {{ `MESSAGE` | Quote }}
 {{ end }}
 hostIP: {{ NodeIPWith .spec.nodeName | Quote }}
 podIP: {{ PodIPWith .spec.nodeName (or .spec.hostNetwork false) (or .metadata.uid "") (or .metadata.name "")
@@ -81,8 +113,11 @@ def stages() -> str:
     not_yet = {"key": ".status.podIP", "operator": "DoesNotExist"}
     running = {"key": ".status.phase", "operator": "In", "values": ["Running"]}
     of_a_job = {"key": ".metadata.ownerReferences.[].kind", "operator": "In", "values": ["Job"]}
+    fails = {"key": f'.metadata.labels["{FAILS_LABEL}"]', "operator": "Exists"}
+    works = fails | {"operator": "DoesNotExist"}
     documents = (
-        _stage("pod-ready", [_ALIVE, not_yet], {"statusTemplate": _READY}),
+        _stage("pod-ready", [_ALIVE, not_yet, works], {"statusTemplate": _READY}),
+        _stage("pod-fails", [_ALIVE, not_yet, fails], {"statusTemplate": _FAILED.replace("MESSAGE", _REPORT)}),
         _stage("pod-complete", [_ALIVE, running, of_a_job], {"statusTemplate": complete}),
         _stage(
             "pod-delete",

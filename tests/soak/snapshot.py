@@ -33,7 +33,7 @@ _VARYING_METADATA = (
 _VARYING_FIELDS = frozenset(
     {"lastTransitionTime", "lastUpdateTime", "lastHeartbeatTime", "observedGeneration", "uid", "time", "at"}
 )
-_ALLOCATED = frozenset({"clusterIP", "clusterIPs", "nodePort", "healthCheckNodePort"})
+_ALLOCATED = frozenset({"clusterIP", "clusterIPs", "nodePort", "healthCheckNodePort", "volumeName"})
 _DEPLOYMENT_REVISION = "deployment.kubernetes.io/revision"
 
 

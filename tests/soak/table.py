@@ -15,6 +15,7 @@ BEGIN, END = "<!-- from tests/soak/results by `python -m tests.soak.table` -->",
 Document = dict[str, Any]
 _SCENARIO_ORDER = (
     *("create", "update", "delete", "create, deleted meanwhile", "delete and create again", "repair", "start"),
+    *("hub: create", "hub: update", "hub: roll back", "hub: delete and create again"),
 )
 
 
@@ -59,6 +60,8 @@ def _rest(found: dict[str, Document]) -> str:
         )
     if ways := found.get("transitions", {}).get("result"):
         rows.append(["A → B → A and A → bad → A equal to a fresh create", "all", f"{ways['equal']} of {ways['runs']}"])
+        if (reached := ways.get("reached_a_rendered_change")) is not None:
+            rows.append(["Transitions whose spec in between was rendered", "≥ half", f"{reached} of {ways['runs']}"])
     if scale := found.get("scale", {}).get("result"):
         rows += _scale(scale)
     return _markdown(["what", "goal", "found"], rows) if rows else ""

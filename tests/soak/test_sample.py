@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.soak.experiments import SCENARIOS, Scenario
 from tests.soak.faults import ANSWERS, KILLS
+from tests.soak.hub_scenarios import HUB_SCENARIOS
 from tests.soak.leaders import leaders
 from tests.soak.matrices import faults, kills, starts
 from tests.soak.outages import outage
@@ -19,14 +21,24 @@ from tests.soak.world import World
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 
 
+# Six of the ten scenarios a day, by turns, at least two of them with the hub's: as long as all six of the small one.
+IN_A_SAMPLE = 6
+
+
+def of_the_day(seed: int) -> tuple[Scenario, ...]:
+    hub = [HUB_SCENARIOS[(seed + step) % len(HUB_SCENARIOS)] for step in range(2)]
+    small = [SCENARIOS[(seed + step) % len(SCENARIOS)] for step in range(IN_A_SAMPLE - len(hub))]
+    return (*small, *hub)
+
+
 async def test_killed_at_a_write_of_each_scenario_it_comes_to_the_same_end(where: World, seed: int) -> None:
-    result = await kills(where, places=1, offset=seed, how=(KILLS[seed % 2],))
+    result = await kills(where, places=1, offset=seed, how=(KILLS[seed % 2],), scenarios=of_the_day(seed))
     assert missed("kills", result) == []
     assert result["kills"] == result["struck"] >= 4
 
 
 async def test_with_each_fault_at_a_request_of_each_scenario_it_comes_to_the_same_end(where: World, seed: int) -> None:
-    result = await faults(where, places=1, offset=seed)
+    result = await faults(where, places=1, offset=seed, scenarios=of_the_day(seed))
     assert missed("faults", result) == []
     assert result["struck"] >= len(ANSWERS) * 4
 

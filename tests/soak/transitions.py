@@ -1,8 +1,9 @@
 """A → B → A and A → bad → A, by the hundreds: the way must not show in the end.
 
 Each experiment applies a random spec A, then a random other one, then A again, and compares with A applied fresh in a
-namespace beside it. Whether the one in between was refused by the API server, refused by the planner, could not be
-scheduled, or was rolled out, is seen and counted, not chosen. The comparison leaves out what a history rightly
+namespace beside it. The one in between is mostly one that can be rendered (valid_specs.py). What became of it is seen
+and counted: refused by the API server or the planner, not schedulable, rolled out; and whether it changed any object
+besides the LLMDeployment. The comparison leaves out what a history rightly
 leaves: older ControllerRevisions, and the number of the newest.
 """
 
@@ -20,8 +21,9 @@ from tests.soak.experiments import NAME
 from tests.soak.interruption import finished, together
 from tests.soak.operator_process import ROOT, OperatorProcess
 from tests.soak.progress import Progress, Say, silent
-from tests.soak.snapshot import differences
+from tests.soak.snapshot import Snapshot, differences
 from tests.soak.spec_generator import SpecGenerator, spec_schema
+from tests.soak.valid_specs import draw, runnable, takes_anything
 from tests.soak.world import World
 
 Result = dict[str, Any]
@@ -39,6 +41,7 @@ class Transition:
     a: Object
     between: Object
     met: str = ""
+    rendered: bool = False  # it changed what the operator makes
     differences: list[str] = field(default_factory=list)
 
 
@@ -64,6 +67,8 @@ async def transitions(world: World, *, count: int, seed: int, first: int = 0, sa
             "runs": len(done),
             "seed": seed,
             "equal": len(done) - len(failed),
+            "reached_a_rendered_change": sum(one.rendered for one in done),
+            "first_draw_kept": sum(takes_anything(one.number) for one in done),
             "in_between": dict(Counter(one.met for one in done).most_common()),
             "crashes": operator.crashes,
             "interrupted": not ended,
@@ -74,7 +79,8 @@ async def transitions(world: World, *, count: int, seed: int, first: int = 0, sa
 async def _transition(world: World, generator: SpecGenerator, number: int) -> Transition:
     used, fresh = await world.namespace("run"), await world.namespace("fresh")
     a = await _good_spec(world, generator, used)
-    transition = Transition(number, a, generator.mutated(a))
+    transition = Transition(number, a, await draw(generator, a, number, lambda spec: _admitted(world, used, spec)))
+    before = await _rendered(world, used)
     try:
         try:
             await world.admin.replace_spec(used, NAME, transition.between)
@@ -84,6 +90,7 @@ async def _transition(world: World, generator: SpecGenerator, number: int) -> Tr
             transition.met = "refused by the API server"
         else:
             transition.met = await _settled(world, used)
+            transition.rendered = bool(differences(before, await _rendered(world, used)))
             await world.admin.replace_spec(used, NAME, a)
         await world.admin.create(llmd_path(fresh), llmd(NAME, a))
         for namespace in (used, fresh):
@@ -96,10 +103,33 @@ async def _transition(world: World, generator: SpecGenerator, number: int) -> Tr
     return transition
 
 
+async def _rendered(world: World, namespace: str) -> Snapshot:
+    """What the operator makes of a spec: everything but the LLMDeployment itself, and the counts of pods."""
+    state = await world.state(namespace)
+    return {key: value for key, value in state.items() if key != "counted" and not key.startswith("llmdeployments/")}
+
+
+async def _admitted(world: World, namespace: str, spec: Object) -> bool:
+    """Whether the API server would take the spec in place of the one that is there."""
+    path = llmd_path(namespace, NAME)
+    live = await world.admin.request("GET", path)
+    try:
+        await world.admin.request("PUT", path, {**live, "spec": spec}, query={"dryRun": "All"})
+    except Refused as error:
+        if error.status == 409:
+            return await _admitted(world, namespace, spec)
+        if error.status not in (400, 422):
+            raise
+        return False
+    return True
+
+
 async def _good_spec(world: World, generator: SpecGenerator, namespace: str) -> Object:
     """A random spec that becomes Ready, applied."""
     while True:
         spec = generator.mutated(generator.base())
+        if not runnable(spec):
+            continue
         try:
             await world.admin.create(llmd_path(namespace), llmd(NAME, spec))
         except Refused:

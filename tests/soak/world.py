@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from tests.soak.api import Api, Object, eventually
 from tests.soak.control_plane import ControlPlane
 from tests.soak.operator_process import ROOT
 from tests.soak.simulated_nodes import add_nodes
+from tests.soak.simulated_volumes import provision
 from tests.soak.tools import Tools
 
 CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -60,7 +62,11 @@ async def world(tools: Tools, *, nodes: int = 4, keep: bool = False) -> AsyncIte
         await plane.admin.create("/api/v1/namespaces", {"metadata": {"name": OPERATOR_NAMESPACE}})
         await add_nodes(plane.admin, nodes)
         plane.check()
-        yield World(plane, await snapshot.kinds(plane.admin))
+        provisioner = asyncio.create_task(provision(plane.admin))
+        try:
+            yield World(plane, await snapshot.kinds(plane.admin))
+        finally:
+            provisioner.cancel()
 
 
 def _established(crd: Object) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import parse
+from millstream_operator.facts.calibration_store import CalibrationStore
 from millstream_operator.facts.cluster_facts import ClusterFacts, Shapes, shape_from_catalogue
 from millstream_operator.facts.gpu_pods import read_pod
 from millstream_operator.facts.gpu_watch import closed_nodes
@@ -159,6 +160,14 @@ class FakeOperator:
         self.facts.problem = None
         self.looker = FakeClusterClient(cluster)  # of its own: what it asks is the resync's, as the listings are
         self.optional = OptionalKinds(self.index)
+        self.calibration = CalibrationStore(
+            self.client,
+            "millstream-system",
+            "millstream-calibration",
+            use=self.facts.use_calibration,
+            catalog=lambda: self.facts.catalog,
+            clock=lambda: self.seconds,
+        )
         self.reconciler = Reconciler(
             self.client,
             self.index,
@@ -174,6 +183,7 @@ class FakeOperator:
             keys=keys,
             clock=lambda: self.seconds,
             surroundings=surroundings,
+            calibration=self.calibration,
         )
         self.retries: list[RetryLater] = []
 

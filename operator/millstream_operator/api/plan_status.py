@@ -82,6 +82,18 @@ class MemoryStatus(ApiModel):
     headroom_bytes: int = Field(ge=0, description="What gpuMemoryUtilizationPercent leaves alone.")
 
 
+class PlanCorrection(ApiModel):
+    """Measured over predicted bytes, in thousandths, of one placement of this model with this image."""
+
+    accelerator: Name = Field(description="The GPU's name.")
+    tensor_parallel_size: int = Field(ge=1, description="GPUs that share each layer.")
+    quantization: Name = Field(description="Method of the weights.")
+    weights_permille: int = Field(ge=1, description="All weights.")
+    activations_permille: int = Field(ge=1, description="Peak of the largest step.")
+    graphs_permille: int = Field(ge=1, description="CUDA graphs.")
+    other_permille: int = Field(ge=1, description="Context, libraries and buffers between GPUs.")
+
+
 class PredictionStatus(ApiModel):
     """Predicted from the roofline, of one replica. Not measured."""
 
@@ -128,6 +140,11 @@ class PlanStatus(ApiModel):
     engine: EngineStatus | None = Field(None, description="Limits of the inference engine, resolved.")
     speculation: SpeculationStatus | None = Field(None, description="Who proposes tokens.")
     memory: MemoryStatus | None = Field(None, description="Where the bytes of one GPU go.")
+    calibration: Annotated[list[PlanCorrection], Field(max_length=16)] | None = Field(
+        None,
+        description="Corrections by measurements that the plan was made with; it keeps them. Absent: none was known.",
+        json_schema_extra=_ATOMIC,
+    )
     predicted: PredictionStatus | None = Field(None, description="Latency and throughput, predicted.")
     cost: CostStatus | None = Field(None, description="What it costs.")
     requires: Annotated[list[Name], Field(max_length=32)] | None = Field(

@@ -120,7 +120,8 @@ class Rollout(ApiModel):
     progress_deadline: Duration | None = Field(
         None,
         description="Time without progress after which a rollout is reported as failed, for example 30m. Longer than "
-        "warmup.timeout. Default: warmup.timeout and 10m.",
+        "warmup.timeout. Bytes that move are progress. Default: warmup.timeout and 10m, and while a known model is "
+        "downloaded, the time for it at 50 MB/s.",
     )
     drain_timeout: Duration | None = Field(
         None,

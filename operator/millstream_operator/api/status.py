@@ -127,11 +127,30 @@ class MemoryUse(ApiModel):
     kv_cache_tokens: int | None = Field(None, ge=0, description="Tokens that the KV cache holds.")
 
 
+class MemoryCorrection(ApiModel):
+    """Measured over predicted bytes of earlier pods, in thousandths: what `predicted` was multiplied with."""
+
+    weights_permille: int = Field(ge=1, description="All weights.")
+    activations_permille: int = Field(ge=1, description="Peak of the largest step.")
+    graphs_permille: int = Field(ge=1, description="CUDA graphs.")
+    other_permille: int = Field(ge=1, description="Context, libraries and buffers between GPUs.")
+
+
 class MemoryComparison(ApiModel):
     """The plan's numbers beside the runtime's own."""
 
     predicted: MemoryUse | None = Field(None, description="By the plan. Absent: it knew too little of model or device.")
     measured: MemoryUse | None = Field(None, description="By the runtime, once a revision. Absent: it did not tell.")
+    correction: MemoryCorrection | None = Field(
+        None, description="What the prediction was corrected by. Absent: nothing was measured when the plan was made."
+    )
+    ignored: (
+        Annotated[
+            list[Annotated[str, StringConstraints(max_length=256)]],
+            Field(max_length=4, json_schema_extra={"x-kubernetes-list-type": "atomic"}),
+        ]
+        | None
+    ) = Field(None, description="Measured values that cannot be true and correct no plan, each with the reason.")
 
 
 class LLMDeploymentStatus(ApiModel):

@@ -26,6 +26,7 @@ NAME_CONFLICT = "NameConflict"
 PLAN_OUTDATED = "PlanOutdated"
 UNAUTHENTICATED = "Unauthenticated"
 REPLICAS_BLOCKED = "ReplicasBlocked"
+STATUS_INCOMPLETE = "StatusIncomplete"
 ROLLOUT_BLOCKED = "RolloutBlocked"
 
 

@@ -23,6 +23,7 @@ class DecisionType(StrEnum):
     REPLACING_IN_PLACE = "ReplacingInPlace"
     ROLLOUT_STOPPED = "RolloutStopped"
     ROLLED_BACK = "RolledBack"
+    ROLLOUT_RETRIED = "RolloutRetried"
     PUT_OFF = "PutOff"
     PLAN_ADOPTED = "PlanAdopted"
     AUTOSCALER_CHOSEN = "AutoscalerChosen"

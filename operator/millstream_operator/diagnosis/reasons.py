@@ -78,6 +78,9 @@ class Reason(StrEnum):
     NEW_FACTS = "NewFacts"
     NEW_DEFAULTS = "NewDefaults"
 
+    # The status itself.
+    STATUS_REFUSED = "StatusRefused"
+
     # The Service.
     SERVICE_UNREACHABLE = "ServiceUnreachable"
     WRONG_ANSWER = "WrongAnswer"

@@ -33,6 +33,7 @@ from millstream_operator.inventory.room import Room, room_on, room_unseen
 from millstream_operator.inventory.unknown_gpus import UnknownGpus, no_gpu_nodes, none_usable, not_looked_at
 from millstream_operator.kube.index import Index, OwnerKey, owner_key
 from millstream_operator.kube.kinds import CONTROLLER_REVISION, LLM_DEPLOYMENT, Kind
+from millstream_operator.planning.calibration import NO_CALIBRATION, Calibration
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import PlanReason
 from millstream_operator.rendering.names import REVISION_LABEL
@@ -122,6 +123,7 @@ class ClusterFacts:
         self._seen_generation = -1
         self.problem: str | None = NOT_LISTED
         self.stamp = 0
+        self.calibration = NO_CALIBRATION  # for new plans alone: another one makes no plan outdated
 
     # Updates
 
@@ -157,6 +159,14 @@ class ClusterFacts:
         self._catalog = catalog
         self._accounts.use_catalog(catalog)
 
+    def use_calibration(self, calibration: Calibration) -> None:
+        """Use other corrections for the plans that are made from now on."""
+        self.calibration = calibration
+
+    @property
+    def catalog(self) -> GpuCatalog:
+        return self._catalog
+
     def advance(self) -> bool:
         """Move `stamp` on if there are other GPUs or prices than at the last call. Return whether it moved."""
         if self._accounts.generation == self._seen_generation:
@@ -174,6 +184,7 @@ class ClusterFacts:
             shape=shape,
             draft_shape=self._shapes(owner, draft.source) if draft is not None else None,
             catalog=self._catalog,
+            calibration=self.calibration,
         )
         if (owner.spec.accelerator or Accelerator()).type is AcceleratorType.CPU:
             return known

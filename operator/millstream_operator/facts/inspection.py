@@ -28,11 +28,13 @@ from millstream_operator.diagnosis.pod_facts import Pod
 from millstream_operator.diagnosis.pod_failures import diagnose_node
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.diagnosis.scheduling import diagnose_scheduling
+from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import PlanDefaults
-from millstream_operator.planning.requires import source_kind
+from millstream_operator.planning.requires import draft_source, source_kind
 from millstream_operator.planning.spec_plan import plan_from_spec
 from millstream_operator.rendering.inspect_job import Subject
 from millstream_operator.rendering.names import ATTEMPT_LABEL, INSPECT_CONTAINER
+from millstream_runtime.config import CAPABILITIES, Capabilities
 
 Manifest = dict[str, Any]
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 10.0, 300.0
@@ -72,20 +74,20 @@ class _Pending:
     recheck_seconds: float | None = None
 
 
-def subjects(owner: LLMDeployment, defaults: PlanDefaults) -> dict[str, Subject]:
+def subjects(owner: LLMDeployment, defaults: PlanDefaults, runtime: Capabilities = CAPABILITIES) -> dict[str, Subject]:
     """Return what must be inspected before a plan can be made: `model`, `draft`, both or nothing.
 
     Nothing is inspected for a plan that the runtime cannot run with any model, since it will be refused. A folder in
     the runtime image is inspected only where the plan depends on it: a small model on a CPU starts at once.
     """
-    if set(plan_from_spec(owner, defaults).requires) - WANTS_FACTS:
+    if set(plan_from_spec(owner, defaults, Facts(runtime=runtime)).requires) - WANTS_FACTS:
         return {}
     found: dict[str, Subject] = {}
-    model, speculation = owner.spec.model, owner.spec.speculation
+    model, draft = owner.spec.model, draft_source(owner.spec)
     if model.config_map_ref is not None or source_kind(model.source) != "local" or _depends_on_the_model(owner):
         found["model"] = Subject(model.source, model.config_map_ref)
-        if speculation is not None and speculation.draft_model is not None:
-            found["draft"] = Subject(speculation.draft_model.source)
+    if draft is not None and ("model" in found or source_kind(draft) != "local"):
+        found["draft"] = Subject(draft)
     return found
 
 

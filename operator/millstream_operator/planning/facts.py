@@ -8,6 +8,7 @@ from millstream_operator.catalog.gpu import GpuCatalog, load_catalog
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.inventory.node_kinds import Inventory
 from millstream_operator.inventory.unknown_gpus import UnknownGpus
+from millstream_operator.planning.calibration import NO_CALIBRATION, Calibration
 from millstream_operator.planning.plan import PlanReason
 from millstream_runtime.config import CAPABILITIES, Capabilities
 from millstream_runtime.model_families import FAMILIES
@@ -43,6 +44,9 @@ class Facts:
     unknown_gpus: UnknownGpus | None = None
     model_revision: str | None = None  # commit or digest that the source was resolved to; None: it has none
     checkpoint_bytes: int | None = None  # of the weights files, as they are downloaded
+    draft_revision: str | None = None  # the same two of the draft model
+    draft_checkpoint_bytes: int | None = None
     catalog: GpuCatalog = field(default_factory=load_catalog)
+    calibration: Calibration = NO_CALIBRATION  # what runtimes measured; no part of the facts' hash
     runtime: Capabilities = CAPABILITIES
     choosable: Capabilities = CAPABILITIES

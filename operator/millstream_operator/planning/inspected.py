@@ -20,7 +20,12 @@ class Inspected:
     def over(self, facts: Facts) -> Facts:
         """Return `facts` with the inspected values in place of assumed ones."""
         if self.draft is not None:
-            facts = replace(facts, draft_shape=self.draft.shape)
+            facts = replace(
+                facts,
+                draft_shape=self.draft.shape,
+                draft_revision=self.draft.revision,
+                draft_checkpoint_bytes=self.draft.checkpoint_bytes,
+            )
         if self.model is None:
             return facts
         return replace(

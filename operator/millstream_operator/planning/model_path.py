@@ -4,6 +4,7 @@
     persistentVolumeClaim    persistentVolumeClaim/chat the folder of the volume
     huggingFace, image       huggingFace                an emptyDir: one model, one folder
     … with model.cache       huggingFace/org--name-0123456789ab
+    the draft model          draft/…                    the same, in a volume of its own or in the same cache
 
 A cache outlives the pods, and a complete folder never changes: so each revision has its own folder in it.
 """
@@ -16,17 +17,27 @@ from millstream_operator.api.model import ModelSource
 from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.planning.requires import source_kind
 
+DRAFT_FOLDER = "draft"
 REVISION_LENGTH = 12  # of a commit or digest: enough to distinguish the revisions of one model
 
 
 def model_path(spec: LLMDeploymentSpec, revision: str | None) -> str:
     """Return the path. `revision`: what the source was resolved to; where not known, the spec's revision is used."""
-    source = spec.model.source
+    return _path(spec.model.source, revision, cached=spec.model.cache is not None)
+
+
+def draft_path(spec: LLMDeploymentSpec, source: ModelSource, revision: str | None) -> str:
+    """Return the path of the draft model, as `model_path` does."""
+    path = _path(source, revision, cached=spec.model.cache is not None)
+    return path if source.local is not None else f"{DRAFT_FOLDER}/{path}"
+
+
+def _path(source: ModelSource, revision: str | None, *, cached: bool) -> str:
     if source.local is not None:
         return source.local.path.rstrip("/") or "/"
     if (claim := source.persistent_volume_claim) is not None and claim.path is not None:
         return f"{source_kind(source)}/{claim.path.strip('/')}"
-    if spec.model.cache is None or source.persistent_volume_claim is not None:
+    if not cached or source.persistent_volume_claim is not None:
         return source_kind(source)
     return f"{source_kind(source)}/{_cache_folder(source, revision)}"
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from millstream_operator.api.model import ObjectKey
 from millstream_operator.api.spec import AcceleratorType
+from millstream_operator.planning.calibration import NO_CALIBRATION, Calibration
 from millstream_operator.planning.sizing.cost import Cost
 from millstream_operator.planning.sizing.memory_ledger import MemoryLedger
 from millstream_operator.planning.sizing.roofline import Prediction
@@ -134,6 +135,15 @@ class Fix:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftFiles:
+    """The draft model's files. `path`, `revision` and `checkpoint_bytes` as those of the model in `Plan`."""
+
+    path: str
+    revision: str | None = None
+    checkpoint_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """One LLMDeployment, resolved. `memory`, `predicted` and `cost` are there when model and GPU are known."""
 
@@ -169,6 +179,8 @@ class Plan:
     model_revision: str | None = None  # what every pod of this plan downloads; None: the spec's own words
     checkpoint_bytes: int | None = None  # what a download weighs; None: not known
     api_keys: ObjectKey | None = None  # the Secret with the API keys that a request needs one of; None: it needs none
+    draft: DraftFiles | None = None  # None: no draft model
+    calibration: Calibration = NO_CALIBRATION  # the corrections that it was made with, of all placements
 
     @property
     def feasible(self) -> bool:
@@ -191,6 +203,7 @@ class Plan:
             "engine": self.engine.as_dict(),
             "speculation": self.speculation.as_dict(),
             "memory": self.memory.as_dict() if self.memory else None,
+            "calibration": self.calibration.as_list() or None,
             "predicted": self.predicted.as_dict() if self.predicted else None,
             "cost": self.cost.as_dict() if self.cost else None,
             "requires": [*self.requires],

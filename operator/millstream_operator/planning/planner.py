@@ -20,7 +20,11 @@ from millstream_operator.inventory.node_kinds import Inventory
 from millstream_operator.planning.choices.candidates import Question
 from millstream_operator.planning.choices.outcome import Outcome, Problem, Stage
 from millstream_operator.planning.choices.placement import Choice, NoPlacement, choose_placement
-from millstream_operator.planning.choices.placement_reasons import engine_reasons, placement_reasons
+from millstream_operator.planning.choices.placement_reasons import (
+    calibration_reasons,
+    engine_reasons,
+    placement_reasons,
+)
 from millstream_operator.planning.choices.quantization import choose_formats, contradiction
 from millstream_operator.planning.choices.speculation import SpeculationChoice, choose_speculation
 from millstream_operator.planning.choices.waiting import search_free_then_all
@@ -62,6 +66,8 @@ def decide(
         return Infeasible("quantization", _sentence(problem), input_hash(deployment))
     if on_cpu:
         return _decide_cpu(deployment, defaults, facts, explain=explain)
+    image = (spec.runtime.image if spec.runtime else None) or defaults.runtime_image
+    facts = replace(facts, calibration=facts.calibration.of(image, shape))
     if facts.inventory is None:
         return _decide_without_gpus(deployment, defaults, facts, explain=explain)
     return _decide_on_gpus(deployment, defaults, facts, explain=explain)
@@ -154,6 +160,7 @@ def _search(
             draft_shape=facts.draft_shape,
             draft_method=None if draft_method == "Auto" else draft_method,
             inventory=Inventory(kinds, inventory.refused, inventory.hypothetical),
+            calibration=facts.calibration,
         ),
         explain=explain,
     )
@@ -190,11 +197,13 @@ def _planned(
         memory=best.ledger,
         predicted=best.prediction,
         cost=best.cost,
+        calibration=facts.calibration,
         requires=missing_capabilities(deployment, facts, candidate, speculation),
         rejected=(*speculation.rejected, *found.rejected, *choice.rejected),
         reasons=(
             *(one for one in blind.reasons if one.field in KEPT_REASONS),
             *placement_reasons(best, resolved, deployment.spec.replicas),
+            *calibration_reasons(best, facts.calibration),
             *found.reasons,
             *engine_reasons(resolved.reasons, best, blind),
             speculation.reason,

@@ -42,6 +42,12 @@ def source_kind(source: ModelSource) -> str:
     return next(kind for kind, given in kinds.items() if given is not None)
 
 
+def draft_source(spec: LLMDeploymentSpec) -> ModelSource | None:
+    """Return the source of the draft model; None where the spec names none."""
+    speculation = spec.speculation
+    return speculation.draft_model.source if speculation is not None and speculation.draft_model is not None else None
+
+
 def requirements(
     deployment: LLMDeployment,
     runtime: Capabilities,
@@ -54,9 +60,7 @@ def requirements(
     shape: ModelShape | None,
 ) -> tuple[str, ...]:
     """Return everything that is missing, each a word or `word=value`, in a fixed order."""
-    sources = [deployment.spec.model.source]
-    if deployment.spec.speculation is not None and deployment.spec.speculation.draft_model is not None:
-        sources.append(deployment.spec.speculation.draft_model.source)
+    sources = [source for source in (deployment.spec.model.source, draft_source(deployment.spec)) if source is not None]
     found = [f"source={kind}" for kind in dict.fromkeys(map(source_kind, sources)) if kind not in runtime.sources]
     if shape is not None and shape.family not in runtime.model_families:
         found.append(f"modelFamily={shape.family}")

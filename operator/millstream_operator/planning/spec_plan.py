@@ -15,9 +15,17 @@ from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.planning.choices.speculation import SpeculationChoice, choose_speculation
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.facts_hash import facts_hash
-from millstream_operator.planning.model_path import model_path
-from millstream_operator.planning.plan import GPU_RESOURCE, EnginePlan, Plan, PlanDefaults, PlanReason, ResourcePlan
-from millstream_operator.planning.requires import requirements, unknown_facts
+from millstream_operator.planning.model_path import draft_path, model_path
+from millstream_operator.planning.plan import (
+    GPU_RESOURCE,
+    DraftFiles,
+    EnginePlan,
+    Plan,
+    PlanDefaults,
+    PlanReason,
+    ResourcePlan,
+)
+from millstream_operator.planning.requires import draft_source, requirements, unknown_facts
 from millstream_operator.planning.resolved_spec import batching, given_or
 from millstream_operator.planning.restart_fields import input_hash
 from millstream_operator.planning.sizing.cpu_memory import CPU_MEMORY_LIMIT
@@ -105,6 +113,16 @@ def plan_from_spec(deployment: LLMDeployment, defaults: PlanDefaults, facts: Fac
         model_revision=facts.model_revision,
         checkpoint_bytes=facts.checkpoint_bytes,
         api_keys=spec.auth.api_keys_secret_ref if spec.auth is not None else None,
+        draft=_draft_files(spec, facts),
+    )
+
+
+def _draft_files(spec: LLMDeploymentSpec, facts: Facts) -> DraftFiles | None:
+    source = draft_source(spec)
+    if source is None:
+        return None
+    return DraftFiles(
+        draft_path(spec, source, facts.draft_revision), facts.draft_revision, facts.draft_checkpoint_bytes
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from millstream_operator.diagnosis.pod_facts import warmup_budget_seconds
@@ -47,6 +47,9 @@ class _Followed:
     due: float
     report: PodReport | None = None
     moved_at: float = 0.0
+    advanced_at: float = 0.0  # as moved_at, but what was reached before a restart of the container is no news
+    furthest: dict[str, int] = field(default_factory=dict)  # bytes by phase
+    is_advancing: bool = True
     polled_at: float = 0.0
 
 
@@ -64,7 +67,7 @@ class PodReports:
         wanted: dict[str, _Followed] = {}
         for pod in pods:
             uid = pod["metadata"]["uid"]
-            wanted[uid] = known.get(uid) or _Followed(key, pod, since=now, due=now + FIRST_SECONDS)
+            wanted[uid] = known.get(uid) or _Followed(key, pod, since=now, due=now + FIRST_SECONDS, advanced_at=now)
             wanted[uid].pod = pod
         if wanted:
             self._followed[key] = wanted
@@ -74,6 +77,16 @@ class PodReports:
         """Return the last reports of the owner's pods by uid, with the remaining time counted from now."""
         followed, now = self._followed.get(key, {}), self._clock()
         return {uid: aged(one.report, now - one.polled_at) for uid, one in followed.items() if one.report is not None}
+
+    def advancing(self, key: OwnerKey, pods: Sequence[Manifest]) -> frozenset[str]:
+        """Return the uids of those pods that may still get ready by themselves.
+
+        These are pods whose phase or bytes moved lately, and those that were not followed long enough to know: after a
+        restart of the operator, too.
+        """
+        followed = self._followed.get(key, {})
+        uids = (str(pod["metadata"]["uid"]) for pod in pods)
+        return frozenset(uid for uid in uids if uid not in followed or followed[uid].is_advancing)
 
     def clear(self) -> None:
         """Poll no pods: another replica leads."""
@@ -110,15 +123,35 @@ class PodReports:
             log.debug("%s: %s", one.pod["metadata"]["name"], reason)
         now = self._clock()
         one.due = now + min(LONGEST_SECONDS, max(SHORTEST_SECONDS, INTERVAL_SHARE * (now - one.since)))
-        if (boot := read_boot_report(body)) is None:
+        boot = read_boot_report(body)
+        if boot is not None:
+            _advance(one, boot, now)
+        was_advancing, one.is_advancing = one.is_advancing, now - one.advanced_at <= _allowed_seconds(one.pod)
+        is_followed = one in self._followed.get(one.key, {}).values()
+        if was_advancing != one.is_advancing and is_followed:
+            self._on_change(one.key)
+        if boot is None:
             return
         one.moved_at = _moved_at(one, boot, now)
-        allowed = max(LEAST_STALL_SECONDS, (warmup_budget_seconds(one.pod) or 0.0) / 2)
+        allowed = _allowed_seconds(one.pod)
         warms_up = boot.phase not in (READY, UNRESPONSIVE)
         before, one.report = one.report, PodReport(boot, now - one.moved_at > allowed and warms_up)
         is_significant, one.polled_at = _is_significant(before, one.report, now - one.polled_at), now
-        if is_significant and one in self._followed.get(one.key, {}).values():
+        if is_significant and is_followed:
             self._on_change(one.key)
+
+
+def _allowed_seconds(pod: Manifest) -> float:
+    """For how long neither phase nor bytes need to move."""
+    return max(LEAST_STALL_SECONDS, (warmup_budget_seconds(pod) or 0.0) / 2)
+
+
+def _advance(one: _Followed, boot: BootReport, now: float) -> None:
+    """Note a phase that is new, or more bytes than ever in it: a crash loop does not advance for ever."""
+    done = boot.done_bytes or 0
+    if done > one.furthest.get(boot.phase, -1):
+        one.furthest[boot.phase] = done
+        one.advanced_at = now
 
 
 def _moved_at(one: _Followed, boot: BootReport, now: float) -> float:

@@ -8,7 +8,7 @@ because the answers to our writes are in the index.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.facts.restored_status import RestoredStatus, StatusRestorer
 from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, LLM_DEPLOYMENT, POD
+from millstream_operator.planning.inspected import Inspected
 from millstream_operator.probing.answer import Answer
 from millstream_operator.rendering.names import LEADER, role_of
 from millstream_operator.rendering.revision import Revision
@@ -42,9 +43,11 @@ class ReconcileContext:
     other_pods: Sequence[Manifest] = ()  # of Jobs: they mount volumes and ConfigMaps, and are no replicas
     restored: RestoredStatus | None = None  # what an earlier process found out and this one has not yet
     # plan
+    inspected: Inspected | None = None
     chosen: Chosen | None = None
     # decide
     step: RolloutStep | None = None
+    advancing: Collection[str] = ()  # uids of pods that download or load, and are not late
     # apply
     wanted: Sequence[Manifest] = ()
     problem: Diagnosis | None = None  # why the objects could not be applied

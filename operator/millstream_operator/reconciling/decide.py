@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +19,17 @@ RoomFor = Callable[[LLMDeployment, Revision, Pods, Pods, int], Room]  # as `Clus
 
 
 def decide(
-    context: ReconcileContext, room: RoomFor, now: str | None = None, *, announces: bool = True
+    context: ReconcileContext,
+    room: RoomFor,
+    now: str | None = None,
+    *,
+    announces: bool = True,
+    advancing: Collection[str] = (),
 ) -> ReconcileContext:
     """Set `step`. Pure, apart from looking for room.
 
     `announces`: the caller writes the step's decisions to the status before it applies the step. Otherwise the step has
-    none, and its record is not marked as if the journal had them.
+    none, and its record is not marked as if the journal had them. `advancing`: uids of pods whose bytes move.
     """
     pin = context.plan.pin
     inputs = RolloutInput(
@@ -37,5 +42,6 @@ def decide(
         functools.partial(room, context.owner),
         announces,
         now,
+        advancing,
     )
     return replace(context, step=next_step(inputs))

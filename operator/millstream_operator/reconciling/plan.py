@@ -30,4 +30,4 @@ class PlanStage:
             inspected = await self._inspector.ask(owner, key)
         journal = context.previous.get("decisions") or ()
         chosen = self._pinning.choose(owner, records, kept, inspected, context.restored, journal)
-        return replace(context, chosen=chosen)
+        return replace(context, inspected=inspected, chosen=chosen)

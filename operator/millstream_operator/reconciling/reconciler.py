@@ -1,6 +1,6 @@
 """`reconcile(key)`: make the cluster match one LLMDeployment, and write its status.
 
-    read -> plan -> decide -> announce -> apply -> prune -> companions -> probe -> report -> requeue
+    read -> plan -> decide -> announce -> apply -> prune -> companions -> probe -> report -> calibrate -> requeue
 
 Each stage takes the turn's `ReconcileContext` and has a file of its own here. Level-triggered: a turn looks at
 everything and remembers nothing that it could not find out again, so it may be killed before or after any of its
@@ -22,6 +22,7 @@ from millstream_operator.children.volume_checks import VolumeChecks
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.plan_refused import PlanRefused
 from millstream_operator.diagnosis.reasons import Reason
+from millstream_operator.facts.calibration_store import CalibrationStore
 from millstream_operator.facts.cluster_facts import FactsSource
 from millstream_operator.facts.inspector import Inspector
 from millstream_operator.facts.restored_status import EnqueueAfter, StatusRestorer
@@ -36,6 +37,7 @@ from millstream_operator.probing.probe_key import NoKeys, ProbeKeys
 from millstream_operator.probing.service_probe import ServiceAccess
 from millstream_operator.queue.work_queue import RequeueAfter, RetryLater
 from millstream_operator.reconciling.apply import ApplyStage
+from millstream_operator.reconciling.calibrate import CalibrateStage
 from millstream_operator.reconciling.context import ContextReader, ReconcileContext
 from millstream_operator.reconciling.decide import RoomFor, decide
 from millstream_operator.reconciling.defaults import Defaults
@@ -47,7 +49,10 @@ from millstream_operator.reconciling.requeue import requeue
 from millstream_operator.rendering.surroundings import Surroundings
 from millstream_operator.rollout.adoption_limit import MAX_CONCURRENT_ADOPTIONS, AdoptionLimit
 from millstream_operator.rollout.pinning import Chosen, Pinning
+from millstream_operator.rollout.retry import remaining_seconds
 from millstream_operator.rollout.revisions import last_good
+from millstream_operator.status.download_time import remaining_download_seconds
+from millstream_operator.status.warmup import loading
 
 Manifest = dict[str, Any]
 SOON_SECONDS = 2.0
@@ -79,6 +84,7 @@ class Reconciler:
         keys: ProbeKeys | None = None,
         clock: Callable[[], float] = steady_seconds,
         surroundings: Callable[[], Surroundings] = Surroundings,
+        calibration: CalibrationStore | None = None,
     ) -> None:
         self._index, self._reports, self._room, self._busy = index, reports, room, busy
         self._now, self._later = now, later
@@ -95,6 +101,7 @@ class Reconciler:
         self._apply = ApplyStage(self._children, self._volume_checks, companions, surroundings)
         self._probe = ProbeStage(access, self._children, keys or NoKeys(), later, clock)
         self._report = ReportStage(client, index, reports, now, events)
+        self._calibrate = CalibrateStage(calibration)
 
     async def reconcile(self, key: OwnerKey) -> None:
         """Raises RetryLater when the work is not finished; the queue comes back with backoff."""
@@ -137,19 +144,25 @@ class Reconciler:
         context = await self._probe.run(read_again(context))
         self._let_others_pass(context)
         await self._report.run(read_again(context))
+        await self._calibrate.run(read_again(context))
         requeue(context, probe_failed=self._probe.has_failed(context.uid))
 
     def _decide(self, context: ReconcileContext, *, announces: bool = True) -> ReconcileContext:
         """Decide, and note when to decide again though no object of this one changes."""
-        context = decide(context, self._room, self._now(), announces=announces)
-        step = context.rollout
+        now, revision = self._now(), context.plan.pin.revision
+        downloading = remaining_download_seconds(context.owner, context.pods, revision.plan, revision.digest, now)
+        advancing = self._reports.advancing(context.key, loading(context.pods)) | downloading.keys()
+        context = decide(context, self._room, now, announces=announces, advancing=advancing)
+        step, failure = context.rollout, context.rollout.pin.marks.failure
         if step.phase in (RolloutPhase.COMPLETE, RolloutPhase.STOPPED) or not context.pods:
             self.rolling.pop(context.uid, None)
         else:
             self.rolling[context.uid] = context.key
-        if step.wait_seconds is not None and self._later is not None:
-            self._later(context.key, step.wait_seconds + 1.0)
-        return context
+        retry_seconds = remaining_seconds(failure, now) if failure is not None else None
+        for seconds in (*downloading.values(), retry_seconds, step.wait_seconds):
+            if seconds is not None and self._later is not None:
+                self._later(context.key, max(seconds, 0.0) + 1.0)
+        return replace(context, advancing=advancing)
 
     async def _keep_last_good(self, context: ReconcileContext, manifest: Manifest, refused: PlanRefused) -> None:
         """Repair what runs, and report why the spec has no plan.
@@ -176,7 +189,9 @@ class Reconciler:
     def forget(self, uid: str) -> None:
         """Drop what is known about an LLMDeployment that is gone."""
         self._probe.forget(uid)
+        self._report.forget(uid)
         self._volume_checks.forget(uid)
+        self._calibrate.forget(uid)
         self._restorer.forget(uid)
         self.pinning.forget(uid)
         self.rolling.pop(uid, None)

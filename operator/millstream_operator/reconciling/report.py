@@ -15,13 +15,14 @@ from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.kube.client import ClusterClient
 from millstream_operator.kube.event_queue import EventPublisher, EventWriter
 from millstream_operator.kube.index import Index
-from millstream_operator.kube.kinds import DEPLOYMENT, LLM_DEPLOYMENT
+from millstream_operator.kube.kinds import DEPLOYMENT
 from millstream_operator.probing.pod_reports import PodReports
 from millstream_operator.reconciling.context import ReconcileContext
+from millstream_operator.reconciling.status_writer import StatusWriter
 from millstream_operator.status.events import decision_events, event_for, event_for_object
 from millstream_operator.status.observation import Observation
 from millstream_operator.status.status import status_of, status_of_invalid
-from millstream_operator.status.warmup import warming_up
+from millstream_operator.status.warmup import loading
 
 Manifest = dict[str, Any]
 
@@ -37,7 +38,8 @@ class ReportStage:
         now: Callable[[], str],
         events: EventPublisher | None = None,
     ) -> None:
-        self._client, self._index, self._reports, self._now = client, index, reports, now
+        self._index, self._reports, self._now = index, reports, now
+        self._writer = StatusWriter(client, index, now)
         self._before_acting = EventWriter(client)
         self._events = events or self._before_acting
 
@@ -73,16 +75,18 @@ class ReportStage:
             reports=self._reports.of(context.key),
             rollout=context.rollout,
             outdated=context.plan.outdated,
+            advancing=context.advancing,
         )
-        self._reports.follow(context.key, warming_up(observation))
+        self._reports.follow(context.key, loading(observation.own_pods))
         await self._write(context, observation)
 
     async def _write(self, context: ReconcileContext, observation: Observation) -> None:
         owner, before = context.owner, context.previous
         after = {name: value for name, value in status_of(observation, self._now()).items() if value is not None}
+        after = self._writer.acceptable(context.uid, after, before)
         if {name: before.get(name) for name in after} == after and before.keys() <= after.keys():
             return
-        await self._apply(_identity(owner), after)
+        after = await self._writer.write(_identity(owner), after, before)
         for event in decision_events(owner, before, after, self._now()):
             await self._before_acting.publish(event)
         if (change := event_for(owner, before, after, self._now())) is not None:
@@ -102,18 +106,18 @@ class ReportStage:
         conditions = companions.conditions if companions is not None else None
         generation = metadata.get("generation", 0)
         after = status_of_invalid(previous, generation, problem, self._now(), plan, workload, conditions)
+        after = self._writer.acceptable(metadata["uid"], after, previous)
         if after == previous:
             return
-        await self._apply(manifest, after)
+        after = await self._writer.write(manifest, after, previous)
         if (event := event_for_object(metadata, previous, after, self._now())) is not None:
             await self._events.publish(event)
 
-    async def _apply(self, subject: Manifest, status: Manifest) -> None:
-        metadata = {name: subject["metadata"][name] for name in ("name", "namespace")}
-        body = {"apiVersion": subject["apiVersion"], "kind": subject["kind"], "metadata": metadata, "status": status}
-        self._index.put(LLM_DEPLOYMENT, await self._client.apply(body, subresource="status"))
+    def forget(self, uid: str) -> None:
+        """The LLMDeployment is gone."""
+        self._writer.forget(uid)
 
 
 def _identity(owner: LLMDeployment) -> Manifest:
-    metadata = {"name": owner.name, "namespace": owner.metadata.namespace}
+    metadata = {"name": owner.name, "namespace": owner.metadata.namespace, "uid": owner.metadata.uid or ""}
     return {"apiVersion": owner.api_version, "kind": owner.kind, "metadata": metadata}

@@ -8,6 +8,8 @@
 The download is an init container with the runtime's image. It verifies every file and continues where it stopped when
 it is restarted; the reason of a failure is in its termination message, as with the runtime. The download is pinned to
 the commit or digest that the inspection found, so that every pod of a revision, today or next month, has the same.
+A draft model gets there in the same way, below /models/draft, in volumes and containers with a `draft-` before their
+names. No plan with a draft model is applied yet: the runtime has none (`planning/requires.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.model import ModelSource, PersistentVolumeClaimSource
+from millstream_operator.planning.model_path import DRAFT_FOLDER
 from millstream_operator.planning.plan import Plan
-from millstream_operator.planning.requires import source_kind
+from millstream_operator.planning.requires import draft_source, source_kind
 from millstream_operator.rendering.model_cache import cache_claim_name
 from millstream_operator.rendering.names import FETCH_CONTAINER
 from millstream_operator.rendering.quantity import canonical
@@ -46,13 +49,47 @@ def model_files(
     owner: LLMDeployment, plan: Plan, env: Sequence[Mapping[str, Any]], security_context: Mapping[str, Any]
 ) -> ModelFiles:
     """`env` and `security_context` are the runtime container's own: HF_ENDPOINT and proxies hold for the download."""
-    source = owner.spec.model.source
-    if source.persistent_volume_claim is not None:
-        return mounted(source.persistent_volume_claim)
-    access = source_access(source, plan.model_revision, pull_secret_names(owner))
-    if access is None:
-        return ModelFiles()
-    return _downloaded(owner, plan, access, {"env": list(env), "securityContext": dict(security_context)})
+    container = {"env": list(env), "securityContext": dict(security_context)}
+    model = _Model(owner.spec.model.source, plan.model_path, plan.model_revision, plan.checkpoint_bytes)
+    files, draft = _files(owner, plan, model, container), draft_source(owner.spec)
+    if draft is None or plan.draft is None:
+        return files
+    second = _Model(draft, plan.draft.path, plan.draft.revision, plan.draft.checkpoint_bytes, DRAFT_FOLDER)
+    return _both(files, _files(owner, plan, second, container))
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """A model and where it goes. `prefix`: of names in the pod, and the folder below the model root; "": the target."""
+
+    source: ModelSource
+    path: str
+    revision: str | None
+    checkpoint_bytes: int | None
+    prefix: str = ""
+
+    @property
+    def mount_path(self) -> str:
+        return "/".join(filter(None, (IMAGE_MODEL_ROOT, self.prefix, source_kind(self.source))))
+
+    def named(self, name: str) -> str:
+        return f"{self.prefix}-{name}" if self.prefix else name
+
+
+def _files(owner: LLMDeployment, plan: Plan, model: _Model, container: Mapping[str, Any]) -> ModelFiles:
+    if model.source.persistent_volume_claim is not None:
+        return mounted(model.source.persistent_volume_claim, model.named(MODEL_VOLUME), model.mount_path)
+    access = source_access(model.source, model.revision, pull_secret_names(owner))
+    return _downloaded(owner, plan, model, access, container) if access is not None else ModelFiles()
+
+
+def _both(one: ModelFiles, other: ModelFiles) -> ModelFiles:
+    return ModelFiles(
+        [*one.volumes, *other.volumes],
+        [*one.mounts, *other.mounts],
+        [*one.init_containers, *other.init_containers],
+        {**one.pod_security, **other.pod_security},
+    )
 
 
 def downloads(source: ModelSource) -> bool:
@@ -66,29 +103,37 @@ def pull_secret_names(owner: LLMDeployment) -> list[str]:
     return [secret.name for secret in (spec.image_pull_secrets if spec is not None else None) or []]
 
 
-def mounted(claim: PersistentVolumeClaimSource) -> ModelFiles:
-    volume = {"name": MODEL_VOLUME, "persistentVolumeClaim": {"claimName": claim.claim_name, "readOnly": True}}
-    mount = {"name": MODEL_VOLUME, "mountPath": f"{IMAGE_MODEL_ROOT}/persistentVolumeClaim", "readOnly": True}
+def mounted(
+    claim: PersistentVolumeClaimSource,
+    volume_name: str = MODEL_VOLUME,
+    mount_path: str = f"{IMAGE_MODEL_ROOT}/persistentVolumeClaim",
+) -> ModelFiles:
+    volume = {"name": volume_name, "persistentVolumeClaim": {"claimName": claim.claim_name, "readOnly": True}}
+    mount = {"name": volume_name, "mountPath": mount_path, "readOnly": True}
     return ModelFiles([volume], [mount])
 
 
-def _downloaded(owner: LLMDeployment, plan: Plan, access: SourceAccess, container: Mapping[str, Any]) -> ModelFiles:
-    source, cached = owner.spec.model.source, owner.spec.model.cache is not None
-    volume = {"name": MODEL_VOLUME, **(_cache(owner) if cached else _scratch(source, plan.checkpoint_bytes))}
-    mount = {"name": MODEL_VOLUME, "mountPath": f"{IMAGE_MODEL_ROOT}/{source_kind(source)}"}
+def _downloaded(
+    owner: LLMDeployment, plan: Plan, model: _Model, access: SourceAccess, container: Mapping[str, Any]
+) -> ModelFiles:
+    source, cached, name = model.source, owner.spec.model.cache is not None, model.named(MODEL_VOLUME)
+    volume = {"name": name, **(_cache(owner) if cached else _scratch(source, model.checkpoint_bytes))}
+    mount = {"name": name, "mountPath": model.mount_path}
+    credentials = [{**one, "name": model.named(one["name"])} for one in access.volumes]
+    credential_mounts = [{**one, "name": model.named(one["name"])} for one in access.mounts]
     fetch = {
-        "name": FETCH_CONTAINER,
+        "name": model.named(FETCH_CONTAINER),
         "image": plan.runtime_image,
         "imagePullPolicy": "IfNotPresent",
-        "args": ["fetch", *access.flags, f"--into={IMAGE_MODEL_ROOT}/{plan.model_path}"],
+        "args": ["fetch", *access.flags, f"--into={IMAGE_MODEL_ROOT}/{model.path}"],
         **container,
         "resources": FETCH_RESOURCES,
         "terminationMessagePolicy": "File",
-        "volumeMounts": [mount, *access.mounts, {"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
+        "volumeMounts": [mount, *credential_mounts, {"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
     }
     # Without this the kubelet would walk through the whole volume at each start of a pod.
     security = {"fsGroupChangePolicy": "OnRootMismatch"} if cached else {}
-    return ModelFiles([volume, *access.volumes], [{**mount, "readOnly": True}], [fetch], security)
+    return ModelFiles([volume, *credentials], [{**mount, "readOnly": True}], [fetch], security)
 
 
 def _cache(owner: LLMDeployment) -> dict[str, Any]:

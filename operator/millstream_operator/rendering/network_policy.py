@@ -19,9 +19,11 @@ from pydantic import Field
 from millstream_operator.api.access import IPBlock, LabelSelector, Network, NetworkMode, NetworkPeer
 from millstream_operator.api.base import ApiModel
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.planning.requires import draft_source
 from millstream_operator.rendering.closed_addresses import ApiServer, shielded
 from millstream_operator.rendering.model_source import downloads
 from millstream_operator.rendering.names import DEPLOYMENT_LABEL, HTTP_PORT_NAME, child
+from millstream_runtime.config import CAPABILITIES, Capabilities
 
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 NODE_LOCAL_DNS = "169.254.20.10/32"  # where NodeLocal DNSCache listens on every node
@@ -58,8 +60,12 @@ def network_policy(
     defaults: NetworkDefaults,
     operator_namespace: str = "",
     api_servers: Iterable[ApiServer] = (),
+    runtime: Capabilities = CAPABILITIES,
 ) -> dict[str, Any] | None:
-    """Return the policy; None where the mode is Disabled."""
+    """Return the policy; None where the mode is Disabled.
+
+    A draft model counts once the runtime has draft models: before, its spec is refused.
+    """
     network = owner.spec.network or Network()
     if (network.mode or defaults.mode) is NetworkMode.DISABLED:
         return None
@@ -67,7 +73,7 @@ def network_policy(
     spec: dict[str, Any] = {
         "podSelector": {"matchLabels": {DEPLOYMENT_LABEL: owner.name}},
         "policyTypes": ["Ingress", "Egress"] if ingress else ["Egress"],
-        "egress": _egress(owner, network, defaults, [*api_servers]),
+        "egress": _egress(owner, network, defaults, [*api_servers], runtime),
     }
     if ingress:
         admitted = [*_operator(operator_namespace), *map(_plain, ingress)]
@@ -76,7 +82,11 @@ def network_policy(
 
 
 def _egress(
-    owner: LLMDeployment, network: Network, defaults: NetworkDefaults, api_servers: list[ApiServer]
+    owner: LLMDeployment,
+    network: Network,
+    defaults: NetworkDefaults,
+    api_servers: list[ApiServer],
+    runtime: Capabilities,
 ) -> list[dict[str, Any]]:
     dns = {
         "to": [*map(_plain, defaults.dns or CLUSTER_DNS)],
@@ -87,7 +97,8 @@ def _egress(
         ],
     }
     found = [dns]
-    if downloads(owner.spec.model.source):
+    draft = draft_source(owner.spec) if "DraftModel" in runtime.speculation_methods else None
+    if any(downloads(source) for source in (owner.spec.model.source, draft) if source is not None):
         found += shielded(ANYWHERE, [{"protocol": "TCP"}], api_servers)
     for rule in network.egress or ():
         ports = [{"protocol": "TCP", **_plain(port)} for port in rule.ports or ()]

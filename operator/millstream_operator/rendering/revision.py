@@ -41,6 +41,7 @@ class Revision:
     template: dict[str, Any]  # PodTemplateSpec
     boot: dict[str, Any] | None = None  # the fields of a BootConfig; None: format 1
     resolved_revision: str | None = None  # of the model: the commit or image digest that every pod loads
+    resolved_draft_revision: str | None = None  # of the draft model
 
     @property
     def served_name(self) -> str | None:
@@ -49,6 +50,7 @@ class Revision:
 
     def data(self) -> dict[str, Any]:
         boot = {"format": FORMAT_WITH_FLAGS} if self.boot is None else {"format": FORMAT, "boot": self.boot}
+        pinned = {"resolvedRevision": self.resolved_revision, "resolvedDraftRevision": self.resolved_draft_revision}
         return {
             **boot,
             "inputHash": self.input_hash,
@@ -56,7 +58,7 @@ class Revision:
             "image": self.image,
             "plan": self.plan,
             "template": self.template,
-        } | ({"resolvedRevision": self.resolved_revision} if self.resolved_revision is not None else {})
+        } | {name: value for name, value in pinned.items() if value is not None}
 
 
 def render_revision(owner: LLMDeployment, plan: Plan, defaults: PodDefaults) -> Revision:
@@ -81,6 +83,7 @@ def render_revision(owner: LLMDeployment, plan: Plan, defaults: PodDefaults) -> 
         # an immutable ConfigMap is made of this.
         boot={name: value for name, value in boot.as_dict().items() if value is not None},
         resolved_revision=plan.model_revision,
+        resolved_draft_revision=plan.draft.revision if plan.draft is not None else None,
     )
     return replace(unnamed, name=f"{owner.name}-{_digest(unnamed.data())}")
 
@@ -115,4 +118,5 @@ def read_revision(stored: dict[str, Any]) -> Revision | None:
         template=data["template"],
         boot=data.get("boot"),
         resolved_revision=data.get("resolvedRevision"),
+        resolved_draft_revision=data.get("resolvedDraftRevision"),
     )

@@ -16,23 +16,29 @@ from millstream_operator.api.status import AppliedStrategy
 ANSWERED_ANNOTATION = "millstream.dev/answered"
 STRATEGY_ANNOTATION = "millstream.dev/rollout-strategy"
 FAILED_ANNOTATION = "millstream.dev/failed"
+RETRIES_ANNOTATION = "millstream.dev/retries"
 JOURNALED_ANNOTATION = "millstream.dev/journaled"
 PUT_OFF_ANNOTATION = "millstream.dev/put-off"
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a revision was given up: a reason of docs/reasons.md and its sentence."""
+    """Why a revision was given up: a reason of docs/reasons.md and its sentence.
+
+    `retry_at`: when it is tried again, RFC 3339, UTC; None: not before the spec changes.
+    """
 
     reason: str
     message: str
+    retry_at: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
     answered: bool = False  # all its replicas were available, and the model answered through the Service
     strategy: AppliedStrategy | None = None  # what rollout.strategy Auto chose for it
-    failure: Failure | None = None  # it is not tried again
+    failure: Failure | None = None
+    retries: int = 0  # attempts before this one that failed for a cause that was not the revision's
     journaled: frozenset[str] | None = None  # types of its decisions in `status.decisions`; None: from before this mark
     put_off: bool = False  # its GPUs were taken after an old pod was drained for it: it waits until others are free
 
@@ -41,6 +47,7 @@ class Marks:
             ANSWERED_ANNOTATION: "true" if self.answered else None,
             STRATEGY_ANNOTATION: self.strategy.value if self.strategy else None,
             FAILED_ANNOTATION: self._failed(),
+            RETRIES_ANNOTATION: str(self.retries) if self.retries else None,
             JOURNALED_ANNOTATION: ",".join(sorted(self.journaled)) if self.journaled is not None else None,
             PUT_OFF_ANNOTATION: "true" if self.put_off else None,
         }
@@ -49,7 +56,9 @@ class Marks:
     def _failed(self) -> str | None:
         if self.failure is None:
             return None
-        return json.dumps({"reason": self.failure.reason, "message": self.failure.message}, ensure_ascii=False)
+        found = {"reason": self.failure.reason, "message": self.failure.message}
+        again = {"retryAt": self.failure.retry_at} if self.failure.retry_at is not None else {}
+        return json.dumps(found | again, ensure_ascii=False)
 
 
 NEW_MARKS = Marks(journaled=frozenset())  # of a new attempt
@@ -63,6 +72,7 @@ def read_marks(record: dict[str, Any]) -> Marks:
         answered=annotations.get(ANSWERED_ANNOTATION) == "true",
         strategy=next((known for known in AppliedStrategy if known.value == strategy), None),
         failure=_failure(annotations.get(FAILED_ANNOTATION)),
+        retries=_count(annotations.get(RETRIES_ANNOTATION)),
         journaled=_journaled(annotations.get(JOURNALED_ANNOTATION)),
         put_off=annotations.get(PUT_OFF_ANNOTATION) == "true",
     )
@@ -73,9 +83,14 @@ def _failure(text: str | None) -> Failure | None:
         return None
     try:
         found = json.loads(text)
-        return Failure(str(found["reason"]), str(found["message"]))
-    except (ValueError, TypeError, KeyError):
+        retry_at = found.get("retryAt")
+        return Failure(str(found["reason"]), str(found["message"]), retry_at if isinstance(retry_at, str) else None)
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def _count(text: str | None) -> int:
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 4 else 0
 
 
 def _journaled(text: str | None) -> frozenset[str] | None:

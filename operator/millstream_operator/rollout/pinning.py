@@ -25,6 +25,7 @@ from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.facts.cluster_facts import FactsSource
 from millstream_operator.facts.restored_status import RestoredStatus
 from millstream_operator.kube.index import OwnerKey
+from millstream_operator.planning.calibration import of_plan
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.inspected import Inspected
 from millstream_operator.planning.plan import Infeasible, Plan, PlanDefaults
@@ -187,7 +188,8 @@ class Pinning:
         def rendered(plan: Plan) -> Revision:
             return render_revision(owner, plan, self._pods)
 
-        found = outdated(kept, read.over(self._facts.of(owner)), today, rendered, follows=adopts)
+        facts = with_corrections_of(kept, read.over(self._facts.of(owner)))
+        found = outdated(kept, facts, today, rendered, follows=adopts)
         self._compared[uid] = state, found
         return found
 
@@ -195,7 +197,8 @@ class Pinning:
         self, owner: LLMDeployment, kept: PinnedRevision, records: Sequence[Manifest], read: Inspected
     ) -> PinnedRevision | None:
         """A new plan for the same spec; None where it would change no pod, or give up GPUs and wait for others."""
-        planned = decide(owner, self._plans, read.over(self._facts.of(owner)))
+        facts = with_corrections_of(kept.revision, read.over(self._facts.of(owner)))
+        planned = decide(owner, self._plans, facts)
         if isinstance(planned, Infeasible) or planned.requires:
             return None
         holds_gpus = self._facts.holds_gpus(owner)
@@ -222,3 +225,8 @@ def _is_on_its_way(made: PinnedRevision, owner: LLMDeployment, records: Sequence
 
 def follows(owner: LLMDeployment) -> bool:
     return owner.spec.runtime is not None and owner.spec.runtime.update_policy is UpdatePolicy.FOLLOW_OPERATOR
+
+
+def with_corrections_of(kept: Revision, facts: Facts) -> Facts:
+    """Return the facts with the measurements that the pinned plan was made with, so that newer ones change nothing."""
+    return replace(facts, calibration=of_plan(kept.plan))

@@ -8,13 +8,14 @@ No pod that serves is drained for one that could not start (`approach.py`): then
 Where the GPUs are taken after an old pod was drained, the last revision that answered is put back if it can start.
 
 Under ResourceAware an old pod was drained for it, so the last revision that answered is put back, and the failed one is
-marked and not tried again until the spec changes. The same holds under either strategy for a revision that was adopted
+marked. It is tried again when the spec changes, or later where the cause is not its own (`retry.py`). The same holds
+under either strategy for a revision that was adopted
 (FollowOperator): the user did not ask for it, and the last good one was planned from the same spec.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +32,7 @@ from millstream_operator.rendering.revision_marks import Failure
 from millstream_operator.rollout.approach import IN_PLACE, SURGE, Approach, Situation, choose_approach, no_room
 from millstream_operator.rollout.certain_failure import certain_failure
 from millstream_operator.rollout.journal_marks import not_in_journal, with_journal
+from millstream_operator.rollout.retry import again, failure_of
 from millstream_operator.rollout.revisions import PinnedRevision, last_answered, newest_first, read_pin
 from millstream_operator.rollout.workload import digest_of, rolled_out
 
@@ -57,6 +59,7 @@ class RolloutInput:
     look_for_room: LookForRoom = _unknown_room
     announces: bool = True  # False: the status reports something else, so no decision is announced or marked
     now: str | None = None  # RFC 3339, UTC
+    advancing: Collection[str] = ()  # uids of pods that download or load, and whose bytes move
 
     @property
     def digest(self) -> str:
@@ -106,6 +109,16 @@ class RolloutStep:
 
 def next_step(inputs: RolloutInput) -> RolloutStep:
     """Return what the pods shall run, and the decisions that are announced before they do."""
+    if not inputs.announces or (tried := again(inputs.pin, inputs.now)) is None:
+        return _step_of_attempt(inputs)
+    attempt, retried = tried
+    _, announced = _announced(inputs, attempt, retried)
+    pin = replace(attempt, marks=with_journal(attempt.marks, (retried,), announced))
+    step = _step_of_attempt(replace(inputs, pin=pin))
+    return replace(step, decisions=(*announced, *step.decisions))
+
+
+def _step_of_attempt(inputs: RolloutInput) -> RolloutStep:
     is_done = rolled_out(inputs.owner, inputs.pin.revision, inputs.workload)
     approach = _as_it_was(inputs) if is_done else choose_approach(inputs.situation)
     fallback = last_answered(inputs.records, but=inputs.pin)  # what a failed revision goes back to
@@ -215,14 +228,14 @@ def _new_failure(
         return None
     if not inputs.has_begun or rolled_out(inputs.owner, pin.revision, inputs.workload):
         return None
-    found = certain_failure(inputs.digest, inputs.workload, inputs.pods)
+    found = certain_failure(inputs.digest, inputs.workload, inputs.pods, inputs.advancing)
     if found is None:
         return None
     nothing_drained = approach.blocked is not None or len(inputs.situation.serving) >= inputs.owner.spec.replicas
     waits = nothing_drained and asked_strategy(inputs.owner) is not SURGE and not adopted
     if waits and found.reason in WAITS_FOR_A_NODE:
         return None
-    return Failure(str(found.reason), found.message)
+    return failure_of(found, pin.marks, inputs.now)
 
 
 # The decisions
@@ -245,10 +258,16 @@ def _stopped(pin: PinnedRevision, failure: Failure) -> Decision:
     )
 
 
+def _when_again(failure: Failure) -> str:
+    if failure.retry_at is None:
+        return "not tried again until the spec changes"
+    return f"tried again at {failure.retry_at}"
+
+
 def _rolled_back(pin: PinnedRevision, failure: Failure, fallback: PinnedRevision) -> Decision:
     return Decision(
         DecisionType.ROLLED_BACK,
-        f"failed and is not tried again until the spec changes; back to revision {fallback.revision.name}. "
+        f"failed and is {_when_again(failure)}; back to revision {fallback.revision.name}. "
         f"{failure.reason}: {failure.message}",
         attempt_of(pin.revision.name, pin.number),
     )

@@ -15,6 +15,7 @@ from millstream_operator.diagnosis.diagnosis import Diagnosis, sentence
 from millstream_operator.diagnosis.pod_facts import claims, runtime_status, secrets
 from millstream_operator.diagnosis.pod_failures import diagnose
 from millstream_operator.diagnosis.reasons import Reason
+from millstream_operator.rendering.revision_marks import Failure
 from millstream_operator.rollout import workload
 from millstream_operator.status.observation import Observation
 from millstream_operator.status.scaling import NO_ROOM
@@ -46,8 +47,14 @@ def rolled_back(observation: Observation) -> Diagnosis | None:
     return Diagnosis(
         Reason.ROLLED_BACK,
         f"Rolled back to revision {observation.running.name}, because revision {observation.revision.name} failed. "
-        f"{failure.reason}: {failure.message} Change the spec to try again.",
+        f"{failure.reason}: {failure.message} {_next_try(failure)}",
     )
+
+
+def _next_try(failure: Failure) -> str:
+    if failure.retry_at is None:
+        return "Change the spec to try again."
+    return f"It is tried again at {failure.retry_at}, because the cause is not its own."
 
 
 # Until the wanted revision is rolled out
@@ -74,8 +81,13 @@ def pods_refused(observation: Observation) -> Diagnosis | None:
 
 
 def deadline_passed(observation: Observation) -> Diagnosis | None:
-    """The Deployment controller reports the rollout of the wanted revision as too slow (it continues)."""
+    """The Deployment controller reports the rollout of the wanted revision as too slow (it continues).
+
+    It sees no bytes: a pod whose download or load advances is not late.
+    """
     if not workload.deadline_passed(observation.workload, observation.revision.digest):
+        return None
+    if any(pod["metadata"].get("uid") in observation.advancing for pod in observation.own_pods):
         return None
     return Diagnosis(
         Reason.PROGRESS_DEADLINE_EXCEEDED,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from millstream_operator.planning.calibration import NO_CORRECTION, absurd, of_plan
+from millstream_operator.planning.measurement import is_measurable
 from millstream_operator.probing.boot_report import MEMORY_KEYS
 from millstream_operator.status.observation import Observation
 
@@ -18,8 +20,29 @@ _NAMES["kv_cache_bytes"], _NAMES["kv_cache_tokens"] = "kvCacheBytes", "kvCacheTo
 
 def memory_status(observation: Observation) -> Manifest | None:
     """The field as it is written; None where neither side is known."""
-    found = {"predicted": _predicted(observation.revision.plan), "measured": _measured(observation)}
-    return {side: numbers for side, numbers in found.items() if numbers} or None
+    plan = observation.revision.plan
+    predicted, measured = _predicted(plan), _measured(observation)
+    found = {"predicted": predicted, "measured": measured, "correction": _correction(plan)}
+    ignored = _ignored(plan, predicted, measured)
+    sides: Manifest = {side: numbers for side, numbers in found.items() if numbers}
+    return sides | ({"ignored": ignored} if ignored else {}) or None
+
+
+def _correction(plan: Manifest) -> Manifest:
+    """Return what the plan's own placement was corrected by."""
+    if not plan.get("calibration"):
+        return {}
+    found = of_plan(plan).correction(plan["accelerator"], plan["quantization"], plan["tensorParallelSize"])
+    return found.as_dict() if found != NO_CORRECTION else {}
+
+
+def _ignored(plan: Manifest, predicted: Manifest, measured: Manifest) -> list[str]:
+    """Return which measured values correct no later plan, each with the reason."""
+    if not predicted or not is_measurable(plan):
+        return []
+    parts = [part for part in ("weights", "activations", "graphs") if f"{part}Bytes" in measured]
+    found = (absurd(part, predicted[f"{part}Bytes"], measured[f"{part}Bytes"]) for part in parts)
+    return [why for why in found if why is not None]
 
 
 def _predicted(plan: Manifest) -> Manifest:

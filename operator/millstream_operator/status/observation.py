@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,7 @@ class Observation:
     rollout: RolloutStep | None = None
     companions: Sequence[Condition] | None = None  # of autoscaler and monitors; None: not observed
     outdated: Diagnosis | None = None  # what a new plan would gain
+    advancing: Collection[str] = ()  # uids of pods that download or load, and whose bytes move
 
     @property
     def running(self) -> Revision:

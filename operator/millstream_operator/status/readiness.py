@@ -50,7 +50,9 @@ def reconciling_or_stalled(observation: Observation, summary: Condition) -> Cond
     """Return Stalled where a person must act, else Reconciling; None when the cluster is as the spec says."""
     if summary.status is True:
         return None if observation.rolled_out else _scaling(observation)
-    if summary.reason in NEEDS_A_PERSON:
+    failure = observation.rollout.failure if observation.rollout is not None else None
+    is_tried_again = failure is not None and failure.retry_at is not None and summary.reason is Reason.ROLLED_BACK
+    if summary.reason in NEEDS_A_PERSON and not is_tried_again:
         return Condition(conditions.STALLED, True, summary.reason, summary.message)
     if (late := deadline_passed(observation)) is not None:
         return Condition(conditions.STALLED, True, late.reason, late.message)

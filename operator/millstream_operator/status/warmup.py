@@ -11,7 +11,7 @@ status, its restarts do not.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from millstream_operator.diagnosis import pod_facts
@@ -29,15 +29,31 @@ LEAST_MOVE_SECONDS = 5.0
 
 
 def warming_up(observation: Observation) -> list[Manifest]:
-    """The pods to ask for a report: they run the wanted revision's runtime and are not ready yet."""
+    """The pods that run the wanted revision's runtime and are not ready yet."""
+    return [pod for pod in loading(observation.own_pods) if _runs(pod_facts.runtime_status(pod))]
+
+
+def loading(pods: Iterable[Manifest]) -> list[Manifest]:
+    """The pods to ask for a report: they download a model or warm up. While they advance, they are not late."""
     return [
         pod
-        for pod in observation.own_pods
+        for pod in pods
         if pod_facts.is_leader(pod)
         and not pod_facts.is_terminating(pod)
         and not pod_facts.is_ready(pod)
-        and "running" in pod_facts.runtime_status(pod).get("state", {})
+        and (_runs(pod_facts.fetch_status(pod)) or _runs(pod_facts.runtime_status(pod)) or _is_in_between(pod))
     ]
+
+
+def _is_in_between(pod: Manifest) -> bool:
+    """The download is complete, and the kubelet has not started the runtime yet."""
+    fetched = pod_facts.fetch_status(pod).get("state", {}).get("terminated", {}).get("exitCode") == 0
+    waiting = pod_facts.runtime_status(pod).get("state", {}).get("waiting", {}).get("reason")
+    return fetched and waiting in ("PodInitializing", "ContainerCreating")
+
+
+def _runs(container: Mapping[str, Any]) -> bool:
+    return "running" in container.get("state", {})
 
 
 def warmup_status(observation: Observation, blocker: Diagnosis | None, now: str) -> Manifest | None:

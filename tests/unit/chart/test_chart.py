@@ -245,6 +245,18 @@ def test_a_service_monitor_comes_when_it_is_asked_for_and_selects_the_metrics_se
     assert monitor["spec"]["endpoints"] == [{"port": service["spec"]["ports"][0]["name"], "interval": "30s"}]
 
 
+def test_what_was_measured_is_one_config_map_of_the_operators_own_namespace() -> None:
+    documents = render(release="one")
+    name = operator_of(documents)["metadata"]["name"]
+    (role,) = [one for one in of_kind(documents, "Role") if one["metadata"]["name"] == f"{name}-calibration"]
+    assert role["metadata"]["namespace"] == "system"
+    rights = {tuple(rule.get("resourceNames", ())): set(rule["verbs"]) for rule in role["rules"]}
+    assert rights == {(f"{name}-calibration",): {"get", "patch"}, (): {"create"}}
+    assert {resource for rule in role["rules"] for resource in rule["resources"]} == {"configmaps"}
+    (binding,) = [b for b in of_kind(documents, "RoleBinding") if b["metadata"]["name"] == f"{name}-calibration"]
+    assert [(s["name"], s["namespace"]) for s in binding["subjects"]] == [(name, "system")]
+
+
 def test_two_releases_share_no_name() -> None:
     def names(release: str) -> set[str]:
         documents = render("crds.enabled=false", release=release)

@@ -12,7 +12,7 @@ from tests.soak.results import missed
 FAILURE = {"scenario": "create", "fault": "500", "number": 3, "struck": "PATCH /x", "differences": ["no Service"]}
 GOOD: dict[str, dict[str, Any]] = {
     "kills": {"runs": 3, "converged": 3, "failures": [], "crashes": [], "orphans": []},
-    "transitions": {"runs": 3, "equal": 3, "crashes": []},
+    "transitions": {"runs": 60, "equal": 60, "reached_a_rendered_change": 30, "crashes": []},
     "outage": {
         "recovered_seconds": 3,
         "same_process": True,
@@ -39,7 +39,8 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("kills", {"failures": [FAILURE]}),
     ("kills", {"crashes": ["exit code 1"]}),
     ("kills", {"orphans": ["run-1: services/demo"]}),
-    ("transitions", {"equal": 2}),
+    ("transitions", {"equal": 59}),
+    ("transitions", {"reached_a_rendered_change": 29}),
     ("outage", {"recovered_seconds": 31}),
     ("outage", {"same_process": False}),
     ("leaders", {"slowest_takeover_seconds": 20.5}),

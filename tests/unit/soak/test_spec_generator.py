@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from tests.soak.spec_generator import MOST_REPLICAS, SpecGenerator, spec_schema
+from tests.soak.valid_specs import draw, runnable, takes_anything
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -39,6 +41,27 @@ def test_nearly_every_spec_is_within_the_schema(schema: dict[str, Any]) -> None:
 
 def test_every_field_at_the_top_is_changed_sooner_or_later(schema: dict[str, Any]) -> None:
     assert {name for spec in drawn(schema, 1, 400) for name in spec} == set(schema["properties"])
+
+
+def test_most_transitions_draw_what_the_operator_renders(schema: dict[str, Any]) -> None:
+    """And every eighth whatever comes first: what the API server takes is decided where there is one."""
+
+    async def admitted(_: dict[str, Any]) -> bool:
+        return True
+
+    async def all_of() -> list[bool]:
+        found = []
+        for number in range(64):
+            generator = SpecGenerator(schema, f"3/{number}")
+            base = generator.base()
+            spec = await draw(generator, base, number, admitted)
+            found.append(takes_anything(number) or (spec != base and runnable(spec)))
+        return found
+
+    assert all(asyncio.run(all_of()))
+    assert sum(takes_anything(number) for number in range(64)) == 8
+    assert runnable(SpecGenerator(schema, 1).base())
+    assert not runnable({"model": {}})
 
 
 def test_replicas_stay_few(schema: dict[str, Any]) -> None:

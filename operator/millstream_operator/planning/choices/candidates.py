@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.inventory.node_kinds import Inventory, Stock
+from millstream_operator.planning.calibration import NO_CALIBRATION, NO_CORRECTION, Calibration, Correction
 from millstream_operator.planning.choices.quantization import Formats
 from millstream_operator.planning.plan import SpeculationPlan
 from millstream_operator.planning.resolved_spec import ResolvedSpec
@@ -30,6 +31,7 @@ class Question:
     draft_shape: ModelShape | None
     draft_method: str | None
     inventory: Inventory
+    calibration: Calibration = NO_CALIBRATION  # of this model with this image
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,13 @@ class Candidate:
     def summary(self) -> str:
         pipeline = f" PP{self.pipeline}" if self.pipeline > 1 else ""
         return f"{self.gpus}×{self.stock.part.name} TP{self.tensor}{pipeline} {self.method}"
+
+
+def correction_for(question: Question, candidate: Candidate) -> Correction:
+    """What was measured of this placement; stages are not measured yet."""
+    if candidate.pipeline > 1:
+        return NO_CORRECTION
+    return question.calibration.correction(candidate.stock.part.name, candidate.method, candidate.tensor)
 
 
 def candidates(question: Question, *, pipelines: bool) -> Iterator[Candidate]:

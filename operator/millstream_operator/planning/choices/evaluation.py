@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from millstream_operator.catalog.gpu import MINIMUM_SM, MINIMUM_SM_KV_CACHE
-from millstream_operator.planning.choices.candidates import Candidate, Question
+from millstream_operator.planning.choices.candidates import Candidate, Question, correction_for
 from millstream_operator.planning.choices.machines import draft_machine, target_machine
 from millstream_operator.planning.choices.outcome import Outcome, Problem, Stage
 from millstream_operator.planning.plan import SpeculationPlan
@@ -78,7 +78,7 @@ def _sized(question: Question, candidate: Candidate) -> Outcome:
     seqs = resolved.max_num_seqs
     per_token = machine.kv_bytes + (draft.kv_bytes if draft else 0)
     while True:
-        ledger = _ledger(question, machine, draft, tokens, seqs)
+        ledger = _ledger(question, candidate, machine, draft, tokens, seqs)
         kv_tokens = ledger.kv_cache_bytes // per_token
         if kv_tokens < resolved.kv_floor_tokens:
             return Outcome(candidate, _memory_problem(resolved, candidate, ledger, per_token), tokens, seqs, ledger)
@@ -97,7 +97,9 @@ def _sized(question: Question, candidate: Candidate) -> Outcome:
     return _with_replicas_and_cost(question, Outcome(candidate, None, tokens, seqs, ledger, prediction))
 
 
-def _ledger(question: Question, machine: Machine, draft: Machine | None, tokens: int, seqs: int) -> MemoryLedger:
+def _ledger(
+    question: Question, candidate: Candidate, machine: Machine, draft: Machine | None, tokens: int, seqs: int
+) -> MemoryLedger:
     """Return the memory ledger for steps of `tokens` tokens and `seqs` sequences."""
     activations = activations_bytes(
         machine.shape,
@@ -115,6 +117,7 @@ def _ledger(question: Question, machine: Machine, draft: Machine | None, tokens:
         activations,
         ranks=machine.tensor * machine.pipeline,
         draft=draft.weights if draft else None,
+        correction=correction_for(question, candidate),
     )
 
 

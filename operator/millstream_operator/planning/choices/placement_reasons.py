@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from millstream_operator.planning.calibration import NO_CORRECTION, UNCHANGED_PERMILLE, Calibration
 from millstream_operator.planning.choices.outcome import Outcome
+from millstream_operator.planning.measurement import parts_of
 from millstream_operator.planning.plan import Plan, PlanReason
 from millstream_operator.planning.resolved_spec import ResolvedSpec
 
@@ -67,3 +69,19 @@ def engine_reasons(reasons: tuple[PlanReason, ...], best: Outcome, blind: Plan) 
         text = f"{now} instead of {before}, so that steps keep objectives.itl." if now < before else reason.reason
         found.append(PlanReason(reason.field, text))
     return found
+
+
+def calibration_reasons(best: Outcome, calibration: Calibration) -> list[PlanReason]:
+    """What was measured of this placement, beside what was predicted; nothing where nothing was measured."""
+    candidate, ledger = best.candidate, best.ledger
+    correction = calibration.correction(candidate.stock.part.name, candidate.method, candidate.tensor)
+    if candidate.pipeline > 1 or ledger is None or correction == NO_CORRECTION:
+        return []
+    words = []
+    for part, corrected_bytes in parts_of(ledger).items():
+        if (permille := correction.permille(part)) != UNCHANGED_PERMILLE:
+            predicted_bytes = corrected_bytes * 1000 // permille
+            bytes_words = f"{corrected_bytes / 1e9:.2f} GB, predicted {predicted_bytes / 1e9:.2f} GB"
+            words.append(f"{part} {bytes_words} (× {permille / 1000:.2f})")
+    where = f"{candidate.stock.part.name} TP{candidate.tensor}"
+    return [PlanReason("memory", f"Corrected by what this image measured on {where}: {'; '.join(words)}.")]

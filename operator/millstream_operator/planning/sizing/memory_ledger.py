@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from millstream_operator.catalog.gpu import GpuPart
 from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.planning.calibration import NO_CORRECTION, Correction
 from millstream_operator.planning.sizing.weights import RankWeights, WeightFormat
 
 CONTEXT_BYTES = 512 << 20  # CUDA context, cuBLAS handles and their workspaces
@@ -63,10 +64,11 @@ def gpu_ledger(
     *,
     ranks: int,
     draft: RankWeights | None = None,
+    correction: Correction = NO_CORRECTION,
 ) -> MemoryLedger:
-    """Fill the ledger of the fullest rank; what is left over is the KV cache's."""
+    """Fill the ledger of the fullest rank; what is left over is the KV cache's. `correction`: what was measured."""
     usable = part.usable_memory_bytes
-    taken = {
+    predicted = {
         "headroom_bytes": usable * (100 - utilization_percent) // 100,
         "context_bytes": CONTEXT_BYTES,
         "graphs_bytes": GRAPHS_BYTES_PER_LAYER * shape.num_layers,
@@ -76,6 +78,7 @@ def gpu_ledger(
         "draft_weights_bytes": draft.total_bytes if draft else 0,
         "activations_bytes": activations_bytes,
     }
+    taken = {name: correction.corrected(name, num_bytes) for name, num_bytes in predicted.items()}
     return MemoryLedger(usable_bytes=usable, kv_cache_bytes=usable - sum(taken.values()), **taken)
 
 

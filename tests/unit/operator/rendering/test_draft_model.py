@@ -1,0 +1,151 @@
+"""The draft model is inspected, pinned and fetched as the target is; until the runtime has drafts it is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from millstream_operator.catalog.inspected_model import read_answer, read_inspected
+from millstream_operator.facts.inspection import subjects
+from millstream_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, JOB, NETWORK_POLICY
+from millstream_operator.planning.facts import EVERYTHING, Facts
+from millstream_operator.planning.inspected import Inspected
+from millstream_operator.planning.plan import Plan, PlanDefaults
+from millstream_operator.planning.restart_fields import input_hash
+from millstream_operator.planning.spec_plan import plan_from_spec
+from millstream_operator.rendering.network_policy import NetworkDefaults, network_policy
+from millstream_operator.rendering.pod_defaults import PodDefaults
+from millstream_operator.rendering.pod_template import pod_template
+from millstream_operator.rendering.revision import controller_revision, read_revision, render_revision
+from millstream_runtime.config import CAPABILITIES, Capabilities
+from tests.support.fake_operator import FakeOperator, answer_of, respec, served
+from tests.support.llmdeployments import deployment, manifest
+
+DEFAULTS = PlanDefaults("runtime:1")
+TARGET, DRAFT = "a" * 40, "b" * 40
+HUB = {"huggingFace": {"repository": "org/target", "tokenSecretRef": {"name": "one", "key": "token"}}}
+DRAFT_HUB = {"huggingFace": {"repository": "org/draft", "tokenSecretRef": {"name": "two", "key": "token"}}}
+CLAIM = {"persistentVolumeClaim": {"claimName": "drafts", "path": "small"}}
+LOCAL = {"local": {"path": "demo-chat"}}
+CACHE = {"size": "20Gi"}
+
+
+def spec(model: dict[str, Any], draft: dict[str, Any] | None, cache: dict[str, Any] | None = None) -> dict[str, Any]:
+    speculation = {"speculation": {"draftModel": {"source": draft}}} if draft is not None else {}
+    return {"model": {"source": model} | ({"cache": cache} if cache else {})} | speculation
+
+
+def inspected() -> Inspected:
+    target, draft = (read_inspected(read_answer(answer_of(revision))) for revision in (TARGET, DRAFT))
+    return Inspected(model=target, draft=draft)
+
+
+def planned(**fields: Any) -> Plan:
+    return plan_from_spec(deployment(**fields), DEFAULTS, inspected().over(Facts(runtime=EVERYTHING)))
+
+
+def pod(**fields: Any) -> dict[str, Any]:
+    found: dict[str, Any] = pod_template(deployment(**fields), planned(**fields), PodDefaults())["spec"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model", "draft", "names"),
+    [(HUB, DRAFT_HUB, {"model", "draft"}), (HUB, LOCAL, {"model", "draft"}), (LOCAL, DRAFT_HUB, {"draft"}),
+     (LOCAL, CLAIM, {"draft"}), (LOCAL, LOCAL, set()), (HUB, None, {"model"})],
+)  # fmt: skip
+def test_both_sources_are_inspected_once_the_runtime_has_draft_models(
+    model: dict[str, Any], draft: dict[str, Any] | None, names: set[str]
+) -> None:
+    owner = deployment(**spec(model, draft))
+    assert set(subjects(owner, DEFAULTS, EVERYTHING)) == names
+    if draft is not None:
+        assert subjects(owner, DEFAULTS) == {}, "today's runtime refuses it, whatever the models are"
+
+
+def test_the_commit_of_the_draft_is_pinned_and_fetched_with_its_own_token() -> None:
+    containers = {one["name"]: one for one in pod(**spec(HUB, DRAFT_HUB))["initContainers"]}
+    assert list(containers) == ["fetch-model", "draft-fetch-model"]
+    args = containers["draft-fetch-model"]["args"]
+    assert {"--hugging-face=org/draft", f"--revision={DRAFT}", "--into=/models/draft/huggingFace"} <= set(args)
+    assert f"--revision={TARGET}" in containers["fetch-model"]["args"]
+    volumes = {one["name"]: one for one in pod(**spec(HUB, DRAFT_HUB))["volumes"]}
+    assert volumes["hub-token"]["secret"]["secretName"] == "one"
+    assert volumes["draft-hub-token"]["secret"]["secretName"] == "two"
+    mounted = {mount["name"] for mount in containers["draft-fetch-model"]["volumeMounts"]}
+    assert mounted == {"draft-model", "draft-hub-token", "tmp"}, "no container has the other's token"
+    runtime = pod(**spec(HUB, DRAFT_HUB))["containers"][0]
+    paths = {mount["name"]: (mount["mountPath"], mount.get("readOnly")) for mount in runtime["volumeMounts"]}
+    assert paths["model"] == ("/models/huggingFace", True)
+    assert paths["draft-model"] == ("/models/draft/huggingFace", True)
+    assert not any("token" in name for name in paths)
+
+
+def test_a_draft_in_a_claim_is_mounted_and_one_in_a_cache_has_its_own_folder() -> None:
+    spec_of_pod = pod(**spec(LOCAL, CLAIM))
+    assert "initContainers" not in spec_of_pod
+    mounts = {mount["name"]: mount for mount in spec_of_pod["containers"][0]["volumeMounts"]}
+    assert mounts["draft-model"]["mountPath"] == "/models/draft/persistentVolumeClaim"
+    draft = planned(**spec(LOCAL, CLAIM)).draft
+    assert draft is not None
+    assert draft.path == "draft/persistentVolumeClaim/small"
+    cached = pod(**spec(HUB, DRAFT_HUB, CACHE))
+    claims = [volume["persistentVolumeClaim"]["claimName"] for volume in cached["volumes"] if "model" in volume["name"]]
+    assert claims == [claims[0]] * 2, "one cache for both"
+    into = [one["args"][-1] for one in cached["initContainers"]]
+    assert into == [
+        f"--into=/models/huggingFace/org--target-{TARGET[:12]}",
+        f"--into=/models/draft/huggingFace/org--draft-{DRAFT[:12]}",
+    ]
+
+
+def test_names_in_a_pod_are_unique() -> None:
+    secrets = {"podTemplate": {"spec": {"imagePullSecrets": [{"name": "login"}]}}}
+    image, other = ({"image": {"reference": f"registry.example.com/{name}:1"}} for name in ("target", "draft"))
+    found = pod(**spec(image, other), **secrets)
+    for names in (found["volumes"], found["initContainers"], found["containers"][0]["volumeMounts"]):
+        assert len({one["name"] for one in names}) == len(names)
+
+
+def test_the_revision_stores_the_commit_of_the_draft_and_nothing_where_there_is_none() -> None:
+    fields = spec(HUB, DRAFT_HUB)
+    owner = deployment(**fields)
+    revision = render_revision(owner, planned(**fields), PodDefaults())
+    assert (revision.resolved_revision, revision.resolved_draft_revision) == (TARGET, DRAFT)
+    assert read_revision(controller_revision(owner, revision, 1)) == revision
+    alone = spec(HUB, None)
+    assert "resolvedDraftRevision" not in render_revision(deployment(**alone), planned(**alone), PodDefaults()).data()
+
+
+@pytest.mark.parametrize(
+    ("model", "draft", "open_"), [(LOCAL, DRAFT_HUB, True), (LOCAL, LOCAL, False), (HUB, LOCAL, True)]
+)
+def test_egress_follows_what_is_downloaded(model: dict[str, Any], draft: dict[str, Any], open_: bool) -> None:
+    owner = deployment(**spec(model, draft))
+
+    def is_open(runtime: Capabilities) -> bool:
+        policy = network_policy(owner, NetworkDefaults(), runtime=runtime)
+        assert policy is not None
+        return len(policy["spec"]["egress"]) > 1  # besides DNS
+
+    assert is_open(EVERYTHING) is open_
+    assert is_open(CAPABILITIES) is (model is HUB), "a refused draft opens nothing"
+
+
+async def test_nothing_of_a_draft_reaches_the_cluster_while_it_is_refused() -> None:
+    operator = await served(manifest())
+    cluster = operator.cluster
+    before = {kind: cluster.all(kind) for kind in (DEPLOYMENT, CONTROLLER_REVISION, NETWORK_POLICY, JOB)}
+    respec(cluster, speculation={"draftModel": {"source": DRAFT_HUB}})
+    await operator.settle()
+    assert operator.condition("Ready")["reason"] == "UnsupportedByRuntime"
+    assert "speculation=DraftModel" in operator.condition("Ready")["message"]
+    assert {kind: cluster.all(kind) for kind in before} == before
+    restarted = FakeOperator(cluster)
+    await restarted.settle()
+    assert restarted.writes == []
+
+
+def test_the_input_hash_of_a_spec_with_a_draft_is_what_it_was() -> None:
+    assert input_hash(deployment(**spec(HUB, DRAFT_HUB))) == "ef82c97bafa8eeb3"
