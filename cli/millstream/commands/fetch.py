@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,10 @@ from millstream.source_arguments import add_source_arguments, source_from
 from millstream.termination import choose_termination_log, unwind_on_sigterm, write_termination_message
 from millstream_runtime.errors import InvalidConfigError
 from millstream_runtime.sources.fetch import DEFAULT_PARALLEL, MAX_PARALLEL, FetchOptions, fetch, human_summary
+from millstream_runtime.sources.progress import DownloadProgress
+from millstream_runtime.sources.progress_server import serve_progress
+
+PROGRESS_PORT = 8000  # `/ready` of the pod, as the operator knows it
 
 
 def run(argv: Sequence[str]) -> int:
@@ -55,12 +60,19 @@ def run(argv: Sequence[str]) -> int:
     if not 1 <= given.parallel <= MAX_PARALLEL:
         raise InvalidConfigError(f"--parallel is {given.parallel}; it must be between 1 and {MAX_PARALLEL}.")
     unwind_on_sigterm()
-    result = fetch(source_from(given), given.into, say, FetchOptions(parallel=given.parallel, verify=given.verify))
+    options = FetchOptions(parallel=given.parallel, verify=given.verify, started=_report_in_a_pod)
+    result = fetch(source_from(given), given.into, say, options)
     say(human_summary(result))
     line = json.dumps(result.as_json())
     print(line, flush=True)
     write_termination_message(line)
     return 0
+
+
+def _report_in_a_pod(progress: DownloadProgress) -> None:
+    """Let the operator see the bytes, at the port at which the runtime will answer."""
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        serve_progress(progress, PROGRESS_PORT)
 
 
 def say(line: str) -> None:

@@ -48,10 +48,11 @@ MAX_PARALLEL = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchOptions:
-    """How to fetch. Tests replace the last two."""
+    """How to fetch. `started` gets the progress of a download when it begins. Tests replace the last two."""
 
     parallel: int = DEFAULT_PARALLEL
     verify: bool = False  # read and hash a complete folder again
+    started: Callable[[DownloadProgress], object] = lambda _: None
     lock_times: LockTimes = field(default_factory=LockTimes)
     free_space: FreeSpace = free_bytes
 
@@ -114,7 +115,9 @@ def _fetch(source: Source, into: Path, say: Callable[[str], None], options: Fetc
         # A damaged folder is repaired with the revision it had, not with the one a branch points to now.
         pinned = source.at(marker.revision) if marker is not None else source
         requested = marker.requested_revision if marker is not None else source.requested_revision
-        run = _FetchRun(pinned, folder, DownloadProgress(say), lock.guard, options)
+        progress = DownloadProgress(say)
+        options.started(progress)
+        run = _FetchRun(pinned, folder, progress, lock.guard, options)
         done = run.run(requested)
         return result(done, run.progress.downloaded_bytes, kept=False)
 

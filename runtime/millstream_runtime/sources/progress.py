@@ -37,6 +37,16 @@ class DownloadProgress:
         """Bytes that came over the network, including discarded ones."""
         return self._downloaded_bytes
 
+    @property
+    def done_bytes(self) -> int:
+        """Bytes that are on disk, from an earlier run or from this one."""
+        return max(0, self._kept_bytes + self._downloaded_bytes)
+
+    @property
+    def expected_bytes(self) -> int:
+        """Bytes of the files whose size is known so far."""
+        return self._expected_bytes
+
     def expect(self, size_bytes: int) -> None:
         """Add bytes to download."""
         with self._lock:
