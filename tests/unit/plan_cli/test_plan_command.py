@@ -194,7 +194,7 @@ def test_a_tainted_node_is_left_out_unless_the_pods_tolerate_it(millstream: Any,
 def test_a_node_that_takes_no_pods_now_is_waited_for_as_in_the_cluster(
     millstream: Any, tmp_path: Path, state: str
 ) -> None:
-    node = gpu_node("away", L4, 1, **({"unschedulable": True} if state == "cordoned" else {}))
+    node = gpu_node("away", L4, 1, unschedulable=state == "cordoned")
     if state == "not Ready":
         node["status"]["conditions"][0]["status"] = "Unknown"
     plan, said = planned_on(millstream, tmp_path, [node])
