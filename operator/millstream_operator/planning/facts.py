@@ -44,7 +44,8 @@ class Facts:
     unknown_gpus: UnknownGpus | None = None
     model_revision: str | None = None  # commit or digest that the source was resolved to; None: it has none
     checkpoint_bytes: int | None = None  # of the weights files, as they are downloaded
-    draft_revision: str | None = None  # the same two of the draft model
+    draft_is_inspected: bool = False  # its files are fetched only then
+    draft_revision: str | None = None  # as those of the model
     draft_checkpoint_bytes: int | None = None
     catalog: GpuCatalog = field(default_factory=load_catalog)
     calibration: Calibration = NO_CALIBRATION  # what runtimes measured; no part of the facts' hash

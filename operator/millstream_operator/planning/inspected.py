@@ -23,6 +23,7 @@ class Inspected:
             facts = replace(
                 facts,
                 draft_shape=self.draft.shape,
+                draft_is_inspected=True,
                 draft_revision=self.draft.revision,
                 draft_checkpoint_bytes=self.draft.checkpoint_bytes,
             )

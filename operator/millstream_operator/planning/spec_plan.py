@@ -118,8 +118,9 @@ def plan_from_spec(deployment: LLMDeployment, defaults: PlanDefaults, facts: Fac
 
 
 def _draft_files(spec: LLMDeploymentSpec, facts: Facts) -> DraftFiles | None:
+    """Nothing where the draft was not inspected, which is so for every runtime without draft models."""
     source = draft_source(spec)
-    if source is None:
+    if source is None or not facts.draft_is_inspected:
         return None
     return DraftFiles(
         draft_path(spec, source, facts.draft_revision), facts.draft_revision, facts.draft_checkpoint_bytes
