@@ -89,6 +89,15 @@ _FULL_SPEC: dict[str, Any] = {
             ],
             "priorityClassName": "high",
             "imagePullSecrets": [{"name": "registry"}],
+            "initContainers": [
+                {
+                    "name": "fetch-model",
+                    "resources": {
+                        "requests": {"cpu": "200m", "memory": "256Mi", "ephemeral-storage": "1Gi"},
+                        "limits": {"cpu": "2", "memory": "1Gi", "ephemeral-storage": "4Gi"},
+                    },
+                }
+            ],
             "containers": [
                 {
                     "name": "runtime",

@@ -108,7 +108,7 @@ class ResourceList(ApiModel):
 
 
 class ResourceRequirements(ApiModel):
-    """Resources of the runtime container. One that is named here replaces the planner's request and limit of it."""
+    """Resources of a container. A limit replaces the operator's request and limit; a request raises its limit."""
 
     requests: ResourceList | None = Field(None, description="What the scheduler sets aside for each pod.")
     limits: ResourceList | None = Field(None, description="What each pod may use at most.")
@@ -116,6 +116,21 @@ class ResourceRequirements(ApiModel):
 
 class ContainerName(StrEnum):
     RUNTIME = "runtime"
+
+
+class InitContainerName(StrEnum):
+    FETCH_MODEL = "fetch-model"
+
+
+class InitContainer(ApiModel):
+    """Changes to one init container of the pod."""
+
+    name: InitContainerName = Field(description="Which init container: fetch-model, where the model is downloaded.")
+    resources: ResourceRequirements | None = Field(
+        None,
+        description="CPU, memory and disk; the Job that inspects the model has the same. Default: requests of 100m "
+        "CPU, 128Mi and 256Mi of disk, limits of 4 CPU, 512Mi and 2304Mi of disk.",
+    )
 
 
 class Container(ApiModel):
@@ -128,7 +143,9 @@ class Container(ApiModel):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     resources: ResourceRequirements | None = Field(
-        None, description="CPU, memory and disk. Default on CPU: requests of 250m CPU and 1Gi, a limit of 4Gi."
+        None,
+        description="CPU, memory and disk. Default on GPUs: by their number and the checkpoint's size. Default on CPU: "
+        "requests of 250m CPU and 1Gi or what the weights take, limits of 16 CPU and 4Gi.",
     )
 
 
@@ -151,6 +168,11 @@ class PodSpec(ApiModel):
     image_pull_secrets: Annotated[list[LocalObjectReference], Field(max_length=16)] | None = Field(
         None,
         description="Secrets to pull the runtime image with.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    init_containers: Annotated[list[InitContainer], Field(max_length=1)] | None = Field(
+        None,
+        description="Changes to the init container named fetch-model.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     containers: Annotated[list[Container], Field(max_length=1)] | None = Field(

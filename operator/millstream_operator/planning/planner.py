@@ -31,11 +31,12 @@ from millstream_operator.planning.choices.waiting import search_free_then_all
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.fixes.nearest import nearest_fixes
 from millstream_operator.planning.plan import EnginePlan, Infeasible, Plan, PlanDefaults, PlanReason
+from millstream_operator.planning.pod_resources import replica_resources
 from millstream_operator.planning.requires import refusal
 from millstream_operator.planning.resolved_spec import ResolvedSpec, resolve_spec
 from millstream_operator.planning.restart_fields import input_hash
 from millstream_operator.planning.sizing.cpu_memory import cpu_memory
-from millstream_operator.planning.spec_plan import missing_capabilities, plan_from_spec, pod_resources
+from millstream_operator.planning.spec_plan import missing_capabilities, plan_from_spec
 from millstream_operator.planning.unknown_inventory import (
     FITS_ANYWHERE,
     counts_gpus,
@@ -179,7 +180,7 @@ def _planned(
     assert facts.shape is not None  # noqa: S101 - `decide` asked
     found = choose_formats(resolved, facts.shape, facts.choosable)
     blind = plan_from_spec(deployment, defaults, facts)
-    resources, resources_reason = pod_resources(candidate.gpus)
+    resources, resources_reason = replica_resources(deployment.spec, facts, candidate.gpus, candidate.tensor)
     return replace(
         blind,
         summary=candidate.summary,

@@ -16,19 +16,11 @@ from millstream_operator.planning.choices.speculation import SpeculationChoice, 
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.facts_hash import facts_hash
 from millstream_operator.planning.model_path import draft_path, model_path
-from millstream_operator.planning.plan import (
-    GPU_RESOURCE,
-    DraftFiles,
-    EnginePlan,
-    Plan,
-    PlanDefaults,
-    PlanReason,
-    ResourcePlan,
-)
+from millstream_operator.planning.plan import DraftFiles, EnginePlan, Plan, PlanDefaults, PlanReason
+from millstream_operator.planning.pod_resources import replica_resources
 from millstream_operator.planning.requires import draft_source, requirements, unknown_facts
 from millstream_operator.planning.resolved_spec import batching, given_or
 from millstream_operator.planning.restart_fields import input_hash
-from millstream_operator.planning.sizing.cpu_memory import CPU_MEMORY_LIMIT
 from millstream_operator.planning.timeouts import drain_timeout_seconds
 
 Reasons = tuple[PlanReason, ...]
@@ -81,7 +73,7 @@ def plan_from_spec(deployment: LLMDeployment, defaults: PlanDefaults, facts: Fac
     placement = _spec_placement(spec, facts.shape)
     engine, engine_reasons = _engine(spec, placement.on_gpu)
     image, image_reason = _runtime_image(spec, defaults)
-    resources, resources_reason = pod_resources(placement.gpus)
+    resources, resources_reason = replica_resources(spec, facts, placement.gpus, placement.tensor)
     speculation = choose_speculation(spec, facts.choosable)
     missing = missing_capabilities(deployment, facts, placement, speculation)
     unknown = facts.unknown if placement.on_gpu else ()
@@ -141,16 +133,6 @@ def missing_capabilities(
         pipeline=placed.pipeline,
         shape=facts.shape,
     )
-
-
-def pod_resources(gpus: int) -> tuple[ResourcePlan, PlanReason]:
-    """Return the resources of one pod. Requests are small, so that a rollout's extra pod fits next to the old one."""
-    if gpus:
-        why = "The GPUs, and enough memory to stage the weights on their way to them."
-        return ResourcePlan({"cpu": "1", "memory": "4Gi"}, {GPU_RESOURCE: str(gpus)}), PlanReason("resources", why)
-    why = "For a small model: the KV cache takes its share of the memory limit."
-    limits = {"memory": CPU_MEMORY_LIMIT}
-    return ResourcePlan({"cpu": "250m", "memory": "1Gi"}, limits), PlanReason("resources", why)
 
 
 def _spec_placement(spec: LLMDeploymentSpec, shape: ModelShape | None) -> _SpecPlacement:

@@ -25,7 +25,7 @@ from millstream_operator.api.pod_template import PodSpec, PodTemplate
 from millstream_operator.api.spec import Accelerator, AcceleratorType
 from millstream_operator.planning.requires import source_kind
 from millstream_operator.planning.restart_fields import input_hash
-from millstream_operator.rendering.model_source import FETCH_RESOURCES, ModelFiles, mounted, pull_secret_names
+from millstream_operator.rendering.model_source import ModelFiles, fetch_resources, mounted, pull_secret_names
 from millstream_operator.rendering.names import (
     ATTEMPT_LABEL,
     INSPECT_CONTAINER,
@@ -38,7 +38,13 @@ from millstream_operator.rendering.names import (
     selector_labels,
 )
 from millstream_operator.rendering.pod_defaults import PodDefaults
-from millstream_operator.rendering.pod_template import CONTAINER_SECURITY, POD_SECURITY, container_env, tolerations
+from millstream_operator.rendering.pod_template import (
+    CONTAINER_SECURITY,
+    POD_SECURITY,
+    container_env,
+    tmp_volume,
+    tolerations,
+)
 from millstream_operator.rendering.runtime_config import IMAGE_MODEL_ROOT
 from millstream_operator.rendering.source_access import source_access
 
@@ -118,7 +124,7 @@ def _pod_spec(owner: LLMDeployment, subject: Subject, image: str, defaults: PodD
         "imagePullPolicy": "IfNotPresent",
         "args": ["inspect", *flags],
         "env": container_env(next(iter(overlay.containers or []), None)),
-        "resources": FETCH_RESOURCES,
+        "resources": fetch_resources(owner),
         "terminationMessagePolicy": "File",
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *files.mounts],  # noqa: S108
@@ -137,7 +143,7 @@ def _pod_spec(owner: LLMDeployment, subject: Subject, image: str, defaults: PodD
         "restartPolicy": "Never",
         "securityContext": POD_SECURITY,
         "containers": [container],
-        "volumes": [{"name": "tmp", "emptyDir": {}}, *files.volumes],
+        "volumes": [tmp_volume(), *files.volumes],
         **{key: value for key, value in optional.items() if value},
     }
 

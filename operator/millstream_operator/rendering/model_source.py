@@ -21,8 +21,10 @@ from typing import Any
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.model import ModelSource, PersistentVolumeClaimSource
 from millstream_operator.planning.model_path import DRAFT_FOLDER
-from millstream_operator.planning.plan import Plan
+from millstream_operator.planning.plan import Plan, ResourcePlan
+from millstream_operator.planning.pod_resources import download_of
 from millstream_operator.planning.requires import draft_source, source_kind
+from millstream_operator.rendering.container_resources import container_resources
 from millstream_operator.rendering.model_cache import cache_claim_name
 from millstream_operator.rendering.names import FETCH_CONTAINER
 from millstream_operator.rendering.quantity import canonical
@@ -30,9 +32,11 @@ from millstream_operator.rendering.runtime_config import IMAGE_MODEL_ROOT
 from millstream_operator.rendering.source_access import SourceAccess, source_access
 
 MODEL_VOLUME = "model"
-# The measured peak of `millstream fetch` is 30 MB; the limit keeps a namespace's LimitRange from choosing another.
-FETCH_RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
-SPARE_MIB = 1024  # besides the weights: tokenizer, configuration, file system overhead
+# The measured peak of `millstream fetch` is 30 MB. It hashes and unpacks what it downloads, with one thread per file.
+FETCH_RESOURCES = ResourcePlan(
+    {"cpu": "100m", "memory": "128Mi", "ephemeral-storage": "256Mi"},
+    {"cpu": "4", "memory": "512Mi", "ephemeral-storage": "2304Mi"},
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,7 @@ def _downloaded(
         "imagePullPolicy": "IfNotPresent",
         "args": ["fetch", *access.flags, f"--into={IMAGE_MODEL_ROOT}/{model.path}"],
         **container,
-        "resources": FETCH_RESOURCES,
+        "resources": fetch_resources(owner),
         "terminationMessagePolicy": "File",
         "volumeMounts": [mount, *credential_mounts, {"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
     }
@@ -141,9 +145,13 @@ def _cache(owner: LLMDeployment) -> dict[str, Any]:
 
 
 def _scratch(source: ModelSource, checkpoint_bytes: int | None) -> dict[str, Any]:
-    """Return an emptyDir, with a limit where the size is known: only a pod that exceeds it is evicted."""
-    if not checkpoint_bytes:
-        return {"emptyDir": {}}
-    copies = 2 if source.image is not None else 1  # a layer lies there packed and unpacked
-    limit_mib = -(-copies * checkpoint_bytes // (1 << 20)) + SPARE_MIB
+    """Return an emptyDir with a size limit: only a pod that exceeds it is evicted."""
+    limit_mib = -(-download_of(source, checkpoint_bytes).limit_bytes // (1 << 20))
     return {"emptyDir": {"sizeLimit": canonical(f"{limit_mib}Mi")}}
+
+
+def fetch_resources(owner: LLMDeployment) -> dict[str, Any]:
+    """Return the resources of the download, and of the Job that inspects the model: the same command's work."""
+    pod = owner.spec.pod_template.spec if owner.spec.pod_template is not None else None
+    overlay = next((one for one in (pod.init_containers if pod else None) or () if one.name == FETCH_CONTAINER), None)
+    return container_resources(FETCH_RESOURCES, overlay.resources if overlay is not None else None)

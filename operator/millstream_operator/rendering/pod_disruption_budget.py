@@ -1,4 +1,7 @@
-"""The PodDisruptionBudget: a node drain evicts one replica at a time. For one replica it would only block the drain."""
+"""The PodDisruptionBudget: a node drain evicts one replica at a time. For one replica it would only block the drain.
+
+A pod that is not ready serves nobody, so it may always be evicted: otherwise a model that fails blocks every drain.
+"""
 
 from __future__ import annotations
 
@@ -13,5 +16,9 @@ def pod_disruption_budget(owner: LLMDeployment) -> dict[str, Any] | None:
     if owner.spec.replicas < 2:
         return None
     return child(owner, "policy/v1", "PodDisruptionBudget") | {
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector_labels(owner.name)}}
+        "spec": {
+            "maxUnavailable": 1,
+            "selector": {"matchLabels": selector_labels(owner.name)},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        }
     }

@@ -12,12 +12,14 @@ from __future__ import annotations
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
-from millstream_operator.api.pod_template import Container, PodMetadata, PodSpec, PodTemplate, ResourceList
+from millstream_operator.api.pod_template import Container, PodMetadata, PodSpec, PodTemplate
 from millstream_operator.api.spec import AcceleratorType
 from millstream_operator.inventory.nodes import PRODUCT_LABEL
-from millstream_operator.planning.plan import GPU_RESOURCE, Plan, ResourcePlan
+from millstream_operator.planning.plan import GPU_RESOURCE, Plan
+from millstream_operator.planning.pod_resources import TMP_BYTES, shared_memory_bytes
 from millstream_operator.rendering.api_keys import api_keys_mounts, api_keys_volumes
 from millstream_operator.rendering.config_maps import CONFIG_ARGS, config_mount, config_volume
+from millstream_operator.rendering.container_resources import container_resources
 from millstream_operator.rendering.model_source import ModelFiles, model_files
 from millstream_operator.rendering.names import (
     HTTP_PORT_NAME,
@@ -32,9 +34,6 @@ from millstream_operator.rendering.quantity import canonical
 from millstream_operator.rendering.runtime_config import RUNTIME_PORT, boot_config
 
 NON_ROOT_ID = 65532
-# NCCL moves what GPUs cannot read from each other through /dev/shm, of which a container has 64 MiB by default: too
-# little for two of its ranks. Pages count against the pod's memory as they are touched; the limit only caps them.
-SHARED_MEMORY_MEBIBYTES_PER_RANK = 512
 DRAIN_MARGIN_SECONDS = 30  # after the drain: closing connections, leaving the process
 POD_SECURITY = {
     "runAsNonRoot": True,
@@ -97,7 +96,7 @@ def _pod_spec(owner: LLMDeployment, plan: Plan, defaults: PodDefaults, overlay: 
         ],
         "containers": [_container(plan, container, model)],
         "volumes": [
-            {"name": "tmp", "emptyDir": {}},
+            tmp_volume(),
             config_volume(name, boot_config(plan).config_hash()),
             *_shared_memory(plan),
             *api_keys_volumes(plan.api_keys),
@@ -116,7 +115,7 @@ def _container(plan: Plan, overlay: Container | None, model: ModelFiles) -> dict
         "args": ["serve", *CONFIG_ARGS],
         "env": container_env(overlay),
         "ports": [{"name": HTTP_PORT_NAME, "containerPort": RUNTIME_PORT, "protocol": "TCP"}],
-        "resources": _resources(plan.resources, overlay),
+        "resources": container_resources(plan.resources, overlay.resources if overlay is not None else None),
         "startupProbe": {**_get("/ready"), "periodSeconds": 1, "timeoutSeconds": 3} | _budget(plan),
         "readinessProbe": {**_get("/ready"), "periodSeconds": 2, "timeoutSeconds": 3, "failureThreshold": 2},
         "livenessProbe": {**_get("/health"), "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 6},
@@ -134,10 +133,15 @@ def _container(plan: Plan, overlay: Container | None, model: ModelFiles) -> dict
 
 def _shared_memory(plan: Plan) -> list[dict[str, Any]]:
     """Return shared memory for the communication of several ranks."""
-    if plan.tensor_parallel_size == 1:
+    size_bytes = shared_memory_bytes(plan.tensor_parallel_size)
+    if not size_bytes:
         return []
-    size = canonical(f"{plan.tensor_parallel_size * SHARED_MEMORY_MEBIBYTES_PER_RANK}Mi")
-    return [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}]
+    return [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": canonical(f"{size_bytes >> 20}Mi")}}]
+
+
+def tmp_volume() -> dict[str, Any]:
+    """Return the volume of /tmp, the only folder that a container may write to besides the model's."""
+    return {"name": "tmp", "emptyDir": {"sizeLimit": canonical(f"{TMP_BYTES >> 20}Mi")}}
 
 
 def _get(path: str) -> dict[str, Any]:
@@ -176,21 +180,3 @@ def container_env(overlay: Container | None) -> list[dict[str, Any]]:
     given = overlay.env if overlay is not None and overlay.env is not None else []
     rendered = [variable.model_dump(mode="json", by_alias=True, exclude_none=True) for variable in given]
     return [{"name": "HOME", "value": "/tmp"}, *rendered]  # noqa: S108 - the only writable folder
-
-
-def _resources(planned: ResourcePlan, overlay: Container | None) -> dict[str, Any]:
-    """A resource that the overlay names, in requests or limits, replaces the planner's request and limit of it."""
-    wanted = overlay.resources if overlay is not None else None
-    requests = _amounts(wanted.requests if wanted else None)
-    limits = _amounts(wanted.limits if wanted else None)
-    named = {*requests, *limits}
-    merged = {
-        "requests": {key: value for key, value in planned.requests.items() if key not in named} | requests,
-        "limits": {key: value for key, value in planned.limits.items() if key not in named} | limits,
-    }
-    return {key: value for key, value in merged.items() if value}
-
-
-def _amounts(resources: ResourceList | None) -> dict[str, str]:
-    given = resources.model_dump(by_alias=True, exclude_none=True) if resources is not None else {}
-    return {name: canonical(amount) for name, amount in given.items()}

@@ -26,6 +26,7 @@ from millstream_operator.planning.plan import Infeasible, Plan
 from millstream_operator.planning.sizing.cost import HOURS_PER_MONTH
 from millstream_operator.rendering.revision import Revision
 from millstream_operator.rendering.revision_marks import Failure
+from millstream_operator.rollout.same_pods import makes_the_same_pods
 
 Decide = Callable[[Facts], Plan | Infeasible]
 Render = Callable[[Plan], Revision]
@@ -85,7 +86,7 @@ def outdated(
             return None
         today = again
     fresh = render(today)
-    if fresh.digest == pinned.digest:
+    if makes_the_same_pods(fresh, pinned):
         return None
     return NewPlan(Reason.NEW_DEFAULTS, other_defaults(pinned.image, fresh.image), hint, revision=fresh)
 

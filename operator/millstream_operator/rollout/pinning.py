@@ -44,6 +44,7 @@ from millstream_operator.rollout.revisions import (
     newest_first,
     plan_anew,
 )
+from millstream_operator.rollout.same_pods import makes_the_same_pods
 from millstream_operator.rollout.unproven_plans import is_replaced_by, is_unproven
 
 Manifest = dict[str, Any]
@@ -113,7 +114,7 @@ class Pinning:
             problem = None
         if new is not None and (follows(owner) or (adopts and new.reason is Reason.NEW_FACTS)):
             fresh = self._adopted(owner, kept, records, read) if problem is not None and new.gains else None
-            if fresh is not None and (failure := failed_before(fresh.revision.digest, records)) is not None:
+            if fresh is not None and (failure := failed_before(fresh.revision, records)) is not None:
                 return Chosen(kept, already_failed(problem or new, failure), decisions)
             if fresh is not None and self._may_adopt(owner, kept, fresh):
                 return self._promised(owner, fresh)
@@ -207,7 +208,7 @@ class Pinning:
         if not follows(owner) and not is_replaced_by(kept, planned, holds_gpus):
             return None
         fresh = render_revision(owner, planned, self._pods)
-        if fresh.digest == kept.revision.digest:
+        if makes_the_same_pods(fresh, kept.revision):
             return None
         return PinnedRevision(fresh, int(newest_first(records)[0]["revision"]) + 1, NEW_MARKS)
 

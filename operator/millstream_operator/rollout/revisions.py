@@ -26,6 +26,7 @@ from millstream_operator.planning.restart_fields import input_hash, input_hash_o
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import Revision, controller_revision, read_revision, render_revision
 from millstream_operator.rendering.revision_marks import NEW_MARKS, Failure, Marks, read_marks
+from millstream_operator.rollout.same_pods import makes_the_same_pods
 
 Manifest = dict[str, Any]
 
@@ -81,10 +82,11 @@ def _asks_for(owner: LLMDeployment, revision: Revision) -> bool:
     return revision.input_hash == wanted
 
 
-def failed_before(digest: str, stored: Iterable[Manifest]) -> Failure | None:
-    """Why pods of this digest failed before; None where they did not."""
+def failed_before(fresh: Revision, stored: Iterable[Manifest]) -> Failure | None:
+    """Why such pods failed before; None where they did not."""
     pins = [pin for record in newest_first(stored) if (pin := read_pin(record)) is not None]
-    return next((pin.marks.failure for pin in pins if pin.marks.failure and pin.revision.digest == digest), None)
+    failed = [pin for pin in pins if pin.marks.failure is not None]
+    return next((pin.marks.failure for pin in failed if makes_the_same_pods(pin.revision, fresh)), None)
 
 
 def record_of(owner: LLMDeployment, pin: PinnedRevision) -> Manifest:

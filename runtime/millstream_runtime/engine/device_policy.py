@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.engine.attention.paged_attention import KVRead
+from millstream_runtime.engine.host_limits import usable_cpus
 from millstream_runtime.engine.scheduling.chunked_prefill import SidePrefill
 from millstream_runtime.engine.scheduling.scheduler import Chunk
 
@@ -113,8 +114,10 @@ class AcceleratorPolicy:
     is_synchronous = False
     bounds_prompts_by_time = False
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, num_ranks: int = 1) -> None:
+        """`num_ranks` processes share the container's CPUs: torch would start a thread per core of the node."""
         self._device = device
+        torch.set_num_threads(max(1, usable_cpus() // num_ranks))
         self.threads = ThreadCounts(torch.get_num_threads())
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

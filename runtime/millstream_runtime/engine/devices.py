@@ -10,4 +10,4 @@ from millstream_runtime.engine.device_policy import AcceleratorPolicy, DevicePol
 
 def device_policy_for(device: torch.device, num_ranks: int) -> DevicePolicy:
     """Return the policy of `device`, of which `num_ranks` processes take an equal share."""
-    return CpuPolicy(num_ranks) if device.type == "cpu" else AcceleratorPolicy(device)
+    return CpuPolicy(num_ranks) if device.type == "cpu" else AcceleratorPolicy(device, num_ranks)

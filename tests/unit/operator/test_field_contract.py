@@ -139,6 +139,7 @@ DRAFT, DRAFTS = "speculation.draftModel", "speculation=DraftModel"
 POD = "podTemplate.spec"
 ENV = f"{POD}.containers[].env[]"
 RESOURCES = f"{POD}.containers[].resources"
+FETCH = f"{POD}.initContainers[].resources"
 # `[]` is an item of a list and `{}` the value of a map, in the full manifest.
 CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts] = {
     "tier": Changes("Mid", without=("workload", *BATCHING)),
@@ -257,6 +258,13 @@ CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts] = {
     f"{ENV}.valueFrom.configMapKeyRef.name": Changes("other-settings", EVERY_POD),
     f"{ENV}.valueFrom.configMapKeyRef.key": Changes("other", EVERY_POD),
     f"{ENV}.valueFrom.configMapKeyRef.optional": Changes(False, EVERY_POD),
+    f"{POD}.initContainers[].name": Refused("another", "fetch-model"),
+    f"{FETCH}.requests.cpu": Changes("1", EVERY_POD, instead=hub()),
+    f"{FETCH}.requests.memory": Changes("512Mi", EVERY_POD, instead=hub()),
+    f"{FETCH}.requests.ephemeral-storage": Changes("2Gi", EVERY_POD, instead=hub()),
+    f"{FETCH}.limits.cpu": Changes("6", EVERY_POD, instead=hub()),
+    f"{FETCH}.limits.memory": Changes("13Gi", EVERY_POD, instead=hub()),
+    f"{FETCH}.limits.ephemeral-storage": Changes("5Gi", EVERY_POD, instead=hub()),
     f"{RESOURCES}.requests.cpu": Changes("4"),
     f"{RESOURCES}.requests.memory": Changes("7Gi"),
     f"{RESOURCES}.requests.ephemeral-storage": Changes("2Gi"),

@@ -185,7 +185,8 @@ def test_without_facts_nothing_changed_for_what_worked_before() -> None:
         parse(manifest(accelerator={"type": "CPU"}, engine={"maxModelLen": 4096, "maxNumSeqs": 16})), DEFAULTS
     )
     assert (cpu.summary, cpu.engine.max_num_batched_tokens, cpu.engine.max_num_seqs) == ("CPU TP1 None", 2048, 16)
-    assert (cpu.resources.requests, cpu.resources.limits) == ({"cpu": "250m", "memory": "1Gi"}, {"memory": "4Gi"})
+    assert cpu.resources.requests == {"cpu": "250m", "memory": "1024Mi", "ephemeral-storage": "256Mi"}
+    assert cpu.resources.limits == {"cpu": "16", "memory": "4Gi", "ephemeral-storage": "2304Mi"}
     gpu = plan_from_spec(parse(manifest()), DEFAULTS)
     assert (gpu.summary, gpu.gpus_per_replica, gpu.requires) == ("1×GPU TP1 None", 1, ())
     assert gpu.engine.as_dict() == {
@@ -194,7 +195,7 @@ def test_without_facts_nothing_changed_for_what_worked_before() -> None:
         "gpuMemoryUtilizationPercent": 90,
         "prefixCaching": "Enabled",
     }
-    assert gpu.resources.limits == {"nvidia.com/gpu": "1"}
+    assert gpu.resources.limits["nvidia.com/gpu"] == "1"
 
 
 def test_the_same_inputs_give_the_same_plan_and_hash() -> None:

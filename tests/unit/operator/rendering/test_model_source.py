@@ -135,7 +135,7 @@ def test_a_reference_that_is_a_digest_already_stays() -> None:
 
 @pytest.mark.parametrize(("source", "mib"), [(hub(), 1024 + 2048), (IMAGE, 1024 + 2 * 2048)])
 def test_a_download_may_take_its_size_of_the_nodes_disk_and_not_all(source: dict[str, Any], mib: int) -> None:
-    assert volume_of(pod(source))["emptyDir"] == {}
+    assert volume_of(pod(source))["emptyDir"] == {"sizeLimit": "1Ti"}, "its size is not known"
     limited = volume_of(pod(source, Facts(checkpoint_bytes=2 << 30)))["emptyDir"]["sizeLimit"]
     assert limited == f"{mib // 1024}Gi"
 

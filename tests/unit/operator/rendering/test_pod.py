@@ -183,16 +183,18 @@ def test_a_gpu_pod_asks_for_one_gpu_and_tolerates_its_taint() -> None:
     assert "nvidia.com/gpu" not in str(container(deployment())["resources"])
 
 
-def test_a_resource_that_is_named_replaces_the_planners_request_and_limit_of_it() -> None:
+def test_a_resource_that_is_named_replaces_the_planners_own() -> None:
     def resources(**given: Any) -> Any:
         overlay = {"spec": {"containers": [{"name": "runtime", "resources": given}]}}
         return container(deployment(podTemplate=overlay))["resources"]
 
     planned = container(deployment())["resources"]
-    assert resources(limits={"memory": "8192Mi"}) == {
-        "requests": {"cpu": planned["requests"]["cpu"]},
-        "limits": {"memory": "8Gi"},
-    }
+    alone = resources(limits={"memory": "8192Mi"})
+    assert "memory" not in alone["requests"], "Kubernetes takes the limit as the request"
+    assert alone["limits"] == {**planned["limits"], "memory": "8Gi"}
+    raised = resources(requests={"memory": "6Gi", "cpu": "1"})
+    assert raised["requests"] == {**planned["requests"], "memory": "6Gi", "cpu": "1"}
+    assert raised["limits"] == {**planned["limits"], "memory": "6Gi"}, "a request above the planned limit raises it"
     assert resources(requests={"cpu": 2})["requests"]["cpu"] == "2"
     assert resources(requests={"cpu": "0.5"})["requests"]["cpu"] == "500m"
 

@@ -82,6 +82,16 @@ class Stored:
         return DEPLOYMENTS / f"{self.name}.json"
 
     @property
+    def rendered_path(self) -> Path:
+        return RECORDS / "rendered" / f"{self.name}.json"
+
+    @property
+    def rendered(self) -> Manifest:
+        """What the operator of now renders of a new plan, where it may differ from what older ones stored."""
+        found: Manifest = read(self.rendered_path)
+        return found
+
+    @property
     def content(self) -> Manifest:
         found: Manifest = read(self.path)
         return found
