@@ -88,6 +88,7 @@ _FULL_SPEC: dict[str, Any] = {
                 }
             ],
             "priorityClassName": "high",
+            "runtimeClassName": "nvidia",
             "imagePullSecrets": [{"name": "registry"}],
             "initContainers": [
                 {

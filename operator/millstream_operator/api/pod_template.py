@@ -165,6 +165,11 @@ class PodSpec(ApiModel):
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
     priority_class_name: DNSSubdomain | None = Field(None, description="PriorityClass of the pods. Default: none.")
+    runtime_class_name: DNSSubdomain | None = Field(
+        None,
+        description="RuntimeClass of the pods that serve, for example nvidia. The Job that inspects the model needs no "
+        "GPU and has none. Default: the node's own.",
+    )
     image_pull_secrets: Annotated[list[LocalObjectReference], Field(max_length=16)] | None = Field(
         None,
         description="Secrets to pull the runtime image with.",

@@ -28,6 +28,7 @@ UNAUTHENTICATED = "Unauthenticated"
 REPLICAS_BLOCKED = "ReplicasBlocked"
 STATUS_INCOMPLETE = "StatusIncomplete"
 ROLLOUT_BLOCKED = "RolloutBlocked"
+UNKNOWN_FIELDS = "UnknownFields"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ class Reason(StrEnum):
 
     # The spec, or the cluster's refusal of it.
     INVALID_SPEC = "InvalidSpec"
+    UNKNOWN_FIELDS = "UnknownFields"
     INFEASIBLE = "Infeasible"
     BUDGET_EXCEEDED = "BudgetExceeded"
     NAME_CONFLICT = "NameConflict"

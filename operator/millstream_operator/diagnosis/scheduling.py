@@ -17,6 +17,7 @@ from millstream_operator.diagnosis.diagnosis import Diagnosis, sentence
 from millstream_operator.diagnosis.pod_facts import Pod, asked_amount, claims, condition
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.planning.plan import GPU_RESOURCE
+from millstream_operator.rendering.kueue import is_gated_by_kueue, queue_of
 
 _HEAD = re.compile(r"^0/(\d+) nodes are available: ?")
 _ITEM = re.compile(r"(\d+) (.+)")
@@ -60,13 +61,25 @@ _OF_VOLUMES: tuple[tuple[str, str], ...] = (
 def diagnose_scheduling(pod: Pod) -> Diagnosis | None:
     """Return why a pod has no node; None where it has one, or where the scheduler has not tried yet."""
     scheduled = condition(pod, "PodScheduled")
-    if scheduled.get("status") != "False" or scheduled.get("reason") == "SchedulingGated":  # gated: no failure
+    if scheduled.get("status") != "False":
         return None
+    if scheduled.get("reason") == "SchedulingGated":  # no failure
+        return _of_a_queue(pod) if is_gated_by_kueue(pod) else None
     message = scheduled.get("message") or ""
     if scheduled.get("reason") == "SchedulerError":
         reason = Reason.VOLUME_PENDING if "binding volumes" in message else Reason.UNSCHEDULABLE
         return Diagnosis(reason, sentence(f"The scheduler could not place the pod: {message}"))
     return _of_claims(pod, message) or _of_the_nodes(pod, message)
+
+
+def _of_a_queue(pod: Pod) -> Diagnosis:
+    """Return that a pod waits for Kueue: it is created and scheduled once its queue has quota."""
+    queue = f"in the LocalQueue {queue_of(pod)} " if queue_of(pod) else ""
+    return Diagnosis(
+        Reason.QUOTA_EXCEEDED,
+        f"The pod waits {queue}until Kueue admits it; `kubectl get workloads` in its namespace shows the quota that is "
+        "missing. It starts once there is enough.",
+    )
 
 
 def _of_claims(pod: Pod, message: str) -> Diagnosis | None:

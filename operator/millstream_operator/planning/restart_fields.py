@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.stored import UnknownField
 
 HASH_LENGTH = 16
 Fields = dict[str, Any]
@@ -38,6 +40,11 @@ def input_hash(deployment: LLMDeployment) -> str:
     return _hash(deployment, _both(NOT_IN_PODS, APPLIED_LIVE))
 
 
+def input_hash_of_newer(deployment: LLMDeployment, unknown: Sequence[UnknownField]) -> str:
+    """Return the `input_hash` that a newer operator computed, which knew these fields and counted them."""
+    return _hash(deployment, _both(NOT_IN_PODS, APPLIED_LIVE), unknown)
+
+
 def input_hash_of_format_1(deployment: LLMDeployment) -> str:
     """Return the `input_hash` for pods that get their live configuration as flags."""
     return _hash(deployment, NOT_IN_PODS)
@@ -52,10 +59,22 @@ def _both(one: Fields, other: Fields) -> Fields:
     return merged
 
 
-def _hash(deployment: LLMDeployment, excluded: Fields) -> str:
+def _hash(deployment: LLMDeployment, excluded: Fields, unknown: Sequence[UnknownField] = ()) -> str:
     spec = deployment.spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=excluded)
     for parent in PARENTS:
         if parent in excluded and not spec.get(parent):  # nothing of it is left
             spec.pop(parent, None)
+    for one in unknown:
+        _put(spec, one.path[1:], one.value)
     text = json.dumps({"name": deployment.name, "spec": spec}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
+
+
+def _put(spec: Any, path: Sequence[str | int], value: Any) -> None:
+    """Set a field where its parent is part of the hash."""
+    for step in path[:-1]:
+        present = step < len(spec) if isinstance(step, int) else step in spec
+        if not present:
+            return
+        spec = spec[step]
+    spec[path[-1]] = value

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.stored import UnknownField
 from millstream_operator.children.children import Children
 from millstream_operator.children.companions import CompanionResult
 from millstream_operator.diagnosis.diagnosis import Diagnosis
@@ -40,6 +41,7 @@ class ReconcileContext:
     records: Sequence[Manifest]  # its ControllerRevisions
     workload: Manifest | None  # its Deployment
     pods: Sequence[Manifest]  # those that serve, or shall
+    unknown_fields: tuple[UnknownField, ...] = ()  # of the stored spec, which a newer version wrote
     other_pods: Sequence[Manifest] = ()  # of Jobs: they mount volumes and ConfigMaps, and are no replicas
     restored: RestoredStatus | None = None  # what an earlier process found out and this one has not yet
     # plan

@@ -7,6 +7,7 @@ from dataclasses import replace
 from millstream_operator.facts.inspector import Inspector
 from millstream_operator.reconciling.context import ReconcileContext
 from millstream_operator.rollout.pinning import Pinning
+from millstream_operator.rollout.queue_changes import waits_for_another_queue
 from millstream_operator.rollout.revisions import pinned
 
 
@@ -23,7 +24,9 @@ class PlanStage:
             PlanRefused: there is no plan for the spec, or it cannot be run.
         """
         owner, key, records = context.owner, context.key, context.records
-        kept = pinned(owner, records)
+        kept = pinned(owner, records, context.unknown_fields)
+        if kept is not None and waits_for_another_queue(owner, records, context.workload):
+            kept = None
         if kept is not None:
             inspected = self._inspector.known(owner, key)
         else:

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from millstream_operator.api.load import ManifestError, parse
+from millstream_operator.api.load import ManifestError
 from millstream_operator.api.status import RolloutPhase
+from millstream_operator.api.stored import parse_stored
 from millstream_operator.children.children import Children, namespace_is_terminating
 from millstream_operator.children.companions import CompanionApplier, ServedKinds
 from millstream_operator.children.volume_checks import VolumeChecks
@@ -121,11 +122,11 @@ class Reconciler:
 
     async def _reconcile(self, key: OwnerKey, manifest: Manifest) -> None:
         try:
-            owner = parse({k: v for k, v in manifest.items() if k != "status"})
+            owner, unknown = parse_stored({k: v for k, v in manifest.items() if k != "status"})
         except ManifestError as error:
             await self._report.run_invalid(manifest, Diagnosis(Reason.INVALID_SPEC, str(error)))
             return
-        context = self._reader.read(owner, key)
+        context = replace(self._reader.read(owner, key), unknown_fields=unknown)
         try:
             context = await self._plan.run(context)
         except PlanRefused as refused:

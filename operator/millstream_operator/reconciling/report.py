@@ -56,6 +56,7 @@ class ReportStage:
             decisions=context.rollout.decisions,
             rollout=context.rollout,
             outdated=context.plan.outdated,
+            unknown_fields=context.unknown_fields,
         )
         await self._write(context, observation)
 
@@ -76,6 +77,7 @@ class ReportStage:
             rollout=context.rollout,
             outdated=context.plan.outdated,
             advancing=context.advancing,
+            unknown_fields=context.unknown_fields,
         )
         self._reports.follow(context.key, loading(observation.own_pods))
         await self._write(context, observation)

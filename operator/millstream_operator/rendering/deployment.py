@@ -7,6 +7,7 @@ from typing import Any
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.status import AppliedStrategy
 from millstream_operator.planning.timeouts import drain_timeout_seconds, progress_deadline_seconds
+from millstream_operator.rendering.kueue import queue_labels
 from millstream_operator.rendering.names import child, selector_labels
 
 REVISION_HISTORY_LIMIT = 2  # ReplicaSets; what to roll back to is the ControllerRevisions' business
@@ -25,7 +26,11 @@ def deployment(
     With ResourceAware, a new pod may wait for the GPUs of one that drains, so the deadline is longer.
     """
     waits = drain_timeout_seconds(owner.spec) if strategy is AppliedStrategy.RESOURCE_AWARE else 0
-    return child(owner, "apps/v1", "Deployment") | {
+    rendered = child(owner, "apps/v1", "Deployment")
+    queue = queue_labels(template["metadata"].get("labels") or {})
+    if queue == queue_labels(owner.metadata.labels):  # of the pinned pods; podTemplate may name a queue for them alone
+        rendered["metadata"]["labels"] |= queue
+    return rendered | {
         "spec": {
             "replicas": owner.spec.replicas,
             "selector": {"matchLabels": selector_labels(owner.name)},

@@ -20,6 +20,7 @@ from millstream_operator.planning.pod_resources import TMP_BYTES, shared_memory_
 from millstream_operator.rendering.api_keys import api_keys_mounts, api_keys_volumes
 from millstream_operator.rendering.config_maps import CONFIG_ARGS, config_mount, config_volume
 from millstream_operator.rendering.container_resources import container_resources
+from millstream_operator.rendering.kueue import queue_labels
 from millstream_operator.rendering.model_source import ModelFiles, model_files
 from millstream_operator.rendering.names import (
     HTTP_PORT_NAME,
@@ -56,6 +57,7 @@ def pod_template(deployment: LLMDeployment, plan: Plan, defaults: PodDefaults) -
     labels = {
         **defaults.labels,
         **(metadata.labels or {}),
+        **queue_labels(deployment.metadata.labels),
         **common_labels(deployment.name),
         ROLE_LABEL: LEADER,
         # What the inference gateway reads: our metrics speak that dialect.
@@ -76,6 +78,7 @@ def _pod_spec(owner: LLMDeployment, plan: Plan, defaults: PodDefaults, overlay: 
         "nodeSelector": {**defaults.node_selector, **(overlay.node_selector or {})},
         "tolerations": tolerations(plan.accelerator, defaults, overlay),
         "priorityClassName": overlay.priority_class_name or defaults.priority_class_name,
+        "runtimeClassName": overlay.runtime_class_name,
         "initContainers": list(model.init_containers),
         "imagePullSecrets": [{"name": secret.name} for secret in overlay.image_pull_secrets or []],
     }

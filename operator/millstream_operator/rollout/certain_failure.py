@@ -17,6 +17,7 @@ from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.pod_facts import is_ready
 from millstream_operator.diagnosis.pod_failures import diagnose, diagnose_pod
 from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON, Reason
+from millstream_operator.rendering.kueue import is_gated_by_kueue
 from millstream_operator.rollout.workload import deadline_passed, digest_of_pod, replica_failure
 
 Manifest = dict[str, Any]
@@ -47,7 +48,8 @@ def certain_failure(
         if refused is not None and (refused.reason in NEEDS_A_PERSON or deadline_passed(workload, digest)):
             return refused
     on_time = [is_ready(pod) or pod["metadata"].get("uid") in advancing for pod in own]
-    if not deadline_passed(workload, digest) or (own and all(on_time)):
+    waits_for_quota = any(map(is_gated_by_kueue, own))
+    if not deadline_passed(workload, digest) or waits_for_quota or (own and all(on_time)):
         return None  # of a pod that is ready, the Deployment controller learns a moment later
     late = Diagnosis(Reason.PROGRESS_DEADLINE_EXCEEDED, "The rollout made no progress within rollout.progressDeadline.")
     return diagnose(own) or late

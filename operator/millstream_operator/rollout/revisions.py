@@ -9,11 +9,12 @@ runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.stored import UnknownField
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.plan_refused import PlanRefused
 from millstream_operator.diagnosis.reasons import Reason
@@ -22,7 +23,7 @@ from millstream_operator.planning.fixes.patch import kubectl_patch
 from millstream_operator.planning.plan import Infeasible, Plan, PlanDefaults
 from millstream_operator.planning.planner import decide
 from millstream_operator.planning.requires import refusal
-from millstream_operator.planning.restart_fields import input_hash, input_hash_of_format_1
+from millstream_operator.planning.restart_fields import input_hash, input_hash_of_format_1, input_hash_of_newer
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import Revision, controller_revision, read_revision, render_revision
 from millstream_operator.rendering.revision_marks import NEW_MARKS, Failure, Marks, read_marks
@@ -40,15 +41,24 @@ class PinnedRevision:
     marks: Marks = field(default_factory=Marks)
 
 
-def pinned(owner: LLMDeployment, stored: Iterable[Manifest]) -> PinnedRevision | None:
-    """The newest revision, if it was planned from what the spec still says, or the one that served before it."""
+def pinned(
+    owner: LLMDeployment, stored: Iterable[Manifest], unknown: Sequence[UnknownField] = ()
+) -> PinnedRevision | None:
+    """The newest revision, if it was planned from what the spec still says, or the one that served before it.
+
+    `unknown`: fields of the stored spec that a newer operator counted.
+    """
     records = newest_first(stored)
     if not records:
         return None
     newest, answered = read_pin(records[0]), last_answered(records)
-    if answered is not None and not _asks_for(owner, answered.revision):
+    if answered is not None and not _asks_for(owner, answered.revision, unknown):
         answered = None
-    if newest is not None and _asks_for(owner, newest.revision) and (newest.marks.failure is None or answered is None):
+    if (
+        newest is not None
+        and _asks_for(owner, newest.revision, unknown)
+        and (newest.marks.failure is None or answered is None)
+    ):
         return newest
     # Back from a revision that never served: what served before it still runs, so it is not rendered anew. Back, too,
     # from one that was adopted for the same spec and failed: what runs was planned from this spec.
@@ -77,7 +87,9 @@ def plan_anew(
     return PinnedRevision(render_revision(owner, planned, pod_defaults), number, NEW_MARKS)
 
 
-def _asks_for(owner: LLMDeployment, revision: Revision) -> bool:
+def _asks_for(owner: LLMDeployment, revision: Revision, unknown: Sequence[UnknownField] = ()) -> bool:
+    if unknown and revision.input_hash == input_hash_of_newer(owner, unknown):
+        return True  # an operator that was downgraded keeps what the newer one rendered
     wanted = input_hash(owner) if revision.boot is not None else input_hash_of_format_1(owner)
     return revision.input_hash == wanted
 

@@ -2,13 +2,15 @@
 
 Requests, limits and size limits of volumes follow from the plan and from formulas of this version. A better formula is
 no reason to restart a pod that serves, and no reason to call its plan outdated: the pod gets it with its next plan.
-What podTemplate says of resources is in the spec's hash.
+What podTemplate says of resources is in the spec's hash. Kueue's queue is left out, too: it changes while no pod is
+ready (`queue_changes.py`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from millstream_operator.rendering.kueue import QUEUE_LABEL
 from millstream_operator.rendering.names import REVISION_LABEL
 from millstream_operator.rendering.revision import Revision
 
@@ -27,7 +29,9 @@ def _without_resources(template: Manifest) -> Manifest:
         if part in spec:
             spec[part] = [{key: value for key, value in one.items() if key != "resources"} for one in spec[part]]
     spec["volumes"] = [_without_size(one) for one in spec.get("volumes") or ()]
-    labels = {key: value for key, value in metadata.get("labels", {}).items() if key != REVISION_LABEL}
+    labels = {
+        key: value for key, value in metadata.get("labels", {}).items() if key not in (REVISION_LABEL, QUEUE_LABEL)
+    }
     return {"metadata": {**metadata, "labels": labels}, "spec": spec}
 
 

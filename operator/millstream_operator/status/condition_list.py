@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from millstream_operator.api.ratchets import is_exposed
+from millstream_operator.api.stored import in_words
 from millstream_operator.diagnosis import conditions
 from millstream_operator.diagnosis.conditions import Condition
 from millstream_operator.diagnosis.diagnosis import Diagnosis
@@ -80,6 +81,12 @@ def _rollout_blocked(observation: Observation) -> Condition | None:
     return Condition(conditions.ROLLOUT_BLOCKED, True, blocked.reason, blocked.message)
 
 
+def _unknown_fields(observation: Observation) -> Condition | None:
+    if not observation.unknown_fields:
+        return None
+    return Condition(conditions.UNKNOWN_FIELDS, True, Reason.UNKNOWN_FIELDS, in_words(observation.unknown_fields))
+
+
 # Present only while true: each policy returns its condition, or None.
 AbnormalPolicy = Callable[[Observation], Condition | None]
 ABNORMAL: tuple[AbnormalPolicy, ...] = (
@@ -88,4 +95,5 @@ ABNORMAL: tuple[AbnormalPolicy, ...] = (
     _unauthenticated,
     replicas_blocked,
     _rollout_blocked,
+    _unknown_fields,
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.stored import UnknownField
 from millstream_operator.diagnosis.conditions import Condition
 from millstream_operator.diagnosis.decisions import Decision
 from millstream_operator.diagnosis.diagnosis import Diagnosis
@@ -38,6 +39,7 @@ class Observation:
     companions: Sequence[Condition] | None = None  # of autoscaler and monitors; None: not observed
     outdated: Diagnosis | None = None  # what a new plan would gain
     advancing: Collection[str] = ()  # uids of pods that download or load, and whose bytes move
+    unknown_fields: tuple[UnknownField, ...] = ()  # of the stored spec, which a newer version wrote
 
     @property
     def running(self) -> Revision:

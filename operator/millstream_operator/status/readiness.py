@@ -21,6 +21,7 @@ from millstream_operator.diagnosis import conditions
 from millstream_operator.diagnosis.conditions import Condition
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON, Reason
+from millstream_operator.rendering.kueue import is_gated_by_kueue
 from millstream_operator.rendering.service import service_url
 from millstream_operator.status.blocking_policies import deadline_passed
 from millstream_operator.status.observation import Observation
@@ -54,7 +55,8 @@ def reconciling_or_stalled(observation: Observation, summary: Condition) -> Cond
     is_tried_again = failure is not None and failure.retry_at is not None and summary.reason is Reason.ROLLED_BACK
     if summary.reason in NEEDS_A_PERSON and not is_tried_again:
         return Condition(conditions.STALLED, True, summary.reason, summary.message)
-    if (late := deadline_passed(observation)) is not None:
+    waits_for_quota = any(map(is_gated_by_kueue, observation.own_pods))
+    if not waits_for_quota and (late := deadline_passed(observation)) is not None:
         return Condition(conditions.STALLED, True, late.reason, late.message)
     return Condition(conditions.RECONCILING, True, summary.reason, summary.message)
 

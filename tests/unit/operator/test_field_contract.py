@@ -248,6 +248,7 @@ CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts] = {
     ),
     f"{POD}.tolerations[].tolerationSeconds": Changes(61, EVERY_POD),
     f"{POD}.priorityClassName": Changes("low", EVERY_POD),
+    f"{POD}.runtimeClassName": Changes("kata"),
     f"{POD}.imagePullSecrets[].name": Changes("other-registry", EVERY_POD),
     f"{POD}.containers[].name": Refused("sidecar", "runtime"),
     f"{ENV}.name": Changes("OTHER", EVERY_POD),
