@@ -171,7 +171,7 @@ class Pinning:
         if planned.product is None or same_choice(revision.plan, planned.status_plan()):
             return None
         fresh = render_revision(owner, planned, self._pods)
-        if not self._facts.could_start(owner, fresh, give_up=False) or failed_before(fresh.digest, records) is not None:
+        if not self._facts.could_start(owner, fresh, give_up=False) or failed_before(fresh, records) is not None:
             return None
         return PinnedRevision(fresh, int(newest_first(records)[0]["revision"]) + 1, NEW_MARKS)
 
