@@ -275,7 +275,7 @@ async def test_the_next_operator_restarts_no_pod_and_adds_nothing_to_the_journal
     before = stored_cluster(name)
     operator = FakeOperator(stored_cluster(name), image=SETTLED[name])
     await operator.settle(roll_out=False)
-    companions = {("apply", "PodDisruptionBudget")}  # it follows the operator, and restarts nothing
+    companions = {("apply", kind) for kind in ("PodDisruptionBudget", "NetworkPolicy")}  # they restart nothing
     assert {*operator.writes} <= {("apply", "LLMDeployment/status")} | companions, "only its words may be other ones"
     assert journal_of(operator.cluster) == journal_of(before)
     assert _running(operator.cluster) == _running(before)
