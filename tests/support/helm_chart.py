@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,7 +27,9 @@ def have_helm() -> None:
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([HELM, *arguments], capture_output=True, text=True, check=False)
+    # Nothing of the user's decides what is rendered.
+    environment = os.environ | {"KUBECONFIG": os.devnull}
+    return subprocess.run([HELM, *arguments], env=environment, capture_output=True, text=True, check=False)
 
 
 def render(*values: str, release: str = "millstream", chart: Path = CHART) -> list[Document]:
