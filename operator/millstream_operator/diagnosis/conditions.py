@@ -29,6 +29,8 @@ REPLICAS_BLOCKED = "ReplicasBlocked"
 STATUS_INCOMPLETE = "StatusIncomplete"
 ROLLOUT_BLOCKED = "RolloutBlocked"
 UNKNOWN_FIELDS = "UnknownFields"
+BUDGET_EXCEEDED = "BudgetExceeded"
+INSUFFICIENT_REPLICAS = "InsufficientReplicas"
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,9 @@ class Reason(StrEnum):
     # The status itself.
     STATUS_REFUSED = "StatusRefused"
 
+    # The spec asks for more, or for less, than it says elsewhere.
+    LOAD_NEEDS_MORE_REPLICAS = "LoadNeedsMoreReplicas"
+
     # The Service.
     SERVICE_UNREACHABLE = "ServiceUnreachable"
     WRONG_ANSWER = "WrongAnswer"

@@ -60,7 +60,8 @@ def ledger_lines(plan: Plan, ledger: MemoryLedger, style: Style) -> list[str]:
 def _facts(plan: Plan, style: Style) -> list[str]:
     dot, engine, predicted, cost = style.dot, plan.engine, plan.predicted, plan.cost
     gpus = f"{plan.gpus_per_replica} GPU{'s' if plan.gpus_per_replica != 1 else ''} a replica"
-    rows = [["replicas", f"{plan.replicas}{dot}{gpus}" if plan.gpus_per_replica else str(plan.replicas)]]
+    load = f"{dot}the load needs {plan.replicas_for_load}" if plan.replicas_for_load is not None else ""
+    rows = [["replicas", f"{plan.replicas}{dot}{gpus}{load}" if plan.gpus_per_replica else str(plan.replicas)]]
     if cost is not None:
         price = f"${cost.monthly_usd:,} a month{dot}{dollars(cost.hourly_milli_usd)} an hour"
         if cost.per_million_tokens_milli_usd is not None:

@@ -36,6 +36,7 @@ from millstream_operator.kube.kinds import CONTROLLER_REVISION, LLM_DEPLOYMENT, 
 from millstream_operator.planning.calibration import NO_CALIBRATION, Calibration
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import PlanReason
+from millstream_operator.planning.scaling_cost import affordable_replicas
 from millstream_operator.rendering.names import REVISION_LABEL
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import Revision
@@ -292,11 +293,14 @@ class ClusterFacts:
         if pinned is None:
             return None, 0
         digest, plan = pinned
-        replicas = owner.get("spec", {}).get("replicas", 1)
-        missing = replicas - self._accounts.bound(key, digest)
+        replicas, budget = owner.get("spec", {}).get("replicas", 1), owner.get("spec", {}).get("budget") or {}
         gpus, part = plan.get("gpusPerReplica") or 0, plan.get("accelerator")
         if gpus <= 0 or not isinstance(replicas, int):
             return None, 0
+        if isinstance(paid := budget.get("maxMonthlyUSD"), int) and budget.get("enforcement") != "Observe":
+            limit = affordable_replicas(plan, paid)  # more are never made
+            replicas = replicas if limit is None else min(replicas, limit)
+        missing = replicas - self._accounts.bound(key, digest)
         return Want(gpus, None if part == AcceleratorType.GPU else part), missing
 
     def _newest_plan(self, key: OwnerKey, uid: str) -> tuple[str, Mapping[str, Any]] | None:

@@ -165,7 +165,7 @@ class Plan:
     product_labels: tuple[str, ...] = ()  # values of nvidia.com/gpu.product that the pods may run on; empty: any
     pipeline_parallel_size: int = 1
     replicas: int | None = None  # None: the spec's, which may be scaled without a new plan
-    replicas_for_load: int | None = None  # what workload's load is predicted to need; None: no load, or no prediction
+    replicas_for_load: int | None = None  # set where the plan is shown (`scaling_cost.py`), never where it is pinned
     kv_cache: str = "None"
     speculation: SpeculationPlan = field(default_factory=SpeculationPlan)
     memory: MemoryLedger | None = None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.model import ModelSource
-from millstream_operator.api.spec import LLMDeploymentSpec
+from millstream_operator.api.spec import Accelerator, AcceleratorType, LLMDeploymentSpec
 from millstream_operator.api.workload import Workload
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.planning.choices.quantization import NEEDS_QUANTIZED_CHECKPOINT
@@ -26,6 +26,7 @@ _MEANINGS = {
     "pipelineParallelSize": "{} groups of GPUs that share the layers",
     "quantizedCheckpoint": "a checkpoint that is already quantized (name one as model.source)",
     "inventory": "knowing the cluster's GPUs, without which objectives, budget and load cannot be kept",
+    "cpuPrediction": "predictions for a CPU, without which objectives cannot be kept",
     "modelShape": "knowing the model's config.json, without which objectives, budget and load cannot be kept",
     "configMapRef": "reading model.configMapRef",
 }
@@ -88,6 +89,11 @@ def requirements(
 def unknown_facts(spec: LLMDeploymentSpec, facts: Facts) -> tuple[str, ...]:
     """Return the facts that the spec's objectives, budget or load need and that are not known."""
     found = []
+    if (spec.accelerator or Accelerator()).type is AcceleratorType.CPU:
+        # A load needs no fact there: it is not predicted, and the plan says so. The API's rules refuse a budget.
+        found += ["cpuPrediction"] if spec.objectives is not None else []
+        found += ["configMapRef"] if spec.model.config_map_ref is not None and facts.shape is None else []
+        return tuple(found)
     workload = spec.workload or Workload()
     numbers = (workload.input_tokens, workload.output_tokens, workload.requests_per_minute, workload.concurrency)
     if spec.objectives is not None or spec.budget is not None or any(number is not None for number in numbers):

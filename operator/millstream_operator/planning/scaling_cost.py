@@ -1,7 +1,8 @@
-"""The highest cost of autoscaling, from the plan's cost and the replicas it was made for. Pure.
+"""What replicas cost: those that are wanted now, those that the load needs, and all that autoscaling may want. Pure.
 
-Not a part of the plan: the plan is pinned, and another autoscaling.maxReplicas neither needs a new plan nor restarts a
-pod. So it is added to the plan's reasons each time they are shown.
+Not a part of the plan: the plan is pinned, and `kubectl scale` or another autoscaling.maxReplicas neither needs a new
+plan nor restarts a pod. So replicas, cost and what a budget says of them are computed each time a plan is shown, from
+the price of one replica in the pinned plan.
 """
 
 from __future__ import annotations
@@ -11,63 +12,112 @@ from dataclasses import replace
 from typing import Any
 
 from millstream_operator.api.spec import LLMDeploymentSpec
-from millstream_operator.api.workload import BudgetEnforcement
+from millstream_operator.api.workload import BudgetEnforcement, Workload
 from millstream_operator.planning.plan import Infeasible, Plan, PlanReason
+from millstream_operator.planning.sizing.cost import HOURS_PER_MONTH, monthly_usd
 
-FIELD = "autoscaling.maxReplicas"
-
-
-def max_cost_reason(status_plan: Mapping[str, Any], spec: LLMDeploymentSpec) -> PlanReason | None:
-    """The reason that names the highest cost; None without autoscaling, or where no cost is known.
-
-    `status_plan` is the plan in the form of status.plan, whose cost is that of all its replicas.
-    """
-    monthly = _monthly_usd(status_plan, spec)
-    if monthly is None or spec.autoscaling is None:
-        return None
-    budget = spec.budget
-    verdict = ""
-    if budget is not None:
-        verdict = f", {'over' if monthly > budget.max_monthly_usd else 'within'} ${budget.max_monthly_usd:,}"
-    return PlanReason(FIELD, f"Up to {spec.autoscaling.max_replicas} replicas: ${monthly:,} a month at most{verdict}.")
-
-
-def over_budget(status_plan: Mapping[str, Any], spec: LLMDeploymentSpec) -> str | None:
-    """One sentence where autoscaling could exceed an enforced budget, with the number of replicas that could not."""
-    monthly = _monthly_usd(status_plan, spec)
-    budget, scaling = spec.budget, spec.autoscaling
-    if monthly is None or budget is None or scaling is None or monthly <= budget.max_monthly_usd:
-        return None
-    if budget.enforcement is BudgetEnforcement.OBSERVE:
-        return None
-    affordable = budget.max_monthly_usd * scaling.max_replicas // monthly
-    return (
-        f"autoscaling.maxReplicas {scaling.max_replicas} may cost ${monthly:,} a month, and budget.maxMonthlyUSD is "
-        f"${budget.max_monthly_usd:,}: set maxReplicas to {affordable} or less, or raise the budget."
-    )
+REPLICAS, BUDGET, MAX_REPLICAS = "replicas", "budget", "autoscaling.maxReplicas"
+LIVE_REASONS = (REPLICAS, BUDGET, MAX_REPLICAS)  # pinned ones of these fields are replaced
 
 
 def with_scaling_cost(status_plan: dict[str, Any], spec: LLMDeploymentSpec) -> dict[str, Any]:
-    """status.plan with that reason among its own."""
-    reason = max_cost_reason(status_plan, spec)
-    if reason is None:
-        return status_plan
-    return status_plan | {"reasons": [*status_plan["reasons"], reason.as_dict()]}
+    """status.plan with the replicas that are wanted now, their cost, and the reasons that follow from both."""
+    found = dict(status_plan)
+    if "replicas" in found:
+        found["replicas"] = spec.replicas
+    if (for_load := replicas_for_load(status_plan, spec)) is not None:
+        found["replicasForLoad"] = for_load
+    if (each := replica_hourly_milli_usd(status_plan)) is not None:
+        usd = monthly_usd(each, spec.replicas)
+        found["cost"] = {**found["cost"], "hourlyMilliUSD": round(each * spec.replicas), "monthlyUSD": usd}
+    pinned = [reason for reason in status_plan["reasons"] if reason["field"] not in LIVE_REASONS]
+    found["reasons"] = [*pinned, *(reason.as_dict() for reason in live_reasons(status_plan, spec))]
+    return found
 
 
 def planned_with_scaling_cost(planned: Plan | Infeasible, spec: LLMDeploymentSpec) -> Plan | Infeasible:
     """The same for a plan that was just made, as `millstream plan` shows it."""
-    reason = max_cost_reason(planned.status_plan(), spec) if isinstance(planned, Plan) else None
-    if not isinstance(planned, Plan) or reason is None:
+    if isinstance(planned, Infeasible) or planned.cost is None or not planned.replicas:
         return planned
-    return replace(planned, reasons=(*planned.reasons, reason))
+    shown = with_scaling_cost(planned.status_plan(), spec)
+    cost = replace(
+        planned.cost, hourly_milli_usd=shown["cost"]["hourlyMilliUSD"], monthly_usd=shown["cost"]["monthlyUSD"]
+    )
+    return replace(
+        planned,
+        replicas=shown["replicas"],
+        replicas_for_load=shown.get("replicasForLoad"),
+        cost=cost,
+        reasons=tuple(PlanReason(**reason) for reason in shown["reasons"]),
+    )
 
 
-def _monthly_usd(status_plan: Mapping[str, Any], spec: LLMDeploymentSpec) -> int | None:
-    """Dollars a month with autoscaling.maxReplicas replicas."""
-    cost, replicas = status_plan.get("cost"), status_plan.get("replicas")
-    if spec.autoscaling is None or not cost or not replicas:
+def live_reasons(status_plan: Mapping[str, Any], spec: LLMDeploymentSpec) -> list[PlanReason]:
+    """The reasons about the load, the budget and autoscaling, where they are given and a price is known."""
+    found, each = [], replica_hourly_milli_usd(status_plan)
+    if (for_load := replicas_for_load(status_plan, spec)) is not None:
+        cost = f" (${monthly_usd(each, for_load):,} a month)" if each is not None else ""
+        why = f"The load is predicted to need {for_load}, each 80 % busy{cost}; spec.replicas is {spec.replicas}."
+        found.append(PlanReason(REPLICAS, why))
+    if each is not None and spec.budget is not None:
+        usd = monthly_usd(each, spec.replicas)
+        found.append(PlanReason(BUDGET, f"${usd:,} a month, {_verdict(usd, spec.budget.max_monthly_usd)}."))
+    if each is not None and spec.autoscaling is not None:
+        usd, verdict = monthly_usd(each, spec.autoscaling.max_replicas), ""
+        if spec.budget is not None:
+            verdict = f", {_verdict(usd, spec.budget.max_monthly_usd)}"
+        why = f"Up to {spec.autoscaling.max_replicas} replicas: ${usd:,} a month at most{verdict}."
+        found.append(PlanReason(MAX_REPLICAS, why))
+    return found
+
+
+def over_budget(status_plan: Mapping[str, Any], spec: LLMDeploymentSpec) -> str | None:
+    """One sentence where autoscaling could exceed an enforced budget, with the number of replicas that could not."""
+    limit, scaling, budget = enforced_limit(status_plan, spec), spec.autoscaling, spec.budget
+    each = replica_hourly_milli_usd(status_plan)
+    if limit is None or scaling is None or budget is None or each is None or scaling.max_replicas <= limit:
         return None
-    monthly: int = cost["monthlyUSD"]
-    dollars: int = round(monthly * spec.autoscaling.max_replicas / replicas)
-    return dollars
+    usd = monthly_usd(each, scaling.max_replicas)
+    return (
+        f"autoscaling.maxReplicas {scaling.max_replicas} may cost ${usd:,} a month, and budget.maxMonthlyUSD is "
+        f"${budget.max_monthly_usd:,}: set maxReplicas to {limit} or less, or raise the budget."
+    )
+
+
+def enforced_limit(status_plan: Mapping[str, Any], spec: LLMDeploymentSpec) -> int | None:
+    """The replicas that an enforced budget pays for; None where there is none, or no price is known."""
+    budget = spec.budget
+    if budget is None or budget.enforcement is BudgetEnforcement.OBSERVE:
+        return None
+    return affordable_replicas(status_plan, budget.max_monthly_usd)
+
+
+def affordable_replicas(status_plan: Mapping[str, Any], max_monthly_usd: int) -> int | None:
+    """The replicas that so much pays for; None where no price is known, or a replica costs nothing."""
+    each = replica_hourly_milli_usd(status_plan)
+    if not each:
+        return None
+    found = int(max_monthly_usd * 1000 / (each * HOURS_PER_MONTH))
+    return found + 1 if monthly_usd(each, found + 1) <= max_monthly_usd else found  # a cost is rounded
+
+
+def replicas_for_load(status_plan: Mapping[str, Any], spec: LLMDeploymentSpec) -> int | None:
+    """The replicas that the load is predicted to need; None without a load or a prediction."""
+    workload = spec.workload or Workload()
+    if workload.requests_per_minute is None and workload.concurrency is None:
+        return None
+    # A pinned plan has that number as its replicas, and its cost is theirs.
+    needed: int | None = status_plan.get("replicas") if status_plan.get("predicted") else None
+    return needed
+
+
+def replica_hourly_milli_usd(status_plan: Mapping[str, Any]) -> float | None:
+    """The price of one replica in the plan; None where none is known."""
+    cost, replicas = status_plan.get("cost"), status_plan.get("replicas")
+    if not cost or not replicas:
+        return None
+    return float(cost["hourlyMilliUSD"] / replicas)
+
+
+def _verdict(usd: int, max_monthly_usd: int) -> str:
+    return f"{'over' if usd > max_monthly_usd else 'within'} ${max_monthly_usd:,}"

@@ -10,6 +10,7 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.optimization import Parallelism, Quantization
 from millstream_operator.api.rules import DEFAULT_WARMUP_TIMEOUT
 from millstream_operator.api.spec import Accelerator, AcceleratorType, Engine, LLMDeploymentSpec, Switch, Warmup
+from millstream_operator.api.workload import Workload
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.planning.choices.speculation import SpeculationChoice, choose_speculation
@@ -96,7 +97,7 @@ def plan_from_spec(deployment: LLMDeployment, defaults: PlanDefaults, facts: Fac
         input_hash=input_hash(deployment),
         reasons=(
             *(*placement.reasons, *engine_reasons, image_reason, resources_reason),
-            *(speculation.reason, *unknown),
+            *(speculation.reason, *unknown, *_load_on_cpu(spec, placement.on_gpu)),
         ),
         facts_hash=facts_hash(facts),
         product_labels=_product_labels(spec, facts),
@@ -117,6 +118,18 @@ def _draft_files(spec: LLMDeploymentSpec, facts: Facts) -> DraftFiles | None:
     return DraftFiles(
         draft_path(spec, source, facts.draft_revision), facts.draft_revision, facts.draft_checkpoint_bytes
     )
+
+
+def _load_on_cpu(spec: LLMDeploymentSpec, on_gpu: bool) -> Reasons:
+    """Say that the workload's numbers are not used on a CPU."""
+    workload = spec.workload or Workload()
+    numbers = (workload.input_tokens, workload.output_tokens, workload.requests_per_minute, workload.concurrency)
+    if on_gpu or all(number is None for number in numbers):
+        return ()
+    why = (
+        "The load is not predicted on a CPU: measure one replica with `millstream bench`, and set spec.replicas by it."
+    )
+    return (PlanReason("workload", why),)
 
 
 def missing_capabilities(

@@ -47,6 +47,7 @@ class ReconcileContext:
     # plan
     inspected: Inspected | None = None
     chosen: Chosen | None = None
+    asked_replicas: int | None = None  # spec.replicas, where the budget holds the owner's to fewer
     # decide
     step: RolloutStep | None = None
     advancing: Collection[str] = ()  # uids of pods that download or load, and are not late

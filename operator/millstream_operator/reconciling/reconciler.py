@@ -38,6 +38,7 @@ from millstream_operator.probing.probe_key import NoKeys, ProbeKeys
 from millstream_operator.probing.service_probe import ServiceAccess
 from millstream_operator.queue.work_queue import RequeueAfter, RetryLater
 from millstream_operator.reconciling.apply import ApplyStage
+from millstream_operator.reconciling.budget import hold_to_budget
 from millstream_operator.reconciling.calibrate import CalibrateStage
 from millstream_operator.reconciling.context import ContextReader, ReconcileContext
 from millstream_operator.reconciling.decide import RoomFor, decide
@@ -137,7 +138,7 @@ class Reconciler:
     async def _run(self, context: ReconcileContext) -> None:
         """The stages after a plan was found. What a stage wrote is read again from the index."""
         read_again = self._reader.refresh
-        context = self._decide(read_again(context))
+        context = self._decide(hold_to_budget(read_again(context)))
         await self._report.announce(context)
         context = await self._apply.run(read_again(context))
         await prune(read_again(context), self._children)
@@ -174,7 +175,8 @@ class Reconciler:
         if refused.is_soon_over and not context.previous.get("conditions") and self._busy():
             raise RequeueAfter(refused.problem.message, SOON_SECONDS)  # others have no pods yet
         if (kept := last_good(context.records)) is not None:
-            context = self._decide(replace(context, chosen=Chosen(kept)), announces=False)
+            kept_on = hold_to_budget(replace(context, chosen=Chosen(kept)))
+            context = self._decide(kept_on, announces=False)
             context = await self._apply.repair(context)
             context = await self._apply.apply_companions(self._reader.refresh(context))
         await self._report.run_invalid(manifest, refused.problem, refused.plan, context.companions)

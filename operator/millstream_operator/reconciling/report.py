@@ -57,6 +57,7 @@ class ReportStage:
             rollout=context.rollout,
             outdated=context.plan.outdated,
             unknown_fields=context.unknown_fields,
+            asked_replicas=context.asked_replicas,
         )
         await self._write(context, observation)
 
@@ -78,6 +79,7 @@ class ReportStage:
             outdated=context.plan.outdated,
             advancing=context.advancing,
             unknown_fields=context.unknown_fields,
+            asked_replicas=context.asked_replicas,
         )
         self._reports.follow(context.key, loading(observation.own_pods))
         await self._write(context, observation)

@@ -18,6 +18,8 @@ from millstream_operator.diagnosis import conditions
 from millstream_operator.diagnosis.conditions import Condition
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.reasons import Reason
+from millstream_operator.status.budget import budget_exceeded
+from millstream_operator.status.load import insufficient_replicas
 from millstream_operator.status.observation import Observation
 from millstream_operator.status.pod_progress import pods_scheduled, warmed_up
 from millstream_operator.status.readiness import ready, reconciling_or_stalled
@@ -96,4 +98,6 @@ ABNORMAL: tuple[AbnormalPolicy, ...] = (
     replicas_blocked,
     _rollout_blocked,
     _unknown_fields,
+    budget_exceeded,
+    insufficient_replicas,
 )

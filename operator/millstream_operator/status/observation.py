@@ -40,6 +40,7 @@ class Observation:
     outdated: Diagnosis | None = None  # what a new plan would gain
     advancing: Collection[str] = ()  # uids of pods that download or load, and whose bytes move
     unknown_fields: tuple[UnknownField, ...] = ()  # of the stored spec, which a newer version wrote
+    asked_replicas: int | None = None  # spec.replicas, where the budget holds the owner's to fewer
 
     @property
     def running(self) -> Revision:

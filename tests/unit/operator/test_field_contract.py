@@ -322,6 +322,7 @@ def place(spec: Any, path: str) -> tuple[Any, str | int]:
     raise AssertionError(path)
 
 
+LONG = {**CONFIG_JSON, "max_position_embeddings": 1 << 17}  # a model that allows what the fields ask for
 DEFAULTS = PlanDefaults(runtime_image="registry.example.com/default:1")
 # A cluster of three kinds of nodes, and a model that any of their GPUs holds.
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
@@ -330,6 +331,9 @@ NODES = ["L4:8"] * 8 + ["A100-80GB:8"] * 4 + ["H100-80GB-SXM:8"] * 4
 FACTS = Facts(
     shape=known_shape(MODEL), inventory=inventory_of(parse_island(CATALOG, text) for text in NODES), catalog=CATALOG
 )
+# And one of a single product: no field may work only by choosing another product.
+ONE_PRODUCT = replace(FACTS, inventory=inventory_of(parse_island(CATALOG, "A100-80GB:8") for _ in range(16)))
+LOADS = ("workload.requestsPerMinute", "workload.concurrency")  # on one product they decide about replicas alone
 
 
 def applied(stored: Manifest, facts: Facts | None = None) -> Objects:
@@ -340,7 +344,7 @@ def applied(stored: Manifest, facts: Facts | None = None) -> Objects:
     owner = parse(stored)
     image = (owner.spec.runtime.image if owner.spec.runtime else None) or DEFAULTS.runtime_image
     jobs = [inspect_job(owner, subject, image, PodDefaults()) for subject in subjects(owner, DEFAULTS).values()]
-    known = Facts(read_shape(CONFIG_JSON)) if jobs else None
+    known = Facts(read_shape(LONG)) if jobs else None
     pin = choose(owner, DEFAULTS, PodDefaults(), [], facts or known)
     rendered = [*jobs, *objects(owner, pin.revision), *companions_of(owner)]
     return {one["kind"]: one for one in rendered if not one.get("immutable")}
@@ -443,6 +447,53 @@ def changes_the_plan_or_is_refused(path: str, change: Planned) -> None:
     with pytest.raises(PlanRefused) as refused:
         applied(mutated, FACTS)
     assert refused.value.problem.reason == change.refused
+
+
+@pytest.mark.parametrize("path", [path for path, change in CHANGES.items() if isinstance(change, Planned)])
+def test_on_one_product_a_planned_field_changes_what_is_applied_or_is_refused(path: str) -> None:
+    change = CHANGES[path]
+    assert isinstance(change, Planned)
+    base = on_a_gpu(**copy.deepcopy(change.spec))
+    mutated = copy.deepcopy(base)
+    parent, key = place(mutated["spec"], path)
+    parent[key] = change.to
+    if path in LOADS:
+        before, after = (planned(one)["replicas"] for one in (base, mutated))
+        assert before != after
+        return
+    before = applied(base, ONE_PRODUCT)
+    assert changed_kinds(before, applied_or_refused(mutated)) in ({DEPLOYMENT}, set(before))
+
+
+@pytest.mark.parametrize("path", [path for path, change in CHANGES.items() if isinstance(change, Changes)])
+def test_on_one_product_a_field_changes_what_is_applied_or_is_refused(path: str) -> None:
+    change = CHANGES[path]
+    assert isinstance(change, Changes)
+    base = without(full_manifest(), change.without)
+    base["spec"] |= copy.deepcopy(change.instead)
+    mutated = copy.deepcopy(base)
+    parent, key = place(mutated["spec"], path)
+    parent[key] = change.to
+    before = applied(base, ONE_PRODUCT)
+    after = applied_or_refused(mutated)
+    if not after:
+        assert path in ("accelerator.products[]", "accelerator.type")  # no other product, and too large for a CPU
+        return
+    assert changed_kinds(before, after) == set(change.kinds)
+
+
+def applied_or_refused(stored: Manifest) -> Objects:
+    """What would be applied on one product; nothing where the plan is refused."""
+    try:
+        return applied(stored, ONE_PRODUCT)
+    except PlanRefused:
+        return {}
+
+
+def planned(stored: Manifest) -> Manifest:
+    """status.plan on one product."""
+    found: Manifest = choose(parse(stored), DEFAULTS, PodDefaults(), [], ONE_PRODUCT).revision.plan
+    return found
 
 
 def takes_over_what_an_older_operator_pinned(path: str, change: Adopts) -> None:

@@ -14,7 +14,7 @@ from millstream_operator.planning.choices.machines import draft_machine, target_
 from millstream_operator.planning.choices.outcome import Outcome, Problem, Stage
 from millstream_operator.planning.plan import SpeculationPlan
 from millstream_operator.planning.resolved_spec import ResolvedSpec
-from millstream_operator.planning.sizing.cost import cost_of
+from millstream_operator.planning.sizing.cost import cost_of, monthly_usd
 from millstream_operator.planning.sizing.memory_ledger import MemoryLedger, activations_bytes, gpu_ledger
 from millstream_operator.planning.sizing.roofline import Machine, Prediction, SpeculationSpeed, predict, step_seconds
 from millstream_operator.planning.sizing.tensor_parallel import tensor_parallel_problem
@@ -137,11 +137,11 @@ def _with_replicas_and_cost(question: Question, outcome: Outcome) -> Outcome:
             f"{candidate.tensor}; there is room for {free}",
             replicas - free,
         )
-    if problem is None and resolved.budget_is_enforced and cost.monthly_usd > (resolved.max_monthly_usd or 0):
+    # The placement is chosen for the load; the budget must pay for the spec's replicas where they are more.
+    usd = monthly_usd(candidate.stock.part.hourly_milli_usd * candidate.gpus, max(replicas, resolved.replicas))
+    if problem is None and resolved.budget_is_enforced and usd > (resolved.max_monthly_usd or 0):
         problem = Problem(
-            Stage.BUDGET,
-            f"costs ${cost.monthly_usd:,} a month, and budget.maxMonthlyUSD is {resolved.max_monthly_usd:,}",
-            cost.monthly_usd,
+            Stage.BUDGET, f"costs ${usd:,} a month, and budget.maxMonthlyUSD is {resolved.max_monthly_usd:,}", usd
         )
     return replace(outcome, problem=problem, replicas=replicas, cost=cost)
 

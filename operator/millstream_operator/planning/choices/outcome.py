@@ -40,5 +40,5 @@ class Outcome:
     max_num_seqs: int = 0
     ledger: MemoryLedger | None = None
     prediction: Prediction | None = None
-    replicas: int = 1
+    replicas: int = 1  # those that the load needs; those of the spec without a load
     cost: Cost | None = None

@@ -93,7 +93,7 @@ def just_enough(facts: Facts, change: Change, planned: Plan) -> Change:
     if planned.product is None:
         return change
     part = find_part(facts.catalog, planned.product)
-    replicas = max(planned.replicas or 1, planned.replicas_for_load or 1)
+    replicas = max(planned.replicas or 1, change.deployment.spec.replicas)
     in_node = max(1, max(part.gpus_per_node, planned.tensor_parallel_size) // planned.gpus_per_replica)
     if planned.pipeline_parallel_size > 1:
         nodes, gpus = replicas * planned.pipeline_parallel_size, planned.tensor_parallel_size

@@ -137,7 +137,7 @@ class _Search:
             return
         if change.field.endswith("parallelism.tensor") and planned.pipeline_parallel_size > 1:
             return  # it would be the stages that help, not the size
-        fix = Fix(change.field, change.value, described(planned), patch)
+        fix = Fix(change.field, change.value, described(planned, change.deployment), patch)
         if not any(_is_same(fix, other) for other in self.found):
             self.found.append(fix)
 
@@ -148,9 +148,9 @@ def _is_same(fix: Fix, other: Fix) -> bool:
     return fix.summary == other.summary and (longer == shorter or longer.startswith((f"{shorter}.", f"{shorter},")))
 
 
-def described(plan: Plan) -> str:
+def described(plan: Plan, deployment: LLMDeployment) -> str:
     """`2×A100-80GB TP2 None, $5,009 a month`."""
-    replicas = max(plan.replicas or 1, plan.replicas_for_load or 1)
-    usd = planned_monthly_usd(plan)
+    replicas = max(plan.replicas or 1, deployment.spec.replicas)
+    usd = planned_monthly_usd(plan, deployment)
     cost = f", ${usd:,} a month" if usd is not None else ""
     return f"{f'{replicas} × ' if replicas > 1 else ''}{plan.summary}{cost}"

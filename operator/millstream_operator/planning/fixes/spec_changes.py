@@ -125,15 +125,15 @@ def _larger_budget(deployment: LLMDeployment, facts: Facts, replan: Replan) -> I
     """Yield what the plan without a budget costs, as the budget."""
     without = edit(deployment, facts, budget=None)
     free = replan(without.deployment, facts) if without is not None else None
-    if isinstance(free, Plan) and (usd := planned_monthly_usd(free)) is not None:
+    if isinstance(free, Plan) and (usd := planned_monthly_usd(free, deployment)) is not None:
         yield edit(deployment, facts, budget__maxMonthlyUSD=usd)
 
 
-def planned_monthly_usd(plan: Plan) -> int | None:
-    """What a budget must pay for a plan: its replicas, or those that the load needs where they are more."""
+def planned_monthly_usd(plan: Plan, deployment: LLMDeployment) -> int | None:
+    """What a budget must pay for a plan: the replicas that the load needs, or those of the spec where they are more."""
     if plan.cost is None or not plan.replicas:
         return None
-    return monthly_usd(plan.cost.hourly_milli_usd / plan.replicas, max(plan.replicas, plan.replicas_for_load or 0))
+    return monthly_usd(plan.cost.hourly_milli_usd / plan.replicas, max(plan.replicas, deployment.spec.replicas))
 
 
 def _less_load(deployment: LLMDeployment, facts: Facts, replan: Replan) -> Iterator[Change | None]:

@@ -262,7 +262,7 @@ async def test_more_replicas_than_the_budget_pays_for_are_not_asked_for() -> Non
     operator = await running(**SCALED)
     spec = {"accelerator": None, "budget": {"maxMonthlyUSD": 3000}, "autoscaling": {"maxReplicas": 9}}
     respec(operator.cluster, **spec)
-    plan = {"replicas": 2, "cost": {"monthlyUSD": 2000}}
+    plan = {"replicas": 2, "cost": {"hourlyMilliUSD": 2740, "monthlyUSD": 2000}}
     operator.index.put(LLM_DEPLOYMENT, operator.cluster.the(LLM_DEPLOYMENT))
     children = Children(operator.client, operator.index)
     companions = CompanionApplier(children, operator.optional, PROMETHEUS)

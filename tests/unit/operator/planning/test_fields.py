@@ -17,6 +17,7 @@ from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.planning.planner import decide
 from millstream_operator.planning.requires import refusal
+from millstream_operator.planning.scaling_cost import planned_with_scaling_cost
 from millstream_operator.planning.spec_plan import plan_from_spec
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from tests.support.pinned_plans import choose
@@ -146,8 +147,8 @@ def test_each_field_alone_changes_the_plan(name: str) -> None:
     repository = "meta-llama/Meta-Llama-3-8B-Instruct"
     facts = replace(CASES["72b-awq-batch-l4-x4"].facts(), shape=known_shape(repository))
     before, after = (
-        decide(parse(manifest(**spec)), DEFAULTS, facts).status_plan() | {"inputHash": ""}
-        for spec in ({}, PLANNED[name])
+        planned_with_scaling_cost(decide(owner, DEFAULTS, facts), owner.spec).status_plan() | {"inputHash": ""}
+        for owner in (parse(manifest(**spec)) for spec in ({}, PLANNED[name]))
     )
     assert before != after
     if name == "maxDraftTokens":
