@@ -18,7 +18,7 @@ from hack.cluster.errors import ClusterError
 
 GIB = 2**30
 CACHE_BYTES = 8 * GIB
-DOCKER_BYTES = 20 * GIB
+DOCKER_BYTES = 16 * GIB
 
 
 def refuse_full(needs: Iterable[tuple[Path, int]], *, free_bytes: Callable[[Path], int] | None = None) -> None:
