@@ -81,7 +81,8 @@ def _price(found: Planned, catalog: GpuCatalog) -> tuple[bool, bool, float, str]
     if not isinstance(planned, Plan) or planned.cost is None:
         return True, False, 0.0, change.value
     part = catalog.get(planned.product or "")
-    over_pcie = planned.tensor_parallel_size > 1 and part is not None and not part.has_nvlink
+    island = part.nvlink_island_size if part is not None and part.has_nvlink else 1
+    over_pcie = planned.tensor_parallel_size > island
     return False, over_pcie, planned.cost.hourly_milli_usd / (planned.replicas or 1), change.value
 
 
