@@ -63,8 +63,15 @@ async def test_the_record_is_written_before_the_deployment_that_runs_it() -> Non
     assert kinds[-1] == "LLMDeployment/status"
 
 
+def full() -> Manifest:
+    """Every field, within what the model of the tests allows."""
+    spec = full_manifest()
+    spec["spec"]["engine"]["maxModelLen"] = 2048
+    return spec
+
+
 async def test_a_full_spec_is_applied_too() -> None:
-    operator = await served(full_manifest())
+    operator = await served(full())
     assert operator.cluster.get(POD_DISRUPTION_BUDGET, "demo") is not None
 
 
@@ -76,7 +83,7 @@ async def test_nothing_is_written_while_nothing_changes() -> None:
 
 
 async def test_a_restarted_operator_writes_nothing_in_a_steady_state() -> None:
-    cluster = (await served(full_manifest())).cluster
+    cluster = (await served(full())).cluster
     restarted = FakeOperator(cluster)
     await restarted.settle()
     assert restarted.client.requests == []
