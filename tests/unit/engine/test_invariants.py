@@ -355,7 +355,7 @@ def test_every_family_answers_like_transformers(
     if circumstance.crowded:
         crowd(engine)
     if circumstance.pool_blocks is not None:
-        shrink_pool(engine, circumstance.pool_blocks)
+        shrink_pool(engine, circumstance.pool_blocks, frees_outside_window=False)
     sampling = SamplingParams(FAMILY_NEW_TOKENS, temperature=0.0, ignore_eos=True)
     prompts = prompts_of(FAMILY_PROMPT_LENGTHS)
     answers = circumstance.run(engine, [Request(str(i), prompt, sampling) for i, prompt in enumerate(prompts)])

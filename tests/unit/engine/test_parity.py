@@ -167,14 +167,19 @@ def test_damaged_weights_are_refused(tmp_path: Path, write_model: WriteModel, ma
         make_engine(tmp_path)
 
 
-def shrink_pool(engine: Any, num_blocks: int, *, enable_prefix_caching: bool = False) -> None:
-    """Give the engine a block manager over the first `num_blocks` of its pool: the smallest config is too roomy."""
+def shrink_pool(
+    engine: Any, num_blocks: int, *, enable_prefix_caching: bool = False, frees_outside_window: bool = True
+) -> None:
+    """Give the engine a block manager over the first `num_blocks` of its pool: the smallest config is too roomy.
+
+    Without `frees_outside_window` a model with windows keeps all its blocks, so that it runs short as others do.
+    """
     from millstream_runtime.engine.scheduling.block_manager import BlockManager
     from millstream_runtime.engine.scheduling.scheduler import Scheduler
 
     old = engine._scheduler
     rows = len(old._free_rows)
-    window_tokens = engine._blocks.window_tokens
+    window_tokens = engine._blocks.window_tokens if frees_outside_window else None
     engine._blocks = BlockManager(
         num_blocks, 16, rows, enable_prefix_caching=enable_prefix_caching, window_tokens=window_tokens
     )
