@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from importlib import resources
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -48,6 +48,7 @@ class GpuPart(_Data):
     aliases: tuple[_Name, ...] = ()
     product_labels: tuple[_Name, ...] = ()  # values of the node label nvidia.com/gpu.product
     unsupported: Annotated[str, StringConstraints(max_length=200)] | None = None  # why the runtime cannot use it
+    cpu_architecture: Literal["amd64", "arm64"] = "amd64"  # of the machines that have it; our images are amd64
     compute_capability: Annotated[str, StringConstraints(pattern=r"^[0-9]{1,2}\.[0-9]$")]
     usable_memory_bytes: Annotated[int, Field(gt=1 << 30, lt=1 << 44)]
     memory_bandwidth_bytes_per_second: Annotated[int, Field(gt=0)]
@@ -58,6 +59,11 @@ class GpuPart(_Data):
     gpus_per_node: Annotated[int, Field(ge=1, le=64)] = 8  # of a usual machine, where no inventory is given
     list_price_usd_per_hour: Annotated[float, Field(ge=0, le=10_000, allow_inf_nan=False, alias="listPriceUSDPerHour")]
     source: Annotated[str, StringConstraints(min_length=8, max_length=400)]
+
+    @property
+    def may_be_suggested(self) -> bool:
+        """Whether the planner names it where no node or spec does: this version's images run on such a machine."""
+        return self.unsupported is None and self.cpu_architecture == "amd64"
 
     @functools.cached_property
     def sm(self) -> int:

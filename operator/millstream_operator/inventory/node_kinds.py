@@ -109,5 +109,5 @@ def inventory_of(
 
 
 def whole_catalog(catalog: GpuCatalog) -> Inventory:
-    """One usual machine of every part that the runtime supports."""
-    return inventory_of(((part, part.gpus_per_node) for part in catalog if part.unsupported is None), hypothetical=True)
+    """One usual machine of every part that the runtime supports, on a CPU that its image is built for."""
+    return inventory_of(((part, part.gpus_per_node) for part in catalog if part.may_be_suggested), hypothetical=True)

@@ -64,7 +64,7 @@ def counts_gpus(spec: LLMDeploymentSpec) -> bool:
 
 def fits_any_gpu(search: Callable[[Facts], Choice | NoPlacement], facts: Facts) -> bool:
     """Whether one GPU of each product holds the model, whatever its speed and price; the smallest is asked first."""
-    supported = (part for part in facts.catalog if part.unsupported is None)
+    supported = (part for part in facts.catalog if part.may_be_suggested)
     for part in sorted(supported, key=lambda part: (part.usable_memory_bytes, part.name)):
         found = search(replace(facts, inventory=inventory_of([(part, 1)], hypothetical=True), capacity=None))
         if isinstance(found, NoPlacement) and found.problem.stage <= Stage.MEMORY:

@@ -32,7 +32,7 @@ def gpu_changes(deployment: LLMDeployment, facts: Facts, replan: Replan) -> Iter
     named = _named(deployment, facts)
     near = named or list({kind.part.name: kind.part for kind in (facts.capacity or facts.inventory).kinds}.values())
     names = {part.name for part in near}
-    others = [part for part in facts.catalog if part.unsupported is None and part.name not in names]
+    others = [part for part in facts.catalog if part.may_be_suggested and part.name not in names]
     found = [
         [(change, replan(change.deployment, change.facts)) for change in _whole_nodes(deployment, facts, parts)]
         for parts in (near, others)

@@ -137,3 +137,12 @@ def test_a_gpu_is_found_by_its_aliases_and_by_the_label_of_its_nodes(part: GpuPa
     assert part.product_labels or part.unsupported, "without the value of nvidia.com/gpu.product no node has this GPU"
     for name in (part.name, *part.aliases, *part.product_labels):
         assert find_part(CATALOG, name) == part
+
+
+def test_a_gpu_of_another_cpu_is_planned_on_and_never_suggested() -> None:
+    """An image for amd64 ends on an arm64 machine with `exec format error`."""
+    catalog = load_catalog()
+    arm = [part for part in catalog if part.cpu_architecture == "arm64"]
+    assert {part.name for part in arm} == {"GH200-96GB", "GH200-144GB", "GB200-186GB"}
+    assert not {part.name for part in arm} & {kind.part.name for kind in whole_catalog(catalog).kinds}
+    assert all(part.unsupported is None for part in arm)
