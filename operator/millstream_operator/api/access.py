@@ -34,7 +34,7 @@ class Auth(ApiModel):
     )
 
 
-_OCTET = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])"
+_OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"  # without leading zeros, which readers take differently
 CIDR_PATTERN = (
     rf"^(({_OCTET}\.){{3}}{_OCTET}/(3[0-2]|[12]?[0-9])|[0-9a-fA-F:]*:[0-9a-fA-F:]*/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))$"
 )

@@ -174,7 +174,7 @@ class Reconciler:
         context = self._reader.refresh(context)
         if refused.is_soon_over and not context.previous.get("conditions") and self._busy():
             raise RequeueAfter(refused.problem.message, SOON_SECONDS)  # others have no pods yet
-        if (kept := last_good(context.records)) is not None:
+        if (kept := last_good(context.records, context.workload)) is not None:
             kept_on = hold_to_budget(replace(context, chosen=Chosen(kept)))
             context = self._decide(kept_on, announces=False)
             context = await self._apply.repair(context)

@@ -22,6 +22,7 @@ METADATA = tuple(
         ("169.254.0.0/16", "100.100.100.200/32", "fe80::/10", "fd00:ec2::254/128", "fd20:ce::254/128"),
     )
 )
+IPV4_MAPPED = ipaddress.ip_network("::ffff:0:0/96")  # IPv4 addresses in another spelling
 LAST_PORT = 65535
 
 
@@ -54,10 +55,15 @@ def _rule(to: Sequence[Fields], ports: Sequence[Fields]) -> Fields:
 
 
 def _without_closed(peer: Fields, servers: Sequence[ApiServer]) -> Fields | None:
-    """Return a peer without the closed addresses; None where nothing is left of it."""
-    block = _network(peer["ipBlock"]["cidr"]) if "ipBlock" in peer else None
-    if block is None:  # pods, or a block that the API server will refuse
+    """Return a peer without the closed addresses; None where nothing is left of it.
+
+    Nor is anything left of a block that is not understood here: the network plugin may understand it.
+    """
+    if "ipBlock" not in peer:
         return peer
+    block = _network(peer["ipBlock"]["cidr"])
+    if block is None or _contains(IPV4_MAPPED, block):
+        return None
     closed = [*METADATA, *(server.network for server in servers)]
     if any(_contains(one, block) for one in closed):
         return None

@@ -48,6 +48,7 @@ class ApiKeys:
         self._digests, self._version = self._read()
         self._probe_digests: tuple[bytes, ...] = ()
         self._refused = ""  # why the newest file is not used; empty: it is
+        self._refused_version: tuple[int, ...] | None = None
         self._checked_at_seconds = time.monotonic()
 
     def accept_probe(self, digests: Iterable[str]) -> None:
@@ -69,15 +70,20 @@ class ApiKeys:
         if now - self._checked_at_seconds < RECHECK_SECONDS:
             return
         self._checked_at_seconds = now
+        version = None
         try:
-            if _version(self._path) == self._version:
+            version = _version(self._path)
+            if version == self._version:
                 self._refused = ""
                 return
+            if version == self._refused_version:
+                return  # reading a large one again and again would delay answers
             self._digests, self._version = self._read()
         except OSError as error:
             self._keep(f"{self._path} cannot be read: {error.strerror}")
         except ApiKeysInvalid as error:
             self._keep(error.message)
+            self._refused_version = version
         else:
             self._refused = ""
             log.info("api_keys_reloaded", keys=len(self._digests))

@@ -8,6 +8,7 @@ import pytest
 
 from millstream_operator.catalog.gpu import CatalogError, GpuPart, load_catalog
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part, parse_island
+from millstream_operator.inventory.node_kinds import whole_catalog
 
 CATALOG = load_catalog()
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from millstream_operator.api.access import LabelSelector, NetworkMode, NetworkPeer
-from millstream_operator.rendering.closed_addresses import ApiServer
+from millstream_operator.api.load import ManifestError
+from millstream_operator.rendering.closed_addresses import ApiServer, shielded
 from millstream_operator.rendering.network_policy import NetworkDefaults, network_policy
 from tests.support.llmdeployments import deployment
 
@@ -76,6 +77,7 @@ def everything_open() -> Iterator[Manifest]:
     yield {"network": {"egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "ports": api_ports}]}}
     yield {"network": {"egress": [{"to": [{"ipBlock": {"cidr": "100.100.100.200/32"}}]}]}}
     yield {"network": {"egress": [{"to": [{"ipBlock": {"cidr": "fe80::/16"}}]}]}}
+    yield {"network": {"egress": [{"to": [{"ipBlock": {"cidr": "::ffff:a9fe:a9fe/128"}}]}]}}
 
 
 @pytest.mark.parametrize("spec", [*everything_open()])
@@ -86,6 +88,18 @@ def test_no_spec_opens_metadata_services_or_the_api_server(spec: Manifest) -> No
             assert not reaches(rendered, address, port), address
     for server in API:
         assert not reaches(rendered, server.address, server.port), server
+
+
+@pytest.mark.parametrize("cidr", ["00.0.0.0/0", "10.00.0.5/32", "0169.254.169.254/32"])
+def test_an_address_that_readers_take_differently_is_refused(cidr: str) -> None:
+    with pytest.raises(ManifestError, match="cidr"):
+        policy(network={"egress": [{"to": [{"ipBlock": {"cidr": cidr}}]}]})
+
+
+@pytest.mark.parametrize("cidr", ["00.0.0.0/0", "::::/0", "::ffff:a9fe:a9fe/128"])
+def test_a_block_that_is_not_understood_is_never_passed_on(cidr: str) -> None:
+    """A chart's peer, or one that was stored, does not pass the pattern of the CRD again."""
+    assert shielded([{"ipBlock": {"cidr": cidr}}], [], []) == []
 
 
 def test_other_programs_on_the_api_servers_node_stay_reachable() -> None:

@@ -17,7 +17,7 @@ from tests.support.rollout_world import image, on_nodes, served, served_on_nodes
 
 Manifest = dict[str, Any]
 Status = Manifest
-LARGE = {"model": {"source": {"huggingFace": {"repository": "meta-llama/Meta-Llama-3-70B-Instruct"}}}}
+LARGE: Manifest = {"model": {"source": {"huggingFace": {"repository": "meta-llama/Meta-Llama-3-70B-Instruct"}}}}
 SITUATIONS: dict[str, Callable[[], Awaitable[Status]]] = {}
 REGISTRY_AWAY = {
     "containerStatuses": [

@@ -1,4 +1,4 @@
-"""The statuses on docs/what-happens-when.md are what a simulated cluster shows; MILLSTREAM_WRITE_GOLDEN=1 writes them."""
+"""docs/what-happens-when.md shows what a simulated cluster shows; MILLSTREAM_WRITE_GOLDEN=1 writes it anew."""
 
 from __future__ import annotations
 
@@ -49,7 +49,15 @@ def shown(status: dict[str, Any]) -> str:
         lines.append(f"plan: {status['plan']['summary']}")
     if decisions := status.get("decisions"):
         lines += [f"newest decision: {decisions[0]['type']}", *wrapped(decisions[0]["message"])]
-    return "\n".join(lines) + "\n"
+    return with_plain_names("\n".join(lines) + "\n")
+
+
+def with_plain_names(text: str) -> str:
+    """Revisions are named by a hash of all that was planned: the page calls them by letters, in their order."""
+    names = dict.fromkeys(re.findall(r"demo-[0-9a-f]{10}", text))
+    for name, letter in zip(names, "abcdef", strict=False):
+        text = text.replace(name, f"demo-{letter * 10}")
+    return text
 
 
 def wrapped(message: str) -> list[str]:
