@@ -14,6 +14,7 @@ from millstream_operator.inventory.demands import Taint, Tolerated, read_tolerat
 from millstream_operator.inventory.nodes import PRODUCT_LABEL
 from millstream_operator.inventory.pods import gpus_of
 
+GIVEN_TO_ALL = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 Pod = Mapping[str, Any]
 Expression = tuple[str, str, tuple[str, ...]]  # key, operator, values
 
@@ -65,9 +66,14 @@ def read_needs(pod: Pod) -> PodNeeds:
     return PodNeeds(
         gpus_of(pod),
         frozenset((str(key), str(value)) for key, value in (spec.get("nodeSelector") or {}).items()),
-        read_tolerations(spec.get("tolerations") or ()),
+        frozenset(one for one in read_tolerations(spec.get("tolerations") or ()) if not _is_given_to_all(one)),
         frozenset(_term(term) for term in required.get("nodeSelectorTerms") or ()),
     )
+
+
+def _is_given_to_all(toleration: Tolerated) -> bool:
+    """Whether the API server adds it to every pod (DefaultTolerationSeconds): a template lacks it, its pod has it."""
+    return toleration.effect == "NoExecute" and toleration.key in GIVEN_TO_ALL
 
 
 def _term(term: Mapping[str, Any]) -> frozenset[Expression]:

@@ -47,6 +47,7 @@ FILE_OBJECTS = ("sources/layers.py", "sources/remote_reader.py")  # `tell` is a 
 OLD_NAMES_TODO: set[str] = set()
 
 TEST_FOLDERS_OF_THEIR_OWN = {
+    "operator/scenarios": "docs/what-happens-when.md",
     "chart": "charts/millstream",
     "contracts": "what several packages agree on",
     "operator/upgrade": "records that earlier releases stored",
