@@ -125,12 +125,14 @@ class Reconciler:
         try:
             owner, unknown = parse_stored({k: v for k, v in manifest.items() if k != "status"})
         except ManifestError as error:
+            self.pinning.leave(key)
             await self._report.run_invalid(manifest, Diagnosis(Reason.INVALID_SPEC, str(error)))
             return
         context = replace(self._reader.read(owner, key), unknown_fields=unknown)
         try:
             context = await self._plan.run(context)
         except PlanRefused as refused:
+            self.pinning.leave(key)
             await self._keep_last_good(context, manifest, refused)
             return
         await self._run(context)

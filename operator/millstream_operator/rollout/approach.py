@@ -67,8 +67,10 @@ class Situation:
     room_of: RoomOf
     now: str | None = None  # RFC 3339, UTC
 
-    def room(self, serving: Sequence[Manifest]) -> Room:
-        return self.room_of(serving, len(self.unplaced))
+    def room(self, given_up: Sequence[Manifest]) -> Room:
+        """The room if these pods are given up. Old pods without a node take GPUs first, as new ones do."""
+        waiting = [pod for pod in [*self.old, *self.new] if not is_scheduled(pod)]
+        return self.room_of(given_up, len(waiting))
 
     @property
     def old(self) -> list[Manifest]:
@@ -82,6 +84,11 @@ class Situation:
     def serving(self) -> list[Manifest]:
         """Old pods that would be missed."""
         return [pod for pod in self.old if _is_ready(pod)]
+
+    @property
+    def not_serving(self) -> list[Manifest]:
+        """Old pods on a node that would not be missed. The Deployment controller removes them before any that serve."""
+        return [pod for pod in self.old if is_scheduled(pod) and not _is_ready(pod)]
 
     @property
     def is_last(self) -> bool:
@@ -105,6 +112,11 @@ def choose_approach(one: Situation) -> Approach:
     if not one.serving:
         return _with_nothing_to_lose(one, asked)
     room = one.room(one.serving)
+    if asked is not SURGE and room.kept and _is_made_by_pods_that_do_not_serve(one):
+        # In place the Deployment may have one available pod less than it wants, so no pod that serves goes as long as
+        # one is missing already. Where none is, a surge has the others removed to stay within its number of pods.
+        strategy = IN_PLACE if len(one.serving) < one.owner.spec.replicas else SURGE
+        return Approach(strategy, "pods of an older revision that do not serve make room")
     if asked is IN_PLACE:
         if room.kept:
             return Approach(SURGE, blocked=no_room(one, room), holds=not one.has_begun)
@@ -145,6 +157,14 @@ def _auto(one: Situation, room: Room) -> Approach:
     if seconds > 0:
         return Approach(SURGE, blocked=_waits(one, room), wait_seconds=seconds)
     return Approach(IN_PLACE, why)
+
+
+def _is_made_by_pods_that_do_not_serve(one: Situation) -> bool:
+    """Whether removing old pods that do not serve lets a new one start: a broken edit must not block its own fix."""
+    if not one.not_serving:
+        return False
+    kept = one.room(one.not_serving).kept
+    return any(pod["metadata"].get("uid", "") not in kept for pod in one.not_serving)
 
 
 def _only_gpus_are_short(one: Situation) -> bool:

@@ -97,6 +97,8 @@ class Pinning:
         """
         uid, read = owner.metadata.uid or "", inspected or Inspected()
         self.waiting.pop(uid, None)
+        if kept is None or not follows(owner):
+            self.leave(_key_of(owner))
         if (made := self._made.pop(uid, None)) is not None and _is_on_its_way(made, owner, records):
             return self._promised(owner, made)
         if kept is None:
@@ -115,15 +117,21 @@ class Pinning:
         if new is not None and (follows(owner) or (adopts and new.reason is Reason.NEW_FACTS)):
             fresh = self._adopted(owner, kept, records, read) if problem is not None and new.gains else None
             if fresh is not None and (failure := failed_before(fresh.revision, records)) is not None:
+                self.leave(_key_of(owner))
                 return Chosen(kept, already_failed(problem or new, failure), decisions)
             if fresh is not None and self._may_adopt(owner, kept, fresh):
                 return self._promised(owner, fresh)
             if fresh is not None and problem is not None:
                 problem = replace(problem, hint=OTHERS_ADOPT_HINT)
             self.waiting[uid] = _key_of(owner)
-        elif self._limit is not None:
-            self._limit.leave(_key_of(owner))
+        else:
+            self.leave(_key_of(owner))
         return Chosen(kept, problem, decisions)
+
+    def leave(self, key: OwnerKey) -> None:
+        """It adopts nothing now (its spec is refused, say), so it must not keep its place before others."""
+        if self._limit is not None:
+            self._limit.leave(key)
 
     def forget(self, uid: str) -> None:
         """The LLMDeployment is gone."""

@@ -55,8 +55,9 @@ def reconciling_or_stalled(observation: Observation, summary: Condition) -> Cond
     is_tried_again = failure is not None and failure.retry_at is not None and summary.reason is Reason.ROLLED_BACK
     if summary.reason in NEEDS_A_PERSON and not is_tried_again:
         return Condition(conditions.STALLED, True, summary.reason, summary.message)
-    waits_for_quota = any(map(is_gated_by_kueue, observation.own_pods))
-    if not waits_for_quota and (late := deadline_passed(observation)) is not None:
+    is_blocked = observation.rollout is not None and observation.rollout.blocked is not None
+    waits = is_blocked or any(map(is_gated_by_kueue, observation.own_pods))  # for room or quota: not late
+    if not waits and (late := deadline_passed(observation)) is not None:
         return Condition(conditions.STALLED, True, late.reason, late.message)
     return Condition(conditions.RECONCILING, True, summary.reason, summary.message)
 

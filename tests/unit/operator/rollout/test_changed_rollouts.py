@@ -1,0 +1,95 @@
+"""A rollout that is changed while it is under way: scaled, corrected, or out of room. Nothing that serves is drained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from millstream_operator.kube.kinds import LLM_DEPLOYMENT
+from tests.support.fake_operator import FakeOperator
+from tests.support.gpu_nodes import L4, T4, gpu_node, gpu_pod
+from tests.support.rollout_controller import ended
+from tests.support.rollout_world import image, served_on_nodes
+from tests.unit.operator.rollout.test_retry import REGISTRY_AWAY
+from tests.unit.operator.rollout.test_waiting_plans import Fleet
+
+Manifest = dict[str, Any]
+
+
+@pytest.mark.parametrize("strategy", ["Auto", "ResourceAware"])
+async def test_an_old_pod_that_waits_takes_the_free_gpu_before_a_pod_that_serves_is_drained(strategy: str) -> None:
+    one = await served_on_nodes(gpu_node("a"), gpu_node("b"), rollout={"strategy": strategy})
+    before = one.restarts()
+    (at,) = one.nodes()
+    for name in ("a", "b"):
+        one.cordon(name)
+    await one.apply(**image("better"))
+    await one.apply(replicas=2)
+    one.cordon("b" if at == "a" else "a", cordoned=False)
+    await one.settle()
+    assert before.items() <= one.restarts().items(), "its successor could not start: the other GPU is taken"
+    assert one.operator.condition("RolloutBlocked")["status"] == "True"
+    one.cordon(at, cordoned=False)
+    await one.settle()
+    assert one.images() == ["better", "better"]
+    assert one.controller.fewest_available >= 1
+
+
+@pytest.mark.parametrize("strategy", ["Auto", "ResourceAware"])
+async def test_pods_of_a_broken_edit_do_not_block_its_correction(strategy: str) -> None:
+    """One of two pods was replaced by one that cannot start; the other's node is cordoned when the spec is corrected."""
+    one = await served_on_nodes(gpu_node("a"), gpu_node("b"), replicas=2, rollout={"strategy": strategy})
+    one.controller.failing["mid"] = ended("x", restarts=1)
+    await one.apply(**image("mid"))
+    (at,) = one.nodes() if strategy == "ResourceAware" else one.nodes()[:1]
+    one.cordon(at)
+    one.controller.fewest_available = len(one.controller.available())
+    await one.apply(**image("better"))
+    assert one.controller.fewest_available >= 1
+    assert "mid" not in [pod["spec"]["containers"][0]["image"] for pod in one.controller.pods()]
+
+
+async def test_a_correction_takes_the_gpu_of_the_pod_that_could_not_start() -> None:
+    one = await served_on_nodes(
+        gpu_node("t", T4, 2),
+        gpu_node("l", L4, 2),
+        replicas=2,
+        accelerator={"type": "GPU", "products": ["T4-16GB"]},
+        rollout={"strategy": "ResourceAware"},
+    )
+    one.controller.failing["mid"] = REGISTRY_AWAY
+    await one.apply(accelerator={"type": "GPU", "products": ["L4-24GB"]}, **image("mid"))
+    one.cluster.put(gpu_pod("theirs", "l"))
+    one.controller.fewest_available = len(one.controller.available())
+    await one.apply(**image("better"))
+    assert sorted(one.images()) == ["better", "good"], "the second L4 is somebody else's, so one pod serves on"
+    assert one.controller.fewest_available >= 1
+    assert one.operator.condition("RolloutBlocked")["status"] == "True"
+
+
+async def test_a_rollout_that_is_blocked_is_not_stalled_at_the_deadline() -> None:
+    one = await served_on_nodes(gpu_node("a"), rollout={"strategy": "Auto", "progressDeadline": "30m"})
+    one.cordon("a")
+    await one.apply(**image("better"))
+    one.controller.let_the_deadline_pass()
+    await one.settle()
+    assert one.operator.condition("RolloutBlocked")["status"] == "True"
+    assert one.operator.condition("Reconciling")["status"] == "True"
+    assert one.operator.condition("Stalled") == {}, "it goes on by itself once there is room"
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [{"rollout": {"progressDeadline": "5m"}}, {"accelerator": {"type": "GPU"}, "parallelism": {"tensor": 8}}],
+    ids=["invalid", "infeasible"],
+)
+async def test_a_spec_that_is_refused_keeps_no_place_in_the_queue_of_adoptions(edit: Manifest) -> None:
+    fleet = Fleet(6)
+    await fleet.run(FakeOperator(fleet.cluster, image="good"), 8, "better")
+    operator = FakeOperator(fleet.cluster, image="better")
+    await fleet.run(operator, 1, "better")
+    for name in fleet.names[2:4]:
+        fleet.cluster.edit(LLM_DEPLOYMENT, name, lambda live: live["spec"].update(edit))
+    await fleet.run(operator, 40, "better")
+    assert fleet.images().count("better") >= 4
