@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from e2e.cluster import Cluster, Object
-from e2e.deployments import MODEL, Served, llmd, read
+from e2e.cluster import Cluster, Object, eventually
+from e2e.deployments import MODEL, Served, condition, llmd, read
 from e2e.release import Release
 
+CRD = "llmdeployments.millstream.dev"
 EXAMPLES = sorted((Path(__file__).resolve().parent.parent / "examples").glob("*.yaml"))
 
 
@@ -115,19 +118,60 @@ def test_helm_test_passes(cluster: Cluster, release: Release) -> None:
 def test_a_service_that_was_exposed_before_the_rule_is_scaled_and_edited(
     cluster: Cluster, release: Release, namespace: str
 ) -> None:
-    """The API server asks the rule of what changes: `Unauthenticated` says the rest."""
+    """Stored while the CRD had no such rule, as by an earlier version: the rule holds for what is new alone."""
     exposed = with_spec("service.type", "NodePort")
     exposed["spec"]["replicas"] = 0
-    crd = cluster.get("crd", "llmdeployments.millstream.dev")
-    rules = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["x-kubernetes-validations"]
-    assert [rule for rule in rules if rule.get("optionalOldSelf")], "the API server keeps the field"
-    said = cluster.kubectl(
-        "apply", "-n", namespace, "-f", "-", stdin=json.dumps(exposed | {"spec": exposed["spec"] | {"auth": DISABLED}})
+    with _without_ratchets(cluster):
+        eventually(lambda: _applied(cluster, namespace, exposed), bool, what="stored without the rule")
+    newer = exposed | {"metadata": {"name": "newer"}}
+    eventually(
+        lambda: "auth.apiKeysSecretRef" in _dry_run(cluster, namespace, newer).stderr, bool, what="refused by the rule"
     )
-    assert "created" in said
+    cluster.kubectl("scale", "llmd", "wrong", "-n", namespace, "--replicas=0")
+    _patch(cluster, namespace, {"engine": {"maxNumSeqs": 3}})
+    found = eventually(
+        lambda: condition(read(cluster, namespace, "wrong"), "Unauthenticated"),
+        lambda seen: seen.get("status") == "True",
+        what="the condition, so the status is written too",
+    )
+    assert found["reason"] == "ExposedWithoutAuthentication"
+    _patch(cluster, namespace, {"auth": DISABLED})
     refused = cluster.refused("patch", "llmd", "wrong", "-n", namespace, "--type=merge", "-p", '{"spec":{"auth":null}}')
     assert "auth.apiKeysSecretRef" in refused
-    cluster.kubectl("scale", "llmd", "wrong", "-n", namespace, "--replicas=0")
+
+
+@contextmanager
+def _without_ratchets(cluster: Cluster) -> Iterator[None]:
+    """The CRD without the rules that hold for new objects alone."""
+    schema = cluster.get("crd", CRD)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    rules = schema["x-kubernetes-validations"]
+    assert [rule for rule in rules if rule.get("optionalOldSelf")], "the API server keeps the field"
+    _set_rules(cluster, [rule for rule in rules if not rule.get("optionalOldSelf")])
+    try:
+        yield
+    finally:
+        _set_rules(cluster, rules)
+
+
+def _set_rules(cluster: Cluster, rules: list[Object]) -> None:
+    path = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/x-kubernetes-validations"
+    cluster.kubectl(
+        "patch", "crd", CRD, "--type=json", "-p", json.dumps([{"op": "replace", "path": path, "value": rules}])
+    )
+
+
+def _applied(cluster: Cluster, namespace: str, manifest: Object) -> bool:
+    done = cluster.run("kubectl", "apply", "-n", namespace, "-f", "-", stdin=json.dumps(manifest), check=False)
+    return done.returncode == 0
+
+
+def _dry_run(cluster: Cluster, namespace: str, manifest: Object) -> subprocess.CompletedProcess[str]:
+    arguments = ("apply", "-n", namespace, "--dry-run=server", "-f", "-")
+    return cluster.run("kubectl", *arguments, stdin=json.dumps(manifest), check=False)
+
+
+def _patch(cluster: Cluster, namespace: str, spec: Object) -> None:
+    cluster.kubectl("patch", "llmd", "wrong", "-n", namespace, "--type=merge", "-p", json.dumps({"spec": spec}))
 
 
 DISABLED = {"mode": "Disabled"}

@@ -204,8 +204,8 @@ def _result(
     done: bool,
     references: Mapping[Scenario, Reference],
 ) -> Result:
-    told = {"crashes": operator.crashes, "orphans": orphans, "interrupted": not done}
-    return {"scenarios": covered(references)} | _summary(outcomes) | told
+    counts = {"crashes": operator.crashes, "orphans": orphans, "interrupted": not done}
+    return {"scenarios": covered(references)} | _summary(outcomes) | counts
 
 
 def covered(references: Mapping[Scenario, Reference]) -> Result:

@@ -52,7 +52,7 @@ class Trials:
 
 
 async def try_offered_fixes(seed: int, specs: int) -> Trials:
-    """Draw until so many specs were infeasible, and apply each fix that is offered for them."""
+    """Draw until this number of specs was infeasible, and apply each fix that is offered for them."""
     trials = Trials()
     for drawn in draw(seed):
         if trials.specs.total() == specs:

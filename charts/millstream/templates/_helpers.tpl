@@ -57,7 +57,7 @@ capabilities:
 {{- end -}}
 {{- end }}
 
-{{/* What the operator is told of the models' NetworkPolicies; values of an older chart lack the section. */}}
+{{/* The operator's defaults of the models' NetworkPolicies; values of an older chart lack the section. */}}
 {{- define "millstream.network" -}}
 {{- $network := .Values.network | default dict -}}
 {{- dict "mode" ($network.mode | default "Managed") "ingress" ($network.ingress | default list) "dns" ($network.dns | default list) "dnsPorts" ($network.dnsPorts | default list) | toJson -}}

@@ -110,8 +110,8 @@ class Network(ApiModel):
     )
     ingress: Annotated[list[NetworkPeer], Field(min_length=1, max_length=16, json_schema_extra=ATOMIC)] | None = Field(
         None,
-        description="Who may reach the pods' HTTP port, besides the operator and the chart's network.ingress; nobody "
-        "else may. Default: the policy says nothing of ingress, so the namespace's own policies decide.",
+        description="Who may reach the pods' HTTP port, besides the operator and the chart's network.ingress. All "
+        "others are denied. Default: the policy says nothing of ingress, so the namespace's own policies decide.",
     )
     egress: Annotated[list[NetworkEgress], Field(min_length=1, max_length=8, json_schema_extra=ATOMIC)] | None = Field(
         None, description="What the pods may reach besides, for example an OTLP collector."

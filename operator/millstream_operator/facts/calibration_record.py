@@ -17,7 +17,7 @@ from millstream_operator.planning.calibration import PARTS, CalibrationKey, Corr
 
 MAX_ENTRIES = 128
 MAX_ENTRY_LENGTH = 2048
-CORRECTION_RANGE = range(100, 10_001)  # thousandths; see `calibration.ABSURD_FACTOR`
+CORRECTION_RANGE = range(100, 10_001)  # thousandths; see `calibration.ABSURD_PERCENT`
 APP_LABELS = {"app.kubernetes.io/managed-by": "millstream-operator", "app.kubernetes.io/component": "calibration"}
 
 

@@ -2,7 +2,7 @@
 
     [{"product": "H100-80GB", "gpusPerNode": 8, "maxNodes": 4, "labels": {}, "taints": []}]
 
-A pool without a node is not in the API server, so nobody can see its GPUs: who installs the operator declares them.
+A pool without a node is not in the API server, so its GPUs cannot be seen: the chart declares them.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def named_machines(facts: Facts, spec: LLMDeploymentSpec) -> Inventory | None:
 
 
 def waits_for_machines(facts: Facts, machines: Inventory) -> PlanReason:
-    """Why pods of a plan for machines that nobody has seen may wait."""
+    """Why pods of a plan for machines that are not in the cluster may wait."""
     kinds = " or ".join(f"{kind.gpus} {kind.part.name}" for kind in machines.kinds)
     return PlanReason(
         "inventory",

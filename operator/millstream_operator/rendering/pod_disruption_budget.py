@@ -1,6 +1,6 @@
 """The PodDisruptionBudget: a node drain evicts one replica at a time. For one replica it would only block the drain.
 
-A pod that is not ready serves nobody, so it may always be evicted: otherwise a model that fails blocks every drain.
+A pod that is not ready serves nothing, so it may always be evicted: otherwise a model that fails blocks every drain.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ def no_room(one: Situation, room: Room) -> Diagnosis:
 
 
 def _no_more(one: Situation, room: Room, resources: Sequence[str]) -> Diagnosis:
-    """The GPUs would do, and nobody knows whether the rest would."""
+    """The GPUs would do; whether CPUs and memory would is not known."""
     return Diagnosis(
         Reason.NO_ROOM,
         f"The new pods ask for more {' and '.join(resources)} than the pods that serve. A new pod waits for a node "

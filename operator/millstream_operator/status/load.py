@@ -1,6 +1,6 @@
 """The condition `InsufficientReplicas`: the load of the spec is predicted to need more replicas than it asks for. Pure.
 
-The operator never writes spec.replicas: the API server defaults it to 1, so an absent field cannot be told from a wish.
+The operator never writes spec.replicas: the API server defaults it to 1, so an absent field looks like a wish for one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The base image follows Debian's security suite: made anew when a package changes, kept when nobody can be asked."""
+"""The base image follows Debian's security suite: made anew when a package changes, kept when that is unknown."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_an_update_makes_another_base_and_leaves_the_cluster(
 
 def test_what_cannot_be_made_anew_stays_and_is_said(engine: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = ensured(A, monkeypatch)
-    assert ensured("", monkeypatch)[0] == first  # nobody could be asked
+    assert ensured("", monkeypatch)[0] == first  # the suite was out of reach
 
     def fails(*_: object) -> None:
         raise ClusterError("The mirror does not answer.")

@@ -9,7 +9,7 @@ import pytest
 from e2e.cluster import Cluster
 from e2e.optional_crds import FILES
 
-# kubectl as the API server answers it: nothing yet, a CRD that nobody has looked at, one that is established.
+# kubectl as the API server answers it: nothing yet, a CRD without conditions yet, one that is established.
 KUBECTL = """#!/bin/sh
 count=$(cat "$0.count" 2>/dev/null || echo 0); echo $((count + 1)) > "$0.count"
 [ "$1" = get ] || { echo "error: .status.conditions accessor error: <nil> is of the type <nil>" >&2; exit 1; }

@@ -36,5 +36,5 @@ def cost_of(part: GpuPart, gpus_per_replica: int, replicas: int, tokens_per_seco
 
 
 def monthly_usd(replica_hourly_milli_usd: float, replicas: int) -> int:
-    """US dollars a month for so many replicas."""
+    """US dollars per month for a number of replicas."""
     return round(replica_hourly_milli_usd * replicas * HOURS_PER_MONTH / 1000)

@@ -1,4 +1,4 @@
-"""A rollout that is changed while it is under way: scaled, corrected, or out of room. Nothing that serves is drained."""
+"""A rollout that is changed while it is under way: scaled, corrected, out of room. No pod that serves is drained."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_an_old_pod_that_waits_takes_the_free_gpu_before_a_pod_that_serves
 
 @pytest.mark.parametrize("strategy", ["Auto", "ResourceAware"])
 async def test_pods_of_a_broken_edit_do_not_block_its_correction(strategy: str) -> None:
-    """One of two pods was replaced by one that cannot start; the other's node is cordoned when the spec is corrected."""
+    """One of two pods was replaced by one that cannot start, and the node of the other is cordoned."""
     one = await served_on_nodes(gpu_node("a"), gpu_node("b"), replicas=2, rollout={"strategy": strategy})
     one.controller.failing["mid"] = ended("x", restarts=1)
     await one.apply(**image("mid"))
