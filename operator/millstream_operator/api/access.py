@@ -5,10 +5,11 @@ Peers and ports have NetworkPolicy's own paths, in the subset that a rule can be
 
 from __future__ import annotations
 
+import ipaddress
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from millstream_operator.api.base import ApiModel, LabelValue
 from millstream_operator.api.model import ObjectKey
@@ -29,8 +30,8 @@ class Auth(ApiModel):
     )
     api_keys_secret_ref: ObjectKey | None = Field(
         None,
-        description="Key of a Secret with the API keys: one per line, # begins a comment, at most 1000. A request "
-        "sends one as Authorization: Bearer. The pods read the Secret again when it changes; nothing restarts.",
+        description="Key of a Secret with the API keys: one per line, lines that start with # are comments, at most "
+        "1000. A request sends one as Authorization: Bearer. The pods read the Secret again when it changes; nothing restarts.",
     )
 
 
@@ -41,6 +42,13 @@ CIDR_PATTERN = (
 CIDR = Annotated[str, StringConstraints(pattern=CIDR_PATTERN, min_length=4, max_length=43)]
 LabelKey = Annotated[str, StringConstraints(min_length=1, max_length=317)]
 ATOMIC = {"x-kubernetes-list-type": "atomic"}
+
+
+def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        raise ValueError(f"{text} is no block of addresses; write for example 192.0.2.0/24 or 2001:db8::/32") from None
 
 
 class LabelSelector(ApiModel):
@@ -58,6 +66,17 @@ class IPBlock(ApiModel):
     except_: Annotated[list[CIDR], Field(max_length=16, json_schema_extra=ATOMIC)] | None = Field(
         None, alias="except", description="Addresses of the block that are not meant."
     )
+
+    @model_validator(mode="after")
+    def _holds_what_it_leaves_out(self) -> IPBlock:
+        """As the API server asks it of NetworkPolicies: a policy that it refuses would stop all that follows it."""
+        block = _network(self.cidr)
+        for text in self.except_ or ():
+            left_out = _network(text)
+            inside = left_out.version == block.version and left_out.subnet_of(block)  # type: ignore[arg-type]
+            if not inside or left_out == block:
+                raise ValueError(f"except {text} must lie inside cidr {self.cidr}, and be smaller")
+        return self
 
 
 class NetworkPeer(ApiModel):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from millstream_operator.api.access import IPBlock, LabelSelector, Network, NetworkMode, NetworkPeer
 from millstream_operator.api.base import ApiModel
@@ -53,6 +53,16 @@ class NetworkDefaults(ApiModel):
     ingress: Annotated[list[NetworkPeer], Field(max_length=32)] = Field(default_factory=list)
     dns: Annotated[list[NetworkPeer], Field(max_length=32)] = Field(default_factory=list)  # empty: CLUSTER_DNS
     dns_ports: Annotated[list[Annotated[int, Field(ge=1, le=65535)]], Field(max_length=8)] = Field(default_factory=list)
+
+    @field_validator("ingress", "dns")
+    @classmethod
+    def _are_blocks_or_pods(cls, peers: list[NetworkPeer]) -> list[NetworkPeer]:
+        """What `api/rules.py` asks of the peers of a spec: here one mistake would stop the policies of all models."""
+        for peer in peers:
+            names_pods = peer.namespace_selector is not None or peer.pod_selector is not None
+            if (peer.ip_block is not None) == names_pods:
+                raise ValueError("give either ipBlock, or namespaceSelector, podSelector or both")
+        return peers
 
 
 def network_policy(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -157,3 +158,20 @@ def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
     with pytest.raises(SettingsError, match="holds credentials") as refused:
         read_settings(IMAGE | {"MILLSTREAM_PROMETHEUS_URL": "http://admin:hunter2@prometheus:9090"})
     assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        ({"ingress": [{"ipBlock": {"cidr": "10.0.0.0/8"}, "podSelector": {}}]}, "give either ipBlock"),
+        ({"dns": [{}]}, "give either ipBlock"),
+        ({"ingress": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["192.0.2.0/24"]}}]}, "must lie inside"),
+        ({"ingress": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.0.0.0/8"]}}]}, "be smaller"),
+        ({"ingress": [{"ipBlock": {"cidr": "::::/0"}}]}, "no block of addresses"),
+    ],
+)
+def test_a_peer_that_the_api_server_would_refuse_in_every_policy_is_refused_at_the_start(
+    network: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        read_settings({"MILLSTREAM_RUNTIME_IMAGE": "r:1", "MILLSTREAM_NETWORK": json.dumps(network)})
