@@ -31,7 +31,8 @@ class Auth(ApiModel):
     api_keys_secret_ref: ObjectKey | None = Field(
         None,
         description="Key of a Secret with the API keys: one per line, lines that start with # are comments, at most "
-        "1000. A request sends one as Authorization: Bearer. The pods read the Secret again when it changes; nothing restarts.",
+        "1000. A request sends one as Authorization: Bearer. The pods read the Secret again when it changes; nothing "
+        "restarts.",
     )
 
 
