@@ -70,6 +70,21 @@ peers: .tools/peers/.installed ## llama.cpp's Python package, built from source,
 	CMAKE_ARGS="$(PEERS_CMAKE_ARGS)" VIRTUAL_ENV=.tools/peers $(UV) pip sync --require-hashes requirements/peers.txt
 	@touch $@
 
+.PHONY: clients
+clients: venv .tools/clients/.installed .tools/clients-node/.installed ## outside clients (lm-eval, guidellm, …) against a server of the demo model
+	$(BIN)/pytest tests/clients
+
+.tools/clients/.installed: requirements/clients.txt | $(UV)
+	$(UV) venv --quiet --allow-existing --python $(PYTHON) .tools/clients
+	VIRTUAL_ENV=.tools/clients $(UV) pip sync --quiet --require-hashes requirements/clients.txt
+	@touch $@
+
+.tools/clients-node/.installed: tests/clients/node/package.json tests/clients/node/package-lock.json
+	@mkdir -p .tools/clients-node
+	cp $^ .tools/clients-node
+	npm ci --prefix .tools/clients-node --no-audit --no-fund --silent
+	@touch $@
+
 .PHONY: images
 images: venv cluster-up ## build and push the operator and runtime images whose inputs changed
 	$(BIN)/python -m hack.images
@@ -111,6 +126,7 @@ $(VENV)/.installed: requirements/dev.txt pyproject.toml | $(UV)
 lock: $(UV) ## recompile requirements/*.txt (hashes, no addresses); LOCK_ARGS=--upgrade to move versions
 	$(UV) pip compile requirements/bootstrap.in -o requirements/bootstrap.txt $(LOCK_FLAGS)
 	$(UV) pip compile requirements/peers.in -o requirements/peers.txt $(LOCK_FLAGS)
+	$(UV) pip compile requirements/clients.in -o requirements/clients.txt $(LOCK_FLAGS)
 	@for extra in operator runtime dev; do \
 	  echo "lock: requirements/$$extra.txt"; \
 	  $(UV) pip compile pyproject.toml --extra $$extra -o requirements/$$extra.txt $(LOCK_FLAGS); \

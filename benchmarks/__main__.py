@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import boot, long_prompt_latency, prefix_cache, runtime_vs_transformers, scheduler, server_overhead
+from benchmarks import (
+    boot,
+    long_prompt_latency,
+    mixed_latency,
+    prefix_cache,
+    runtime_vs_transformers,
+    scheduler,
+    server_overhead,
+)
 
 if __name__ == "__main__":
     argparse.ArgumentParser(
@@ -15,4 +23,5 @@ if __name__ == "__main__":
     prefix_cache.main([])
     server_overhead.main()
     long_prompt_latency.main([])
+    mixed_latency.main([])
     runtime_vs_transformers.main()

@@ -11,13 +11,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.shapes import DEMO
 
 
-def write_random_model(folder: Path, shape: dict[str, Any] = DEMO) -> Path:
-    """Write config.json and model.safetensors (float32, tied embeddings) into `folder`."""
+def write_random_model(folder: Path, shape: dict[str, Any] = DEMO, dtype: torch.dtype = torch.float32) -> Path:
+    """Write config.json and model.safetensors (tied embeddings) into `folder`."""
     torch.manual_seed(0)
     config = LlamaConfig(
         **shape,
         tie_word_embeddings=True,
         initializer_range=0.08,  # wide enough that logits differ: greedy decoding does not fall into one token
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    LlamaForCausalLM(config).to(dtype).save_pretrained(folder)
     return folder

@@ -78,8 +78,11 @@ def release(request: pytest.FixtureRequest, cluster: Cluster, durations: Duratio
         pytest.exit(f"{path} is missing: run `make images`, or give --images.", returncode=1)
     images = json.loads(path.read_text())
     release = Release(cluster, images["operator"], images["runtime"])
-    with durations.measure("helm upgrade --install"):
-        release.install()
+    try:
+        with durations.measure("helm upgrade --install"):
+            release.install()
+    except AssertionError as error:  # every test would wait for it and fail
+        pytest.exit(f"The operator does not start.\n{error}\n{release.logs()}", returncode=1)
     return release
 
 

@@ -85,6 +85,11 @@ def pods(cluster: Cluster, namespace: str, name: str) -> list[Object]:
     return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
 
+def uid_and_restarts(pod: Object) -> tuple[str, int]:
+    """What a restart changes. A pod that its kubelet has not reported yet has no containerStatuses, and no restarts."""
+    return pod["metadata"]["uid"], sum(one["restartCount"] for one in pod["status"].get("containerStatuses") or ())
+
+
 def children(cluster: Cluster, namespace: str, name: str) -> set[tuple[str, str]]:
     """(kind, name) of everything that the LLMDeployment owns."""
     return {

@@ -47,6 +47,13 @@ class Release:
         self.cluster.run("helm", "uninstall", self.name, "--namespace", self.namespace, "--wait", "--timeout", "120s")
         eventually(self.pods, lambda found: not found, what="no operator")
 
+    def logs(self) -> str:
+        """The last lines of each operator pod's log, of its last crash too."""
+        selector = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component=operator"
+        logs = ["logs", "-n", self.namespace, "-l", selector, "--prefix", "--tail=20"]
+        said = [self.cluster.run("kubectl", *logs, *more, check=False).stdout for more in ((), ("--previous",))]
+        return "".join(said)
+
     def chart_version(self) -> str:
         """Of the chart that is installed now."""
         found = self.cluster.run("helm", "list", "--namespace", self.namespace, "-o", "json").stdout

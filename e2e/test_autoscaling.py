@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.cluster import Cluster, Object, eventually
-from e2e.deployments import condition, is_ready, llmd, pods, read, wait_ready
+from e2e.deployments import condition, is_ready, llmd, pods, read, uid_and_restarts, wait_ready
 from e2e.durations import Durations
 from e2e.optional_crds import FILES, optional_crds, remove
 from e2e.release import Release
@@ -215,7 +215,7 @@ def test_kinds_of_other_projects_come_and_go(
     assert after["metadata"]["uid"] == pod["metadata"]["uid"]
     decision_types = [one["type"] for one in read(cluster, namespace, "watched")["status"]["decisions"]]
     assert decision_types.count("AutoscalerChosen") == 3
-    restarts = [s["restartCount"] for p in release.pods() for s in p["status"]["containerStatuses"]]
+    restarts = [uid_and_restarts(pod)[1] for pod in release.pods()]
     assert set(restarts) == {0}, "no operator restarted for it"
 
 

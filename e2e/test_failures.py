@@ -50,7 +50,7 @@ def test_a_pod_that_dies_makes_it_unready_until_another_answers(
             lambda: condition(read(cluster, namespace, "mortal"), "Ready"),
             lambda ready: ready.get("status") == "False",
             what="Ready=False",
-            timeout_seconds=20,
+            timeout_seconds=60,
         )
         wait_ready(cluster, namespace, "mortal")
     (successor,) = pods(cluster, namespace, "mortal")

@@ -84,7 +84,7 @@ def test_a_plan_is_made_for_the_clusters_gpus_and_waits_for_them(
 ) -> None:
     add_node(L4, 2)
     cluster.apply(namespace, shape(), on_a_gpu("waits"))
-    plan = plan_of(planned(cluster, namespace, "waits", "1×L4-24GB TP1 None"))
+    plan = plan_of(planned(cluster, namespace, "waits", "1×L4-24GB TP1 BF16"))
     assert any("pods wait" in reason["reason"] for reason in plan["reasons"] if reason["field"] == "inventory")
     assert plan["memory"]["kvCacheBytes"] > 0
     assert plan["factsHash"]
@@ -104,7 +104,7 @@ def test_budgets_need_gpus_that_are_known(
     assert refused["status"] == "False"
     assert "(inventory)" in refused["message"]
     add_node(L4, 1)
-    planned(cluster, namespace, "cheap", "1×L4-24GB TP1 None", LOOK_TIMEOUT_SECONDS)
+    planned(cluster, namespace, "cheap", "1×L4-24GB TP1 BF16", LOOK_TIMEOUT_SECONDS)
 
 
 def test_a_node_on_which_no_pod_could_start_outdates_no_plan(
@@ -114,13 +114,13 @@ def test_a_node_on_which_no_pod_could_start_outdates_no_plan(
     add_node(L4, 4)
     cluster.apply(namespace, shape(), on_a_gpu("kept"), on_a_gpu("follows", runtime={"updatePolicy": "FollowOperator"}))
     for name in ("kept", "follows"):
-        planned(cluster, namespace, name, "1×L4-24GB TP1 None")
+        planned(cluster, namespace, name, "1×L4-24GB TP1 BF16")
     generation = workload_of(cluster, namespace, "kept")["metadata"]["generation"]
     add_node(T4, 4)
     cluster.apply(namespace, on_a_gpu("new"))
-    planned(cluster, namespace, "new", "1×T4-16GB TP1 None", LOOK_TIMEOUT_SECONDS)  # the operator has seen the node
+    planned(cluster, namespace, "new", "1×T4-16GB TP1 BF16", LOOK_TIMEOUT_SECONDS)  # the operator has seen the node
     for name in ("kept", "follows"):
-        found = planned(cluster, namespace, name, "1×L4-24GB TP1 None")
+        found = planned(cluster, namespace, name, "1×L4-24GB TP1 BF16")
         assert condition(found, "PlanOutdated") == {}
         assert "PlanAdopted" not in [entry["type"] for entry in found["status"].get("decisions", [])]
     assert workload_of(cluster, namespace, "kept")["metadata"]["generation"] == generation

@@ -9,7 +9,7 @@ from typing import Any
 
 from e2e.client_pod import OPEN_LOOP, traffic
 from e2e.cluster import Cluster, Object, eventually
-from e2e.deployments import condition, is_ready, llmd, pods, read, wait_ready
+from e2e.deployments import condition, is_ready, llmd, pods, read, uid_and_restarts, wait_ready
 from e2e.durations import Durations
 from e2e.release import Release
 
@@ -37,10 +37,6 @@ def only_pod(cluster: Cluster, namespace: str, name: str) -> Object:
         lambda: pods(cluster, namespace, name), lambda found: len(found) == 1, what=f"one pod of {name}"
     )
     return pod
-
-
-def uid_and_restarts(pod: Object) -> tuple[str, int]:
-    return pod["metadata"]["uid"], sum(one["restartCount"] for one in pod["status"]["containerStatuses"])
 
 
 # A spec whose pods cannot get ready. An image that no registry has is the unit tests' business: here the node's mirror
@@ -178,7 +174,7 @@ def test_what_fails_in_place_is_rolled_back_and_the_old_spec_restarts_nothing(
     time.sleep(QUIET_SECONDS)
     assert cluster.get("deployment", "back", "-n", namespace)["metadata"]["generation"] == generation, "no loop"
     cluster.apply(namespace, llmd("back", **rollout("ResourceAware")))
-    ready = wait_ready(cluster, namespace, "back", timeout_seconds=30)
+    ready = wait_ready(cluster, namespace, "back", timeout_seconds=60)
     assert ready["status"]["rollout"]["phase"] == "Complete"
     assert uid_and_restarts(only_pod(cluster, namespace, "back")) == serving
 

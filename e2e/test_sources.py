@@ -67,7 +67,7 @@ def test_a_model_from_a_hub_is_inspected_pinned_and_downloaded_with_the_token(
     (pod,) = pods(cluster, namespace, "downloaded")
     assert (fetched(pod)["event"], fetched(pod)["requested_revision"]) == ("fetched", COMMIT)
     assert TOKEN not in str(pod["spec"])
-    assert not cluster.items("jobs", "-n", namespace), "what was read is deleted"
+    eventually(lambda: cluster.items("jobs", "-n", namespace), lambda jobs: not jobs, what="no Job left")
     (record,) = cluster.items("configmaps", "-n", namespace, "-l", "millstream.dev/inspection")
     assert record["immutable"] is True
 

@@ -222,7 +222,7 @@ def test_another_managers_hold_on_a_child_is_taken_back(cluster: Cluster, releas
         lambda: cluster.get("service", "contested", "-n", namespace)["spec"]["selector"],
         lambda now: "app" not in now,
         what="our selector",
-        timeout_seconds=30,
+        timeout_seconds=60,
     )
 
 

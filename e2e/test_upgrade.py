@@ -18,7 +18,7 @@ import yaml
 
 from e2e.client_pod import traffic
 from e2e.cluster import Cluster, Object, eventually
-from e2e.deployments import condition, is_ready, llmd, pods, read, wait_ready
+from e2e.deployments import condition, is_ready, llmd, pods, read, uid_and_restarts, wait_ready
 from e2e.durations import Durations
 from e2e.previous_operator import build_previous_operator
 from e2e.release import CHART, Release
@@ -77,10 +77,12 @@ def running_images(release: Release) -> set[str]:
 
 def identities(cluster: Cluster, namespace: str) -> set[tuple[str, int]]:
     """What a restart would change: uid and restart count of each pod."""
-    return {
-        (pod["metadata"]["uid"], sum(s["restartCount"] for s in pod["status"]["containerStatuses"]))
-        for pod in pods(cluster, namespace, "kept")
-    }
+    return {uid_and_restarts(pod) for pod in pods(cluster, namespace, "kept")}
+
+
+def counted(deployment: Object) -> tuple[int, int]:
+    """How many pods there are, and how many of them are ready."""
+    return deployment["status"].get("replicas", 0), deployment["status"].get("readyReplicas", 0)
 
 
 def wait_seen(cluster: Cluster, namespace: str, name: str, replicas: int) -> None:
@@ -88,8 +90,8 @@ def wait_seen(cluster: Cluster, namespace: str, name: str, replicas: int) -> Non
     cluster.kubectl("scale", f"llmd/{name}", "-n", namespace, f"--replicas={replicas}")
     eventually(
         lambda: read(cluster, namespace, name),
-        lambda now: is_ready(now) and now["status"].get("replicas") == replicas,
-        what=f"{replicas} replicas",
+        lambda now: is_ready(now) and counted(now) == (replicas, replicas),
+        what=f"{replicas} replicas, all ready",
         timeout_seconds=120,
     )
 

@@ -76,18 +76,22 @@ def ensure(steps: Steps) -> str:
         ClusterError: there is none of this recipe yet, and it cannot be made: no root, no network.
     """
     made = newest_made()
-    updates = security_updates.newest(_security_uri(), SECURITY_SUITE, docker_engine.architecture())
+    updates = security_updates.newest(_security_uri(), SECURITY_SUITE, docker_engine.architecture(), steps.say)
     reference = name(updates)
     if made and (made == reference or not updates):
         return made
     if made and os.geteuid() != 0:
         steps.say(f"{made} lacks security updates of Debian: run `sudo python3 -m hack.cluster base-image` once")
         return made
+    if made and security_updates.failed_lately(reference):
+        steps.say(f"{made} lacks security updates of Debian: making it anew failed, and is tried again in 30 minutes")
+        return made
     try:
         _make(reference, steps)
-    except ClusterError as error:
+    except (ClusterError, OSError) as error:
         if not made:
             raise
+        security_updates.remember_failed_build(reference)
         steps.say(f"{error} {made} stays, without the newest security updates.")
         return made
     return reference
@@ -120,7 +124,9 @@ def _bootstrap(root: Path) -> None:
 def _update(root: Path) -> None:
     """Upgrade by the image's own apt, which then knows the security suite, too."""
     sources = root / "etc/apt/sources.list"
-    main = next(line.split()[1] for line in sources.read_text().splitlines() if line.startswith("deb "))
+    main = next((line.split()[1] for line in sources.read_text().splitlines() if line.startswith("deb ")), "")
+    if not main:
+        raise ClusterError(f"{sources} names no mirror; debootstrap did not end well.")
     security = (_mirrors(SECURITY_SUITE) or [security_of(main)])[0]
     sources.write_text(f"deb {main} {SUITE} main\ndeb {security} {SECURITY_SUITE} main\n")
     for command in (["update"], ["upgrade", "--yes", "--no-install-recommends"]):

@@ -20,7 +20,15 @@ from hack.images.errors import ImageError
 from hack.images.layer import Entry, content_hash, copy_entries, entries_below
 
 # The operator imports only these modules of the runtime, so an edit of the engine does not change its image.
-CONTRACT_FILES = ("__init__.py", "config.py", "config_files.py", "errors.py", "model_families.py")
+CONTRACT_FILES = (
+    "__init__.py",
+    "config.py",
+    "config_files.py",
+    "context_limit.py",
+    "errors.py",
+    "model_families.py",
+    "strict_json.py",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,8 @@ def page(text: str) -> str:
 
 
 def _name(family: ModelFamily) -> str:
-    return f"`{family.architecture}`" + (f" ({family.models})" if family.models else "")
+    of_text = [f"`{name}` (text alone)" for name in family.vision_architectures]
+    return ", ".join([f"`{family.architecture}`" + (f" ({family.models})" if family.models else ""), *of_text])
 
 
 def main(arguments: list[str]) -> int:

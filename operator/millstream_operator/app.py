@@ -44,6 +44,7 @@ from millstream_operator.kube.kinds import DEPLOYMENT, LLM_DEPLOYMENT, WATCHED, 
 from millstream_operator.kube.optional_kinds import OptionalKinds
 from millstream_operator.kube.pod_access import DirectPods, PodAccess, ProxyPods
 from millstream_operator.kube.watch_freshness import WatchFreshness
+from millstream_operator.kube.watch_verification import WatchVerification
 from millstream_operator.leadership.election import Election, Timing
 from millstream_operator.leadership.elector import Elector, LeaseObject, new_identity
 from millstream_operator.listings import Listings
@@ -65,7 +66,6 @@ WORKERS = 16
 FACTS_SECONDS = 30.0
 # A worker waits at most for a handful of requests with timeouts; far beyond that it hangs, and a restart helps.
 HUNG_WORKER_SECONDS = 600.0
-VERIFY_WATCHES_SECONDS = 15.0
 # After SIGTERM: for writes in flight, so that the Lease can be released and need not expire.
 SHUTDOWN_WRITES_SECONDS = 8.0
 
@@ -88,7 +88,10 @@ class Operator:
     def __post_init__(self) -> None:
         self.freshness = WatchFreshness(WATCHED, steady_seconds())
         self.catalog = CatalogWatch(self.settings.gpu_catalog)
-        self.index = Index(self._expect_in_watch, lambda kind, manifest: self.facts.changed(kind, manifest))
+        self.index = Index(
+            lambda kind, manifest: self.watches.expect(kind, manifest),
+            lambda kind, manifest: self.facts.changed(kind, manifest),
+        )
         self.facts = ClusterFacts(
             self.index,
             self.settings.defaults.pods,
@@ -99,27 +102,30 @@ class Operator:
         self.gpus = GpuWatch(self.facts, enabled=self.settings.inventory)
         self.queue: WorkQueue[OwnerKey] = WorkQueue(observe=self.metrics.reconciled)
         self.client = self._new_client(self.fence)
+        self.watches = WatchVerification(self.client, self.freshness, lambda: steady_seconds())
         access: ServiceAccess = DirectAccess()
         pods: PodAccess = DirectPods()
         if self.settings.service_access_by_proxy:
             access, pods = ProxyAccess(self.client), ProxyPods(self.client)
         self.optional = OptionalKinds(self.index, self._namespaces())
-        self.listings = Listings(
-            self.client,
-            self.index,
-            self.freshness,
-            self.gpus,
-            self.optional,
-            self._namespaces(),
-            self._enqueue,
-            self._enqueue_all,
-            self.settings.discovery_seconds,
-        )
+        self.listings = self._new_listings()
         self.events = EventQueue(self.client, self.queue.has_urgent)
         self.probe_keys = ProbeKeySecret(self.client, self.settings.operator_namespace, self.settings.probe_key_secret)
         self.api_servers = ApiServers(self.client, os.environ)
         self.reports = PodReports(pods, self._enqueue, steady_seconds)
-        self.calibration = CalibrationStore(
+        self.calibration = self._new_calibration()
+        self.reconciler = self._new_reconciler(access)
+        self.elector: Elector | None = None
+        self._listed_in_term: int | None = None  # everything was listed within this term: no other replica wrote since
+        self.metrics.registry.register(self._view())
+
+    def _new_listings(self) -> Listings:
+        known = self.client, self.index, self.freshness, self.gpus, self.optional
+        seconds = self.settings.discovery_seconds
+        return Listings(*known, self._namespaces(), self._enqueue, self._enqueue_all, seconds)
+
+    def _new_calibration(self) -> CalibrationStore:
+        return CalibrationStore(
             self.client,
             self.settings.operator_namespace,
             f"{self.settings.lease_name}-calibration",
@@ -127,7 +133,9 @@ class Operator:
             catalog=lambda: self.facts.catalog,
             clock=steady_seconds,
         )
-        self.reconciler = Reconciler(
+
+    def _new_reconciler(self, access: ServiceAccess) -> Reconciler:
+        return Reconciler(
             self.client,
             self.index,
             access,
@@ -144,9 +152,6 @@ class Operator:
             calibration=self.calibration,
             max_adoptions=self.settings.max_adoptions,
         )
-        self.elector: Elector | None = None
-        self._listed_in_term: int | None = None  # everything was listed within this term: no other replica wrote since
-        self.metrics.registry.register(self._view())
 
     def _new_client(
         self, fence: Fence | None = None, timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
@@ -212,7 +217,7 @@ class Operator:
             asyncio.create_task(self.listings.resync_forever(), name="resync"),
             asyncio.create_task(self.reports.run(), name="pod reports"),
             asyncio.create_task(self.calibration.load_forever(), name="calibration"),
-            asyncio.create_task(self._verify_watches_forever(), name="watch freshness"),
+            asyncio.create_task(self.watches.verify_forever(), name="watch freshness"),
             asyncio.create_task(self._refresh_facts_forever(), name="facts"),
             *([asyncio.create_task(self.gpus.run(self.client), name="GPUs")] if self.settings.inventory else []),
             asyncio.create_task(self.listings.discover_forever(), name="optional kinds"),
@@ -378,28 +383,6 @@ class Operator:
             inventory_known=lambda: self.facts.problem is None,
             catalog_valid=lambda: self.catalog.problem is None,
         )
-
-    def _expect_in_watch(self, kind: Kind, manifest: dict[str, Any]) -> None:
-        if kind not in WATCHED:
-            return
-        metadata = manifest["metadata"]
-        version = int(metadata["resourceVersion"])
-        self.freshness.expect(kind, metadata["namespace"], metadata["name"], version, steady_seconds())
-
-    async def _verify_watches_forever(self) -> None:
-        while True:
-            await asyncio.sleep(VERIFY_WATCHES_SECONDS)
-            await self.verify_watches()
-
-    async def verify_watches(self) -> None:
-        """Read overdue canaries once more: objects whose state no watch has delivered."""
-        for canary in self.freshness.overdue(steady_seconds()):
-            try:
-                live = await self.client.get(canary.kind, canary.namespace, canary.name)
-            except (ApiError, ApiUnreachable):
-                self.freshness.excuse(canary, steady_seconds())
-            else:
-                self.freshness.verify(canary, None if live is None else int(live["metadata"]["resourceVersion"]))
 
 
 def _renewing(elector: Elector) -> asyncio.Task[None]:

@@ -1,4 +1,27 @@
-"""The operator's own configuration, from its environment (the chart writes it)."""
+"""The operator's own configuration, from environment variables (the chart writes them).
+
+MILLSTREAM_RUNTIME_IMAGE    image of new plans whose spec names none (required)
+MILLSTREAM_POD_DEFAULTS     JSON file with defaults of the pods
+MILLSTREAM_PROMETHEUS_URL   where KEDA asks for metrics; empty: KEDA is not used
+MILLSTREAM_MONITORING_LABELS
+                            JSON object: labels of PodMonitors and PrometheusRules
+MILLSTREAM_NETWORK          JSON object: mode, ingress, dns and dnsPorts of the models' NetworkPolicies
+MILLSTREAM_DISCOVERY_SECONDS
+                            how often optional kinds are discovered and listed, 5 to 3600
+MILLSTREAM_WATCH_NAMESPACES comma-separated; empty: all namespaces
+MILLSTREAM_LOG_LEVEL        DEBUG, INFO, WARNING or ERROR
+MILLSTREAM_HEALTH_PORT      where /healthz, /readyz and /metrics answer
+MILLSTREAM_SERVICE_ACCESS   Direct (by DNS), or Proxy (through the API server) for an operator outside the cluster
+MILLSTREAM_LEADER_ELECTION  Enabled, or Disabled where this is certainly the only operator
+MILLSTREAM_OPERATOR_NAMESPACE, MILLSTREAM_LEASE_NAME
+                            the Lease. The defaults are those of the documented release, so that an operator started
+                            by hand outside the cluster stands by while that one runs
+MILLSTREAM_PROBE_KEY_SECRET the Secret in that namespace from which the keys of the probe are derived
+MILLSTREAM_GPU_CATALOG      YAML file with own prices and GPUs, read again when it changes
+MILLSTREAM_NODE_POOLS       JSON list: node pools with GPUs that an autoscaler may grow from zero
+MILLSTREAM_MAX_ADOPTIONS    how many LLMDeployments that follow the operator adopt another plan at a time, 1 to 1000
+MILLSTREAM_INVENTORY        Enabled, or Disabled to plan without reading nodes
+"""
 
 from __future__ import annotations
 
@@ -11,6 +34,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from millstream_operator.api.base import LabelValue, QualifiedName
+from millstream_operator.api.load import field_error
 from millstream_operator.inventory.node_pools import NodePool, read_node_pools
 from millstream_operator.kube.optional_kinds import DISCOVERY_SECONDS
 from millstream_operator.planning.plan import PlanDefaults
@@ -50,29 +74,7 @@ class Settings:
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
-    """Read the settings from environment variables:
-
-    MILLSTREAM_RUNTIME_IMAGE    image of new plans whose spec names none (required)
-    MILLSTREAM_POD_DEFAULTS     JSON file with defaults of the pods
-    MILLSTREAM_PROMETHEUS_URL   where KEDA asks for metrics; empty: KEDA is not used
-    MILLSTREAM_MONITORING_LABELS
-                                JSON object: labels of PodMonitors and PrometheusRules
-    MILLSTREAM_NETWORK          JSON object: mode, ingress, dns and dnsPorts of the models' NetworkPolicies
-    MILLSTREAM_DISCOVERY_SECONDS
-                                how often optional kinds are discovered and listed, 5 to 3600
-    MILLSTREAM_WATCH_NAMESPACES comma-separated; empty: all namespaces
-    MILLSTREAM_LOG_LEVEL        DEBUG, INFO, WARNING or ERROR
-    MILLSTREAM_HEALTH_PORT      where /healthz, /readyz and /metrics answer
-    MILLSTREAM_SERVICE_ACCESS   Direct (by DNS), or Proxy (through the API server) for an operator outside the cluster
-    MILLSTREAM_LEADER_ELECTION  Enabled, or Disabled where this is certainly the only operator
-    MILLSTREAM_OPERATOR_NAMESPACE, MILLSTREAM_LEASE_NAME
-                                the Lease. The defaults are those of the documented release, so that an operator started
-                                by hand outside the cluster stands by while that one runs
-    MILLSTREAM_PROBE_KEY_SECRET the Secret in that namespace from which the keys of the probe are derived
-    MILLSTREAM_GPU_CATALOG      YAML file with own prices and GPUs, read again when it changes
-    MILLSTREAM_NODE_POOLS       JSON list: node pools with GPUs that an autoscaler may grow from zero
-    MILLSTREAM_MAX_ADOPTIONS    how many LLMDeployments that follow the operator adopt another plan at a time, 1 to 1000
-    MILLSTREAM_INVENTORY        Enabled, or Disabled to plan without reading nodes
+    """Read the settings from the environment variables that are listed above.
 
     Raises:
         SettingsError: one sentence that names the variable, its value and what it may be.
@@ -80,19 +82,13 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     image = environment.get("MILLSTREAM_RUNTIME_IMAGE", "").strip()
     if not image:
         raise SettingsError("MILLSTREAM_RUNTIME_IMAGE is empty; it must name the runtime's image.")
-    namespaces = tuple(
-        name for part in environment.get("MILLSTREAM_WATCH_NAMESPACES", "").split(",") if (name := part.strip())
-    )
-    for name in namespaces:
-        if not _NAMESPACE.fullmatch(name):
-            raise SettingsError(f"MILLSTREAM_WATCH_NAMESPACES holds {name!r}, which is not a valid namespace name.")
     try:
         pods = load_pod_defaults(environment.get("MILLSTREAM_POD_DEFAULTS"))
     except ValueError as error:
         raise SettingsError(str(error)) from None
     return Settings(
         defaults=Defaults(PlanDefaults(runtime_image=image), pods, _companions(environment), _network(environment)),
-        watch_namespaces=namespaces,
+        watch_namespaces=_namespaces(environment),
         log_level=_choice(environment, "MILLSTREAM_LOG_LEVEL", LOG_LEVELS, "INFO"),
         health_port=_port(environment.get("MILLSTREAM_HEALTH_PORT") or "8080"),
         service_access_by_proxy=bool(
@@ -110,6 +106,18 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         node_pools=_node_pools(environment),
         inventory=bool(_choice(environment, "MILLSTREAM_INVENTORY", {"Enabled": 1, "Disabled": 0}, "Enabled")),
     )
+
+
+def _namespaces(environment: Mapping[str, str]) -> tuple[str, ...]:
+    parts = map(str.strip, environment.get("MILLSTREAM_WATCH_NAMESPACES", "").split(","))
+    names = tuple(filter(None, parts))
+    for name in names:
+        if not _NAMESPACE.fullmatch(name):
+            raise SettingsError(
+                f"MILLSTREAM_WATCH_NAMESPACES holds {name!r}, which is no namespace name; give names such as "
+                "team-a,team-b."
+            )
+    return names
 
 
 def _name(environment: Mapping[str, str], variable: str, pattern: re.Pattern[str], default: str) -> str:
@@ -165,12 +173,8 @@ def _companions(environment: Mapping[str, str]) -> CompanionDefaults:
     try:
         labels = _LABELS.validate_json(environment.get("MILLSTREAM_MONITORING_LABELS", "").strip() or "{}")
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(step) for step in first["loc"])
-        raise SettingsError(
-            f"MILLSTREAM_MONITORING_LABELS: {f'{where}: ' if where else ''}{first['msg']}; it must be a JSON object of "
-            "labels."
-        ) from None
+        said = field_error(error).sentence().removesuffix(".")
+        raise SettingsError(f"MILLSTREAM_MONITORING_LABELS: {said}; give a JSON object of labels.") from None
     return CompanionDefaults(url, labels)
 
 
@@ -179,9 +183,7 @@ def _network(environment: Mapping[str, str]) -> NetworkDefaults:
     try:
         return NetworkDefaults.model_validate_json(text, by_alias=True, by_name=False)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(step) for step in first["loc"])
-        raise SettingsError(f"MILLSTREAM_NETWORK: {f'{where}: ' if where else ''}{first['msg']}.") from None
+        raise SettingsError(f"MILLSTREAM_NETWORK: {field_error(error).sentence()}") from None
 
 
 def _port(value: str) -> int:

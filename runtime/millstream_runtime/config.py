@@ -16,9 +16,10 @@ import argparse
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from millstream_runtime.errors import InvalidConfigError
 from millstream_runtime.model_families import RUNNABLE
@@ -27,8 +28,12 @@ MAX_MODEL_LEN_LIMIT_TOKENS = 1 << 20
 MAX_NUM_SEQS_LIMIT = 4096
 TENSOR_PARALLEL_SIZE_LIMIT = 8  # ranks of one pod: the GPUs that one node connects
 MAX_DURATION_SECONDS = 86_400
+MAX_TARGET_ITL_MILLISECONDS = 60_000
 DEFAULT_HEARTBEAT_INTERVAL_SECONDS = 30
 MAX_PROBE_KEYS = 4
+# Fields of BootConfig that came later: absent from boot.json and the hash at None, so that an upgrade restarts nothing.
+LATER_FIELDS = frozenset({"target_itl_milliseconds"})
+Value = TypeVar("Value", bound=StrEnum)
 _SHA256_HEX = re.compile("[0-9a-f]{64}")
 
 
@@ -136,6 +141,7 @@ class BootConfig:
     kv_cache_memory_bytes: int | None = None  # of all ranks; on a CPU None takes a share of the container's memory
     enable_prefix_caching: bool = True  # share KV blocks among requests that begin alike
     enforce_eager: bool = False  # no CUDA graphs; a CPU has none in any case
+    target_itl_milliseconds: int | None = None  # how long a step with prompts may make running answers wait
     api_keys_file: str | None = None  # one key a line; None: everyone may ask
     drain_timeout_seconds: int = 600
     host: str = "0.0.0.0"  # noqa: S104 - a pod is reached through its Service
@@ -169,6 +175,8 @@ class BootConfig:
         _in_range("--gpu-memory-utilization-percent", self.gpu_memory_utilization_percent, 1, 99)
         if self.kv_cache_memory_bytes is not None:
             _in_range("--kv-cache-memory-bytes", self.kv_cache_memory_bytes, 1 << 20, 1 << 50)
+        if self.target_itl_milliseconds is not None:
+            _in_range("--target-itl-milliseconds", self.target_itl_milliseconds, 1, MAX_TARGET_ITL_MILLISECONDS)
         if self.api_keys_file is not None:
             _require(bool(self.api_keys_file), "--api-keys-file", self.api_keys_file, "a file with one key a line")
         _in_range("--drain-timeout-seconds", self.drain_timeout_seconds, 0, MAX_DURATION_SECONDS)
@@ -176,12 +184,13 @@ class BootConfig:
 
     def config_hash(self) -> str:
         """Sixteen hex digits of SHA-256 over this half: equal configs have equal hashes on every machine."""
-        values = {field.name: _plain(getattr(self, field.name)) for field in fields(BootConfig)}
+        values = BootConfig.as_dict(self.boot if isinstance(self, RuntimeConfig) else self)
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     def as_dict(self) -> dict[str, Any]:
-        """Field names to plain JSON values."""
-        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        """Field names to plain JSON values. Without the fields that older versions do not know, at their defaults."""
+        found = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        return {name: value for name, value in found.items() if name not in LATER_FIELDS or value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,12 +246,15 @@ def argument_parser(parser: argparse.ArgumentParser | None = None) -> argparse.A
     flag = parser.add_argument
 
     def integer(name: str, help_text: str) -> None:
-        flag(name, type=int, metavar="N", help=help_text)
+        flag(name, type=_integer, metavar="N", help=help_text)
+
+    def one_of(name: str, values: type[Value], help_text: str) -> None:
+        flag(name, type=_one_of(values), metavar="|".join(values), help=help_text)
 
     flag("--model", metavar="DIR", help="model folder: config.json, *.safetensors, tokenizer.json")
     flag("--served-model-name", metavar="NAME", help="name in /v1/models and in requests (default: the folder's name)")
-    flag("--device", choices=[*Device], type=Device, help="auto takes CUDA where there is one (default: auto)")
-    flag("--dtype", choices=[*DType], type=DType, help="auto: the checkpoint's own on CUDA, float32 on a CPU")
+    one_of("--device", Device, "auto takes CUDA where there is one (default: auto)")
+    one_of("--dtype", DType, "auto: the checkpoint's own on CUDA, float32 on a CPU")
     integer("--tensor-parallel-size", "GPUs, or on a CPU processes, that share every layer (default: 1)")
     integer("--max-model-len", "tokens of prompt and answer together (default: what the model allows)")
     integer("--max-num-batched-tokens", "tokens one step may compute (default: 2048)")
@@ -259,13 +271,33 @@ def argument_parser(parser: argparse.ArgumentParser | None = None) -> argparse.A
         const=True,
         help="no CUDA graphs (default: false)",
     )
+    integer(
+        "--target-itl-milliseconds",
+        "how long a step with prompts may last beside running answers (default: 50 on a CPU, no bound on a GPU)",
+    )
     flag("--api-keys-file", metavar="FILE", help="one API key a line, read again when it changes (default: no keys)")
     integer("--heartbeat-interval-seconds", "idle time between warm-up heartbeats, 0 = off (default: 30)")
-    flag("--log-level", choices=[*LogLevel], type=LogLevel, help="default: $MILLSTREAM_LOG_LEVEL, else info")
+    one_of("--log-level", LogLevel, "default: $MILLSTREAM_LOG_LEVEL, else info")
     integer("--drain-timeout-seconds", "how long SIGTERM waits for running requests (default: 600)")
     flag("--host", help="address to listen on (default: 0.0.0.0)")
     integer("--port", "port to listen on (default: 8000)")
     return parser
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
+
+
+def _one_of(values: type[Value]) -> Callable[[str], Value]:
+    def convert(text: str) -> Value:
+        if text not in [*values]:
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(values)}")
+        return values(text)
+
+    return convert
 
 
 def _switch(text: str) -> bool:

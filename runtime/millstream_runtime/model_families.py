@@ -71,6 +71,7 @@ class ModelFamily:
     architecture: str  # of config.json
     traits: Traits
     module: str | None = None  # of millstream_runtime.models.families; None: the planner knows it, no runtime runs it
+    vision_architectures: tuple[str, ...] = ()  # of models with a vision tower over this family; text alone is served
     aliases: tuple[str, ...] = ()  # other values of model_type, of older folders or of the language part alone
     models: str = ""  # which published models, where the architecture's name does not say it (docs)
     beyond_llama: str = ""  # what the module adds to Llama (docs)
@@ -89,6 +90,7 @@ FAMILIES: tuple[ModelFamily, ...] = (
     ModelFamily(
         model_type="mistral",
         architecture="MistralForCausalLM",
+        vision_architectures=("Mistral3ForConditionalGeneration",),
         module="mistral",
         beyond_llama="a sliding window in every layer",
         traits=DenseTraits(max_position_embeddings=131072),
@@ -123,9 +125,9 @@ FAMILIES: tuple[ModelFamily, ...] = (
     ModelFamily(
         model_type="gemma3",
         architecture="Gemma3ForCausalLM",
+        vision_architectures=("Gemma3ForConditionalGeneration",),
         module="gemma",
         aliases=("gemma3_text",),
-        models="text",
         beyond_llama="Q/K norm, a rotary base of its own for windowed layers",
         traits=DenseTraits(
             norms_per_layer=4,

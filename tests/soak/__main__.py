@@ -19,6 +19,7 @@ from tests.soak.matrices import faults, kills, starts
 from tests.soak.outages import outage
 from tests.soak.processes import DidNotStart
 from tests.soak.scale import scale
+from tests.soak.simulated_nodes import NODES
 from tests.soak.transitions import transitions
 from tests.soak.world import World, world
 
@@ -31,7 +32,7 @@ class Proof:
 
     text: str
     run: Run
-    nodes: int = 8
+    nodes: int = NODES
 
 
 PROOFS: dict[str, Proof] = {

@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from hack.cluster.steps import Steps
 from tests.soak import tools, world
+from tests.soak.simulated_nodes import NODES
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,6 +40,6 @@ def programs() -> tools.Tools:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def where(programs: tools.Tools) -> AsyncIterator[world.World]:
-    """A control plane with eight simulated GPU nodes."""
-    async with world.world(programs, nodes=8) as found:
+    """A control plane with simulated GPU nodes."""
+    async with world.world(programs, nodes=NODES) as found:
         yield found

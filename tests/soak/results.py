@@ -6,12 +6,14 @@ import datetime
 import json
 import os
 import platform
+import subprocess
 from pathlib import Path
 from typing import Any
 
 Result = dict[str, Any]
 MANY = 50  # runs, from which on a share says something
 FOLDER = Path(__file__).resolve().parent / "results"
+SHOWN = 5  # transitions that differ, in full; all of them are in the JSON
 
 
 def hardware() -> Result:
@@ -32,6 +34,20 @@ def hardware() -> Result:
     }
 
 
+def commit() -> str:
+    """The commit that ran, with `-dirty` where the operator's sources differ from it; "" without git."""
+    try:
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/operator", ":/crds", ":/charts")
+        return _git("rev-parse", "--short=9", "HEAD") + ("-dirty" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(FOLDER.parent), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+
+
 def write(name: str, command: str, seconds: float, result: Result, missed: list[str]) -> Path:
     """`tests/soak/results/<name>.json`."""
     FOLDER.mkdir(exist_ok=True)
@@ -40,6 +56,7 @@ def write(name: str, command: str, seconds: float, result: Result, missed: list[
         "what": name,
         "command": command,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "commit": commit(),
         "hardware": hardware(),
         "took_seconds": round(seconds),
         "goals_missed": missed,
@@ -69,7 +86,9 @@ def _converged(result: Result) -> list[str]:
 
 def _transitions(result: Result) -> list[str]:
     bad, reached = result["runs"] - result["equal"], result["reached_a_rendered_change"]
-    failures = [f"{bad} of {result['runs']} transitions differ from a fresh create"] if bad else []
+    shown = [f"transition {one['number']}: {', '.join(one['differences'])}" for one in result["failures"][:SHOWN]]
+    told = "; ".join([f"{bad} of {result['runs']} transitions differ from a fresh create", *shown])
+    failures = [told] if bad else []
     if result["runs"] >= MANY and reached < result["runs"] / 2:
         failures.append(f"{reached} of {result['runs']} transitions reached a rendered change, fewer than half")
     return failures

@@ -10,6 +10,9 @@ import asyncio
 from tests.soak.api import Api, Object, eventually
 
 GPUS_A_NODE = 8
+# The scheduler spreads pods over nodes. With more nodes than pods, every plan sees a node with all of its GPUs free, as
+# the run without a fault did: a plan lists what it rejected.
+NODES = 40
 
 
 def gpu_node(number: int) -> Object:

@@ -23,6 +23,13 @@ FAILS_LABEL = "soak.millstream.dev/fails"
 _REPORT = json.dumps({"reason": "CheckpointInvalid", "message": "model.safetensors has the wrong size."})
 _ALIVE = {"key": ".metadata.deletionTimestamp", "operator": "DoesNotExist"}
 
+_ON_ITS_NODE = """hostIP: {{ NodeIPWith .spec.nodeName | Quote }}
+podIP: {{ PodIPWith .spec.nodeName (or .spec.hostNetwork false) (or .metadata.uid "") (or .metadata.name "")
+  (or .metadata.namespace "") | Quote }}
+phase: Running
+startTime: {{ $now | Quote }}
+"""
+
 _READY = """
 {{ $now := Now }}
 conditions:
@@ -46,11 +53,6 @@ initContainerStatuses:
   restartCount: 0
   state: {terminated: {exitCode: 0, reason: Completed, startedAt: {{ $now | Quote }}, finishedAt: {{ $now | Quote }}}}
 {{ end }}
-hostIP: {{ NodeIPWith .spec.nodeName | Quote }}
-podIP: {{ PodIPWith .spec.nodeName (or .spec.hostNetwork false) (or .metadata.uid "") (or .metadata.name "")
-  (or .metadata.namespace "") | Quote }}
-phase: Running
-startTime: {{ $now | Quote }}
 """
 
 _FAILED = """
@@ -75,11 +77,6 @@ containerStatuses:
       finishedAt: {{ $now | Quote }}
       message: {{ `MESSAGE` | Quote }}
 {{ end }}
-hostIP: {{ NodeIPWith .spec.nodeName | Quote }}
-podIP: {{ PodIPWith .spec.nodeName (or .spec.hostNetwork false) (or .metadata.uid "") (or .metadata.name "")
-  (or .metadata.namespace "") | Quote }}
-phase: Running
-startTime: {{ $now | Quote }}
 """
 
 _COMPLETE = """
@@ -110,14 +107,15 @@ def stages() -> str:
     """kwok's configuration file: a Stage a document."""
     shape = json.dumps(inspect_folder(MODEL), separators=(",", ":"))
     complete = _COMPLETE.replace("INSPECTION_LABEL", INSPECTION_LABEL).replace("MESSAGE", shape)
+    failed = _FAILED.replace("MESSAGE", _REPORT)
     not_yet = {"key": ".status.podIP", "operator": "DoesNotExist"}
     running = {"key": ".status.phase", "operator": "In", "values": ["Running"]}
     of_a_job = {"key": ".metadata.ownerReferences.[].kind", "operator": "In", "values": ["Job"]}
     fails = {"key": f'.metadata.labels["{FAILS_LABEL}"]', "operator": "Exists"}
     works = fails | {"operator": "DoesNotExist"}
     documents = (
-        _stage("pod-ready", [_ALIVE, not_yet, works], {"statusTemplate": _READY}),
-        _stage("pod-fails", [_ALIVE, not_yet, fails], {"statusTemplate": _FAILED.replace("MESSAGE", _REPORT)}),
+        _stage("pod-ready", [_ALIVE, not_yet, works], {"statusTemplate": _READY + _ON_ITS_NODE}),
+        _stage("pod-fails", [_ALIVE, not_yet, fails], {"statusTemplate": failed + _ON_ITS_NODE}),
         _stage("pod-complete", [_ALIVE, running, of_a_job], {"statusTemplate": complete}),
         _stage(
             "pod-delete",

@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from millstream_operator.rendering.revision_marks import JOURNALED_ANNOTATION
+from millstream_runtime.config_files import LIVE_FILE
 from tests.soak.api import Api, Object
 
 Snapshot = dict[str, Object]
@@ -124,13 +126,24 @@ def comparable(item: Object, *, history: bool = True) -> Object:
     metadata.get("annotations", {}).pop(_DEPLOYMENT_REVISION, None)
     # The operator's digest of what it applied covers the owner's uid.
     metadata.get("annotations", {}).pop("millstream.dev/applied", None)
+    _without_probe_key(item)
     if not history:
         item.pop("revision", None)
         item.get("status", {}).pop("decisions", None)
+        metadata.get("annotations", {}).pop(JOURNALED_ANNOTATION, None)
     if metadata.get("ownerReferences"):
         item.pop("status", None)  # other controllers' word; the LLMDeployment's own status sums it up
     cleaned: Object = json.loads(json.dumps(_without(item)).replace(f".{namespace}.svc", ".NAMESPACE.svc"))
     return cleaned
+
+
+def _without_probe_key(item: Object) -> None:
+    """Every LLMDeployment has a probe key that is derived from its uid; its digest stands in the live settings."""
+    for name, text in (item.get("data") or {}).items():
+        if name == LIVE_FILE:
+            live = json.loads(text)
+            live.pop("probe_key_digests", None)
+            item["data"][name] = json.dumps(live)
 
 
 def _without(value: Any) -> Any:

@@ -97,14 +97,15 @@ def _runs(found: dict[str, Document]) -> str:
             f"[{name}](../tests/soak/results/{name}.json)",
             f"`{document['command']}`",
             document["date"],
+            document.get("commit", ""),
             f"{document['hardware']['cpu']}, {document['hardware']['cores']} cores, load "
             f"{document['hardware']['load_average_at_the_end'][0]:.0f}",
             f"{document['took_seconds'] // 60} min",
-            "; ".join(document["goals_missed"]) or "none",
+            "; ".join(one.partition(";")[0] for one in document["goals_missed"]) or "none",
         ]
         for name, document in found.items()
     ]
-    return _markdown(["result", "command", "date", "on", "took", "goals missed"], rows)
+    return _markdown(["result", "command", "date", "commit", "on", "took", "goals missed"], rows)
 
 
 def _markdown(head: list[str], rows: list[list[str]]) -> str:

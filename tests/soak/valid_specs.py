@@ -33,7 +33,7 @@ def runnable(spec: Object) -> bool:
     try:
         owner = LLMDeployment.model_validate_json(json.dumps(manifest), by_alias=True, by_name=False)
         return not set(plan_from_spec(owner, PlanDefaults(runtime_image="registry/runtime:1")).requires) - WANTS_FACTS
-    except ValueError:  # pydantic's, and refusals of the planner
+    except (ValueError, StopIteration):  # pydantic's, refusals of the planner, and a source of no kind
         return False
 
 

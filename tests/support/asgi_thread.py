@@ -6,10 +6,13 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from millstream_runtime.server.http.connection_limits import ConnectionLimits
+from millstream_runtime.server.http.connection_table import ConnectionTable
 from millstream_runtime.server.http.protocol import CappedHttpProtocol
 from millstream_runtime.server.http.sockets import bind
 from tests.support.server_thread import PATIENCE_SECONDS, wait_for
@@ -18,12 +21,18 @@ from tests.support.server_thread import PATIENCE_SECONDS, wait_for
 class AsgiThread:
     """`port` takes connections until the block of `serving_app` ends."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, keep_alive_seconds: int) -> None:
         self._listener = bind("127.0.0.1", 0)
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)  # connections inherit it
         self.port: int = self._listener.getsockname()[1]
         config = uvicorn.Config(
-            app, http=CappedHttpProtocol, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
+            app,
+            http=partial(CappedHttpProtocol, table=ConnectionTable(ConnectionLimits())),  # type: ignore[arg-type]
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=keep_alive_seconds,
+            timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._listener],), daemon=True)
@@ -53,9 +62,9 @@ class AsgiThread:
 
 
 @contextmanager
-def serving_app(app: ASGIApp) -> Iterator[AsgiThread]:
+def serving_app(app: ASGIApp, keep_alive_seconds: int = 60) -> Iterator[AsgiThread]:
     """Serve `app` while the block runs."""
-    server = AsgiThread(app)
+    server = AsgiThread(app, keep_alive_seconds)
     server.start()
     try:
         yield server

@@ -1,27 +1,34 @@
-"""An engine that never has time for a prompt while answers are under way: whatever prompts share a step is cut."""
+"""An engine that has little time for prompts while answers are under way: whatever prompts share a step is cut."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.scheduling.pacing import Pace
+from millstream_runtime.engine.scheduling.pacing import Pace, StepTime
+from millstream_runtime.engine.scheduling.prompt_budget import PromptBudget
+from millstream_runtime.engine.scheduling.scheduler import Chunk
 
 PROMPT_TOKENS = 9  # odd, so that chunks end anywhere in a block
 
 
 class Crowded(Pace):
-    """Allows a layer of a few tokens a step, whatever was timed."""
+    """Allows a few tokens a step, whatever was timed."""
 
     prompt_tokens = PROMPT_TOKENS
+    num_cut = 0  # chunks of prompts that were computed in part
 
-    def most_tokens(self, context_tokens: int) -> int:
-        return self.prompt_tokens
+    def budget(self, max_tokens: int) -> PromptBudget:
+        return PromptBudget(max_tokens, self.prompt_tokens, math.inf, least_tokens=1)
 
-    def layers(self, prompt_work: float) -> int:
-        return 1
+    def step_time(self, chunks: Iterable[Chunk]) -> StepTime:
+        self.num_cut += sum(not chunk.samples for chunk in chunks)
+        return super().step_time(chunks)
 
 
 def crowd(engine: Engine, prompt_tokens: int = PROMPT_TOKENS) -> None:
-    """Have it so from now on, with chunks of `prompt_tokens`."""
-    pace = Crowded(1.0, engine.model_config.num_layers)
+    """Have it so from now on, with `prompt_tokens` per step."""
+    pace = Crowded(1.0, target_itl_seconds=0.05)
     pace.prompt_tokens = prompt_tokens
-    engine._chunked_prefill.pace = pace
+    engine._pace = pace

@@ -161,13 +161,13 @@ class FakeApiServer:
             self.remove(kind, namespace, name)
             self._record(request, kind, "delete", name)
             return await _json({"status": "Success"})
-        if request.path.endswith("/status"):
-            return await self._written(request, kind, "status", {**(live or {}), "status": body["status"]})
         if live is not None and body["metadata"].get("resourceVersion") not in (
             None,
             live["metadata"]["resourceVersion"],
         ):
             return await _json({"reason": "Conflict", "message": f"{name} has been modified"}, 409)
+        if request.path.endswith("/status"):
+            return await self._written(request, kind, "status", {**(live or {}), "status": body["status"]})
         return await self._written(
             request, kind, request.method.lower(), {**body, "status": (live or {}).get("status")}
         )

@@ -15,23 +15,13 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from millstream_operator.kube.client import NO_VERSION, ApiError, ClusterClient, Page
-from millstream_operator.kube.kinds import DEPLOYMENT, JOB, LLM_DEPLOYMENT, OPTIONAL, POD, Kind
+from millstream_operator.kube.kinds import DEPLOYMENT, JOB, OPTIONAL, POD, REPLICA_SET, Kind
+from tests.support.fake_admission import defaulted, refuse, validate
+from tests.support.fake_server_side_apply import merge, take_away
 
 Manifest = dict[str, Any]
 Answer = TypeVar("Answer")
 Key = tuple[str, str, str]
-# Lists whose items have an identity, and by what. All other lists are atomic.
-LIST_MAP_KEYS: dict[str, tuple[str, ...]] = {
-    "containers": ("name",),
-    "env": ("name",),
-    "volumes": ("name",),
-    "volumeMounts": ("mountPath",),
-    "imagePullSecrets": ("name",),
-    "ownerReferences": ("uid",),
-    "conditions": ("type",),
-}
-ATOMIC_MAPS = ("selector", "podSelector", "labelSelector", "nodeSelector")
-SERVICE_PORT_KEY = ("port", "protocol")
 
 
 class Killed(Exception):
@@ -69,7 +59,9 @@ class FakeCluster:
     def __init__(self) -> None:
         self.objects: dict[Key, Manifest] = {}
         self.events: list[Manifest] = []
+        self.now = "2025-01-01T00:00:00Z"  # when pods are created
         self.installed: set[Kind] = set()  # of the optional kinds: their CRDs
+        self.refusing: dict[str, ApiError] = {}  # by kind: what an admission plugin or the validation says of a write
         self._owned: dict[tuple[Key, str], Manifest] = {}  # by object and part ("", "status"): what we applied last
         self._version = 100
         self._uids = 0
@@ -111,7 +103,7 @@ class FakeCluster:
         """The discovery document of an optional group and version."""
         found = [kind for kind in self.installed if path == f"/apis/{kind.group}/{kind.version}"]
         if not found:
-            _refuse(404, "", "404 page not found")
+            refuse(404, "", "404 page not found")
         names = [{"name": kind.plural, "kind": kind.kind} for kind in found]
         return {"kind": "APIResourceList", "resources": [*names, *({"name": f"{n['name']}/status"} for n in names)]}
 
@@ -141,6 +133,7 @@ class FakeCluster:
             template, wanted = deployment["spec"]["template"], deployment["spec"]["replicas"]
             labels = template["metadata"]["labels"]
             name, digest = deployment["metadata"]["name"], labels["millstream.dev/revision"]
+            owner = self._replica_set(deployment, digest)
             kept = {f"{name}-{digest}-{number}" for number in range(wanted)}
             for pod in self.all(POD):
                 ours = pod["metadata"]["labels"].get("millstream.dev/deployment") == name and _serves(pod)
@@ -148,7 +141,9 @@ class FakeCluster:
                     self.remove(POD, pod["metadata"]["name"], namespace)
             for pod_name in sorted(kept):
                 if self.get(POD, pod_name) is None:
-                    self.put(pod_of(pod_name, template))
+                    pod = pod_of(pod_name, template)
+                    pod["metadata"] |= {"ownerReferences": [owner], "creationTimestamp": self.now}
+                    self.put(pod)
             self.set_status(
                 DEPLOYMENT,
                 name,
@@ -160,6 +155,18 @@ class FakeCluster:
                     "availableReplicas": wanted,
                 },
             )
+
+    def _replica_set(self, deployment: Manifest, digest: str) -> Manifest:
+        """Make the ReplicaSet of a revision where there is none. Returns a reference to it, as its controller."""
+        metadata = deployment["metadata"]
+        name = f"{metadata['name']}-{digest}"
+        if self.get(REPLICA_SET, name) is None:
+            of = {"kind": "Deployment", "name": metadata["name"], "uid": metadata["uid"], "controller": True}
+            uid = f"uid-of-{name}"  # the same in each run, so that pods of two runs can be compared
+            meta = {"name": name, "namespace": metadata["namespace"], "uid": uid, "ownerReferences": [of]}
+            self.put({"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": meta})
+        uid = self.the(REPLICA_SET, name)["metadata"]["uid"]
+        return {"kind": "ReplicaSet", "name": name, "uid": uid, "controller": True}
 
     def run_jobs(
         self, answer: str | Callable[[Manifest], str], code: int = 0, at: str = "2025-01-01T00:00:00Z"
@@ -193,10 +200,10 @@ class FakeCluster:
         key, given = _key(manifest), copy.deepcopy(dict(manifest))
         live = self.objects.get(key)
         if live is None and subresource is not None:
-            _refuse(404, "NotFound", f"{key[0].lower()}s {key[2]!r} not found")
+            refuse(404, "NotFound", f"{key[0].lower()}s {key[2]!r} not found")
         version = given["metadata"].pop("resourceVersion", None)
         if live is not None and version not in (None, live["metadata"]["resourceVersion"]):
-            _refuse(409, "Conflict", f"{key[2]!r}: the object has been modified")
+            refuse(409, "Conflict", f"{key[2]!r}: the object has been modified")
         given["metadata"] = {k: v for k, v in given["metadata"].items() if k not in ("name", "namespace")}
         part = subresource or ""
         content = {"status": given["status"]} if subresource else {k: v for k, v in given.items() if k != "status"}
@@ -206,8 +213,8 @@ class FakeCluster:
             self._owned[key, part] = content
             return created
         merged = copy.deepcopy(live)
-        _take_away(merged, before, content)
-        merged = _merge(merged, content)
+        take_away(merged, before, content)
+        merged = merge(merged, content)
         stored = self._store(key, merged)
         self._owned[key, part] = content
         return stored
@@ -219,9 +226,11 @@ class FakeCluster:
         return self._store(key, manifest)
 
     def _store(self, key: Key, manifest: Manifest) -> Manifest:
-        manifest = _defaulted(manifest)
+        manifest = defaulted(manifest)
         live = self.objects.get(key)
-        _validate(manifest, live)
+        validate(manifest, live)
+        if key[0] in self.refusing and manifest != live:
+            raise self.refusing[key[0]]
         if live is not None:
             if manifest == live:
                 return copy.deepcopy(live)  # a no-op bumps nothing
@@ -291,7 +300,7 @@ class FakeClusterClient(ClusterClient):
 
         def do() -> Manifest:
             if self.cluster.get(kind, name, namespace) is None:
-                _refuse(404, "NotFound", f"{kind.plural} {name!r} not found")
+                refuse(404, "NotFound", f"{kind.plural} {name!r} not found")
             return self.cluster.edit(kind, name, lambda live: _merge_patch(live, change), namespace)
 
         return self._do(Request("merge", kind.kind, name), do)
@@ -306,7 +315,7 @@ class FakeClusterClient(ClusterClient):
                 return
             for field in ("uid", "resourceVersion"):
                 if live["metadata"][field] != metadata[field]:
-                    _refuse(409, "Conflict", f"the {field} in the precondition differs from the one in the record")
+                    refuse(409, "Conflict", f"the {field} in the precondition differs from the one in the record")
             self.cluster.remove(kind, metadata["name"], metadata["namespace"])
 
         self._do(Request("delete", kind.kind, metadata["name"]), do)
@@ -320,7 +329,7 @@ class FakeClusterClient(ClusterClient):
         hit = fault is not None and fault.at == len(counted) and (request.is_write or not fault.writes_only)
         self.requests.append(request)
         if request.verb != "get" and request.kind in {k.kind for k in OPTIONAL if k not in self.cluster.installed}:
-            _refuse(404, "NotFound", "the server could not find the requested resource")
+            refuse(404, "NotFound", "the server could not find the requested resource")
         if hit and fault is not None and not fault.after:
             raise fault.error
         answer = act()
@@ -350,97 +359,8 @@ def _no_login() -> NoReturn:
     raise AssertionError("the fake never connects")
 
 
-def _refuse(status: int, reason: str, message: str) -> NoReturn:
-    raise ApiError(status, reason, message)
-
-
 def _key(manifest: Mapping[str, Any]) -> Key:
     return manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"]
-
-
-def _defaulted(manifest: Manifest) -> Manifest:
-    """A few of the fields that a real server fills in: a comparison of whole objects always sees a difference."""
-    manifest = copy.deepcopy(manifest)
-    spec = manifest.get("spec", {})
-    if manifest["kind"] == "Service":
-        spec.setdefault("clusterIP", "10.0.0.1")
-        spec.setdefault("sessionAffinity", "None")
-    if manifest["kind"] == "Deployment":
-        pod = spec["template"]["spec"]
-        pod.setdefault("restartPolicy", "Always")
-        for container in pod["containers"]:
-            container.setdefault("terminationMessagePath", "/dev/termination-log")
-            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-                container.get(probe, {}).setdefault("successThreshold", 1)
-    if manifest["kind"] == LLM_DEPLOYMENT.kind:
-        spec.setdefault("replicas", 1)
-        manifest.setdefault("status", {"observedGeneration": -1})
-    return manifest
-
-
-def _validate(manifest: Manifest, live: Manifest | None) -> None:
-    """The few refusals that matter to a reconciler."""
-    kind = manifest["kind"]
-    if kind == "ControllerRevision" and live is not None and live["data"] != manifest["data"]:
-        _refuse(422, "Invalid", "ControllerRevision is invalid: data: Invalid value: field is immutable")
-    if kind == "Job" and live is not None and live["spec"]["template"] != manifest["spec"]["template"]:
-        _refuse(422, "Invalid", "Job is invalid: spec.template: Invalid value: field is immutable")
-    if kind == "Deployment" and live is not None and live["spec"]["selector"] != manifest["spec"]["selector"]:
-        _refuse(422, "Invalid", "Deployment is invalid: spec.selector: Invalid value: field is immutable")
-    if kind == "ConfigMap" and live is not None and live.get("immutable") and live.get("data") != manifest.get("data"):
-        _refuse(422, "Invalid", "ConfigMap is invalid: data: Forbidden: field is immutable when `immutable` is set")
-    if kind == "Service":
-        names = [port.get("name") for port in manifest["spec"]["ports"]]
-        if len(set(names)) < len(names):
-            _refuse(422, "Invalid", f'Service is invalid: spec.ports[1].name: Duplicate value: "{names[0]}"')
-
-
-def _identity(field: str, item: Any) -> Any:
-    """What identifies an item of the list `field`; None where the list is atomic."""
-    if not isinstance(item, dict):
-        return None
-    keys = LIST_MAP_KEYS.get(field)
-    if field == "ports":
-        keys = ("containerPort", "protocol") if "containerPort" in item else SERVICE_PORT_KEY
-    return tuple(item.get(key) for key in keys) if keys and all(key in item for key in keys) else None
-
-
-def _by_identity(field: str, items: Any) -> dict[Any, Any] | None:
-    if not isinstance(items, list):
-        return None
-    found = {_identity(field, item): item for item in items}
-    return None if None in found else found
-
-
-def _take_away(live: Any, before: Any, now: Any, field: str = "") -> None:
-    """Remove from `live` what our last apply owned and this one no longer says."""
-    if isinstance(before, dict) and isinstance(live, dict):
-        for key in before:
-            if not isinstance(now, dict) or key not in now:
-                live.pop(key, None)
-            elif key in live:
-                _take_away(live[key], before[key], now[key], key)
-    elif isinstance(before, list) and isinstance(live, list):
-        old, new, current = (_by_identity(field, items) for items in (before, now, live))
-        if old is None or new is None or current is None:
-            return  # atomic: the merge replaces it
-        for identity, item in old.items():
-            if identity in current and identity not in new:
-                live.remove(current[identity])
-            elif identity in current:
-                _take_away(current[identity], item, new[identity], field)
-
-
-def _merge(live: Any, given: Any, field: str = "") -> Any:
-    """`given` over `live`, as a forced apply."""
-    if isinstance(live, dict) and isinstance(given, dict) and field not in ATOMIC_MAPS:
-        return {**live, **{key: _merge(live.get(key), value, key) for key, value in given.items()}}
-    if isinstance(live, list) and isinstance(given, list):
-        current, new = _by_identity(field, live), _by_identity(field, given)
-        if current is not None and new is not None:
-            others = [item for identity, item in current.items() if identity not in new]
-            return [*(_merge(current.get(identity), item, field) for identity, item in new.items()), *others]
-    return copy.deepcopy(given)
 
 
 def _merge_patch(live: Manifest, change: Mapping[str, Any]) -> None:
@@ -457,6 +377,9 @@ def _comparable(live: Manifest) -> Manifest:
     live = copy.deepcopy(live)
     for varying in ("uid", "resourceVersion", "generation"):
         live["metadata"].pop(varying, None)
+    for reference in live["metadata"].get("ownerReferences", ()):
+        if reference["kind"] == DEPLOYMENT.kind:
+            reference.pop("uid", None)
     if live["kind"] == DEPLOYMENT.kind:
         live.get("status", {}).pop("observedGeneration", None)
     return live

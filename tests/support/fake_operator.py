@@ -57,8 +57,9 @@ CONFIG = {
 
 def answer_of(revision: str | None = COMMIT, file_bytes: int = 1 << 20, **config: object) -> str:
     """What `millstream inspect` leaves as termination message, of a small Llama by default."""
-    shape = {"version": 1, "revision": revision, "config": {**CONFIG, **config}, "quantization_config": None}
-    return json.dumps(shape | {"weights": {"file_bytes": file_bytes}})
+    fields = {**CONFIG, **config}
+    shape = {"version": 1, "revision": revision, "quantization_config": fields.pop("quantization_config", None)}
+    return json.dumps(shape | {"config": fields, "weights": {"file_bytes": file_bytes}})
 
 
 TINY_LLAMA = answer_of()
@@ -87,12 +88,16 @@ class FakeModel:
     async def get(self, owner: LLMDeployment, path: str, timeout_seconds: float) -> Manifest:
         self._asked(path, None)
         labels = self.cluster.the(DEPLOYMENT, owner.name)["spec"]["template"]["metadata"]["labels"]
+        return self.running(labels, owner.served_name)
+
+    def running(self, labels: Mapping[str, str], default_name: str = "demo") -> Manifest:
+        """What a pod with these labels answers to `/ready`."""
         running = next(
             record["data"]
             for record in self.cluster.all(CONTROLLER_REVISION)
             if record["metadata"]["labels"][REVISION_LABEL] == labels[REVISION_LABEL]
         )
-        served_name = running.get("boot", {}).get("served_model_name", owner.served_name)
+        served_name = running.get("boot", {}).get("served_model_name", default_name)
         return {"config_hash": running["configHash"], "model": served_name} | self.ready
 
     async def post(
@@ -119,16 +124,20 @@ class FakeModel:
 class FakePods:
     """A fake of the pods' own addresses: each pod's `/ready` by its name, and who was asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: FakeModel) -> None:
+        """A ready pod without a report of its own answers what the model behind the Service would."""
+        self.model = model
         self.reports: dict[str, Manifest] = {}
         self.asked: list[str] = []
 
     async def ready(self, pod: Mapping[str, Any], timeout_seconds: float) -> Manifest:
         name = pod["metadata"]["name"]
         self.asked.append(name)
-        if name not in self.reports:
-            raise PodUnreachable("connection refused")
-        return self.reports[name]
+        if name in self.reports:
+            return self.reports[name]
+        if any((one["type"], one["status"]) == ("Ready", "True") for one in pod["status"].get("conditions") or ()):
+            return {"phase": "Ready"} | self.model.running(pod["metadata"]["labels"])
+        raise PodUnreachable("connection refused")
 
 
 class FakeOperator:
@@ -153,21 +162,14 @@ class FakeOperator:
         self.client = FakeClusterClient(cluster, fault)
         self.index = Index(on_change=lambda kind, manifest: self.facts.changed(kind, manifest))
         self.now, self.busy = NOW, False
-        self.pods, self.woken, self.seconds = FakePods(), list[OwnerKey](), 0.0
+        self.pods, self.woken, self.seconds = FakePods(self.model), list[OwnerKey](), 0.0
         self.reports = PodReports(self.pods, self.woken.append, lambda: self.seconds)
         defaults = Defaults(PlanDefaults(image), pods or PodDefaults(), companions or CompanionDefaults())
         self.facts = ClusterFacts(self.index, defaults.pods, shapes=shapes, node_pools=node_pools)
         self.facts.problem = None
         self.looker = FakeClusterClient(cluster)  # of its own: what it asks is the resync's, as the listings are
         self.optional = OptionalKinds(self.index)
-        self.calibration = CalibrationStore(
-            self.client,
-            "millstream-system",
-            "millstream-calibration",
-            use=self.facts.use_calibration,
-            catalog=lambda: self.facts.catalog,
-            clock=lambda: self.seconds,
-        )
+        self.calibration = self._new_calibration()
         self.reconciler = Reconciler(
             self.client,
             self.index,
@@ -186,6 +188,16 @@ class FakeOperator:
             calibration=self.calibration,
         )
         self.retries: list[RetryLater] = []
+
+    def _new_calibration(self) -> CalibrationStore:
+        return CalibrationStore(
+            self.client,
+            "millstream-system",
+            "millstream-calibration",
+            use=self.facts.use_calibration,
+            catalog=lambda: self.facts.catalog,
+            clock=lambda: self.seconds,
+        )
 
     async def turn(self, name: str = "demo") -> None:
         """See the world, then reconcile once. A RetryLater is kept in `retries`."""

@@ -19,10 +19,11 @@ from millstream_operator.api.crd import custom_resource_definition
 from millstream_operator.api.load import ManifestError, parse
 from millstream_operator.catalog.gpu import load_catalog
 from millstream_operator.catalog.gpu_names import find_part
+from millstream_operator.inventory.nodes import PRODUCT_LABEL
 from millstream_operator.kube.kinds import DEPLOYMENT
 from tests.support.cel import evaluate
 from tests.support.fake_cluster import FakeCluster
-from tests.support.fake_operator import FakeOperator
+from tests.support.fake_operator import FakeOperator, respec
 from tests.support.gpu_nodes import gpu_node
 from tests.support.infeasible_specs import Drawn, draw
 
@@ -38,7 +39,22 @@ class Trials:
     specs: Counter[str] = field(default_factory=Counter)
     fixes: Counter[str] = field(default_factory=Counter)
     unfixed: Counter[str] = field(default_factory=Counter)  # specs for which nothing is offered
+    fields: Counter[str] = field(default_factory=Counter)  # of the fixes
+    drawn: Counter[str] = field(default_factory=Counter)  # infeasible specs with such demands
     failures: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> Manifest:
+        """Counts by constraint, and by what was drawn and what was offered."""
+        return {
+            "specs": self.specs.total(),
+            "offered": self.fixes.total(),
+            "not_applied": len(self.failures),
+            "without_a_fix": self.unfixed.total(),
+            "specs_by_constraint": dict(sorted(self.specs.items())),
+            "offered_by_constraint": dict(sorted(self.fixes.items())),
+            "offered_by_field": dict(sorted(self.fields.items())),
+            "infeasible_with": dict(sorted(self.drawn.items())),
+        }
 
     def table(self) -> str:
         """Specs and fixes by constraint."""
@@ -69,12 +85,26 @@ async def try_offered_fixes(seed: int, specs: int) -> Trials:
         trials.specs[constraint] += 1
         trials.fixes[constraint] += len(plan["fixes"])
         trials.unfixed[constraint] += not plan["fixes"]
+        trials.fields.update(fix["field"] for fix in plan["fixes"])
+        trials.drawn.update(_demands(drawn))
         for fix in plan["fixes"]:
             problem = await _problem_with(fix, cluster, drawn)
             if problem is not None:
                 spec = json.dumps(drawn.manifest["spec"])
                 trials.failures.append(f"no. {drawn.number} {spec}: {fix['field']}={fix['value']}: {problem}")
     return trials
+
+
+def _demands(drawn: Drawn) -> Iterator[str]:
+    """What the generator is meant to cover."""
+    spec = drawn.manifest["spec"]
+    if "autoscaling" in spec and "budget" in spec:
+        yield "autoscaling and budget"
+    present = {find_part(load_catalog(), node["metadata"]["labels"][PRODUCT_LABEL]).name for node in drawn.nodes}
+    if any(name not in present for name in spec.get("accelerator", {}).get("products", ())):
+        yield "products that no node has"
+    if any(node["spec"]["taints"] for node in drawn.nodes):
+        yield "tainted nodes"
 
 
 async def _problem_with(fix: Manifest, before: FakeCluster, drawn: Drawn) -> str | None:
@@ -90,6 +120,10 @@ async def _problem_with(fix: Manifest, before: FakeCluster, drawn: Drawn) -> str
     cluster.put(changed)
     operator = FakeOperator(cluster)
     await operator.settle()
+    most = changed["spec"].get("autoscaling", {}).get("maxReplicas")
+    if most is not None and most < changed["spec"].get("replicas", 1):
+        respec(cluster, replicas=most)  # an autoscaler writes at most its limit
+        await operator.settle()
     status = operator.status()
     plan, planned = status["plan"], operator.condition("Planned")
     if planned.get("status") != "True":
@@ -102,6 +136,9 @@ async def _problem_with(fix: Manifest, before: FakeCluster, drawn: Drawn) -> str
     paid = budget.get("enforcement") == "Observe" or not budget
     if not paid and plan["cost"]["monthlyUSD"] > budget["maxMonthlyUSD"]:
         return f"costs {plan['cost']['monthlyUSD']}"
+    exceeded = operator.condition("BudgetExceeded")
+    if fix["field"].split(".")[0] in ("autoscaling", "budget") and exceeded.get("status") == "True" and not paid:
+        return f"BudgetExceeded: {exceeded['message']}"
     return None
 
 

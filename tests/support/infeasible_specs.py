@@ -58,7 +58,8 @@ def draw(seed: int) -> Iterator[Drawn]:
 def _nodes(dice: random.Random) -> Iterator[Manifest]:
     for number in range(dice.choice((1, 1, 2, 3))):
         product = dice.choice(sorted(PRODUCTS))
-        yield gpu_node(f"node-{number}", product, dice.choice(PRODUCTS[product]))
+        taints = [{"key": "team", "value": "search", "effect": "NoSchedule"}] if dice.random() < 0.15 else []
+        yield gpu_node(f"node-{number}", product, dice.choice(PRODUCTS[product]), taints=taints)
 
 
 def _on_cpu(dice: random.Random) -> Manifest:
@@ -101,7 +102,16 @@ def _objectives(dice: random.Random) -> Manifest:
 
 
 def _autoscaling(dice: random.Random) -> Manifest:
-    return {"autoscaling": {"maxReplicas": dice.choice((2, 8))}, **_budget(dice)}
+    """Replicas as an autoscaler wrote them, and a budget that may pay for fewer than its limits."""
+    most = dice.choice((2, 8, 20))
+    limits = {"maxReplicas": most, "minReplicas": dice.choice((1, 2, most))}
+    return {"autoscaling": limits, "replicas": dice.choice((1, 2, most)), **_budget(dice)}
+
+
+def _from_zero(dice: random.Random) -> Manifest:
+    """Products of which most draws have no node: some hold the model as usual machines, some do not."""
+    named = dice.sample(("T4", "L4", "L40S", "A100-40GB", "A100-80GB", "H100", "H200"), dice.choice((1, 2)))
+    return {"accelerator": {"products": named}, **dice.choice((_budget, _load, _objectives))(dice)}
 
 
 DEMANDS = (
@@ -120,4 +130,5 @@ DEMANDS = (
     _load,
     _objectives,
     _autoscaling,
+    _from_zero,
 )

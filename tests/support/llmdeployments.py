@@ -28,6 +28,35 @@ def deployment(name: str = "demo", **spec: Any) -> LLMDeployment:
     return parse(manifest(name, **spec))
 
 
+_POD_TERM: dict[str, Any] = {
+    "labelSelector": {
+        "matchLabels": {"app": "batch"},
+        "matchExpressions": [{"key": "tier", "operator": "In", "values": ["low"]}],
+    },
+    "namespaces": ["batch"],
+    "namespaceSelector": {
+        "matchLabels": {"team": "batch"},
+        "matchExpressions": [{"key": "stage", "operator": "In", "values": ["test"]}],
+    },
+    "topologyKey": "kubernetes.io/hostname",
+}
+_POD_AFFINITY: dict[str, Any] = {
+    "requiredDuringSchedulingIgnoredDuringExecution": [_POD_TERM],
+    "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 10, "podAffinityTerm": _POD_TERM}],
+}
+_AFFINITY: dict[str, Any] = {
+    "nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]
+        },
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            {"weight": 20, "preference": {"matchExpressions": [{"key": "rack", "operator": "In", "values": ["1"]}]}}
+        ],
+    },
+    "podAffinity": _POD_AFFINITY,
+    "podAntiAffinity": _POD_AFFINITY,
+}
+
 # Every value differs from its default, so that leaving a field out changes something too.
 _FULL_SPEC: dict[str, Any] = {
     "tier": "Startup",
@@ -87,6 +116,7 @@ _FULL_SPEC: dict[str, Any] = {
                     "tolerationSeconds": 60,
                 }
             ],
+            "affinity": _AFFINITY,
             "priorityClassName": "high",
             "runtimeClassName": "nvidia",
             "imagePullSecrets": [{"name": "registry"}],

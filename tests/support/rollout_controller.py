@@ -14,7 +14,7 @@ from typing import Any
 
 from millstream_operator.kube.kinds import DEPLOYMENT, POD
 from tests.support.fake_cluster import FakeCluster, pod_of
-from tests.support.scheduler import Scheduler
+from tests.support.scheduler import ENDED, Scheduler
 
 Manifest = dict[str, Any]
 NO_GPU = {
@@ -59,12 +59,14 @@ class RolloutController:
         self.made: list[str] = []  # revisions of the pods, in the order in which they were made
 
     def pods(self, name: str = "demo") -> list[Manifest]:
-        """Without those that end."""
+        """Without those that end or have ended."""
         wanted = {"millstream.dev/deployment": name, "millstream.dev/role": "leader"}
         return [
             pod
             for pod in self.cluster.all(POD)
-            if wanted.items() <= pod["metadata"]["labels"].items() and not pod["metadata"].get("deletionTimestamp")
+            if wanted.items() <= pod["metadata"]["labels"].items()
+            and not pod["metadata"].get("deletionTimestamp")
+            and pod["status"].get("phase") not in ENDED
         ]
 
     def available(self, name: str = "demo") -> list[Manifest]:

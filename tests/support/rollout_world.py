@@ -9,7 +9,7 @@ from typing import Any
 from millstream_operator.kube.kinds import LLM_DEPLOYMENT, NODE
 from tests.support.fake_cluster import FakeCluster, Fault
 from tests.support.fake_operator import FakeOperator, answer_to, respec, world
-from tests.support.gpu_nodes import spec_on_gpu
+from tests.support.gpu_nodes import gpu_node, gpu_pod, spec_on_gpu
 from tests.support.llmdeployments import manifest
 from tests.support.rollout_controller import RolloutController, ended
 from tests.support.scheduler import NodePool, Scheduler
@@ -121,3 +121,19 @@ async def served_on_nodes(*objects: Manifest, pools: Iterable[NodePool] = (), **
     assert found.operator.condition("Ready")["status"] == "True", found.operator.status()
     found.controller.fewest_available = 1 << 10
     return found
+
+
+async def taken_after_the_drain() -> World:
+    """One node with two GPUs. A new revision wants both, and a tenant takes one after the old pod was drained."""
+    rollout = {"strategy": "ResourceAware"}
+    one = await served_on_nodes(gpu_node("a", gpus=2), parallelism={"tensor": 1}, rollout=rollout)
+    respec(one.cluster, parallelism={"tensor": 2})
+    for _ in range(20):
+        await one.operator.turn()
+        one.cluster.run_jobs("{}")
+        if not one.controller.available():
+            break
+        one.controller.step()
+    assert one.controller.available() == [], "drained"
+    one.cluster.put(gpu_pod("theirs", "a"))
+    return one

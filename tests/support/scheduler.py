@@ -219,7 +219,7 @@ def _name(manifest: Manifest) -> str:
 
 def _is_pending(pod: Manifest) -> bool:
     is_done = pod.get("status", {}).get("phase") in ENDED or pod["metadata"].get("deletionTimestamp")
-    return not pod["spec"].get("nodeName") and not is_done
+    return not pod["spec"].get("nodeName") and not is_done and not pod["spec"].get("schedulingGates")
 
 
 def _others(pod: Manifest) -> list[Manifest]:

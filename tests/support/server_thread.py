@@ -17,6 +17,7 @@ from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.engine_process.loop import MakeEngine, load_engine
 from millstream_runtime.server.engine.client import EngineLauncher
 from millstream_runtime.server.engine.watchdog import NO_PROGRESS_SECONDS, STUCK_SECONDS
+from millstream_runtime.server.http.connection_limits import ConnectionLimits
 from millstream_runtime.server.http.sockets import bind
 from millstream_runtime.server.model_server import ModelServer
 from tests.support.engine_thread import EngineThreads
@@ -36,6 +37,7 @@ class ServerThread:
         no_progress_seconds: float,
         stuck_seconds: float,
         live_config: Path | None = None,
+        limits_of_connections: ConnectionLimits | None = None,
     ) -> None:
         self.config = config
         self.ledger = BootLedger(process_age_seconds=0.0)
@@ -49,6 +51,7 @@ class ServerThread:
         self._no_progress_seconds = no_progress_seconds
         self._stuck_seconds = stuck_seconds
         self._live_config = live_config
+        self._limits_of_connections = limits_of_connections
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._main, name="server", daemon=True)
 
@@ -70,6 +73,7 @@ class ServerThread:
                 no_progress_seconds=self._no_progress_seconds,
                 stuck_seconds=self._stuck_seconds,
                 live_config=self._live_config,
+                limits_of_connections=self._limits_of_connections,
             )
             self._started.set()
             await self.server.run()
@@ -128,6 +132,7 @@ def serving(
     no_progress_seconds: float = NO_PROGRESS_SECONDS,
     stuck_seconds: float = STUCK_SECONDS,
     live_config: Path | None = None,
+    limits_of_connections: ConnectionLimits | None = None,
     **overrides: Any,
 ) -> Iterator[ServerThread]:
     """Serve `folder` on a free port, and drain at the end. `overrides` are RuntimeConfig fields.
@@ -149,7 +154,14 @@ def serving(
     config = RuntimeConfig(**{**settings, **overrides})
     launch = launcher(config) if launcher is not None else EngineThreads(config, make_engine)
     server = ServerThread(
-        config, launch, drain_grace_seconds, restart_delays_seconds, no_progress_seconds, stuck_seconds, live_config
+        config,
+        launch,
+        drain_grace_seconds,
+        restart_delays_seconds,
+        no_progress_seconds,
+        stuck_seconds,
+        live_config,
+        limits_of_connections,
     ).start()
     try:
         yield server

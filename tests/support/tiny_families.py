@@ -14,7 +14,8 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from millstream_runtime.config import Device, RuntimeConfig
-from millstream_runtime.engine.attention.paged_attention import AttentionChunk, TorchAttention
+from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
+from millstream_runtime.engine.attention.paged_attention import TorchAttention
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.request import Request, SamplingParams

@@ -10,15 +10,25 @@
 {{/* What a selector may use: it can never change. */}}
 {{- define "millstream.selectorLabels" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end -}}
 
 {{- define "millstream.labels" -}}
 {{ include "millstream.selectorLabels" . }}
 app.kubernetes.io/version: {{ include "millstream.labelValue" .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 helm.sh/chart: {{ include "millstream.labelValue" (printf "%s-%s" .Chart.Name .Chart.Version) | quote }}
+{{- end -}}
+
+{{/* Labels or annotations of a value next to the chart's own: ours as a dict, the value, and its name for the message. */}}
+{{- define "millstream.withOurs" -}}
+{{- range $key, $_ := .given -}}
+{{- if hasKey $.ours $key -}}
+{{- fail (printf "%s: %s is set by the chart, and selectors or rollouts depend on it; leave it out" $.value $key) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml (merge (dict) .ours (.given | default dict)) -}}
 {{- end -}}
 
 {{/* A version as a label value, which has neither the + of a build's metadata nor more than 63 characters. */}}
@@ -62,3 +72,8 @@ capabilities:
 {{- $network := .Values.network | default dict -}}
 {{- dict "mode" ($network.mode | default "Managed") "ingress" ($network.ingress | default list) "dns" ($network.dns | default list) "dnsPorts" ($network.dnsPorts | default list) | toJson -}}
 {{- end }}
+
+{{/* Enabled or Disabled: may the operator read where the API server is? */}}
+{{- define "millstream.apiServerEndpoints" -}}
+{{ (.Values.network).apiServerEndpoints | default "Enabled" }}
+{{- end -}}

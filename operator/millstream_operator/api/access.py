@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints, model_validator
 
-from millstream_operator.api.base import ApiModel, LabelValue
+from millstream_operator.api.base import ApiModel, LabelValue, QualifiedName
 from millstream_operator.api.model import ObjectKey
 
 
@@ -37,11 +37,17 @@ class Auth(ApiModel):
 
 
 _OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"  # without leading zeros, which readers take differently
-CIDR_PATTERN = (
-    rf"^(({_OCTET}\.){{3}}{_OCTET}/(3[0-2]|[12]?[0-9])|[0-9a-fA-F:]*:[0-9a-fA-F:]*/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))$"
+_GROUP = "[0-9a-fA-F]{1,4}"
+_IPV6 = "|".join(  # all eight groups, or :: in the place of some
+    [
+        f"({_GROUP}:){{7}}{_GROUP}",
+        f"({_GROUP}:){{1,7}}:",
+        *(f"({_GROUP}:){{1,{7 - after}}}(:{_GROUP}){{1,{after}}}" for after in range(1, 7)),
+        f":((:{_GROUP}){{1,7}}|:)",
+    ]
 )
+CIDR_PATTERN = f"^(({_OCTET}[.]){{3}}{_OCTET}/(3[0-2]|[12]?[0-9])|({_IPV6})/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))$"
 CIDR = Annotated[str, StringConstraints(pattern=CIDR_PATTERN, min_length=4, max_length=43)]
-LabelKey = Annotated[str, StringConstraints(min_length=1, max_length=317)]
 ATOMIC = {"x-kubernetes-list-type": "atomic"}
 
 
@@ -55,7 +61,7 @@ def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
 class LabelSelector(ApiModel):
     """Objects by their labels. Without labels: all."""
 
-    match_labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=8)] | None = Field(
+    match_labels: Annotated[dict[QualifiedName, LabelValue], Field(max_length=8)] | None = Field(
         None, description="Labels that an object must have, for example kubernetes.io/metadata.name of a namespace."
     )
 

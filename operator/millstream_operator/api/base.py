@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
 from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticKnownError
 
 from millstream_operator.api.duration import DURATION_MAX_LENGTH, DURATION_PATTERN
 
@@ -23,14 +25,30 @@ class ApiModel(BaseModel):
 
 
 Duration = Annotated[str, StringConstraints(pattern=DURATION_PATTERN, min_length=2, max_length=DURATION_MAX_LENGTH)]
-LabelValue = Annotated[str, StringConstraints(pattern=r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$", max_length=63)]
-# A label or annotation key: an optional DNS prefix and a name. Keys of a map cannot carry a pattern in a CRD,
-# so `api/rules.py` says it a second time in CEL.
-QUALIFIED_NAME_PATTERN = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
-QualifiedName = Annotated[str, StringConstraints(pattern=QUALIFIED_NAME_PATTERN, min_length=1, max_length=317)]
-DNSSubdomain = Annotated[
+LABEL_VALUE_PATTERN = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
+LabelValue = Annotated[str, StringConstraints(pattern=LABEL_VALUE_PATTERN, max_length=63)]
+# A label or annotation key as the API server takes it: an optional DNS subdomain and a name. Keys of a map cannot carry
+# a pattern in a CRD, so `api/rules.py` says both patterns a second time in CEL.
+_DNS = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+QUALIFIED_NAME_PATTERN = f"^({_DNS}([.]{_DNS})*/)?([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]$"
+QUALIFIED_NAME_PARTS_PATTERN = "^([^/]{1,253}/)?[^/]{1,63}$"  # how long the subdomain and the name may be
+
+
+def is_qualified_name(text: str) -> bool:
+    """Whether the API server takes the text as the key of a label."""
+    return all(re.fullmatch(pattern, text) for pattern in (QUALIFIED_NAME_PATTERN, QUALIFIED_NAME_PARTS_PATTERN))
+
+
+def _within_its_parts(text: str) -> str:
+    if not re.fullmatch(QUALIFIED_NAME_PARTS_PATTERN, text):
+        raise PydanticKnownError("string_pattern_mismatch", {"pattern": QUALIFIED_NAME_PARTS_PATTERN})
+    return text
+
+
+QualifiedName = Annotated[
     str,
-    StringConstraints(
-        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$", min_length=1, max_length=253
-    ),
+    StringConstraints(pattern=QUALIFIED_NAME_PATTERN, min_length=1, max_length=317),
+    AfterValidator(_within_its_parts),
 ]
+DNS_SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+DNSSubdomain = Annotated[str, StringConstraints(pattern=DNS_SUBDOMAIN_PATTERN, min_length=1, max_length=253)]

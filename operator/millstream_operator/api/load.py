@@ -12,6 +12,7 @@ import difflib
 import json
 import re
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from millstream_operator.api import API_VERSION, GROUP, KIND
+from millstream_operator.api.access import CIDR_PATTERN
+from millstream_operator.api.affinity import NAMESPACE_PATTERN
+from millstream_operator.api.base import DNS_SUBDOMAIN_PATTERN, LABEL_VALUE_PATTERN, QUALIFIED_NAME_PATTERN
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.ratchets import new_violations
 from millstream_operator.api.rules import violations
@@ -47,7 +51,22 @@ HINTS = {  # what a pattern means, by the field's name
     "memory": "a quantity such as 512Mi or 4Gi",
     "ephemeral-storage": "a quantity such as 2Gi",
 }
+KEY_HINT = "a name of at most 63 characters such as team, or with a DNS prefix of at most 253 such as example.com/team"
+PATTERN_HINTS = {  # of fields that have no name of their own, such as the values of a map
+    CIDR_PATTERN: "a block of addresses such as 192.0.2.0/24 or 2001:db8::/32",
+    LABEL_VALUE_PATTERN: "a label's value: letters, digits and - _ . with a letter or digit at both ends",
+    QUALIFIED_NAME_PATTERN: KEY_HINT,
+    NAMESPACE_PATTERN: "the name of a namespace: lower-case letters, digits and - with a letter or digit at both ends",
+    DNS_SUBDOMAIN_PATTERN: "a name of lower-case letters, digits, - and . with a letter or digit at both ends",
+}
+LENGTHS = {
+    "too_short": ("min_length", "item"),
+    "too_long": ("max_length", "item"),
+    "string_too_short": ("min_length", "character"),
+    "string_too_long": ("max_length", "character"),
+}
 QUANTITIES = ("cpu", "memory", "ephemeral-storage")
+LONGEST_SHOWN = 80
 _SURROGATE = re.compile("[\\ud800-\\udfff]")
 
 
@@ -154,7 +173,9 @@ class _Constructor:
         self.nodes += 1
         self.characters += len(node.value) if isinstance(node, yaml.ScalarNode) else 0
         if self.nodes > MAX_NODES or self.characters > MAX_CHARACTERS:
-            raise ManifestError(f"{self.source}: unfolds to more than {MAX_NODES} values or {MAX_CHARACTERS} letters.")
+            raise ManifestError(
+                f"{self.source}: expands to more than {MAX_NODES} values or {MAX_CHARACTERS} characters."
+            )
 
     def _error(self, node: yaml.Node, problem: str) -> ManifestError:
         return ManifestError(f"{self.source}:{node.start_mark.line + 1}: {problem}.")
@@ -164,7 +185,7 @@ class _Constructor:
         for key_node, value_node in node.value:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
             if key is None or key in mapping:
-                problem = "a key that is no string" if key is None else f"the key {key!r} stands here a second time"
+                problem = "a key that is no string" if key is None else f"the key {key!r} is given twice"
                 raise self._error(key_node, problem)
             self._count(key_node)
             mapping[key] = self.construct(value_node)
@@ -215,9 +236,8 @@ def _validate(manifest: dict[str, Any], lines: _Lines | None) -> LLMDeployment:
         # says max_num_seqs would be refused by the API server, so it is refused here.
         deployment = LLMDeployment.model_validate_json(json.dumps(manifest), by_alias=True, by_name=False)
     except ValidationError as error:
-        first = min(error.errors(include_url=False), key=_severity)
-        location = _schema_location(first["loc"])
-        raise fail(location, _describe(first, location)) from None
+        first = field_error(error)
+        raise fail(first.location, first.sentence(_hint(first))) from None
     newly = new_violations(deployment) if lines is not None else ()  # what is stored may break them
     for violation in (*violations(deployment), *newly):
         steps = violation.path.replace("[", ".").replace("]", "").split(".") if violation.path else []
@@ -225,9 +245,51 @@ def _validate(manifest: dict[str, Any], lines: _Lines | None) -> LLMDeployment:
     return deployment
 
 
-def _severity(error: ErrorDetails) -> int:
-    """Unknown fields first: a misspelled required field is both unknown and missing, and the spelling is the cause."""
-    return 0 if error["type"] == "extra_forbidden" else 1
+@dataclass(frozen=True, slots=True)
+class FieldError:
+    """One error. `location`: of the field, without the steps that Pydantic adds."""
+
+    location: Location
+    details: ErrorDetails
+
+    @property
+    def is_unknown_field(self) -> bool:
+        return self.details["type"] == "extra_forbidden"
+
+    def sentence(self, hint: str = "") -> str:
+        """Return what is wrong. `hint`: what is added where the field is unknown."""
+        name = dotted(self.location) or "the object"
+        kind, context = self.details["type"], self.details.get("ctx", {})
+        shown, field = _shown(self.details["input"]), str(self.location[-1]) if self.location else ""
+        if self.is_unknown_field:
+            return f"{name}: unknown field{hint}."
+        if kind == "missing":
+            return f"{name}: missing; it is required."
+        if kind in ("json_invalid", "value_error"):
+            words = self.details["msg"].removeprefix("Value error, ")
+            return f"{name}: {words}." if self.location else f"{words}."
+        if self.details["loc"][-1:] == ("[key]",):
+            return f"{dotted(self.location[:-1])}: the key {shown} must be {KEY_HINT}."
+        if self.details["input"] is None:
+            return f"{name} is empty; give it a value or leave it out."
+        if length := _length(kind, context):
+            return f"{name} is {shown}; it must have {length}."
+        return f"{name} is {shown}; it must be {_wanted(self.details, field, context)}."
+
+
+def field_error(error: ValidationError) -> FieldError:
+    """Return the error that a person should read first.
+
+    Unknown fields are first: a misspelled required field is both unknown and missing, and the spelling is the cause.
+    """
+    first = min(error.errors(include_url=False), key=lambda one: 0 if one["type"] == "extra_forbidden" else 1)
+    return FieldError(_schema_location(first["loc"]), first)
+
+
+def dotted(location: Location) -> str:
+    """Return a location as it is written in messages: spec.x[0].y."""
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
+    return text.removeprefix(".")
 
 
 def _schema_location(location: Location) -> Location:
@@ -236,39 +298,38 @@ def _schema_location(location: Location) -> Location:
     return location[:-1] if ours else location
 
 
-def _describe(error: ErrorDetails, location: Location) -> str:
-    name = _dotted(location) or "the object"
-    kind, given, context = error["type"], error["input"], error.get("ctx", {})
-    shown = json.dumps(given, ensure_ascii=False)
-    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
-    field = str(location[-1]) if location else ""
-    if kind == "extra_forbidden":
-        return f"{name}: unknown field{_did_you_mean(location)}."
-    if kind == "missing":
-        return f"{name}: missing; it is required."
-    if kind in ("enum", "literal_error"):
-        allowed = str(context.get("expected", "")).replace("'", "")
-        return f"{name} is {shown}; it must be {allowed}."
-    if kind == "string_pattern_mismatch" and error["loc"][-1] == "[key]":
-        return f"{_dotted(location[:-1])}: the key {shown} must be a name such as team or example.com/team."
-    if kind == "string_pattern_mismatch":
-        return f"{name} is {shown}; it must be {HINTS.get(field, 'of the form ' + str(context.get('pattern')))}."
-    if given is None:
-        return f"{name} is empty; give it a value or leave it out."
-    if field in QUANTITIES and isinstance(given, float):
-        return f"{name} is {shown}; it must be {HINTS[field]}."
-    wanted = (
-        error["msg"]
-        .removeprefix("Input should be ")
-        .replace("a valid integer", "a whole number")
-        .replace("a valid ", "a ")
-    )
-    return f"{name} is {shown}; it must be {wanted}."
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
 
 
-def _did_you_mean(location: Location) -> str:
-    known = _fields_at(location[:-1])
-    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.6)
+def _length(kind: str, context: dict[str, Any]) -> str:
+    """`at most 8 items`; empty for an error that is not about a length."""
+    if kind not in LENGTHS:
+        return ""
+    limit, noun = LENGTHS[kind]
+    number = context[limit]
+    return f"at {'least' if limit == 'min_length' else 'most'} {number} {noun}{'' if number == 1 else 's'}"
+
+
+def _wanted(details: ErrorDetails, field: str, context: dict[str, Any]) -> str:
+    if details["type"] in ("enum", "literal_error"):
+        return str(context.get("expected", "")).replace("'", "")
+    if details["type"] == "string_pattern_mismatch":
+        pattern = str(context.get("pattern"))
+        return HINTS.get(field) or PATTERN_HINTS.get(pattern) or f"of the form {pattern}"
+    if field in QUANTITIES and isinstance(details["input"], float):
+        return HINTS[field]
+    wanted = details["msg"].removeprefix("Input should be ")
+    return wanted.replace("a valid integer", "a whole number").replace("a valid ", "a ")
+
+
+def _hint(error: FieldError) -> str:
+    """What an unknown field may have been meant as; empty for any other error."""
+    if not error.is_unknown_field:
+        return ""
+    known = _fields_at(error.location[:-1])
+    close = difflib.get_close_matches(str(error.location[-1]), known, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]}"
     return f" (known here: {', '.join(known)})" if known else ""
@@ -294,10 +355,3 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     for argument in getattr(annotation, "__args__", ()):
         found += _models_in(argument)
     return found
-
-
-def _dotted(location: Location) -> str:
-    text = ""
-    for step in location:
-        text += f"[{step}]" if isinstance(step, int) else f".{step}"
-    return text.removeprefix(".")

@@ -60,7 +60,7 @@ class EngineStatus(ApiModel):
 
 
 class SpeculationStatus(ApiModel):
-    method: Name = Field(description="Who proposes tokens. Disabled: nobody.")
+    method: Name = Field(description="Who proposes tokens. Disabled: none are proposed.")
     max_draft_tokens: int | None = Field(None, ge=1, description="Tokens proposed at a time, at most.")
     assumed_acceptance_percent: int | None = Field(
         None, ge=0, le=100, description="Share of accepted tokens that predictions assume; not a measurement."
@@ -82,8 +82,17 @@ class MemoryStatus(ApiModel):
     headroom_bytes: int = Field(ge=0, description="What gpuMemoryUtilizationPercent leaves alone.")
 
 
-class PlanCorrection(ApiModel):
-    """Measured over predicted bytes, in thousandths, of one placement of this model with this image."""
+class StepCorrection(ApiModel):
+    """Measured over predicted step times, in thousandths. Absent: none was measured."""
+
+    decode_permille: int | None = Field(None, ge=1, description="A decode step of one request.")
+    batch_permille: int | None = Field(None, ge=1, description="A decode step of batchSequences requests.")
+    prefill_permille: int | None = Field(None, ge=1, description="A prompt up to its first token.")
+    batch_sequences: int | None = Field(None, ge=1, description="Requests of the batch that was measured.")
+
+
+class PlanCorrection(StepCorrection):
+    """Measured over predicted, in thousandths, of one placement of this model with this image."""
 
     accelerator: Name = Field(description="The GPU's name.")
     tensor_parallel_size: int = Field(ge=1, description="GPUs that share each layer.")
@@ -166,5 +175,5 @@ class PlanStatus(ApiModel):
     )
     facts_hash: Annotated[str, StringConstraints(max_length=64)] | None = Field(
         None,
-        description="Hash of what it was made from beside the spec: the cluster's GPUs, prices, the model's shape.",
+        description="Hash of what it was made from other than the spec: the cluster's GPUs, prices, the model's shape.",
     )

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field, GetCoreSchemaHandler, StringConstraints
 from pydantic_core import core_schema
 
+from millstream_operator.api.affinity import Affinity
 from millstream_operator.api.base import ApiModel, DNSSubdomain, LabelValue, QualifiedName
 
 QUANTITY_PATTERN = r"^[0-9]{1,15}(\.[0-9]{1,9})?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
@@ -163,6 +164,11 @@ class PodSpec(ApiModel):
         None,
         description="Taints that the pods tolerate. Added to the chart's own defaults.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    affinity: Affinity | None = Field(
+        None,
+        description="Nodes that the pods must or should run on, and pods that they run near to or away from. Added to "
+        "what the operator itself asks for (the planned GPU). Default: none.",
     )
     priority_class_name: DNSSubdomain | None = Field(None, description="PriorityClass of the pods. Default: none.")
     runtime_class_name: DNSSubdomain | None = Field(

@@ -16,24 +16,15 @@ from typing import Any
 from pydantic import BaseModel
 
 from millstream_operator.api import duration
-from millstream_operator.api.base import QUALIFIED_NAME_PATTERN
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.validation.affinity_rules import AFFINITY_RULES
+from millstream_operator.api.validation.rule import Rule, qualified_keys
 
 NAME_MAX_LENGTH = 52  # a ControllerRevision's and a pod's name add up to eleven characters, and 63 is the limit
 NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 DEFAULT_WARMUP_TIMEOUT = "20m"
 OPERATOR_LABEL_PREFIXES = ("millstream.dev/", "app.kubernetes.io/", "llm-d.ai/")
 OPERATOR_ANNOTATION_PREFIXES = ("millstream.dev/", "prometheus.io/")
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """`path`: schema path of `self`, `[]` for the items of a list; empty for the whole object."""
-
-    path: str
-    cel: str
-    holds: Callable[[Any], bool]
-    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +99,7 @@ def _pulled(path: str) -> Rule:
         path,
         "self != 'Never'",
         lambda value: value != "Never",
-        "Never would leave the pods without a model, for nothing else pulls it; use IfNotPresent.",
+        "Never leaves the pods without a model, because nothing else pulls the image; use IfNotPresent.",
     )
 
 
@@ -127,16 +118,7 @@ def _no_prefix(path: str, prefixes: Sequence[str]) -> Rule:
         path,
         f"!self.exists(key, {tests})",
         lambda value: not any(key.startswith(tuple(prefixes)) for key in value),
-        f"keys that start with {' or '.join(prefixes)} are the operator's own.",
-    )
-
-
-def _qualified_keys(path: str) -> Rule:
-    return Rule(
-        path,
-        f"self.all(key, size(key) <= 317 && key.matches('{QUALIFIED_NAME_PATTERN}'))",
-        lambda value: all(len(key) <= 317 and re.search(QUALIFIED_NAME_PATTERN, key) for key in value),
-        "each key must be a name such as team or example.com/team.",
+        f"keys that start with {' or '.join(prefixes)} are the operator's own; use another prefix.",
     )
 
 
@@ -226,7 +208,7 @@ RULES: tuple[Rule, ...] = (
             or value.max_num_seqs is None
             or value.max_num_batched_tokens >= value.max_num_seqs
         ),
-        "maxNumBatchedTokens must be at least maxNumSeqs, or a full batch could not compute one token a request.",
+        "maxNumBatchedTokens must be at least maxNumSeqs, or a full batch could not compute one token per request.",
     ),
     Rule(
         "spec",
@@ -274,6 +256,11 @@ RULES: tuple[Rule, ...] = (
     ),
     _peer("spec.network.ingress[]"),
     _peer("spec.network.egress[].to[]"),
+    *(
+        qualified_keys(f"{peer}.{selector}.matchLabels")
+        for peer in ("spec.network.ingress[]", "spec.network.egress[].to[]")
+        for selector in ("namespaceSelector", "podSelector")
+    ),
     Rule(
         "spec.network.egress[].to[].ipBlock",
         "!self.cidr.startsWith('169.254.')",
@@ -311,13 +298,14 @@ RULES: tuple[Rule, ...] = (
         "the target of KVCacheUsage is a percentage, 1 to 100.",
     ),
     _duration("spec.autoscaling.scaleDownStabilization", "0s", "1h"),
-    _qualified_keys("spec.monitoring.labels"),
+    qualified_keys("spec.monitoring.labels"),
     _no_prefix("spec.monitoring.labels", OPERATOR_LABEL_PREFIXES),
-    _qualified_keys("spec.podTemplate.metadata.labels"),
+    qualified_keys("spec.podTemplate.metadata.labels"),
     _no_prefix("spec.podTemplate.metadata.labels", OPERATOR_LABEL_PREFIXES),
-    _qualified_keys("spec.podTemplate.metadata.annotations"),
+    qualified_keys("spec.podTemplate.metadata.annotations"),
     _no_prefix("spec.podTemplate.metadata.annotations", OPERATOR_ANNOTATION_PREFIXES),
-    _qualified_keys("spec.podTemplate.spec.nodeSelector"),
+    qualified_keys("spec.podTemplate.spec.nodeSelector"),
+    *AFFINITY_RULES,
     Rule(
         "spec.podTemplate.spec.tolerations[]",
         "has(self.operator) && self.operator == 'Exists' ? !has(self.value) : has(self.key)",

@@ -174,7 +174,8 @@ class LLMDeploymentSpec(ApiModel):
     """What is wanted. An absent field means that the operator chooses and explains it in status.plan."""
 
     tier: Tier | None = Field(
-        None, description="Startup, Mid or Enterprise: decides about defaults. Default: small batches, no particulars."
+        None,
+        description="Startup, Mid or Enterprise: sets defaults. Default: small batches, nothing specific to a tier.",
     )
     workload: Workload | None = Field(None, description="The requests to expect.")
     model: Model = Field(description="The model to serve.")

@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from millstream_operator.api.base import ApiModel
-from millstream_operator.api.plan_status import PlanStatus
+from millstream_operator.api.plan_status import PlanStatus, StepCorrection
 
 
 class ConditionStatus(StrEnum):
@@ -140,7 +140,7 @@ class MemoryComparison(ApiModel):
     """The plan's numbers beside the runtime's own."""
 
     predicted: MemoryUse | None = Field(None, description="By the plan. Absent: it knew too little of model or device.")
-    measured: MemoryUse | None = Field(None, description="By the runtime, once a revision. Absent: it did not tell.")
+    measured: MemoryUse | None = Field(None, description="By the runtime, once a revision. Absent: it did not report.")
     correction: MemoryCorrection | None = Field(
         None, description="What the prediction was corrected by. Absent: nothing was measured when the plan was made."
     )
@@ -151,6 +151,26 @@ class MemoryComparison(ApiModel):
         ]
         | None
     ) = Field(None, description="Measured values that cannot be true and correct no plan, each with the reason.")
+
+
+class StepTimes(ApiModel):
+    """Times of the steps that the runtime measures at the end of its warm-up."""
+
+    decode_microseconds: int | None = Field(None, ge=0, description="A decode step of one request.")
+    batch_microseconds: int | None = Field(None, ge=0, description="A decode step of batchSequences requests.")
+    batch_sequences: int | None = Field(None, ge=0, description="Requests of that batch.")
+    prefill_microseconds: int | None = Field(None, ge=0, description="A prompt of prefillTokens up to its first token.")
+    prefill_tokens: int | None = Field(None, ge=0, description="Tokens of that prompt.")
+
+
+class StepComparison(ApiModel):
+    """The plan's step times beside the runtime's own."""
+
+    predicted: StepTimes | None = Field(None, description="For the same steps, corrected. Absent: on a CPU.")
+    measured: StepTimes | None = Field(None, description="By one pod of the revision.")
+    correction: StepCorrection | None = Field(
+        None, description="What the plan's predictions were corrected by. Absent: nothing was measured before."
+    )
 
 
 class LLMDeploymentStatus(ApiModel):
@@ -177,7 +197,8 @@ class LLMDeploymentStatus(ApiModel):
     )
     model: ModelStatus | None = Field(None, description="The model as it is served.")
     plan: PlanStatus | None = Field(None, description="What the operator chose, and why.")
-    memory: MemoryComparison | None = Field(None, description="Predicted beside measured memory.")
+    step_times: StepComparison | None = Field(None, description="Predicted and measured times of steps.")
+    memory: MemoryComparison | None = Field(None, description="Predicted and measured memory.")
     warmup: WarmupStatus | None = Field(None, description="How far the slowest pod has come.")
     runtime: RuntimeStatus | None = Field(None, description="The runtime that is pinned.")
     rollout: RolloutStatus | None = Field(None, description="Which revision serves, and which is wanted.")

@@ -35,8 +35,8 @@ class Workload(ApiModel):
 
     profile: Profile | None = Field(
         None,
-        description="Chat, RAG, Code, Math, Creative, Batch or Edge: decides about defaults of batching, speculation "
-        "and quantization. Default: none of their particulars.",
+        description="Chat, RAG, Code, Math, Creative, Batch or Edge: sets defaults for batching, speculation and "
+        "quantization. Default: nothing specific to a workload.",
     )
     input_tokens: int | None = Field(
         None, ge=1, le=MAX_MODEL_LEN_LIMIT_TOKENS, description="Tokens of a usual prompt. Default: by profile."

@@ -45,10 +45,11 @@ def read_quantization(config: Mapping[str, Any], source: str = "config.json") ->
         UnsupportedModelError: a method, or a mixture of formats, that the planner does not know.
         ConfigError: a number out of its range.
     """
-    name = next((one for one in ("quantization_config", "compression_config") if config.get(one)), None)
-    if name is None or not isinstance(config[name], Mapping):
+    outer = ConfigFields(config, source)
+    given = {one: outer.mapping(one) for one in ("quantization_config", "compression_config")}
+    name, found = next(((name, values) for name, values in given.items() if values), (None, None))
+    if name is None or found is None:
         return None
-    found = config[name]
     fields = ConfigFields(found, source, f"{name}.")
     method = str(found.get("quant_method", "")).lower()
     _refuse_four_bit_floats(fields, method, str(found.get("quant_algo", "")), str(found.get("format", "")))
@@ -82,8 +83,7 @@ def _refuse_four_bit_floats(fields: ConfigFields, *words: str) -> None:
 
 
 def _compressed_tensors(fields: ConfigFields, kept: tuple[Pattern, ...]) -> CheckpointQuantization:
-    groups = fields.values.get("config_groups")
-    groups = {str(name): group for name, group in groups.items()} if isinstance(groups, Mapping) else {}
+    groups = {str(name): group for name, group in (fields.mapping("config_groups") or {}).items()}
     read = {name: _of_group(fields, name, group) for name, group in groups.items()}
     formats = list(dict.fromkeys((one.method, one.bits, one.group_size, one.block_size) for one in read.values()))
     where = f"{fields.source}: {fields.prefix}config_groups"
@@ -100,13 +100,15 @@ def _compressed_tensors(fields: ConfigFields, kept: tuple[Pattern, ...]) -> Chec
 
 
 def _of_group(fields: ConfigFields, name: str, group: object) -> CheckpointQuantization:
-    group = group if isinstance(group, Mapping) else {}
-    values = group.get("weights")
-    inner = ConfigFields(
-        values if isinstance(values, Mapping) else {},
-        fields.source,
-        f"{fields.prefix}config_groups.{name[:60]}.weights.",
-    )
+    where = f"{fields.prefix}config_groups."
+    group = ConfigFields({name[:60]: group}, fields.source, where).mapping(name[:60]) or {}
+    values = ConfigFields(group, fields.source, f"{where}{name[:60]}.").mapping("weights")
+    if values is None:
+        raise UnsupportedModelError(
+            f"{fields.source}: {where}{name[:60]}.weights is missing or null, so the format of these weights is not "
+            f"known; {INSTEAD}."
+        )
+    inner = ConfigFields(values, fields.source, f"{where}{name[:60]}.weights.")
     bits, kind = inner.integer("num_bits", 8), inner.text("type", "int")
     _refuse_four_bit_floats(fields, str(group.get("format", "")))
     if kind == "float" and bits == 4:
@@ -152,5 +154,5 @@ def _block(fields: ConfigFields, name: str) -> tuple[int, int] | None:
 def _patterns(value: object) -> list[Pattern]:
     """A list of names; or `{name: how often}`, as `millstream inspect` shortens a long one."""
     if isinstance(value, Mapping):
-        return [(str(name), count if isinstance(count, int) else None) for name, count in value.items()]
+        return [(str(name), count if type(count) is int and count > 0 else None) for name, count in value.items()]
     return [(str(name), None) for name in value] if isinstance(value, list) else []

@@ -9,6 +9,8 @@ from millstream_operator.catalog.config_ranges import RANGES
 
 CURE = "Correct it, or give the model's own config.json (model.configMapRef; millstream plan --config FILE)."
 
+LARGEST_DECIMAL = 1e30  # above every frequency and factor; below it no arithmetic overflows
+
 
 class ConfigError(ValueError):
     """A config.json that no shape can be read from. `str()` is one line: what is wrong, where, what to do."""
@@ -56,12 +58,36 @@ class ConfigFields:
         return value
 
     def text(self, name: str, default: str = "") -> str:
+        """A word; null counts as absent. Raises ConfigError: another value."""
         value = self.values.get(name)
-        return value if isinstance(value, str) else default
+        if value is None or isinstance(value, str):
+            return default if value is None else value
+        raise ConfigError(f"{self._where(name)} is {_shortened(value)}; it must be a word in quotes. {CURE}")
 
     def integers(self, name: str) -> frozenset[int]:
+        """A list of whole numbers, 0 included; null counts as absent. Raises ConfigError: another value."""
         value = self.values.get(name)
-        return frozenset(item for item in value if isinstance(item, int)) if isinstance(value, list) else frozenset()
+        if value is None:
+            return frozenset()
+        if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+            raise ConfigError(
+                f"{self._where(name)} is {_shortened(value)}; it must be a list of whole numbers from 0. {CURE}"
+            )
+        return frozenset(value)
+
+    def decimal(self, name: str) -> None:
+        """Check a positive, finite number; null counts as absent. Raises ConfigError: another value."""
+        value = self.values.get(name)
+        if value is None or (type(value) in (int, float) and 0 < value < LARGEST_DECIMAL):
+            return
+        raise ConfigError(f"{self._where(name)} is {_shortened(value)}; it must be a number above 0. {CURE}")
+
+    def mapping(self, name: str) -> Mapping[str, Any] | None:
+        """An object; null counts as absent. Raises ConfigError: another value."""
+        value = self.values.get(name)
+        if value is None or isinstance(value, Mapping):
+            return value
+        raise ConfigError(f"{self._where(name)} is {_shortened(value)}; it must be an object. {CURE}")
 
     def contradiction(self, what: str) -> ConfigError:
         """Return the error for values that cannot belong to one model. `what` names the fields and their values."""

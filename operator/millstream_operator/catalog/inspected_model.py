@@ -6,7 +6,6 @@ refused, and unknown keys are ignored.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from millstream_operator.catalog.checkpoint_size import read_weights, size_probl
 from millstream_operator.catalog.config_fields import ConfigError
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.catalog.read_shape import read_shape
+from millstream_runtime.strict_json import read_strict_json
 
 VERSION = 1
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9:._/+-]{0,127}")
@@ -41,7 +41,7 @@ def read_answer(text: str) -> dict[str, Any]:
         UnknownAnswerError: it is none.
     """
     try:
-        answer = json.loads(text)
+        answer = read_strict_json(text)
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict) or answer.get("version") != VERSION or not isinstance(answer.get("config"), dict):

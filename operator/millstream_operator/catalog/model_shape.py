@@ -56,13 +56,26 @@ class ModelShape:
     latent_kv_elements: int | None = None  # MLA: latent rank + RoPE dims of one layer; None for ordinary heads
     num_experts: int = 0
     num_experts_per_token: int = 0
-    weight_bytes: int = 2  # of one stored weight: 2 for 16 bit, 4 for float32
+    weight_bytes: int = 2  # of one weight in the files: 2 for 16 bit, 4 for float32
     quantization: CheckpointQuantization | None = None
     # Not part of `repr`, which is hashed: what older versions did not know.
     unquantized_parameters: int = field(
         default=0, repr=False
     )  # of `parameters.linear`: a quantised one keeps in 16 bit
     extra_parameters: int = field(default=0, repr=False)  # that a checkpoint may hold besides: heads that draft tokens
+    # What rope scaling allows beyond `max_position_embeddings`, to those who ask for it.
+    extended_context_tokens: int | None = field(default=None, repr=False)
+    dtype: str = field(default="BF16", repr=False)  # in which a GPU computes with weights that are not quantised
+
+    @property
+    def longest_context_tokens(self) -> int:
+        """The largest `engine.maxModelLen` that the runtime accepts."""
+        return self.extended_context_tokens or self.max_position_embeddings
+
+    @property
+    def compute_bytes(self) -> int:
+        """Of one value in `dtype`: what the runtime keeps in GPU memory of weights, keys, values and activations."""
+        return 4 if self.dtype == "FP32" else 2
 
     @cached_property
     def active_parameters(self) -> int:

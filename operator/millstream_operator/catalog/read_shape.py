@@ -8,17 +8,19 @@ model and a vision tower (`text_config`) are read as the language model, which i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, assert_never
 
 from millstream_operator.catalog.checkpoint_quantization import read_quantization
+from millstream_operator.catalog.config_decimals import check_decimals
 from millstream_operator.catalog.config_fields import ConfigError, ConfigFields, UnsupportedModelError
 from millstream_operator.catalog.families import classic, dense, experts, latent
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.catalog.unquantized_layers import unquantized_parameters
+from millstream_runtime.context_limit import extended_context_tokens
 from millstream_runtime.model_families import (
     FAMILIES,
     DenseTraits,
@@ -29,10 +31,13 @@ from millstream_runtime.model_families import (
     ModelFamily,
     family_of,
 )
+from millstream_runtime.strict_json import read_strict_json
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_WIDTH_RATIO = 8  # between all heads and the hidden size; published models have up to 3.5
 _DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
+# As the runtime chooses it on a GPU (`engine/execution/shard.py`): float32 where the file names none.
+_RUNTIME_DTYPES = {"": "FP32", "float32": "FP32", "float16": "FP16"}
 
 
 def read_shape_file(path: Path) -> ModelShape:
@@ -44,11 +49,13 @@ def read_shape_file(path: Path) -> ModelShape:
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise ConfigError(f"{path}: larger than 1 MiB, so it is no model's config.json.")
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_strict_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError):
+    except (JSONDecodeError, UnicodeError, RecursionError):
         raise ConfigError(f"{path}: not a JSON file in UTF-8.") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}.") from None
     return read_shape(values, str(path))
 
 
@@ -64,6 +71,7 @@ def read_shape(config: Mapping[str, Any], source: str = "config.json") -> ModelS
     text = config.get("text_config")
     values = {**config, **text} if isinstance(text, Mapping) else dict(config)
     fields = ConfigFields(values, source)
+    check_decimals(fields)
     family = family_of(fields.text("model_type"))
     if family is None:
         raise UnsupportedModelError(
@@ -72,7 +80,14 @@ def read_shape(config: Mapping[str, Any], source: str = "config.json") -> ModelS
         )
     quantization = read_quantization(config, source) or read_quantization(values, source)
     dtype = fields.text("dtype") or fields.text("torch_dtype")
-    shape = replace(_count(fields, family), quantization=quantization, weight_bytes=_DTYPE_BYTES.get(dtype, 2))
+    shape = replace(
+        _count(fields, family),
+        quantization=quantization,
+        weight_bytes=_DTYPE_BYTES.get(dtype, 2),
+        dtype=_RUNTIME_DTYPES.get(dtype, "BF16"),
+    )
+    extended = extended_context_tokens(values, shape.max_position_embeddings)
+    shape = replace(shape, extended_context_tokens=extended)
     if quantization is not None:
         kept = unquantized_parameters(shape, quantization.kept, quantization.targets)
         shape = replace(shape, unquantized_parameters=kept)
@@ -104,7 +119,7 @@ def _checked(shape: ModelShape, fields: ConfigFields) -> ModelShape:
     width = heads * shape.head_size
     if not hidden <= width * MAX_WIDTH_RATIO <= hidden * MAX_WIDTH_RATIO**2:
         raise fields.contradiction(
-            f"{heads} attention heads of {shape.head_size} are {width} columns beside a hidden_size of {hidden}; more "
+            f"{heads} attention heads of {shape.head_size} are {width} columns, and hidden_size is {hidden}; more "
             f"than {MAX_WIDTH_RATIO} times apart, they belong to no model"
         )
     experts, per_token = shape.num_experts, shape.num_experts_per_token

@@ -11,9 +11,9 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.diagnosis.admission import admission_refusal
-from millstream_operator.diagnosis.diagnosis import Diagnosis
+from millstream_operator.diagnosis.diagnosis import Diagnosis, sentence
 from millstream_operator.diagnosis.reasons import Reason
-from millstream_operator.kube.client import ApiError, ClusterClient
+from millstream_operator.kube.client import ApiError, ClusterClient, refused_fields
 from millstream_operator.kube.diff import LastApplied, with_digest
 from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.kube.kinds import Kind, kind_of
@@ -153,9 +153,11 @@ def _refusal(error: ApiError, wanted: Manifest) -> Diagnosis | None:
         return found
     if error.status not in REFUSED:
         return None
+    fields = ", ".join(field for field in refused_fields(error) if field not in error.message)
+    said = f"{what}{f' ({fields})' if fields else ''}: {error.message}"
     if error.status == 403:
-        return Diagnosis(Reason.ADMISSION_DENIED, f"The cluster does not admit the {what}: {error.message}")
-    return Diagnosis(Reason.APPLY_REFUSED, f"The API server refuses the {what}: {error.message}")
+        return Diagnosis(Reason.ADMISSION_DENIED, sentence(f"The cluster does not admit the {said}"))
+    return Diagnosis(Reason.APPLY_REFUSED, sentence(f"The API server refuses the {said}"))
 
 
 def namespace_is_terminating(error: ApiError) -> bool:

@@ -3,7 +3,8 @@
     spec, served kinds -> wanted companions -> delete ours that are not wanted -> apply -> conditions
 
 A problem here sets the conditions `Autoscaled` and `Monitored` and does not make the model unready: it still serves. A
-refusal (a missing kind, a budget that the replicas could exceed) leaves the existing autoscaler as it is.
+refusal (a missing kind, a budget that does not pay for minReplicas) leaves the existing autoscaler as it is. A budget
+that pays for fewer than maxReplicas bounds the autoscaler's maximum.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from millstream_operator.kube.kinds import (
     Kind,
     kind_of,
 )
-from millstream_operator.planning.scaling_cost import over_budget
+from millstream_operator.planning.scaling_cost import bounded_maximum, over_budget
 from millstream_operator.rendering.companions import (
     CompanionDefaults,
     NoAutoscaler,
@@ -99,11 +100,12 @@ class CompanionApplier:
     # The autoscaler
 
     async def _autoscaler(self, turn: CompanionInput) -> CompanionResult:
-        owner = turn.owner
+        owner = within_budget(turn)
         wanted = autoscaler(owner, self._served.names, self._defaults)
         if isinstance(wanted, NoAutoscaler):
             return _one(conditions.AUTOSCALED, Diagnosis(Reason.AUTOSCALER_UNAVAILABLE, wanted.message))
-        if (message := over_budget(turn.plan, owner.spec)) is not None:
+        message = over_budget(turn.plan, owner.spec) if bounded_maximum(turn.plan, owner.spec) is None else None
+        if message is not None:
             return _one(conditions.AUTOSCALED, Diagnosis(Reason.BUDGET_EXCEEDED, message))
         # Delete the other autoscaler first: two would fight over the replicas, and KEDA refuses to be the second.
         manifests = [wanted.manifest] if wanted is not None else []
@@ -152,11 +154,8 @@ class CompanionApplier:
                 and (problem := await self._attempt(kind.kind, self._deletion(turn.owner, to_delete))) is not None
             ):
                 return problem
-        for manifest in wanted:
-            problem = await self._attempt(manifest["kind"], self._application(turn.owner, manifest))
-            if problem is not None:
-                return problem
-        return None
+        attempts = [await self._attempt(one["kind"], self._application(turn.owner, one)) for one in wanted]
+        return next((problem for problem in attempts if problem is not None), None)
 
     def _deletion(self, owner: LLMDeployment, to_delete: Sequence[Manifest]) -> Callable[[], Any]:
         return lambda: self._children.delete(owner, to_delete)
@@ -177,6 +176,16 @@ class CompanionApplier:
                 Reason.APPLY_REFUSED, f"The API server refuses the {kind} ({error.status}): {error.message}"
             )
         return found
+
+
+def within_budget(turn: CompanionInput) -> LLMDeployment:
+    """Return the owner with the maximum that an enforced budget pays for; unchanged where it pays for none."""
+    spec, scaling = turn.owner.spec, turn.owner.spec.autoscaling
+    bound = bounded_maximum(turn.plan, spec)
+    if scaling is None or bound is None or bound == scaling.max_replicas:
+        return turn.owner
+    bounded = scaling.model_copy(update={"max_replicas": bound})
+    return turn.owner.model_copy(update={"spec": spec.model_copy(update={"autoscaling": bounded})})
 
 
 def _was_reported(turn: CompanionInput) -> bool:

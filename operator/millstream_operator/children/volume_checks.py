@@ -6,18 +6,13 @@ modes, which Kubernetes never changes, and the answer is kept. The claim of a ca
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.volumes import cache_problem, shared_source_claim, source_problem
 from millstream_operator.kube.client import ClusterClient
 from millstream_operator.kube.index import Index
-from millstream_operator.kube.kinds import DEPLOYMENT, PERSISTENT_VOLUME_CLAIM
+from millstream_operator.kube.kinds import PERSISTENT_VOLUME_CLAIM
 from millstream_operator.rendering.model_cache import cache_claim_name
-
-Manifest = dict[str, Any]
 
 
 class VolumeChecks:
@@ -27,16 +22,17 @@ class VolumeChecks:
         self._client, self._index = client, index
         self._modes: dict[tuple[str, str], frozenset[str]] = {}  # by the owner's uid and the claim's name
 
-    async def problem(self, owner: LLMDeployment, wanted: Iterable[Manifest]) -> Diagnosis | None:
-        """Return why the pods of `wanted` could not all mount their volumes; None where no problem is known.
+    async def problem(self, owner: LLMDeployment, *, surges: bool) -> Diagnosis | None:
+        """Return why its pods could not all mount their volumes; None where no problem is known.
+
+        `surges`: a rollout runs more pods than the replicas for a while.
 
         Raises:
             ApiError, ApiUnreachable: the claim could not be read.
         """
         namespace = owner.metadata.namespace or ""
-        workload = next(one for one in wanted if one["kind"] == DEPLOYMENT.kind)
         live = self._index.get(PERSISTENT_VOLUME_CLAIM, namespace, cache_claim_name(owner))
-        if (found := cache_problem(owner, workload, live)) is not None:
+        if (found := cache_problem(owner, live, surges=surges)) is not None:
             return found
         name = shared_source_claim(owner)
         return None if name is None else source_problem(owner, await self._modes_of(owner, namespace, name))

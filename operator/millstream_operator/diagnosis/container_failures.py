@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from millstream_operator.diagnosis.diagnosis import Diagnosis, sentence
 from millstream_operator.diagnosis.memory_explanation import planned_memory
 from millstream_operator.diagnosis.pod_facts import (
     Pod,
+    draft_fetch_status,
+    draft_source_of,
     fetch_status,
     runtime_container,
     runtime_status,
@@ -44,7 +47,7 @@ def diagnose_containers(pod: Pod, plan: Mapping[str, Any], phase: str | None) ->
     for one in pod.get("status", {}).get("initContainerStatuses") or []:
         if (found := container_waits(one)) is not None:
             return found
-    if (found := _fetch_ended(fetch_status(pod))) is not None:
+    if (found := _fetch_ended(fetch_status(pod)) or _draft_fetch_ended(pod)) is not None:
         return found
     container = runtime_status(pod)
     if (found := container_waits(container, runtime_container(pod).get("image", ""))) is not None:
@@ -77,7 +80,7 @@ def _image_pull(image: str, said: str) -> Diagnosis:
     return Diagnosis(Reason.IMAGE_PULL_FAILED, detail, cause=said)
 
 
-def _fetch_ended(container: Mapping[str, Any]) -> Diagnosis | None:
+def _fetch_ended(container: Mapping[str, Any], what: str = "model") -> Diagnosis | None:
     """Return why the download failed last, by its termination message where it wrote one."""
     ended = _ended(container)
     if not ended or ended.get("exitCode") == 0:
@@ -85,8 +88,24 @@ def _fetch_ended(container: Mapping[str, Any]) -> Diagnosis | None:
     if report := runtime_report(ended.get("message", "")):
         return report
     if ended.get("reason") == "OOMKilled":
-        return Diagnosis(Reason.OUT_OF_MEMORY, "The kernel killed the model's download at its memory limit.")
-    return Diagnosis(Reason.DOWNLOAD_FAILED, f"The model's download ended with exit code {ended.get('exitCode')}.")
+        return Diagnosis(
+            Reason.OUT_OF_MEMORY,
+            f"The kernel killed the {what}'s download at its memory limit. Raise "
+            "podTemplate.spec.initContainers[fetch-model].resources.limits.memory.",
+        )
+    return Diagnosis(
+        Reason.DOWNLOAD_FAILED,
+        f"The {what}'s download ended with exit code {ended.get('exitCode')}. Its log says why: kubectl logs POD -c "
+        f"{container.get('name', 'fetch-model')} --previous.",
+    )
+
+
+def _draft_fetch_ended(pod: Pod) -> Diagnosis | None:
+    """Return why the draft model's download failed last, with the field that names it."""
+    if (found := _fetch_ended(draft_fetch_status(pod), "draft model")) is None:
+        return None
+    named = " ".join(filter(None, ("The draft model", draft_source_of(pod))))
+    return replace(found, detail=f"{named} (speculation.draftModel.source) cannot be fetched: {found.detail}")
 
 
 def _runtime_ended(ended: Mapping[str, Any], pod: Pod, plan: Mapping[str, Any], phase: str | None) -> Diagnosis | None:
@@ -102,7 +121,7 @@ def _runtime_ended(ended: Mapping[str, Any], pod: Pod, plan: Mapping[str, Any], 
     if code == 0:
         return None
     last_words = str(ended.get("message") or "").strip().splitlines()
-    said = f": {last_words[-1]}" if last_words else ""
+    said = f": {last_words[-1]}" if last_words else ". Its log says why: kubectl logs POD -c runtime --previous"
     return Diagnosis(Reason.RUNTIME_CRASHED, sentence(f"The runtime ended with exit code {code}{said}"))
 
 

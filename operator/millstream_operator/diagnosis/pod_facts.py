@@ -6,9 +6,18 @@ import datetime
 from collections.abc import Mapping
 from typing import Any
 
-from millstream_operator.rendering.names import FETCH_CONTAINER, LEADER, ROLE_LABEL, RUNTIME_CONTAINER
+from millstream_operator.rendering.names import (
+    DRAFT_FETCH_CONTAINER,
+    FETCH_CONTAINER,
+    LEADER,
+    REVISION_LABEL,
+    ROLE_LABEL,
+    RUNTIME_CONTAINER,
+)
 
 Pod = dict[str, Any]
+ENDED = ("Failed", "Succeeded")
+SOURCE_FLAGS = ("--hugging-face=", "--image=")  # of `millstream fetch`
 
 
 def condition(pod: Pod, kind: str) -> dict[str, Any]:
@@ -29,9 +38,20 @@ def is_scheduled(pod: Pod) -> bool:
     return bool(pod.get("spec", {}).get("nodeName")) or condition(pod, "PodScheduled").get("status") == "True"
 
 
+def has_ended(pod: Pod) -> bool:
+    """It was evicted, say. Its object stays, and its controller does not count it: it makes another pod."""
+    return pod.get("status", {}).get("phase") in ENDED
+
+
 def is_leader(pod: Pod) -> bool:
     """The pod of a replica that answers requests."""
     return bool(pod["metadata"].get("labels", {}).get(ROLE_LABEL) == LEADER)
+
+
+def digest_of_pod(pod: Pod) -> str | None:
+    """The digest of the revision that a pod, or a pod template, belongs to."""
+    found: str | None = pod.get("metadata", {}).get("labels", {}).get(REVISION_LABEL)
+    return found
 
 
 def runtime_status(pod: Pod) -> dict[str, Any]:
@@ -42,6 +62,18 @@ def runtime_status(pod: Pod) -> dict[str, Any]:
 def fetch_status(pod: Pod) -> dict[str, Any]:
     """The status of the download before the runtime, or an empty one."""
     return _named(pod.get("status", {}).get("initContainerStatuses"), FETCH_CONTAINER)
+
+
+def draft_fetch_status(pod: Pod) -> dict[str, Any]:
+    """The status of the draft model's download, which follows the model's, or an empty one."""
+    return _named(pod.get("status", {}).get("initContainerStatuses"), DRAFT_FETCH_CONTAINER)
+
+
+def draft_source_of(pod: Pod) -> str:
+    """The draft model that the pod downloads, as its download names it; "" where it downloads none."""
+    args = _named(pod.get("spec", {}).get("initContainers"), DRAFT_FETCH_CONTAINER).get("args") or ()
+    named = [str(word).partition("=")[2] for word in args if str(word).startswith(SOURCE_FLAGS)]
+    return next(iter(named), "")
 
 
 def runtime_container(pod: Pod) -> dict[str, Any]:

@@ -67,7 +67,10 @@ def diagnose_node(pod: Pod) -> Diagnosis | None:
     if reason in _EVICTED_REASONS:
         return Diagnosis(Reason.EVICTED, sentence(f"The node evicted the pod: {message}"))
     if reason in _NODE_GONE or _is_silent(pod):
-        return Diagnosis(Reason.NODE_LOST, f"The node {node} of the pod does not answer, or is shutting down.")
+        return Diagnosis(
+            Reason.NODE_LOST,
+            f"The node {node} of the pod does not answer, or is shutting down. See kubectl describe node {node}.",
+        )
     if reason in _NODE_REFUSED or reason.startswith("OutOf"):
         return Diagnosis(Reason.UNSCHEDULABLE, sentence(f"The node {node} did not take the pod: {message or reason}"))
     return None

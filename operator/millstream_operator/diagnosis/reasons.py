@@ -72,6 +72,9 @@ class Reason(StrEnum):
     MONITORED = "Monitored"
     MONITORING_UNAVAILABLE = "MonitoringUnavailable"
 
+    # Another's autoscaler scales what the operator scales.
+    AUTOSCALER_CONFLICT = "AutoscalerConflict"
+
     # Of Unauthenticated.
     EXPOSED_WITHOUT_AUTHENTICATION = "ExposedWithoutAuthentication"
 

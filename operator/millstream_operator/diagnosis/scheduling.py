@@ -16,6 +16,7 @@ import re
 from millstream_operator.diagnosis.diagnosis import Diagnosis, sentence
 from millstream_operator.diagnosis.pod_facts import Pod, asked_amount, claims, condition
 from millstream_operator.diagnosis.reasons import Reason
+from millstream_operator.inventory.node_affinity import in_words, read_terms
 from millstream_operator.planning.plan import GPU_RESOURCE
 from millstream_operator.rendering.kueue import is_gated_by_kueue, queue_of
 
@@ -27,7 +28,7 @@ _PLAIN = {"cpu": "CPU", "ephemeral-storage": "ephemeral storage"}
 
 # What a plugin says of a node -> what follows "2" in our sentence.
 _OF_NODES: tuple[tuple[str, str], ...] = (
-    (r"Too many pods", "without room for one pod more"),
+    (r"Too many pods", "without room for another pod"),
     (r"node\(s\) had untolerated taint \{([^:}]+): ?\}", r"with the taint \1 that the pod does not tolerate"),
     (r"node\(s\) had untolerated taint \{([^:}]+): ([^}]+)\}", r"with the taint \1=\2 that the pod does not tolerate"),
     (r"node\(s\) had (untolerated taint\(s\)|taints that .*)", "with a taint that the pod does not tolerate"),
@@ -49,7 +50,7 @@ _OF_VOLUMES: tuple[tuple[str, str], ...] = (
         r"node has pod using PersistentVolumeClaim with the same name.*",
         "where another pod holds its ReadWriteOncePod claim",
     ),
-    (r"node\(s\) exceed max volume count", "that can attach no volume more"),
+    (r"node\(s\) exceed max volume count", "that cannot attach another volume"),
     (
         r"node(?:\(s\))? has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod.*",
         "where another pod holds its claim (ReadWriteOncePod)",
@@ -143,12 +144,8 @@ def _selection(pod: Pod) -> str:
     """The labels that the pod asks of a node."""
     spec = pod.get("spec", {})
     wanted = [f"{key}={value}" for key, value in sorted((spec.get("nodeSelector") or {}).items())]
-    affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    ) or {}
-    for term in affinity.get("nodeSelectorTerms", ()):
-        for one in term.get("matchExpressions", ()):
-            wanted.append(f"{one['key']} {one['operator']} ({', '.join(one.get('values', ()))})")
+    if terms := read_terms(spec.get("affinity") or {}):
+        wanted.append(in_words(terms))
     return " and ".join(wanted) or "its node selector"
 
 

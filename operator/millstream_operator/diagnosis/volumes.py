@@ -12,7 +12,7 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.model import STORAGE_PATTERN, CacheAccessMode, ModelCache
-from millstream_operator.api.transitions import TRANSITIONS
+from millstream_operator.api.validation.transitions import TRANSITIONS
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.reasons import Reason
 
@@ -39,28 +39,21 @@ def source_problem(owner: LLMDeployment, modes: frozenset[str]) -> Diagnosis | N
     )
 
 
-def cache_problem(owner: LLMDeployment, workload: Manifest, live: Manifest | None) -> Diagnosis | None:
-    """Return why the cache's claim does not fit. `workload`: the Deployment to apply. `live`: the claim as it is."""
+def cache_problem(owner: LLMDeployment, live: Manifest | None, *, surges: bool) -> Diagnosis | None:
+    """Return why the cache's claim does not fit. `live`: the claim as it is. `surges`: a rollout runs one pod more."""
     cache = owner.spec.model.cache
     if cache is None:
         return None
     if live is not None and (refused := _refused_change(cache, live)) is not None:
         return refused
     mode = cache.access_mode or CacheAccessMode.READ_WRITE_MANY
-    if mode is CacheAccessMode.READ_WRITE_MANY or not _surges(workload):
+    if mode is CacheAccessMode.READ_WRITE_MANY or not surges:
         return None
     return Diagnosis(
         Reason.INFEASIBLE,
         f"model.cache.accessMode is {mode}, and a rollout starts the new pod before the old one ends, perhaps on "
         "another node, where it could not mount the volume. Use ReadWriteMany, or rollout.strategy ResourceAware.",
     )
-
-
-def _surges(workload: Manifest) -> bool:
-    """Return whether a rollout of this Deployment runs more pods than the replicas for a while."""
-    strategy = workload["spec"].get("strategy") or {}
-    surge = (strategy.get("rollingUpdate") or {}).get("maxSurge", "25%")
-    return strategy.get("type") != "Recreate" and surge not in (0, "0", "0%")
 
 
 def _refused_change(cache: ModelCache, live: Manifest) -> Diagnosis | None:

@@ -61,7 +61,8 @@ def _facts(plan: Plan, style: Style) -> list[str]:
     dot, engine, predicted, cost = style.dot, plan.engine, plan.predicted, plan.cost
     gpus = f"{plan.gpus_per_replica} GPU{'s' if plan.gpus_per_replica != 1 else ''} a replica"
     load = f"{dot}the load needs {plan.replicas_for_load}" if plan.replicas_for_load is not None else ""
-    rows = [["replicas", f"{plan.replicas}{dot}{gpus}{load}" if plan.gpus_per_replica else str(plan.replicas)]]
+    replicas = str(plan.replicas) if plan.replicas is not None else "as in spec.replicas"
+    rows = [["replicas", f"{replicas}{dot}{gpus}{load}" if plan.gpus_per_replica else replicas]]
     if cost is not None:
         price = f"${cost.monthly_usd:,} a month{dot}{dollars(cost.hourly_milli_usd)} an hour"
         if cost.per_million_tokens_milli_usd is not None:
@@ -70,7 +71,8 @@ def _facts(plan: Plan, style: Style) -> list[str]:
     limits = [f"{key} {value}" for key, value in engine.as_dict().items()]
     rows.append(["engine", dot.join(limit for limit in limits if limit.startswith("max"))])
     rows.append(["", dot.join(limit for limit in limits if not limit.startswith("max"))])
-    rows.append(["formats", f"weights {plan.quantization}{dot}KV cache {plan.kv_cache}"])
+    weights, kv_cache = (_format(method, plan.dtype) for method in (plan.quantization, plan.kv_cache))
+    rows.append(["formats", f"weights {weights}{dot}KV cache {kv_cache}"])
     speculation = plan.speculation
     if speculation.method != "Disabled":
         assumed = f"{speculation.assumed_acceptance_percent} % acceptance assumed"
@@ -86,6 +88,11 @@ def _facts(plan: Plan, style: Style) -> list[str]:
         itl = f"ITL {predicted.itl_microseconds / 1000:.1f} ms"
         rows.append(["", f"{busy}{dot}{itl}{dot}{predicted.requests_per_minute} requests/min"])
     return columns(rows)
+
+
+def _format(method: str, dtype: str | None) -> str:
+    """What is not quantised has the dtype that the runtime computes in."""
+    return (dtype or "as the checkpoint says") if method == "None" else method
 
 
 def _fixes(name: str, namespace: str | None, found: Infeasible, style: Style) -> list[str]:

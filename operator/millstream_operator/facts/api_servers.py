@@ -1,6 +1,7 @@
 """Where the API server is: its Service's address, and the addresses behind it, which pods must not reach.
 
-Read from the EndpointSlice default/kubernetes, on which the chart gives one right (get), and from the environment that
+Read from the EndpointSlice default/kubernetes, on which the chart gives one right (get) unless
+network.apiServerEndpoints is Disabled, and from the environment that
 the kubelet gives every pod. Where it cannot be read, what is known stays.
 """
 
@@ -44,7 +45,10 @@ class ApiServers:
             found = None
         if found is None:
             if not self._denied:
-                log.warning("The EndpointSlice default/kubernetes cannot be read: policies close the Service alone.")
+                log.warning(
+                    "The EndpointSlice default/kubernetes cannot be read (chart value network.apiServerEndpoints): "
+                    "NetworkPolicies close the API server at its Service's address only."
+                )
             self._denied = True
             return False
         self.known = tuple(sorted({*self._service, *_addresses(found)}))

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from millstream_operator.planning.calibration import PARTS, CalibrationKey, Correction
+from millstream_operator.planning.calibration import PARTS, STEPS, UNCHANGED_PERMILLE, CalibrationKey, Correction
+from millstream_operator.planning.measurement import MAX_BATCH_SEQUENCES
 
 MAX_ENTRIES = 128
 MAX_ENTRY_LENGTH = 2048
@@ -23,11 +24,15 @@ APP_LABELS = {"app.kubernetes.io/managed-by": "millstream-operator", "app.kubern
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`number` grows with each write: where there is no room, the entry with the smallest is dropped."""
+    """`number` grows with each write: where there is no room, the entry with the smallest is dropped.
+
+    `at_seconds`: when the pod was created that measured it; 0 in records of older versions.
+    """
 
     key: CalibrationKey
     correction: Correction
     number: int = 0
+    at_seconds: int = 0
 
 
 def data_key(key: CalibrationKey) -> str:
@@ -53,8 +58,8 @@ def read_entries(stored: Mapping[str, Any] | None) -> dict[CalibrationKey, Entry
 
 
 def _text(entry: Entry) -> str:
-    correction = {f"{part}Permille": entry.correction.permille(part) for part in PARTS}
-    return json.dumps({**asdict(entry.key), **correction, "number": entry.number}, sort_keys=True)
+    rest = {"number": entry.number, "atSeconds": entry.at_seconds}
+    return json.dumps({**asdict(entry.key), **entry.correction.as_dict(), **rest}, sort_keys=True)
 
 
 def _entry(text: str) -> Entry | None:
@@ -66,13 +71,17 @@ def _entry(text: str) -> Entry | None:
         return None
     words: list[Any] = [value.get(name) for name in ("image", "model", "quantization", "accelerator")]
     numbers: list[Any] = [value.get(f"{part}Permille") for part in PARTS]
+    numbers += [value.get(f"{step}Permille", UNCHANGED_PERMILLE) for step in STEPS]
     tensor, number = value.get("tensor"), value.get("number")
+    batch, at_seconds = value.get("batchSequences", 1), value.get("atSeconds", 0)
     if not all(isinstance(word, str) and 0 < len(word) <= 600 for word in words):
         return None
     if not all(type(one) is int and one in CORRECTION_RANGE for one in numbers):
         return None
     if type(tensor) is not int or not 1 <= tensor <= 64 or type(number) is not int or not 0 <= number < 1 << 53:
         return None
+    if type(batch) is not int or not 1 <= batch <= MAX_BATCH_SEQUENCES or type(at_seconds) is not int or at_seconds < 0:
+        return None
     image, model, quantization, accelerator = words
     key = CalibrationKey(image, model, quantization, accelerator, tensor)
-    return Entry(key, Correction(*numbers), number)
+    return Entry(key, Correction.of_dict(value), number, at_seconds)

@@ -1,10 +1,10 @@
 """Keep corrections in a ConfigMap of the operator's namespace: read when leadership begins, written when one changes.
 
-    LLMDeployment that answered, its measured memory ─▶ record ─▶ ConfigMap, only beyond a threshold ─▶ later plans
+    LLMDeployment that answered, its measurement ─▶ record ─▶ ConfigMap, only beyond a threshold ─▶ later plans
 
-A steady state writes nothing: of two measurements for one key the larger correction stays, so deployments with one key
-never write in turns. A write that fails is tried again later and delays no reconcile: calibration improves plans and
-is never needed for one.
+A steady state writes nothing: of two measurements for one key that of the newer pod stays, in whichever order and
+however often they come, so deployments with one key never write in turns. A write that fails is tried again later and
+delays no reconcile: calibration improves plans and is never needed for one.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from millstream_operator.catalog.gpu import GpuCatalog
+from millstream_operator.catalog.gpu import GpuCatalog, GpuPart
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.facts.calibration_record import Entry, config_map, read_entries
 from millstream_operator.kube.client import NO_VERSION, ApiError, ApiUnreachable, ClusterClient
@@ -24,12 +25,11 @@ from millstream_operator.planning.calibration import (
     NO_CORRECTION,
     Calibration,
     CalibrationKey,
-    Correction,
     differs,
     model_key,
     with_measurement,
 )
-from millstream_operator.planning.measurement import is_measurable, measurement
+from millstream_operator.planning.measurement import Measurement, PodMeasurement, is_measurable, measurement
 from millstream_operator.rendering.revision import Revision
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,9 @@ class CalibrationStore:
         self._use, self._catalog, self._clock = use, catalog, clock
         self._entries: dict[CalibrationKey, Entry] = {}
         self._version: str | None = None  # None: not read yet
+        self._confirmed: dict[CalibrationKey, int] = {}  # when the newest pod was created that changed nothing
         self._seen: dict[str, object] = {}  # by uid: the measurement that was recorded last
+        self._warned: dict[tuple[str, str], None] = {}  # by pod: what is ignored was logged
         self._not_before = float("-inf")
 
     async def load_forever(self) -> None:
@@ -79,28 +81,53 @@ class CalibrationStore:
             self._seen.clear()
         return True
 
-    async def record(self, uid: str, revision: Revision, shape: ModelShape, measured: Mapping[str, int]) -> None:
-        """Take over what a revision that answered has measured; write it if a correction changed enough."""
-        seen = (revision.name, tuple(sorted(measured.items())))
-        if self._seen.get(uid) == seen or not is_measurable(revision.plan) or self._clock() < self._not_before:
+    def compare(self, revision: Revision, shape: ModelShape, measured: PodMeasurement) -> Measurement | None:
+        """Return what is predicted beside what was measured; None where the formulas do not describe this plan."""
+        part = self._part(revision)
+        if part is None or not is_measurable(revision.plan):
+            return None
+        return measurement(revision.plan, shape, part, measured)
+
+    async def record(
+        self, uid: str, revision: Revision, shape: ModelShape, measured: PodMeasurement, compared: Measurement
+    ) -> None:
+        """Take over what a pod has measured, if none newer did; write it if a correction changed enough."""
+        seen, part = (revision.name, measured), self._part(revision)
+        if part is None or self._seen.get(uid) == seen or self._clock() < self._not_before:
             return
-        part = self._catalog().get(revision.plan.get("accelerator") or "")
-        if part is None or (self._version is None and not await self.load()):
-            self._not_before = self._clock() + (RETRY_SECONDS if part is not None else 0.0)
+        if self._version is None and not await self.load():
+            self._not_before = self._clock() + RETRY_SECONDS
             return
         plan = revision.plan
         key = CalibrationKey(
             revision.image, model_key(shape), plan["quantization"], part.name, plan["tensorParallelSize"]
         )
-        compared, known = measurement(plan, shape, part, measured), self._entries.get(key)
-        correction, ignored = with_measurement(
-            known.correction if known is not None else None, compared.predicted, compared.measured
-        )
-        for why in ignored:
-            log.warning("calibration of %s on %s TP%d ignores %s", revision.name, part.name, key.tensor, why)
+        known = self._entries.get(key)
         before = known.correction if known is not None else NO_CORRECTION
-        if not differs(before, correction, WRITE_THRESHOLD_PERCENT) or await self._write(key, correction):
+        if known is not None and max(known.at_seconds, self._confirmed.get(key, 0)) > measured.at_seconds:
             self._remember(uid, seen)
+            return
+        correction, ignored = with_measurement(before, compared.predicted, compared.measured, compared.batch_sequences)
+        for why in ignored:
+            self._warn(measured.pod, f"{revision.name} on {part.name} TP{key.tensor}", why)
+        entry = Entry(key, correction, at_seconds=measured.at_seconds)
+        if not differs(before, correction, WRITE_THRESHOLD_PERCENT):
+            self._confirmed[key] = measured.at_seconds
+            self._remember(uid, seen)
+        elif await self._write(entry):
+            self._remember(uid, seen)
+
+    def _part(self, revision: Revision) -> GpuPart | None:
+        return self._catalog().get(revision.plan.get("accelerator") or "")
+
+    def _warn(self, pod: str, where: str, why: str) -> None:
+        """Log what is ignored of a pod, once."""
+        if (pod, why) in self._warned:
+            return
+        while len(self._warned) >= MAX_REMEMBERED:
+            del self._warned[next(iter(self._warned))]
+        self._warned[pod, why] = None
+        log.warning("calibration of %s does not keep what pod %s measured: %s", where, pod, why)
 
     def forget(self, uid: str) -> None:
         self._seen.pop(uid, None)
@@ -110,10 +137,11 @@ class CalibrationStore:
             del self._seen[next(iter(self._seen))]
         self._seen[uid] = seen
 
-    async def _write(self, key: CalibrationKey, correction: Correction) -> bool:
+    async def _write(self, entry: Entry) -> bool:
         """Return whether it was written. After a conflict the other version is read, and a later turn tries again."""
         number = max((one.number for one in self._entries.values()), default=0) + 1
-        entries = {**self._entries, key: Entry(key, correction, number)}
+        key, correction = entry.key, entry.correction
+        entries = {**self._entries, key: replace(entry, number=number)}
         version = self._version or NO_VERSION
         try:
             self._read(await self._client.apply(config_map(self._namespace, self._name, entries, version)))
@@ -131,4 +159,5 @@ class CalibrationStore:
     def _read(self, stored: Mapping[str, Any] | None) -> None:
         self._entries = read_entries(stored)
         self._version = stored["metadata"]["resourceVersion"] if stored is not None else ""
+        self._confirmed = {key: at for key, at in self._confirmed.items() if key in self._entries}
         self._use(Calibration(tuple((key, one.correction) for key, one in self._entries.items())))

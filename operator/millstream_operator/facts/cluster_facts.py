@@ -24,11 +24,13 @@ from millstream_operator.catalog.known_models import known_shape
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.inventory.accounts import GpuAccounts
 from millstream_operator.inventory.demands import Demands, read_tolerations
+from millstream_operator.inventory.node_affinity import read_terms
 from millstream_operator.inventory.node_pools import NodePool
 from millstream_operator.inventory.nodes import GpuNode
 from millstream_operator.inventory.packing import Want
 from millstream_operator.inventory.pod_needs import read_needs
 from millstream_operator.inventory.pods import GpuPod
+from millstream_operator.inventory.replica_needs import ReplicaNeeds
 from millstream_operator.inventory.room import Room, room_on, room_unseen
 from millstream_operator.inventory.unknown_gpus import UnknownGpus, no_gpu_nodes, none_usable, not_looked_at
 from millstream_operator.kube.index import Index, OwnerKey, owner_key
@@ -37,9 +39,13 @@ from millstream_operator.planning.calibration import NO_CALIBRATION, Calibration
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import PlanReason
 from millstream_operator.planning.scaling_cost import affordable_replicas
+from millstream_operator.rendering.affinity import pod_affinity
 from millstream_operator.rendering.names import REVISION_LABEL
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import Revision
+from millstream_operator.workloads.deployments import DEPLOYMENTS
+from millstream_operator.workloads.replica import Replica
+from millstream_operator.workloads.workload import Workload
 
 Manifest = dict[str, Any]
 HUB_VARIABLE = "HF_ENDPOINT"  # names another hub, where a repository of the same name may be another model
@@ -113,9 +119,10 @@ class ClusterFacts:
         shapes: Shapes = shape_from_catalogue,
         node_pools: Sequence[NodePool] = (),
         on_change: Callable[[], object] = lambda: None,
+        workloads: Workload = DEPLOYMENTS,
     ) -> None:
         self._index, self._pods, self._shapes = index, pods or PodDefaults(), shapes
-        self._on_change = on_change
+        self._on_change, self.workloads = on_change, workloads
         self._catalog = catalog or load_catalog()
         self._accounts = GpuAccounts(self._catalog, node_pools)
         self._promises: dict[OwnerKey, tuple[str, Revision]] = {}  # with the owner's uid, until the record is seen
@@ -203,7 +210,8 @@ class ClusterFacts:
             )
         self._update_promises()
         free = self._accounts.free(_key_of(owner), demands)
-        return replace(known, inventory=free, capacity=self._accounts.capacity(demands), unknown=tuple(unknown))
+        capacity = self._accounts.capacity(demands)
+        return replace(known, inventory=free, capacity=capacity, may_grow=True, unknown=tuple(unknown))
 
     def promise(self, owner: LLMDeployment, revision: Revision) -> None:
         key = _key_of(owner)
@@ -214,7 +222,7 @@ class ClusterFacts:
         return self._accounts.bound(_key_of(owner), digest) > 0
 
     def could_start(self, owner: LLMDeployment, revision: Revision, *, give_up: bool) -> bool:
-        needs = read_needs(revision.template)
+        needs = self.workloads.needs(revision.template)
         if self.problem is not None or not needs.gpus:
             return True
         self._update_promises()
@@ -226,33 +234,31 @@ class ClusterFacts:
         self,
         owner: LLMDeployment,
         revision: Revision,
-        serving: Sequence[Manifest],
+        serving: Sequence[Replica],
         ending: Sequence[Manifest] = (),
         waiting: int = 0,
     ) -> Room:
-        """Return the room for one more pod of a revision, and which of the `serving` pods could be given up for it.
+        """Return the room for one more replica of a revision, and which of the `serving` could be given up for it.
 
-        `ending`: pods of the owner that are being deleted; their GPUs count as free. `waiting`: pods of the revision
-        that have no node yet.
+        `ending`: pods of the owner that are being deleted; their GPUs count as free. `waiting`: replicas of the
+        revision that have no node yet.
         """
-        needs = read_needs(revision.template)
+        needs = self.workloads.needs(revision.template)
         if self.problem is not None or not needs.gpus:
-            why = self.problem or "The operator does not count CPUs and memory"
-            return self._with_lost_nodes(
-                room_unseen(needs, {_uid(pod): read_needs(pod) for pod in serving}, why), serving
-            )
+            why = self.problem or "The operator does not know how much CPU and memory the nodes have free"
+            return self._with_lost_nodes(room_unseen(needs, {one.uid: _needs_of(one) for one in serving}, why), serving)
         self._update_promises()
         nodes = self._accounts.nodes_for(_key_of(owner))
-        on_nodes = [(_uid(pod), pod["spec"]["nodeName"]) for pod in serving if pod["spec"].get("nodeName")]
+        on_nodes = {one.uid: one.nodes for one in serving if one.nodes}
         return room_on(nodes, needs, on_nodes, [_uid(pod) for pod in ending], waiting)
 
-    def _with_lost_nodes(self, room: Room, serving: Sequence[Manifest]) -> Room:
-        """The same room, where pods on nodes that take no pods now are kept."""
+    def _with_lost_nodes(self, room: Room, serving: Sequence[Replica]) -> Room:
+        """The same room, where replicas on nodes that take no pods now are kept."""
         kept = dict(room.kept)
-        for pod in serving:
-            node = pod["spec"].get("nodeName")
-            if node in self._closed_nodes:
-                kept[_uid(pod)] = f"node {node} takes no pods now ({self._closed_nodes[node]})"
+        for one in serving:
+            for _, node in one.nodes:
+                if node in self._closed_nodes:
+                    kept[one.uid] = f"node {node} takes no pods now ({self._closed_nodes[node]})"
         return replace(room, kept=kept)
 
     def _unknown_gpus(self, demands: Demands) -> UnknownGpus | None:
@@ -270,7 +276,8 @@ class ClusterFacts:
         selector = {**self._pods.node_selector, **((pod.node_selector if pod else None) or {})}
         given = [*self._pods.tolerations, *((pod.tolerations if pod else None) or [])]
         tolerations = (one.model_dump(mode="json", by_alias=True, exclude_none=True) for one in given)
-        return Demands(frozenset(selector.items()), read_tolerations(tolerations))
+        terms = read_terms(pod_affinity(pod.affinity if pod else None, ()))
+        return Demands(frozenset(selector.items()), read_tolerations(tolerations), terms)
 
     # Promises
 
@@ -284,7 +291,7 @@ class ClusterFacts:
             self._accounts.promise(key, want, times)
 
     def _wanted(self, key: OwnerKey) -> tuple[Want | None, int]:
-        """Return what a plan wants beyond its bound pods: GPUs per pod, and the number of pods."""
+        """Return what a plan wants beyond its bound pods: GPUs per pod, and the number of pods of all its replicas."""
         owner = self._index.get(LLM_DEPLOYMENT, key.namespace, key.name)
         if owner is None or owner["metadata"].get("deletionTimestamp"):
             self._promises.pop(key, None)
@@ -292,7 +299,7 @@ class ClusterFacts:
         pinned = self._newest_plan(key, owner["metadata"]["uid"])
         if pinned is None:
             return None, 0
-        digest, plan = pinned
+        digest, plan, template = pinned
         replicas, budget = owner.get("spec", {}).get("replicas", 1), owner.get("spec", {}).get("budget") or {}
         gpus, part = plan.get("gpusPerReplica") or 0, plan.get("accelerator")
         if gpus <= 0 or not isinstance(replicas, int):
@@ -300,11 +307,12 @@ class ClusterFacts:
         if isinstance(paid := budget.get("maxMonthlyUSD"), int) and budget.get("enforcement") != "Observe":
             limit = affordable_replicas(plan, paid)  # more are never made
             replicas = replicas if limit is None else min(replicas, limit)
-        missing = replicas - self._accounts.bound(key, digest)
-        return Want(gpus, None if part == AcceleratorType.GPU else part), missing
+        pods = self.workloads.needs(template).pods
+        missing = replicas * pods - self._accounts.bound(key, digest)
+        return Want(gpus // pods, None if part == AcceleratorType.GPU else part), missing
 
-    def _newest_plan(self, key: OwnerKey, uid: str) -> tuple[str, Mapping[str, Any]] | None:
-        """Return digest and plan of the wanted revision: of a plan that was just made, else of the newest record."""
+    def _newest_plan(self, key: OwnerKey, uid: str) -> tuple[str, Mapping[str, Any], Manifest] | None:
+        """Return digest, plan and pod template of the wanted revision: just made, else of the newest record."""
         records = [
             record
             for record in self._index.children(key, CONTROLLER_REVISION)
@@ -312,17 +320,23 @@ class ClusterFacts:
         ]
         if (made := self._promises.get(key)) is not None:
             if made[0] == uid and all(record["metadata"]["name"] != made[1].name for record in records):
-                return made[1].digest, made[1].plan
+                return made[1].digest, made[1].plan, made[1].template
             del self._promises[key]  # its record is in the index, or it was of another object of this name
         if not records:
             return None
         newest = max(records, key=lambda record: (int(record["revision"]), record["metadata"]["name"]))
         data = newest.get("data") or {}
-        return newest["metadata"]["labels"].get(REVISION_LABEL, ""), data.get("plan") or {}
+        return newest["metadata"]["labels"].get(REVISION_LABEL, ""), data.get("plan") or {}, data.get("template") or {}
 
 
 def _uid(pod: Manifest) -> str:
     return str(pod["metadata"].get("uid", ""))
+
+
+def _needs_of(replica: Replica) -> ReplicaNeeds:
+    """What a replica that runs has of its nodes."""
+    held = [needs for pod in replica.pods if (needs := read_needs(pod)).gpus]
+    return ReplicaNeeds(held[0], len(held)) if held else ReplicaNeeds(read_needs(replica.pods[0]))
 
 
 def _key_of(owner: LLMDeployment) -> OwnerKey:

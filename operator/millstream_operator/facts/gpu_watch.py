@@ -35,7 +35,7 @@ WATCH_SECONDS = 290
 RELIST_SECONDS = 1800.0
 RETRY_SECONDS = 5.0
 FORBIDDEN_RETRY_SECONDS = 300.0
-DISABLED = "The operator does not look at nodes (its setting MILLSTREAM_INVENTORY is Disabled)."
+DISABLED = "The operator does not read nodes (the chart's value inventory.mode, or MILLSTREAM_INVENTORY, is Disabled)."
 
 
 class GpuWatch:
@@ -106,7 +106,7 @@ class GpuWatch:
                 self._versions[kind] = found["metadata"]["resourceVersion"]
 
     def _forbidden(self, error: ApiError) -> None:
-        problem = f"The operator may not look at the cluster's GPUs: {error.message}"[:500]
+        problem = f"The operator has no right to read the cluster's nodes and pods: {error.message}"[:500]
         if self._facts.problem != problem:
             log.warning("%s. Plans are made from specs alone.", problem)
         self._facts.problem = problem
@@ -137,13 +137,14 @@ class GpuWatch:
         found: list[GpuPod] = []
         version = ""
         async for page in client.pages(POD, None, BOUND, PAGE):
-            found += filter(None, map(read_pod, page.items))
+            found += filter(None, (read_pod(pod, self._facts.workloads) for pod in page.items))
             version = page.version
         self._facts.replace_pods(found)
         self._versions[POD] = version
 
     def _pod(self, event_type: str, pod: Manifest) -> None:
-        self._facts.put_pod(pod["metadata"]["uid"], None if event_type == "DELETED" else read_pod(pod))
+        found = None if event_type == "DELETED" else read_pod(pod, self._facts.workloads)
+        self._facts.put_pod(pod["metadata"]["uid"], found)
 
 
 def closed_nodes(nodes: Iterable[Manifest]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from millstream_operator.catalog.gpu import GpuCatalog, GpuPart
 from millstream_operator.inventory.demands import ANYWHERE, Demands
-from millstream_operator.inventory.left_out import LeftOut, Why, grouped
+from millstream_operator.inventory.left_out import Excluded, LeftOut, Why, grouped
 from millstream_operator.inventory.node_kinds import Inventory, NodeKind
 from millstream_operator.inventory.node_pools import NodePool
 from millstream_operator.inventory.nodes import PRODUCT_LABEL, GpuNode, Parts
@@ -132,11 +132,11 @@ class GpuAccounts:
         known = self._capacities.get(demands)
         if known is None:
             present: Free = Counter()
-            refused: list[tuple[str, Why]] = []
+            refused: list[Excluded] = []
             for node in self._nodes.values():
                 part = self._part_or_why(node, demands)
                 if isinstance(part, Why):
-                    refused.append((node.name, part))
+                    refused.append(self._excluded(node, part, node.gpus))
                 else:
                     present[part.name, node.gpus] += 1
             declared, unusable = self._declared(demands)
@@ -152,14 +152,15 @@ class GpuAccounts:
 
     def _declared(self, demands: Demands) -> tuple[Free, tuple[LeftOut, ...]]:
         found: Free = Counter()
-        unusable: list[tuple[str, Why]] = []
+        unusable: list[Excluded] = []
         for pool in self._pools:
             part = self._parts.of_product(pool.product)
-            why = part if isinstance(part, Why) else demands.why_not(pool.labels, pool.repelling_taints)
+            why = part if isinstance(part, Why) else _why_not_in(pool, part, demands)
             if isinstance(part, GpuPart) and why is None:
                 found[part.name, pool.gpus_per_node] += pool.max_nodes
             elif why is not None:
-                unusable.append((pool.name, why))
+                gpus = (part.name, pool.gpus_per_node) if isinstance(part, GpuPart) else None
+                unusable.append(Excluded(pool.name, why, gpus, pool.max_nodes))
         return found, grouped(unusable, "Node pool")
 
     def free(self, owner: Owner, demands: Demands = ANYWHERE, *, give_up: bool = True) -> Inventory:
@@ -168,7 +169,7 @@ class GpuAccounts:
         Promises of others are subtracted from these nodes even where their pods might go elsewhere: the result is too
         small rather than too large.
         """
-        unheld, away = self._unheld(demands)
+        unheld, refused = self._unheld(demands)
         free = Counter(unheld)
         own = used_by_node(self._of.get(owner, {}).values()) if give_up else {}
         for name, gpus in own.items():
@@ -183,7 +184,7 @@ class GpuAccounts:
         if (mine := self._promised.get(owner)) is not None:
             wanted[mine[0]] -= mine[1]
         remaining = without_promised(free, [(want, times) for want, times in wanted.items() if times > 0])
-        return self._inventory(remaining, (*away, *self.capacity(demands).refused))
+        return self._inventory(remaining, refused)
 
     def nodes_for(self, owner: Owner) -> Nodes:
         """Return the nodes as they are now for the owner, to look for room on. Do not keep it."""
@@ -222,19 +223,31 @@ class GpuAccounts:
         return tuple(found)
 
     def _unheld(self, demands: Demands) -> tuple[Free, tuple[LeftOut, ...]]:
-        """Return free GPUs by node for any owner, and nodes that are away. The result is cached: do not change it."""
+        """Return free GPUs by node for any owner, and nodes that do not count now: those that are away come first.
+
+        Of each such node only the free GPUs are given. The result is cached: do not change it.
+        """
         known = self._free.get(demands)
         if known is None:
             free: Free = Counter()
-            away: list[tuple[str, Why]] = []
+            away: list[Excluded] = []
+            refused: list[Excluded] = []
             for name, node in self._nodes.items():
                 part, left = self._part_or_why(node, demands), node.gpus - self._used.get(name, 0)
-                if isinstance(part, GpuPart) and node.away is not None:
-                    away.append((name, node.away))
-                elif isinstance(part, GpuPart) and left > 0:
+                if isinstance(part, Why):
+                    refused.append(self._excluded(node, part, left if node.away is None else 0))
+                elif node.away is not None:
+                    away.append(self._excluded(node, node.away, left))
+                elif left > 0:
                     free[part.name, left] += 1
-            known = self._free[demands] = free, grouped(away)
+            pools = self._declared(demands)[1]
+            known = self._free[demands] = free, (*grouped(away), *grouped(refused), *pools)
         return known
+
+    def _excluded(self, node: GpuNode, why: Why, gpus: int) -> Excluded:
+        """A node that does not count; `gpus` of its GPUs would, if the reason was gone and its product is known."""
+        name = self._part_name(node)
+        return Excluded(node.name, why, (name, gpus) if name else None)
 
     def _part_or_why(self, node: GpuNode, demands: Demands) -> GpuPart | Why:
         """Return the part of a node's GPUs, or why pods with these demands cannot use them, now or later."""
@@ -248,6 +261,15 @@ class GpuAccounts:
             assert isinstance(part, GpuPart)  # noqa: S101 - names in `free` come from this catalogue
             kinds.append(NodeKind(part, gpus, nodes))
         return Inventory(tuple(kinds), refused)
+
+
+def _why_not_in(pool: NodePool, part: GpuPart, demands: Demands) -> Why | None:
+    """What keeps pods off the pool's nodes, which will have one of the labels of its product."""
+    reasons = [
+        demands.why_not({PRODUCT_LABEL: label, **pool.labels}, pool.repelling_taints)
+        for label in part.product_labels or (part.name,)
+    ]
+    return None if None in reasons else reasons[0]
 
 
 def _lasting(node: GpuNode | None) -> GpuNode | None:

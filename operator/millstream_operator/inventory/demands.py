@@ -1,4 +1,4 @@
-"""What a pod demands of its node: labels that it selects, and taints that it tolerates. Pure.
+"""What a pod demands of its node: labels that it selects or requires, and taints that it tolerates. Pure.
 
 A GPU that the scheduler would never give to a pod is not free for it, so plans look at nodes through these.
 """
@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream_operator.inventory.left_out import Why
+from millstream_operator.inventory.node_affinity import Terms, admit, in_words
 
 # The resource's own taint is tolerated by every GPU pod; Kubernetes' own taints say what `GpuNode.away` says.
 TOLERATED_KEYS = frozenset({"nvidia.com/gpu"})
 STATE_PREFIX = "node.kubernetes.io/"
+MAX_WORDS = 400  # of one reason: a verdict names several
 TO_TOLERATIONS = "to podTemplate.spec.tolerations"
 REPELLING = frozenset({"NoSchedule", "NoExecute"})
 
@@ -56,26 +58,35 @@ class Demands:
 
     node_selector: frozenset[tuple[str, str]] = frozenset()
     tolerations: frozenset[Tolerated] = frozenset()
-
-    def admit(self, labels: Mapping[str, str], taints: Iterable[Taint]) -> bool:
-        """Would the scheduler put a pod with these demands there, GPUs left aside?"""
-        return self.why_not(labels, taints) is None
+    terms: Terms = frozenset()  # required node affinity
 
     def why_not(self, labels: Mapping[str, str], taints: Iterable[Taint]) -> Why | None:
         """Return what keeps the scheduler from putting such a pod there; None: nothing does."""
-        for key, value in sorted(self.node_selector):
-            if labels.get(key) != value:
-                return Why(
-                    f"no label {key}={value}, which the pods' nodeSelector asks for",
-                    ("change podTemplate.spec.nodeSelector or the node's labels",),
-                )
-        for taint in taints:
-            if not any(tolerated.covers(taint) for tolerated in self.tolerations):
-                return Why(f"the pods do not tolerate the taint {taint}", (f"add {taint.toleration} {TO_TOLERATIONS}",))
-        return None
+        wanted = [f"{key}={value}" for key, value in sorted(self.node_selector) if labels.get(key) != value]
+        repelling = [taint for taint in taints if not any(tolerated.covers(taint) for tolerated in self.tolerations)]
+        unmet = "" if admit(self.terms, labels) else in_words(self.terms)
+        return _why(wanted, unmet, repelling) if wanted or unmet or repelling else None
 
 
 ANYWHERE = Demands()
+
+
+def _why(wanted: list[str], unmet: str, repelling: list[Taint]) -> Why:
+    """All that keeps pods away in one reason, and all that must be changed in one instruction."""
+    problems, edits = [], []
+    if wanted:
+        noun = "label" if len(wanted) == 1 else "labels"
+        problems.append(f"no {noun} {' and '.join(wanted)}, which the pods' nodeSelector asks for")
+        edits.append(f"change podTemplate.spec.nodeSelector, or run kubectl label node NODE {' '.join(wanted)}")
+    if unmet:
+        problems.append(f"the pods' required node affinity is not met: {unmet}"[:MAX_WORDS])
+        edits.append("change podTemplate.spec.affinity.nodeAffinity or the node's labels")
+    if repelling:
+        noun = "taint" if len(repelling) == 1 else "taints"
+        problems.append(f"the pods do not tolerate the {noun} {' and '.join(map(str, repelling))}")
+        edits.append(f"add {' and '.join(taint.toleration for taint in repelling)} {TO_TOLERATIONS}")
+    tolerations = () if wanted or unmet else tuple((taint.key, taint.value, taint.effect) for taint in repelling)
+    return Why("; ".join(problems), ("; also ".join(edits),), tolerations)
 
 
 def read_taints(taints: object) -> tuple[Taint, ...]:

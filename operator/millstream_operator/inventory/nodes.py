@@ -14,7 +14,7 @@ from typing import Any
 from millstream_operator.catalog.gpu import GpuCatalog, GpuPart
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part, slice_kind
 from millstream_operator.inventory.demands import Taint, read_taints
-from millstream_operator.inventory.left_out import SET_PARALLELISM, Why, grouped
+from millstream_operator.inventory.left_out import SET_PARALLELISM, Excluded, Why, grouped
 from millstream_operator.inventory.node_kinds import Inventory, inventory_of
 
 GPU_RESOURCE = "nvidia.com/gpu"
@@ -101,11 +101,12 @@ class Parts:
 
 def inventory_from_nodes(catalog: GpuCatalog, nodes: Iterable[Mapping[str, Any]]) -> Inventory:
     """All GPUs of `v1/Node` objects that can take pods now. Nodes without GPUs are passed over in silence."""
-    parts, found, refused = Parts(catalog), [], []
+    parts, found = Parts(catalog), []
+    refused: list[Excluded] = []
     for node in filter(None, map(read_node, nodes)):
         part = node.unfit or node.away or parts.of(node)
         if isinstance(part, Why):
-            refused.append((node.name, part))
+            refused.append(Excluded(node.name, part))
         else:
             found.append((part, node.gpus))
     return inventory_of(found, grouped(refused))

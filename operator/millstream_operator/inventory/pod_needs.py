@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream_operator.inventory.demands import Taint, Tolerated, read_tolerations
+from millstream_operator.inventory.node_affinity import Terms, admit, read_terms
 from millstream_operator.inventory.nodes import PRODUCT_LABEL
 from millstream_operator.inventory.pods import gpus_of
 
 GIVEN_TO_ALL = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 Pod = Mapping[str, Any]
-Expression = tuple[str, str, tuple[str, ...]]  # key, operator, values
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,18 @@ class PodNeeds:
     gpus: int
     node_selector: frozenset[tuple[str, str]] = frozenset()
     tolerations: frozenset[Tolerated] = frozenset()
-    terms: frozenset[frozenset[Expression]] = frozenset()
+    terms: Terms = frozenset()
 
     @property
     def products(self) -> tuple[str, ...]:
         """The GPUs that the affinity names, by the label of GPU feature discovery; empty: any."""
-        named = {value for term in self.terms for key, _, values in term if key == PRODUCT_LABEL for value in values}
+        named = {
+            value
+            for term in self.terms
+            for key, operator, values in term
+            if key == PRODUCT_LABEL and operator == "In"
+            for value in values
+        }
         return tuple(sorted(named))
 
     def __str__(self) -> str:
@@ -41,9 +47,7 @@ class PodNeeds:
 
     def selects(self, labels: Mapping[str, str]) -> bool:
         """Whether nodeSelector and required node affinity admit a node with these labels."""
-        return all(labels.get(key) == value for key, value in self.node_selector) and (
-            not self.terms or any(all(_holds(one, labels) for one in term) for term in self.terms)
-        )
+        return all(labels.get(key) == value for key, value in self.node_selector) and admit(self.terms, labels)
 
     def tolerates(self, taints: Iterable[Taint]) -> bool:
         return all(any(one.covers(taint) for one in self.tolerations) for taint in taints)
@@ -61,38 +65,14 @@ class PodNeeds:
 def read_needs(pod: Pod) -> PodNeeds:
     """Of a pod, or of a pod template."""
     spec = pod.get("spec") or {}
-    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
-    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     return PodNeeds(
         gpus_of(pod),
         frozenset((str(key), str(value)) for key, value in (spec.get("nodeSelector") or {}).items()),
         frozenset(one for one in read_tolerations(spec.get("tolerations") or ()) if not _is_given_to_all(one)),
-        frozenset(_term(term) for term in required.get("nodeSelectorTerms") or ()),
+        read_terms(spec.get("affinity") or {}),
     )
 
 
 def _is_given_to_all(toleration: Tolerated) -> bool:
     """Whether the API server adds it to every pod (DefaultTolerationSeconds): a template lacks it, its pod has it."""
     return toleration.effect == "NoExecute" and toleration.key in GIVEN_TO_ALL
-
-
-def _term(term: Mapping[str, Any]) -> frozenset[Expression]:
-    return frozenset(
-        (str(one["key"]), str(one["operator"]), tuple(sorted(map(str, one.get("values") or ()))))
-        for one in term.get("matchExpressions") or ()
-    )
-
-
-def _holds(expression: Expression, labels: Mapping[str, str]) -> bool:
-    key, operator, values = expression
-    found = labels.get(key)
-    if operator in ("In", "NotIn"):
-        return (found in values) is (operator == "In")
-    if operator in ("Exists", "DoesNotExist"):
-        return (found is not None) is (operator == "Exists")
-    if operator not in ("Gt", "Lt") or found is None or len(values) != 1:
-        return False
-    try:
-        return int(found) > int(values[0]) if operator == "Gt" else int(found) < int(values[0])
-    except ValueError:
-        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millstream_operator.inventory.left_out import SET_PARALLELISM, LeftOut
@@ -14,17 +15,26 @@ NAME_PRODUCTS = "name the GPUs in accelerator.products"
 
 @dataclass(frozen=True, slots=True)
 class UnknownGpus:
-    """`why` is a sentence. `remedies` are instructions, the best first; each of them alone is enough."""
+    """`why` is a sentence. `remedies` are instructions, the best first; each of them alone is enough.
+
+    `left_out`: the nodes that there are, none of which counts.
+    """
 
     why: str
     remedies: tuple[str, ...]
+    left_out: tuple[LeftOut, ...] = ()
 
     @property
     def instruction(self) -> str:
         """The remedies as one sentence."""
-        *others, last = self.remedies
-        text = f"{', '.join(others)}, or {last}" if others else last
-        return f"{text[:1].upper()}{text[1:]}."
+        return sentence_of(self.remedies)
+
+
+def sentence_of(remedies: Sequence[str]) -> str:
+    """Instructions, each of which is enough, as one sentence."""
+    *others, last = remedies
+    text = f"{', '.join(others)}, or {last}" if others else last
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def not_looked_at(problem: str) -> UnknownGpus:
@@ -45,4 +55,4 @@ def none_usable(left_out: tuple[LeftOut, ...]) -> UnknownGpus:
     remedies = dict.fromkeys(remedy for one in shown for remedy in one.remedies)
     last = [SET_PARALLELISM] if SET_PARALLELISM in remedies else []
     first = [remedy for remedy in remedies if remedy != SET_PARALLELISM]
-    return UnknownGpus(" ".join(one.sentence for one in shown), (*first, *last))
+    return UnknownGpus(" ".join(one.sentence for one in shown), (*first, *last), left_out)

@@ -88,5 +88,5 @@ def _words(status: int) -> str:
     if 300 <= status < 400:
         return f"HTTP {status}, a redirect, which is not followed"
     if status in (401, 403):
-        return f"HTTP {status}: it does not accept the operator's API key, or its lack of one"
+        return f"HTTP {status}: the request was refused for its API key, or for want of one"
     return f"HTTP {status}"

@@ -16,7 +16,7 @@ import asyncio
 import dataclasses
 import json
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -64,6 +64,15 @@ class ApiError(Exception):
         self.status, self.reason, self.message = status, reason, message
         self.retry_after_seconds = retry_after_seconds
         self.body: Mapping[str, Any] = body or {}
+
+
+def refused_fields(error: ApiError) -> Iterator[str]:
+    """The fields that the API server's answer names."""
+    details = error.body.get("details")
+    causes = details.get("causes") if isinstance(details, dict) else None
+    for cause in causes if isinstance(causes, list) else ():
+        if isinstance(cause, dict) and isinstance(cause.get("field"), str):
+            yield cause["field"]
 
 
 class RequestObserver(Protocol):

@@ -37,6 +37,7 @@ class Kind:
 LLM_DEPLOYMENT = Kind(GROUP, VERSION, KIND, PLURAL, owned=False)
 POD = Kind("", "v1", "Pod", "pods", owned=False)
 NODE = Kind("", "v1", "Node", "nodes", owned=False)  # looked at by `gpu_watch.py`, with what pods hold of its GPUs
+REPLICA_SET = Kind("apps", "v1", "ReplicaSet", "replicasets", owned=False)  # by name: whose a pod is
 EVENT = Kind("", "v1", "Event", "events", owned=False)
 SECRET = Kind("", "v1", "Secret", "secrets", owned=False)  # the operator's own, by name: none is listed or watched
 ENDPOINT_SLICE = Kind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", owned=False)  # the API server's

@@ -1,6 +1,6 @@
-"""Corrections of predicted memory by what runtimes measured. Pure.
+"""Corrections of predicted memory and step times by what runtimes measured. Pure.
 
-    measured bytes / predicted bytes -> Correction     per image, model, format, GPU and tensor-parallel size
+    measured / predicted -> Correction     per image, model, format, GPU and tensor-parallel size
 
 A correction is a ratio in thousandths, so that it holds for other engine limits too: it is applied to each part of the
 ledger that is predicted for a candidate. `other` is what no part names: the context, libraries, NCCL, fragmentation. It
@@ -13,13 +13,16 @@ adopted with them, so a new measurement never makes a plan outdated.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from millstream_operator.catalog.model_shape import ModelShape
 
 PARTS = ("weights", "activations", "graphs", "other")
+# Times: a decode step of one request, one of a full batch (`batch_sequences`), and a prompt up to its first token.
+STEPS = ("decode", "batch", "prefill")
 PART_OF_FIELD = {
     "weights_bytes": "weights",
     "embeddings_bytes": "weights",
@@ -32,8 +35,8 @@ PART_OF_FIELD = {
 UNCHANGED_PERMILLE = 1000
 # A measurement that is further from its prediction than this factor, in percent, is an error of one of them and no
 # correction. Weights are counted: they are known well. Graphs and the rest are small estimates: graphs took 3.3 times
-# theirs on an H200.
-ABSURD_PERCENT = {"weights": 150, "activations": 400, "graphs": 1000, "other": 1000}
+# theirs on an H200. Steps of a small model are mostly launches, which the roofline knows little of.
+ABSURD_PERCENT = {"weights": 150, "activations": 400, "graphs": 1000, "other": 1000} | dict.fromkeys(STEPS, 500)
 MAX_USED = 16  # corrections that a plan keeps
 ANY = "*"
 
@@ -51,12 +54,16 @@ class CalibrationKey:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Measured over predicted, in thousandths."""
+    """Measured over predicted, in thousandths. `batch_sequences`: of the batch that was measured; 1: none was."""
 
     weights_permille: int = UNCHANGED_PERMILLE
     activations_permille: int = UNCHANGED_PERMILLE
     graphs_permille: int = UNCHANGED_PERMILLE
     other_permille: int = UNCHANGED_PERMILLE
+    decode_permille: int = UNCHANGED_PERMILLE
+    batch_permille: int = UNCHANGED_PERMILLE
+    prefill_permille: int = UNCHANGED_PERMILLE
+    batch_sequences: int = 1
 
     def corrected(self, field_name: str, predicted_bytes: int) -> int:
         """Return the corrected bytes of a field of the ledger; the headroom is not corrected."""
@@ -67,8 +74,38 @@ class Correction:
         found: int = getattr(self, f"{part}_permille")
         return found
 
+    def decode_factor(self, sequences: int) -> float:
+        """Return the factor for a decode step: between one request and the batch by the logarithm of their number."""
+        alone, batch = self.decode_permille / 1000, self.batch_permille / 1000
+        if self.batch_sequences <= 1:
+            return alone
+        return alone + (batch - alone) * min(1.0, math.log(sequences) / math.log(self.batch_sequences))
+
+    @property
+    def prefill_factor(self) -> float:
+        return self.prefill_permille / 1000
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether a step time is corrected."""
+        return any(self.permille(step) != UNCHANGED_PERMILLE for step in STEPS)
+
     def as_dict(self) -> dict[str, int]:
-        return {f"{part}Permille": self.permille(part) for part in PARTS}
+        """Return the form that is stored. Step times are absent where none is corrected, as in older records."""
+        return {f"{part}Permille": self.permille(part) for part in PARTS} | self.steps_as_dict()
+
+    def steps_as_dict(self) -> dict[str, int]:
+        if not self.has_steps:
+            return {}
+        steps = {f"{step}Permille": self.permille(step) for step in STEPS}
+        return steps | {"batchSequences": self.batch_sequences}
+
+    @classmethod
+    def of_dict(cls, stored: Mapping[str, int]) -> Correction:
+        """Read what `as_dict` returned."""
+        memory = {f"{part}_permille": stored[f"{part}Permille"] for part in PARTS}
+        steps = {f"{step}_permille": stored.get(f"{step}Permille", UNCHANGED_PERMILLE) for step in STEPS}
+        return cls(**memory, **steps, batch_sequences=stored.get("batchSequences", 1))
 
 
 NO_CORRECTION = Correction()
@@ -117,7 +154,7 @@ def of_plan(plan: Mapping[str, Any]) -> Calibration:
     found = []
     for one in plan.get("calibration") or ():
         key = CalibrationKey(ANY, ANY, one["quantization"], one["accelerator"], one["tensorParallelSize"])
-        found.append((key, Correction(*(one[f"{part}Permille"] for part in PARTS))))
+        found.append((key, Correction.of_dict(one)))
     return Calibration(tuple(found))
 
 
@@ -126,42 +163,43 @@ def model_key(shape: ModelShape) -> str:
     return f"{shape.family}-{hashlib.sha256(repr(shape).encode()).hexdigest()[:12]}"
 
 
-def absurd(part: str, predicted_bytes: int, measured_bytes: int) -> str | None:
-    """Return why a measurement is ignored; None where it can be true."""
-    if measured_bytes <= 0:
-        return f"{part}: {measured_bytes} bytes measured"
+def absurd(part: str, predicted: int, measured: int) -> str | None:
+    """Return why a measurement (bytes, or microseconds of a step) is ignored; None where it can be true."""
+    if measured <= 0:
+        return f"{part}: {measured} {'µs' if part in STEPS else 'bytes'} measured"
     factor = ABSURD_PERCENT[part]
-    if measured_bytes * 100 > predicted_bytes * factor or measured_bytes * factor < predicted_bytes * 100:
-        return f"{part}: {_gb(measured_bytes)} measured where {_gb(predicted_bytes)} were predicted"
+    if measured * 100 > predicted * factor or measured * factor < predicted * 100:
+        return f"{part}: {_amount(part, measured)} measured where {_amount(part, predicted)} were predicted"
     return None
 
 
 def with_measurement(
-    known: Correction | None, predicted: Mapping[str, int], measured: Mapping[str, int]
+    known: Correction, predicted: Mapping[str, int], measured: Mapping[str, int], batch_sequences: int = 1
 ) -> tuple[Correction, tuple[str, ...]]:
-    """Return the correction with one more measurement, and what of it is ignored, each with the reason.
+    """Return the correction after one more measurement, and what of it is ignored, each with the reason.
 
-    Both are bytes by part; a part that was not measured is absent. The larger of two corrections of a part is kept:
-    too small a prediction ends in OutOfMemory, and a correction that only grows is not written in turns.
+    Both are bytes or microseconds by part; a part that was not measured, or is ignored, keeps what was known. The
+    latest measurement replaces the one before, so that a correction falls as well as rises.
     """
-    values, ignored = {}, []
-    for part in PARTS:
-        before = known.permille(part) if known is not None else None
-        if part in measured:
-            if (why := absurd(part, predicted[part], measured[part])) is not None:
-                ignored.append(why)
-            else:
-                permille = -(-measured[part] * 1000 // predicted[part])
-                before = permille if before is None else max(before, permille)
-        values[f"{part}_permille"] = UNCHANGED_PERMILLE if before is None else before
-    return Correction(**values), tuple(ignored)
+    found, ignored = known, []
+    for part in (*PARTS, *STEPS):
+        if part not in measured:
+            continue
+        if (why := absurd(part, predicted[part], measured[part])) is not None:
+            ignored.append(why)
+            continue
+        permille = -(-measured[part] * 1000 // predicted[part])
+        found = replace(found, **{f"{part}_permille": permille})
+        if part == "batch":
+            found = replace(found, batch_sequences=batch_sequences)
+    return found, tuple(ignored)
 
 
 def differs(one: Correction, other: Correction, percent: int) -> bool:
     """Return whether a part of `other` is more than `percent` away from `one`."""
-    pairs = ((one.permille(part), other.permille(part)) for part in PARTS)
+    pairs = ((one.permille(part), other.permille(part)) for part in (*PARTS, *STEPS))
     return any(abs(after - before) * 100 > before * percent for before, after in pairs)
 
 
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.2f} GB"
+def _amount(part: str, value: int) -> str:
+    return f"{value} µs" if part in STEPS else f"{value / 1e9:.2f} GB"

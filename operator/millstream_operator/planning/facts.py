@@ -32,14 +32,16 @@ class Facts:
 
     `inventory` is what is free for this plan, `capacity` all that there is, free or not (None: there is no more than
     `inventory`). `unknown` says why something is not known, `unknown_gpus` how a person can make the GPUs known;
-    `inventory` may then hold what the chart declares (`inventory.nodePools`). `choosable` is what the planner may
-    choose by itself; what a spec insists on is planned in any case, and compared with `runtime` afterwards.
+    `inventory` may then hold what the chart declares (`inventory.nodePools`). `may_grow`: it is a cluster, where nodes
+    of a product that the spec names may come later; not a list of machines that a person gave. `choosable` is what the
+    planner may choose by itself; what a spec insists on is planned in any case, and compared with `runtime` afterwards.
     """
 
     shape: ModelShape | None = None
     draft_shape: ModelShape | None = None
     inventory: Inventory | None = None
     capacity: Inventory | None = None
+    may_grow: bool = False
     unknown: tuple[PlanReason, ...] = ()
     unknown_gpus: UnknownGpus | None = None
     model_revision: str | None = None  # commit or digest that the source was resolved to; None: it has none

@@ -11,20 +11,56 @@ from typing import Any
 
 from millstream_operator.catalog.gpu import GpuPart
 from millstream_operator.catalog.model_shape import ModelShape
-from millstream_operator.planning.sizing.memory_ledger import MemoryLedger, activations_bytes, gpu_ledger
+from millstream_operator.planning.sizing.memory_ledger import (
+    MemoryLedger,
+    activations_bytes,
+    gpu_ledger,
+    kv_bytes_per_token,
+)
+from millstream_operator.planning.sizing.roofline import Machine, prefill_seconds, step_seconds
 from millstream_operator.planning.sizing.weights import rank_weights, weight_format
 
 Plan = Mapping[str, Any]  # a `status.plan`
+MAX_BATCH_SEQUENCES = 1 << 20  # of a measured step; a larger number is no measurement
 # From this share on, the KV cache is as large as all requests together can fill, not as large as the GPU allows.
 FULL_POOL_PERCENT = 98
 
 
 @dataclass(frozen=True, slots=True)
+class StepSample:
+    """A step that a runtime timed: `new_tokens` computed and `context_tokens` read, of all `sequences` together."""
+
+    sequences: int
+    new_tokens: int
+    context_tokens: int
+    microseconds: int
+
+    @property
+    def step(self) -> str:
+        """Which of `calibration.STEPS` it is."""
+        if self.new_tokens > self.sequences:
+            return "prefill"
+        return "decode" if self.sequences == 1 else "batch"
+
+
+@dataclass(frozen=True, slots=True)
+class PodMeasurement:
+    """What one pod measured. `memory` as in `status.memory.measured`; `at_seconds`: when the pod was created."""
+
+    pod: str
+    at_seconds: int
+    memory: Mapping[str, int]
+    steps: tuple[StepSample, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
-    """Bytes by part (`calibration.PARTS`). A part that was not measured is absent in `measured`."""
+    """Bytes by part (`calibration.PARTS`) and microseconds by step (`STEPS`). What was not measured is absent in
+    `measured`. `batch_sequences`: requests of the step `batch`."""
 
     predicted: Mapping[str, int]
     measured: Mapping[str, int]
+    batch_sequences: int = 1
 
 
 def is_measurable(plan: Plan) -> bool:
@@ -39,10 +75,39 @@ def is_measurable(plan: Plan) -> bool:
     )
 
 
-def measurement(plan: Plan, shape: ModelShape, part: GpuPart, measured: Mapping[str, int]) -> Measurement:
-    """Compare for a plan that `is_measurable`. `measured`: `status.memory.measured`."""
+def measurement(plan: Plan, shape: ModelShape, part: GpuPart, measured: PodMeasurement) -> Measurement:
+    """Compare for a plan that `is_measurable`."""
     ledger = _ledger(plan, shape, part)
-    return Measurement(parts_of(ledger), _measured_parts(plan, ledger, measured))
+    steps = {sample.step: sample for sample in measured.steps}
+    machine = _machine(plan, shape, part)
+    return Measurement(
+        parts_of(ledger) | {name: _predicted_microseconds(machine, sample) for name, sample in steps.items()},
+        _measured_parts(plan, ledger, measured.memory) | {name: sample.microseconds for name, sample in steps.items()},
+        steps["batch"].sequences if "batch" in steps else 1,
+    )
+
+
+def _machine(plan: Plan, shape: ModelShape, part: GpuPart) -> Machine:
+    """The GPUs of one replica as the roofline sees them, without corrections."""
+    tensor, method = plan["tensorParallelSize"], plan["quantization"]
+    return Machine(
+        part=part,
+        shape=shape,
+        weights=rank_weights(shape, weight_format(shape, method), tensor),
+        method=method,
+        tensor=tensor,
+        pipeline=1,
+        kv_bytes=kv_bytes_per_token(shape, plan.get("kvCache") or "None", tensor),
+        over_nvlink=part.has_nvlink and tensor <= part.nvlink_island_size,
+    )
+
+
+def _predicted_microseconds(machine: Machine, sample: StepSample) -> int:
+    if sample.step == "prefill":
+        seconds = prefill_seconds(machine, sample.new_tokens, sample.new_tokens)
+    else:
+        seconds = step_seconds(machine, sample.new_tokens, sample.context_tokens)
+    return max(1, round(seconds * 1_000_000))
 
 
 def parts_of(ledger: MemoryLedger) -> dict[str, int]:

@@ -167,6 +167,7 @@ class Plan:
     replicas: int | None = None  # None: the spec's, which may be scaled without a new plan
     replicas_for_load: int | None = None  # set where the plan is shown (`scaling_cost.py`), never where it is pinned
     kv_cache: str = "None"
+    dtype: str | None = None  # of what is not quantised, for people alone: it is not stored. None: not known
     speculation: SpeculationPlan = field(default_factory=SpeculationPlan)
     memory: MemoryLedger | None = None
     predicted: Prediction | None = None

@@ -11,10 +11,11 @@ length (or meets load and latency, where given), then the cheapest.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 
 from millstream_operator.api.llmdeployment import LLMDeployment
-from millstream_operator.api.spec import Accelerator, AcceleratorType, Engine
+from millstream_operator.api.spec import Accelerator, AcceleratorType
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part
 from millstream_operator.inventory.node_kinds import Inventory
 from millstream_operator.planning.choices.candidates import Question
@@ -27,28 +28,29 @@ from millstream_operator.planning.choices.placement_reasons import (
 )
 from millstream_operator.planning.choices.quantization import choose_formats, contradiction
 from millstream_operator.planning.choices.speculation import SpeculationChoice, choose_speculation
-from millstream_operator.planning.choices.waiting import search_free_then_all
+from millstream_operator.planning.choices.waiting import search_in_order
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.fixes.nearest import nearest_fixes
+from millstream_operator.planning.left_out_nodes import plain_reasons, reasons, verdicts, with_sentences
 from millstream_operator.planning.plan import EnginePlan, Infeasible, Plan, PlanDefaults, PlanReason
 from millstream_operator.planning.pod_resources import replica_resources
 from millstream_operator.planning.requires import refusal
 from millstream_operator.planning.resolved_spec import ResolvedSpec, resolve_spec
 from millstream_operator.planning.restart_fields import input_hash
-from millstream_operator.planning.sizing.cpu_memory import cpu_memory
+from millstream_operator.planning.sizing.cpu_memory import cpu_memory, shortest_length
 from millstream_operator.planning.spec_plan import missing_capabilities, plan_from_spec
 from millstream_operator.planning.unknown_inventory import (
     FITS_ANYWHERE,
+    absent_machines,
     counts_gpus,
     fits_any_gpu,
+    impossible_size,
     named_machines,
     refused,
     waits_for_machines,
 )
 
 KEPT_REASONS = ("accelerator", "runtime.image", "engine.prefixCaching")  # of the plan from the spec alone
-
-MAX_MESSAGE = 1000  # of the 1024 characters of a reason in the status
 
 
 def decide(
@@ -64,7 +66,8 @@ def decide(
     on_cpu = (spec.accelerator or Accelerator()).type is AcceleratorType.CPU
     asked = ((spec.quantization.method if spec.quantization else None) or "Auto") + ""
     if (on_cpu or facts.inventory is None) and (problem := contradiction(asked, shape)) is not None:
-        return Infeasible("quantization", _sentence(problem), input_hash(deployment))
+        infeasible = Infeasible("quantization", _sentence(problem), input_hash(deployment))
+        return _with_fixes(infeasible, deployment, defaults, facts) if explain else infeasible
     if on_cpu:
         return _decide_cpu(deployment, defaults, facts, explain=explain)
     image = (spec.runtime.image if spec.runtime else None) or defaults.runtime_image
@@ -80,20 +83,26 @@ def _decide_without_gpus(
     """The model's shape is known and the GPUs are not: `unknown_inventory.py` says what is planned."""
     spec, shape = deployment.spec, facts.shape
     assert shape is not None  # noqa: S101 - `decide` asked
+    left_out = facts.unknown_gpus.left_out if facts.unknown_gpus is not None and explain else ()
     if (machines := named_machines(facts, spec)) is not None:
         assumed = replace(facts, inventory=machines, capacity=None, unknown=())
         planned = _decide_on_gpus(deployment, defaults, assumed, explain=explain)
         if isinstance(planned, Infeasible):
             return planned
-        return replace(planned, waits=True, reasons=(waits_for_machines(facts, machines), *planned.reasons))
+        search = functools.partial(_search, deployment, resolve_spec(spec, shape), explain=False)
+        said = reasons(verdicts(left_out, facts, search))
+        return replace(planned, waits=True, reasons=(waits_for_machines(facts, machines), *planned.reasons, *said))
     if counts_gpus(spec):
+        if (problem := impossible_size(spec, shape)) is not None:
+            return Infeasible("parallelism", problem, input_hash(deployment))
         return plan_from_spec(deployment, defaults, facts)
-    resolved = replace(resolve_spec(spec, shape), products=())
-    if fits_any_gpu(functools.partial(_search, deployment, resolved, explain=False), facts):
+    search = functools.partial(_search, deployment, replace(resolve_spec(spec, shape), products=()), explain=False)
+    if fits_any_gpu(search, facts):
         blind = plan_from_spec(deployment, defaults, facts)
         others = (reason for reason in blind.reasons if reason.field != FITS_ANYWHERE.field)
         return replace(blind, reasons=(FITS_ANYWHERE, *others))
-    return refused(deployment, facts)
+    infeasible = refused(deployment, facts, verdicts(left_out, facts, search))
+    return _with_fixes(infeasible, deployment, defaults, facts) if left_out else infeasible
 
 
 def _decide_on_gpus(
@@ -103,21 +112,23 @@ def _decide_on_gpus(
     spec, shape = deployment.spec, facts.shape
     assert shape is not None  # noqa: S101 - `decide` asked
     speculation, resolved = choose_speculation(spec, facts.choosable), resolve_spec(spec, shape)
-    found = search_free_then_all(functools.partial(_search, deployment, resolved), facts, explain=explain)
-    choice = found.choice
+    search, machines = functools.partial(_search, deployment, resolved), absent_machines(facts, spec)
+    may_come = (machines, waits_for_machines(facts, machines)) if machines is not None else None
+    found = search_in_order(search, facts, may_come, explain=explain)
+    choice, without = found.choice, functools.partial(search, explain=False)
     if isinstance(choice, NoPlacement):
         infeasible = Infeasible(
             choice.problem.stage.constraint,
-            _with_left_out(_sentence(choice.problem.sentence), found.facts),
+            with_sentences(_sentence(choice.problem.sentence), _left_out(found.facts, without if explain else None)),
             input_hash(deployment),
             choice.rejected,
         )
         return _with_fixes(infeasible, deployment, defaults, facts) if explain else infeasible
     planned = _planned(deployment, resolved, defaults, facts, choice, speculation)
-    planned = replace(planned, reasons=(*planned.reasons, *_left_out(facts)))
     if found.waits is not None:
-        return replace(planned, waits=True, reasons=(found.waits, *planned.reasons))
-    return replace(planned, preferred=found.preferred)
+        said = _left_out(facts, without if explain else None)
+        return replace(planned, waits=True, reasons=(found.waits, *planned.reasons, *said))
+    return replace(planned, preferred=found.preferred, reasons=(*planned.reasons, *_left_out(facts, None)))
 
 
 def _with_fixes(found: Infeasible, deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts) -> Infeasible:
@@ -141,8 +152,8 @@ def _search(
     shape, inventory = facts.shape, facts.inventory
     assert shape is not None  # noqa: S101 - `decide` asked
     assert inventory is not None  # noqa: S101
-    if resolved.max_model_len > shape.max_position_embeddings:
-        longest = shape.max_position_embeddings
+    if resolved.max_model_len > shape.longest_context_tokens:
+        longest = shape.longest_context_tokens
         sentence = f"engine.maxModelLen is {resolved.max_model_len}, and the model allows {longest} tokens"
         return NoPlacement(Problem(Stage.MEMORY, sentence), None, ())
     try:
@@ -225,17 +236,10 @@ def _engine_of(best: Outcome, resolved: ResolvedSpec, blind: Plan) -> EnginePlan
     )
 
 
-def _left_out(facts: Facts) -> list[PlanReason]:
-    """The nodes that do not count, one reason for each reason that they have."""
-    return [PlanReason("nodes", one.sentence) for one in facts.inventory.refused] if facts.inventory else []
-
-
-def _with_left_out(verdict: str, facts: Facts) -> str:
-    """A verdict, and after it the nodes that do not count, as far as a message has room."""
-    for reason in _left_out(facts):
-        if len(verdict) + len(reason.reason) < MAX_MESSAGE:
-            verdict = f"{verdict} {reason.reason}"
-    return verdict
+def _left_out(facts: Facts, search: Callable[[Facts], Choice | NoPlacement] | None) -> list[PlanReason]:
+    """The nodes that do not count, one reason per group; with `search`, also what would include them."""
+    groups = facts.inventory.refused if facts.inventory is not None else ()
+    return reasons(verdicts(groups, facts, search)) if search is not None else plain_reasons(groups)
 
 
 def _sentence(words: str) -> str:
@@ -249,7 +253,7 @@ def _decide_cpu(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts,
     shape = facts.shape
     assert shape is not None  # noqa: S101 - `decide` asked
     memory = cpu_memory(deployment.spec, shape)
-    length = (deployment.spec.engine or Engine()).max_model_len or min(shape.max_position_embeddings, 128)
+    length = shortest_length(deployment.spec, shape)
     if memory.kv_cache_tokens >= length:
         blind = plan_from_spec(deployment, defaults, facts)
         pool = f"The KV pool holds {memory.kv_cache_tokens:,} tokens of the container's memory."
@@ -257,9 +261,11 @@ def _decide_cpu(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts,
         return replace(
             blind, replicas=replicas, memory=memory.ledger, reasons=(*blind.reasons, PlanReason("memory", pool))
         )
+    missing_bytes = memory.limit_for(length, shape) - memory.ledger.usable_bytes
     message = (
         f"A CPU replica with {memory.ledger.usable_bytes >> 20} MiB of memory has room for "
-        f"{max(0, memory.kv_cache_tokens)} tokens of KV cache beside its float32 weights; {length} are wanted."
+        f"{max(0, memory.kv_cache_tokens)} tokens of KV cache next to its float32 weights; {length} are wanted: "
+        f"{missing_bytes / (1 << 30):.1f} GiB are missing."
     )
     infeasible = Infeasible("memory", message, input_hash(deployment))
     return _with_fixes(infeasible, deployment, defaults, facts) if explain else infeasible

@@ -89,9 +89,15 @@ def resolve_spec(spec: LLMDeploymentSpec, shape: ModelShape) -> ResolvedSpec:
         itl_milliseconds=duration.milliseconds(objectives.itl.p95) if objectives.itl else None,
         max_monthly_usd=budget.max_monthly_usd if budget else None,
         budget_is_enforced=budget is not None and budget.enforcement is not BudgetEnforcement.OBSERVE,
-        replicas=max(1, spec.replicas),
+        replicas=wanted_replicas(spec),
         reasons=(PlanReason("engine.maxModelLen", why), *reasons),
     )
+
+
+def wanted_replicas(spec: LLMDeploymentSpec) -> int:
+    """spec.replicas, as far as autoscaling lets them be: it writes that field, up to its own limit."""
+    most = spec.autoscaling.max_replicas if spec.autoscaling is not None else spec.replicas
+    return max(1, min(spec.replicas, most))
 
 
 def batching(spec: LLMDeploymentSpec, *, on_cpu: bool = False) -> tuple[int, int, int, tuple[PlanReason, ...]]:

@@ -78,10 +78,27 @@ def over_budget(status_plan: Mapping[str, Any], spec: LLMDeploymentSpec) -> str 
     if limit is None or scaling is None or budget is None or each is None or scaling.max_replicas <= limit:
         return None
     usd = monthly_usd(each, scaling.max_replicas)
+    fields = "maxReplicas" if (scaling.min_replicas or 1) <= limit else "minReplicas and maxReplicas"
+    most = monthly_usd(each, scaling.max_replicas)
+    remedy = f"set {fields} to {limit} or less, or raise the budget to {most}" if limit else f"raise it to {most}"
     return (
         f"autoscaling.maxReplicas {scaling.max_replicas} may cost ${usd:,} a month, and budget.maxMonthlyUSD is "
-        f"${budget.max_monthly_usd:,}: set maxReplicas to {limit} or less, or raise the budget."
+        f"${budget.max_monthly_usd:,}: {remedy}."
     )
+
+
+def bounded_maximum(status_plan: Mapping[str, Any], spec: LLMDeploymentSpec) -> int | None:
+    """The most replicas that an autoscaler may ask for within an enforced budget; None where none are within it.
+
+    Replicas that run already are not scaled down for the budget. `spec.replicas` is what may run.
+    """
+    limit, scaling = enforced_limit(status_plan, spec), spec.autoscaling
+    if scaling is None:
+        return None
+    if limit is None or scaling.max_replicas <= limit:
+        return scaling.max_replicas
+    bound = min(scaling.max_replicas, max(limit, spec.replicas))
+    return bound if bound >= max(1, scaling.min_replicas or 1) else None
 
 
 def enforced_limit(status_plan: Mapping[str, Any], spec: LLMDeploymentSpec) -> int | None:

@@ -25,6 +25,7 @@ from millstream_operator.planning.restart_fields import input_hash
 from millstream_operator.planning.timeouts import drain_timeout_seconds
 
 Reasons = tuple[PlanReason, ...]
+CPU_DTYPE = "FP32"  # of weights, activations and KV cache on a CPU, whatever the checkpoint holds
 
 
 class Placed(Protocol):
@@ -50,6 +51,7 @@ class _SpecPlacement:
     method: str
     kv_cache: str
     reasons: Reasons
+    dtype: str | None  # of weights that no method quantises; None: not known
 
     @property
     def on_gpu(self) -> bool:
@@ -61,7 +63,9 @@ class _SpecPlacement:
 
     @property
     def summary(self) -> str:
-        return f"{f'{self.gpus}×GPU' if self.on_gpu else 'CPU'} TP{self.tensor} {self.method}"
+        weights = self.dtype if self.method == "None" else self.method
+        layout = f"{f'{self.gpus}×GPU' if self.on_gpu else 'CPU'} TP{self.tensor}"
+        return f"{layout} {weights}" if weights is not None else layout
 
 
 def plan_from_spec(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts | None = None) -> Plan:
@@ -86,6 +90,7 @@ def plan_from_spec(deployment: LLMDeployment, defaults: PlanDefaults, facts: Fac
         pipeline_parallel_size=placement.pipeline,
         quantization=placement.method,
         kv_cache=placement.kv_cache,
+        dtype=placement.dtype,
         speculation=speculation.plan,
         model_path=model_path(spec, facts.model_revision),
         served_name=deployment.served_name,
@@ -164,7 +169,9 @@ def _spec_placement(spec: LLMDeploymentSpec, shape: ModelShape | None) -> _SpecP
         given_or(tensor, "parallelism.tensor", "One device a replica where nothing else is known."),
         PlanReason("quantization", why),
     )
-    return _SpecPlacement(accelerator, tensor or 1, pipeline or 1, method, kv_cache, reasons)
+    known = shape.dtype if shape is not None else None
+    dtype = known if accelerator is AcceleratorType.GPU else CPU_DTYPE
+    return _SpecPlacement(accelerator, tensor or 1, pipeline or 1, method, kv_cache, reasons, dtype)
 
 
 def _accelerator(accelerator: Accelerator) -> tuple[AcceleratorType, PlanReason]:

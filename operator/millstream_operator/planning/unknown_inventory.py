@@ -10,30 +10,40 @@ One GPU of an unknown product is no plan for a model that may need eight: it wou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.optimization import Parallelism
 from millstream_operator.api.spec import Accelerator, LLMDeploymentSpec
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part
+from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.inventory.node_kinds import Inventory, inventory_of
-from millstream_operator.inventory.unknown_gpus import UnknownGpus, not_looked_at
+from millstream_operator.inventory.unknown_gpus import (
+    DECLARE_POOLS,
+    NAME_PRODUCTS,
+    UnknownGpus,
+    not_looked_at,
+    sentence_of,
+)
 from millstream_operator.planning.choices.outcome import Stage
 from millstream_operator.planning.choices.placement import Choice, NoPlacement
 from millstream_operator.planning.facts import Facts
+from millstream_operator.planning.left_out_nodes import Verdict, reasons, with_sentences
 from millstream_operator.planning.plan import Infeasible, PlanReason
 from millstream_operator.planning.restart_fields import input_hash
+from millstream_operator.planning.sizing.tensor_parallel import sizes, tensor_parallel_problem
 from millstream_operator.planning.sizing.weights import rank_weights, weight_format
 
+MOST_GPUS = 16  # of one node, to name in a message
 FITS_ANYWHERE = PlanReason("parallelism.tensor", "The model fits on one GPU of any product of the catalogue.")
 NOTHING_KNOWN = not_looked_at("The cluster's GPUs are not known.")
 
 
-def named_machines(facts: Facts, spec: LLMDeploymentSpec) -> Inventory | None:
+def named_machines(facts: Facts, spec: LLMDeploymentSpec, present: Container[str] = ()) -> Inventory | None:
     """The GPUs of accelerator.products, as usual machines have them, or as parallelism asks for more of them.
 
-    None where the spec names none, or one that the catalogue lacks.
+    None where the spec names none, none but `present` ones, or one that the catalogue lacks.
     """
     parallelism = spec.parallelism or Parallelism()
     tensor, nodes = parallelism.tensor or 1, parallelism.pipeline or 1
@@ -41,25 +51,47 @@ def named_machines(facts: Facts, spec: LLMDeploymentSpec) -> Inventory | None:
         parts = [find_part(facts.catalog, name) for name in (spec.accelerator or Accelerator()).products or ()]
     except UnknownGPUError:
         return None
-    if not parts:
+    machines = [(part, max(part.gpus_per_node, tensor)) for part in parts if part.name not in present]
+    if not machines:
         return None
-    machines = [(part, max(part.gpus_per_node, tensor)) for part in parts]
     return inventory_of(machines * nodes, hypothetical=True)
 
 
 def waits_for_machines(facts: Facts, machines: Inventory) -> PlanReason:
     """Why pods of a plan for machines that are not in the cluster may wait."""
+    names = " or ".join(kind.part.name for kind in machines.kinds)
+    unknown = _unknown(facts)
+    is_seen = facts.inventory is not None or unknown.left_out
+    why = f"No node that counts has {names}." if is_seen else unknown.why
     kinds = " or ".join(f"{kind.gpus} {kind.part.name}" for kind in machines.kinds)
     return PlanReason(
         "inventory",
-        f"{_unknown(facts).why} accelerator.products is planned for as {kinds} in one node; pods wait until there is "
-        "such a node.",
+        f"{why} accelerator.products is planned for as {kinds} in one node; pods wait until there is such a node.",
     )
+
+
+def absent_machines(facts: Facts, spec: LLMDeploymentSpec) -> Inventory | None:
+    """Usual machines of those products of the spec that no node or declared pool of the cluster has; None: none."""
+    everything = facts.capacity or facts.inventory
+    if not facts.may_grow or everything is None:
+        return None
+    return named_machines(facts, spec, {kind.part.name for kind in everything.kinds})
 
 
 def counts_gpus(spec: LLMDeploymentSpec) -> bool:
     """Whether the spec itself says how many GPUs a replica takes."""
     return spec.parallelism is not None and (spec.parallelism.tensor or spec.parallelism.pipeline) is not None
+
+
+def impossible_size(spec: LLMDeploymentSpec, shape: ModelShape) -> str | None:
+    """Why no GPUs can share the layers as the spec asks, and the sizes that the model allows; None where they can."""
+    method = shape.quantization.method if shape.quantization else "None"
+    group = weight_format(shape, method).group_size
+    asked = (spec.parallelism or Parallelism()).tensor or 1
+    if (problem := tensor_parallel_problem(shape, asked, group)) is None:
+        return None
+    allowed = [str(size) for size in sizes(shape, MOST_GPUS) if tensor_parallel_problem(shape, size, group) is None]
+    return f"parallelism.tensor is {asked}: {problem}. The model allows {', '.join(allowed)}."
 
 
 def fits_any_gpu(search: Callable[[Facts], Choice | NoPlacement], facts: Facts) -> bool:
@@ -72,18 +104,23 @@ def fits_any_gpu(search: Callable[[Facts], Choice | NoPlacement], facts: Facts) 
     return True
 
 
-def refused(deployment: LLMDeployment, facts: Facts) -> Infeasible:
-    """No plan: what is not known, why it matters, and how to tell it."""
+def refused(deployment: LLMDeployment, facts: Facts, found: Sequence[Verdict]) -> Infeasible:
+    """No plan: what is not known, why it matters, and how to tell it. `found`: the verdicts on nodes that there are."""
     unknown, shape = _unknown(facts), facts.shape
     assert shape is not None  # noqa: S101 - without it the spec alone is planned
+    if found and found[0].fits_as is not None:
+        first, *others = reasons(found)
+        return Infeasible("inventory", with_sentences(first.reason, others), input_hash(deployment))
     method = shape.quantization.method if shape.quantization else "None"
     weights = rank_weights(shape, weight_format(shape, method), 1, 1)
     gigabytes = weights.total_bytes / 1e9
-    message = (
-        f"{unknown.why} How many GPUs hold {gigabytes:.1f} GB of weights depends on their product, which is not known. "
-        f"{unknown.instruction}"
-    )
-    return Infeasible("inventory", message, input_hash(deployment))
+    depends = "depends on their product, which is not known"
+    why, instruction = f"How many GPUs hold {gigabytes:.1f} GB of weights {depends}.", unknown.instruction
+    if found and all(verdict.group.gpus for verdict in found):
+        instruction = sentence_of((NAME_PRODUCTS, DECLARE_POOLS))
+        farthest = max((one.problem for one in found if one.problem is not None), key=lambda one: one.stage)
+        why = f"There is no plan with them either: {farthest.sentence}."
+    return Infeasible("inventory", f"{unknown.why} {why} {instruction}", input_hash(deployment))
 
 
 def _unknown(facts: Facts) -> UnknownGpus:

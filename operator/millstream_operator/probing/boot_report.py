@@ -3,10 +3,11 @@
     {"phase": "LoadingWeights", "boot_seconds": {"Starting": 2.1, "LoadingWeights": 7.9},
      "eta_seconds": 12.5, "progress": {"done_bytes": 3221225472, "total_bytes": 8053063680},
      "memory": {"weights_bytes": …, "activations_bytes": …, "graphs_bytes": …, "kv_cache_bytes": …,
-                "kv_cache_tokens": …}}
+                "kv_cache_tokens": …},
+     "step_times": [{"sequences": 256, "new_tokens": 256, "context_tokens": 1792, "step_microseconds": 14200}]}
 
-`eta_seconds`, `progress` and `memory` are present once the runtime knows them. An invalid part is left out, and a body
-without a phase is not a report.
+`eta_seconds`, `progress`, `memory` and `step_times` are present once the runtime knows them. An invalid part is left
+out, and a body without a phase is not a report.
 """
 
 from __future__ import annotations
@@ -15,11 +16,22 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from millstream_operator.planning.measurement import MAX_BATCH_SEQUENCES, StepSample
+
 STARTING, READY = "Starting", "Ready"
 UNRESPONSIVE = "Unresponsive"  # was Ready, and its engine completes no step: no part of a warm-up
 # The runtime's words in the order in which they come; others, of a newer one, lie between loading and Ready.
 RUNTIME_PHASES = (STARTING, "LoadingWeights", "SizingKVCache", "WarmingUp")
 MEMORY_KEYS = ("weights_bytes", "activations_bytes", "graphs_bytes", "kv_cache_bytes", "kv_cache_tokens")
+_STATUS_NAMES = {
+    "weights_bytes": "weightsBytes",
+    "activations_bytes": "activationsBytes",
+    "graphs_bytes": "graphsBytes",
+    "kv_cache_bytes": "kvCacheBytes",
+    "kv_cache_tokens": "kvCacheTokens",
+}
+_STEP_KEYS = ("sequences", "new_tokens", "context_tokens", "step_microseconds")
+_MOST_STEPS, _MOST_TOKENS = 16, 1 << 32
 _PHASE = re.compile(r"[A-Z][A-Za-z]{0,62}")
 _LARGEST_INTEGER = 1 << 53
 _LONGEST_SECONDS = 30 * 86400.0
@@ -35,6 +47,12 @@ class BootReport:
     eta_seconds: float | None = None
     done_bytes: int | None = None
     memory: Mapping[str, int] = field(default_factory=dict)
+    steps: tuple[StepSample, ...] = ()
+
+    @property
+    def measured_memory(self) -> dict[str, int]:
+        """`memory` with the names of `status.memory.measured`."""
+        return {_STATUS_NAMES[key]: value for key, value in self.memory.items()}
 
     @property
     def total_seconds(self) -> float:
@@ -73,8 +91,25 @@ def read_boot_report(body: object) -> BootReport | None:
         seconds=seconds,
         eta_seconds=_seconds(report.get("eta_seconds")),
         done_bytes=_count(_mapping(report.get("progress")).get("done_bytes")),
+        steps=_steps(report.get("step_times")),
         memory={key: found for key in MEMORY_KEYS if (found := _count(memory.get(key))) is not None},
     )
+
+
+def _steps(value: object) -> tuple[StepSample, ...]:
+    """At most one sample of each kind; one with an impossible number is left out."""
+    found: dict[str, StepSample] = {}
+    for one in value[:_MOST_STEPS] if isinstance(value, list) else ():
+        numbers = [_count(_mapping(one).get(name)) for name in _STEP_KEYS]
+        if any(number is None for number in numbers):
+            continue
+        sequences, new_tokens, context, microseconds = (number or 0 for number in numbers)
+        if sequences > MAX_BATCH_SEQUENCES:
+            continue
+        if 1 <= sequences <= new_tokens <= _MOST_TOKENS and context <= _MOST_TOKENS and microseconds:
+            sample = StepSample(sequences, new_tokens, context, microseconds)
+            found.setdefault(sample.step, sample)
+    return tuple(found.values())
 
 
 def _mapping(value: object) -> Mapping[str, object]:

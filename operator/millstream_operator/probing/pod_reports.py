@@ -57,6 +57,7 @@ class PodReports:
     """For use within one event loop. `clock` is monotonic seconds; `on_change` gets owners whose status may change."""
 
     def __init__(self, access: PodAccess, on_change: Callable[[OwnerKey], None], clock: Callable[[], float]) -> None:
+        self.access = access
         self._access, self._on_change, self._clock = access, on_change, clock
         self._followed: dict[OwnerKey, dict[str, _Followed]] = {}  # by the pod's uid
         self._changed = asyncio.Event()

@@ -25,6 +25,7 @@ from millstream_operator.rendering.service import service_url
 READY_TIMEOUT_SECONDS = 5.0
 COMPLETION_TIMEOUT_SECONDS = 30.0
 LIMIT_BYTES = 1 << 20
+LONGEST_PROBLEM = 300  # characters
 PROMPT = "Hello"
 UNAUTHENTICATED, TOO_MANY_REQUESTS = 401, 429
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -149,8 +150,20 @@ async def probe_service(
     usage = completion.get("usage")
     tokens = usage.get("completion_tokens") if isinstance(usage, Mapping) else None
     if not completion.get("choices") or tokens != 1:
-        return Answer(failure=Diagnosis(Reason.WRONG_ANSWER, "The Service answered, but not with a generated token."))
-    return Answer(boot=read_boot_report(body))
+        return Answer(
+            failure=Diagnosis(
+                Reason.WRONG_ANSWER,
+                f"{service_url(owner)}/v1/completions answered without a generated token: it is not the runtime "
+                "that answers there. Check what the Service selects.",
+            )
+        )
+    return Answer(boot=read_boot_report(body), keys_problem=_keys_problem(body))
+
+
+def _keys_problem(body: Mapping[str, Any]) -> str:
+    """What the runtime says of its API keys, in one line of bounded length: any program may answer."""
+    said = body.get("api_keys_problem")
+    return " ".join(said.split())[:LONGEST_PROBLEM] if isinstance(said, str) and said.isprintable() else ""
 
 
 def _error(status: int | None) -> type[ServiceUnreachable]:

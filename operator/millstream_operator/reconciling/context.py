@@ -19,13 +19,17 @@ from millstream_operator.children.companions import CompanionResult
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.facts.restored_status import RestoredStatus, StatusRestorer
 from millstream_operator.kube.index import Index, OwnerKey
-from millstream_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, LLM_DEPLOYMENT, POD
+from millstream_operator.kube.kinds import CONTROLLER_REVISION, LLM_DEPLOYMENT, POD
 from millstream_operator.planning.inspected import Inspected
+from millstream_operator.planning.measurement import Measurement
 from millstream_operator.probing.answer import Answer
-from millstream_operator.rendering.names import LEADER, role_of
+from millstream_operator.rendering.names import role_of
 from millstream_operator.rendering.revision import Revision
 from millstream_operator.rollout.pinning import Chosen
 from millstream_operator.rollout.rollout import RolloutStep
+from millstream_operator.workloads.deployments import DEPLOYMENTS
+from millstream_operator.workloads.replica import Replica
+from millstream_operator.workloads.workload import Workload, WorkloadState, state_of
 
 Manifest = dict[str, Any]
 
@@ -39,8 +43,9 @@ class ReconcileContext:
     key: OwnerKey
     previous: Manifest  # the status as it was written last
     records: Sequence[Manifest]  # its ControllerRevisions
-    workload: Manifest | None  # its Deployment
-    pods: Sequence[Manifest]  # those that serve, or shall
+    workload: Manifest | None  # the live object that makes its pods
+    pods: Sequence[Manifest]  # those of its replicas
+    workloads: Workload = DEPLOYMENTS  # what reads that object and groups the pods
     unknown_fields: tuple[UnknownField, ...] = ()  # of the stored spec, which a newer version wrote
     other_pods: Sequence[Manifest] = ()  # of Jobs: they mount volumes and ConfigMaps, and are no replicas
     restored: RestoredStatus | None = None  # what an earlier process found out and this one has not yet
@@ -54,9 +59,12 @@ class ReconcileContext:
     # apply
     wanted: Sequence[Manifest] = ()
     problem: Diagnosis | None = None  # why the objects could not be applied
+    replicas_edited: bool = False  # somebody else edited the replicas of the live object
     companions: CompanionResult | None = None  # None: not applied yet
     # probe
     answer: Answer | None = None  # None: not asked, or not certain yet
+    # compare
+    compared: Measurement | None = None  # what a pod measured, with predictions; None: not measured in this turn
 
     @property
     def plan(self) -> Chosen:
@@ -78,6 +86,19 @@ class ReconcileContext:
         return self.rollout.running.revision
 
     @property
+    def state(self) -> WorkloadState | None:
+        return state_of(self.workloads, self.workload)
+
+    @property
+    def live_digest(self) -> str | None:
+        """Of the revision that the live object makes pods of."""
+        return state.digest if (state := self.state) is not None else None
+
+    @property
+    def replicas(self) -> list[Replica]:
+        return self.workloads.replicas(self.pods)
+
+    @property
     def uid(self) -> str:
         return self.owner.metadata.uid or ""
 
@@ -85,12 +106,14 @@ class ReconcileContext:
 class ContextReader:
     """Reads contexts from the index."""
 
-    def __init__(self, index: Index, children: Children, restorer: StatusRestorer) -> None:
-        self._index, self._children, self._restorer = index, children, restorer
+    def __init__(
+        self, index: Index, children: Children, restorer: StatusRestorer, workloads: Workload = DEPLOYMENTS
+    ) -> None:
+        self._index, self._children, self._restorer, self._workloads = index, children, restorer, workloads
 
     def read(self, owner: LLMDeployment, key: OwnerKey) -> ReconcileContext:
         """The context at the start of a turn."""
-        context = self.refresh(ReconcileContext(owner, key, {}, (), None, ()))
+        context = self.refresh(ReconcileContext(owner, key, {}, (), None, (), self._workloads))
         return replace(context, restored=self._restorer.restore(owner, key, context.previous, context.pods))
 
     def refresh(self, context: ReconcileContext) -> ReconcileContext:
@@ -102,7 +125,7 @@ class ContextReader:
             context,
             previous=manifest.get("status") or {},
             records=self._children.list_owned(owner, key, CONTROLLER_REVISION),
-            workload=self._children.get_owned(owner, key, DEPLOYMENT),
-            pods=[pod for pod in pods if role_of(pod) == LEADER],
-            other_pods=[pod for pod in pods if role_of(pod) != LEADER],
+            workload=self._children.get_owned(owner, key, self._workloads.kind),
+            pods=[pod for pod in pods if role_of(pod) in self._workloads.roles],
+            other_pods=[pod for pod in pods if role_of(pod) not in self._workloads.roles],
         )

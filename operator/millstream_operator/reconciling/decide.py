@@ -12,10 +12,12 @@ from millstream_operator.inventory.room import Room
 from millstream_operator.reconciling.context import ReconcileContext
 from millstream_operator.rendering.revision import Revision
 from millstream_operator.rollout.rollout import RolloutInput, next_step
+from millstream_operator.workloads.replica import Replica
 
 Manifest = dict[str, Any]
-Pods = Sequence[Manifest]
-RoomFor = Callable[[LLMDeployment, Revision, Pods, Pods, int], Room]  # as `ClusterFacts.room`
+RoomFor = Callable[
+    [LLMDeployment, Revision, Sequence[Replica], Sequence[Manifest], int], Room
+]  # as `ClusterFacts.room`
 
 
 def decide(
@@ -43,5 +45,6 @@ def decide(
         announces,
         now,
         advancing,
+        context.workloads,
     )
     return replace(context, step=next_step(inputs))

@@ -25,7 +25,7 @@ class PlanStage:
         """
         owner, key, records = context.owner, context.key, context.records
         kept = pinned(owner, records, context.unknown_fields)
-        if kept is not None and waits_for_another_queue(owner, records, context.workload):
+        if kept is not None and waits_for_another_queue(owner, records, context.state):
             kept = None
         if kept is not None:
             inspected = self._inspector.known(owner, key)

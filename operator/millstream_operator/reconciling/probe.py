@@ -16,14 +16,16 @@ from millstream_operator.children.children import Children
 from millstream_operator.diagnosis.conditions import READY, find
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.facts.restored_status import EnqueueAfter
+from millstream_operator.planning.measurement import PodMeasurement
 from millstream_operator.probing.answer import Answer
+from millstream_operator.probing.pod_measurement import PodMeasurer
 from millstream_operator.probing.probe_key import NO_KEY, ProbeKeys
 from millstream_operator.probing.service_probe import ServiceAccess, probe_service
 from millstream_operator.reconciling.context import ReconcileContext
-from millstream_operator.rendering.names import LEADER, ROLE_LABEL
 from millstream_operator.rollout.revisions import record_of
 from millstream_operator.rollout.serving_replicas import serves_while_scaling
 from millstream_operator.rollout.workload import rolled_out
+from millstream_operator.workloads.replica import Replica
 
 Manifest = dict[str, Any]
 # Failed probes in a row that mean nothing: the node's proxy learns of a new pod a moment after the operator.
@@ -54,18 +56,20 @@ class ProbeStage:
         access: ServiceAccess,
         children: Children,
         keys: ProbeKeys,
+        measurer: PodMeasurer,
         enqueue_after: EnqueueAfter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._access, self._children, self._keys = access, children, keys
+        self._access, self._children, self._keys, self._measurer = access, children, keys, measurer
         self._enqueue_after, self._clock = enqueue_after, clock
         self._asked: dict[str, _Asked] = {}  # by the owner's uid
         self._failures: dict[str, int] = {}  # in a row
+        self._measured: dict[str, tuple[object, PodMeasurement]] = {}  # by uid: the subject that it was measured for
 
     async def run(self, context: ReconcileContext) -> ReconcileContext:
         """Set `answer`, and mark the record of a revision that answers for the first time."""
-        if context.problem is not None:
-            return context
+        if context.problem is not None and context.problem.reason is Reason.NAME_CONFLICT:
+            return context  # the Service may be another one's
         answer = await self._ask(context)
         if answer is not None and answer.failure is None:
             await self._mark_answered(context)
@@ -78,6 +82,7 @@ class ProbeStage:
     def forget(self, uid: str) -> None:
         self._asked.pop(uid, None)
         self._failures.pop(uid, None)
+        self._measured.pop(uid, None)
 
     async def _ask(self, context: ReconcileContext) -> Answer | None:
         """The answer of these pods; a failure is asked again at the next try."""
@@ -85,7 +90,7 @@ class ProbeStage:
         if not _is_asked(context):
             self.forget(uid)
             return None
-        subject = (revision.name, owner.spec.service, _serving(context.pods))
+        subject = (revision.name, owner.spec.service, _serving(context.replicas))
         known = self._asked.get(uid)
         if known is not None and known.holds(subject, now := self._clock()):
             self._later(context, known.due - now)
@@ -96,6 +101,8 @@ class ProbeStage:
         needs_key = bool((revision.boot or {}).get("api_keys_file"))
         key = await self._keys.of(owner) if needs_key else NO_KEY
         answer = await probe_service(self._access, owner, revision, key)
+        if answer.failure is None:
+            answer = replace(answer, measured=await self._measure(context, subject))
         if answer.is_busy and _was_ready(context):
             answer = Answer()  # it serves as many as it can: whether it answers is asked when it is due again
         wait_seconds = random.uniform(SHORTEST_REPROBE_SECONDS, LONGEST_REPROBE_SECONDS)  # noqa: S311 - jitter
@@ -109,6 +116,18 @@ class ProbeStage:
             return answer
         # One lost probe says nothing of a model that answered before: it stays Ready until the failure is certain.
         return Answer() if _was_ready(context) else None
+
+    async def _measure(self, context: ReconcileContext, subject: object) -> PodMeasurement | None:
+        """What one of these pods measured: asked once, and again after no pod answered."""
+        known = self._measured.get(context.uid)
+        if known is not None and known[0] == subject:
+            return known[1]
+        if context.workload is None:
+            return None
+        found = await self._measurer.measure(context.workload, _own(context), context.running)
+        if found is not None:
+            self._measured[context.uid] = subject, found
+        return found
 
     def _later(self, context: ReconcileContext, seconds: float) -> None:
         """Have the key back when it is due. The queue keeps the earliest time alone, so each turn says it again."""
@@ -128,9 +147,9 @@ def _is_asked(context: ReconcileContext) -> bool:
     owner, revision = context.owner, context.running
     if owner.spec.replicas == 0:
         return False
-    if rolled_out(owner, revision, context.workload):
+    if rolled_out(owner, revision, context.state):
         return True
-    return _answered_before(context) and serves_while_scaling(revision, context.workload, context.pods)
+    return _answered_before(context) and serves_while_scaling(revision, context.state, context.replicas)
 
 
 def _answered_before(context: ReconcileContext) -> bool:
@@ -143,11 +162,12 @@ def _was_ready(context: ReconcileContext) -> bool:
     return ready.get("reason") == Reason.READY and _answered_before(context)
 
 
-def _serving(pods: Sequence[Manifest]) -> frozenset[str]:
-    """The uids of the leader pods that are ready: other pods are asked anew."""
-    return frozenset(
-        pod["metadata"]["uid"]
-        for pod in pods
-        if pod["metadata"].get("labels", {}).get(ROLE_LABEL) == LEADER
-        and find(pod.get("status", {}).get("conditions") or [], READY).get("status") == "True"
-    )
+def _own(context: ReconcileContext) -> list[Manifest]:
+    """The first pods of the replicas that are ready and run the revision that shall run."""
+    digest = context.running.digest
+    return [one.pods[0] for one in context.replicas if one.is_ready and one.digest == digest]
+
+
+def _serving(replicas: Sequence[Replica]) -> frozenset[str]:
+    """The uids of the replicas that are ready: others are asked anew."""
+    return frozenset(one.uid for one in replicas if one.is_ready)

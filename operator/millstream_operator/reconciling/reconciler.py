@@ -19,6 +19,7 @@ from millstream_operator.api.status import RolloutPhase
 from millstream_operator.api.stored import parse_stored
 from millstream_operator.children.children import Children, namespace_is_terminating
 from millstream_operator.children.companions import CompanionApplier, ServedKinds
+from millstream_operator.children.foreign_autoscalers import ForeignAutoscalers
 from millstream_operator.children.volume_checks import VolumeChecks
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.plan_refused import PlanRefused
@@ -33,6 +34,7 @@ from millstream_operator.kube.event_queue import EventPublisher
 from millstream_operator.kube.fence import steady_seconds
 from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.kube.kinds import LLM_DEPLOYMENT
+from millstream_operator.probing.pod_measurement import PodMeasurer
 from millstream_operator.probing.pod_reports import PodReports
 from millstream_operator.probing.probe_key import NoKeys, ProbeKeys
 from millstream_operator.probing.service_probe import ServiceAccess
@@ -55,6 +57,8 @@ from millstream_operator.rollout.retry import remaining_seconds
 from millstream_operator.rollout.revisions import last_good
 from millstream_operator.status.download_time import remaining_download_seconds
 from millstream_operator.status.warmup import loading
+from millstream_operator.workloads.deployments import DEPLOYMENTS
+from millstream_operator.workloads.workload import Workload
 
 Manifest = dict[str, Any]
 SOON_SECONDS = 2.0
@@ -87,6 +91,7 @@ class Reconciler:
         clock: Callable[[], float] = steady_seconds,
         surroundings: Callable[[], Surroundings] = Surroundings,
         calibration: CalibrationStore | None = None,
+        workloads: Workload = DEPLOYMENTS,
     ) -> None:
         self._index, self._reports, self._room, self._busy = index, reports, room, busy
         self._now, self._later = now, later
@@ -98,11 +103,14 @@ class Reconciler:
         self._shared = SharedInspections(lambda key: later(key, 0.0) if later is not None else None)
         inspector = Inspector(self._children, index, defaults.plan, defaults.pods, now, self._shared, surroundings)
         companions = CompanionApplier(self._children, served, defaults.companions)
-        self._reader = ContextReader(index, self._children, self._restorer)
+        self._reader = ContextReader(index, self._children, self._restorer, workloads)
         self._plan = PlanStage(self.pinning, inspector)
-        self._apply = ApplyStage(self._children, self._volume_checks, companions, surroundings)
-        self._probe = ProbeStage(access, self._children, keys or NoKeys(), later, clock)
-        self._report = ReportStage(client, index, reports, now, events)
+        self._apply = ApplyStage(
+            self._children, self._volume_checks, companions, surroundings, ForeignAutoscalers(client)
+        )
+        measurer = PodMeasurer(reports.access, client)
+        self._probe = ProbeStage(access, self._children, keys or NoKeys(), measurer, later, clock)
+        self._report = ReportStage(client, index, reports, now, events, workloads)
         self._calibrate = CalibrateStage(calibration)
 
     async def reconcile(self, key: OwnerKey) -> None:
@@ -147,6 +155,7 @@ class Reconciler:
         context = await self._apply.apply_companions(read_again(context))
         context = await self._probe.run(read_again(context))
         self._let_others_pass(context)
+        context = self._calibrate.compare(context)
         await self._report.run(read_again(context))
         await self._calibrate.run(read_again(context))
         requeue(context, probe_failed=self._probe.has_failed(context.uid))
@@ -176,12 +185,12 @@ class Reconciler:
         context = self._reader.refresh(context)
         if refused.is_soon_over and not context.previous.get("conditions") and self._busy():
             raise RequeueAfter(refused.problem.message, SOON_SECONDS)  # others have no pods yet
-        if (kept := last_good(context.records, context.workload)) is not None:
+        if (kept := last_good(context.records, context.live_digest)) is not None:
             kept_on = hold_to_budget(replace(context, chosen=Chosen(kept)))
             context = self._decide(kept_on, announces=False)
             context = await self._apply.repair(context)
             context = await self._apply.apply_companions(self._reader.refresh(context))
-        await self._report.run_invalid(manifest, refused.problem, refused.plan, context.companions)
+        await self._report.run_invalid(manifest, refused.problem, refused.plan, context)
         if refused.recheck_seconds is not None:
             raise RequeueAfter(refused.problem.message, refused.recheck_seconds)
 

@@ -11,18 +11,21 @@ from typing import Any
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.children.children import controller_uid
 from millstream_operator.children.companions import CompanionResult
+from millstream_operator.diagnosis.conditions import Condition
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.kube.client import ClusterClient
 from millstream_operator.kube.event_queue import EventPublisher, EventWriter
 from millstream_operator.kube.index import Index
-from millstream_operator.kube.kinds import DEPLOYMENT
 from millstream_operator.probing.pod_reports import PodReports
 from millstream_operator.reconciling.context import ReconcileContext
 from millstream_operator.reconciling.status_writer import StatusWriter
+from millstream_operator.status.budget import budget_condition
 from millstream_operator.status.events import decision_events, event_for, event_for_object
 from millstream_operator.status.observation import Observation
 from millstream_operator.status.status import status_of, status_of_invalid
 from millstream_operator.status.warmup import loading
+from millstream_operator.workloads.deployments import DEPLOYMENTS
+from millstream_operator.workloads.workload import Workload, state_of
 
 Manifest = dict[str, Any]
 
@@ -37,8 +40,9 @@ class ReportStage:
         reports: PodReports,
         now: Callable[[], str],
         events: EventPublisher | None = None,
+        workloads: Workload = DEPLOYMENTS,
     ) -> None:
-        self._index, self._reports, self._now = index, reports, now
+        self._index, self._reports, self._now, self._workloads = index, reports, now, workloads
         self._writer = StatusWriter(client, index, now)
         self._before_acting = EventWriter(client)
         self._events = events or self._before_acting
@@ -58,6 +62,7 @@ class ReportStage:
             outdated=context.plan.outdated,
             unknown_fields=context.unknown_fields,
             asked_replicas=context.asked_replicas,
+            workloads=context.workloads,
         )
         await self._write(context, observation)
 
@@ -80,6 +85,8 @@ class ReportStage:
             advancing=context.advancing,
             unknown_fields=context.unknown_fields,
             asked_replicas=context.asked_replicas,
+            workloads=context.workloads,
+            compared=context.compared,
         )
         self._reports.follow(context.key, loading(observation.own_pods))
         await self._write(context, observation)
@@ -101,15 +108,19 @@ class ReportStage:
         manifest: Manifest,
         problem: Diagnosis,
         plan: Manifest | None = None,
-        companions: CompanionResult | None = None,
+        kept: ReconcileContext | None = None,
     ) -> None:
-        """Write the status of a spec that cannot be read or has no plan. `plan`: what was planned and not applied."""
+        """Write the status of a spec that cannot be read or has no plan.
+
+        `plan`: what was planned and not applied. `kept`: the turn, which keeps the last good revision as it is.
+        """
         metadata, previous = manifest["metadata"], manifest.get("status") or {}
-        live = self._index.get(DEPLOYMENT, metadata["namespace"], metadata["name"])
-        workload = live if live is not None and controller_uid(live) == metadata["uid"] else None
-        conditions = companions.conditions if companions is not None else None
+        live = self._index.get(self._workloads.kind, metadata["namespace"], metadata["name"])
+        is_own = live is not None and controller_uid(live) == metadata["uid"]
+        state = state_of(self._workloads, live) if is_own else None
+        conditions = _of_what_is_kept(kept) if kept is not None else None
         generation = metadata.get("generation", 0)
-        after = status_of_invalid(previous, generation, problem, self._now(), plan, workload, conditions)
+        after = status_of_invalid(previous, generation, problem, self._now(), plan, state, conditions)
         after = self._writer.acceptable(metadata["uid"], after, previous)
         if after == previous:
             return
@@ -120,6 +131,15 @@ class ReportStage:
     def forget(self, uid: str) -> None:
         """The LLMDeployment is gone."""
         self._writer.forget(uid)
+
+
+def _of_what_is_kept(context: ReconcileContext) -> tuple[Condition, ...] | None:
+    """The conditions of the companions, and of replicas that the budget holds back; None where nothing was applied."""
+    if context.companions is None:
+        return None
+    plan, asked = context.running.plan, context.asked_replicas
+    held = budget_condition(context.owner, plan, asked) if asked is not None else None
+    return (*context.companions.conditions, *([held] if held is not None else []))
 
 
 def _identity(owner: LLMDeployment) -> Manifest:

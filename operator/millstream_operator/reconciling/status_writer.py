@@ -2,15 +2,20 @@
 
 What was refused is remembered, so that a steady state does not try it again in every turn. After a restart it is tried
 once more, which changes nothing in the cluster.
+
+A status belongs to one object, and not to the next one of its name: a turn may be slow, and the object deleted and
+created again meanwhile. The API server ignores a uid in the body of a status (its strategy restores the metadata of
+the stored object), so every write names the resourceVersion that it was made for, and a Conflict is tried again only
+where the stored object still has the same uid.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from millstream_operator.kube.client import ApiError, ClusterClient
+from millstream_operator.kube.client import ApiError, ClusterClient, refused_fields
 from millstream_operator.kube.index import Index
 from millstream_operator.kube.kinds import LLM_DEPLOYMENT
 from millstream_operator.status.accepted_status import LEVELS, Refusal, accepted, refusal_of
@@ -18,6 +23,7 @@ from millstream_operator.status.accepted_status import LEVELS, Refusal, accepted
 log = logging.getLogger(__name__)
 Manifest = dict[str, Any]
 INVALID = (400, 422)
+CONFLICTS = 5  # in a row: somebody writes this object as fast as we do, and the next turn begins from its newest state
 
 
 class StatusWriter:
@@ -49,7 +55,7 @@ class StatusWriter:
                 raise
             refused = error
         for level in LEVELS:
-            refusal = refusal_of(status, refused.message, _fields(refused), level)
+            refusal = refusal_of(status, refused.message, refused_fields(refused), level)
             smaller = accepted(status, refusal, previous.get("conditions") or (), self._now())
             try:
                 await self._apply(subject, smaller)
@@ -68,15 +74,20 @@ class StatusWriter:
         self._refused.pop(uid, None)
 
     async def _apply(self, subject: Manifest, status: Manifest) -> None:
-        metadata = {name: subject["metadata"][name] for name in ("name", "namespace")}
-        body = {"apiVersion": subject["apiVersion"], "kind": subject["kind"], "metadata": metadata, "status": status}
-        self._index.put(LLM_DEPLOYMENT, await self._client.apply(body, subresource="status"))
-
-
-def _fields(error: ApiError) -> Iterator[str]:
-    """The fields that the API server's answer names."""
-    details = error.body.get("details")
-    causes = details.get("causes") if isinstance(details, dict) else None
-    for cause in causes if isinstance(causes, list) else ():
-        if isinstance(cause, dict) and isinstance(cause.get("field"), str):
-            yield cause["field"]
+        """Raises ApiError, with 404 where the object is gone, be there another one of its name or not."""
+        name, namespace = subject["metadata"]["name"], subject["metadata"]["namespace"]
+        live = self._index.get(LLM_DEPLOYMENT, namespace, name)
+        for attempt in range(CONFLICTS):
+            if live is None or live["metadata"]["uid"] != subject["metadata"]["uid"]:
+                raise ApiError(
+                    404, "NotFound", f"LLMDeployment {namespace}/{name} was deleted before its status was written"
+                )
+            metadata = {"name": name, "namespace": namespace, "resourceVersion": live["metadata"]["resourceVersion"]}
+            body = {**{key: subject[key] for key in ("apiVersion", "kind")}, "metadata": metadata, "status": status}
+            try:
+                self._index.put(LLM_DEPLOYMENT, await self._client.apply(body, subresource="status"))
+                return
+            except ApiError as error:
+                if error.status != 409 or attempt == CONFLICTS - 1:
+                    raise
+            live = await self._client.get(LLM_DEPLOYMENT, namespace, name)

@@ -18,8 +18,18 @@ Fields = dict[str, Any]
 METADATA = tuple(
     map(
         ipaddress.ip_network,
-        # Link-local; Alibaba Cloud; link-local, AWS and Google Cloud by IPv6.
-        ("169.254.0.0/16", "100.100.100.200/32", "fe80::/10", "fd00:ec2::254/128", "fd20:ce::254/128"),
+        (
+            "169.254.0.0/16",  # link-local: AWS (also 169.254.170.2 and .23), Google, Azure, Oracle, OpenStack
+            "100.100.100.200/32",  # Alibaba Cloud
+            "168.63.129.16/32",  # Azure's wire server, which hands out the node's certificates and extension settings
+            "192.0.0.192/32",  # Oracle Cloud Classic
+            "fe80::/10",  # link-local: OpenStack (fe80::a9fe:a9fe), Azure's wire server by IPv6
+            "fd00:ec2::254/128",  # AWS
+            "fd00:ec2::23/128",  # the agent of EKS Pod Identity, which hands out a pod's credentials
+            "fd20:ce::254/128",  # Google Cloud
+            "fd00:c1::a9fe:a9fe/128",  # Oracle Cloud
+            "fd00:42::42/128",  # Scaleway
+        ),
     )
 )
 IPV4_MAPPED = ipaddress.ip_network("::ffff:0:0/96")  # IPv4 addresses in another spelling
@@ -44,10 +54,18 @@ def shielded(to: Sequence[Fields], ports: Sequence[Fields], api_servers: Iterabl
     peers = [peer for one in to if (peer := _without_closed(one, servers)) is not None]
     rules = [_rule(peers, ports)] if peers else []
     blocks = [one["ipBlock"] for one in to if "ipBlock" in one]
-    for server in servers:
-        if any(_allows(block, server.network) for block in blocks) and (rest := _less(ports, server.port)):
-            rules.append(_rule([{"ipBlock": {"cidr": str(server.network)}}], rest))
+    for address, closed in _ports_by_address(servers).items():
+        if any(_allows(block, address) for block in blocks) and (rest := _less(ports, closed)):
+            rules.append(_rule([{"ipBlock": {"cidr": str(address)}}], rest))
     return rules
+
+
+def _ports_by_address(servers: Iterable[ApiServer]) -> dict[Network, list[int]]:
+    """All ports of an address in one rule: rules add up, so one for each port would open the others."""
+    found: dict[Network, list[int]] = {}
+    for server in servers:
+        found.setdefault(server.network, []).append(server.port)
+    return found
 
 
 def _rule(to: Sequence[Fields], ports: Sequence[Fields]) -> Fields:
@@ -83,10 +101,12 @@ def _allows(block: Fields, network: Network) -> bool:
     return _contains(whole, network)
 
 
-def _less(ports: Sequence[Fields], closed: int) -> list[Fields]:
-    """Return the ports without one TCP port."""
-    everything: list[Fields] = [{"protocol": "TCP"}, {"protocol": "UDP"}, {"protocol": "SCTP"}]
-    return [left for port in ports or everything for left in _port_less(port, closed)]
+def _less(ports: Sequence[Fields], closed: Iterable[int]) -> list[Fields]:
+    """Return the ports without some TCP ports."""
+    left: list[Fields] = [*ports] or [{"protocol": "TCP"}, {"protocol": "UDP"}, {"protocol": "SCTP"}]
+    for number in closed:
+        left = [one for port in left for one in _port_less(port, number)]
+    return left
 
 
 def _port_less(port: Fields, closed: int) -> Iterator[Fields]:

@@ -25,6 +25,7 @@ from millstream_operator.api.pod_template import PodSpec, PodTemplate
 from millstream_operator.api.spec import Accelerator, AcceleratorType
 from millstream_operator.planning.requires import source_kind
 from millstream_operator.planning.restart_fields import input_hash
+from millstream_operator.rendering.affinity import job_affinity
 from millstream_operator.rendering.model_source import ModelFiles, fetch_resources, mounted, pull_secret_names
 from millstream_operator.rendering.names import (
     ATTEMPT_LABEL,
@@ -134,7 +135,9 @@ def _pod_spec(owner: LLMDeployment, subject: Subject, image: str, defaults: PodD
         "tolerations": tolerations(accelerator, defaults, overlay),
         "priorityClassName": overlay.priority_class_name or defaults.priority_class_name,
         "imagePullSecrets": [{"name": name} for name in pull_secret_names(owner)],
-        "affinity": _node_preference(owner) if subject.source.persistent_volume_claim is not None else {},
+        "affinity": job_affinity(
+            overlay.affinity, _node_preference(owner) if subject.source.persistent_volume_claim is not None else {}
+        ),
     }
     return {
         "serviceAccountName": owner.name,

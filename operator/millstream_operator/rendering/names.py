@@ -25,6 +25,7 @@ MANAGER = "millstream-operator"
 RUNTIME_CONTAINER = "runtime"
 INSPECT_CONTAINER = "inspect-model"
 FETCH_CONTAINER = "fetch-model"  # an init container, where the model is downloaded
+DRAFT_FETCH_CONTAINER = "draft-fetch-model"  # the same for the draft model
 HTTP_PORT_NAME = "http"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
@@ -19,6 +19,7 @@ from millstream_operator.rendering.service_account import service_account
 from millstream_operator.rendering.surroundings import Surroundings
 
 ALONE = Surroundings()
+RenderWorkload = Callable[[LLMDeployment, dict[str, Any], AppliedStrategy], dict[str, Any]]
 
 
 def objects(
@@ -27,11 +28,13 @@ def objects(
     strategy: AppliedStrategy | None = None,
     also_running: Iterable[Revision] = (),
     surroundings: Surroundings = ALONE,
+    render_workload: RenderWorkload = deployment,
 ) -> list[dict[str, Any]]:
-    """Return the objects; those that a pod needs come before the Deployment.
+    """Return the objects; those that a pod needs come before what makes the pods.
 
     `strategy`: how the revision reaches the pods; None: as the spec and the plan decide. `also_running`:
-    older revisions with pods, whose configuration must stay while they do.
+    older revisions with pods, whose configuration must stay while they do. `render_workload`: renders what makes the
+    pods.
     """
     boots = {one.config_hash: one.boot for one in (*also_running, revision) if one.boot is not None}
     has_keys = any(boot.get("api_keys_file") for boot in boots.values())
@@ -44,6 +47,6 @@ def objects(
         model_cache(owner),
         *(boot_config_map(owner, boot, config_hash) for config_hash, boot in boots.items()),
         live_config_map(owner, digests) if revision.boot is not None else None,
-        deployment(owner, revision.template, strategy or rollout_strategy(owner, revision.plan, None)),
+        render_workload(owner, revision.template, strategy or rollout_strategy(owner, revision.plan, None)),
     ]
     return [rendered for rendered in wanted if rendered is not None]

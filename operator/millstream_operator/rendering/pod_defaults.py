@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, ValidationError
 
 from millstream_operator.api.base import ApiModel, DNSSubdomain, LabelValue, QualifiedName
+from millstream_operator.api.load import field_error
 from millstream_operator.api.pod_template import Toleration
 
 
@@ -39,6 +40,4 @@ def load_pod_defaults(path: str | Path | None) -> PodDefaults:
     except UnicodeDecodeError as error:
         raise ValueError(f"MILLSTREAM_POD_DEFAULTS: {path}: not UTF-8 text ({error.reason}).") from None
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(step) for step in first["loc"])
-        raise ValueError(f"MILLSTREAM_POD_DEFAULTS: {path}: {f'{where}: ' if where else ''}{first['msg']}.") from None
+        raise ValueError(f"MILLSTREAM_POD_DEFAULTS: {path}: {field_error(error).sentence()}") from None

@@ -14,9 +14,9 @@ from typing import Any
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.pod_template import Container, PodMetadata, PodSpec, PodTemplate
 from millstream_operator.api.spec import AcceleratorType
-from millstream_operator.inventory.nodes import PRODUCT_LABEL
 from millstream_operator.planning.plan import GPU_RESOURCE, Plan
 from millstream_operator.planning.pod_resources import TMP_BYTES, shared_memory_bytes
+from millstream_operator.rendering.affinity import pod_affinity
 from millstream_operator.rendering.api_keys import api_keys_mounts, api_keys_volumes
 from millstream_operator.rendering.config_maps import CONFIG_ARGS, config_mount, config_volume
 from millstream_operator.rendering.container_resources import container_resources
@@ -77,6 +77,7 @@ def _pod_spec(owner: LLMDeployment, plan: Plan, defaults: PodDefaults, overlay: 
     optional = {
         "nodeSelector": {**defaults.node_selector, **(overlay.node_selector or {})},
         "tolerations": tolerations(plan.accelerator, defaults, overlay),
+        "affinity": pod_affinity(overlay.affinity, plan.product_labels),
         "priorityClassName": overlay.priority_class_name or defaults.priority_class_name,
         "runtimeClassName": overlay.runtime_class_name,
         "initContainers": list(model.init_containers),
@@ -105,7 +106,6 @@ def _pod_spec(owner: LLMDeployment, plan: Plan, defaults: PodDefaults, overlay: 
             *api_keys_volumes(plan.api_keys),
             *model.volumes,
         ],
-        **_affinity(plan),
         **{key: value for key, value in optional.items() if value},
     }
 
@@ -158,15 +158,6 @@ def _budget(plan: Plan) -> dict[str, int]:
 
 def _prometheus() -> dict[str, str]:
     return {"prometheus.io/scrape": "true", "prometheus.io/path": "/metrics", "prometheus.io/port": str(RUNTIME_PORT)}
-
-
-def _affinity(plan: Plan) -> dict[str, Any]:
-    """Require nodes with the planned GPUs, by the labels of GPU feature discovery."""
-    if not plan.product_labels:
-        return {}
-    expression = {"key": PRODUCT_LABEL, "operator": "In", "values": sorted(plan.product_labels)}
-    terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
-    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
 
 
 def tolerations(accelerator: AcceleratorType, defaults: PodDefaults, overlay: PodSpec) -> list[dict[str, Any]]:

@@ -4,9 +4,11 @@
     ResourceAware    an old pod is drained first, only while giving up any of them makes room for the new one
 
     no old pod serves                        -> nothing can be lost: as the spec or the plan says
+    as many new pods as wanted have a node   -> nothing to make room for: the old pods serve until these are ready
     giving up the old pods makes no room     -> no pod is drained; blocked: NoRoom
     it does, and it is the last that serves  -> under Auto a surge waits first, for a node that an autoscaler may add
     it does                                  -> in place
+    Kueue holds the new pod back             -> under Auto in place, but never the last that serves (`queue_quota.py`)
 
 It is decided anew in every turn: where the room vanishes in the middle, the next pod is not drained.
 """
@@ -22,14 +24,15 @@ from typing import Any
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.status import AppliedStrategy
 from millstream_operator.diagnosis.diagnosis import Diagnosis
-from millstream_operator.diagnosis.pod_facts import condition, is_scheduled, is_terminating, parse_time
+from millstream_operator.diagnosis.pod_facts import condition, is_scheduled, parse_time
 from millstream_operator.diagnosis.pod_failures import diagnose_pod
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.inventory.room import Room
 from millstream_operator.planning.rollout_strategy import asked_strategy, rollout_strategy
 from millstream_operator.rendering.revision_marks import Marks
 from millstream_operator.rollout.pod_requests import growing_requests
-from millstream_operator.rollout.workload import digest_of_pod
+from millstream_operator.rollout.queue_quota import QuotaWait, quota_wait
+from millstream_operator.workloads.replica import Replica
 
 Manifest = dict[str, Any]
 IN_PLACE, SURGE = AppliedStrategy.RESOURCE_AWARE, AppliedStrategy.AVAILABILITY
@@ -38,7 +41,7 @@ IN_PLACE, SURGE = AppliedStrategy.RESOURCE_AWARE, AppliedStrategy.AVAILABILITY
 SURGE_PATIENCE_SECONDS = 600.0
 MAX_NAMED = 3  # pods in a message
 _OTHER_RESOURCE = re.compile(r"Insufficient (?!nvidia\.com/gpu)\S+")
-RoomOf = Callable[[Sequence[Manifest], int], Room]  # pods that could be given up, and how many new ones wait
+RoomOf = Callable[[Sequence[Replica], int], Room]  # replicas that could be given up, and how many new ones wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class Approach:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """The pods of one owner, as the rollout of one revision sees them."""
+    """The replicas of one owner, as the rollout of one revision sees them."""
 
     owner: LLMDeployment
     digest: str
@@ -63,47 +66,56 @@ class Situation:
     template: dict[str, Any]
     marks: Marks
     has_begun: bool
-    pods: Sequence[Manifest]
+    replicas: Sequence[Replica]
     room_of: RoomOf
     now: str | None = None  # RFC 3339, UTC
 
-    def room(self, given_up: Sequence[Manifest]) -> Room:
-        """The room if these pods are given up. Old pods without a node take GPUs first, as new ones do."""
-        waiting = [pod for pod in [*self.old, *self.new] if not is_scheduled(pod)]
+    def room(self, given_up: Sequence[Replica]) -> Room:
+        """The room if these are given up. Old ones without a node take GPUs first, as new ones do."""
+        waiting = [one for one in [*self.old, *self.new] if not one.is_scheduled]
         return self.room_of(given_up, len(waiting))
 
     @property
-    def old(self) -> list[Manifest]:
-        return [pod for pod in self.pods if digest_of_pod(pod) != self.digest and not is_terminating(pod)]
+    def old(self) -> list[Replica]:
+        return [one for one in self.replicas if one.digest != self.digest and not one.is_terminating]
 
     @property
-    def new(self) -> list[Manifest]:
-        return [pod for pod in self.pods if digest_of_pod(pod) == self.digest and not is_terminating(pod)]
+    def new(self) -> list[Replica]:
+        return [one for one in self.replicas if one.digest == self.digest and not one.is_terminating]
 
     @property
-    def serving(self) -> list[Manifest]:
-        """Old pods that would be missed."""
-        return [pod for pod in self.old if _is_ready(pod)]
+    def serving(self) -> list[Replica]:
+        """Old replicas that would be missed."""
+        return [one for one in self.old if one.is_ready]
 
     @property
-    def not_serving(self) -> list[Manifest]:
-        """Old pods on a node that would not be missed. The Deployment controller removes them before any that serve."""
-        return [pod for pod in self.old if is_scheduled(pod) and not _is_ready(pod)]
+    def not_serving(self) -> list[Replica]:
+        """Old replicas on nodes that would not be missed. Controllers remove them before any that serve."""
+        return [one for one in self.old if one.is_on_a_node and not one.is_ready]
 
     @property
     def is_last(self) -> bool:
-        """Whether at most one pod serves, old or new."""
-        return sum(map(_is_ready, [*self.old, *self.new])) <= 1
+        """Whether at most one replica serves, old or new."""
+        return sum(one.is_ready for one in [*self.old, *self.new]) <= 1
 
     @property
-    def waiting(self) -> list[Manifest]:
-        """New pods that no node takes for want of a GPU."""
-        return [pod for pod in self.new if _finds_no_gpu(pod)]
+    def waiting(self) -> list[Replica]:
+        """New replicas of which no node takes a pod, for want of a GPU."""
+        return [one for one in self.new if any(map(_finds_no_gpu, one.pods))]
 
     @property
-    def unplaced(self) -> list[Manifest]:
-        """New pods without a node, for whatever reason."""
-        return [pod for pod in self.new if not is_scheduled(pod)]
+    def placed(self) -> list[Replica]:
+        """New replicas that have their nodes."""
+        return [one for one in self.new if one.is_scheduled]
+
+    @property
+    def unplaced(self) -> list[Replica]:
+        """New replicas with a pod that has no node, for whatever reason."""
+        return [one for one in self.new if not one.is_scheduled]
+
+    @property
+    def unplaced_pods(self) -> list[Manifest]:
+        return [pod for one in self.unplaced for pod in one.pods if not is_scheduled(pod)]
 
 
 def choose_approach(one: Situation) -> Approach:
@@ -111,21 +123,34 @@ def choose_approach(one: Situation) -> Approach:
     asked = asked_strategy(one.owner)
     if not one.serving:
         return _with_nothing_to_lose(one, asked)
+    if len(one.placed) >= one.owner.spec.replicas:
+        return Approach(SURGE)  # no new pod needs room: the old ones serve until these are ready
     room = one.room(one.serving)
-    if asked is not SURGE and room.kept and _is_made_by_pods_that_do_not_serve(one):
+    if asked is not SURGE and room.now is not True and _is_made_by_pods_that_do_not_serve(one):
         # In place the Deployment may have one available pod less than it wants, so no pod that serves goes as long as
         # one is missing already. Where none is, a surge has the others removed to stay within its number of pods.
         strategy = IN_PLACE if len(one.serving) < one.owner.spec.replicas else SURGE
         return Approach(strategy, "pods of an older revision that do not serve make room")
+    if (queued := quota_wait(_pods(one.new), _pods(one.serving), one.template, asked, is_last=one.is_last)) is not None:
+        return _through_the_queue(one, room, queued)
     if asked is IN_PLACE:
         if room.kept:
             return Approach(SURGE, blocked=no_room(one, room), holds=not one.has_begun)
-        if (more := growing_requests(one.template, one.serving)) and not _only_gpus_are_short(one):
+        if (more := growing_requests(one.template, _pods(one.serving))) and not _only_gpus_are_short(one):
             return Approach(SURGE, blocked=_no_more(one, room, more))
         return Approach(IN_PLACE, "spec.rollout.strategy is ResourceAware")
     if asked is SURGE:
         return Approach(SURGE, blocked=_waits(one, room) if one.unplaced else None)
     return _auto(one, room)
+
+
+def _through_the_queue(one: Situation, room: Room, queued: QuotaWait) -> Approach:
+    """Kueue holds the new pod back: one old pod after another makes room in its queue, if a node takes the new one."""
+    if queued.kept:
+        return Approach(SURGE, blocked=queued.blocked)
+    if room.kept and room.now is not True:
+        return Approach(SURGE, blocked=no_room(one, room))
+    return Approach(IN_PLACE, queued.why)
 
 
 def _with_nothing_to_lose(one: Situation, asked: AppliedStrategy | None) -> Approach:
@@ -146,10 +171,11 @@ def _auto(one: Situation, room: Room) -> Approach:
         return Approach(SURGE)
     if room.kept:
         return Approach(SURGE, blocked=no_room(one, room))
-    if (more := growing_requests(one.template, one.serving)) and not _only_gpus_are_short(one):
+    if (more := growing_requests(one.template, _pods(one.serving))) and not _only_gpus_are_short(one):
         return Approach(SURGE, blocked=_no_more(one, room, more))
     why = "its first pod finds no free GPU" if one.waiting else "no GPU is spare for one more replica"
-    if not one.is_last or one.marks.strategy is IN_PLACE:
+    # Of several replicas the Deployment controller keeps all but one, so the last is never drained in the middle.
+    if not one.is_last or (one.marks.strategy is IN_PLACE and one.owner.spec.replicas > 1):
         return Approach(IN_PLACE, why)
     if room.pool:
         return Approach(SURGE, blocked=_waits(one, room))
@@ -164,12 +190,13 @@ def _is_made_by_pods_that_do_not_serve(one: Situation) -> bool:
     if not one.not_serving:
         return False
     kept = one.room(one.not_serving).kept
-    return any(pod["metadata"].get("uid", "") not in kept for pod in one.not_serving)
+    return any(old.uid not in kept for old in one.not_serving)
 
 
 def _only_gpus_are_short(one: Situation) -> bool:
     """Whether the scheduler says that a new pod finds everything but GPUs, beside the pods that serve."""
-    said = [condition(pod, "PodScheduled").get("message") or "" for pod in one.waiting]
+    waiting = [pod for pod in _pods(one.waiting) if _finds_no_gpu(pod)]
+    said = [condition(pod, "PodScheduled").get("message") or "" for pod in waiting]
     return any(not _OTHER_RESOURCE.search(message) for message in said)
 
 
@@ -179,14 +206,14 @@ def _wants_room(one: Situation, room: Room) -> bool:
         return True
     if room.now is None:
         return one.has_begun and bool(one.waiting)
-    if any(is_scheduled(pod) and not _is_ready(pod) for pod in one.new):
+    if any(new.is_scheduled and not new.is_ready for new in one.new):
         return False  # the surge has its GPU and comes up
     return room.now is False
 
 
 def _patience_left_seconds(one: Situation) -> float:
     """How much longer the surge waits before the last pod that serves is drained."""
-    refused = [found for pod in one.unplaced if (found := condition(pod, "PodScheduled")).get("status") == "False"]
+    refused = [found for pod in one.unplaced_pods if (found := condition(pod, "PodScheduled")).get("status") == "False"]
     if not refused:  # the scheduler has not tried yet
         return SURGE_PATIENCE_SECONDS
     now, since = parse_time(one.now), _waits_since(one)
@@ -197,25 +224,26 @@ def _patience_left_seconds(one: Situation) -> float:
 
 def _waits_since(one: Situation) -> datetime.datetime | None:
     """When the scheduler first found no node for a pod that still waits."""
-    times = [parse_time(condition(pod, "PodScheduled").get("lastTransitionTime")) for pod in one.unplaced]
+    times = [parse_time(condition(pod, "PodScheduled").get("lastTransitionTime")) for pod in one.unplaced_pods]
     return min((time for time in times if time is not None), default=None)
 
 
 # The words
 
 
+def why_kept(replicas: Sequence[Replica], room: Room) -> str:
+    """Why giving up each of these makes no room; "" where it does."""
+    named = [f"pod {one.name}: {room.kept[one.uid]}" for one in replicas if one.uid in room.kept]
+    more = f"; {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
+    return f"{'; '.join(named[:MAX_NAMED])}{more}"
+
+
 def no_room(one: Situation, room: Room) -> Diagnosis:
     """Giving up the pods that serve makes no room."""
-    named = [
-        f"pod {pod['metadata']['name']}: {room.kept[uid]}"
-        for pod in one.serving
-        if (uid := pod["metadata"].get("uid", "")) in room.kept
-    ]
-    more = f"; {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
     return Diagnosis(
         Reason.NO_ROOM,
         f"The new pods wait for {room.needs}. Draining a pod that serves makes no room for them "
-        f"({'; '.join(named[:MAX_NAMED])}{more}), so the old pods serve on.",
+        f"({why_kept(one.serving, room)}), so the old pods serve on.",
         "Free such GPUs, uncordon or add a node, or change the spec back. To replace the pods in any case, set "
         "spec.replicas to 0 and back.",
     )
@@ -260,5 +288,5 @@ def _finds_no_gpu(pod: Manifest) -> bool:
     return found is not None and found.reason is Reason.INSUFFICIENT_GPU
 
 
-def _is_ready(pod: Manifest) -> bool:
-    return bool(condition(pod, "Ready").get("status") == "True")
+def _pods(replicas: Sequence[Replica]) -> list[Manifest]:
+    return [pod for one in replicas for pod in one.pods]

@@ -14,11 +14,12 @@ from typing import Any
 
 from millstream_operator.diagnosis.admission import pods_not_created
 from millstream_operator.diagnosis.diagnosis import Diagnosis
-from millstream_operator.diagnosis.pod_facts import is_ready
+from millstream_operator.diagnosis.pod_facts import digest_of_pod, is_ready
 from millstream_operator.diagnosis.pod_failures import diagnose, diagnose_pod
 from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON, Reason
 from millstream_operator.rendering.kueue import is_gated_by_kueue
-from millstream_operator.rollout.workload import deadline_passed, digest_of_pod, replica_failure
+from millstream_operator.rollout.workload import deadline_passed, replica_failure
+from millstream_operator.workloads.workload import WorkloadState
 
 Manifest = dict[str, Any]
 # With the kubelet's back-off of 10 s, 20 s and 40 s: a bit more than a minute.
@@ -33,7 +34,7 @@ _QUOTED = re.compile(r'"[^"]*"')  # the image's own name, which may hold any of 
 
 
 def certain_failure(
-    digest: str, workload: Manifest | None, pods: Sequence[Manifest], advancing: Collection[str] = ()
+    digest: str, state: WorkloadState | None, pods: Sequence[Manifest], advancing: Collection[str] = ()
 ) -> Diagnosis | None:
     """Why the revision of this digest will not get ready; None while it still may.
 
@@ -43,13 +44,13 @@ def certain_failure(
     own = [pod for pod in pods if digest_of_pod(pod) == digest]
     if (found := diagnose(pod for pod in own if _is_certain(pod))) is not None:
         return found
-    if (message := replica_failure(workload, digest)) is not None:
+    if (message := replica_failure(state, digest)) is not None:
         refused = pods_not_created(message)
-        if refused is not None and (refused.reason in NEEDS_A_PERSON or deadline_passed(workload, digest)):
+        if refused is not None and (refused.reason in NEEDS_A_PERSON or deadline_passed(state, digest)):
             return refused
     on_time = [is_ready(pod) or pod["metadata"].get("uid") in advancing for pod in own]
     waits_for_quota = any(map(is_gated_by_kueue, own))
-    if not deadline_passed(workload, digest) or waits_for_quota or (own and all(on_time)):
+    if not deadline_passed(state, digest) or waits_for_quota or (own and all(on_time)):
         return None  # of a pod that is ready, the Deployment controller learns a moment later
     late = Diagnosis(Reason.PROGRESS_DEADLINE_EXCEEDED, "The rollout made no progress within rollout.progressDeadline.")
     return diagnose(own) or late

@@ -39,6 +39,7 @@ CHOICE_FIELDS = (
     "quantization",
     "kvCache",
 )
+WORDS_FOR_NO_METHOD = ("None", "BF16", "FP16", "FP32")
 PINNED_HINT = "It is adopted when the spec next changes, or at once under runtime.updatePolicy FollowOperator."
 FOLLOWS_HINT = "It is adopted as soon as its GPUs are free."
 LEAST_SAVING_PERCENT = 10
@@ -112,16 +113,22 @@ def other_defaults(before: str, after: str) -> str:
 def _was_preferred(before: Mapping[str, Any], today: Plan, again: Plan | None) -> bool:
     """Whether today's choice was preferred to the pinned one already then. `again`: the pinned choice, planned today.
 
-    `preferred` is stored as a summary alone, so it is compared as an opaque token, which needs that the summaries of
-    then and now are worded alike. The pinned choice has both: where its two summaries differ, the tokens cannot be
-    compared, and the plan counts as up to date rather than as outdated by a choice of words.
+    `preferred` is stored as a summary alone, so it is compared as a token, which needs that the summaries of then and
+    now are worded alike but for the dtype. The pinned choice has both: where its two summaries differ, the tokens
+    cannot be compared, and the plan counts as up to date rather than as outdated by a choice of words.
     """
-    is_worded_alike = again is None or again.summary == before["summary"]
-    return today.summary == before["preferred"] or not is_worded_alike
+    is_worded_alike = again is None or _token(again.summary) == _token(before["summary"])
+    return _token(today.summary) == _token(before["preferred"]) or not is_worded_alike
+
+
+def _token(summary: str) -> str:
+    """A summary without the dtype at its end, for which earlier versions wrote None."""
+    layout, _, weights = summary.rpartition(" ")
+    return layout if weights in WORDS_FOR_NO_METHOD else summary
 
 
 def _instead(before: Mapping[str, Any], today: Plan, catalog: GpuCatalog) -> str:
-    """`A new plan would be 1×H100-80GB TP1 None instead of 2×A100-80GB TP2 None: $1,204 a month less.`"""
+    """`A new plan would be 1×H100-80GB TP1 BF16 instead of 2×A100-80GB TP2 BF16: $1,204 a month less.`"""
     change = f"A new plan would be {_words(before, today)} instead of {before['summary']}"
     monthly_usd = _monthly_usd(before, today, catalog)
     if monthly_usd is None or today.cost is None:

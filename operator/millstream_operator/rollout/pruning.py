@@ -11,22 +11,22 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from millstream_operator.diagnosis.pod_facts import claims
+from millstream_operator.diagnosis.pod_facts import claims, digest_of_pod
 from millstream_operator.kube.kinds import CONFIG_MAP, CONTROLLER_REVISION, Kind
 from millstream_operator.rendering.config_maps import boot_map_name, mounted_maps
 from millstream_operator.rendering.names import INSPECTOR, LEADER, REVISION_LABEL, role_of
 from millstream_operator.rendering.revision import Revision, read_revision
-from millstream_operator.rollout.revisions import newest_first
-from millstream_operator.rollout.workload import digest_of, digest_of_pod
+from millstream_operator.rollout.revisions import newest_first, read_pin
+from millstream_operator.workloads.workload import WorkloadState
 
 Manifest = dict[str, Any]
 PRUNED_ROLES = frozenset({LEADER, INSPECTOR})  # objects of any other role are deleted by whoever made them
 HISTORY_LIMIT = 4  # records kept at least, the current one included
 
 
-def digests_in_use(workload: Manifest | None, pods: Iterable[Manifest]) -> set[str]:
-    """Digests of the revisions that pods run, or that the Deployment may create pods of at any moment."""
-    found = {digest_of_pod(pod) for pod in pods} | ({digest_of(workload)} if workload is not None else set())
+def digests_in_use(state: WorkloadState | None, pods: Iterable[Manifest]) -> set[str]:
+    """Digests of the revisions that pods run, or that the workload may create pods of at any moment."""
+    found = {digest_of_pod(pod) for pod in pods} | ({state.digest} if state is not None else set())
     return {digest for digest in found if digest is not None}
 
 
@@ -39,13 +39,26 @@ def also_running(records: Iterable[Manifest], in_use: Collection[str], wanted: R
 def prunable_records(
     records: Iterable[Manifest], keep: Collection[str], in_use: Collection[str] = ()
 ) -> list[Manifest]:
-    """Records beyond the history limit, oldest last; never one of the names in `keep`, nor one that pods run."""
-    others = [record for record in newest_first(records) if record["metadata"]["name"] not in keep]
-    return [
-        record
-        for record in others[max(0, HISTORY_LIMIT - len(keep)) :]
-        if record["metadata"]["labels"].get(REVISION_LABEL) not in in_use
-    ]
+    """Records beyond the history limit, oldest last; never one of the names in `keep`, nor what pods run."""
+    newest = newest_first(records)
+    others = [record for record in newest if record["metadata"]["name"] not in keep]
+    run = _records_that_run(newest, in_use)
+    return [one for one in others[max(0, HISTORY_LIMIT - len(keep)) :] if one["metadata"]["name"] not in run]
+
+
+def _records_that_run(newest_first: Iterable[Manifest], in_use: Collection[str]) -> set[str]:
+    """Of each digest in use the newest record, and the newest that answered.
+
+    An edit that changes no pod, of the budget say, makes another record of the same digest.
+    """
+    kept: dict[tuple[str, bool], str] = {}
+    for record in newest_first:
+        digest, pin = record["metadata"]["labels"].get(REVISION_LABEL), read_pin(record)
+        if digest in in_use:
+            kept.setdefault((digest, False), record["metadata"]["name"])
+            if pin is not None and pin.marks.answered:
+                kept.setdefault((digest, True), record["metadata"]["name"])
+    return set(kept.values())
 
 
 def prunable(
@@ -65,9 +78,8 @@ def prunable(
     return unwanted
 
 
-def unmounted(volumes: Iterable[Manifest], workload: Manifest | None, pods: Iterable[Manifest]) -> list[Manifest]:
-    """Claims that neither a pod nor the Deployment's template mounts: a revision may outlive the spec that it is of."""
-    makers = [*pods, *([workload["spec"]["template"]] if workload is not None else [])]
+def unmounted(volumes: Iterable[Manifest], makers: Iterable[Manifest]) -> list[Manifest]:
+    """Claims that none of the pods and pod templates mounts: a revision may outlive the spec that it is of."""
     mounted = {name for maker in makers for name in claims(maker)}
     return [claim for claim in volumes if claim["metadata"]["name"] not in mounted]
 

@@ -28,7 +28,6 @@ from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import Revision, controller_revision, read_revision, render_revision
 from millstream_operator.rendering.revision_marks import NEW_MARKS, Failure, Marks, read_marks
 from millstream_operator.rollout.same_pods import makes_the_same_pods
-from millstream_operator.rollout.workload import digest_of
 
 Manifest = dict[str, Any]
 
@@ -113,19 +112,24 @@ def read_pin(record: Manifest) -> PinnedRevision | None:
     return PinnedRevision(revision, record["revision"], read_marks(record)) if revision is not None else None
 
 
-def last_good(stored: Sequence[Manifest], workload: Manifest | None) -> PinnedRevision | None:
+def last_good(stored: Sequence[Manifest], running: str | None) -> PinnedRevision | None:
     """What continues to serve while a newer spec is refused: it is kept, and no rollout is begun or carried on for it.
 
-    A revision that has answered: the one that the Deployment runs, else the newest. A record alone is no proof that a
-    revision was ever applied, since a blocked rollout has one too. Where none has answered, the newest that did not
-    fail continues to start.
+    A revision that has answered: the one whose digest is `running`, which the workload makes pods of, else the newest.
+    A record alone is no proof that a revision was ever applied, since a blocked rollout has one too. Where none has
+    answered, the newest that did not fail continues to start.
     """
     pins = [pin for record in newest_first(stored) if (pin := read_pin(record)) is not None]
-    running = digest_of(workload) if workload is not None else None
     answered = [pin for pin in pins if pin.marks.answered]
     if answered:
         return next((pin for pin in answered if pin.revision.digest == running), answered[0])
     return next((pin for pin in pins if pin.marks.failure is None), pins[0] if pins else None)
+
+
+def revision_that_runs(stored: Iterable[Manifest], digest: str | None) -> PinnedRevision | None:
+    """The revision of the digest that the workload makes pods of now; None where there is none, or no record of it."""
+    pins = [pin for record in newest_first(stored) if (pin := read_pin(record)) is not None]
+    return next((pin for pin in pins if pin.revision.digest == digest), None)
 
 
 def last_answered(stored: Iterable[Manifest], but: PinnedRevision | None = None) -> PinnedRevision | None:

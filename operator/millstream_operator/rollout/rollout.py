@@ -32,17 +32,22 @@ from millstream_operator.rendering.revision_marks import Failure
 from millstream_operator.rollout.approach import IN_PLACE, SURGE, Approach, Situation, choose_approach, no_room
 from millstream_operator.rollout.certain_failure import certain_failure
 from millstream_operator.rollout.journal_marks import not_in_journal, with_journal
+from millstream_operator.rollout.put_off import is_put_off, put_off_because
 from millstream_operator.rollout.retry import again, failure_of
-from millstream_operator.rollout.revisions import PinnedRevision, last_answered, newest_first, read_pin
-from millstream_operator.rollout.workload import digest_of, rolled_out
+from millstream_operator.rollout.revisions import PinnedRevision, last_answered, revision_that_runs
+from millstream_operator.rollout.workload import rolled_out
+from millstream_operator.workloads.deployments import DEPLOYMENTS
+from millstream_operator.workloads.replica import Replica
+from millstream_operator.workloads.workload import Workload, WorkloadState, state_of
 
 Manifest = dict[str, Any]
 WAITS_FOR_A_NODE = frozenset({Reason.INSUFFICIENT_GPU, Reason.UNSCHEDULABLE, Reason.PROGRESS_DEADLINE_EXCEEDED})
-# The room for one more pod of a revision: which pods serve and could be given up, which end, how many have no node.
-LookForRoom = Callable[[Revision, Sequence[Manifest], Sequence[Manifest], int], Room]
+# The room for one more replica of a revision: those that serve and could be given up, pods that end, and how many
+# replicas have no node.
+LookForRoom = Callable[[Revision, Sequence[Replica], Sequence[Manifest], int], Room]
 
 
-def _unknown_room(revision: Revision, serving: Sequence[Manifest], ending: Sequence[Manifest], waiting: int) -> Room:
+def _unknown_room(revision: Revision, serving: Sequence[Replica], ending: Sequence[Manifest], waiting: int) -> Room:
     return Room()
 
 
@@ -53,13 +58,23 @@ class RolloutInput:
     owner: LLMDeployment
     pin: PinnedRevision  # what the spec asks for
     records: Sequence[Manifest] = ()
-    workload: Manifest | None = None  # the live Deployment
+    workload: Manifest | None = None  # the live object
     pods: Sequence[Manifest] = ()
     journal: Sequence[Manifest] = ()  # status.decisions
     look_for_room: LookForRoom = _unknown_room
     announces: bool = True  # False: the status reports something else, so no decision is announced or marked
     now: str | None = None  # RFC 3339, UTC
     advancing: Collection[str] = ()  # uids of pods that download or load, and whose bytes move
+    workloads: Workload = DEPLOYMENTS  # what reads the live object and groups the pods
+
+    @property
+    def state(self) -> WorkloadState | None:
+        return state_of(self.workloads, self.workload)
+
+    @property
+    def live_digest(self) -> str | None:
+        """Of the revision that the live object makes pods of."""
+        return state.digest if (state := self.state) is not None else None
 
     @property
     def digest(self) -> str:
@@ -67,7 +82,7 @@ class RolloutInput:
 
     @property
     def has_begun(self) -> bool:
-        return self.workload is not None and digest_of(self.workload) == self.digest
+        return self.live_digest == self.digest
 
     @property
     def situation(self) -> Situation:
@@ -82,8 +97,8 @@ class RolloutInput:
             pin.revision.plan,
             pin.revision.template,
             pin.marks,
-            self.workload is not None and digest_of(self.workload) == pin.revision.digest,
-            self.pods,
+            self.live_digest == pin.revision.digest,
+            self.workloads.replicas(self.pods),
             lambda serving, waiting: self.look_for_room(pin.revision, serving, ending, waiting),
             self.now,
         )
@@ -119,14 +134,16 @@ def next_step(inputs: RolloutInput) -> RolloutStep:
 
 
 def _step_of_attempt(inputs: RolloutInput) -> RolloutStep:
-    is_done = rolled_out(inputs.owner, inputs.pin.revision, inputs.workload)
+    is_done = rolled_out(inputs.owner, inputs.pin.revision, inputs.state)
     approach = _as_it_was(inputs) if is_done else choose_approach(inputs.situation)
     fallback = last_answered(inputs.records, but=inputs.pin)  # what a failed revision goes back to
     adopted = fallback is not None and fallback.revision.input_hash == inputs.pin.revision.input_hash
     failure = inputs.pin.marks.failure or _new_failure(inputs, fallback, approach, adopted=adopted)
-    rolls_back = approach.strategy is IN_PLACE or adopted or inputs.pin.marks.failure is not None
-    chosen = None if asked_strategy(inputs.owner) is not None else approach.strategy
-    put_off = not is_done and _is_put_off(inputs, fallback)
+    asked = asked_strategy(inputs.owner)
+    in_place = approach.strategy is IN_PLACE or (asked is IN_PLACE and approach.blocked is None)
+    rolls_back = in_place or adopted or inputs.pin.marks.failure is not None
+    chosen = None if asked is not None else approach.strategy
+    put_off = not is_done and _is_put_off(inputs, fallback, approach)
     marks = replace(inputs.pin.marks, strategy=chosen, failure=failure if rolls_back else None, put_off=put_off)
     pin = replace(inputs.pin, marks=marks)
     if marks.failure is not None and fallback is not None:
@@ -163,44 +180,22 @@ def _back_to(inputs: RolloutInput, pin: PinnedRevision, failure: Failure, fallba
 
 def _blocked(inputs: RolloutInput, pin: PinnedRevision, approach: Approach) -> RolloutStep:
     """The old pods serve on. `holds`: they are what the Deployment makes, too."""
-    live = _live(inputs) if approach.holds else None
+    live = revision_that_runs(inputs.records, inputs.live_digest) if approach.holds else None
     phase, wait_seconds = RolloutPhase.BLOCKED, approach.wait_seconds
     return RolloutStep(pin, live or pin, approach.strategy, phase, (), approach.blocked, wait_seconds)
 
 
 def _put_off(inputs: RolloutInput, pin: PinnedRevision, fallback: PinnedRevision) -> RolloutStep:
-    """The last good revision runs until there is room without it."""
-    needs = inputs.situation.room(()).needs
-    blocked = Diagnosis(
-        Reason.GPUS_TAKEN,
-        f"The GPUs of the pod that was drained for the new one were taken by another pod, so revision "
-        f"{fallback.revision.name} was put back. The rollout waits for {needs}, free besides what the pods hold.",
-        "Free such GPUs or add a node, or change the spec.",
-    )
+    """The last good revision runs until the wanted one finds room."""
+    blocked = put_off_because(inputs.situation, fallback.revision.name)
     pin, announced = _announced(inputs, pin, _put_back(pin, fallback))
     return RolloutStep(pin, fallback, IN_PLACE, RolloutPhase.BLOCKED, announced, blocked)
 
 
-def _live(inputs: RolloutInput) -> PinnedRevision | None:
-    """The revision that the Deployment makes pods of now."""
-    digest = digest_of(inputs.workload) if inputs.workload is not None else None
-    pins = [pin for record in newest_first(inputs.records) if (pin := read_pin(record)) is not None]
-    return next((pin for pin in pins if pin.revision.digest == digest), None)
-
-
-def _is_put_off(inputs: RolloutInput, fallback: PinnedRevision | None) -> bool:
-    """The GPUs that were given up for the revision are gone, and the last good one can start; until others are free."""
-    one, marks = inputs.situation, inputs.pin.marks
-    if marks.answered or fallback is None or fallback.revision.digest == inputs.digest:
+def _is_put_off(inputs: RolloutInput, fallback: PinnedRevision | None, approach: Approach) -> bool:
+    if fallback is None or fallback.revision.digest == inputs.digest:
         return False
-    if marks.put_off:
-        return one.room(()).now is not True
-    drained = one.has_begun and (marks.strategy is IN_PLACE or asked_strategy(inputs.owner) is IN_PLACE)
-    if not drained or not one.waiting or len(one.waiting) < len(one.new):
-        return False
-    if len(one.serving) >= inputs.owner.spec.replicas:
-        return False  # nothing was given up
-    return one.room(()).now is False and inputs.situation_of(fallback).room(()).now is True
+    return is_put_off(inputs.situation, inputs.situation_of(fallback), approach)
 
 
 def _announced(
@@ -226,9 +221,9 @@ def _new_failure(
     pin = inputs.pin
     if pin.marks.answered or fallback is None or fallback.revision.digest == pin.revision.digest:
         return None
-    if not inputs.has_begun or rolled_out(inputs.owner, pin.revision, inputs.workload):
+    if not inputs.has_begun or rolled_out(inputs.owner, pin.revision, inputs.state):
         return None
-    found = certain_failure(inputs.digest, inputs.workload, inputs.pods, inputs.advancing)
+    found = certain_failure(inputs.digest, inputs.state, inputs.pods, inputs.advancing)
     if found is None:
         return None
     nothing_drained = approach.blocked is not None or len(inputs.situation.serving) >= inputs.owner.spec.replicas

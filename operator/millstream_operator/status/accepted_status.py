@@ -81,8 +81,9 @@ def accepted(status: Mapping[str, Any], refusal: Refusal, previous: Sequence[Map
         True,
         Reason.STATUS_REFUSED,
         sentence(
-            f"The API server refuses {names}, so it is left out of the status; everything else is reported. This is a "
-            f"bug of this version, or its CRD is not applied. It says: {refusal.message[:SHORT_CHARACTERS]}"
+            f"The API server refuses {names}, so it is left out of the status; everything else is reported. Apply the "
+            f"CRD of this version (kubectl apply -f crds/); if it is applied, report a bug. The API server says: "
+            f"{refusal.message[:SHORT_CHARACTERS]}"
         ),
     )
     known = [dict(one) for one in status.get("conditions") or ()]

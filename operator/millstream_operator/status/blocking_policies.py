@@ -54,7 +54,7 @@ def rolled_back(observation: Observation) -> Diagnosis | None:
 def _next_try(failure: Failure) -> str:
     if failure.retry_at is None:
         return "Change the spec to try again."
-    return f"It is tried again at {failure.retry_at}, because the cause is not its own."
+    return f"It is tried again at {failure.retry_at}, because the cause lies outside the revision."
 
 
 # Until the wanted revision is rolled out
@@ -76,7 +76,7 @@ def rollout_blocked(observation: Observation) -> Diagnosis | None:
 
 def pods_refused(observation: Observation) -> Diagnosis | None:
     """The ReplicaSet controller cannot create the pods."""
-    message = workload.replica_failure(observation.workload, observation.revision.digest)
+    message = workload.replica_failure(observation.state, observation.revision.digest)
     return pods_not_created(message) if message is not None else None
 
 
@@ -85,7 +85,7 @@ def deadline_passed(observation: Observation) -> Diagnosis | None:
 
     It sees no bytes: a pod whose download or load advances is not late.
     """
-    if not workload.deadline_passed(observation.workload, observation.revision.digest):
+    if not workload.deadline_passed(observation.state, observation.revision.digest):
         return None
     if any(pod["metadata"].get("uid") in observation.advancing for pod in observation.own_pods):
         return None
@@ -127,6 +127,6 @@ def _missing_mounts(observation: Observation) -> str:
         if waiting in WAITING_FOR_MOUNTS:
             mounts = [f"the PersistentVolumeClaim {name}" for name in claims(pod)]
             mounts += [f"the Secret {name}" for name in secrets(pod)]
-            needs = f"; it mounts {' and '.join(mounts)}: do they exist?" if mounts else ""
+            needs = f"; it mounts {' and '.join(mounts)}: check that they exist" if mounts else ""
             return f"The pod waits in {waiting}{needs}"
     return ""

@@ -18,6 +18,7 @@ from millstream_operator.diagnosis import conditions
 from millstream_operator.diagnosis.conditions import Condition
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.reasons import Reason
+from millstream_operator.status.api_keys import api_keys_invalid
 from millstream_operator.status.budget import budget_exceeded
 from millstream_operator.status.load import insufficient_replicas
 from millstream_operator.status.observation import Observation
@@ -95,6 +96,7 @@ ABNORMAL: tuple[AbnormalPolicy, ...] = (
     _name_conflict,
     _plan_outdated,
     _unauthenticated,
+    api_keys_invalid,
     replicas_blocked,
     _rollout_blocked,
     _unknown_fields,

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
-from millstream_operator.diagnosis.pod_facts import fetch_status, seconds_between
+from millstream_operator.diagnosis.pod_facts import digest_of_pod, fetch_status, seconds_between
 from millstream_operator.rendering.download_size import download_seconds
-from millstream_operator.rollout.workload import digest_of_pod
 
 Manifest = dict[str, Any]
 

@@ -1,21 +1,19 @@
 """`status.memory`: what the plan predicted for one GPU, and what the runtime measured on it. Pure.
 
-The measurement is taken once per revision, from the pod that answered: other pods of the same revision differ by some
-kilobytes, which must not cause a write.
+The measurement is taken once per revision, from one pod that is the LLMDeployment's own (`probing/pod_measurement.py`):
+other pods of the same revision differ by some kilobytes, which must not cause a write.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from millstream_operator.planning.calibration import NO_CORRECTION, absurd, of_plan
+from millstream_operator.planning.calibration import PARTS, UNCHANGED_PERMILLE, absurd
 from millstream_operator.planning.measurement import is_measurable
-from millstream_operator.probing.boot_report import MEMORY_KEYS
 from millstream_operator.status.observation import Observation
+from millstream_operator.status.step_report import plan_correction
 
 Manifest = dict[str, Any]
-_NAMES = {key: key.split("_")[0] + "".join(part.title() for part in key.split("_")[1:]) for key in MEMORY_KEYS}
-_NAMES["kv_cache_bytes"], _NAMES["kv_cache_tokens"] = "kvCacheBytes", "kvCacheTokens"
 
 
 def memory_status(observation: Observation) -> Manifest | None:
@@ -30,10 +28,9 @@ def memory_status(observation: Observation) -> Manifest | None:
 
 def _correction(plan: Manifest) -> Manifest:
     """Return what the plan's own placement was corrected by."""
-    if not plan.get("calibration"):
-        return {}
-    found = of_plan(plan).correction(plan["accelerator"], plan["quantization"], plan["tensorParallelSize"])
-    return found.as_dict() if found != NO_CORRECTION else {}
+    found = plan_correction(plan)
+    memory = {f"{part}Permille": found.permille(part) for part in PARTS}
+    return memory if set(memory.values()) != {UNCHANGED_PERMILLE} else {}
 
 
 def _ignored(plan: Manifest, predicted: Manifest, measured: Manifest) -> list[str]:
@@ -63,7 +60,6 @@ def _measured(observation: Observation) -> Manifest:
     rollout = observation.previous.get("rollout") or {}
     if known and rollout.get("updateRevision") == observation.revision.name:
         return known
-    reports = [observation.reports[uid].boot for uid in sorted(observation.reports)]
-    if observation.answer is not None and observation.answer.boot is not None and not observation.is_rolled_back:
-        reports.insert(0, observation.answer.boot)
-    return next(({_NAMES[key]: value for key, value in boot.memory.items()} for boot in reports if boot.memory), {})
+    if observation.answer is None or observation.answer.measured is None or observation.is_rolled_back:
+        return {}
+    return dict(observation.answer.measured.memory)

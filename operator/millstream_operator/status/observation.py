@@ -11,13 +11,17 @@ from millstream_operator.api.stored import UnknownField
 from millstream_operator.diagnosis.conditions import Condition
 from millstream_operator.diagnosis.decisions import Decision
 from millstream_operator.diagnosis.diagnosis import Diagnosis
-from millstream_operator.diagnosis.pod_facts import is_ready
+from millstream_operator.diagnosis.pod_facts import digest_of_pod
+from millstream_operator.planning.measurement import Measurement
 from millstream_operator.probing.answer import Answer
 from millstream_operator.probing.boot_report import PodReport
 from millstream_operator.rendering.revision import Revision
 from millstream_operator.rollout.rollout import RolloutStep
 from millstream_operator.rollout.serving_replicas import serves_while_scaling
-from millstream_operator.rollout.workload import digest_of_pod, rolled_out
+from millstream_operator.rollout.workload import rolled_out
+from millstream_operator.workloads.deployments import DEPLOYMENTS
+from millstream_operator.workloads.replica import Replica
+from millstream_operator.workloads.workload import Workload, WorkloadState, state_of
 
 Manifest = dict[str, Any]
 
@@ -28,7 +32,7 @@ class Observation:
 
     owner: LLMDeployment
     revision: Revision
-    workload: Manifest | None  # the live Deployment
+    workload: Manifest | None  # the live object
     pods: Sequence[Manifest] = ()
     answer: Answer | None = None  # None: not asked yet, or being asked
     problem: Diagnosis | None = None  # why the objects could not be applied
@@ -40,7 +44,9 @@ class Observation:
     outdated: Diagnosis | None = None  # what a new plan would gain
     advancing: Collection[str] = ()  # uids of pods that download or load, and whose bytes move
     unknown_fields: tuple[UnknownField, ...] = ()  # of the stored spec, which a newer version wrote
+    compared: Measurement | None = None  # what a pod measured, with the predictions for it
     asked_replicas: int | None = None  # spec.replicas, where the budget holds the owner's to fewer
+    workloads: Workload = DEPLOYMENTS  # what reads the live object and groups the pods
 
     @property
     def running(self) -> Revision:
@@ -48,9 +54,13 @@ class Observation:
         return self.rollout.running.revision if self.rollout is not None else self.revision
 
     @property
-    def workload_status(self) -> Manifest:
-        found: Manifest = (self.workload or {}).get("status", {})
-        return found
+    def state(self) -> WorkloadState | None:
+        return state_of(self.workloads, self.workload)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Of replicas, as the live object gives them."""
+        return state.counts if (state := self.state) is not None else {}
 
     @property
     def own_pods(self) -> list[Manifest]:
@@ -58,14 +68,19 @@ class Observation:
         return [pod for pod in self.pods if digest_of_pod(pod) == self.revision.digest]
 
     @property
+    def own_replicas(self) -> list[Replica]:
+        """Replicas of the wanted revision."""
+        return [one for one in self.workloads.replicas(self.pods) if one.digest == self.revision.digest]
+
+    @property
     def updated_and_available(self) -> int:
         """Replicas of the wanted revision that serve."""
         wanted = self.owner.spec.replicas
-        return wanted if self.rolled_out else min(sum(is_ready(pod) for pod in self.own_pods), wanted)
+        return wanted if self.rolled_out else min(sum(one.is_ready for one in self.own_replicas), wanted)
 
     @property
     def rolled_out(self) -> bool:
-        return rolled_out(self.owner, self.revision, self.workload)
+        return rolled_out(self.owner, self.revision, self.state)
 
     @property
     def is_serving(self) -> bool:
@@ -74,10 +89,20 @@ class Observation:
 
     def serves(self, revision: Revision) -> bool:
         """All replicas of the revision are available, or it answered before and some of them are."""
-        if rolled_out(self.owner, revision, self.workload):
+        state = self.state
+        if rolled_out(self.owner, revision, state):
             return True
         answered = self.previous.get("rollout", {}).get("currentRevision") == revision.name
-        return answered and self.owner.spec.replicas > 0 and serves_while_scaling(revision, self.workload, self.pods)
+        if not answered or self.owner.spec.replicas == 0:
+            return False
+        return serves_while_scaling(revision, state, self.workloads.replicas(self.pods))
+
+    @property
+    def has_answered(self) -> bool:
+        """The wanted revision serves and answered, whatever else (a refused companion, say) keeps Ready False."""
+        if self.owner.spec.replicas == 0 or self.running.digest != self.revision.digest:
+            return False
+        return self.is_serving and self.answer is not None and self.answer.failure is None
 
     @property
     def is_rolled_back(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from millstream_operator.diagnosis import conditions
 from millstream_operator.diagnosis.conditions import Condition
 from millstream_operator.diagnosis.diagnosis import Diagnosis
-from millstream_operator.diagnosis.pod_facts import is_ready, is_scheduled, is_terminating
+from millstream_operator.diagnosis.pod_facts import is_scheduled
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.status.observation import Observation
 from millstream_operator.status.scaling import BEFORE_A_NODE, no_room
@@ -29,14 +29,16 @@ def pods_scheduled(observation: Observation, blocker: Diagnosis | None) -> Condi
     room = blocker if blocker is not None else no_room(observation)
     if room is not None and room.reason in BEFORE_A_NODE:
         return Condition(kind, False, room.reason, room.message)
-    placed = min(sum(is_scheduled(pod) and not is_terminating(pod) for pod in observation.own_pods), wanted)
-    if placed == wanted:
+    living = [one for one in observation.own_replicas if not one.is_terminating]
+    pods = wanted * max((one.size for one in living), default=1)
+    placed = min(sum(is_scheduled(pod) for one in living for pod in one.pods), pods)
+    if placed == pods:
         return Condition(kind, True, Reason.SCHEDULED, "All pods have a node.")
     gates = sorted(
         {gate["name"] for pod in observation.own_pods for gate in pod.get("spec", {}).get("schedulingGates") or ()}
     )
     held = f"; held back by the scheduling gate {', '.join(gates)}" if gates else ""
-    return Condition(kind, False, _in_progress(observation), f"{placed} of {wanted} pods have a node{held}.")
+    return Condition(kind, False, _in_progress(observation), f"{placed} of {pods} pods have a node{held}.")
 
 
 def warmed_up(observation: Observation, blocker: Diagnosis | None, phase: str | None) -> Condition:
@@ -44,7 +46,7 @@ def warmed_up(observation: Observation, blocker: Diagnosis | None, phase: str | 
     kind, wanted = conditions.WARMED_UP, observation.owner.spec.replicas
     if wanted == 0:
         return Condition(kind, False, Reason.SCALED_TO_ZERO, "spec.replicas is 0: no pod is wanted.")
-    warm = min(sum(is_ready(pod) and not is_terminating(pod) for pod in observation.own_pods), wanted)
+    warm = min(sum(one.is_ready and not one.is_terminating for one in observation.own_replicas), wanted)
     if observation.rolled_out or warm == wanted:
         return Condition(kind, True, Reason.WARMED_UP, "All replicas are warm.")
     if observation.is_rolled_back:

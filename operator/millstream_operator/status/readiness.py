@@ -78,6 +78,6 @@ def _in_progress(observation: Observation, phase: str | None) -> Condition:
         False,
         Reason.STARTING if observation.is_first else Reason.ROLLING_OUT,
         f"{observation.updated_and_available} of {wanted} replicas of revision {observation.revision.name} "
-        f"available{where}."
+        f"are available{where}."
         + (" The pods are replaced in place: an old one is drained before its successor starts." if in_place else ""),
     )

@@ -38,7 +38,7 @@ def no_room(observation: Observation) -> Diagnosis | None:
     """Why a replica has no place; None where each has one, or fails for another reason."""
     if (found := diagnose(observation.own_pods)) is not None:
         return found if found.reason in NO_ROOM else None
-    message = workload.replica_failure(observation.workload, observation.revision.digest)
+    message = workload.replica_failure(observation.state, observation.revision.digest)
     return pods_not_created(message) if message is not None else None
 
 
@@ -54,6 +54,6 @@ def replicas_blocked(observation: Observation) -> Condition | None:
 
 def replica_count(observation: Observation) -> str:
     """How many replicas serve, and how many are wanted."""
-    wanted, existing = observation.owner.spec.replicas, observation.workload_status.get("replicas", 0)
+    wanted, existing = observation.owner.spec.replicas, observation.counts.get("replicas", 0)
     count = f"{observation.updated_and_available} of {wanted} replicas available; the model answers"
     return f"{count}, and {existing - wanted} of its pods must go." if existing > wanted else f"{count}."

@@ -13,7 +13,7 @@ from millstream_operator.status.observation import Observation
 
 def available(observation: Observation) -> Condition:
     """At least one replica serves, of whatever revision."""
-    some = bool(observation.workload_status.get("availableReplicas", 0))
+    some = bool(observation.counts.get("availableReplicas", 0))
     if not some and observation.owner.spec.replicas == 0:
         return Condition(conditions.AVAILABLE, False, Reason.SCALED_TO_ZERO, "spec.replicas is 0: nothing serves.")
     return serves(some)
@@ -30,13 +30,15 @@ def model_ready(observation: Observation) -> Condition:
     """Does the model answer through its Service, with the wanted configuration?"""
     if not observation.serves(observation.running) or observation.owner.spec.replicas == 0:
         reason = Reason.SCALED_TO_ZERO if observation.owner.spec.replicas == 0 else Reason.NO_REPLICA_AVAILABLE
-        if observation.workload_status.get("availableReplicas", 0):
+        if observation.counts.get("availableReplicas", 0):
             reason = Reason.ROLLING_OUT
-        return Condition(conditions.MODEL_READY, False, reason, "It is asked when all replicas are available.")
+        return Condition(conditions.MODEL_READY, False, reason, "The model is asked once all replicas are available.")
     if observation.answer is None:
-        return Condition(conditions.MODEL_READY, None, Reason.ASKING_MODEL, "It is being asked.")
+        return Condition(
+            conditions.MODEL_READY, None, Reason.ASKING_MODEL, "The model is being asked through its Service."
+        )
     if observation.answer.failure is not None:
         return Condition(
             conditions.MODEL_READY, False, observation.answer.failure.reason, observation.answer.failure.message
         )
-    return Condition(conditions.MODEL_READY, True, Reason.ANSWERING, "It answered through its Service.")
+    return Condition(conditions.MODEL_READY, True, Reason.ANSWERING, "The model answered through its Service.")

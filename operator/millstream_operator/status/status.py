@@ -6,7 +6,7 @@ The parts have files of their own: `condition_list` has the conditions, `blockin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millstream_operator.api.status import RolloutPhase
@@ -14,7 +14,7 @@ from millstream_operator.diagnosis import conditions
 from millstream_operator.diagnosis.conditions import Condition
 from millstream_operator.diagnosis.decisions import journal
 from millstream_operator.diagnosis.diagnosis import Diagnosis
-from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON, Reason
+from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON
 from millstream_operator.planning.scaling_cost import with_scaling_cost
 from millstream_operator.rendering.names import selector_string
 from millstream_operator.rendering.service import service_url
@@ -23,7 +23,9 @@ from millstream_operator.status.condition_list import conditions_of
 from millstream_operator.status.memory_report import memory_status
 from millstream_operator.status.observation import Observation
 from millstream_operator.status.serving import serves
+from millstream_operator.status.step_report import step_times_status
 from millstream_operator.status.warmup import warmup_status
+from millstream_operator.workloads.workload import WorkloadState
 
 Manifest = dict[str, Any]
 REPLICA_COUNTS = ("replicas", "readyReplicas", "updatedReplicas", "availableReplicas")
@@ -33,32 +35,33 @@ KEPT_WHILE_INVALID = (
     conditions.WARMED_UP,
     conditions.MODEL_READY,
     conditions.UNAUTHENTICATED,
+    conditions.API_KEYS_INVALID,
 )
 
 
 def status_of(observation: Observation, now: str) -> Manifest:
     """Return the whole status in the API's form, None for a field without a value. `now` is RFC 3339, UTC."""
-    owner, workload = observation.owner, observation.workload_status
+    owner, counts = observation.owner, observation.counts
     blocker = find_blocker(observation)
     warmup = warmup_status(observation, blocker, now)
     found = conditions_of(observation, blocker, (warmup or {}).get("phase"))
     generation = owner.metadata.generation or 0
-    answered = found[0].reason is Reason.READY  # at zero replicas Ready is True, and no model answered
     return {
         "observedGeneration": generation,
         "conditions": [
             *conditions.merged(observation.previous.get("conditions", ()), found, generation, now),
             *_not_observed(observation.previous, observation.companions),
         ],
-        **{count: workload.get(count, 0) for count in REPLICA_COUNTS},
+        **{count: counts.get(count, 0) for count in REPLICA_COUNTS},
         "selector": selector_string(owner.name),
         "url": service_url(owner),
         "model": _model(observation),
         "plan": with_scaling_cost(observation.revision.plan, owner.spec),
         "memory": memory_status(observation),
+        "stepTimes": step_times_status(observation),
         "warmup": warmup,
         "runtime": {"image": observation.revision.image},
-        "rollout": _rollout(observation, answered),
+        "rollout": _rollout(observation),
         "decisions": journal(observation.previous.get("decisions", ()), observation.decisions, now),
     }
 
@@ -76,16 +79,16 @@ def status_of_invalid(
     problem: Diagnosis,
     now: str,
     plan: Manifest | None = None,
-    workload: Manifest | None = None,
+    state: WorkloadState | None = None,
     companions: Sequence[Condition] | None = None,
 ) -> Manifest:
     """Return the status for a spec that cannot be parsed, run, or planned yet; all else stays, as the pods do.
 
-    `plan` is what was planned and not applied, so that a person can see it. `workload` is the live Deployment: it is
+    `plan` is what was planned and not applied, so that a person can see it. `state` is that of the live workload: it is
     still watched, so the replica counts stay correct. `companions` None: they were not observed, so their conditions
     stay.
     """
-    live: Manifest = (workload or {}).get("status", {})
+    live: Mapping[str, int] = state.counts if state is not None else {}
     found = [
         Condition(conditions.READY, False, problem.reason, problem.message),
         Condition(conditions.PLANNED, False, problem.reason, problem.message),
@@ -114,14 +117,14 @@ def status_of_invalid(
 
 def _not_observed(previous: Manifest, companions: Sequence[Condition] | None) -> list[Manifest]:
     """The conditions of the companions, which stay where a turn ends before it observes them."""
-    kept = (conditions.AUTOSCALED, conditions.MONITORED)
+    kept = (conditions.AUTOSCALED, conditions.MONITORED, conditions.AUTOSCALER_CONFLICT)
     return [c for c in previous.get("conditions", ()) if companions is None and c["type"] in kept]
 
 
-def _rollout(observation: Observation, answered: bool) -> Manifest:
+def _rollout(observation: Observation) -> Manifest:
     found: Manifest = {
         "currentRevision": observation.revision.name
-        if answered
+        if observation.has_answered
         else observation.previous.get("rollout", {}).get("currentRevision"),
         "updateRevision": observation.revision.name,
         "availableReplicas": observation.updated_and_available,

@@ -41,8 +41,13 @@ def loading(pods: Iterable[Manifest]) -> list[Manifest]:
         if pod_facts.is_leader(pod)
         and not pod_facts.is_terminating(pod)
         and not pod_facts.is_ready(pod)
-        and (_runs(pod_facts.fetch_status(pod)) or _runs(pod_facts.runtime_status(pod)) or _is_in_between(pod))
+        and (any(map(_runs, _containers(pod))) or _is_in_between(pod))
     ]
+
+
+def _containers(pod: Manifest) -> list[Manifest]:
+    """The statuses of what a pod runs, in its order."""
+    return [pod_facts.fetch_status(pod), pod_facts.draft_fetch_status(pod), pod_facts.runtime_status(pod)]
 
 
 def _is_in_between(pod: Manifest) -> bool:
@@ -93,9 +98,10 @@ def last_phase(observation: Observation) -> str | None:
 def _phase(observation: Observation, before: Mapping[str, Any], blocker: Diagnosis | None) -> str:
     if observation.rolled_out:
         return READY
-    living = [pod for pod in observation.own_pods if not pod_facts.is_terminating(pod)]
+    replicas = [one for one in observation.own_replicas if not one.is_terminating]
+    living = [pod for one in replicas for pod in one.pods]
     phases = [_phase_of(pod, observation.reports) for pod in living]
-    missing = len(living) < observation.owner.spec.replicas
+    missing = sum(one.is_whole for one in replicas) < observation.owner.spec.replicas
     slowest = min([*phases, SCHEDULING] if missing else phases, key=_rank, default=SCHEDULING)
     known: str | None = before.get("phase")
     restarted = any(pod_facts.runtime_status(pod).get("restartCount", 0) for pod in living)

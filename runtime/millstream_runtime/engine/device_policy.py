@@ -18,8 +18,6 @@ from torch import Tensor
 
 from millstream_runtime.engine.attention.paged_attention import KVRead
 from millstream_runtime.engine.host_limits import usable_cpus
-from millstream_runtime.engine.scheduling.chunked_prefill import SidePrefill
-from millstream_runtime.engine.scheduling.scheduler import Chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +35,6 @@ class ThreadCounts:
         """`1 up to 4 tokens a step, 2 beyond`."""
         parts = [f"{threads} up to {most} tokens a step" for most, threads in self.limits]
         return ", ".join([*parts, f"{self.all_threads} beyond" if parts else str(self.all_threads)])
-
-
-class LayerwisePass(Protocol):
-    """A forward pass that is computed some layers per call; see `Forward.begin_layers`."""
-
-    @property
-    def num_done_layers(self) -> int: ...
-
-    def advance(self, end_layer: int) -> bool:
-        """Compute the layers up to `end_layer`. Returns whether the last one is done."""
-
-
-class LayerwiseRunner(Protocol):
-    """What `DevicePolicy.side_prefill` computes with: the model runner."""
-
-    def begin_layers(self, chunks: list[Chunk], kv_read: KVRead | None) -> LayerwisePass:
-        """Begin a pass over chunks. A later slice of layers of the same chunks goes on from where it is then."""
 
 
 class WarmUpSteps(Protocol):
@@ -81,8 +62,8 @@ class DevicePolicy(Protocol):
         """Whether a call of torch returns only when its result is computed."""
 
     @property
-    def bounds_prompts_by_time(self) -> bool:
-        """Whether the time of a step bounds its prompts. If not, `max_num_batched_tokens` alone does."""
+    def default_target_itl_milliseconds(self) -> int | None:
+        """What bounds the time of a step with prompts unless the configuration does; None: no bound on time."""
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory for the KV pool."""
@@ -90,14 +71,14 @@ class DevicePolicy(Protocol):
     def after_loading(self) -> None:
         """Weights and KV pool are allocated; steps follow."""
 
-    def side_prefill(self, runner: LayerwiseRunner, num_threads: int) -> SidePrefill | None:
-        """Start what computes long prompts next to the steps, with `num_threads`; None where there is no such thing."""
-
     def warm_up(self, steps: WarmUpSteps, *, is_only_rank: bool) -> None:
         """Run the steps that prepare this device, after those that every device runs."""
 
     def before_compute(self, num_tokens: int) -> None:
         """Something of `num_tokens` rows is computed next."""
+
+    def free_cached_memory(self) -> None:
+        """A step was short of memory: give back what the allocator keeps for later."""
 
     def kv_read(self) -> KVRead | None:
         """What the attention of the next step puts around its calls; see `KVRead`."""
@@ -112,7 +93,7 @@ class AcceleratorPolicy:
     """
 
     is_synchronous = False
-    bounds_prompts_by_time = False
+    default_target_itl_milliseconds = None
 
     def __init__(self, device: torch.device, num_ranks: int = 1) -> None:
         """`num_ranks` processes share the container's CPUs: torch would start a thread per core of the node."""
@@ -126,14 +107,15 @@ class AcceleratorPolicy:
     def after_loading(self) -> None:
         return
 
-    def side_prefill(self, runner: LayerwiseRunner, num_threads: int) -> SidePrefill | None:
-        return None
-
     def warm_up(self, steps: WarmUpSteps, *, is_only_rank: bool) -> None:
         return
 
     def before_compute(self, num_tokens: int) -> None:
         return
+
+    def free_cached_memory(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def kv_read(self) -> KVRead | None:
         return None

@@ -1,6 +1,6 @@
 """The engine: load once, then `add_request`, `step`, `step`, ... One thread calls it; nothing here waits or sleeps.
 
-    add_request -> Scheduler.plan -> ChunkedPrefill.apply -> ModelRunner.launch -> read -> accept tokens -> TokenOutput
+    add_request -> Scheduler.plan -> Scheduler.apply -> ModelRunner.launch -> read -> accept tokens -> TokenOutput
 
 A step is read as soon as it is launched. Where steps overlap (see `overlap`), it is read after the next is launched.
 """
@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
@@ -22,16 +23,22 @@ from millstream_runtime.engine.execution.model_runner import ModelRunner, Sample
 from millstream_runtime.engine.execution.overlap import StepInFlight, reasons_to_wait
 from millstream_runtime.engine.execution.rank_group import LoadedModel, RankGroup, load_on_ranks, start_rank_group
 from millstream_runtime.engine.kv.pool_size import MemoryUse
-from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill, Request, TokenOutput
+from millstream_runtime.engine.kv.prefix_root import prefix_root
+from millstream_runtime.engine.out_of_memory import is_out_of_memory
+from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill, Request, RequestError, TokenOutput
 from millstream_runtime.engine.sampling.logits_processors import LogitsProcessor
+from millstream_runtime.engine.sampling.token_counts import TokenCounts
+from millstream_runtime.engine.sampling.validation import check_sampling
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
-from millstream_runtime.engine.scheduling.chunked_prefill import ChunkedPrefill
-from millstream_runtime.engine.scheduling.layered_prefill import ChunkSlice
+from millstream_runtime.engine.scheduling.pacing import Pace, balance_tokens
 from millstream_runtime.engine.scheduling.scheduler import Chunk, Scheduler, StepPlan
 from millstream_runtime.engine.scheduling.sequence import Sequence
+from millstream_runtime.engine.step_times import StepTimer, TimedStep
 from millstream_runtime.engine.warm_up import WarmUp
 from millstream_runtime.errors import RuntimeFailure
+from millstream_runtime.logs import log
 from millstream_runtime.models.config.model_config import ModelConfig
+from millstream_runtime.models.loading.checkpoint_digest import checkpoint_digest
 
 
 class Engine:
@@ -40,6 +47,7 @@ class Engine:
     Attributes:
         model_config: the model's shape; `max_model_len` and `eos_token_ids` as this engine applies them.
         memory_use: bytes that weights and pool take on this device, as far as measured.
+        step_times: steps that the warm-up timed; empty before it.
         processors_for: makes the logits processors of a request; none by default.
     """
 
@@ -75,7 +83,7 @@ class Engine:
         self.model_config: ModelConfig = replace(
             loaded.shard_config.model_config, max_model_len=loaded.pool.max_model_len
         )
-        self._max_num_seqs = config.max_num_seqs
+        self._max_num_seqs, self._max_step_tokens = config.max_num_seqs, config.max_num_batched_tokens
         self._make_scheduler(config, loaded)
         self._make_runner(config, loaded)
         self._in_flight: StepInFlight | None = None
@@ -84,7 +92,9 @@ class Engine:
         self._sequences: dict[str, Sequence] = {}
         self._num_arrivals = 0
         self._steps_total = 0
+        self._is_warming_up = False
         self._last_step_tokens = 0
+        self.step_times: tuple[TimedStep, ...] = ()
         self.processors_for: Callable[[Request], tuple[LogitsProcessor, ...]] = lambda request: ()
 
     def _make_scheduler(self, config: RuntimeConfig, loaded: LoadedModel) -> None:
@@ -94,8 +104,13 @@ class Engine:
             config.max_num_seqs,
             enable_prefix_caching=config.enable_prefix_caching,
             window_tokens=self.model_config.longest_window,
+            prefix_root=self._prefix_root(config, loaded) if config.enable_prefix_caching else b"",
         )
         self._scheduler = Scheduler(self._blocks, config.max_num_batched_tokens, config.max_num_seqs)
+
+    def _prefix_root(self, config: RuntimeConfig, loaded: LoadedModel) -> bytes:
+        digest, dtype = checkpoint_digest(Path(config.model)), loaded.shard_config.dtype
+        return prefix_root(digest, self.model_config, dtype, config.block_size_tokens, self._rank_group.ranks.size)
 
     def _make_runner(self, config: RuntimeConfig, loaded: LoadedModel) -> None:
         """The model runner, and what decides how much of prompts it computes."""
@@ -103,15 +118,21 @@ class Engine:
         self._overlaps = loaded.execution.overlapped
         last_tokens = LastTokens(config.max_num_seqs, loaded.forward.device) if self._overlaps else None
         self._runner = ModelRunner(
-            loaded.forward, self.model_config.eos_token_ids, self._policy, self._rank_group.broadcast, last_tokens
+            loaded.forward,
+            self.model_config.eos_token_ids,
+            self._policy,
+            self._rank_group.broadcast,
+            TokenCounts(config.max_num_seqs, loaded.forward.device),
+            last_tokens,
         )
-        side = self._policy.side_prefill(self._runner, loaded.execution.side_threads)
-        self._chunked_prefill = ChunkedPrefill(
-            self.model_config,
-            config.block_size_tokens,
-            side,
-            is_bounded_by_time=self._policy.bounds_prompts_by_time,
-        )
+        self._pace = self._make_pace(config)
+
+    def _make_pace(self, config: RuntimeConfig) -> Pace | None:
+        """None where `max_num_batched_tokens` alone bounds the prompts of a step."""
+        target = config.target_itl_milliseconds
+        if target is None:
+            target = self._policy.default_target_itl_milliseconds
+        return None if target is None else Pace(balance_tokens(self.model_config), target / 1000)
 
     @property
     def topology(self) -> Topology | None:
@@ -134,15 +155,14 @@ class Engine:
         self._rank_group.on_lost = on_lost
 
     def close(self) -> None:
-        """End what computes next to the steps, and the other ranks. They also end when this process does."""
-        self._chunked_prefill.close()
+        """End the other ranks. They also end when this process does."""
         self._rank_group.close()
 
     def add_request(self, request: Request) -> None:
         """Queue a request; its first token comes from a later `step`.
 
         Raises:
-            ValueError: an id in use, an empty or too long prompt, an id outside the vocabulary, no token asked for.
+            ValueError: an id in use, an empty or too long prompt, an id outside the vocabulary, no token to sample.
         """
         self._check_request(request)
         prompt = list(request.prompt_token_ids)
@@ -186,51 +206,73 @@ class Engine:
         for sequence in plan.admitted:
             if sequence.scheduled_at_seconds is None:
                 sequence.scheduled_at_seconds = now
-        launched = self._launch(*self._chunked_prefill.apply(plan, self._scheduler))
+        launched, failed = None, False
+        try:
+            launched = self._launch(self._scheduler.apply(plan))
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error) or self._is_warming_up or self._rank_group.ranks.size > 1:
+                raise
+            failed = True  # handled below, where the error holds no tensors any more
         if self._in_flight is not None:
             outputs += self._read()
+        if failed:
+            return [*outputs, *self._give_up_largest(plan)]
         self._in_flight = launched
         if launched is not None and not self._overlaps:
             outputs += self._read()
         return outputs
+
+    def _give_up_largest(self, plan: StepPlan) -> list[TokenOutput]:
+        """End the largest prompt of a step for which there was no memory; the others are computed again.
+
+        Ranks that wait for each other cannot do this.
+        """
+        sizes = plan.chunks
+        self._runner.forget_step(TokenCounts(self._max_num_seqs, self._runner.device))
+        self._policy.free_cached_memory()
+        left = [one for one in sizes if not one.has_ended]
+        largest = max(left, key=lambda one: (sizes[one], len(one.token_ids), one.arrival), default=None)
+        self._scheduler.roll_back(plan)
+        log.warning("step_out_of_memory", num_sequences=len(sizes), num_tokens=sum(sizes.values()))
+        if largest is None:
+            return []
+        self._end(largest)
+        return [TokenOutput(largest.request.request_id, None, FinishReason.ERROR, error=RequestError.OUT_OF_MEMORY)]
 
     def _must_read_first(self, step: StepInFlight) -> bool:
         sampling = step.launched.sampling
         return bool(reasons_to_wait((one, self._runner.must_recompute(one)) for one in sampling))
 
     def _plan(self) -> StepPlan:
-        """Plan the next step. Its prompts are bounded by the longest context among them."""
-        prompts = [one.num_computed_tokens for one in self._scheduler.running if one.num_uncomputed_tokens > 1]
-        most_tokens = None
-        if prompts or self._scheduler.num_waiting:
-            most_tokens = self._chunked_prefill.most_tokens(max(prompts, default=0))
-        return self._scheduler.plan(most_tokens, self._chunked_prefill.partial)
+        """Plan the next step."""
+        return self._scheduler.plan() if self._pace is None else self._scheduler.plan(self._pace.budget)
 
-    def _launch(self, chunks: list[Chunk], layer_slice: ChunkSlice | None) -> StepInFlight | None:
+    def _launch(self, chunks: list[Chunk]) -> StepInFlight | None:
         """Give the device a step. From here on its tokens count as computed, and those it samples as known."""
-        touched = [*chunks, *(layer_slice.chunks if layer_slice is not None else ())]
-        if not touched:
+        if not chunks:
             return None
-        for sequence, _ in touched:
+        for sequence, _ in chunks:
             sequence.steps_in_flight += 1
-        began, shape, graphs = self.step_clock(), self._chunked_prefill.step_time(chunks, layer_slice), self.graphs
-        slice_began: list[float] = []
-        with self._rank_group.computing():
-            launched = self._runner.launch(chunks, layer_slice, lambda: slice_began.append(self.step_clock()))
-        if shape is not None and slice_began and self._policy.is_synchronous:
-            shape = replace(shape, decode_seconds=slice_began[0] - began)
+        shape = None if self._pace is None else self._pace.step_time(chunks)
+        began, graphs = self.step_clock(), self.graphs
+        try:
+            with self._rank_group.computing():
+                launched = self._runner.launch(chunks)
+        except BaseException:
+            for sequence, _ in chunks:
+                sequence.steps_in_flight -= 1
+            raise
         recorded = graphs is not None and self.graphs is not None and self.graphs.num_tried > graphs.num_tried
-        self._count_as_computed(chunks, layer_slice)
+        self._count_as_computed(chunks)
         for sequence in launched.sampling:
             sequence.expect()
             sequence.is_complete = self._is_at_length(sequence, len(sequence.token_ids))
-        return StepInFlight(launched, touched, None if recorded else shape, began)
+        return StepInFlight(launched, chunks, None if recorded else shape, began)
 
-    def _count_as_computed(self, chunks: list[Chunk], layer_slice: ChunkSlice | None) -> None:
-        sliced = layer_slice.chunks if layer_slice is not None and layer_slice.is_last else []
-        self._scheduler.advance([*chunks, *sliced])
+    def _count_as_computed(self, chunks: list[Chunk]) -> None:
+        self._scheduler.advance(chunks)
         self._steps_total += 1
-        self._last_step_tokens = sum(n for one, n in [*chunks, *sliced] if not one.request.is_heartbeat)
+        self._last_step_tokens = sum(n for one, n in chunks if not one.request.is_heartbeat)
 
     def _read(self) -> list[TokenOutput]:
         """Wait for the step in flight, then accept or end its sequences."""
@@ -241,9 +283,9 @@ class Engine:
             sampled = step.launched.read()
         now = self.step_clock()
         # The device began with it when it was launched, or when it was done with the step before.
-        if step.shape is not None:
+        if step.shape is not None and self._pace is not None:
             seconds = now - max(step.began_at_seconds, self._read_at_seconds)
-            self._chunked_prefill.pace.observe(replace(step.shape, seconds=seconds))
+            self._pace.observe(replace(step.shape, seconds=seconds))
         self._read_at_seconds = now
         for sequence, _ in step.chunks:
             sequence.steps_in_flight -= 1
@@ -282,10 +324,18 @@ class Engine:
             RuntimeFailure: CheckpointInvalid, where the first answer is not a number.
         """
         self._on_phase("WarmingUp", "Running the first steps.")
+        self._is_warming_up = True
         warm_up = WarmUp(self, self._max_requests, self.model_config.max_model_len)
         warm_up.run(self._policy, is_only_rank=self._rank_group.ranks.size == 1)
-        self._chunked_prefill.reset_pace()  # first steps are slow, and may have had other numbers of threads
+        self._time_steps()
+        self._is_warming_up = False
+        if self._pace is not None:
+            self._pace.reset()  # first steps are slow, and may have had other numbers of threads
         self.check_integrity()
+
+    def _time_steps(self) -> None:
+        on_cpu, vocab_size = self._policy.is_synchronous, self.model_config.vocab_size
+        self.step_times = StepTimer(self, self._max_requests, vocab_size, on_cpu=on_cpu).run(self._max_step_tokens)
 
     def _max_requests(self, num_tokens: int) -> int:
         """How many requests of `num_tokens`, prompt included, run at once; 0 if longer than the engine allows."""
@@ -310,7 +360,7 @@ class Engine:
         request_id, token_id = sequence.request.request_id, sampled.token_id
         if token_id is None:
             self._end(sequence)
-            return TokenOutput(request_id, None, FinishReason.ABORT)
+            return TokenOutput(request_id, None, FinishReason.ERROR, error=RequestError.NOT_FINITE)
         prefill = _prefill(sequence) if sequence.num_read_tokens == sequence.num_prompt_tokens else None
         sequence.accept(token_id)
         reason = self._finish_reason(sequence, token_id)
@@ -324,7 +374,6 @@ class Engine:
     def _end(self, sequence: Sequence) -> None:
         """End a request: no output follows. It keeps row and blocks while a step that writes to them is in flight."""
         del self._sequences[sequence.request.request_id]
-        self._chunked_prefill.drop(sequence)
         sequence.has_ended = sequence.is_complete = True
         if not sequence.steps_in_flight:
             self._release(sequence)
@@ -357,11 +406,7 @@ class Engine:
             )
         if not 0 <= min(prompt) <= max(prompt) < self.model_config.vocab_size:
             raise ValueError(f"a prompt token is outside the vocabulary of {self.model_config.vocab_size}")
-        named = {*request.sampling.stop_token_ids, *(token_id for token_id, _ in request.sampling.logit_bias)}
-        if named and not 0 <= min(named) <= max(named) < self.model_config.vocab_size:
-            raise ValueError(f"a stop or biased token is outside the vocabulary of {self.model_config.vocab_size}")
-        if request.sampling.max_tokens < 1:
-            raise ValueError(f"max_tokens is {request.sampling.max_tokens}; it must be at least 1")
+        check_sampling(request.sampling, self.model_config.vocab_size, self.model_config.eos_token_ids)
 
 
 def _prefill(sequence: Sequence) -> Prefill:

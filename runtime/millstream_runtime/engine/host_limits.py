@@ -11,11 +11,15 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 def memory_limit_bytes(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int:
     """The container's memory limit (cgroup v2, then v1), or the machine's memory where that is less."""
-    machine_bytes = next(
-        int(line.split()[1]) << 10 for line in meminfo.read_text().splitlines() if line.startswith("MemTotal:")
-    )
+    container_bytes = container_limit_bytes(cgroup, meminfo)
+    return _machine_bytes(meminfo) if container_bytes is None else container_bytes
+
+
+def container_limit_bytes(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """The container's memory limit; None where it has none below the machine's memory, which others use too."""
     limits = [_integer(cgroup / "memory.max"), _integer(cgroup / "memory" / "memory.limit_in_bytes")]
-    return min([machine_bytes, *(limit for limit in limits if limit is not None)])
+    least = min((limit for limit in limits if limit is not None), default=None)
+    return least if least is not None and least < _machine_bytes(meminfo) else None
 
 
 def resident_bytes(status: Path = Path("/proc/self/statm")) -> int:
@@ -42,6 +46,10 @@ def oom_kills(cgroup: Path = _CGROUP) -> int:
         except (OSError, ValueError, KeyError):
             continue
     return 0
+
+
+def _machine_bytes(meminfo: Path) -> int:
+    return next(int(line.split()[1]) << 10 for line in meminfo.read_text().splitlines() if line.startswith("MemTotal:"))
 
 
 def _quota_v2(path: Path) -> float | None:

@@ -15,11 +15,22 @@ from enum import StrEnum
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. `STOP` and `LENGTH` are OpenAI's own words."""
+    """Why a request ended. `STOP` and `LENGTH` are OpenAI's own words, `ABORT` and `ERROR` are vLLM's.
+
+    `ERROR`: the engine failed, or gave the request up.
+    """
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    ERROR = "error"
+
+
+class RequestError(StrEnum):
+    """Why the engine gave a request up, in one sentence for the log."""
+
+    NOT_FINITE = "The engine gave the request up: the probabilities of its next token are not finite numbers."
+    OUT_OF_MEMORY = "There was no memory for a step, and this was the largest prompt in it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +110,8 @@ class Prefill:
 class TokenOutput:
     """One new token of one request; the last one carries `finish_reason`.
 
-    A request that ends without a further token (an abort that the engine itself decided on) has
-    `token_id is None`. A token of the end-of-sequence kind is reported like any other: the server leaves it
-    out of the text and counts it in `usage`.
+    A request that the engine gives up ends without a further token: `token_id is None`, with `error`. A token of the
+    end-of-sequence kind is reported like any other: the server leaves it out of the text and counts it in `usage`.
     """
 
     request_id: str
@@ -109,6 +119,7 @@ class TokenOutput:
     finish_reason: FinishReason | None = None
     logprobs: TokenLogprobs | None = None
     prefill: Prefill | None = None
+    error: RequestError | None = None  # with `FinishReason.ERROR`
 
 
 @dataclass(frozen=True, slots=True)

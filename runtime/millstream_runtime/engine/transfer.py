@@ -8,13 +8,14 @@ the copy is done, so that a caller may forget it at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
 def on_device(
-    values: Sequence[int] | Sequence[float] | Sequence[Sequence[int]],
+    values: Sequence[int] | Sequence[float] | Sequence[Sequence[float]],
     device: torch.device,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
@@ -42,9 +43,9 @@ class ReadBack:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
-    def tolist(self) -> list[int]:
-        """The numbers of a one-dimensional integer tensor."""
+    def tolist(self) -> list[Any]:
+        """The numbers; a list of lists where there are two dimensions."""
         if self._event is not None:
             self._event.synchronize()
-        values: list[int] = self._host.tolist()
+        values: list[Any] = self._host.tolist()
         return values

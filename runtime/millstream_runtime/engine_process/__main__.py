@@ -21,7 +21,7 @@ import sys
 import threading
 
 from millstream_runtime.engine_process.framing import FrameReader, frame
-from millstream_runtime.engine_process.loop import EngineLoop
+from millstream_runtime.engine_process.loop import EngineLoop, MakeEngine, load_engine
 from millstream_runtime.engine_process.messages import Event, Failed, Load, decode_command, encode
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.logs import configure_logging
@@ -30,12 +30,14 @@ RECEIVE_BYTES = 1 << 16
 STUCK_SECONDS = 10.0  # longer than an orderly shutdown of the ranks takes
 
 
-def main(fd: int) -> int:
+def main(fd: int, make_engine: MakeEngine = load_engine) -> int:
     """Serve the socket `fd` until `Stop`, the stream's end or a failure; the exit code."""
     configure_logging("warning")  # the HTTP process logs the phases
     link = socket.socket(fileno=fd)
     link.set_inheritable(False)  # a process that the engine starts must not keep the stream open after its death
-    engine_loop = EngineLoop(lambda event: _send(link, event), on_lost=lambda failure: _exit_soon(link, failure))
+    engine_loop = EngineLoop(
+        lambda event: _send(link, event), make_engine, on_lost=lambda failure: _exit_soon(link, failure)
+    )
     reader = FrameReader()
     commands: list[Load] = []
     while not commands:

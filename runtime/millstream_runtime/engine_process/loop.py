@@ -20,7 +20,9 @@ from typing import Protocol
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.kv.pool_size import MemoryUse
+from millstream_runtime.engine.out_of_memory import is_out_of_memory
 from millstream_runtime.engine.request import EngineStats, Request, SamplingParams, TokenOutput
+from millstream_runtime.engine.step_times import TimedStep
 from millstream_runtime.engine_process.boot_events import BootEvents
 from millstream_runtime.engine_process.messages import (
     Abort,
@@ -76,6 +78,8 @@ class EngineLike(Protocol):
     def memory_use(self) -> MemoryUse: ...
     @property
     def threads(self) -> ThreadReport: ...
+    @property
+    def step_times(self) -> tuple[TimedStep, ...]: ...
     def when_lost(self, on_lost: OnLost) -> None: ...
     def close(self) -> None: ...
     def add_request(self, request: Request) -> None: ...
@@ -150,7 +154,7 @@ class EngineLoop:
         began = time.monotonic()
         engine.warm_up()
         now = self._last_step_at_seconds = time.monotonic()
-        self._send(Ready(engine.stats(), now, now - began, step_threads(engine.threads)))
+        self._send(Ready(engine.stats(), now, now - began, step_threads(engine.threads), engine.step_times))
         return engine
 
     def _on_rank_lost(self, failure: RuntimeFailure) -> None:
@@ -224,7 +228,7 @@ def failure_of(error: BaseException) -> RuntimeFailure:
     """Return the failure to report; for a bug an internal error whose traceback is logged."""
     if isinstance(error, RuntimeFailure):
         return error
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's own class
+    if is_out_of_memory(error):
         return RuntimeFailure(
             FailureReason.OUT_OF_MEMORY,
             "The engine ran out of memory; give the pod more, or lower --max-num-seqs, --max-num-batched-tokens "

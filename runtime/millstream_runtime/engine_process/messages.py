@@ -17,6 +17,7 @@ from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.kv.pool_size import MemoryUse
 from millstream_runtime.engine.request import EngineStats, Request, TokenOutput
+from millstream_runtime.engine.step_times import TimedStep
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 
@@ -90,6 +91,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     at_seconds: float
     warm_up_seconds: float
     threads: tuple[StepThreads, ...] = ()  # as the warm-up chose them, from small steps to large ones
+    step_times: tuple[TimedStep, ...] = ()
 
 
 class StepDone(msgspec.Struct, frozen=True, tag=True):

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.logs import log
 from millstream_runtime.model_families import RUNNABLE
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, architecture_of
+from millstream_runtime.models.config.text_config import language_model_fields
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
 from millstream_runtime.models.loading.checkpoint import Checkpoint
@@ -31,6 +33,7 @@ class FamilyCode:
 
 
 ARCHITECTURES = {family.architecture: family for family in RUNNABLE}
+WITH_VISION = {name: family for family in RUNNABLE for name in family.vision_architectures}
 
 
 def family_code(architecture: str) -> FamilyCode:
@@ -57,8 +60,11 @@ def load_model_config(folder: Path) -> ModelConfig:
         )
     fields = Fields(folder / "config.json")
     architecture = architecture_of(fields)
+    if architecture in WITH_VISION:
+        fields = language_model_fields(fields, WITH_VISION[architecture])
+        architecture = architecture_of(fields)
     if architecture not in ARCHITECTURES:
-        raise fields.unsupported("architecture", architecture, ", ".join(ARCHITECTURES))
+        raise fields.unsupported("architecture", architecture, ", ".join((*ARCHITECTURES, *WITH_VISION)))
     return family_code(architecture).read_config(fields)
 
 
@@ -94,6 +100,8 @@ def load_model(
     with Checkpoint(folder) as checkpoint:
         wanted = expected_weights(config, dtype, ranks)
         checkpoint.check(wanted.expected.items())
+        if checkpoint.num_skipped and ranks.rank == 0:
+            log.warning("text_only", tensors=checkpoint.num_skipped, about="no images: their tensors are not read")
         total_bytes = sum(numel * checkpoint.element_bytes(name) for name, numel in wanted.reads)
 
         def report() -> None:

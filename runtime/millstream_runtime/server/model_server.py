@@ -16,6 +16,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -29,6 +30,7 @@ from millstream_runtime.server.engine.restart_policy import RESTART_DELAYS_SECON
 from millstream_runtime.server.engine.watchdog import NO_PROGRESS_SECONDS, STUCK_SECONDS
 from millstream_runtime.server.http import limits
 from millstream_runtime.server.http.api_errors import unavailable
+from millstream_runtime.server.http.connection_limits import ConnectionLimits
 from millstream_runtime.server.http.protocol import CappedHttpProtocol
 from millstream_runtime.server.operations.drain import DrainCutoff
 from millstream_runtime.server.operations.live_config import LiveConfigFile
@@ -54,9 +56,11 @@ class ModelServer:
         no_progress_seconds: float = NO_PROGRESS_SECONDS,
         stuck_seconds: float = STUCK_SECONDS,
         live_config: Path | None = None,
+        limits_of_connections: ConnectionLimits | None = None,
     ) -> None:
         """`restart_delays_seconds`, `no_progress_seconds`, `stuck_seconds`: see `EngineClient`. `live_config`: the file
-        of the live half, watched while this runs; None: the values of `config` stay."""
+        of the live half, watched while this runs; None: the values of `config` stay. `limits_of_connections`: see
+        `Service`."""
         self._config = config
         self._listener = listener
         self._ledger = ledger
@@ -73,6 +77,7 @@ class ModelServer:
             restart_delays_seconds=restart_delays_seconds,
             no_progress_seconds=no_progress_seconds,
             stuck_seconds=stuck_seconds,
+            limits_of_connections=limits_of_connections,
         )
         self.live_config = self._watch_live_config(live_config) if live_config is not None else None
 
@@ -86,8 +91,9 @@ class ModelServer:
         self._http = _Http(
             uvicorn.Config(
                 build_app(self.service),
-                http=CappedHttpProtocol,
+                http=partial(CappedHttpProtocol, table=self.service.connections),  # type: ignore[arg-type]
                 log_config=None,
+                log_level="error",  # its warnings are one per request that is no HTTP
                 access_log=False,
                 lifespan="off",
                 server_header=False,
@@ -146,8 +152,9 @@ class ModelServer:
             await self._wait_until_quiet(grace_seconds)
             admission.close()
             if not await admission.wait_idle(max(0.0, deadline - loop.time())):
-                log.warning("drain_timeout", cut_requests=admission.in_flight)
+                log.warning("drain_timeout", cut_requests=admission.undelivered)
                 cut = unavailable("The server shut down before this answer was complete; try again.", "draining")
+                admission.cut(cut)
                 self.service.engine.abort_all(cut)
         self._http.should_exit = True
 

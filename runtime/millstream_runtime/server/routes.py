@@ -13,16 +13,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millstream_runtime import __version__
 from millstream_runtime.boot import Phase
-from millstream_runtime.server.http.api_errors import install_error_handlers
+from millstream_runtime.server.http.api_errors import beyond_probe, install_error_handlers
 from millstream_runtime.server.http.body_routes import BodyRoutes
 from millstream_runtime.server.http.disconnect import on_disconnect
 from millstream_runtime.server.http.middleware import RequestMiddleware
+from millstream_runtime.server.openai.api_document import complete_document
 from millstream_runtime.server.openai.generation import Generation
+from millstream_runtime.server.openai.probe_limits import is_probe
 from millstream_runtime.server.openai.requests import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
-    GenerationRequest,
     TokenizeRequest,
 )
 from millstream_runtime.server.openai.responses import (
@@ -47,11 +48,13 @@ def build_app(service: Service) -> ASGIApp:
     _add_models(app, service)
     _add_tokenizer(app, service)
     _add_generation(app, service)
+    complete_document(app, has_keys=service.api_keys is not None)
     routes = BodyRoutes(app, service.body_threads)
-    return RequestMiddleware(routes, service.ledger, service.api_keys, service.metrics.http_request)
+    return RequestMiddleware(routes, service.ledger, service.api_keys, service.metrics.http)
 
 
 def _add_probes(app: FastAPI, service: Service) -> None:
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", tags=["probes"])
     async def health() -> Response:
         """200 while this process can work, which includes loading and restarting the engine after a crash."""
@@ -61,6 +64,7 @@ def _add_probes(app: FastAPI, service: Service) -> None:
         body = {"status": "failed" if engine.given_up else status, "engine_restarts": engine.restarts_total}
         return JSONResponse(body, 503 if engine.given_up else 200)
 
+    @app.head("/ready", include_in_schema=False)
     @app.get("/ready", tags=["probes"])
     async def ready() -> Response:
         """200 only when Ready; the body always has the phase and the cost of the boot."""
@@ -71,15 +75,19 @@ def _add_probes(app: FastAPI, service: Service) -> None:
             topology=engine.topology,
             memory=engine.memory,
             threads=engine.threads,
+            step_times=engine.step_times,
             now_seconds=time.monotonic(),
+            api_keys_problem=service.api_keys.problem if service.api_keys is not None else "",
         )
         return JSONResponse(body, 200 if boot.phase is Phase.READY else 503)
 
+    @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics", tags=["probes"])
     async def metrics() -> Response:
         """Prometheus text format."""
         return Response(service.metrics.exposition(), media_type=CONTENT_TYPE)
 
+    @app.head("/version", include_in_schema=False)
     @app.get("/version", tags=["probes"])
     async def version() -> dict[str, str]:
         """The runtime's version."""
@@ -110,13 +118,13 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
 
 def _add_tokenizer(app: FastAPI, service: Service) -> None:
-    @app.post("/tokenize", tags=["tokenizer"], response_model=dict[str, Any])
+    @app.post("/tokenize", tags=["tokenizer"])
     async def tokenize(body: TokenizeRequest, _: Request) -> Response:
         """The token ids of a prompt, or of a conversation as the chat template renders it."""
         service.require_ready(body.model)
         return Response(await service.prompts.tokenize(body), media_type="application/json")
 
-    @app.post("/detokenize", tags=["tokenizer"], response_model=dict[str, Any])
+    @app.post("/detokenize", tags=["tokenizer"])
     async def detokenize(body: DetokenizeRequest, _: Request) -> Response:
         """The text of token ids."""
         service.require_ready(body.model)
@@ -130,13 +138,15 @@ def _add_generation(app: FastAPI, service: Service) -> None:
         arrived, tenant = time.monotonic(), tenant_of(request)
         response_format = ChatFormat(service.config.served_model_name)
         return await _answer(
-            service, request, body, response_format, body.n, lambda: service.chat(body, arrived, tenant)
+            service, request, body, response_format, body.num_candidates, lambda: service.chat(body, arrived, tenant)
         )
 
     @app.post("/v1/completions", tags=["generation"])
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue each prompt."""
         arrived, tenant = time.monotonic(), tenant_of(request)
+        if "is_probe" in request.scope["state"] and not is_probe(body):
+            raise beyond_probe()
         response_format = CompletionFormat(service.config.served_model_name)
         count = len(body.prompt) * body.num_candidates
         return await _answer(
@@ -149,10 +159,14 @@ def tenant_of(request: Request) -> str:
     return str(request.scope["state"].get("tenant", ""))  # `request.state` would be created for this alone
 
 
+def _request_id(request: Request) -> str:
+    return str(request.scope["state"]["request_id"])
+
+
 async def _answer(
     service: Service,
     request: Request,
-    body: GenerationRequest,
+    body: ChatCompletionRequest | CompletionRequest,
     response_format: ResponseFormat,
     num_generations: int,
     prepare: Callable[[], Coroutine[Any, Any, Generation]],
@@ -160,14 +174,15 @@ async def _answer(
     """Admit, prepare, submit, then stream or wait. However it ends, slots are freed and the engine aborts the rest."""
     service.require_ready(body.model)
     with ExitStack() as stack:
-        stack.enter_context(service.admission.reserve(num_generations))
+        reservation = stack.enter_context(service.admission.reserve(num_generations, body.count_param))
         generation = await prepare()
+        service.admission.require_time()
         if service.traces is not None:
             stack.callback(_trace, service.traces, request, generation)
         stack.callback(generation.close)
-        generation.submit(streams=body.stream)
+        generation.submit(streams=body.stream, on_choice_ended=reservation.release_one)
         if body.stream:
-            events = sse_events(generation, response_format, body.include_usage)
+            events = sse_events(generation, response_format, body.streamed_usage, _request_id(request))
             return _SseResponse(generation, events, stack.pop_all())
         with on_disconnect(request.scope, generation.cancel):
             answer = await complete_response(generation, response_format)
@@ -175,7 +190,7 @@ async def _answer(
 
 
 def _trace(traces: RequestTraces, request: Request, generation: Generation) -> None:
-    route, request_id = str(request.url.path), str(request.state.request_id)
+    route, request_id = str(request.url.path), _request_id(request)
     traces.finished(route, request_id, request.headers, generation.record)
 
 

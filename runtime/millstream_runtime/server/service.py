@@ -19,11 +19,14 @@ from millstream_runtime.server.engine.watchdog import NO_PROGRESS_SECONDS, STUCK
 from millstream_runtime.server.http import limits
 from millstream_runtime.server.http.api_errors import ApiError, engine_failed, unavailable
 from millstream_runtime.server.http.api_keys import ApiKeys
+from millstream_runtime.server.http.connection_limits import ConnectionLimits, connection_limits
+from millstream_runtime.server.http.connection_table import ConnectionTable
 from millstream_runtime.server.openai.generation import Generation, GenerationPlan
 from millstream_runtime.server.openai.prompts import PromptTokenizer
 from millstream_runtime.server.openai.requests import (
     ChatCompletionRequest,
     CompletionRequest,
+    StreamedUsage,
 )
 from millstream_runtime.server.openai.sampling import (
     SamplingDefaults,
@@ -31,7 +34,8 @@ from millstream_runtime.server.openai.sampling import (
     sampling_params,
 )
 from millstream_runtime.server.operations.admission import Admission
-from millstream_runtime.server.operations.metrics import ServerMetrics
+from millstream_runtime.server.operations.metrics import ServerMetrics, cache_config_labels
+from millstream_runtime.server.operations.server_gauges import ServerGauges
 from millstream_runtime.server.operations.traces import RequestTraces
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
@@ -49,8 +53,13 @@ class Service:
         restart_delays_seconds: Sequence[float],
         no_progress_seconds: float = NO_PROGRESS_SECONDS,
         stuck_seconds: float = STUCK_SECONDS,
+        limits_of_connections: ConnectionLimits | None = None,
     ) -> None:
-        """Raises ApiKeysInvalid: the file of API keys cannot be used."""
+        """`limits_of_connections` None: those that fit the admission and this process.
+
+        Raises:
+            ApiKeysInvalid: the file of API keys cannot be used.
+        """
         self.config = config
         self.ledger = ledger
         self.created_at = int(time.time())
@@ -64,11 +73,14 @@ class Service:
             stuck_seconds=stuck_seconds,
         )
         self.engine.on_ready = self._enter_ready
-        self.metrics = ServerMetrics(config.served_model_name, ledger, self.engine)
+        self.metrics = ServerMetrics(config.served_model_name, ledger, self.engine, cache_config_labels(config))
         self.admission = Admission(config.max_num_seqs + limits.max_waiting_requests(config.max_num_seqs))
+        self.connections = ConnectionTable(limits_of_connections or connection_limits(self.admission.capacity))
+        self.metrics.register(ServerGauges(self.metrics.labels, self.admission, self.connections))
         self.api_keys = ApiKeys(Path(config.api_keys_file)) if config.api_keys_file is not None else None
         self.traces = RequestTraces.from_environment(config.served_model_name)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
+        self._short_chat_threads = ThreadPoolExecutor(1, thread_name_prefix="short-chats")
         self.body_threads = ThreadPoolExecutor(1, thread_name_prefix="bodies")
         self._prompts: PromptTokenizer | None = None
         self._defaults = SamplingDefaults()
@@ -93,7 +105,7 @@ class Service:
             message = f"The tokenizer in {folder} cannot be loaded ({type(error).__name__}); see the log."
             self.engine.give_up(RuntimeFailure(FailureReason.CHECKPOINT_INVALID, message))
         else:
-            self._prompts = PromptTokenizer(tokenizer, self._threads, self._limits)
+            self._prompts = PromptTokenizer(tokenizer, self._threads, self._short_chat_threads, self._limits)
             self._enter_ready()
 
     def _enter_ready(self) -> None:
@@ -149,7 +161,7 @@ class Service:
     def close(self) -> None:
         if self.traces is not None:
             self.traces.close()
-        for threads in (self._threads, self.body_threads):
+        for threads in (self._threads, self._short_chat_threads, self.body_threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
     def _generation(
@@ -180,6 +192,7 @@ class Service:
             shows_logprobs=request.num_logprobs is not None,
             shows_prompt_logprobs=isinstance(request, CompletionRequest) and request.prompt_logprobs is not None,
             drops_answer=request.token_limit == 0,
+            shows_every_token=request.streamed_usage is StreamedUsage.EVERY_CHUNK,
             priority=request.priority,
             # Holders of different keys never share a prefix; users of one key can be separated by a salt.
             cache_salt=f"{tenant}\n{request.cache_salt or ''}",

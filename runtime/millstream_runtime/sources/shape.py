@@ -32,6 +32,7 @@ from typing import Any
 from millstream_runtime.errors import TERMINATION_MESSAGE_LIMIT_BYTES
 from millstream_runtime.sources.safetensors_header import WeightsSummary
 from millstream_runtime.sources.selection import invalid
+from millstream_runtime.strict_json import read_strict_json
 
 SHAPE_VERSION = 1
 TEXT_LIMIT = 200
@@ -83,9 +84,9 @@ def describe(
     Raises:
         RuntimeFailure: CheckpointInvalid, config.json is not a JSON object.
     """
-    config = read_object(files["config.json"], "config.json")
+    config = read_object(files["config.json"], "config.json", is_strict=True)
     inner: dict[str, Any] = next((config[name] for name in NESTED_CONFIGS if isinstance(config.get(name), dict)), {})
-    quantization = config.get("quantization_config") or inner.get("quantization_config")
+    quantization = _quantization(config, inner)
     kept = _pick(config, CONFIG_FIELDS)
     kept |= {name: _pick(config[name], CONFIG_FIELDS) for name in NESTED_CONFIGS if isinstance(config.get(name), dict)}
     both = {**inner, **{name: value for name, value in config.items() if value is not None}}
@@ -101,7 +102,7 @@ def describe(
             both.get("max_position_embeddings") or both.get("n_positions") or both.get("seq_length")
         ),
         "config": kept,
-        "quantization_config": _pick(quantization, QUANTIZATION_FIELDS) if isinstance(quantization, dict) else None,
+        "quantization_config": _pick(quantization, QUANTIZATION_FIELDS) if quantization else None,
         "weights": {
             "files": weights.files,
             "file_bytes": weights.file_bytes,
@@ -133,15 +134,33 @@ def to_json(shape: Mapping[str, Any], limit_bytes: int = TERMINATION_MESSAGE_LIM
     return text
 
 
-def read_object(text: bytes, name: str) -> dict[str, Any]:
-    """A JSON object. Raises RuntimeFailure: CheckpointInvalid."""
+def read_object(text: bytes, name: str, *, is_strict: bool = False) -> dict[str, Any]:
+    """A JSON object; `is_strict`: see `strict_json`. Raises RuntimeFailure: CheckpointInvalid."""
     try:
-        value = json.loads(text)
+        value = read_strict_json(text) if is_strict else json.loads(text)
     except (ValueError, RecursionError) as error:
         raise invalid(f"{name} is not readable JSON: {str(error)[:120]}.") from None
     if not isinstance(value, dict):
         raise invalid(f"{name} must be a JSON object; it is a {type(value).__name__}.")
     return value
+
+
+def _quantization(config: dict[str, Any], inner: dict[str, Any]) -> dict[str, Any]:
+    """The format of the weights; empty where none is given.
+
+    Raises:
+        RuntimeFailure: CheckpointInvalid, it is no object.
+    """
+    for name, values in (("quantization_config", config), ("text_config.quantization_config", inner)):
+        found = values.get("quantization_config")
+        if found is not None and not isinstance(found, dict):
+            raise invalid(
+                f"config.json: {name} is {found!r:.60}; it must be an object such as "
+                '{"quant_method": "awq", "bits": 4}, or absent for weights in 16 bit.'
+            )
+        if found:
+            return found
+    return {}
 
 
 def _dispensable(shape: Mapping[str, Any]) -> list[tuple[str, ...]]:

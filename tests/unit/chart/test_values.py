@@ -20,7 +20,6 @@ from tests.support.helm_chart import (
     ROOT,
     Document,
     environment,
-    have_helm,
     helm,
     of_kind,
     operator_of,
@@ -28,11 +27,6 @@ from tests.support.helm_chart import (
 )
 
 LONG = "x" * 64
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _helm() -> None:
-    have_helm()
 
 
 def settings_problem(documents: list[Document], folder: Path) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import io
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -65,17 +67,58 @@ def test_a_change_is_seen_and_asked_for_at_most_twice_a_day() -> None:
     assert asked == [f"{URI}/dists/{SUITE}/InRelease"]
 
 
-@pytest.mark.parametrize("fetch", [no_network, lambda _: "<html>", lambda _: ""])
-def test_without_an_answer_the_last_one_stays(fetch: object) -> None:
+def failing(error: Exception) -> Callable[[str], str]:
+    def fetch(_: str) -> str:
+        raise error
+
+    return fetch
+
+
+NO_ANSWERS: dict[str, Callable[[str], str]] = {
+    "no route": no_network,
+    "a portal": lambda _: "<html>",
+    "nothing": lambda _: "",
+    "half an answer": failing(http.client.IncompleteRead(b"x", 9)),
+    "another protocol": failing(http.client.BadStatusLine("SSH-2.0")),
+    "too slow": failing(TimeoutError("timed out")),
+    "a bad address": failing(http.client.InvalidURL("URL can't contain control characters")),
+    "an error without words": failing(http.client.RemoteDisconnected("")),
+}
+
+
+@pytest.mark.parametrize("name", NO_ANSWERS)
+def test_without_an_answer_the_last_one_stays_and_one_line_says_why(name: str) -> None:
     age(13 * 3600)
-    assert newest(URI, SUITE, "amd64", fetch=fetch) == A  # type: ignore[arg-type]
+    said: list[str] = []
+    assert newest(URI, SUITE, "amd64", said.append, fetch=NO_ANSWERS[name]) == A
     assert newest("", SUITE, "amd64", fetch=no_network) == A
+    (line,) = said
+    assert line.startswith(f"Debian's security updates are not known: {URI}/dists/{SUITE}/InRelease: ")
+    assert ": ." not in line
+
+
+def test_a_mirror_that_is_away_is_not_asked_at_each_call() -> None:
+    age(13 * 3600)
+    said: list[str] = []
+    for _ in range(3):
+        assert newest(URI, SUITE, "amd64", said.append, fetch=no_network) == A
+        assert newest(URI, SUITE, "arm64", said.append, fetch=no_network) == ""
+    assert len(said) == 2, "one per architecture"
+    memory = paths.cache_folder() / "security-updates.json"
+    stored = json.loads(memory.read_text())
+    for seen in stored.values():
+        seen["failed_at"] -= security_updates.RETRY_SECONDS
+    memory.write_text(json.dumps(stored))
+    assert newest(URI, SUITE, "amd64", said.append, fetch=lambda _: release(B)) == B
+    assert newest(URI, SUITE, "amd64", said.append, fetch=no_network) == B
+    assert len(said) == 2
 
 
 def test_a_machine_that_never_had_an_answer_knows_none() -> None:
     assert newest(URI, SUITE, "amd64", fetch=no_network) == ""
-    (paths.cache_folder() / "security-updates.json").write_text("{broken")
-    assert newest(URI, SUITE, "amd64", fetch=no_network) == ""
+    for broken in ("{broken", "[]", '{"bookworm-security/amd64": 7}', '{"bookworm-security/amd64": {"at": "x"}}'):
+        (paths.cache_folder() / "security-updates.json").write_text(broken)
+        assert newest(URI, SUITE, "amd64", fetch=no_network) == ""
 
 
 @pytest.fixture
@@ -124,6 +167,26 @@ def test_what_cannot_be_made_anew_stays_and_is_said(engine: list[str], monkeypat
     name, said = ensured(B, monkeypatch)
     assert name == first
     assert "lacks security updates of Debian: run `sudo" in said
+
+
+@pytest.mark.parametrize("error", [ClusterError("The mirror does not answer."), OSError("No space left on device")])
+def test_a_build_that_failed_is_not_tried_again_at_each_call(
+    error: Exception, engine: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = ensured(A, monkeypatch)
+    tries: list[str] = []
+
+    def fails(reference: str, _: Steps) -> None:
+        tries.append(reference)
+        raise error
+
+    monkeypatch.setattr(base_image, "_make", fails)
+    assert [ensured(B, monkeypatch)[0] for _ in range(3)] == [first] * 3
+    assert len(tries) == 1
+    _, said = ensured(B, monkeypatch)
+    assert "making it anew failed, and is tried again" in said
+    assert ensured("c" * 64, monkeypatch)[0] == first, "a newer update is tried"
+    assert len(tries) == 2
 
 
 def test_a_first_base_that_cannot_be_made_is_an_error(engine: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream_runtime.config import BootConfig, Device, LiveConfig, LogLevel, RuntimeConfig
-from millstream_runtime.config_files import MAX_FILE_BYTES, dump, parse_live, read_boot
+from millstream_runtime.config_files import MAX_FILE_BYTES, dump, parse_boot, parse_live, read_boot
 from millstream_runtime.errors import InvalidConfigError
 
 BOOT = BootConfig(model="/models/x", served_model_name="x", device=Device.CPU, max_model_len=512)
@@ -34,6 +34,15 @@ def test_the_hash_is_of_the_boot_half_alone() -> None:
     assert replace(config, heartbeat_interval_seconds=5, log_level=LogLevel.DEBUG).config_hash() == config.config_hash()
     assert replace(config, max_num_seqs=5).config_hash() != config.config_hash()
     assert config.boot.config_hash() == config.config_hash()
+
+
+def test_a_field_that_older_runtimes_do_not_know_is_in_the_file_and_the_hash_only_where_it_is_set() -> None:
+    """Or an upgrade of the operator would restart every pod, with a file that a pinned runtime refuses."""
+    assert "target_itl_milliseconds" not in dump(BOOT)
+    assert BOOT.config_hash() == "3581a311b3323de7"
+    asked = replace(BOOT, target_itl_milliseconds=50)
+    assert parse_boot(dump(asked), Path("boot.json")) == asked
+    assert asked.config_hash() != BOOT.config_hash()
 
 
 BAD_BOOT = {

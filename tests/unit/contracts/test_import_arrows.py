@@ -15,6 +15,7 @@ HEAVY = ("torch", "triton", "transformers", "fastapi", "uvicorn")
     [
         "millstream_operator",
         "millstream_runtime.config",
+        "millstream_runtime.context_limit",
         "millstream_runtime.errors",
         "millstream_runtime.model_families",
         "millstream_runtime.sources.fetch",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from millstream_operator.metrics import OperatorMetrics, StateCollector
-from millstream_runtime.server.operations.metrics import COUNTERS, HISTOGRAMS
+from millstream_runtime.server.operations.metrics import COUNTERS, COUNTERS_BY_SOURCE, HISTOGRAMS
 
 ROOT = Path(__file__).resolve().parents[3]
 OPERATIONS = ROOT / "runtime/millstream_runtime/server/operations"
@@ -36,7 +36,7 @@ def operator_metrics() -> set[str]:
 
 def runtime_metrics() -> set[str]:
     """From the source: what is exported depends on flags and on the number of ranks."""
-    found = {f"vllm:{name}" for name in (*HISTOGRAMS, *COUNTERS)}
+    found = {f"vllm:{name}" for name in (*HISTOGRAMS, *COUNTERS, *COUNTERS_BY_SOURCE)}
     for path in OPERATIONS.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and re.fullmatch(r"(vllm:|millstream_)[a-z0-9_]+", str(node.value)):

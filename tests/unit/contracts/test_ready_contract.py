@@ -75,7 +75,7 @@ async def test_a_boot_reaches_the_operator_and_its_memory_the_status(
     assert report.eta_seconds is None
     assert set(report.seconds) == set(RUNTIME_PHASES)
     assert dict(report.memory) == ready["memory"], "the operator reads every figure that is reported"
-    assert set(ready["memory"]) == set(MEMORY_KEYS) - {"activations_bytes"}
+    assert set(ready["memory"]) == set(MEMORY_KEYS)
 
     operator = FakeOperator(world())
     await operator.turn()
@@ -97,6 +97,7 @@ async def test_a_boot_reaches_the_operator_and_its_memory_the_status(
     await operator.settle()
     assert operator.status()["memory"]["measured"] == {
         "weightsBytes": ready["memory"]["weights_bytes"],
+        "activationsBytes": ready["memory"]["activations_bytes"],
         "graphsBytes": 0,
         "kvCacheBytes": ready["memory"]["kv_cache_bytes"],
         "kvCacheTokens": ready["memory"]["kv_cache_tokens"],

@@ -20,6 +20,7 @@ configs = st.builds(
     max_model_len=st.none() | st.integers(1, 1 << 20),
     max_num_batched_tokens=st.integers(4096, 65536),
     max_num_seqs=st.integers(1, 4096),
+    target_itl_milliseconds=st.none() | st.integers(1, 60_000),
     kv_cache_memory_bytes=st.none() | st.integers(1 << 20, 1 << 40),
     heartbeat_interval_seconds=st.integers(0, 86_400),
     log_level=st.none() | st.sampled_from(LogLevel),
@@ -50,7 +51,9 @@ def test_different_configs_have_different_hashes(one: RuntimeConfig, other: Runt
         ),
         (["--model=/m", "--tensor-parallel-size=9"], "--tensor-parallel-size is 9; it must be between 1 and 8"),
         (["--model=/m", "--port=70000"], "--port is 70000"),
-        (["--model=/m", "--dtype=int3"], "--dtype"),
+        (["--model=/m", "--target-itl-milliseconds=0"], "--target-itl-milliseconds is 0"),
+        (["--model=/m", "--port=http"], "--port: 'http' is not an integer"),
+        (["--model=/m", "--dtype=int3"], "--dtype: 'int3' is not one of auto, float32, float16, bfloat16"),
         (["--model=/m", "--max-num-sequences=3"], "--max-num-sequences"),
     ],
 )

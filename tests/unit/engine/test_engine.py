@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
 import pytest
 
 from millstream_runtime.engine.engine import Engine
+from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.request import FinishReason, Request, SamplingParams
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy, requests_for
@@ -238,6 +240,68 @@ def test_a_request_whose_numbers_go_wrong_ends_alone(engine: Engine) -> None:
     while engine.has_work():
         for output in engine.step():
             (answers if output.request_id == "well" else ended).append(output)
-    assert [(one.token_id, one.finish_reason) for one in ended] == [(None, FinishReason.ABORT)]
+    assert [(one.token_id, one.finish_reason) for one in ended] == [(None, FinishReason.ERROR)]
     assert [one.token_id for one in answers] == expected
     assert generate(engine, requests_for([[4, 5, 6], PROMPT], greedy(12)))["0"] == expected
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_penalties_are_those_of_the_models_own_logits(
+    overlapped: bool, write_model: WriteModel, make_engine: MakeEngine
+) -> None:
+    """By their formulas over transformers' logits; the row has had another penalised request before."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(write_model(), dtype=torch.float32)
+    prompt = [5, 17, 80, 3, 17, 40]
+    execution = Execution(overlapped=True) if overlapped else None
+    engine = make_engine(write_model(), execution=execution, max_num_seqs=1)
+    for sampling in (
+        greedy(20, frequency_penalty=0.3, presence_penalty=-0.2),
+        greedy(20, repetition_penalty=1.4, frequency_penalty=0.1),
+    ):
+        ids = list(prompt)
+        for _ in range(20):
+            with torch.no_grad():
+                scores = model(torch.tensor([ids])).logits[0, -1]
+            for token_id in set(ids):
+                if sampling.repetition_penalty != 1.0:
+                    up = scores[token_id] > 0
+                    scores[token_id] *= 1 / sampling.repetition_penalty if up else sampling.repetition_penalty
+                if count := ids[len(prompt) :].count(token_id):
+                    scores[token_id] -= sampling.frequency_penalty * count + sampling.presence_penalty
+            ids.append(int(scores.argmax()))
+        assert [output.token_id for output in outputs_of(engine, sampling, prompt)] == ids[len(prompt) :]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"logit_bias": tuple((token_id, -math.inf) for token_id in range(199))}, "logit_bias"),
+        ({"stop_token_ids": frozenset(range(199)), "min_tokens": 2}, "min_tokens"),
+        (
+            {
+                "logit_bias": tuple((token_id, -math.inf) for token_id in range(100)),
+                "stop_token_ids": frozenset(range(100, 199)),
+                "min_tokens": 1,
+            },
+            "min_tokens",
+        ),
+        ({"logit_bias": ((3, math.nan),)}, "logit_bias of token 3 is nan"),
+        ({"logit_bias": ((3, math.inf),)}, "logit_bias of token 3 is inf"),
+    ],
+)
+def test_a_request_that_leaves_no_token_is_refused(
+    asked: dict[str, Any], message: str, write_model: WriteModel, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(write_model())
+    with pytest.raises(ValueError, match=message):
+        engine.add_request(Request("x", [5, 6], greedy(4, **asked)))
+    assert not engine.has_work()
+
+
+def test_the_last_token_that_is_allowed_comes_up(write_model: WriteModel, make_engine: MakeEngine) -> None:
+    banned = tuple((token_id, -math.inf) for token_id in range(199) if token_id != 42)
+    for sampling in (greedy(3, logit_bias=banned), SamplingParams(3, top_p=0.5, logit_bias=banned, ignore_eos=True)):
+        assert [output.token_id for output in outputs_of(make_engine(write_model()), sampling)] == [42] * 3

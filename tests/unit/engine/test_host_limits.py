@@ -50,11 +50,16 @@ def size(available_bytes: int, **overrides: object) -> pool_size.PoolSize:
     return pool_size.size_pool(budget, **arguments)  # type: ignore[arg-type]
 
 
-def test_the_pool_takes_what_it_may_and_never_more_than_a_full_batch_needs() -> None:
-    assert size(1 << 20) == pool_size.PoolSize(126, 1000)  # 63 blocks a request, two requests
+def test_the_pool_takes_what_it_may() -> None:
+    assert size(1 << 20) == pool_size.PoolSize(1024, 1000)  # 63 blocks a request, two requests: the rest is cache
     assert size(100 << 10) == pool_size.PoolSize(100, 1000)
     assert size(0, asked_bytes=70 << 10) == pool_size.PoolSize(70, 1000)
     assert size(10 << 10, max_model_len_is_explicit=False) == pool_size.PoolSize(10, 160)
+
+
+def test_the_pool_has_no_more_blocks_than_can_be_counted_quickly() -> None:
+    assert size(1 << 40).num_blocks == pool_size.MOST_BLOCKS
+    assert size(1 << 40, max_num_seqs=8000).num_blocks == 63 * 8000, "but as many as running requests need"
 
 
 def test_refusals_show_the_budget() -> None:
@@ -70,6 +75,23 @@ def test_the_cpu_share_leaves_room_for_the_process() -> None:
     tight = pool_size.cpu_budget(GIB, used_bytes=GIB - (300 << 20))
     assert tight.available_bytes == 44 << 20
     assert pool_size.cpu_budget(GIB, used_bytes=2 * GIB).available_bytes == 0
+
+
+def test_in_a_container_the_pool_takes_what_the_largest_step_and_a_margin_leave() -> None:
+    step_bytes = GIB // 2
+    budget = pool_size.cpu_budget(10 * GIB, GIB, step_bytes, is_container=True)
+    assert budget.available_bytes == 10 * GIB - GIB - step_bytes - GIB // 2 - (256 << 20)
+    assert budget.limit_bytes == budget.used_bytes + budget.reserve_bytes + budget.available_bytes
+    assert budget.activations_bytes == step_bytes
+
+
+@pytest.mark.parametrize("used_bytes", [GIB // 2, GIB, 3 * GIB])
+@pytest.mark.parametrize("limit_bytes", [GIB, 2 * GIB, 4 * GIB, 64 * GIB])
+@pytest.mark.parametrize("step_bytes", [0, GIB // 4, 2 * GIB])
+def test_the_pool_never_gets_less_than_the_planner_promises(used_bytes: int, limit_bytes: int, step_bytes: int) -> None:
+    promised = max(0, min(limit_bytes - used_bytes - (256 << 20), limit_bytes * 30 // 100))
+    budget = pool_size.cpu_budget(limit_bytes, used_bytes, step_bytes, is_container=True)
+    assert budget.available_bytes >= promised
 
 
 @pytest.mark.parametrize("weight_bytes", [0, GIB // 2, GIB, 2 * GIB, 3 * GIB])

@@ -25,7 +25,7 @@ from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution import graphs
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.request import Request, SamplingParams
-from tests.support.crowded import crowd
+from tests.support.crowded import Crowded, crowd
 from tests.support.eager_recorder import EagerRecorder
 from tests.support.engines import MakeEngine, WriteModel, generate
 from tests.support.family_cases import CASES, UNEVEN_HEADS, Models
@@ -96,12 +96,8 @@ def by_priority(engine: Engine, requests: list[Request]) -> Answers:
     return generate(engine, [replace(one, priority=-int(one.request_id) % 3) for one in requests])
 
 
-def slices(engine: Engine) -> bool:
-    return engine._chunked_prefill.num_slices > 0
-
-
-def computes_beside(engine: Engine) -> bool:
-    return engine._chunked_prefill.num_side_chunks > 0
+def cuts(engine: Engine) -> bool:
+    return isinstance(engine._pace, Crowded) and engine._pace.num_cut > 0
 
 
 def never(_: Engine) -> bool:
@@ -126,7 +122,7 @@ class Way:
     happened: Callable[[Engine], bool] = never
     ranks: int = 1
     execution: Callable[[], Execution] | None = None
-    crowded: bool = False  # whether prompts that enter beside answers are cut: into slices, or off to a side thread
+    crowded: bool = False  # whether prompts that enter beside answers are cut into small chunks
 
 
 NO_CACHE = {"enable_prefix_caching": False}
@@ -179,13 +175,11 @@ EXECUTIONS: dict[str, Callable[[], Execution | None]] = {
     "replayed": lambda: Execution(TapeRecorder()),
     "replayed and overlapped": lambda: Execution(TapeRecorder(), overlapped=True),
 }
-# The same where prompts beside answers are always too much, and how to see that they were.
-CROWDED: dict[str, tuple[Callable[[], Execution], Callable[[Engine], bool]]] = {
-    "in slices": (Execution, slices),
-    "in slices, replayed and overlapped": (lambda: Execution(TapeRecorder(), overlapped=True), slices),
-    "on a side thread": (lambda: Execution(side_threads=1), computes_beside),
+# The same where steps have time for a few tokens of prompts only.
+CROWDED: dict[str, Callable[[], Execution]] = {
+    "in small chunks": Execution,
+    "in small chunks, replayed and overlapped": lambda: Execution(TapeRecorder(), overlapped=True),
 }
-BESIDE_ANSWERS = [way for way in WAYS if "company" in way or "in chunks" in way or "at a time" in way]
 
 
 @pytest.fixture(autouse=True)
@@ -218,7 +212,7 @@ def alone(write_model: WriteModel) -> Callable[[str], Answers]:
 
 
 def engine_in(circumstance: Way, make_engine: MakeEngine, folder: Path, execution: str) -> Engine:
-    make_execution = EXECUTIONS[execution] if execution in EXECUTIONS else CROWDED[execution][0]
+    make_execution = (EXECUTIONS | CROWDED)[execution]
     engine = make_engine(folder, execution=make_execution(), **circumstance.config)
     if execution in CROWDED:
         crowd(engine)
@@ -243,7 +237,7 @@ def test_a_request_is_answered_as_if_it_were_alone(
     engine = engine_in(circumstance, make_engine, write_model(), execution)
     assert circumstance.run(engine, make_requests(SAMPLINGS[sampling])) == alone(sampling)
     if execution in CROWDED:
-        assert CROWDED[execution][1](engine) or way not in BESIDE_ANSWERS
+        assert cuts(engine) or circumstance.run is one_after_another, "a prompt alone is not cut"
     else:
         assert circumstance.happened(engine) or sampling == "seeded, filtered and stopped"
         assert engine.graphs is None or engine.graphs.replayed_steps > 0
@@ -292,17 +286,8 @@ FAMILY_WAYS = {
     "overlapped, preempted": Way(
         all_at_once, NO_CACHE, TIGHT_POOL_BLOCKS, preempts, execution=lambda: Execution(overlapped=True)
     ),
-    "beside answers, in slices": Way(
-        all_at_once, NO_CACHE | CHUNKED, happened=slices, execution=Execution, crowded=True
-    ),
-    "beside answers, on a side thread": Way(
-        all_at_once,
-        NO_CACHE | CHUNKED,
-        happened=computes_beside,
-        execution=lambda: Execution(side_threads=1),
-        crowded=True,
-    ),
-    "at TP 2, beside answers, in slices": Way(all_at_once, NO_CACHE | CHUNKED, happened=slices, ranks=2, crowded=True),
+    "beside answers, in small chunks": Way(all_at_once, NO_CACHE, happened=cuts, crowded=True),
+    "at TP 2, beside answers, in small chunks": Way(all_at_once, NO_CACHE, happened=cuts, ranks=2, crowded=True),
     "at TP 2, chunked, with prefix hits": Way(twice, CHUNKED, happened=hits, ranks=2),
     "at TP 2, preempted": Way(all_at_once, NO_CACHE, TIGHT_POOL_BLOCKS, happened=preempts, ranks=2),
 }
@@ -333,6 +318,13 @@ def pair() -> Iterator[Leader]:
     leader = Leader(2, torch.device("cpu"))
     yield leader
     leader.close()
+
+
+def test_two_ranks_penalise_as_one(write_model: WriteModel, make_engine: MakeEngine, pair: Leader) -> None:
+    engine = make_engine(write_model(), rank_group=pair, tensor_parallel_size=2, max_num_batched_tokens=17)
+    requests = make_requests(SamplingParams(12, temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.4))
+    single = make_engine(write_model(), max_num_batched_tokens=17)
+    assert all_at_once(engine, requests) == all_at_once(single, requests)
 
 
 @pytest.mark.parametrize("way", FAMILY_WAYS)

@@ -1,7 +1,7 @@
 """A request's tokens depend on the request alone, also where layers attend to a sliding window.
 
 A window frees blocks of a sequence that still runs. So the states that a block passes through differ from those of a
-full model, in every execution mode: prompts whole, in slices, or on a side thread; chunks longer than the window.
+full model, in every execution mode: prompts whole or in small chunks; chunks longer than the window.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ EXECUTIONS: dict[str, Callable[[], Execution]] = {
     "plain": Execution,
     "overlapped": lambda: Execution(overlapped=True),
     "replayed and overlapped": lambda: Execution(EagerRecorder(), overlapped=True),
-    "in slices": Execution,
-    "in slices, overlapped": lambda: Execution(overlapped=True),
-    "on a side thread": lambda: Execution(side_threads=1),
+    "in small chunks": Execution,
+    "in small chunks, overlapped": lambda: Execution(overlapped=True),
 }
-CROWDED = ("in slices", "in slices, overlapped", "on a side thread")
+CROWDED = ("in small chunks", "in small chunks, overlapped")
 
 
 @pytest.fixture(scope="module")

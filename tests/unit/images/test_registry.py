@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from hack.images.build import Base, build, image_config, read_base, require_python
+from hack.images.contexts import CONTRACT_FILES
 from hack.images.dockerfile import parse
 from hack.images.errors import ImageError
 from hack.images.registry import OCI_CONFIG, OCI_LAYER, OCI_MANIFEST, Descriptor, Registry
@@ -159,13 +160,13 @@ def small_checkout(folder: Path) -> Path:
     (folder / "hack" / "images" / "operator" / "Dockerfile").write_text("\n".join(lines))
     (folder / "requirements").mkdir()
     (folder / "requirements" / "operator.txt").write_text("# nothing\n")
-    for name in ("operator/millstream_operator/__init__.py", *(f"runtime/millstream_runtime/{n}" for n in CONTRACT)):
+    for name in (
+        "operator/millstream_operator/__init__.py",
+        *(f"runtime/millstream_runtime/{n}" for n in CONTRACT_FILES),
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("VALUE = 1\n")
     return folder
-
-
-CONTRACT = ("__init__.py", "config.py", "config_files.py", "errors.py", "model_families.py")
 
 
 def test_an_image_is_pushed_once_and_an_edit_pushes_one_layer(

@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from hack.reference import api as api_reference
+from millstream_operator import settings
 from millstream_operator.api.crd import custom_resource_definition
 from millstream_operator.diagnosis import conditions
 from millstream_operator.diagnosis.decisions import DecisionType
 from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON, Reason
-from millstream_operator.settings import read_settings
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 ROOT = DOCS.parent
@@ -97,7 +97,7 @@ def test_the_rights_are_the_charts() -> None:
 def test_every_setting_is_explained() -> None:
     section = (DOCS / "operator.md").read_text(encoding="utf-8").split("## Settings")[1]
     documented = set(re.findall(r"^\| `(MILLSTREAM_\w+)`", section, flags=re.MULTILINE))
-    assert documented == set(re.findall(r"MILLSTREAM_\w+", read_settings.__doc__ or ""))
+    assert documented == set(re.findall(r"MILLSTREAM_\w+", settings.__doc__ or ""))
 
 
 def test_every_page_is_in_the_list_of_pages() -> None:

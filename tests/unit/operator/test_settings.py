@@ -167,7 +167,7 @@ def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
         ({"dns": [{}]}, "give either ipBlock"),
         ({"ingress": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["192.0.2.0/24"]}}]}, "must lie inside"),
         ({"ingress": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.0.0.0/8"]}}]}, "be smaller"),
-        ({"ingress": [{"ipBlock": {"cidr": "::::/0"}}]}, "no block of addresses"),
+        ({"ingress": [{"ipBlock": {"cidr": "::::/0"}}]}, "must be a block of addresses such as"),
     ],
 )
 def test_a_peer_that_the_api_server_would_refuse_in_every_policy_is_refused_at_the_start(

@@ -110,12 +110,12 @@ def test_infeasible_ends_with_2_and_says_what_would_do(millstream: Any, tmp_path
     assert "Infeasible: memory" in done.out
     edits, gpus = done.out.split("  GPUs to add that would do\n")
     assert "  edits of the spec that would do\n" in edits
-    patch = """kubectl patch llmd chat -n team --type merge -p '{"spec":{"engine":{"maxModelLen":4096}}}'"""
+    patch = """kubectl patch llmd chat -n team --type merge -p '{"spec":{"engine":{"maxModelLen":7936}}}'"""
     assert patch in edits
     assert "gpus: L4-24GB:2 " in gpus
     assert "kubectl" not in gpus
     found = json.loads(millstream("plan", path, "--gpus", "L4:1", "-o", "json").out)
-    assert found["fixes"][0]["patch"] == '{"spec":{"engine":{"maxModelLen":4096}}}'
+    assert found["fixes"][0]["patch"] == '{"spec":{"engine":{"maxModelLen":7936}}}'
 
 
 def test_what_no_change_helps_says_what_this_version_lacks(millstream: Any) -> None:
@@ -214,6 +214,22 @@ def test_gpus_that_running_pods_hold_are_not_free_and_the_own_pods_are(millstrea
     over = gpu_pod("over", "a")
     over["status"]["phase"] = "Succeeded"
     assert planned_on(millstream, tmp_path, nodes, [over])[0]["accelerator"] == "T4-16GB"
+
+
+def test_a_plan_from_the_spec_alone_names_the_replicas_and_why_no_node_counts(millstream: Any, tmp_path: Path) -> None:
+    term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["x"]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    spec = yaml.safe_load(LOCAL)
+    spec["spec"] = {
+        "model": {"source": {"huggingFace": {"repository": "meta-llama/Llama-3.2-1B-Instruct"}}},
+        "podTemplate": {"spec": {"affinity": {"nodeAffinity": required}}},
+    }
+    nodes = write(tmp_path / "n.yaml", yaml.safe_dump({"items": [gpu_node("a", L4, 1), gpu_node("b", L4, 1)]}))
+    done = millstream("plan", write(tmp_path / "m.yaml", yaml.safe_dump(spec)), "--nodes", nodes)
+    assert "None" not in done.out
+    assert "as in spec.replicas" in done.out
+    said = " ".join(done.out.split())
+    assert "Nodes a, b are left out: the pods' required node affinity is not met: zone In (x)." in said
 
 
 def test_nodes_that_cannot_be_planned_on_are_a_verdict_with_their_reasons(millstream: Any, tmp_path: Path) -> None:

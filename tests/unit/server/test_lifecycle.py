@@ -155,6 +155,44 @@ def test_a_drain_that_takes_too_long_ends_streams_with_an_error_not_in_silence(t
     assert json.loads(received[-1])["error"]["code"] == "draining"
 
 
+def test_a_drain_that_takes_too_long_ends_whole_answers_with_an_error_and_frees_their_places(tiny_model: Path) -> None:
+    slow = SlowSteps()
+    with serving(tiny_model, make_engine=slow.make, drain_timeout_seconds=1) as server, ThreadPoolExecutor(1) as pool:
+        server.wait_ready()
+        slow.gate.clear()
+        asked = pool.submit(server.post, CHAT, chat_body(max_tokens=1000))
+        wait_for(lambda: server.server.service.admission.in_flight == 1, "the request")
+        server.begin_drain()
+        assert (asked.result().status_code, asked.result().json()["error"]["code"]) == (503, "draining")
+        assert server.server.service.admission.in_flight == server.server.service.admission.undelivered == 0
+        slow.gate.set()
+        server.join()
+
+
+def test_a_prompt_that_is_tokenised_at_the_end_of_a_drain_is_answered_with_an_error(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine would begin with it, and the exit of the process would cut the answer."""
+    begun, release = threading.Event(), threading.Event()
+    with serving(tiny_model, drain_timeout_seconds=1) as server, ThreadPoolExecutor(1) as pool:
+        server.wait_ready()
+        encode_chat = server.server.service.prompts.tokenizer.encode_chat
+
+        def held(messages: Any) -> list[int]:
+            begun.set()
+            assert release.wait(60)
+            return encode_chat(messages)
+
+        monkeypatch.setattr(server.server.service.prompts.tokenizer, "encode_chat", held)
+        asked = pool.submit(server.post, CHAT, chat_body(max_tokens=1000))
+        assert begun.wait(60)
+        server.begin_drain()
+        wait_for(lambda: server.server._http.should_exit, "the end of the drain")
+        release.set()
+        assert (asked.result().status_code, asked.result().json()["error"]["code"]) == (503, "draining")
+        server.join()
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_client_that_leaves_frees_its_place_and_its_kv_blocks(tiny_model: Path, streamed: bool) -> None:
     slow = SlowSteps()
@@ -318,6 +356,39 @@ def test_metrics_count_what_users_did(tiny_model: Path) -> None:
         labels = {"method": "POST", "model_name": "tiny", "engine": "0"}
         assert server.metric("http_requests_total", handler=CHAT, status="2xx", **labels) == 1.0
         assert server.metric("http_requests_total", handler="none", status="4xx", **labels) == 1.0
+        wait_for(
+            lambda: server.metric("http_request_duration_seconds_count", handler=CHAT, **labels) == 1.0, "its duration"
+        )
+
+
+def test_probes_are_not_counted_as_requests(tiny_model: Path) -> None:
+    with serving(tiny_model) as server:
+        server.wait_ready()
+        for path in ("/health", "/ready", "/metrics", "/version", "/v1/models"):
+            assert server.get(path).status_code == 200
+        counted = [line for line in server.get("/metrics").text.splitlines() if line.startswith("http_request")]
+        assert any('handler="/v1/models"' in line for line in counted)
+        assert not any(f'handler="{probe}"' in line for line in counted for probe in ("/health", "/ready", "/metrics"))
+        assert not any('handler="/version"' in line for line in counted)
+
+
+def test_boards_of_vllm_find_their_names_and_labels(tiny_model: Path) -> None:
+    """The names and label values that vLLM exports."""
+    with serving(tiny_model) as server:
+        server.wait_ready()
+        for _ in range(2):
+            server.post("/v1/completions", {"model": "tiny", "prompt": list(range(40)), "max_tokens": 1})
+        assert server.metric("vllm:prompt_tokens_by_source_total", source="local_compute") == 48.0
+        assert server.metric("vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 32.0
+        assert server.metric("vllm:prompt_tokens_cached_by_source_total", source="device") == 32.0
+        assert server.metric("vllm:request_prefill_kv_computed_tokens_sum", model_name="tiny") == 48.0
+        page = server.get("/metrics").text
+        assert 'source="external_kv_transfer"' in page
+        (info,) = [line for line in page.splitlines() if line.startswith("vllm:cache_config_info{")]
+        for label in ('enable_prefix_caching="True"', 'gpu_memory_utilization="0.9"', 'cache_dtype="auto"'):
+            assert label in info
+        assert "\nprocess_resident_memory_bytes " in page
+        assert "\nprocess_cpu_seconds_total " in page
 
 
 def test_prefix_hits_are_told_in_usage_and_metrics(tiny_model: Path) -> None:

@@ -12,7 +12,7 @@ from tests.soak.results import missed
 FAILURE = {"scenario": "create", "fault": "500", "number": 3, "struck": "PATCH /x", "differences": ["no Service"]}
 GOOD: dict[str, dict[str, Any]] = {
     "kills": {"runs": 3, "converged": 3, "failures": [], "crashes": [], "orphans": []},
-    "transitions": {"runs": 60, "equal": 60, "reached_a_rendered_change": 30, "crashes": []},
+    "transitions": {"runs": 60, "equal": 60, "reached_a_rendered_change": 30, "failures": [], "crashes": []},
     "outage": {
         "recovered_seconds": 3,
         "same_process": True,
@@ -39,7 +39,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("kills", {"failures": [FAILURE]}),
     ("kills", {"crashes": ["exit code 1"]}),
     ("kills", {"orphans": ["run-1: services/demo"]}),
-    ("transitions", {"equal": 59}),
+    ("transitions", {"equal": 59, "failures": [{"number": 7, "differences": ["no Service"]}]}),
     ("transitions", {"reached_a_rendered_change": 29}),
     ("outage", {"recovered_seconds": 31}),
     ("outage", {"same_process": False}),

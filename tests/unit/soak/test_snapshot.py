@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 from tests.soak.snapshot import differences, of_namespace
@@ -99,3 +100,23 @@ def test_a_condition_that_only_one_has_is_named() -> None:
     more[1]["status"]["conditions"].insert(0, {"type": "PlanOutdated", "status": "True"})
     (found_differences,) = differences(of_namespace([owner()]), of_namespace([more]))
     assert found_differences.startswith("llmdeployments/demo: .status.conditions.PlanOutdated is {")
+
+
+def test_the_probes_key_follows_from_the_uid_and_is_not_compared() -> None:
+    def live(uid: str, level: str = "info") -> tuple[str, Object]:
+        text = json.dumps({"log_level": level, "probe_key_digests": [uid]})
+        metadata = {"name": "demo-live", "namespace": "one", "uid": uid}
+        return "configmaps", {"metadata": metadata, "data": {"live.json": text}}
+
+    assert differences(of_namespace([live("1")]), of_namespace([live("2")])) == []
+    assert differences(of_namespace([live("1")]), of_namespace([live("1", "debug")])) != []
+
+
+def test_what_a_record_was_announced_for_is_history() -> None:
+    def record(**annotations: str) -> tuple[str, Object]:
+        return "controllerrevisions", {"metadata": {"name": "demo-b", "namespace": "one", "annotations": annotations}}
+
+    journaled = [owner(), record(**{"millstream.dev/journaled": "ReplacingInPlace"})]
+    plain = [owner(), record(**{"millstream.dev/journaled": ""})]
+    assert differences(of_namespace(plain), of_namespace(journaled)) != []
+    assert differences(of_namespace(plain, history=False), of_namespace(journaled, history=False)) == []

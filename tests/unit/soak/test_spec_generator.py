@@ -62,6 +62,7 @@ def test_most_transitions_draw_what_the_operator_renders(schema: dict[str, Any])
     assert sum(takes_anything(number) for number in range(64)) == 8
     assert runnable(SpecGenerator(schema, 1).base())
     assert not runnable({"model": {}})
+    assert not runnable({"model": {"source": {}}}), "no kind of source, which a rule of the CRD refuses"
 
 
 def test_replicas_stay_few(schema: dict[str, Any]) -> None:

@@ -91,6 +91,12 @@ def test_a_folder(tmp_path: Path) -> None:
         ("config.json", b"[1]", "config.json must be a JSON object"),
         ("config.json", b"{", "config.json is not readable JSON"),
         ("config.json", b"[" * 100_000, "config.json is not readable JSON"),
+        ("config.json", b'{"rope_theta": NaN}', "rope_theta is nan, which is no number of JSON; correct it"),
+        ("config.json", b'{"rope_scaling": {"factor": 1e999}}', "rope_scaling.factor is inf"),
+        ("config.json", b'{"vocab_size": 8, "vocab_size": 9}', "vocab_size is given twice, as 8 and as 9"),
+        ("config.json", b'{"quantization_config": "awq"}', "quantization_config is 'awq'; it must be an object"),
+        ("config.json", b'{"quantization_config": []}', r"quantization_config is \[\]; it must be an object"),
+        ("config.json", b'{"text_config": {"quantization_config": 4}}', "text_config.quantization_config is 4"),
         ("model.safetensors", b"", "is not a safetensors file"),
         ("model.safetensors", b"\xff" * 64, "is not a safetensors file"),
         ("model.safetensors", safetensors({"a": ("F32", [100], 400)})[:-1], "is cut"),
@@ -141,7 +147,7 @@ def test_a_multimodal_models_decoder_and_quantisation_are_found() -> None:
 
 def test_a_shape_never_exceeds_what_the_kubelet_keeps() -> None:
     """Whatever somebody wrote into a config.json."""
-    words = ["Ä" * 300, "\ud800", float("inf")] * 100
+    words = ["Ä" * 300, "\ud800", 1e300] * 100
     hostile = dict.fromkeys(("architectures", "bos_token_id", "eos_token_id", "rope_scaling", "hidden_act"), words)
     shape = described(
         {**LLAMA, **hostile, "architectures": ["X"], "layer_types": ["full_attention"] * 80, "hidden_size": 7}
@@ -170,6 +176,14 @@ def test_a_persons_config_stands_for_the_models_own(tmp_path: Path) -> None:
 def test_a_config_alone_has_no_weights_and_no_revision(tmp_path: Path) -> None:
     shape = inspect_config(tmp_path / "config.json", b'{"model_type": "llama", "hidden_size": 8}')
     assert (shape["config"]["hidden_size"], shape["weights"]["file_bytes"], shape["revision"]) == (8, 0, None)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_an_encoding_that_the_runtime_does_not_read_is_refused_before_the_download(
+    tmp_path: Path, encoding: str
+) -> None:
+    with pytest.raises(RuntimeFailure, match="not readable JSON"):
+        inspect_config(tmp_path / "config.json", json.dumps(LLAMA).encode(encoding))
 
 
 def test_a_config_that_is_not_there_is_named(tmp_path: Path) -> None:

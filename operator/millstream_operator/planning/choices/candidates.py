@@ -41,6 +41,7 @@ class Candidate:
     pipeline: int
     method: str
     kv_cache: str
+    dtype: str = "BF16"  # of weights that no method quantises
 
     @property
     def gpus(self) -> int:
@@ -54,7 +55,12 @@ class Candidate:
     @property
     def summary(self) -> str:
         pipeline = f" PP{self.pipeline}" if self.pipeline > 1 else ""
-        return f"{self.gpus}×{self.stock.part.name} TP{self.tensor}{pipeline} {self.method}"
+        return f"{self.gpus}×{self.stock.part.name} TP{self.tensor}{pipeline} {self.weights}"
+
+    @property
+    def weights(self) -> str:
+        """The format of the weights in words: `AWQ`, or the dtype where nothing is quantised."""
+        return self.dtype if self.method == "None" else self.method
 
 
 def correction_for(question: Question, candidate: Candidate) -> Correction:
@@ -74,7 +80,7 @@ def candidates(question: Question, *, pipelines: bool) -> Iterator[Candidate]:
                 groups = stock.groups(tensor)
                 for pipeline in stages:
                     if pipeline == 1 or groups >= pipeline:
-                        yield Candidate(stock, tensor, pipeline, method, question.formats.kv_cache)
+                        yield Candidate(stock, tensor, pipeline, method, question.formats.kv_cache, shape.dtype)
 
 
 def _tensors(question: Question, stock: Stock, method: str, pipelines: bool) -> list[int]:

@@ -16,7 +16,7 @@ from millstream_operator.planning.plan import SpeculationPlan
 from millstream_operator.planning.resolved_spec import ResolvedSpec
 from millstream_operator.planning.sizing.cost import cost_of, monthly_usd
 from millstream_operator.planning.sizing.memory_ledger import MemoryLedger, activations_bytes, gpu_ledger
-from millstream_operator.planning.sizing.roofline import Machine, Prediction, SpeculationSpeed, predict, step_seconds
+from millstream_operator.planning.sizing.roofline import Machine, Prediction, SpeculationSpeed, chunk_seconds, predict
 from millstream_operator.planning.sizing.tensor_parallel import tensor_parallel_problem
 from millstream_operator.planning.sizing.weights import weight_format
 
@@ -161,7 +161,7 @@ def _max_step_tokens(resolved: ResolvedSpec, machine: Machine) -> int:
         return tokens
     smallest = max(SHORTEST_STEP_TOKENS, resolved.max_num_seqs)
     limit_seconds = resolved.itl_milliseconds / 1000 / P95_MARGIN
-    while tokens // 2 >= smallest and step_seconds(machine, tokens, 0) > limit_seconds:
+    while tokens // 2 >= smallest and chunk_seconds(machine, tokens) > limit_seconds:
         tokens //= 2
     return tokens
 

@@ -6,7 +6,7 @@ import functools
 from dataclasses import replace
 
 from millstream_operator.catalog.model_shape import ModelShape
-from millstream_operator.planning.choices.candidates import Candidate, Question
+from millstream_operator.planning.choices.candidates import Candidate, Question, correction_for
 from millstream_operator.planning.sizing.memory_ledger import kv_bytes_per_token
 from millstream_operator.planning.sizing.roofline import Machine
 from millstream_operator.planning.sizing.tensor_parallel import tensor_parallel_problem
@@ -25,6 +25,7 @@ def target_machine(question: Question, candidate: Candidate) -> Machine:
         pipeline=candidate.pipeline,
         kv_bytes=kv_bytes_per_token(shape, candidate.kv_cache, candidate.tensor, layers),
         over_nvlink=not candidate.over_pcie,
+        correction=correction_for(question, candidate),
     )
 
 

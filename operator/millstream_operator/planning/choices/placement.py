@@ -117,7 +117,7 @@ def _rejected(outcomes: Sequence[Outcome], best: Outcome | None) -> tuple[Reject
         if best is not None and (outcome is best or summary == best.candidate.summary):
             continue
         if _is_hopeless(outcome):
-            summary = f"{outcome.candidate.stock.part.name} {outcome.candidate.method}"
+            summary = f"{outcome.candidate.stock.part.name} {outcome.candidate.weights}"
             hopeless.setdefault(summary, []).append(outcome)
         rank = (0, *_order(outcome)) if outcome.problem is None else (1, *_distance(outcome))
         known = found.get(summary)
@@ -146,7 +146,7 @@ def _hopeless_line(outcomes: Sequence[Outcome]) -> Rejected:
     *others, last = sorted({outcome.candidate.gpus for outcome in outcomes})
     counts = f"{', '.join(map(str, others))} or {last}" if others else str(last)
     reason = f"As {candidate.summary}: {nearest.problem.sentence}."
-    return Rejected(f"{counts}×{candidate.stock.part.name} {candidate.method}", reason, candidate.gpus)
+    return Rejected(f"{counts}×{candidate.stock.part.name} {candidate.weights}", reason, candidate.gpus)
 
 
 def _against(outcome: Outcome, best: Outcome | None) -> str:

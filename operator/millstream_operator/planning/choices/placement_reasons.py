@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from millstream_operator.planning.calibration import NO_CORRECTION, UNCHANGED_PERMILLE, Calibration
+from millstream_operator.planning.calibration import NO_CORRECTION, UNCHANGED_PERMILLE, Calibration, Correction
 from millstream_operator.planning.choices.outcome import Outcome
 from millstream_operator.planning.measurement import parts_of
 from millstream_operator.planning.plan import Plan, PlanReason
 from millstream_operator.planning.resolved_spec import ResolvedSpec
+from millstream_operator.planning.sizing.roofline import Prediction
 
 
 def placement_reasons(best: Outcome, resolved: ResolvedSpec, spec_replicas: int) -> list[PlanReason]:
@@ -52,9 +53,11 @@ def _links(best: Outcome) -> str:
 
 
 def itl_text(outcome: Outcome) -> str:
-    """The predicted time between tokens of a busy replica, in milliseconds."""
-    assert outcome.prediction is not None  # noqa: S101 - the caller predicted
-    return f"{outcome.prediction.itl_microseconds / 1000:.1f} ms"
+    """The predicted time between tokens of a busy replica, and with how many requests: layouts differ in that."""
+    prediction = outcome.prediction
+    assert prediction is not None  # noqa: S101 - the caller predicted
+    requests = f"{prediction.concurrent_sequences} request{'s' if prediction.concurrent_sequences != 1 else ''}"
+    return f"{prediction.itl_microseconds / 1000:.1f} ms with {requests} at once"
 
 
 def engine_reasons(reasons: tuple[PlanReason, ...], best: Outcome, blind: Plan) -> list[PlanReason]:
@@ -84,4 +87,17 @@ def calibration_reasons(best: Outcome, calibration: Calibration) -> list[PlanRea
             bytes_words = f"{corrected_bytes / 1e9:.2f} GB, predicted {predicted_bytes / 1e9:.2f} GB"
             words.append(f"{part} {bytes_words} (× {permille / 1000:.2f})")
     where = f"{candidate.stock.part.name} TP{candidate.tensor}"
-    return [PlanReason("memory", f"Corrected by what this image measured on {where}: {'; '.join(words)}.")]
+    reasons = [PlanReason("memory", f"Corrected by what this image measured on {where}: {'; '.join(words)}.")]
+    times = _time_words(correction, best.prediction) if best.prediction is not None and correction.has_steps else ""
+    said = [PlanReason("predicted", f"Corrected by what this image measured on {where}: {times}.")] if times else []
+    return (reasons if words else []) + said
+
+
+def _time_words(correction: Correction, prediction: Prediction) -> str:
+    """Return the predicted latencies, each with its factor over the roofline."""
+    running, itl = prediction.concurrent_sequences, prediction.itl_microseconds / 1000
+    return (
+        f"ITL {itl:.1f} ms with {running} requests (a step without its KV cache: the roofline's × "
+        f"{correction.decode_factor(running):.2f}; of one request × {correction.decode_factor(1):.2f}), "
+        f"TTFT {prediction.ttft_milliseconds} ms (× {correction.prefill_factor:.2f})"
+    )

@@ -35,7 +35,7 @@ def choose_formats(resolved: ResolvedSpec, shape: ModelShape, choosable: Capabil
     kv_cache = "None" if resolved.kv_cache == "Auto" else resolved.kv_cache
     kv_reason = PlanReason(
         "kvCache",
-        "Keys and values stay in 16 bit unless the spec names a format."
+        f"Keys and values stay in {8 * shape.compute_bytes} bit unless the spec names a format."
         if resolved.kv_cache == "Auto"
         else f"spec.quantization.kvCache asks for {kv_cache}.",
     )
@@ -50,8 +50,14 @@ def choose_formats(resolved: ResolvedSpec, shape: ModelShape, choosable: Capabil
         why = f"spec.quantization.method asks for {asked}.{_warning(asked, resolved, shape)}"
         return Formats((asked,), kv_cache, (PlanReason("quantization", why), kv_reason))
     online = ("FP8",) if "FP8" in choosable.online_quantization_methods else ()
-    why = "The checkpoint holds 16-bit weights and no method is named; the format that needs the fewest GPUs is taken."
-    rejected = () if online else (Rejected("FP8 weights", "This runtime cannot bring 16-bit weights into FP8."),)
+    bits = f"{8 * shape.compute_bytes}-bit weights"
+    why = f"The checkpoint holds {bits} and no method is named; the format that needs the fewest GPUs is taken."
+    if shape.compute_bytes > 2:
+        why = (
+            "The runtime computes in FP32, because config.json names float32 or no dtype: twice the memory of 16 bit. "
+            "No method is named; the format that needs the fewest GPUs is taken."
+        )
+    rejected = () if online else (Rejected("FP8 weights", f"This runtime cannot bring {bits} into FP8."),)
     return Formats(
         ("None", *online),
         kv_cache,

@@ -2,7 +2,8 @@
 
 free GPUs -> a choice                                    the usual case
 none feasible -> all GPUs, free or not -> a choice that waits: its pods stay Pending until GPUs are free
-none feasible either -> the binding constraint on all GPUs, because waiting would not help
+none feasible either -> machines that may come (products of the spec that no node has) -> a choice that waits for one
+none feasible at all -> the binding constraint of what came farthest, because waiting would not help
 """
 
 from __future__ import annotations
@@ -30,6 +31,20 @@ class SearchResult:
     facts: Facts
     waits: PlanReason | None = None
     preferred: str | None = None
+
+
+def search_in_order(
+    search: Search, facts: Facts, may_come: tuple[Inventory, PlanReason] | None, *, explain: bool
+) -> SearchResult:
+    """Search the free GPUs, then all of them, then machines that may come, given with why such a plan waits."""
+    found = search_free_then_all(search, facts, explain=explain)
+    if may_come is None or not isinstance(found.choice, NoPlacement):
+        return found
+    machines, why = may_come
+    choice = search(replace(facts, inventory=machines, capacity=None), explain)
+    if not isinstance(choice, NoPlacement):
+        return SearchResult(choice, found.facts, why)
+    return found if choice.problem.stage <= found.choice.problem.stage else SearchResult(choice, found.facts)
 
 
 def search_free_then_all(search: Search, facts: Facts, *, explain: bool) -> SearchResult:

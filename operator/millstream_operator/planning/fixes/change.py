@@ -17,13 +17,14 @@ from millstream_operator.planning.plan import GPUS_FIELD
 class Change:
     """`fields`: what is different, as (field, value) for people. `deployment` and `facts` are those with the change.
 
-    `adds_nodes`: it needs other nodes than the cluster has, whatever else it edits.
+    `adds_nodes`: it needs other nodes than the cluster has, whatever else it edits. `step`: how far a number moves.
     """
 
     fields: tuple[tuple[str, str], ...]
     deployment: LLMDeployment
     facts: Facts
     adds_nodes: bool = False
+    step: float = 0.0
 
     @property
     def field(self) -> str:
@@ -38,7 +39,8 @@ class Change:
         mine = dict(self.fields)
         kept = [(field, value) for field, value in first.fields if field not in mine]
         fields = sorted((*kept, *self.fields), key=lambda one: one[0] != GPUS_FIELD)
-        return replace(self, fields=tuple(fields), adds_nodes=self.adds_nodes or first.adds_nodes)
+        adds_nodes, step = self.adds_nodes or first.adds_nodes, self.step + first.step
+        return replace(self, fields=tuple(fields), adds_nodes=adds_nodes, step=step)
 
 
 def edit(deployment: LLMDeployment, facts: Facts, **values: Any) -> Change | None:

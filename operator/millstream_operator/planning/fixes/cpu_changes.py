@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.fixes.change import Change, edit, spec_of
-from millstream_operator.planning.sizing.cpu_memory import memory_limit_bytes
+from millstream_operator.planning.fixes.least_change import change_of
+from millstream_operator.planning.sizing.cpu_memory import cpu_memory, shortest_length
 
 MEMORY_LIMIT = "podTemplate.spec.containers[runtime].resources.limits.memory"
-MAX_LIMIT_GIB = 2048
+GIB = 1 << 30
 
 
 def memory_changes(deployment: LLMDeployment, facts: Facts) -> Iterator[Change]:
-    """Yield larger memory limits, each half as large again as the one before."""
-    gib = (memory_limit_bytes(deployment.spec) >> 30) + 1
-    while gib <= MAX_LIMIT_GIB:
-        if (change := _with_memory(deployment, facts, f"{gib}Gi")) is not None:
-            yield change
-        gib = max(gib + 1, gib * 3 // 2)
+    """Yield the smallest memory limit in whole GiB with which the model and one request fit."""
+    if facts.shape is None:
+        return
+    memory = cpu_memory(deployment.spec, facts.shape)
+    wanted_bytes = memory.limit_for(shortest_length(deployment.spec, facts.shape), facts.shape)
+    if (change := _with_memory(deployment, facts, f"{-(-wanted_bytes // GIB)}Gi")) is not None:
+        yield replace(change, step=change_of(memory.ledger.usable_bytes, wanted_bytes))
 
 
 def _with_memory(deployment: LLMDeployment, facts: Facts, limit: str) -> Change | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,9 +13,11 @@ from millstream_operator.catalog.gpu import GpuCatalog, GpuPart
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part
 from millstream_operator.inventory.node_kinds import Inventory, NodeKind
 from millstream_operator.planning.facts import Facts
+from millstream_operator.planning.fixes.admitted_parts import admits_part
 from millstream_operator.planning.fixes.change import Change, edit
-from millstream_operator.planning.fixes.spec_changes import Replan
+from millstream_operator.planning.fixes.least_change import Replan
 from millstream_operator.planning.plan import GPUS_FIELD, Infeasible, Plan
+from millstream_operator.planning.resolved_spec import wanted_replicas
 
 MAX_NODES = 64  # to try: beyond that, another product or a smaller wish is the nearer answer
 Planned = tuple[Change, Plan | Infeasible]
@@ -33,6 +36,7 @@ def gpu_changes(deployment: LLMDeployment, facts: Facts, replan: Replan) -> Iter
     near = named or list({kind.part.name: kind.part for kind in (facts.capacity or facts.inventory).kinds}.values())
     names = {part.name for part in near}
     others = [part for part in facts.catalog if part.may_be_suggested and part.name not in names]
+    near, others = ([part for part in parts if admits_part(deployment, part)] for parts in (near, others))
     found = [
         [(change, replan(change.deployment, change.facts)) for change in _whole_nodes(deployment, facts, parts)]
         for parts in (near, others)
@@ -41,7 +45,7 @@ def gpu_changes(deployment: LLMDeployment, facts: Facts, replan: Replan) -> Iter
         for of_parts in found:
             for change, planned in _cheapest_and_smallest(of_parts, facts.catalog):
                 if in_one_node == (isinstance(planned, Plan) and planned.pipeline_parallel_size == 1):
-                    yield just_enough(facts, change, planned) if isinstance(planned, Plan) else change
+                    yield just_enough(facts, replan, change, planned) if isinstance(planned, Plan) else change
 
 
 def _cheapest_and_smallest(found: list[Planned], catalog: GpuCatalog) -> list[Planned]:
@@ -86,24 +90,37 @@ def _price(found: Planned, catalog: GpuCatalog) -> tuple[bool, bool, float, str]
     return False, over_pcie, planned.cost.hourly_milli_usd / (planned.replicas or 1), change.value
 
 
-def just_enough(facts: Facts, change: Change, planned: Plan) -> Change:
-    """Return the change with the GPUs that its plan takes: in one node, or in as few nodes as a usual node allows.
+def just_enough(facts: Facts, replan: Replan, change: Change, planned: Plan) -> Change:
+    """Return the change with the fewest GPUs with which its plan is made and need not wait: those that are there count.
 
     `facts`: those before any node was added.
     """
     if planned.product is None:
         return change
     part = find_part(facts.catalog, planned.product)
-    replicas = max(planned.replicas or 1, change.deployment.spec.replicas)
-    in_node = max(1, max(part.gpus_per_node, planned.tensor_parallel_size) // planned.gpus_per_replica)
-    if planned.pipeline_parallel_size > 1:
-        nodes, gpus = replicas * planned.pipeline_parallel_size, planned.tensor_parallel_size
-    else:
-        nodes = -(-replicas // in_node)
-        gpus = planned.gpus_per_replica * min(replicas, in_node)
-    trimmed = _added(change.deployment, facts, part, gpus, nodes)
+    replicas = max(planned.replicas or 1, wanted_replicas(change.deployment.spec))
     others = tuple(one for one in change.fields if one[0] != GPUS_FIELD)
-    return replace(trimmed, fields=(*trimmed.fields, *others)) if trimmed is not None else change
+
+    def with_room_for(count: int) -> Change:
+        nodes, gpus = _nodes_for(planned, part, count)
+        trimmed = _added(change.deployment, facts, part, gpus, nodes)
+        return replace(trimmed, fields=(*trimmed.fields, *others)) if trimmed is not None else change
+
+    def is_enough(count: int) -> bool:
+        made = with_room_for(count)
+        found = replan(made.deployment, made.facts)
+        return isinstance(found, Plan) and not found.requires and not found.waits
+
+    return with_room_for(bisect.bisect_left(range(1, replicas), True, key=is_enough) + 1)
+
+
+def _nodes_for(planned: Plan, part: GpuPart, replicas: int) -> tuple[int, int]:
+    """Equal nodes for some replicas of a plan, as few as a usual node allows, and the GPUs of each."""
+    if planned.pipeline_parallel_size > 1:
+        return replicas * planned.pipeline_parallel_size, planned.tensor_parallel_size
+    in_node = max(1, max(part.gpus_per_node, planned.tensor_parallel_size) // planned.gpus_per_replica)
+    nodes = -(-replicas // in_node)
+    return nodes, planned.gpus_per_replica * -(-replicas // nodes)
 
 
 def _added(deployment: LLMDeployment, facts: Facts, part: GpuPart, gpus: int, nodes: int) -> Change | None:

@@ -1,6 +1,6 @@
 """The nearest changes that make an infeasible spec one that is applied, each proved by planning again with it.
 
-    edits of the spec   one field, or two where one does not do: first what costs length, then quality, then money
+    edits of the spec   one field, or two where one does not do: what changes least first (`nearness.py`)
     nodes to add        of a product that the spec names or the cluster has, or of the cheapest other one
 
 A change counts if the plan that it gives would be applied: it is feasible, the runtime can run it, and the API's rules
@@ -17,18 +17,18 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.rules import violations
 from millstream_operator.planning.choices.outcome import Stage
 from millstream_operator.planning.facts import Facts
+from millstream_operator.planning.fixes.admission_changes import admission_changes
 from millstream_operator.planning.fixes.change import Change
-from millstream_operator.planning.fixes.cpu_changes import memory_changes
 from millstream_operator.planning.fixes.gpu_changes import gpu_changes, just_enough
+from millstream_operator.planning.fixes.least_change import Replan
+from millstream_operator.planning.fixes.nearness import nearness
+from millstream_operator.planning.fixes.number_changes import planned_monthly_usd
 from millstream_operator.planning.fixes.patch import merge_patch
-from millstream_operator.planning.fixes.spec_changes import (
-    Replan,
-    planned_monthly_usd,
-    spec_changes,
-    without_unsupported,
-)
+from millstream_operator.planning.fixes.spec_changes import spec_changes, without_unsupported
 from millstream_operator.planning.plan import MAX_EDITS, MAX_GPU_FIXES, Fix, Infeasible, Plan
+from millstream_operator.planning.resolved_spec import wanted_replicas
 
+CANDIDATES = 12  # edits that are found before the nearest of them are kept
 MAX_TRIES, MAX_FIRST_HALVES, MAX_SECOND_TRIES = 24, 6, 8  # plans; each takes a millisecond or two
 
 
@@ -57,20 +57,25 @@ def _search(
 ) -> NearestFixes:
     """Search from the spec, or from what `first` makes of it: then that edit is a part of each fix."""
     base = first.deployment if first is not None else deployment
-    edits, gpus = (_Search(deployment, replan, most, first) for most in (MAX_EDITS, MAX_GPU_FIXES))
+    edits, gpus = (_Search(deployment, replan, most, first) for most in (CANDIDATES, MAX_GPU_FIXES))
     if first is not None:
         edits.try_each([Change((), base, facts)])
     edits.try_each(spec_changes(constraint, base, facts, replan))
-    if constraint == "memory" and facts.inventory is None:
-        edits.try_each(memory_changes(base, facts))
+    edits.try_each(admission_changes(base, facts))
+    edits.enough = MAX_EDITS
     edits.try_spare()
     if not edits.found:
         edits.try_second()
     gpus.try_each(gpu_changes(base, facts, replan))
     if not gpus.found and not edits.found:
-        gpus.try_second(functools.partial(just_enough, facts))
-    fixes = (*edits.found, *gpus.found)
+        gpus.try_second(functools.partial(just_enough, facts, replan))
+    fixes = (*edits.nearest(_stored_format(facts)), *gpus.found)
     return NearestFixes(fixes, () if fixes else _least(edits.unsupported + gpus.unsupported))
+
+
+def _stored_format(facts: Facts) -> str:
+    stored = facts.shape.quantization if facts.shape is not None else None
+    return stored.method if stored is not None else "None"
 
 
 def _least(plans: list[Plan]) -> tuple[Plan, ...]:
@@ -90,6 +95,7 @@ class _Search:
     first: Change | None = None
     found: list[Fix] = field(default_factory=list)
     unsupported: list[Plan] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)  # those of `found`, in the same order
     halves: dict[str, tuple[Change, Infeasible]] = field(default_factory=dict)  # the last of each field
     trim: Callable[[Change, Plan], Change] | None = None
     _spare: list[Change] = field(default_factory=list)
@@ -98,13 +104,18 @@ class _Search:
         """Plan with each change; other values of a field that has a fix already are kept for `try_spare`."""
         tries = 0
         for change in changes:
-            if len(self.found) == self.enough or tries == most:
+            if len(self.found) >= self.enough or tries == most:
                 return
             if not change.adds_nodes and change.field in {fix.field for fix in self.found}:
                 self._spare.append(change)
                 continue
             tries += 1
             self._try(change)
+
+    def nearest(self, stored: str) -> list[Fix]:
+        """Those that change least. `stored`: the format of the checkpoint."""
+        ranked = sorted(zip(self.changes, self.found, strict=True), key=lambda pair: nearness(pair[0], stored))
+        return [fix for _, fix in ranked[:MAX_EDITS]]
 
     def try_spare(self) -> None:
         """Fill up with other values of the same fields."""
@@ -140,6 +151,7 @@ class _Search:
         fix = Fix(change.field, change.value, described(planned, change.deployment), patch)
         if not any(_is_same(fix, other) for other in self.found):
             self.found.append(fix)
+            self.changes.append(change)
 
 
 def _is_same(fix: Fix, other: Fix) -> bool:
@@ -149,8 +161,8 @@ def _is_same(fix: Fix, other: Fix) -> bool:
 
 
 def described(plan: Plan, deployment: LLMDeployment) -> str:
-    """`2×A100-80GB TP2 None, $5,009 a month`."""
-    replicas = max(plan.replicas or 1, deployment.spec.replicas)
+    """`2×A100-80GB TP2 BF16, $5,009 a month`."""
+    replicas = max(plan.replicas or 1, wanted_replicas(deployment.spec))
     usd = planned_monthly_usd(plan, deployment)
     cost = f", ${usd:,} a month" if usd is not None else ""
     return f"{f'{replicas} × ' if replicas > 1 else ''}{plan.summary}{cost}"

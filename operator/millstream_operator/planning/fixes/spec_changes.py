@@ -1,36 +1,46 @@
-"""Edits of the spec that may lift a constraint: the field that binds first, then what costs quality, then money."""
+"""Edits of the spec that may lift a constraint; `nearness.py` says in which order they are offered."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.optimization import Parallelism, Quantization
 from millstream_operator.api.spec import Accelerator, AcceleratorType
-from millstream_operator.api.workload import Tier, Workload
+from millstream_operator.api.workload import Tier
 from millstream_operator.catalog.gpu import MINIMUM_SM
 from millstream_operator.inventory.node_kinds import Inventory
-from millstream_operator.planning.choices.evaluation import LOAD_HEADROOM, P95_MARGIN
 from millstream_operator.planning.choices.speculation import choose_speculation
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.fixes.change import Change, edit
-from millstream_operator.planning.plan import Infeasible, Plan
-from millstream_operator.planning.resolved_spec import resolve_spec
-from millstream_operator.planning.sizing.cost import monthly_usd
+from millstream_operator.planning.fixes.cpu_changes import memory_changes
+from millstream_operator.planning.fixes.least_change import Replan
+from millstream_operator.planning.fixes.number_changes import (
+    fewer_replicas,
+    larger_budget,
+    less_load,
+    looser_latency,
+    shorter,
+    smaller_steps,
+)
 from millstream_operator.planning.sizing.tensor_parallel import sizes, tensor_parallel_problem
 from millstream_operator.planning.sizing.weights import weight_format
 
 SHORTEST_MODEL_LEN = 1024
-Replan = Callable[[LLMDeployment, Facts], Plan | Infeasible]
 
 
 def spec_changes(constraint: str, deployment: LLMDeployment, facts: Facts, replan: Replan) -> Iterator[Change]:
-    """Yield the edits that may lift a constraint, nearest first. Whether one does, planning again says."""
+    """Yield the edits that may lift a constraint. Whether one does, planning again says."""
     if (deployment.spec.accelerator or Accelerator()).type is AcceleratorType.CPU:
-        yield from _given(_shorter(deployment, facts, shortest=16))
+        if constraint == "memory":
+            yield from memory_changes(deployment, facts)
+            yield from _given(shorter(deployment, facts, replan, shortest=16))
+        if constraint == "quantization":
+            yield from _given(edit(deployment, facts, quantization__method=method) for method in _other_formats(facts))
         return
     yield from _given(_for_constraint(constraint, deployment, facts, replan))
+    yield from _given(_present_products(deployment, facts))
     if deployment.spec.tier is Tier.STARTUP:
         yield from _given(iter([edit(deployment, facts, tier=Tier.MID.value)]))
     if constraint in ("memory", "budget", "latency", "load", "inventory"):
@@ -68,20 +78,16 @@ def _for_constraint(
     constraint: str, deployment: LLMDeployment, facts: Facts, replan: Replan
 ) -> Iterator[Change | None]:
     """Yield the edits of the fields that bind."""
-    if constraint == "products":
-        yield from _present_products(deployment, facts)
     if constraint == "latency":
-        yield from _looser_latency(deployment, facts, replan)
+        yield from looser_latency(deployment, facts, replan)
     if constraint in ("load", "inventory", "budget"):
-        yield from _less_load(deployment, facts, replan)
-        yield from (edit(deployment, facts, replicas=count) for count in _fewer_replicas(deployment))
+        yield from less_load(deployment, facts, replan)
+        yield from fewer_replicas(deployment, facts, replan)
     if constraint == "budget":
-        yield from _larger_budget(deployment, facts, replan)
+        yield from larger_budget(deployment, facts, replan)
     if constraint == "memory":
-        yield from _shorter(deployment, facts, SHORTEST_MODEL_LEN)
-        tokens = max(2048, _given_seqs(deployment))
-        yield edit(deployment, facts, engine__maxNumBatchedTokens=tokens)
-        yield edit(deployment, facts, engine__gpuMemoryUtilizationPercent=90)
+        yield from shorter(deployment, facts, replan, SHORTEST_MODEL_LEN)
+        yield from smaller_steps(deployment, facts, replan)
     if constraint in ("parallelism", "memory"):
         yield from (edit(deployment, facts, parallelism__tensor=size) for size in _other_tensors(deployment, facts))
         if deployment.spec.parallelism is not None:
@@ -95,76 +101,13 @@ def _for_constraint(
 
 
 def _present_products(deployment: LLMDeployment, facts: Facts) -> Iterator[Change | None]:
-    """Yield the GPUs that are there, the cheapest first, for a spec that names others."""
+    """Yield the GPUs that are there, the cheapest first, for a spec that names others or too few."""
+    named = (deployment.spec.accelerator or Accelerator()).products
+    if not named:
+        return
     for stock in sorted(_all_gpus(facts).stocks(), key=lambda stock: (stock.part.hourly_milli_usd, stock.part.name)):
-        yield edit(deployment, facts, accelerator__products=[stock.part.name])
-
-
-def _looser_latency(deployment: LLMDeployment, facts: Facts, replan: Replan) -> Iterator[Change | None]:
-    """Yield the latency that a plan without objectives is predicted to reach, as the objective: one, then both."""
-    without = edit(deployment, facts, objectives=None)
-    free = replan(without.deployment, facts) if without is not None else None
-    if not isinstance(free, Plan) or free.predicted is None or deployment.spec.objectives is None:
-        return
-    reached = {
-        "ttft": free.predicted.ttft_milliseconds * P95_MARGIN,
-        "itl": free.predicted.itl_microseconds * P95_MARGIN / 1000,
-    }
-    values = {
-        f"objectives__{name}__p95": f"{int(milliseconds) + 1}ms"
-        for name, milliseconds in reached.items()
-        if getattr(deployment.spec.objectives, name) is not None
-    }
-    for name, value in values.items():
-        yield edit(deployment, facts, **{name: value})
-    if len(values) > 1:
-        yield edit(deployment, facts, **values)
-
-
-def _larger_budget(deployment: LLMDeployment, facts: Facts, replan: Replan) -> Iterator[Change | None]:
-    """Yield what the plan without a budget costs, as the budget."""
-    without = edit(deployment, facts, budget=None)
-    free = replan(without.deployment, facts) if without is not None else None
-    if isinstance(free, Plan) and (usd := planned_monthly_usd(free, deployment)) is not None:
-        yield edit(deployment, facts, budget__maxMonthlyUSD=usd)
-
-
-def planned_monthly_usd(plan: Plan, deployment: LLMDeployment) -> int | None:
-    """What a budget must pay for a plan: the replicas that the load needs, or those of the spec where they are more."""
-    if plan.cost is None or not plan.replicas:
-        return None
-    return monthly_usd(plan.cost.hourly_milli_usd / plan.replicas, max(plan.replicas, deployment.spec.replicas))
-
-
-def _less_load(deployment: LLMDeployment, facts: Facts, replan: Replan) -> Iterator[Change | None]:
-    """Yield the load that the GPUs (and the budget) can carry."""
-    workload = deployment.spec.workload or Workload()
-    if workload.requests_per_minute is None and workload.concurrency is None:
-        return
-    without = edit(deployment, facts, workload__requestsPerMinute=None, workload__concurrency=None, budget=None)
-    free = replan(without.deployment, facts) if without is not None else None
-    if not isinstance(free, Plan) or free.predicted is None:
-        return
-    replicas = _most_replicas(free, deployment, facts)
-    carried = {
-        "workload__requestsPerMinute": replicas * int(free.predicted.requests_per_minute * LOAD_HEADROOM),
-        "workload__concurrency": replicas * free.predicted.concurrent_sequences,
-    }
-    asked = {"workload__requestsPerMinute": workload.requests_per_minute, "workload__concurrency": workload.concurrency}
-    less = {name: most for name, most in carried.items() if (wanted := asked[name]) is not None and 0 < most < wanted}
-    if less:
-        yield edit(deployment, facts, **less)
-
-
-def _most_replicas(plan: Plan, deployment: LLMDeployment, facts: Facts) -> int:
-    """The replicas of a plan that the GPUs have room for and an enforced budget pays."""
-    of_part = (stock for stock in _all_gpus(facts).stocks() if stock.part.name == plan.product)
-    room = sum(stock.groups(plan.tensor_parallel_size) for stock in of_part) // plan.pipeline_parallel_size
-    budget = deployment.spec.budget
-    if budget is None or plan.cost is None or not plan.replicas:
-        return room
-    each = monthly_usd(plan.cost.hourly_milli_usd / plan.replicas, 1)
-    return min(room, budget.max_monthly_usd // (each + 1))
+        if [stock.part.name] != named:
+            yield edit(deployment, facts, accelerator__products=[stock.part.name])
 
 
 def _without_draft(deployment: LLMDeployment, facts: Facts, method: str) -> Change | None:
@@ -194,36 +137,12 @@ def _other_tensors(deployment: LLMDeployment, facts: Facts) -> list[int]:
     return sorted((size for size in allowed if size != asked), key=lambda size: (abs(size - (asked or 1)), size))
 
 
-def _shorter(deployment: LLMDeployment, facts: Facts, shortest: int) -> Iterator[Change | None]:
-    """Yield half of maxModelLen and so on; first all that the model allows where the spec asks for more."""
-    if facts.shape is None:
-        return
-    allowed, length = facts.shape.max_position_embeddings, resolve_spec(deployment.spec, facts.shape).max_model_len
-    if length > allowed:
-        yield edit(deployment, facts, engine__maxModelLen=allowed)
-    length = min(allowed, length) // 2
-    while length >= shortest:
-        yield edit(deployment, facts, engine__maxModelLen=length)
-        length //= 2
-
-
-def _given_seqs(deployment: LLMDeployment) -> int:
-    return (deployment.spec.engine.max_num_seqs if deployment.spec.engine else None) or 0
-
-
 def _fewer_bits(facts: Facts) -> list[str]:
     """FP8 where a GPU has it, then 4 bit; a quantised checkpoint has only its own."""
     if facts.shape is None or facts.shape.quantization is not None:
         return []
     newest = max((kind.part.sm for kind in _all_gpus(facts).kinds), default=0)
     return [method for method in ("FP8", "AWQ") if newest >= MINIMUM_SM[method]]
-
-
-def _fewer_replicas(deployment: LLMDeployment) -> Iterator[int]:
-    count = deployment.spec.replicas - 1
-    while count >= 1:
-        yield count
-        count = min(count - 1, count * 3 // 4)
 
 
 def _all_gpus(facts: Facts) -> Inventory:

@@ -18,6 +18,7 @@ POOL_SHARE_PERCENT = 30
 RESERVE_BYTES = 256 << 20
 PROCESS_BYTES = 640 << 20  # Python, torch and the server, before any weight
 FLOAT32_BYTES = 4
+USUAL_LENGTH = 128  # tokens; the runtime takes what the model and the pool allow
 _UNITS = {"": 1, "k": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
 _UNITS |= {f"{prefix}i": 1024**power for power, prefix in enumerate("KMGT", start=1)}
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kMGT]i?|Ki|)")
@@ -29,6 +30,17 @@ class CpuMemory:
 
     ledger: MemoryLedger
     kv_cache_tokens: int
+
+    def limit_for(self, tokens: int, shape: ModelShape) -> int:
+        """Return the bytes of a memory limit with which the pool holds that many tokens."""
+        need, ledger = tokens * shape.kv_elements_per_token() * FLOAT32_BYTES, self.ledger
+        rest = ledger.context_bytes + ledger.activations_bytes + ledger.weights_bytes + ledger.embeddings_bytes
+        return max(rest + need, -(-need * 100 // POOL_SHARE_PERCENT))
+
+
+def shortest_length(spec: LLMDeploymentSpec, shape: ModelShape) -> int:
+    """The tokens that the pool must hold: one request of full length, or a short one where the spec names no length."""
+    return (spec.engine.max_model_len if spec.engine else None) or min(shape.max_position_embeddings, USUAL_LENGTH)
 
 
 def memory_limit_bytes(spec: LLMDeploymentSpec) -> int:

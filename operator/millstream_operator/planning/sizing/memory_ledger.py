@@ -19,7 +19,6 @@ from millstream_operator.planning.sizing.weights import RankWeights, WeightForma
 CONTEXT_BYTES = 512 << 20  # CUDA context, cuBLAS handles and their workspaces
 GRAPHS_BYTES_PER_LAYER = 8 << 20  # captured decode batches of one layer, all sizes in one pool
 NCCL_BYTES, NCCL_BYTES_PER_RANK = 256 << 20, 32 << 20
-ACTIVATION_BYTES = 2
 LOGIT_BYTES = 4
 WEIGHT_ONLY = ("AWQ", "GPTQ", "RTN", "NF4", "GGUF")
 
@@ -106,8 +105,8 @@ def activations_bytes(
         mlp = max(mlp, copies * (3 * -(-min(shape.intermediate_sizes) // tensor) + hidden))
     rows = min(max_num_seqs, tokens) * (1 + draft_tokens)
     logits = rows * shape.padded_vocab_size * LOGIT_BYTES
-    unpacked = 2 * hidden * -(-width // tensor) * ACTIVATION_BYTES if stored.method in WEIGHT_ONLY else 0
-    return (2 * tokens * hidden + max(attention, mlp)) * ACTIVATION_BYTES + logits + unpacked
+    unpacked = 2 * hidden * -(-width // tensor) * shape.compute_bytes if stored.method in WEIGHT_ONLY else 0
+    return (2 * tokens * hidden + max(attention, mlp)) * shape.compute_bytes + logits + unpacked
 
 
 def kv_bytes_per_token(shape: ModelShape, kv_cache: str, tensor: int = 1, num_layers: int | None = None) -> int:
@@ -117,4 +116,4 @@ def kv_bytes_per_token(shape: ModelShape, kv_cache: str, tensor: int = 1, num_la
         return elements
     if kv_cache == "INT8":
         return elements + elements // shape.head_size * 2
-    return elements * ACTIVATION_BYTES
+    return elements * shape.compute_bytes

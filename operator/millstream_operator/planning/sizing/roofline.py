@@ -3,8 +3,9 @@
     step = max(FLOPs / (peak × 50 %), bytes / (bandwidth × 75 %)) + all-reduces + launch
 
 The two shares are what good engines reach, not what this runtime was measured to reach; `docs/planning.md` says what
-that is worth. All-reduce is a ring, twice a layer: 2 (t-1)/t of the stream over each link (arXiv 1909.08053).
-Expected tokens of a speculative step: (1 - a^(k+1)) / (1 - a) (arXiv 2211.17192).
+that is worth. Where step times were measured, `Machine.correction` multiplies the result. All-reduce is a ring, twice a
+layer: 2 (t-1)/t of the stream over each link (arXiv 1909.08053). Expected tokens of a speculative step: (1 - a^(k+1)) /
+(1 - a) (arXiv 2211.17192).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 from millstream_operator.catalog.gpu import GpuPart
 from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.planning.calibration import NO_CORRECTION, Correction
 from millstream_operator.planning.sizing.weights import RankWeights
 
 COMPUTE_EFFICIENCY, BANDWIDTH_EFFICIENCY, LINK_EFFICIENCY = 0.50, 0.75, 0.70
@@ -33,6 +35,7 @@ class Machine:
     pipeline: int
     kv_bytes: int
     over_nvlink: bool
+    correction: Correction = NO_CORRECTION  # of the steps' times, by measurements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +77,7 @@ class Prediction:
 
 
 def step_seconds(machine: Machine, new_tokens: int, context_tokens: int) -> float:
-    """One forward pass: `new_tokens` computed in all, `context_tokens` of KV cache read in all."""
+    """One forward pass: `new_tokens` computed in all, `context_tokens` of KV cache read in all. Not corrected."""
     shape, part = machine.shape, machine.part
     ranks = machine.tensor * machine.pipeline
     attention_flops = 4 * shape.num_layers * shape.num_heads * shape.head_size * context_tokens
@@ -96,7 +99,12 @@ def prefill_seconds(machine: Machine, tokens: int, max_num_batched_tokens: int) 
         flops_context = chunk * (done + chunk // 2)
         total += step_seconds(machine, chunk, done) + _attention_seconds(machine, flops_context)
         done += chunk
-    return total
+    return total * machine.correction.prefill_factor
+
+
+def chunk_seconds(machine: Machine, new_tokens: int) -> float:
+    """Return the time of a step with a chunk of a prompt in it."""
+    return step_seconds(machine, new_tokens, 0) * machine.correction.prefill_factor
 
 
 def decode_seconds(
@@ -105,11 +113,17 @@ def decode_seconds(
     """Time between two tokens of one sequence, with `sequences` running and `context_tokens` cached for each."""
     cached = sequences * context_tokens
     if speculation is None:
-        return step_seconds(machine, sequences, cached)
-    step = step_seconds(machine, sequences * (speculation.draft_tokens + 1), cached)
+        return _decode_step_seconds(machine, sequences, sequences, cached)
+    step = _decode_step_seconds(machine, sequences, sequences * (speculation.draft_tokens + 1), cached)
     if speculation.draft is not None:
         step += speculation.draft_tokens * step_seconds(speculation.draft, sequences, cached)
     return step / speculation.tokens_per_step
+
+
+def _decode_step_seconds(machine: Machine, sequences: int, new_tokens: int, cached: int) -> float:
+    """One step, corrected. Steps were timed with an almost empty cache, so reading the cache stays as predicted."""
+    correction = machine.correction.decode_factor(sequences) - 1.0
+    return step_seconds(machine, new_tokens, cached) + step_seconds(machine, new_tokens, 0) * correction
 
 
 def predict(

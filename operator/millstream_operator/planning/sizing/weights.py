@@ -18,7 +18,7 @@ SCALE_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """How the linear layers are stored. Embeddings, head, norms and routers keep the checkpoint's own width."""
+    """How the linear layers are stored. Embeddings, head, norms and routers have the dtype that is computed in."""
 
     method: str = "None"
     bits: int = 16
@@ -38,7 +38,7 @@ def weight_format(shape: ModelShape, method: str) -> WeightFormat:
         return WeightFormat(method, 8, None)
     if method == "GGUF":
         return WeightFormat(method, 4, None)
-    return WeightFormat("None", 8 * shape.weight_bytes, None)
+    return WeightFormat("None", 8 * shape.compute_bytes, None)
 
 
 def linear_bytes(parameters: int, stored: WeightFormat) -> int:
@@ -78,16 +78,16 @@ def rank_weights(shape: ModelShape, stored: WeightFormat, tensor: int = 1, pipel
     linear = -(-cut // tensor) + copied + shape.replicated_attention_parameters
     plain = _unquantized(shape, stored, linear)
     layers = -(-shape.num_layers // pipeline)  # of the fullest stage
-    small_bytes = (p.norms + p.routers) * shape.weight_bytes
+    small_bytes = (p.norms + p.routers) * shape.compute_bytes
     rows = -(-shape.padded_vocab_size // tensor)
-    table_bytes = rows * shape.hidden_size * shape.weight_bytes
+    table_bytes = rows * shape.hidden_size * shape.compute_bytes
     tables = 2 if p.head and pipeline == 1 else 1  # with several stages the first has the embedding, the last the head
 
     def of_stage(amount: int) -> int:
         return amount * layers // shape.num_layers
 
     return RankWeights(
-        linear_bytes=of_stage(linear_bytes(linear - plain, stored) + plain * shape.weight_bytes + small_bytes),
+        linear_bytes=of_stage(linear_bytes(linear - plain, stored) + plain * shape.compute_bytes + small_bytes),
         experts_bytes=of_stage(linear_bytes(p.experts // tensor, stored)),
         embeddings_bytes=tables * table_bytes,
         head_bytes=table_bytes,

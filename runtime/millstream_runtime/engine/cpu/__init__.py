@@ -1,1 +1,1 @@
-"""The device policy of a CPU: side thread, numbers of threads, freed memory, pages of the KV pool."""
+"""The device policy of a CPU: numbers of threads, freed memory, pages of the KV pool."""

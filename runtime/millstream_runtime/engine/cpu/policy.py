@@ -10,19 +10,16 @@ from torch import Tensor
 
 from millstream_runtime.engine.attention.paged_attention import KVRead
 from millstream_runtime.engine.cpu import freed_memory, pages, threads, warm_up
-from millstream_runtime.engine.cpu.side_prefill import ThreadedPrefill
-from millstream_runtime.engine.cpu.side_thread import SideThread
-from millstream_runtime.engine.device_policy import LayerwiseRunner, ThreadCounts, WarmUpSteps
+from millstream_runtime.engine.device_policy import ThreadCounts, WarmUpSteps
 from millstream_runtime.engine.host_limits import usable_cpus
-from millstream_runtime.engine.scheduling.chunked_prefill import SidePrefill
 from millstream_runtime.logs import log
 
 
 class CpuPolicy:
-    """Threads by the size of a step, fewer while the side thread computes."""
+    """Threads by the size of a step."""
 
     is_synchronous = True
-    bounds_prompts_by_time = True
+    default_target_itl_milliseconds = 50  # 20 tokens per second: faster than people read
 
     def __init__(self, num_ranks: int = 1) -> None:
         """Give torch this rank's share of the cores, unless OMP_NUM_THREADS has set it."""
@@ -30,19 +27,12 @@ class CpuPolicy:
             torch.set_num_threads(max(1, usable_cpus() // num_ranks))
         self.threads = ThreadCounts(torch.get_num_threads())  # until they are measured
         self._is_measuring = False  # then the measurement sets the threads
-        self._side: SideThread | None = None
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return pages.zeros(shape, dtype)
 
     def after_loading(self) -> None:
         freed_memory.keep_freed_memory()
-
-    def side_prefill(self, runner: LayerwiseRunner, num_threads: int) -> SidePrefill | None:
-        if not num_threads:
-            return None
-        self._side = SideThread(num_threads)
-        return ThreadedPrefill(runner, self._side)
 
     def warm_up(self, steps: WarmUpSteps, *, is_only_rank: bool) -> None:
         if is_only_rank and self.threads.all_threads > 1:  # with several ranks each keeps its share of the cores
@@ -60,17 +50,15 @@ class CpuPolicy:
             log.info("threads_chosen", threads=self.threads.describe())
 
     def before_compute(self, num_tokens: int) -> None:
-        """Give torch as many threads as a step of `num_tokens` is quickest with, if the side thread leaves them."""
+        """Give torch as many threads as a step of `num_tokens` is quickest with."""
         if self._is_measuring:
             return
-        num_threads = min(self._available_threads(), self.threads.of(num_tokens))
+        num_threads = self.threads.of(num_tokens)
         if torch.get_num_threads() != num_threads:
             torch.set_num_threads(num_threads)
 
-    def kv_read(self) -> KVRead | None:
-        return partial(threads.reading, all_threads=self._available_threads())
+    def free_cached_memory(self) -> None:
+        return  # malloc gives freed memory to whoever asks next
 
-    def _available_threads(self) -> int:
-        if self._side is None or not self._side.is_busy:
-            return self.threads.all_threads
-        return max(1, self.threads.all_threads - self._side.num_threads)
+    def kv_read(self) -> KVRead | None:
+        return partial(threads.reading, all_threads=self.threads.all_threads)

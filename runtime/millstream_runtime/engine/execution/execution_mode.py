@@ -1,7 +1,6 @@
 """How an engine executes steps on its device: eagerly or by graphs, one after another or overlapped.
 
-    CPU, one rank                eager, one after another; long prompts on a side thread where there are cores for it
-    CPU, several ranks           eager, one after another
+    CPU                          eager, one after another
     CUDA, one rank               graphs unless --enforce-eager or the model waits for the device; overlapped
     CUDA, several ranks          eager, one after another
 
@@ -22,20 +21,14 @@ from millstream_runtime.models.config.model_config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """`recorder`: None is eager. `overlapped`: step N + 1 is launched before the tokens of step N are read.
-
-    `side_threads`: threads for `DevicePolicy.side_prefill`; 0 is none.
-    """
+    """`recorder`: None is eager. `overlapped`: step N + 1 is launched before the tokens of step N are read."""
 
     recorder: Recorder | None = None
     overlapped: bool = False
-    side_threads: int = 0
 
 
 def choose(config: RuntimeConfig, model_config: ModelConfig, device: torch.device, num_ranks: int) -> Execution:
     """Return how a configuration is executed on a device."""
-    if device.type == "cpu" and num_ranks == 1:
-        return Execution(side_threads=torch.get_num_threads() // 2)
     if device.type != "cuda" or num_ranks > 1:
         return Execution()
     if config.enforce_eager or model_config.waits_for_device:

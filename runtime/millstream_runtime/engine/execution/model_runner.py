@@ -8,19 +8,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from millstream_runtime.engine.attention.paged_attention import KVRead
 from millstream_runtime.engine.device_policy import DevicePolicy
-from millstream_runtime.engine.execution.forward import Forward, LayerwiseForward, do_nothing
+from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.graphs import GraphUse
 from millstream_runtime.engine.execution.last_tokens import LastTokens, UnreadInputs
-from millstream_runtime.engine.execution.step_input import ChunkInput, LayerSlice, StepInput, ZeroBlocks
+from millstream_runtime.engine.execution.step_input import ChunkInput, StepInput, ZeroBlocks
 from millstream_runtime.engine.request import TokenLogprobs
 from millstream_runtime.engine.sampling import logprobs
+from millstream_runtime.engine.sampling.logprobs import Described
 from millstream_runtime.engine.sampling.sampler import SamplingRow, greedy, greedy_on_device, sample
-from millstream_runtime.engine.scheduling.layered_prefill import ChunkSlice
+from millstream_runtime.engine.sampling.token_counts import History, TokenCounts
 from millstream_runtime.engine.scheduling.scheduler import Chunk
 from millstream_runtime.engine.scheduling.sequence import Sequence
-from millstream_runtime.engine.transfer import ReadBack
+from millstream_runtime.engine.transfer import ReadBack, on_device
 
 
 class Sampled(NamedTuple):
@@ -60,62 +60,41 @@ class ModelRunner:
         eos_token_ids: frozenset[int],
         policy: DevicePolicy,
         broadcast: Callable[[StepInput | ZeroBlocks], None],
+        token_counts: TokenCounts,
         last_tokens: LastTokens | None = None,
     ) -> None:
         """`last_tokens`: where steps overlap; None: every step is read before the next is launched."""
         self._forward = forward
         self._broadcast = broadcast
         self._policy = policy
-        self._last_tokens = last_tokens
+        self._last_tokens, self._token_counts = last_tokens, token_counts
         self._in_order = _longest_first if forward.reads_in_place else _by_place
-        self._device = forward.device
+        self.device = forward.device
         self._model_config = config = forward.model.config
         # A checkpoint may name an end-of-sequence token that its vocabulary lacks: it can never come up.
         self._eos_token_ids = frozenset(one for one in eos_token_ids if 0 <= one < config.vocab_size)
 
     @torch.inference_mode()
-    def launch(
-        self, chunks: list[Chunk], layer_slice: ChunkSlice | None = None, before_slice: Callable[[], None] = do_nothing
-    ) -> Launched:
-        """Have all chunks computed, and a token sampled for each sequence whose chunk reaches its last known one.
-
-        `layer_slice`: some layers of others, which are computed with the last of them. `before_slice`: see `Forward`.
-        """
-        whole = self._in_order(chunks)
-        is_last = layer_slice is not None and layer_slice.is_last
-        done = [*whole, *(self._in_order(layer_slice.chunks) if layer_slice is not None and is_last else ())]
-        slabs, last_rows, sampling = _logits_rows(done)
-        logits_rows = [*(list(slab.rows) for slab in slabs), *([last_rows] if last_rows else [])]
-        inputs = [self._chunk_input(chunk) for chunk in whole]
-        step = StepInput(
-            _tokens(whole), inputs, logits_rows, None if layer_slice is None else self._slice_input(layer_slice)
-        )
-        self._broadcast(step)
-        self._policy.before_compute(_num_tokens(whole or done))
-        unread = _unread_inputs(whole)
-
-        def between() -> None:
-            before_slice()
-            self._policy.before_compute(_num_tokens(layer_slice.chunks if layer_slice is not None else []))
-
-        residual = self._forward.residual(step, lambda tokens: self._fill(tokens, unread), between)
-        self._policy.before_compute(len(last_rows))
-        for slab in slabs:
-            self._record_prompt_logprobs(slab, self._forward.logits(residual, slab.rows))
-        if not sampling:
-            return Launched([], list)
-        return Launched(sampling, self._sample(self._forward.logits(residual, last_rows), sampling))
-
-    def begin_layers(self, chunks: list[Chunk], kv_read: KVRead | None) -> LayerwiseForward:
-        """Begin a pass over chunks that is computed some layers per call; see `Forward.begin_layers`."""
+    def launch(self, chunks: list[Chunk]) -> Launched:
+        """Have all chunks computed, and a token sampled for each sequence whose chunk reaches its last known one."""
         ordered = self._in_order(chunks)
-        return self._forward.begin_layers(_tokens(ordered), [self._chunk_input(chunk) for chunk in ordered], kv_read)
+        slabs, last_rows, sampling = _logits_rows(ordered)
+        logits_rows = [*(list(slab.rows) for slab in slabs), *([last_rows] if last_rows else [])]
+        step = StepInput(_tokens(ordered), [self._chunk_input(chunk) for chunk in ordered], logits_rows)
+        self._broadcast(step)
+        self._policy.before_compute(len(step.token_ids))
+        unread = _unread_inputs(ordered)
+        residual = self._forward.residual(step, lambda tokens: self._fill(tokens, unread))
+        self._policy.before_compute(len(last_rows))
+        prompts = [self._describe_prompt(slab, self._forward.logits(residual, slab.rows)) for slab in slabs]
+        sample = self._sample(self._forward.logits(residual, last_rows), sampling) if sampling else list
 
-    def _slice_input(self, layer_slice: ChunkSlice) -> LayerSlice:
-        if not layer_slice.is_first:
-            return LayerSlice(layer_slice.end_layer, [], [])
-        chunks = self._in_order(layer_slice.chunks)
-        return LayerSlice(layer_slice.end_layer, _tokens(chunks), [self._chunk_input(chunk) for chunk in chunks])
+        def read() -> list[Sampled]:
+            for record in prompts:
+                record()
+            return sample()
+
+        return Launched(sampling, read if prompts else sample)
 
     def _fill(self, token_ids: Tensor, unread: UnreadInputs) -> None:
         if self._last_tokens is not None:
@@ -142,22 +121,20 @@ class ModelRunner:
             return self._read_later(greedy_on_device(logits), sequences, dict)
         asked = [sequence.request.sampling.logprobs for sequence in sequences]
         wanted = [index for index, count in enumerate(asked) if count is not None]
-        raw = logprobs.log_softmax(logits[wanted]) if wanted else None  # before the sampler changes the logits
-        sampled = sample(logits, [self._sampling_row(sequence) for sequence in sequences])
-
-        def details() -> dict[int, TokenLogprobs]:
-            if raw is None:
-                return {}
-            entries = logprobs.describe(raw, sampled[wanted].clamp(min=0), [asked[index] or 0 for index in wanted])
-            return dict(zip(wanted, entries, strict=True))
-
-        return self._read_later(sampled, sequences, details)
+        place = on_device(wanted, self.device) if 0 < len(wanted) < len(sequences) else None
+        # Before the sampler changes the logits.
+        raw = logprobs.log_softmax(_select(logits, place)) if wanted else None
+        sampled = sample(logits, [self._sampling_row(sequence) for sequence in sequences], self._token_counts)
+        if raw is None:
+            return self._read_later(sampled, sequences, dict)
+        described = Described(raw, _select(sampled, place).clamp(min=0), [asked[index] or 0 for index in wanted])
+        return self._read_later(sampled, sequences, lambda: dict(zip(wanted, described.entries(), strict=True)))
 
     def _read_later(
         self, sampled: Tensor, sequences: list[Sequence], details: Callable[[], dict[int, TokenLogprobs]]
     ) -> Callable[[], list[Sampled]]:
         if self._last_tokens is not None:
-            self._last_tokens.keep([one.row for one in sequences if one.row is not None], sampled)
+            self._last_tokens.keep([_row(one) for one in sequences], sampled)
         back = ReadBack(sampled)
 
         def read() -> list[Sampled]:
@@ -169,13 +146,23 @@ class ModelRunner:
 
         return read
 
-    def _record_prompt_logprobs(self, slab: PromptSlab, logits: Tensor) -> None:
-        """`logits` `[rows, vocab]` predict the tokens behind each row."""
+    def _describe_prompt(self, slab: PromptSlab, logits: Tensor) -> Callable[[], None]:
+        """`logits` `[rows, vocab]` predict the tokens behind each row. What is returned waits, and records them."""
         sequence, first, last = slab.sequence, slab.first, slab.first + len(slab.rows)
-        targets = torch.tensor(sequence.token_ids[first + 1 : last + 1], device=self._device)
+        targets = on_device(sequence.token_ids[first + 1 : last + 1], self.device)
         count = sequence.request.sampling.prompt_logprobs or 0
-        raw = logprobs.log_softmax(logits)
-        sequence.prompt_logprobs += logprobs.describe(raw, targets, [count] * (last - first))
+        described = Described(logprobs.log_softmax(logits), targets, [count] * (last - first))
+        start = len(sequence.prompt_logprobs)
+        sequence.prompt_logprobs += [None] * (last - first)  # the next chunk goes on behind them
+
+        def record() -> None:
+            sequence.prompt_logprobs[start : start + last - first] = described.entries()
+
+        return record
+
+    def forget_step(self, token_counts: TokenCounts) -> None:
+        """A step failed half-way: nothing of it counts. `token_counts`: empty ones."""
+        self._token_counts = token_counts
 
     @property
     def graphs(self) -> GraphUse | None:
@@ -205,10 +192,30 @@ class ModelRunner:
             sequence.seed,
             len(sequence.token_ids),
             suppressed,
-            sequence.token_counts,
+            _history(sequence),
             sequence.token_ids[sequence.num_prompt_tokens :] if sequence.processors else (),
             sequence.processors,
         )
+
+
+def _select(tensor: Tensor, place: Tensor | None) -> Tensor:
+    """Rows of `tensor`; all where `place` is None."""
+    return tensor if place is None else tensor.index_select(0, place)
+
+
+def _row(sequence: Sequence) -> int:
+    if sequence.row is None:
+        raise RuntimeError(f"request {sequence.request.request_id!r} is in a step without a row")
+    return sequence.row
+
+
+def _history(sequence: Sequence) -> History | None:
+    params = sequence.request.sampling
+    if not params.is_penalised:
+        return None
+    counts_prompt = params.repetition_penalty != 1.0
+    known, num_prompt = sequence.token_ids, sequence.num_prompt_tokens
+    return History(_row(sequence), sequence.arrival, known, num_prompt, counts_prompt)
 
 
 def _by_place(chunks: list[Chunk]) -> list[Chunk]:
@@ -225,10 +232,6 @@ def _longest_first(chunks: list[Chunk]) -> list[Chunk]:
         return num_tokens > 1, not sequence.blocks_are_contiguous, -sequence.num_computed_tokens - num_tokens
 
     return sorted(chunks, key=key)
-
-
-def _num_tokens(chunks: list[Chunk]) -> int:
-    return sum(chunk.num_tokens for chunk in chunks)
 
 
 def _tokens(chunks: list[Chunk]) -> list[int]:

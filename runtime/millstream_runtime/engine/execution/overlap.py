@@ -35,8 +35,6 @@ from millstream_runtime.engine.scheduling.sequence import Sequence
 class Wait(StrEnum):
     """Why a step's tokens are read before the next is launched."""
 
-    LOGPROBS = "logprobs"
-    PENALTIES = "penalties"
     PROCESSORS = "logits_processors"
     RECOMPUTE = "recompute"
 
@@ -57,16 +55,11 @@ def reason_to_wait(sequence: Sequence, *, must_recompute: bool) -> Wait | None:
     `must_recompute`: that token makes all its cached keys stale (longrope), so there is nothing to launch with them.
 
     Not a reason: `min_tokens`, which counts tokens and does not look at them; a seed, which is hashed with the
-    position; temperature and filters. `prompt_logprobs` are read while their own step is launched.
+    position; temperature and filters; penalties, whose tokens are counted on the device (`token_counts`);
+    log-probabilities, which are read with their token.
     """
-    if not sequence.num_unread_tokens or sequence.has_ended:
+    if not sequence.num_unread_tokens or sequence.has_ended or sequence.is_complete:
         return None
-    if sequence.request.sampling.logprobs is not None:
-        return Wait.LOGPROBS  # describing the token asks the device, which would first finish whatever it was given
-    if sequence.is_complete:
-        return None
-    if sequence.token_counts is not None:
-        return Wait.PENALTIES
     if sequence.processors:
         return Wait.PROCESSORS
     return Wait.RECOMPUTE if must_recompute else None

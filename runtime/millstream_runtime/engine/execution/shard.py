@@ -21,7 +21,8 @@ from millstream_runtime.engine.execution.graphs import GraphedDecodes
 from millstream_runtime.engine.execution.recorders import Recorder
 from millstream_runtime.engine.execution.static_decode import StaticDecode
 from millstream_runtime.engine.execution.step_input import ChunkInput, StepInput
-from millstream_runtime.engine.host_limits import memory_limit_bytes, resident_bytes
+from millstream_runtime.engine.execution.step_memory import worst_step_bytes
+from millstream_runtime.engine.host_limits import container_limit_bytes, memory_limit_bytes, resident_bytes
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
@@ -31,6 +32,7 @@ from millstream_runtime.models.linear.shares import RankInfo, rank_config
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
 from millstream_runtime.models.registry import OnRead, expected_weights, load_model, load_model_config
 
+PROFILED_LAYERS = 8  # enough for each kind: families that mix windows and experts do so within a few layers
 _TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -116,12 +118,13 @@ def measure_memory(
     *,
     with_graphs: bool = False,
 ) -> pool_size.MemoryBudget:
-    """Return what this rank's pool may take. On CUDA all ranks measure together: the largest step is computed once.
+    """Return what this rank's pool may take beside the largest step: `max_num_batched_tokens` behind the longest
+    context. On CUDA all ranks compute that step together; on a CPU, where it takes minutes, it is counted.
 
     `with_graphs`: keep memory for CUDA graphs, which are recorded once the pool is there.
     """
     if shard_config.device.type == "cpu":
-        return pool_size.cpu_budget(memory_limit_bytes() // ranks.size, resident_bytes())
+        return _cpu_budget(config, shard_config, ranks)
     return _cuda_budget(config, shard_config, model, ranks, with_graphs)
 
 
@@ -177,29 +180,64 @@ def size_pool(
     )
 
 
-@torch.inference_mode()
+def _cpu_budget(config: RuntimeConfig, shard_config: ShardConfig, ranks: RankInfo) -> pool_size.MemoryBudget:
+    limit_bytes, used_bytes = memory_limit_bytes() // ranks.size, resident_bytes()
+    shape, dtype_bytes = rank_config(shard_config.model_config, ranks), shard_config.dtype.itemsize
+    token_bytes = shape.kv_bytes_per_token(dtype_bytes)
+    activations_bytes = worst_step_bytes(
+        shape,
+        dtype_bytes,
+        num_tokens=config.max_num_batched_tokens,
+        num_rows=config.max_num_seqs,
+        longest_tokens=min(shape.max_model_len, max(1, (limit_bytes - used_bytes) // token_bytes)),
+    )
+    is_container = container_limit_bytes() is not None
+    return pool_size.cpu_budget(limit_bytes, used_bytes, activations_bytes, is_container=is_container)
+
+
 def _cuda_budget(
     config: RuntimeConfig, shard_config: ShardConfig, model: Decoder, ranks: RankInfo, with_graphs: bool
 ) -> pool_size.MemoryBudget:
-    """Measure the activations of the largest step on a small throw-away pool, then count what is left."""
+    """Measure the largest step on a throw-away pool, then count what is left."""
     device = shard_config.device
-    num_tokens = min(config.max_num_batched_tokens, shard_config.model_config.max_model_len)
-    num_blocks = -(-num_tokens // config.block_size_tokens)
-    cache = make_kv_cache(config, shard_config, num_blocks, ranks)
+    cache = make_kv_cache(config, shard_config, 1, ranks)
     torch.cuda.reset_peak_memory_stats(device)
     before_bytes = torch.cuda.memory_allocated(device)
-    forward = Forward(model, cache, shard_config.policy)
-    residual = forward.residual(StepInput([0] * num_tokens, [ChunkInput(num_tokens, num_tokens, 0, 0, num_blocks)], []))
-    forward.logits(residual, range(min(num_tokens, config.max_num_seqs)))
+    compute_largest_step(config, shard_config.model_config.max_model_len, Forward(model, cache, shard_config.policy))
     torch.cuda.synchronize(device)
     activation_bytes = torch.cuda.max_memory_allocated(device) - before_bytes
-    del cache, forward, residual
+    del cache
     torch.cuda.empty_cache()
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     limit_bytes = total_bytes * config.gpu_memory_utilization_percent // 100
     used_bytes = total_bytes - free_bytes
     graphs_bytes = _graphs_estimate_bytes(config, shard_config, ranks, limit_bytes) if with_graphs else 0
     return pool_size.cuda_budget(limit_bytes, used_bytes, activation_bytes, graphs_bytes)
+
+
+@torch.inference_mode()
+def compute_largest_step(config: RuntimeConfig, max_model_len: int, forward: Forward) -> None:
+    """Compute `max_num_batched_tokens` of prompts whose context is `max_model_len`, in scattered blocks.
+
+    A context takes no pool for it: every block of every table is block 0. The layers at the end of the context cost
+    seconds, and any of a kind takes the same memory, so only PROFILED_LAYERS are computed there; all layers are
+    computed for prompts without a context.
+    """
+    chunks, num_left = [], config.max_num_batched_tokens
+    while num_left:
+        num_tokens = min(num_left, max_model_len)
+        chunks.append(_scattered_chunk(num_tokens, max_model_len, config.block_size_tokens))
+        num_left -= num_tokens
+    token_ids = [0] * config.max_num_batched_tokens
+    forward.compute_first_layers(token_ids, chunks, PROFILED_LAYERS)
+    starts = [_scattered_chunk(one.num_tokens, one.num_tokens, config.block_size_tokens) for one in chunks]
+    residual = forward.residual(StepInput(token_ids, starts, []))
+    forward.logits(residual, range(min(len(token_ids), config.max_num_seqs)))
+
+
+def _scattered_chunk(num_tokens: int, context_len: int, block_size_tokens: int) -> ChunkInput:
+    num_blocks = -(-context_len // block_size_tokens)
+    return ChunkInput(num_tokens, context_len, 0, 0, num_blocks, [0] * num_blocks)
 
 
 def _graphs_estimate_bytes(config: RuntimeConfig, shard_config: ShardConfig, ranks: RankInfo, limit_bytes: int) -> int:
@@ -232,13 +270,18 @@ def _buckets(
 
 
 def _with_max_model_len(model_config: ModelConfig, config: RuntimeConfig) -> ModelConfig:
-    asked, limit = config.max_model_len, model_config.max_position_embeddings
+    asked, limit = config.max_model_len, model_config.longest_context_tokens
     if asked is None:
         return model_config
-    if asked > limit:
+    if asked < 2:
         raise InvalidConfigError(
-            f"--max-model-len is {asked}; the model's max_position_embeddings allows at most {limit}."
+            f"--max-model-len is {asked}; it must be at least 2: a token of the prompt and one of the answer."
         )
+    if asked > limit:
+        trained = f"the model's max_position_embeddings ({model_config.max_position_embeddings})"
+        if model_config.extended_context_tokens is not None:
+            trained += f" with its {model_config.rope.type} factor of {model_config.rope.factor:g}"
+        raise InvalidConfigError(f"--max-model-len is {asked}; {trained} allows at most {limit}.")
     return replace(model_config, max_model_len=asked)
 
 

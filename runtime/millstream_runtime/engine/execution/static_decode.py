@@ -11,7 +11,8 @@ A bucket that reads in place has no tables and gathers nothing: each row begins 
 Padding goes to two blocks that the pool has beyond those that requests get. A row that is only padding writes into the
 *sink*, which is never read. Whatever reads beyond a request's blocks (a padded row, the end of a shorter table)
 reads the *zero block*, which is never written. The mask takes these tokens out, but it does so by a weight of 0, and
-0 * NaN is NaN: so padding must never name memory that holds another request's numbers, nor what padded rows made.
+0 * NaN is NaN: so padding must never name memory that holds another request's numbers, nor what padded rows made. The
+rest of a request's last block may hold what an earlier owner left, so it is set to 0 in the copy.
 
 The gather copies every key and value once, which the eager path avoids by views (`attention`). It is this backend's
 price for fixed shapes; a paged kernel that reads tables and lengths on the device takes the place of `StaticAttention`.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from millstream_runtime.engine.attention import varlen_attention
-from millstream_runtime.engine.attention.paged_attention import attend, keys_values
+from millstream_runtime.engine.attention.scaled_dot_product import attend_decodes, keys_values
 from millstream_runtime.engine.attention.varlen_attention import PlacedSequences
 from millstream_runtime.engine.execution.buckets import Bucket
 from millstream_runtime.engine.execution.step_input import StepInput
@@ -125,13 +127,22 @@ class InPlaceAttention:
         return varlen_attention.attend(pool, query, self._placed, spec).view(query.shape[0], -1)
 
 
+class _WindowPlan(NamedTuple):
+    """What layers of one window gather and mask. A run is one head of a block."""
+
+    runs: Tensor  # [rows * heads * n], of the pool
+    mask: Tensor  # [rows, 1, 1, n * block], added to the scores
+    last_runs: Tensor  # [rows * heads], of those gathered: the block that holds a row's last token
+    stale: Tensor  # [rows, 1, block, 1], whether a token of that block lies behind the last
+
+
 class StaticAttention:
     """Attention of one padded step of decodes; see `models.attention.Attention`. One object a pass."""
 
     def __init__(self, cache: KVCache, inputs: DecodeBuffers) -> None:
         self._cache = cache
         self._inputs = inputs
-        self._plans: dict[int | None, tuple[Tensor, Tensor]] = {}
+        self._plans: dict[int | None, _WindowPlan] = {}
 
     def __call__(self, layer: int, query: Tensor, key_value: Tensor, spec: AttentionSpec) -> Tensor:
         """See `models.attention.Attention`."""
@@ -140,32 +151,38 @@ class StaticAttention:
         num_rows, num_heads, head_dim = query.shape
         num_pool_heads = pool.shape[0]
         num_kv_heads = 1 if spec.latent_dim else num_pool_heads // 2
-        runs, mask = self._plan(spec.window)
+        plan, block = self._plan(spec.window), self._cache.block_size_tokens
         # Every head of a block is one run of memory; they are copied as such.
-        gathered = pool.view(-1, self._cache.block_size_tokens * head_dim).index_select(0, runs)
+        gathered = pool.view(-1, block * head_dim).index_select(0, plan.runs)
+        last = gathered.index_select(0, plan.last_runs).view(num_rows, num_pool_heads, block, head_dim)
+        gathered.index_copy_(0, plan.last_runs, last.masked_fill_(plan.stale, 0.0).view(-1, block * head_dim))
         tokens = gathered.view(num_rows, num_pool_heads, -1, head_dim)
         grouped = query.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
-        attended = attend(grouped, *keys_values(tokens, spec), mask, spec)
+        attended = attend_decodes(grouped, *keys_values(tokens, spec), plan.mask, spec)
         if spec.latent_dim:
             attended = attended[..., : spec.latent_dim]
         return attended.reshape(num_rows, -1)
 
-    def _plan(self, window: int | None) -> tuple[Tensor, Tensor]:
-        """Which runs a layer gathers, `[rows * heads * blocks]`, and what it adds to their scores, `[rows, 1, 1, T]`.
-
-        The same for all layers of a window, so the first of them makes it.
-        """
+    def _plan(self, window: int | None) -> _WindowPlan:
+        """The same for all layers of a window, so the first of them makes it."""
         if window not in self._plans:
             blocks, positions = self._seen_blocks(window)
-            pool = self._cache.heads[0]
-            heads = torch.arange(pool.shape[0], device=pool.device) * (pool.shape[1] // self._cache.block_size_tokens)
+            pool, block = self._cache.heads[0], self._cache.block_size_tokens
+            heads = torch.arange(pool.shape[0], device=pool.device)
             lengths = self._inputs.lengths[:, None]
             seen = positions < lengths
             if window is not None:
                 seen &= positions >= lengths - window
             mask = torch.zeros(seen.shape, dtype=pool.dtype, device=pool.device).masked_fill_(~seen, float("-inf"))
-            runs = (blocks[:, None, :] + heads[None, :, None]).flatten()
-            self._plans[window] = runs, mask[:, None, None, :]
+            runs = blocks[:, None, :] + (heads * (pool.shape[1] // block))[None, :, None]  # [rows, heads, n]
+            last = lengths - 1
+            last_columns = (last - positions[:, :1]).div(block, rounding_mode="floor")  # [rows, 1]
+            rows = torch.arange(len(lengths), device=pool.device)[:, None]
+            last_runs = (rows * len(heads) + heads) * blocks.shape[1] + last_columns
+            stale = torch.arange(block, device=pool.device) > last % block
+            self._plans[window] = _WindowPlan(
+                runs.flatten(), mask[:, None, None, :], last_runs.flatten(), stale[:, None, :, None]
+            )
         return self._plans[window]
 
     def _seen_blocks(self, window: int | None) -> tuple[Tensor, Tensor]:
@@ -181,8 +198,9 @@ class StaticAttention:
         if window is None or touched == width:
             return tables, (columns[:, :, None] * block + within).flatten(1)
         columns = (self._inputs.lengths[:, None] - window).clamp_(min=0).div_(block, rounding_mode="floor") + columns
-        # Columns beyond the table exist for no token: any will do, their positions are masked.
-        return tables.gather(1, columns.clamp(max=width - 1)), (columns[:, :, None] * block + within).flatten(1)
+        # Columns beyond the table exist for no token.
+        blocks = tables.gather(1, columns.clamp(max=width - 1)).masked_fill_(columns >= width, self._cache.zero_block)
+        return blocks, (columns[:, :, None] * block + within).flatten(1)
 
 
 def _table_width(bucket: Bucket) -> int:

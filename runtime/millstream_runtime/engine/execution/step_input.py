@@ -32,21 +32,12 @@ class ChunkInput(msgspec.Struct, frozen=True, array_like=True):
         return self.scattered_blocks is None
 
 
-class LayerSlice(msgspec.Struct, frozen=True, array_like=True):
-    """Some layers of chunks that a step does not compute in whole. See `layered_prefill`."""
-
-    end_layer: int  # from where the slice before ended to here
-    token_ids: list[int]  # of all chunks; empty but in the first slice, and so are the chunks
-    chunks: list[ChunkInput]
-
-
 class StepInput(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """One forward pass, and the calls of the output head after it."""
 
     token_ids: list[int]  # of all chunks, one after another
     chunks: list[ChunkInput]  # those of one token first
     logits_rows: list[list[int]]  # for each call of the head its rows of the residual stream, ascending
-    layer_slice: LayerSlice | None = None  # where it is the last, its rows come behind those of `chunks`
 
 
 class ZeroBlocks(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -1,6 +1,7 @@
 """How large the KV pool is: bytes in, blocks out. Pure; the engine measures.
 
-Weights and activations are counted first and the pool takes what is left: the budget of every refusal adds up.
+Weights and the largest step are counted first and the pool takes what is left, more than running requests need: the
+rest is prefix cache. The budget of every refusal adds up.
 """
 
 from __future__ import annotations
@@ -9,8 +10,12 @@ from dataclasses import asdict, dataclass
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 
-CPU_POOL_SHARE_PERCENT = 30  # of the container's memory: torch, the tokenizer and activations need theirs
-CPU_RESERVE_BYTES = 256 << 20  # activations of a step, code made for products, HTTP, what malloc keeps
+# What the planner promises the pool on a CPU, of the memory limit; also its share of a machine that others use too.
+CPU_POOL_SHARE_PERCENT = 30
+CPU_RESERVE_BYTES = 256 << 20  # code made for products, the HTTP process, what malloc keeps
+CPU_MARGIN_PERCENT = 5  # of a container's limit: beyond it the kernel kills
+# More blocks than a device can use well would only make their bookkeeping slow: 4 million tokens in blocks of 16.
+MOST_BLOCKS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +26,7 @@ class MemoryBudget:
     used_bytes: int  # weights and everything else that is there before the pool
     reserve_bytes: int  # activations, CUDA graphs and whatever must stay free
     available_bytes: int
-    activations_bytes: int | None = None  # of the largest step, where one was measured
+    activations_bytes: int | None = None  # of the largest step: measured on CUDA, counted on a CPU
 
     def __str__(self) -> str:
         return (
@@ -35,7 +40,7 @@ class MemoryUse:
     """What was measured on one device (of several ranks, rank 0's), as `/ready` reports it. None: not measured."""
 
     weights_bytes: int  # allocated for parameters: embeddings and a CPU's second copies included
-    activations_bytes: int | None
+    activations_bytes: int | None  # of the largest step at the longest context; on a CPU counted, not measured
     graphs_bytes: int | None  # of the CUDA graphs that were recorded at boot; later ones are in the log
     kv_cache_bytes: int  # of the pool's tensors; on a CPU a page takes memory once a request writes to it
     kv_cache_tokens: int
@@ -53,14 +58,29 @@ class PoolSize:
     max_model_len: int
 
 
-def cpu_budget(limit_bytes: int, used_bytes: int) -> MemoryBudget:
-    """The pool's share of the container's memory, and never more than the rest of it."""
-    rest_bytes = max(0, limit_bytes - used_bytes - CPU_RESERVE_BYTES)
+def cpu_budget(
+    limit_bytes: int, used_bytes: int, activations_bytes: int = 0, *, is_container: bool = False
+) -> MemoryBudget:
+    """What is left of a container's memory after weights, the largest step and a margin; at least what was planned.
+
+    A machine's memory belongs to other processes too, so there it is the planned share.
+
+    Args:
+        used_bytes: by this process, weights included.
+        activations_bytes: of the largest step (`step_memory`).
+    """
+    reserve_bytes = CPU_RESERVE_BYTES
+    planned_bytes = min(limit_bytes - used_bytes - reserve_bytes, limit_bytes * CPU_POOL_SHARE_PERCENT // 100)
+    available_bytes = planned_bytes
+    if is_container:
+        reserve_bytes += activations_bytes + limit_bytes * CPU_MARGIN_PERCENT // 100
+        available_bytes = max(planned_bytes, limit_bytes - used_bytes - reserve_bytes)
     return MemoryBudget(
         limit_bytes=limit_bytes,
         used_bytes=used_bytes,
-        reserve_bytes=CPU_RESERVE_BYTES,
-        available_bytes=min(rest_bytes, limit_bytes * CPU_POOL_SHARE_PERCENT // 100),
+        reserve_bytes=reserve_bytes,
+        available_bytes=max(0, available_bytes),
+        activations_bytes=activations_bytes,
     )
 
 
@@ -98,7 +118,7 @@ def size_pool(
     max_model_len_is_explicit: bool,
     max_num_seqs: int,
 ) -> PoolSize:
-    """Blocks of the pool: `asked_bytes` or what the budget leaves, at most what a full batch of full length needs.
+    """Blocks of the pool: `asked_bytes` or what the budget leaves.
 
     Raises:
         RuntimeFailure: OutOfMemory, when one request of `max_model_len` does not fit and the length was asked for,
@@ -106,7 +126,7 @@ def size_pool(
     """
     pool_bytes = budget.available_bytes if asked_bytes is None else asked_bytes
     blocks_per_request = -(-max_model_len // block_size_tokens)
-    num_blocks = min(pool_bytes // block_bytes, blocks_per_request * max_num_seqs)
+    num_blocks = min(pool_bytes // block_bytes, max(MOST_BLOCKS, blocks_per_request * max_num_seqs))
     if num_blocks >= blocks_per_request:
         return PoolSize(num_blocks, max_model_len)
     if num_blocks >= 1 and not max_model_len_is_explicit:

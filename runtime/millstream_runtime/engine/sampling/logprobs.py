@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.engine.request import TokenLogprobs
+from millstream_runtime.engine.transfer import ReadBack
 
-# Rows of a prompt whose logits are in memory at once: 256 rows of a 128,000-token vocabulary are 131 MB in float32.
-PROMPT_SLAB_ROWS = 256
+# Rows of a prompt whose logits are in memory at once, each in several copies: 64 rows of a vocabulary of 152,000 take
+# 165 MB, and 256 would take 660.
+PROMPT_SLAB_ROWS = 64
 
 
 def log_softmax(logits: Tensor) -> Tensor:
@@ -21,21 +23,27 @@ def log_softmax(logits: Tensor) -> Tensor:
     return torch.log_softmax(logits.float(), dim=-1)
 
 
-def describe(logprobs: Tensor, token_ids: Tensor, num_top: Seq[int]) -> list[TokenLogprobs]:
-    """One entry a row of `logprobs` `[R, vocab]`: the token `token_ids` `[R]`, its rank, and `num_top[row]` best."""
-    chosen = logprobs.gather(1, token_ids[:, None])
-    ranks = (logprobs > chosen).sum(dim=-1) + 1
-    best, best_ids = logprobs.topk(min(max(num_top, default=0), logprobs.shape[-1]), dim=-1)
-    columns = zip(
-        token_ids.tolist(),
-        chosen[:, 0].tolist(),
-        ranks.tolist(),
-        best_ids.tolist(),
-        best.tolist(),
-        num_top,
-        strict=True,
-    )
-    return [
-        TokenLogprobs(token_id, logprob, rank, tuple(zip(ids[:count], values[:count], strict=True)))
-        for token_id, logprob, rank, ids, values, count in columns
-    ]
+class Described:
+    """Tokens with rank and alternatives, on their way to the host: nothing waits before `entries`."""
+
+    def __init__(self, logprobs: Tensor, token_ids: Tensor, num_top: Seq[int]) -> None:
+        """`logprobs` `[R, vocab]` float32; `token_ids` `[R]` int64; `num_top`: alternatives of each row."""
+        self._num_top = num_top
+        self._most = min(max(num_top, default=0), logprobs.shape[-1])
+        chosen = logprobs.gather(1, token_ids[:, None])
+        ranks = (logprobs > chosen).sum(dim=-1, keepdim=True) + 1
+        best, best_ids = logprobs.topk(self._most, dim=-1)
+        columns = [token_ids[:, None], ranks, chosen, best_ids, best]
+        # One copy: float64 holds ids, ranks and float32 exactly.
+        self._numbers = ReadBack(torch.cat([column.double() for column in columns], dim=1))
+
+    def entries(self) -> list[TokenLogprobs]:
+        """One entry per row: the token, its rank, and the best. Waits for the device."""
+        return [
+            TokenLogprobs(int(row[0]), row[2], int(row[1]), self._top(row, count))
+            for row, count in zip(self._numbers.tolist(), self._num_top, strict=True)
+        ]
+
+    def _top(self, row: list[float], count: int) -> tuple[tuple[int, float], ...]:
+        ids, values = row[3 : 3 + self._most], row[3 + self._most :]
+        return tuple((int(token_id), value) for token_id, value in zip(ids[:count], values[:count], strict=True))

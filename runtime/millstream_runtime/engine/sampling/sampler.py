@@ -9,7 +9,6 @@ cumulative distribution.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from millstream_runtime.engine.request import SamplingParams
 from millstream_runtime.engine.sampling import logits_processors
 from millstream_runtime.engine.sampling.draw import draw
 from millstream_runtime.engine.sampling.logits_processors import LogitsProcessor
+from millstream_runtime.engine.sampling.token_counts import History, TokenCounts
 from millstream_runtime.engine.transfer import on_device
 
 _MASK64 = (1 << 64) - 1
@@ -34,9 +34,21 @@ class SamplingRow:
     seed: int
     position: int  # of the token about to be sampled, counted from the start of the prompt
     suppressed_ids: frozenset[int] = frozenset()  # may not come up yet: end-of-sequence before min_tokens
-    token_counts: Mapping[int, int] | None = None  # see Sequence.token_counts
-    generated_ids: Seq[int] = ()
+    history: History | None = None  # of a penalised request
+    generated_ids: Seq[int] = ()  # where there are processors
     processors: Seq[LogitsProcessor] = ()
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Whether the argmax of the model's own logits is the token."""
+        params = self.params
+        return (
+            params.temperature == 0
+            and not params.logit_bias
+            and not self.suppressed_ids
+            and self.history is None
+            and not self.processors
+        )
 
 
 def greedy(logits: Tensor) -> list[int]:
@@ -64,25 +76,59 @@ def _unless_broken(highest: Tensor, tokens: Tensor) -> Tensor:
     return torch.where(highest.abs() < float("inf"), tokens, -1)
 
 
-def sample(logits: Tensor, rows: Seq[SamplingRow]) -> Tensor:
+def sample(logits: Tensor, rows: Seq[SamplingRow], counts: TokenCounts | None = None) -> Tensor:
     """`logits` `[R, vocab]` to token ids `[R]` int64 on the same device; -1 where a row's logits are not finite.
 
-    `logits` may be changed.
+    Rows that are not plain greedy are computed in float32, whatever the model computes in. `logits` may be changed.
+
+    Args:
+        counts: tokens of the rows that have a history; the new tokens are counted there.
     """
-    logits_processors.apply_all(logits, rows)
-    highest, tokens = logits.max(dim=-1)
+    changed = [index for index, row in enumerate(rows) if not row.is_plain_greedy]
+    if not changed:
+        return greedy_on_device(logits)
+    if len(changed) == len(rows):
+        return _sample_in_float32(logits.float(), rows, counts)
+    tokens = greedy_on_device(logits)
+    place = on_device(changed, logits.device)
+    some = _sample_in_float32(logits.index_select(0, place).float(), [rows[index] for index in changed], counts)
+    return tokens.index_copy_(0, place, some)
+
+
+def _sample_in_float32(logits: Tensor, rows: Seq[SamplingRow], counts: TokenCounts | None) -> Tensor:
+    """`logits` `[R, vocab]` float32, changed, to token ids `[R]`."""
+    logits = logits.contiguous()
+    penalised = [index for index, row in enumerate(rows) if row.history is not None]
+    counted = None
+    if counts is not None and penalised:
+        counted = counts.select([row.history for row in rows if row.history is not None])
+    logits_processors.apply_all(logits, rows, counted)
+    highest = logits.amax(dim=-1)
+    tokens = _unless_broken(highest, _choose(logits, highest, rows))
+    if counted is not None:
+        some = tokens if len(penalised) == len(rows) else tokens.index_select(0, on_device(penalised, tokens.device))
+        counted.add(some)
+    return tokens
+
+
+def _choose(logits: Tensor, highest: Tensor, rows: Seq[SamplingRow]) -> Tensor:
+    """The argmax of rows of temperature 0, a drawn token of the others. `highest` `[R]`: each row's maximum."""
     chosen = [index for index, row in enumerate(rows) if row.params.temperature > 0]
-    if chosen:
-        drawn = [rows[index] for index in chosen]
-        place = None if len(chosen) == len(rows) else on_device(chosen, logits.device)
-        weights = _weights(logits, highest, drawn, place)
-        picked = draw(
-            weights,
-            [row.params for row in drawn],
-            lambda index, attempt: uniform(drawn[index].seed, drawn[index].position, attempt),
-        )
-        tokens = picked if place is None else tokens.index_copy_(0, place, picked)
-    return _unless_broken(highest, tokens)
+    if not chosen:
+        return logits.argmax(dim=-1)
+    if len(chosen) == len(rows):
+        return _draw(logits, highest, rows, None)
+    tokens, place = logits.argmax(dim=-1), on_device(chosen, logits.device)
+    return tokens.index_copy_(0, place, _draw(logits, highest, [rows[index] for index in chosen], place))
+
+
+def _draw(logits: Tensor, highest: Tensor, rows: Seq[SamplingRow], place: Tensor | None) -> Tensor:
+    """`place`: where the rows are in `logits`; None: they are all."""
+    return draw(
+        _weights(logits, highest, rows, place),
+        [row.params for row in rows],
+        lambda index, attempt: uniform(rows[index].seed, rows[index].position, attempt),
+    )
 
 
 def uniform(seed: int, position: int, attempt: int = 0) -> float:
@@ -98,11 +144,11 @@ def _mix(state: int) -> int:
 
 
 def _weights(logits: Tensor, highest: Tensor, rows: Seq[SamplingRow], place: Tensor | None) -> Tensor:
-    """What softmax divides by its sum, at each row's temperature: `[len(rows), vocab]` float32, the highest 1.
+    """What softmax divides by its sum, at each row's temperature: `[len(rows), vocab]`, the highest 1.
 
     The maximum goes first: no overflow. `place`: where the rows are in `logits`; None: they are all.
     """
     if place is not None:
         logits, highest = logits.index_select(0, place), highest.index_select(0, place)
     temperature = on_device([max(row.params.temperature, _LEAST_TEMPERATURE) for row in rows], logits.device)
-    return logits.sub_(highest[:, None]).float().div_(temperature[:, None]).exp_()
+    return logits.sub_(highest[:, None]).div_(temperature[:, None]).exp_()

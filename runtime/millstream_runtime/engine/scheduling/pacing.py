@@ -1,15 +1,16 @@
-"""How much of prompts a step may compute while answers are generated, so that these do not stutter.
+"""How much of prompts a step may compute while answers are generated.
 
-A prompt's chunk makes the step longer for every decode that shares it. The bound here is on time, not on tokens: what a
-token of a prompt costs depends on the model, the machine and on how much context it attends to, so it is measured.
+A prompt makes the step longer for every answer that shares it. So a step with prompts is to last at most the target of
+the inter-token latency (ITL), or three decode steps where that is more. Within that, prompts enter whole and together;
+a prompt that takes longer enters chunk by chunk. The bound is on time, not on tokens: what a token of a prompt costs
+depends on the model, the machine and the context it attends to, so it is measured.
 
-    allowed work     what fits into (target ratio - 1) decode steps at the measured cost
-    most tokens      of a chunk: the allowed work, or where that is too small a chunk to compute well, more tokens, of
-                     which a step computes some layers only (see `layered_prefill`)
-    layers           of a chunk so chosen, what fits into the step
+    step       | decodes | prompts ...............|
+               |<- measured ->|<- allowed work × measured seconds per work ->|
+               |<---------------- target ITL ------------------------------->|
 
 `Pace` learns from the steps that ran; the arithmetic is pure. No torch, no clock. Sarathi-Serve (Agrawal et al. 2024,
-arXiv 2403.02310) chooses one chunk size ahead of time; here it follows what was measured.
+arXiv 2403.02310) chooses one chunk size ahead of time from such a target; here it follows what was measured.
 """
 
 from __future__ import annotations
@@ -17,28 +18,20 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from millstream_runtime.engine.scheduling.prompt_budget import PromptBudget, work
+from millstream_runtime.engine.scheduling.scheduler import Chunk
 from millstream_runtime.models.config.model_config import ModelConfig
 
-# The mean mixed step is to last this many decode steps. The promise is 4 at the 99th percentile: the rest is for noise,
-# and where steps are seen to miss their prediction by more than that, the mean gives way, down to LEAST_TARGET_RATIO.
-TARGET_RATIO = 3.2
-PROMISED_RATIO = 4.0
-LEAST_TARGET_RATIO = 1.6  # noise that shorter chunks cannot cure must not keep prompts out
-MIXED_STEPS_REMEMBERED = 64
-LEAST_MIXED_STEPS = 16  # before their spread means anything
-DECODE_STEPS_REMEMBERED = 64
-LEAST_PROMPT_TOKENS = 8  # every prompt makes progress
-# Fewer queries than this read the keys before them at a worse rate: then a step computes some layers of this many
-# tokens rather than all layers of fewer.
-EFFICIENT_PROMPT_TOKENS = 16
-FIRST_WORK = 32.0  # before anything is known of what it costs
-GROWTH_LIMIT = 2.0  # from one mixed step to the next: what is only predicted is approached, not jumped at
-SMOOTHING = 0.4  # weight of the newest measurement
-LEAST_WORK = 8.0  # what growth begins from, however little the last step had to do
-FULL_SLICES = 0.9
-TOLERANCE = 0.1  # a chunk that misses the allowed work by so little is computed as if it did not
+LEAST_RATIO = 3.0  # decode steps that a step with prompts may last, where that is more than the target
+DECODE_STEPS_REMEMBERED = 5
+MIXED_STEPS_PER_DECODE_STEP = 32  # where a load never pauses: one step in 32 measures decodes
+DECAY = 0.8  # of what mixed steps have shown, from one to the next
+FIRST_WORK = 64.0  # before anything is known of what it costs
+GROWTH_LIMIT = 2.0  # beyond the largest work that was timed: what is only predicted is approached, not jumped at
+LEAST_PROMPT_SHARE = 0.05  # of a mixed step's time: a step that seems to have cost nothing was a slow decode before
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +39,8 @@ class StepTime:
     """What one step computed, and how long it took."""
 
     num_decodes: int
-    prompt_work: float  # of prompts, see `work`; of a chunk in slices the share of the layers
+    prompt_work: float  # see `prompt_budget.work`
     seconds: float
-    decode_seconds: float | None = None  # of these, where a step computes its decodes first and measures them
 
 
 def balance_tokens(config: ModelConfig) -> float:
@@ -62,38 +54,32 @@ def balance_tokens(config: ModelConfig) -> float:
     return linear / (2 * query)  # scores and values, each one multiplication a token of context and element of a query
 
 
-def work(num_tokens: float, context_tokens: int, balance_tokens: float) -> float:
-    """Return the cost of a chunk in tokens without context. Each token attends to those before it."""
-    return num_tokens * (1 + (context_tokens + num_tokens / 2) / balance_tokens)
-
-
-def tokens_within(allowed_work: float, context_tokens: int, balance_tokens: float) -> int:
-    """Return the most tokens behind `context_tokens` that fit: the positive root of `work(n) = allowed_work`."""
-    half = 1 + context_tokens / balance_tokens
-    return int(balance_tokens * (math.sqrt(half * half + 2 * allowed_work / balance_tokens) - half))
-
-
-def evenly(num_layers: int, most: int) -> int:
-    """Return layers per slice, at most `most`, so that the last slice of `num_layers` is little smaller than others.
-
-    The most of those that leave no more than a tenth of the slices unused: of 5 layers not 4 (4 and 1), nor 3, but 1.
-    """
-    return next(one for one in range(most, 0, -1) if num_layers / (one * -(-num_layers // one)) >= FULL_SLICES)
-
-
 class Pace:
-    """Learns how long steps take. `observe` after each; `most_tokens` and `layers` before each that decodes share."""
+    """Learns how long steps take. `observe` after each, `budget` before each."""
 
-    def __init__(self, balance_tokens: float, num_layers: int, target_ratio: float = TARGET_RATIO) -> None:
+    def __init__(self, balance_tokens: float, target_itl_seconds: float) -> None:
         self._balance_tokens = balance_tokens
-        self._num_layers = num_layers
-        self._target_ratio = target_ratio
+        self._target_itl_seconds = target_itl_seconds
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the times of the steps so far."""
         self._decode_seconds: deque[float] = deque(maxlen=DECODE_STEPS_REMEMBERED)
-        self._typical_decode_seconds: float | None = None  # the median of these, until the next is added
-        self._decode_seconds_now: float | None = None  # as their contexts have grown since
-        self._seconds_per_work: float | None = None
-        self._misses: deque[float] = deque(maxlen=MIXED_STEPS_REMEMBERED)  # of mixed steps: seconds over predicted
-        self._largest_work = FIRST_WORK
+        # Sums over mixed steps, older ones less: so a step weighs by the work it had, and what a short prompt costs
+        # beyond its tokens says little.
+        self._prompt_seconds = self._prompt_work = 0.0
+        self._largest_work = 0.0
+        self._mixed_steps = 0  # since the last decode step
+
+    def step_time(self, chunks: Iterable[Chunk]) -> StepTime:
+        """What a step is about to compute, its seconds still 0."""
+        decodes, prompt_work = 0, 0.0
+        for sequence, num_tokens in chunks:
+            if num_tokens == 1:
+                decodes += 1
+            else:
+                prompt_work += work(num_tokens, sequence.num_computed_tokens, self._balance_tokens)
+        return StepTime(decodes, prompt_work, seconds=0.0)
 
     def observe(self, step: StepTime) -> None:
         """Learn from a step that has run. Steps of prompts alone are ignored: they run at another efficiency."""
@@ -101,65 +87,28 @@ class Pace:
             return
         if not step.prompt_work:
             self._decode_seconds.append(step.seconds)
-            self._typical_decode_seconds = self._decode_seconds_now = None
+            self._mixed_steps = 0
             return
-        if not self._decode_seconds:
-            return
-        decode_seconds = self._now() if step.decode_seconds is None else step.decode_seconds
-        extra_seconds = max(step.seconds - decode_seconds, 0.05 * step.seconds)
-        measured = extra_seconds / step.prompt_work
-        known = self._seconds_per_work
-        if known is not None:
-            self._misses.append(step.seconds / (self._now() + known * step.prompt_work))
-        self._seconds_per_work = measured if known is None else known + SMOOTHING * (measured - known)
-        self._largest_work = GROWTH_LIMIT * max(step.prompt_work, LEAST_WORK)
-        self._decode_seconds_now = self._now() + SMOOTHING * (decode_seconds - self._now())
+        self._mixed_steps += 1
+        seconds = max(step.seconds - self._decode(), LEAST_PROMPT_SHARE * step.seconds)
+        self._prompt_seconds = DECAY * self._prompt_seconds + seconds
+        self._prompt_work = DECAY * self._prompt_work + step.prompt_work
+        self._largest_work = max(self._largest_work, step.prompt_work)
 
-    def work(self, num_tokens: int, context_tokens: int) -> float:
-        """Of a chunk, in tokens without context."""
-        return work(num_tokens, context_tokens, self._balance_tokens)
-
-    def most_tokens(self, context_tokens: int) -> int | None:
-        """Return how many tokens of prompts the next step, which has decodes, may compute in all or some layers.
-
-        None is no bound: no decode was timed yet. `context_tokens`: computed tokens of the longest of the prompts.
-        """
-        if not self._decode_seconds:
-            return None
-        most_layers = self.layers(self.work(EFFICIENT_PROMPT_TOKENS, context_tokens))
-        # In a step that computes `most_layers` of its layers, this chunk is the allowed work.
-        chunk_work = self._allowed_work() * self._num_layers / evenly(self._num_layers, most_layers)
-        return max(LEAST_PROMPT_TOKENS, tokens_within(chunk_work, context_tokens, self._balance_tokens))
-
-    def layers(self, prompt_work: float) -> int:
-        """Return how many layers the next step, which has decodes, may compute of chunks of `prompt_work`."""
-        if not self._decode_seconds:
-            return self._num_layers
-        share = (1 + TOLERANCE) * self._allowed_work() / prompt_work
-        return max(1, min(self._num_layers, int(share * self._num_layers)))
+    def budget(self, max_tokens: int) -> PromptBudget:
+        """Return what the next step, if it has decodes or several prompts, may compute of prompts."""
+        if self._mixed_steps >= MIXED_STEPS_PER_DECODE_STEP:  # one token of a prompt costs what a decode costs
+            return PromptBudget(max_tokens, 1.0, self._balance_tokens, least_tokens=1)
+        return PromptBudget(max_tokens, self._allowed_work(), self._balance_tokens)
 
     def _allowed_work(self) -> float:
-        """Work on prompts that fits into the next step."""
-        if not self._seconds_per_work:  # a clock too coarse to see a chunk sees no reason to bound it either
-            return self._largest_work
-        left_seconds = self._mean_ratio() * self._typical() - self._now()
-        seconds = max(left_seconds, (LEAST_TARGET_RATIO - 1) * self._now())
-        return min(self._largest_work, seconds / self._seconds_per_work)
+        most = max(FIRST_WORK, GROWTH_LIMIT * self._largest_work)
+        if not self._prompt_seconds:  # nothing timed, or by a clock too coarse to see a chunk
+            return most if not self._prompt_work else math.inf
+        decode = self._decode()
+        seconds = max(self._target_itl_seconds, LEAST_RATIO * decode) - decode
+        return min(most, seconds * self._prompt_work / self._prompt_seconds)
 
-    def _mean_ratio(self) -> float:
-        """Return how many decode steps the mean mixed step may last, so that slow ones keep the promise too.
-
-        The fourth slowest of 64 stands for these: one to three slow steps say nothing about the next.
-        """
-        if len(self._misses) < LEAST_MIXED_STEPS:
-            return self._target_ratio
-        slow = sorted(self._misses)[-2 - len(self._misses) // 32]
-        return min(self._target_ratio, max(LEAST_TARGET_RATIO, PROMISED_RATIO / slow))
-
-    def _now(self) -> float:
-        return self._typical() if self._decode_seconds_now is None else self._decode_seconds_now
-
-    def _typical(self) -> float:
-        if self._typical_decode_seconds is None:
-            self._typical_decode_seconds = statistics.median(self._decode_seconds)
-        return self._typical_decode_seconds
+    def _decode(self) -> float:
+        """Seconds of a decode step; 0 where none was timed, so that prompts seem to cost more."""
+        return statistics.median(self._decode_seconds) if self._decode_seconds else 0.0

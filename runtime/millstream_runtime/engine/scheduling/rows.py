@@ -1,13 +1,15 @@
 """Rows: the batch slots of running sequences. Each row has a region of the KV pool (see `block_manager`).
 
 Neighbouring rows make quick decodes (one strided view covers them), so clean rows are allocated lowest first. A row
-whose region holds a cached prefix is allocated only when none is clean, the least recently used first, since that
-overwrites the cache. A sequence that hits this prefix gets the row again, so that all its blocks are in its region.
+whose region begins with a cached prefix is allocated only when none is clean, the least recently used first: a sequence
+there cannot start where the region does. A sequence that hits this prefix gets the row again, so that nobody else takes
+the blocks behind it.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Container
 
 
 class Rows:
@@ -37,3 +39,13 @@ class Rows:
             self._cached[row] = None
         else:
             heapq.heappush(self._clean, row)
+
+
+def longest_run(free: Container[int], start: int, stop: int) -> int | None:
+    """The first block of the longest run of free blocks from `start` up to `stop`; None where none is free."""
+    best, best_length, length = None, 0, 0
+    for block in range(start, stop):
+        length = length + 1 if block in free else 0
+        if length > best_length:
+            best, best_length = block - length + 1, length
+    return best

@@ -12,18 +12,20 @@ queues and applies the plan.
 
 No deadlock: the pool holds at least one sequence of the greatest length, and the first running sequence in order is
 never preempted, so it always ends. No starvation: the order is the arrival plus the priority's head start (see
-`Sequence.order`), admission is strictly in that order, and after finitely many arrivals every newcomer comes behind.
+`Sequence.order`), room in the pool is given in that order, `prompt_budget` divides each step so that long and short
+prompts do not block each other, and after finitely many arrivals every newcomer comes behind.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
+from millstream_runtime.engine.scheduling.prompt_budget import PromptBudget, PromptNeed, divide
 from millstream_runtime.engine.scheduling.rows import Rows
 from millstream_runtime.engine.scheduling.sequence import Sequence
 
@@ -43,6 +45,10 @@ class Chunk(NamedTuple):
         return self.num_tokens == self.sequence.num_uncomputed_tokens
 
 
+BudgetOf = Callable[[int], PromptBudget]
+"""Returns what a step may compute of prompts, if it may compute this many tokens: `Pace.budget`, or tokens alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerState:
     """All that a plan depends on. `running` and `waiting` are sorted by `Sequence.order`."""
@@ -52,8 +58,7 @@ class SchedulerState:
     waiting: list[Sequence]
     num_free_rows: int
     max_num_batched_tokens: int
-    max_prompt_tokens: int | None = None  # of a step that decodes share (see `pacing`); None is no bound of its own
-    partial: Collection[Sequence] = ()  # prompts with a chunk of which some layers are computed (`layered_prefill`)
+    budget_of: BudgetOf = PromptBudget  # for the prompts of a step that others share
 
 
 @dataclass(slots=True)
@@ -71,28 +76,18 @@ class StepPlan:
 
 
 def schedule(state: SchedulerState) -> StepPlan:
-    """Choose the chunks of the next step: the running first, then as many of the waiting as fit, in order."""
+    """Choose the chunks of the next step: decodes first, then what fits of prompts, under way or waiting, in order."""
     builder = _PlanBuilder(state)
-    # Decodes come first, one token each, so that no prompt, however long, stalls an answer under way; and what prompts
-    # take of a step with decodes in it is bounded, so that it does not make one wait either.
+    # Decodes come first, one token each, so that no prompt, however long, stalls an answer under way.
     prompts: list[Sequence] = []
     for sequence in state.running:
-        if sequence.is_complete or sequence in state.partial:
-            continue  # it waits until its last step is read, or its chunk is done
+        if sequence.is_complete:
+            continue  # it waits until its last step is read
         if len(sequence.token_ids) - sequence.num_computed_tokens > 1:
             prompts.append(sequence)
         else:
-            builder.run(sequence)
-    if state.partial:
-        return builder.plan  # no other prompt is begun before that chunk is done
-    if builder.plan.chunks and state.max_prompt_tokens is not None:
-        builder.bound_prompts(state.max_prompt_tokens)
-    for sequence in prompts:
-        builder.run(sequence)
-    if not builder.plan.preempted:  # a preempted sequence must not return by preempting another
-        for sequence in state.waiting:
-            if not builder.admit(sequence):
-                break  # no overtaking: the first in the queue waits for room, and gets it
+            builder.decode(sequence)
+    builder.compute_prompts(prompts)
     return builder.plan
 
 
@@ -110,47 +105,89 @@ class _PlanBuilder:
         self._released: Counter[int] = Counter()  # by block: holders that the plan preempts
         self._reused: set[int] = set()  # evictable blocks that an admission of this plan holds again
 
-    def bound_prompts(self, max_prompt_tokens: int) -> None:
-        """Let the prompts, which are all that is left to plan, take at most this many tokens together."""
-        self._tokens_left = min(self._tokens_left, max_prompt_tokens)
+    def decode(self, sequence: Sequence) -> None:
+        """Plan the next token of a running sequence."""
+        if self._tokens_left and sequence not in self._preempted and self._take_blocks(sequence):
+            self.plan.chunks[sequence] = 1
+            self._tokens_left -= 1
 
-    def run(self, sequence: Sequence) -> None:
-        """Plan the next chunk of a running sequence, putting others back where the pool is short."""
-        num_tokens = min(len(sequence.token_ids) - sequence.num_computed_tokens, self._tokens_left)
-        if num_tokens == 0 or sequence in self._preempted:
+    def compute_prompts(self, running: list[Sequence]) -> None:
+        """Plan the next chunks of prompts under way, and admit as many of the waiting as have one."""
+        if not self._tokens_left or not (running or self._state.waiting):
             return
-        target_tokens = sequence.num_computed_tokens + num_tokens
-        if target_tokens > len(sequence.block_table) * self._blocks.block_size_tokens:
-            missing = self._blocks.missing_blocks(sequence, target_tokens)
+        needs = [
+            PromptNeed(one, one.num_uncomputed_tokens, one.num_computed_tokens)
+            for one in running
+            if one not in self._preempted and self._take_blocks(one)
+        ]
+        needs = [need for need in needs if need.sequence not in self._preempted]
+        is_shared = bool(self.plan.chunks) or len(needs) + len(self._state.waiting) > 1
+        budget = (self._state.budget_of if is_shared else PromptBudget)(self._tokens_left)
+        hits: dict[Sequence, list[int]] = {}
+        if not self.plan.preempted:  # the preempted must not return by preempting another
+            hits = self._reserve_for_waiting(budget, needs)
+        for sequence, num_tokens in divide(budget, needs).items():
+            self.plan.chunks[sequence] = num_tokens
+            if sequence in hits:
+                self.plan.admitted[sequence] = hits[sequence]
+
+    def _reserve_for_waiting(self, budget: PromptBudget, needs: list[PromptNeed]) -> dict[Sequence, list[int]]:
+        """Add the waiting for whom there is a row and blocks to `needs`, in order, until the budget is used.
+
+        Room is set aside for each, also for a long prompt that has no chunk in this step: those behind it that have one
+        take nothing that it needs. The first for whom there is no room waits for it, and nothing overtakes it. Returns
+        the cached blocks of each.
+        """
+        short = [need for need in needs if not budget.is_long(need)]
+        tokens_left = budget.tokens - sum(need.num_tokens for need in short)
+        work_left = budget.work - sum(budget.cost(need.num_tokens, need.context_tokens) for need in short)
+        admissible: dict[Sequence, list[int]] = {}
+        for sequence in self._state.waiting:
+            if tokens_left <= 0 or work_left <= 0:
+                break
+            hits = self._reserve(sequence, is_first=not self._state.running and not admissible)
+            if hits is None:
+                break
+            context_tokens = len(hits) * self._blocks.block_size_tokens
+            need = PromptNeed(sequence, len(sequence.token_ids) - context_tokens, context_tokens)
+            needs.append(need)
+            admissible[sequence] = hits
+            if not budget.is_long(need):
+                tokens_left -= need.num_tokens
+                work_left -= budget.cost(need.num_tokens, context_tokens)
+        return admissible
+
+    def _reserve(self, sequence: Sequence, *, is_first: bool) -> list[int] | None:
+        """Set a row and blocks aside for a waiting sequence; return its cached blocks, or None where it has no room."""
+        if not self._rows_left:
+            return None
+        hits = self._blocks.match_prefix(sequence)
+        held = hits[self._blocks.num_passed(len(hits) * self._blocks.block_size_tokens) :]
+        reused = [block for block in held if block not in self._reused and not self._blocks.is_held(block)]
+        # It gets the blocks of all its known tokens at once, so that no prompt preempts itself half-way.
+        fresh_blocks = self._blocks.blocks_for(len(sequence.token_ids)) - len(hits)
+        spare_blocks = 0 if is_first else max(1, self._blocks.num_blocks * WATERMARK_PERCENT // 100)
+        if fresh_blocks + len(reused) + spare_blocks > self._blocks_left:
+            return None
+        self._blocks_left -= fresh_blocks + len(reused)
+        self._rows_left -= 1
+        self._reused.update(reused)
+        return hits
+
+    def _take_blocks(self, sequence: Sequence) -> bool:
+        """Set the blocks of all known tokens of a running sequence aside, preempting others where the pool is short.
+
+        False: it is preempted itself.
+        """
+        num_tokens = len(sequence.token_ids)
+        if num_tokens > len(sequence.block_table) * self._blocks.block_size_tokens:
+            missing = self._blocks.missing_blocks(sequence, num_tokens)
             while missing > self._blocks_left:
                 victim = self._victim()
                 self._preempt(victim)
                 if victim is sequence:
-                    return
+                    return False
             self._blocks_left -= missing
-        self.plan.chunks[sequence] = num_tokens
-        self._tokens_left -= num_tokens
-
-    def admit(self, sequence: Sequence) -> bool:
-        """Plan the first chunk of a waiting sequence; False if there is no room for it."""
-        if not self._tokens_left or not self._rows_left:
-            return False
-        hits = self._blocks.match_prefix(sequence)
-        reused = [block for block in hits if block not in self._reused and not self._blocks.is_held(block)]
-        # It gets the blocks of all its known tokens at once, so that no prompt preempts itself half-way.
-        fresh_blocks = self._blocks.blocks_for(len(sequence.token_ids)) - len(hits)
-        spare_blocks = max(1, self._blocks.num_blocks * WATERMARK_PERCENT // 100)
-        if not self._state.running and not self.plan.admitted:
-            spare_blocks = 0
-        if fresh_blocks + len(reused) + spare_blocks > self._blocks_left:
-            return False
-        num_uncomputed = len(sequence.token_ids) - len(hits) * self._blocks.block_size_tokens
-        self.plan.chunks[sequence] = min(num_uncomputed, self._tokens_left)
-        self.plan.admitted[sequence] = hits
-        self._tokens_left -= self.plan.chunks[sequence]
-        self._blocks_left -= fresh_blocks + len(reused)
-        self._rows_left -= 1
-        self._reused.update(reused)
         return True
 
     def _victim(self) -> Sequence:
@@ -204,11 +241,10 @@ class Scheduler:
         else:
             self._release(sequence)
 
-    def plan(self, max_prompt_tokens: int | None = None, partial: Collection[Sequence] = ()) -> StepPlan:
+    def plan(self, budget_of: BudgetOf = PromptBudget) -> StepPlan:
         """Return what the next step should be; nothing is changed.
 
-        `max_prompt_tokens` bounds the tokens of prompts in a step that has decodes. `partial` sequences have a chunk in
-        progress, which is not part of the plan.
+        `budget_of` bounds the prompts of a step that has decodes or several prompts.
         """
         state = SchedulerState(
             self._blocks,
@@ -216,17 +252,15 @@ class Scheduler:
             self._waiting,
             len(self._free_rows),
             self._max_num_batched_tokens,
-            max_prompt_tokens,
-            partial,
+            budget_of,
         )
         return schedule(state)
 
-    def apply(self, plan: StepPlan, *, publish_prompts: bool = True) -> list[Chunk]:
+    def apply(self, plan: StepPlan) -> list[Chunk]:
         """Prepare a step that was planned just now: rows, blocks and cached tokens are in place when this returns.
 
         No sequence that it preempts has a step in flight. The caller launches every chunk and then calls `advance`,
-        before it plans again. Without `publish_prompts`, chunks of several tokens may take more steps than this one:
-        their blocks are not in the prefix cache before `advance`.
+        before it plans again.
         """
         for sequence in plan.preempted:
             self._preempt(sequence)
@@ -244,23 +278,29 @@ class Scheduler:
             target_tokens = sequence.num_computed_tokens + num_tokens
             if target_tokens > len(sequence.block_table) * block_size_tokens:
                 self._blocks.allocate(sequence, target_tokens)
-            may_publish = publish_prompts or num_tokens == 1
-            if target_tokens >= (sequence.num_published_blocks + 1) * block_size_tokens and may_publish:
+            if target_tokens >= (sequence.num_published_blocks + 1) * block_size_tokens:
                 self._blocks.publish(sequence, target_tokens)
             chunks.append(Chunk(sequence, num_tokens))
         return chunks
 
     def advance(self, chunks: Iterable[Chunk]) -> None:
-        """Count the chunks' tokens as computed: what the device is given from now on comes after them.
-
-        Blocks of chunks that were applied without `publish_prompts` are published here. That comes before blocks
-        outside the window are freed: no block is ever both free and cached.
-        """
+        """Count the chunks' tokens as computed: what the device is given from now on comes after them."""
         for sequence, num_tokens in chunks:
             sequence.num_computed_tokens += num_tokens
-            if num_tokens > 1:
-                self._blocks.publish(sequence, sequence.num_computed_tokens)
             self._blocks.free_outside_window(sequence)
+
+    def roll_back(self, plan: StepPlan) -> None:
+        """Undo a step that was applied and failed before it was computed; its tokens are planned again.
+
+        What it published is in no block. Sequences that it admitted may share such blocks, so they wait again.
+        """
+        for sequence in plan.chunks:
+            sequence.forget_expected_prompt_logprobs()
+            if sequence.row is not None:
+                self._blocks.unpublish_uncomputed(sequence)
+        for sequence in plan.admitted:
+            if sequence.row is not None:
+                self._preempt(sequence)
 
     def recompute(self, sequence: Sequence) -> None:
         """Free the blocks of a running sequence whose keys have all become stale (longrope); it keeps its row.
@@ -274,7 +314,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence, hits: list[int]) -> None:
         """Move a sequence from waiting to running, with the cached blocks that were found for it."""
         del self._waiting[bisect.bisect_left(self._waiting, _order(sequence), key=_order)]
-        sequence.row = self._free_rows.allocate(self._blocks.row_of_region(hits[0]) if hits else None)
+        sequence.row = self._free_rows.allocate(self._blocks.row_of_region(hits[-1]) if hits else None)
         bisect.insort(self.running, sequence, key=_order)
         self._blocks.attach_cached(sequence, hits)
 

@@ -44,7 +44,6 @@ class Sequence:
     num_cached_tokens: int = 0  # found in the prefix cache at the first admission
     num_lost_tokens: int = 0  # computed before the last preemption
     scheduled_at_seconds: float | None = None  # first admission, by the engine's clock
-    token_counts: dict[int, int] | None = None  # penalised only: times generated; 0 for a token of the prompt alone
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     processors: tuple[LogitsProcessor, ...] = ()
     is_plain_greedy: bool = False  # sampled by the argmax alone
@@ -60,8 +59,6 @@ class Sequence:
         # A priority is a head start counted in arrivals, not a class of its own: so it cannot starve others.
         self.order = self.arrival + PRIORITY_STRIDE_ARRIVALS * self.request.priority
         self.is_plain_greedy = params.is_plain_greedy and not self.processors
-        if params.is_penalised:
-            self.token_counts = dict.fromkeys(self.token_ids, 0) if params.repetition_penalty != 1.0 else {}
 
     def expect(self) -> None:
         """Add a token that a launched step samples."""
@@ -72,13 +69,16 @@ class Sequence:
         """Fill in the oldest token that was expected."""
         self.token_ids[self.num_read_tokens] = token_id
         self.num_unread_tokens -= 1
-        if self.token_counts is not None:
-            self.token_counts[token_id] = self.token_counts.get(token_id, 0) + 1
 
     def append(self, token_id: int) -> None:
         """Add a sampled token."""
         self.expect()
         self.accept(token_id)
+
+    def forget_expected_prompt_logprobs(self) -> None:
+        """Drop the places of log-probabilities that a failed step was to fill. All steps before it are read."""
+        while len(self.prompt_logprobs) > 1 and self.prompt_logprobs[-1] is None:
+            self.prompt_logprobs.pop()
 
     @property
     def num_read_tokens(self) -> int:

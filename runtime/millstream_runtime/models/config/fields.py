@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.strict_json import read_strict_json
 
 INTEGER_LIMIT = 1 << 31  # larger than any size of any model, small enough that no arithmetic on it surprises
 
@@ -23,6 +24,11 @@ class Fields:
     def __contains__(self, name: str) -> bool:
         """Whether the file has the field, `null` included."""
         return name in self._values
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """All fields as the file has them."""
+        return self._values
 
     def get(self, name: str, default: object = None) -> Any:
         return self._values.get(name, default)
@@ -76,7 +82,8 @@ class Fields:
 
     def section(self, name: str) -> Fields | None:
         """The fields of an object within this one; None where it is absent or empty."""
-        value = self._values.get(name) or {}
+        value = self._values.get(name)
+        value = {} if value is None else value
         if not isinstance(value, dict):
             raise self.invalid(name, f"{_short(value)}; it must be an object")
         return Fields(self.path, value, prefix=f"{self._prefix}{name}.") if value else None
@@ -98,7 +105,7 @@ def _short(value: object) -> str:
 
 def _read_json_object(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_strict_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RuntimeFailure(
             FailureReason.CHECKPOINT_INVALID,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from millstream_runtime.context_limit import extended_context_tokens
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.rope_config import RopeConfig, read_rope
@@ -40,7 +41,13 @@ class ModelConfig:
     max_position_embeddings: int
     eos_token_ids: frozenset[int]
     max_model_len: int  # prompt and answer together; starts as max_position_embeddings, the engine may lower it
+    extended_context_tokens: int | None = None  # what rope scaling allows beyond max_position_embeddings
     windows: tuple[int | None, ...] = ()  # by layer: how far back a token sees, itself included; () is no limit at all
+
+    @property
+    def longest_context_tokens(self) -> int:
+        """The largest `max_model_len` that may be asked for."""
+        return self.extended_context_tokens or self.max_position_embeddings
 
     def window(self, layer: int) -> int | None:
         """How many tokens, itself included, a token of this layer sees; None is all."""
@@ -122,6 +129,7 @@ def common_fields(
         raise fields.invalid("num_key_value_heads", f"{num_kv_heads}; it must divide num_attention_heads ({num_heads})")
     if head_dim % 2:
         raise fields.invalid("head_dim", f"{head_dim}; rotary embedding needs an even number")
+    max_position_embeddings = fields.integer("max_position_embeddings", 2048)
     return {
         "architecture": architecture_of(fields),
         "vocab_size": fields.integer("vocab_size"),
@@ -137,9 +145,10 @@ def common_fields(
         "attention_bias": fields.flag("attention_bias"),
         "mlp_bias": fields.flag("mlp_bias"),
         "checkpoint_dtype": str(fields.get("dtype") or fields.get("torch_dtype") or "float32"),
-        "max_position_embeddings": fields.integer("max_position_embeddings", 2048),
+        "max_position_embeddings": max_position_embeddings,
+        "extended_context_tokens": extended_context_tokens(fields.values, max_position_embeddings),
         "eos_token_ids": _eos_token_ids(fields),
-        "max_model_len": fields.integer("max_position_embeddings", 2048),
+        "max_model_len": max_position_embeddings,
     }
 
 
@@ -168,8 +177,10 @@ def windows_of(fields: Fields, window: int | None, default_types: Sequence[str])
 
 def _refuse_unsupported(fields: Fields, activation_field: str, activation: str) -> None:
     quantization = fields.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
+    if quantization is not None and quantization != {}:
+        if not isinstance(quantization, dict):
+            raise fields.invalid("quantization_config", f"{quantization!r:.80}; it must be an object, or absent")
+        method = quantization.get("quant_method", "unknown")
         raise fields.unsupported("quantization_config.quant_method", method, "unquantised weights")
     if fields.get(activation_field, activation) != activation:
         raise fields.unsupported(activation_field, fields.get(activation_field), activation)

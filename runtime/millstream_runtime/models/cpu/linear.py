@@ -1,6 +1,6 @@
 """A linear layer on a CPU, where the layout of a weight decides what a product costs. No layout is best for all:
 
-float32, room for a copy    as in the checkpoint for one row, in oneDNN's blocks for more    `two_layouts`
+float32, room for a copy    oneDNN's blocks; one row on several threads by the checkpoint's    `two_layouts`
 otherwise                   `[in, out]`: `x @ W` walks memory in order; in parts on several threads `split_product`
 float16 holds the weight    copies of half the size in addition, for steps of few rows        `half_weights`
 """

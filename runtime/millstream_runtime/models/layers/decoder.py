@@ -72,27 +72,22 @@ class Decoder:
         )
         self.weight_bytes = weights.num_bytes
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """`token_ids`, `positions`: `[T]` int64; positions are shifted by `ModelConfig.rotary_offset`.
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, attention: Attention, num_layers: int | None = None
+    ) -> Tensor:
+        """`token_ids`, `positions`: `[T]` int64; positions are shifted by `ModelConfig.rotary_offset`. `num_layers`:
+        only the first layers are computed, to measure them.
 
         Returns the last layer's residual stream `[T, hidden]`, not normed.
         """
-        residual, step = self.begin(token_ids, positions, attention)
-        self.pass_layers(residual, step, 0, self.config.num_layers)
-        return residual
-
-    def begin(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> tuple[Tensor, Step]:
-        """What is before the first layer, of `forward`'s arguments: the embedded tokens, and what all layers share."""
         rotations = [
             (cos.index_select(0, positions).unsqueeze(1), sin.index_select(0, positions).unsqueeze(1))
             for cos, sin in self._tables
         ]
-        return self._embed(token_ids), Step(rotations, attention)
-
-    def pass_layers(self, residual: Tensor, step: Step, first: int, end: int) -> None:
-        """Change the residual stream in place, by the layers from `first` up to `end`."""
-        for layer in self._layers[first:end]:
+        residual, step = self._embed(token_ids), Step(rotations, attention)
+        for layer in self._layers[:num_layers]:
             layer(residual, step)
+        return residual
 
     def logits(self, residual: Tensor) -> Tensor:
         """`[rows, hidden]` from `forward` to `[rows, vocab]`, in the model's dtype; on ranks beyond 0 no rows."""

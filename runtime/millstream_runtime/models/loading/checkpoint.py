@@ -21,11 +21,16 @@ from torch import Tensor
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 INDEX_NAME = "model.safetensors.index.json"
+LANGUAGE_MODEL_PREFIXES = (("language_model.model.", "model."), ("model.language_model.", "model."))
+HEAD_NAME = "lm_head.weight"
 FLOAT_DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # safetensors' names, and bytes an element
 
 
 class Checkpoint:
     """The tensors of a model folder by name. Use as a context manager: files stay mapped until it ends.
+
+    Of a model with a vision tower it has the language model, by the names of a model without one. `num_skipped`: how
+    many tensors it leaves out for that.
 
     Raises:
         RuntimeFailure: CheckpointInvalid, from the constructor (no or unreadable files) and from `read`.
@@ -34,11 +39,14 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files = {path: _open(path) for path in _safetensors_files(folder)}
-        self._file_of: dict[str, Path] = {
+        stored: dict[str, Path] = {
             name: path
             for path, file in self._files.items()
             for name in file.keys()  # noqa: SIM118 - not a mapping
         }
+        self._stored_name = names_of_language_model(stored)
+        self._file_of = {name: stored[stored_name] for name, stored_name in self._stored_name.items()}
+        self.num_skipped = len(stored) - len(self._file_of)
         self.bytes_read = 0
 
     def __enter__(self) -> Self:
@@ -60,7 +68,7 @@ class Checkpoint:
             path = self._file_of.get(name)
             if path is None:
                 raise _invalid(f"{self._folder}: tensor {name} {list(shape)} is missing from the checkpoint.")
-            view = self._files[path].get_slice(name)
+            view = self._slice(name)
             if tuple(view.get_shape()) != shape:
                 raise _invalid(
                     f"{path}: tensor {name} has shape {list(view.get_shape())}; config.json asks for {list(shape)}."
@@ -72,15 +80,18 @@ class Checkpoint:
 
     def element_bytes(self, name: str) -> int:
         """Of one tensor that `check` has passed."""
-        return FLOAT_DTYPES[self._files[self._file_of[name]].get_slice(name).get_dtype()]
+        return FLOAT_DTYPES[self._slice(name).get_dtype()]
 
     def read(self, name: str) -> Tensor:
         """One tensor on the CPU, in the file's own dtype; the data is the mapped file, so copy before changing it."""
-        return self._counted(name, lambda file: file.get_tensor(name))
+        return self._counted(name, lambda file: file.get_tensor(self._stored_name[name]))
 
     def read_cut(self, name: str, ranges: Sequence[tuple[range, ...]]) -> Tensor:
         """Of one tensor only `ranges`, for each dimension those that are kept, one after another; no other byte."""
-        return self._counted(name, lambda file: _cut(file.get_slice(name), ranges))
+        return self._counted(name, lambda file: _cut(file.get_slice(self._stored_name[name]), ranges))
+
+    def _slice(self, name: str) -> Any:
+        return self._files[self._file_of[name]].get_slice(self._stored_name[name])
 
     def _counted(self, name: str, read: Callable[[Any], Tensor]) -> Tensor:
         path = self._file_of[name]
@@ -90,6 +101,20 @@ class Checkpoint:
             raise _invalid(f"{path}: tensor {name} cannot be read: {error}.") from error
         self.bytes_read += tensor.numel() * tensor.element_size()
         return tensor
+
+
+def names_of_language_model(stored: Iterable[str]) -> dict[str, str]:
+    """Names as in a model without a vision tower, to those in the files. Where there is no tower they are the same.
+
+    language_model.model.layers.0...    language_model.lm_head.weight    as published
+    model.language_model.layers.0...    lm_head.weight                   as transformers writes it since 4.52
+    """
+    names = {name: name for name in stored}
+    for prefix, plain in LANGUAGE_MODEL_PREFIXES:
+        if any(name.startswith(f"{prefix}layers.") for name in names):
+            heads = {name.removeprefix("language_model."): name for name in names if name.endswith(HEAD_NAME)}
+            return heads | {plain + name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+    return names
 
 
 def check_finite(name: str, tensor: Tensor) -> None:

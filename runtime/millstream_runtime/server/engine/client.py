@@ -20,6 +20,7 @@ from millstream_runtime.boot import BootLedger, Phase
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.kv.pool_size import MemoryUse
 from millstream_runtime.engine.request import EngineStats, Request
+from millstream_runtime.engine.step_times import TimedStep
 from millstream_runtime.engine_process.messages import (
     Abort,
     Command,
@@ -117,6 +118,7 @@ class EngineClient:
         self.model_limits: ModelLimits | None = None  # known once an engine has sized its KV cache
         self.memory: MemoryUse | None = None  # likewise
         self.threads: tuple[StepThreads, ...] = ()  # once one has warmed up
+        self.step_times: tuple[TimedStep, ...] = ()  # likewise
 
     def start(self) -> None:
         """Launch the first engine."""
@@ -157,7 +159,7 @@ class EngineClient:
 
     def abort(self, request_id: str) -> None:
         """End a generation early and free its KV blocks; nothing reaches its queue after this."""
-        if self._queues.pop(request_id, None) is not None and self._connection is not None:
+        if self._remove(request_id) is not None and self._connection is not None:
             self._connection.send(Abort(request_id))
 
     def abort_all(self, failure: Exception) -> None:
@@ -194,15 +196,15 @@ class EngineClient:
                 self._ledger.read_weights(progress)
             case Loaded():
                 self._on_loaded(event)
-            case Ready(stats, at_seconds, warm_up_seconds, threads):
-                self.threads = threads
+            case Ready(stats, at_seconds, warm_up_seconds, threads, step_times):
+                self.threads, self.step_times = threads, step_times
                 self.stats, self._last_step_at_seconds = stats, at_seconds
                 self.heartbeat_latency_seconds = warm_up_seconds
                 self.is_ready, self.failure = True, None
                 self._watchdog.start()
                 self.on_ready()
             case Refused(request_id, message):
-                queue = self._queues.pop(request_id, None)
+                queue = self._remove(request_id)
                 if queue is not None:
                     queue.fail(RuntimeFailure(FailureReason.RUNTIME_CRASHED, message))
             case Failed():
@@ -250,7 +252,7 @@ class EngineClient:
             if queue is None:
                 continue  # aborted while the step ran
             if output.finish_reason is not None:
-                del self._queues[output.request_id]
+                self._remove(output.request_id)
             queue.put(step.at_seconds, output)
         if progressed or not self._queues:  # an idle engine that answers is alive; a busy one must complete steps
             self._watchdog.step_completed(is_busy=bool(self._queues))
@@ -288,6 +290,13 @@ class EngineClient:
     def _fail_all(self, failure: RuntimeFailure) -> None:
         self.is_ready, self.failure = False, failure
         self._watchdog.stop()
-        for queue in self._queues.values():
+        for request_id, queue in list(self._queues.items()):
             queue.fail(failure)
-        self._queues.clear()
+            self._remove(request_id)
+
+    def _remove(self, request_id: str) -> OutputQueue | None:
+        """Forget a generation that the engine is done with; None: it was no longer known."""
+        queue = self._queues.pop(request_id, None)
+        if queue is not None:
+            queue.generation_ended()
+        return queue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from millstream_runtime.engine.request import TokenOutput
 
@@ -10,9 +11,11 @@ from millstream_runtime.engine.request import TokenOutput
 class OutputQueue:
     """Used on the event loop only, so it needs no lock."""
 
-    def __init__(self, tokens_per_wakeup: int = 1) -> None:
-        """`tokens_per_wakeup`: wake the task once this many have arrived. A first or last token wakes it at once."""
+    def __init__(self, tokens_per_wakeup: int = 1, on_generation_ended: Callable[[], None] = lambda: None) -> None:
+        """`tokens_per_wakeup`: wake the task once this many have arrived. A first or last token wakes it at once.
+        `on_generation_ended`: called for each generation that the engine is done with, also while the task is busy."""
         self._tokens_per_wakeup = tokens_per_wakeup
+        self.generation_ended = on_generation_ended
         self._arrived: list[tuple[float, TokenOutput]] = []
         self._failure: Exception | None = None
         self._is_due = False  # the task has something to wake for

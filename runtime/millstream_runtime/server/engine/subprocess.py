@@ -7,34 +7,43 @@ twice: as the end of the stream, after which no event can come, and through `wai
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections import deque
 
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.engine.host_limits import oom_kills
 from millstream_runtime.engine_process.framing import FrameReader, FramingError, frame
-from millstream_runtime.engine_process.messages import Command, Load, Stop, decode_event, encode
+from millstream_runtime.engine_process.messages import Command, Load, StepDone, Stop, decode_event, encode
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.logs import log
 from millstream_runtime.server.engine.client import OnEnd, OnEvent
 
 EXIT_GRACE_SECONDS = 1.0  # between the end of the stream and the end of the process, in either order
 SOCKET_BUFFER_BYTES = 1 << 20  # a step's outputs never wait for an event loop that is busy for a moment
+# Tokens that one iteration of the event loop delivers. Each costs up to 0.2 ms until it is sent, and a socket that was
+# full holds thousands: an engine that is faster than HTTP would hold up probes and new requests.
+MAX_OUTPUTS_PER_ITERATION = 64
+ENGINE_MODULE = "millstream_runtime.engine_process"
 
 
 class EngineProcessLauncher:
     """Launches engine processes with one configuration. `prepare` starts the first before there is an event loop."""
 
-    def __init__(self, config: RuntimeConfig) -> None:
+    def __init__(self, config: RuntimeConfig, module: str = ENGINE_MODULE) -> None:
+        """`module`: what is run as `python -m module FD`."""
         self._config = config
+        self._module = module
         self._prepared: _Spawned | None = None
 
     def prepare(self) -> None:
         """Start the first process, so that it imports torch (the longest import) while this process imports FastAPI."""
-        self._prepared = _Spawned(self._config)
+        self._prepared = _Spawned(self._config, self._module)
 
     def discard(self) -> None:
         """Kill a process that was prepared and never used."""
@@ -46,21 +55,21 @@ class EngineProcessLauncher:
 
     def __call__(self, on_event: OnEvent, on_end: OnEnd) -> EngineSubprocess:
         """See `client.EngineLauncher`."""
-        spawned, self._prepared = self._prepared or _Spawned(self._config), None
+        spawned, self._prepared = self._prepared or _Spawned(self._config, self._module), None
         return EngineSubprocess(spawned, on_event, on_end)
 
 
 class _Spawned:
     """A started process that has its `Load` command."""
 
-    def __init__(self, config: RuntimeConfig) -> None:
+    def __init__(self, config: RuntimeConfig, module: str) -> None:
         self.oom_kills_before = oom_kills()
         self.link, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with child_end:
             for end in (self.link, child_end):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "millstream_runtime.engine_process", str(child_end.fileno())],
+                [sys.executable, "-m", module, str(child_end.fileno())],
                 pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C on a terminal is for the HTTP process alone, which drains
@@ -73,11 +82,12 @@ class EngineSubprocess(asyncio.Protocol):
     """See `client.EngineConnection`. Created and used on the event loop."""
 
     def __init__(self, spawned: _Spawned, on_event: OnEvent, on_end: OnEnd) -> None:
-        self._process = spawned.process
+        self._process, self._link = spawned.process, spawned.link
         self._oom_kills_before = spawned.oom_kills_before
         self._on_event = on_event
         self._on_end = on_end
         self._reader = FrameReader()
+        self._arrived: deque[bytes] = deque()  # messages that wait for a further iteration of the event loop
         self._transport: asyncio.Transport | None = None
         self._unsent: list[bytes] = []  # until the transport exists, one iteration of the loop later
         self._stream_ended = False
@@ -120,15 +130,43 @@ class EngineSubprocess(asyncio.Protocol):
         self._unsent.clear()
 
     def data_received(self, data: bytes) -> None:
+        self._take(data)
+        self._deliver_some()
+
+    def _take(self, data: bytes) -> None:
         try:
-            for payload in self._reader.feed(data):
-                self._on_event(decode_event(payload))
-        except (FramingError, ValueError) as error:  # msgspec's errors are ValueErrors
-            log.error("engine_stream_broken", error=str(error))
-            self.kill()
+            self._arrived.extend(self._reader.feed(data))
+        except FramingError as error:
+            self._on_broken(error)
+
+    def _deliver_some(self) -> None:
+        """Deliver what one iteration may, and leave the rest to the next one; nothing further is read until then."""
+        assert self._transport is not None  # noqa: S101 - it has received data
+        self._deliver(MAX_OUTPUTS_PER_ITERATION)
+        if self._arrived:
+            self._transport.pause_reading()
+            self._loop.call_soon(self._deliver_some)
+        else:
+            self._transport.resume_reading()
+
+    def _deliver(self, most_outputs: float) -> None:
+        """Deliver messages until they have `most_outputs` outputs; the last may have more."""
+        try:
+            while self._arrived and most_outputs > 0:
+                event = decode_event(self._arrived.popleft())
+                most_outputs -= len(event.outputs) if isinstance(event, StepDone) else 1
+                self._on_event(event)
+        except ValueError as error:  # msgspec's errors are ValueErrors
+            self._on_broken(error)
+
+    def _on_broken(self, error: Exception) -> None:
+        log.error("engine_stream_broken", error=str(error))
+        self._arrived.clear()
+        self.kill()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stream_ended = True
+        self._deliver(math.inf)
         if self._exit_code is None:
             self._loop.call_later(EXIT_GRACE_SECONDS, self.kill)
         else:
@@ -146,12 +184,20 @@ class EngineSubprocess(asyncio.Protocol):
         if self._stream_ended:
             self._end()
         else:
-            self._loop.call_later(EXIT_GRACE_SECONDS, self._end)
+            self._loop.call_later(EXIT_GRACE_SECONDS, self._read_the_rest)
+
+    def _read_the_rest(self) -> None:
+        """End with what the process said last, which a busy event loop may not have read within the grace."""
+        with contextlib.suppress(OSError):  # nothing more for now, or the transport has closed the link
+            while piece := self._link.recv(SOCKET_BUFFER_BYTES):
+                self._take(piece)
+        self._end()
 
     def _end(self) -> None:
         if not self._ended.is_set():
             self._ended.set()
             self._stream_ended = True
+            self._deliver(math.inf)
             if self._transport is not None:
                 self._transport.abort()
             assert self._exit_code is not None  # noqa: S101 - only called once it is known

@@ -11,13 +11,26 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from millstream_runtime.server.http.limits import MAX_BODY_BYTES, RETRY_AFTER_SECONDS
+from millstream_runtime.server.http.limits import MAX_BODY_BYTES, MAX_PROBE_PROMPT, RETRY_AFTER_SECONDS
 
 # What to say where pydantic would list the branches of a union.
 EXPECTED = {
     "prompt": "a string, a list of strings, a list of token ids, or a list of lists of token ids",
     "stop": "a string or a list of strings",
 }
+UNIONS = ("prompt",)
+# JSON's words for the types of pydantic's errors.
+WANTED = {
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "float_type": "a number",
+    "int_from_float": "an integer",
+    "int_type": "an integer",
+    "list_type": "a list",
+    "model_type": "an object",
+    "string_type": "a string",
+}
+MESSAGE_WANTED = 'an object such as {"role": "user", "content": "Hello"}'
 
 
 class ApiError(Exception):
@@ -61,8 +74,28 @@ def unavailable(message: str, code: str) -> ApiError:
     return ApiError(503, message, type_="server_error", code=code, retry_after_seconds=RETRY_AFTER_SECONDS)
 
 
+def too_many_connections(most: int) -> ApiError:
+    """503 for a request beyond the cap on connections."""
+    return ApiError(
+        503,
+        f"The server answers {most} requests, as many as it may; try again.",
+        type_="server_error",
+        code="too_many_connections",
+        retry_after_seconds=RETRY_AFTER_SECONDS,
+        headers={"Connection": "close"},
+    )
+
+
 def engine_failed() -> ApiError:
     return unavailable("The engine stopped and the server is restarting; try again.", "engine_failed")
+
+
+def out_of_memory() -> ApiError:
+    return unavailable(
+        "The server ran out of memory while it computed this request; try again, with a shorter prompt if it fails "
+        "again.",
+        "out_of_memory",
+    )
 
 
 def internal_error() -> ApiError:
@@ -101,11 +134,25 @@ def from_status(status: int) -> ApiError:
         return ApiError(404, "There is no such route; see /openapi.json.", code="unknown_url")
     if status == 405:
         return ApiError(405, "This route does not support that HTTP method.", code="method_not_allowed")
+    if status == 408:
+        return ApiError(408, "The request did not arrive in time.", code="request_timeout")
     if status == 413:
-        return ApiError(413, f"The request body is larger than {MAX_BODY_BYTES} bytes.", code="request_too_large")
+        message = f"The request body is larger than {MAX_BODY_BYTES} bytes."
+        return ApiError(413, message, code="request_too_large", headers={"Connection": "close"})
     if status == 400:
         return ApiError(400, "The request body is not valid JSON.", code="invalid_json")
-    return ApiError(status, "The request could not be handled.")
+    return ApiError(status, "The request could not be handled.", code="invalid_request")
+
+
+def beyond_probe() -> ApiError:
+    """403 for the key of the operator's probe, where a user's is needed."""
+    return ApiError(
+        403,
+        "This API key is that of the operator's probe. It is valid for GET /v1/models, and for POST /v1/completions "
+        f"with one prompt of at most {MAX_PROBE_PROMPT} characters or tokens, 'max_tokens' 1 and 'n' 1. Send a key of "
+        "the Secret that spec.auth.apiKeysSecretRef names.",
+        code="probe_key_limited",
+    )
 
 
 def invalid_json(detail: str) -> ApiError:
@@ -115,7 +162,8 @@ def invalid_json(detail: str) -> ApiError:
 
 def not_an_object() -> ApiError:
     """400 for a body that is missing, not an object, or not declared as JSON."""
-    return ApiError(400, "The request body must be a JSON object (Content-Type: application/json).")
+    message = "The request body must be a JSON object (Content-Type: application/json)."
+    return ApiError(400, message, code="invalid_json")
 
 
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
@@ -124,29 +172,56 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     kind, context = str(first["type"]), first.get("ctx") or {}
     path = [str(part) for part in first["loc"][1:]]
     if kind in ("unsupported_parameter", "conflicting_parameters"):
-        return ApiError(400, str(first["msg"]), param=context.get("param"), code=kind)
+        name = ".".join([*path, str(context["param"])[:80]])
+        message = str(first["msg"])
+        if kind == "unsupported_parameter":
+            message = f"'{name}' is supported by this server only as {context['accepted']}; leave it out."
+        return ApiError(400, message, param=name, code=kind)
     if not path and kind == "too_many_fields":
         return ApiError(400, f"The request body: {first['msg']}.", code="invalid_value")
+    if kind == "string_unicode":  # pydantic tells it of the name of a field
+        return ApiError(400, "A parameter's name has a lone surrogate, which is not a character.", code="invalid_value")
     if not path:
         return not_an_object()
     if kind == "extra_forbidden":
-        name = ".".join(path)
+        name = ".".join([*path[:-1], path[-1][:80]])
         return ApiError(400, f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter")
     if kind == "missing":
         name = ".".join(path)
         return ApiError(400, f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter")
+    if kind in ("too_long", "too_short") and len(path) == 1:
+        return ApiError(400, _wrong_length(path[0], first), param=path[0], code="invalid_value")
     if path[0] in EXPECTED and kind != "invalid_value":
         return ApiError(400, f"'{path[0]}' must be {EXPECTED[path[0]]}.", param=path[0], code="invalid_value")
-    name = ".".join(path)
-    message = str(first["msg"])
+    name = path[0] if path[0] in UNIONS else ".".join(path)  # pydantic puts the branch of a union into the path
+    message = f"it must be {_wanted(kind, path)}" if kind in WANTED else str(first["msg"])
     got = f"; got {_shown(first['input'])}" if "input" in first and kind != "invalid_value" else ""
     return ApiError(
         400, f"Invalid '{name}': {message[:1].lower()}{message[1:]}{got}.", param=name, code="invalid_value"
     )
 
 
+def _wanted(kind: str, path: Sequence[str]) -> str:
+    is_message = kind == "model_type" and len(path) == 2 and path[0] == "messages"
+    return MESSAGE_WANTED if is_message else WANTED[kind]
+
+
+def _wrong_length(name: str, error: Mapping[str, Any]) -> str:
+    """A sentence without pydantic's "after validation". No field has another minimum than 1."""
+    most, given = (error.get("ctx") or {}).get("max_length"), error.get("input")
+    if most is None:
+        return f"Invalid '{name}': it is empty."
+    unit = "characters" if isinstance(given, str) else "entries"
+    has = f", and has {len(given)}" if isinstance(given, str | list) else ""
+    return f"Invalid '{name}': it may have at most {most} {unit}{has}."
+
+
 def _shown(value: object) -> str:
-    """A short value as the client wrote it; only the type of long ones and containers."""
-    if isinstance(value, str | int | float | bool) and len(str(value)) <= 60:
-        return repr(value)
-    return "a value of type " + type(value).__name__
+    """A short value as the client wrote it; only what it is, of long ones and containers."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str | int | float):
+        return repr(value) if len(str(value)) <= 60 else f"a long {'string' if isinstance(value, str) else 'number'}"
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    return "an object" if isinstance(value, dict) else "null"

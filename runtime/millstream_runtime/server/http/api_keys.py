@@ -1,11 +1,11 @@
-"""API keys from a file: one per line, `#` begins a comment. A mounted Secret is such a file.
+"""API keys from a file (`key_file.py` says what it holds). A mounted Secret is such a file.
 
 The file is read again when it changes, so keys are rotated without a restart. A new file that cannot be used changes
-nothing: the last good keys stay, and the log says why. Keys are kept as SHA-256 digests and every one is compared in
-constant time, so response times reveal nothing about a key (CVE-2025-59425). No key is ever logged.
+nothing: the last good keys stay, and log and /ready say why. Keys are kept as SHA-256 digests and every one is compared
+in constant time, so response times reveal nothing about a key (CVE-2025-59425). No key is ever logged.
 
-The operator's probe has a key of its own, which only its digest is known of here: it comes with the live
-configuration, and it alone opens nothing where there is no file of keys.
+The operator's probe has another key. Only its digest is known here: it comes with the live configuration, opens
+PROBE_ROUTES and nothing else, and opens nothing where there is no file of keys.
 """
 
 from __future__ import annotations
@@ -14,25 +14,36 @@ import hashlib
 import hmac
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.logs import log
+from millstream_runtime.server.http.key_file import MAX_KEYS, read_keys
 
 RECHECK_SECONDS = 1.0
 MAX_FILE_BYTES = 1 << 20  # also the size of the largest Secret
-MAX_KEYS = 1000  # each request is compared with all of them
-MAX_KEY_CHARACTERS = 512
 
 # A probe has no key, and neither has a Prometheus that scrapes pods.
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
+# What the key of the operator's probe opens besides; `openai/probe_limits.py` says which completions.
+PROBE_ROUTES = frozenset({("GET", "/v1/models"), ("POST", "/v1/completions")})
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHolder:
+    """Who sent a valid key. `tenant`: a name that says nothing of the key."""
+
+    tenant: str
+    is_probe: bool = False
 
 
 class ApiKeysInvalid(RuntimeFailure):
-    """The file of API keys cannot be used. The message names the file and the line, never a key."""
+    """The file of API keys cannot be used. `problem`: what is wrong with it, without the path and without a key."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(FailureReason.API_KEYS_INVALID, message)
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(FailureReason.API_KEYS_INVALID, f"--api-keys-file {path} {problem}.")
+        self.problem = problem
 
 
 class ApiKeys:
@@ -45,6 +56,7 @@ class ApiKeys:
             ApiKeysInvalid: it cannot be read, is too large or has no key.
         """
         self._path = path
+        self._refused_lines = ""  # of the file in use
         self._digests, self._version = self._read()
         self._probe_digests: tuple[bytes, ...] = ()
         self._refused = ""  # why the newest file is not used; empty: it is
@@ -55,15 +67,24 @@ class ApiKeys:
         """Accept also the keys that have these SHA-256 digests, in hex, and no other probe's."""
         self._probe_digests = tuple(bytes.fromhex(digest) for digest in digests)
 
-    def tenant(self, authorization: str) -> str | None:
-        """A name for the holder of the key in an `Authorization: Bearer` header; None if there is no such key."""
+    def holder(self, authorization: str) -> KeyHolder | None:
+        """The holder of the key in an `Authorization: Bearer` header; None if there is no such key."""
         self._reload_if_changed()
         scheme, _, key = authorization.partition(" ")
         given = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
-        found = False
-        for digest in (*self._digests, *self._probe_digests):  # compare all, to take constant time
-            found |= hmac.compare_digest(digest, given)
-        return given.hex()[:16] if found and scheme.lower() == "bearer" else None
+        is_users = _holds(self._digests, given)
+        is_probes = _holds(self._probe_digests, given)
+        if not (is_users or is_probes) or scheme.lower() != "bearer":
+            return None
+        return KeyHolder(given.hex()[:16], is_probe=not is_users)
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the file as it is now, without a key or the path; empty where all of it is used."""
+        self._reload_if_changed()
+        if self._refused:
+            return f"the file {self._refused}; the keys that were read before stay valid"
+        return self._refused_lines
 
     def _reload_if_changed(self) -> None:
         now = time.monotonic()
@@ -80,56 +101,51 @@ class ApiKeys:
                 return  # reading a large one again and again would delay answers
             self._digests, self._version = self._read()
         except OSError as error:
-            self._keep(f"{self._path} cannot be read: {error.strerror}")
+            self._keep(ApiKeysInvalid(self._path, f"cannot be read: {error.strerror}"))
         except ApiKeysInvalid as error:
-            self._keep(error.message)
+            self._keep(error)
             self._refused_version = version
         else:
             self._refused = ""
             log.info("api_keys_reloaded", keys=len(self._digests))
 
-    def _keep(self, why: str) -> None:
+    def _keep(self, refused: ApiKeysInvalid) -> None:
         """Keep the known keys, and say why once: the file may be half-written, or its Secret deleted."""
-        if why != self._refused:
-            log.warning("api_keys_bad", message=why, kept="the last good keys")
-        self._refused = why
+        if refused.problem != self._refused:
+            log.warning("api_keys_bad", message=refused.message, kept="the last good keys")
+        self._refused = refused.problem
 
     def _read(self) -> tuple[list[bytes], tuple[int, ...]]:
         try:
             version = _version(self._path)
             with self._path.open("rb") as file:
                 content = file.read(MAX_FILE_BYTES + 1)
-            if len(content) > MAX_FILE_BYTES:
-                raise ApiKeysInvalid(f"--api-keys-file {self._path} is larger than {MAX_FILE_BYTES} bytes.")
-            lines = content.decode("utf-8-sig").splitlines()
         except OSError as error:
             raise ApiKeysInvalid(
-                f"--api-keys-file {self._path} cannot be read: {error.strerror}; give a text file with one key per "
-                "line. In a pod the path ends with the Secret and the key of it that spec.auth names: create them."
+                self._path,
+                f"cannot be read: {error.strerror}; give a text file with one key per line. In a pod the path ends "
+                "with the Secret and the key of it that spec.auth names: create them",
             ) from error
-        except UnicodeDecodeError:
-            raise ApiKeysInvalid(
-                f"--api-keys-file {self._path} is not UTF-8 text; give a text file with one key per line."
-            ) from None
-        return [hashlib.sha256(key.encode()).digest() for key in self._keys_of(lines)], version
+        if len(content) > MAX_FILE_BYTES:
+            raise ApiKeysInvalid(self._path, f"is larger than {MAX_FILE_BYTES} bytes")
+        read = read_keys(content)
+        if not read.keys:
+            why = f": {read.problem}" if read.problems else "; write one key per line"
+            raise ApiKeysInvalid(self._path, f"has no usable key{why}")
+        if len(read.keys) > MAX_KEYS:
+            raise ApiKeysInvalid(self._path, f"has {len(read.keys)} keys; at most {MAX_KEYS} are possible")
+        if read.problem:
+            log.warning("api_key_refused", file=str(self._path), message=read.problem, kept="the other keys")
+        self._refused_lines = read.problem
+        return [hashlib.sha256(key).digest() for key in read.keys], version
 
-    def _keys_of(self, lines: Iterable[str]) -> list[str]:
-        keys: list[str] = []
-        for number, line in enumerate(lines, start=1):
-            key = line.strip()
-            if not key or key.startswith("#"):
-                continue
-            where = f"--api-keys-file {self._path}, line {number}:"
-            if len(key) > MAX_KEY_CHARACTERS:
-                raise ApiKeysInvalid(f"{where} a key has at most {MAX_KEY_CHARACTERS} characters.")
-            if not key.isascii() or not key.isprintable():
-                raise ApiKeysInvalid(f"{where} a key is printable ASCII, because a header carries nothing else.")
-            keys.append(key)
-        if not keys:
-            raise ApiKeysInvalid(f"--api-keys-file {self._path} has no key; write one key per line.")
-        if len(keys) > MAX_KEYS:
-            raise ApiKeysInvalid(f"--api-keys-file {self._path} has {len(keys)} keys; at most {MAX_KEYS} are possible.")
-        return keys
+
+def _holds(digests: Iterable[bytes], given: bytes) -> bool:
+    """Compare all, to take constant time."""
+    found = False
+    for digest in digests:
+        found |= hmac.compare_digest(digest, given)
+    return found
 
 
 def _version(path: Path) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from concurrent.futures import Executor
 from pydantic import BaseModel, ValidationError
 from starlette.types import Receive, Scope
 
-from millstream_runtime.server.http.api_errors import from_status, from_validation, invalid_json, not_an_object
+from millstream_runtime.server.http.api_errors import from_validation, invalid_json, not_an_object
 from millstream_runtime.server.http.disconnect import ClientDisconnectedError
 
 LARGE_BODY_BYTES = 64 << 10
@@ -51,9 +51,13 @@ def read_body(model: type[BaseModel], body: bytes) -> BaseModel:
     try:
         data = json.loads(body)
     except json.JSONDecodeError as error:
-        raise invalid_json(error.msg) from None
-    except (ValueError, RecursionError):  # not UTF-8, a number of too many digits; nested too deeply
-        raise from_status(400) from None
+        raise invalid_json(f"{error.msg.removesuffix(' at')} at character {error.pos}") from None
+    except UnicodeDecodeError:
+        raise invalid_json("it is not UTF-8") from None
+    except RecursionError:
+        raise invalid_json("its lists or objects are nested too deeply") from None
+    except ValueError:
+        raise invalid_json("a number has too many digits") from None
     try:
         return model.model_validate(data)
     except ValidationError as error:

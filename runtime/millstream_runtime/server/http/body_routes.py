@@ -24,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 from millstream_runtime.server.http.api_errors import ApiError, from_status, internal_error
 from millstream_runtime.server.http.body_parsing import model_of_request
 from millstream_runtime.server.http.disconnect import ClientDisconnectedError
+from millstream_runtime.server.http.failure_log import log_failure
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's code; the client does not see it
 
@@ -64,6 +65,7 @@ class _BodyRoute:
             body = await model_of_request(self._model, scope, receive, self._threads)
             response = await self._endpoint(body, Request(scope, receive))
         except ApiError as error:
+            log_failure(scope["state"]["request_id"], error)
             response = error.response()
         except HTTPException as error:
             response = from_status(error.status_code).response()
@@ -71,5 +73,5 @@ class _BodyRoute:
             response = Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception:
             await internal_error().response()(scope, receive, send)
-            raise  # uvicorn logs it
+            raise  # logged by the middleware
         await response(scope, receive, send)

@@ -14,6 +14,10 @@ hundred bytes, so the transport's flow control stays practically exact.
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import struct
+import termios
+from collections.abc import Callable
 from typing import Any
 
 MAX_COALESCED_BYTES = 64 << 10  # copying less than this costs less than a second write
@@ -22,10 +26,21 @@ MAX_COALESCED_BYTES = 64 << 10  # copying less than this costs less than a secon
 class CoalescingTransport(asyncio.Transport):
     """Wraps the transport of one connection; holds back the first write, and the first one after `expect_header`."""
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        on_backlog: Callable[[], None],
+        puts_off_closing: Callable[[], bool],
+    ) -> None:
+        """`on_backlog`: called after a write of which a part waits for the client to read. `puts_off_closing`: called
+        by `close`; True: it is closed later."""
         super().__init__()
         self._transport = transport
         self._loop = loop
+        self._on_backlog = on_backlog
+        self._puts_off_closing = puts_off_closing
+        self._written_bytes = 0
         self._held = b""
         self._expects_header = True
 
@@ -37,24 +52,40 @@ class CoalescingTransport(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._held and len(data) <= MAX_COALESCED_BYTES:
             held, self._held = self._held, b""
-            self._transport.write(b"".join((held, data)))
+            self._write(b"".join((held, data)))
         elif self._expects_header:
             self._expects_header = False
             self._held = bytes(data)
             self._loop.call_soon(self.flush)
         else:
             self.flush()
-            self._transport.write(data)
+            self._write(data)
 
     def flush(self) -> None:
         """Send what is held back."""
         held, self._held = self._held, b""
         if held:
-            self._transport.write(held)
+            self._write(held)
+
+    @property
+    def sent_bytes(self) -> int:
+        """What the client's machine has taken so far: it grows while the client reads.
+
+        What this machine's kernel has taken says less: it takes nothing more until a third of its buffer, which may be
+        megabytes, is free.
+        """
+        return self._written_bytes - self._transport.get_write_buffer_size() - _unacknowledged_bytes(self._transport)
+
+    def _write(self, data: bytes | bytearray | memoryview) -> None:
+        self._written_bytes += len(data)
+        self._transport.write(data)
+        if self._transport.get_write_buffer_size():
+            self._on_backlog()
 
     def close(self) -> None:
         self.flush()
-        self._transport.close()
+        if not self._puts_off_closing():
+            self._transport.close()
 
     def write_eof(self) -> None:
         self.flush()
@@ -98,3 +129,12 @@ class CoalescingTransport(asyncio.Transport):
 
     def resume_reading(self) -> None:
         self._transport.resume_reading()
+
+
+def _unacknowledged_bytes(transport: asyncio.Transport) -> int:
+    """What this machine's kernel keeps of a connection, because the client's has not acknowledged it yet."""
+    link = transport.get_extra_info("socket")
+    try:
+        return int(struct.unpack("i", fcntl.ioctl(link.fileno(), termios.TIOCOUTQ, bytes(4)))[0])
+    except (AttributeError, OSError, ValueError):  # no socket, or a closed one
+        return 0

@@ -19,10 +19,11 @@ MAX_STOP_STRING_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_MODEL_NAME_CHARACTERS = 512
 MAX_REQUEST_ID_CHARACTERS = 128
+MAX_PROBE_PROMPT = 64  # characters or tokens that the key of the operator's probe may send
+MAX_PROBE_BODY_BYTES = 8192  # such a prompt and the longest model name, escaped
 
 TOKENIZE_TIMEOUT_SECONDS = 30.0
-TOKENIZE_ON_LOOP_CHARACTERS = 2048  # a fraction of a millisecond, less than a round trip to a thread
-MESSAGE_CHARACTERS = 64  # cost of one message in the chat template, in characters
+SHORT_PROMPT_CHARACTERS = 2048  # tokenised in a fraction of a millisecond
 RETRY_AFTER_SECONDS = 1
 SSE_KEEP_ALIVE_SECONDS = 15.0  # proxies close an idle stream after a minute, some after thirty seconds
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from millstream_runtime.engine.request import FinishReason, TokenLogprobs, TokenOutput
@@ -31,6 +31,7 @@ class Delta:
     text: str
     finish_reason: FinishReason | None = None
     tokens: tuple[LogprobEntry, ...] | None = None  # None: log-probabilities were not requested
+    num_tokens: int = 0  # of the choice so far, with those that have no text
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class Echo:
     """The prompt, shown before the answer."""
 
     text: str
-    first_token_id: int  # nothing predicts it, so the engine does not report it
+    token_ids: Sequence[int]
+    detokenizer: Detokenizer  # fresh: it says where in `text` each token begins
 
 
 class Choice:
@@ -54,8 +56,10 @@ class Choice:
         echo: Echo | None = None,
         token_bytes: TokenBytes | None = None,
         drops_answer: bool = False,
+        shows_every_token: bool = False,
     ) -> None:
-        """`token_bytes`: the bytes of a token; given where log-probabilities are shown."""
+        """`token_bytes`: the bytes of a token; given where log-probabilities are shown. `shows_every_token`: make a
+        delta also for a token without text, such as the first byte of a character."""
         self.num_tokens = 0
         self._index = index
         self._detokenizer = detokenizer
@@ -64,6 +68,7 @@ class Choice:
         self._echo = echo
         self._token_bytes = token_bytes
         self._drops_answer = drops_answer
+        self._shows_every_token = shows_every_token
         self._characters = len(echo.text) if echo is not None else 0
         self._logprob_sum = 0.0
 
@@ -84,12 +89,13 @@ class Choice:
             offset = self._characters
             text += self._answer(output)
             reason = FinishReason.STOP if self._stops.found else output.finish_reason
-            # The token that ended the answer is not part of it.
-            if self._token_bytes is not None and output.logprobs is not None and reason is not FinishReason.STOP:
+            # Every sampled token, also one that ends the answer and is no part of its text: lm-eval counts them.
+            if self._token_bytes is not None and output.logprobs is not None:
                 tokens.append(_entry(self._token_bytes, output.logprobs, offset))
-        if not text and not tokens and reason is None:
+        if not text and not tokens and reason is None and not self._shows_every_token:
             return None
-        return Delta(self._index, text, reason, tuple(tokens) if self._token_bytes is not None else None)
+        shown = tuple(tokens) if self._token_bytes is not None else None
+        return Delta(self._index, text, reason, shown, self.num_tokens)
 
     def _answer(self, output: TokenOutput) -> str:
         """Text that became safe to show with this token."""
@@ -112,13 +118,27 @@ class Choice:
         """Entries of the echoed prompt; [] if log-probabilities are not shown."""
         if self._token_bytes is None or prompt is None:
             return []
-        tokens = [LogprobEntry(self._token_bytes(echo.first_token_id), 0, None, ())]
-        offset = 0
-        for entry in prompt[1:]:
-            offset += len(tokens[-1].token.decode(errors="ignore"))
-            if entry is not None:
-                tokens.append(_entry(self._token_bytes, entry, offset))
-        return tokens
+        offsets = _offsets(echo, self._token_bytes)
+        # Nothing predicts the first token, so the engine does not report it.
+        first = LogprobEntry(self._token_bytes(echo.token_ids[0]), next(offsets), None, ())
+        rest = zip(prompt[1:], offsets, strict=True)
+        return [first, *(_entry(self._token_bytes, entry, offset) for entry, offset in rest if entry is not None)]
+
+
+def _offsets(echo: Echo, token_bytes: TokenBytes) -> Iterator[int]:
+    """Characters of the echoed text before each of its tokens.
+
+    A character of several tokens counts once, after the last of them. A special token counts where the prompt spells it
+    out, and not where the tokenizer has put it around the prompt.
+    """
+    offset = 0
+    for token_id in echo.token_ids:
+        yield offset
+        piece = echo.detokenizer.push(token_id)
+        if not piece:
+            name = token_bytes(token_id).decode(errors="ignore")
+            piece = name if echo.text.startswith(name, offset) else ""
+        offset += len(piece)
 
 
 def _entry(token_bytes: TokenBytes, entry: TokenLogprobs, offset: int) -> LogprobEntry:

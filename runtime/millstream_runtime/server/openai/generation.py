@@ -11,15 +11,22 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from millstream_runtime.engine.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
-from millstream_runtime.errors import RuntimeFailure
+from millstream_runtime.engine.request import (
+    FinishReason,
+    Request,
+    RequestError,
+    SamplingParams,
+    TokenLogprobs,
+    TokenOutput,
+)
+from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.server.engine.client import EngineClient
 from millstream_runtime.server.engine.output_queue import OutputQueue
 from millstream_runtime.server.http import limits
-from millstream_runtime.server.http.api_errors import engine_failed, internal_error
+from millstream_runtime.server.http.api_errors import engine_failed, internal_error, out_of_memory
 from millstream_runtime.server.http.disconnect import ClientDisconnectedError
 from millstream_runtime.server.openai.choice import Choice, Delta, Echo
 from millstream_runtime.server.operations.metrics import RequestTimes, ServerMetrics
@@ -27,6 +34,8 @@ from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
 # The task that collects a complete response need not wake for every token.
 TOKENS_PER_WAKEUP = 16
+
+GIVEN_UP = "The engine gave the request up."
 
 _serial_numbers = itertools.count(1)  # of this process's generations; never sent to a client
 
@@ -47,6 +56,7 @@ class GenerationPlan:
     shows_logprobs: bool = False
     shows_prompt_logprobs: bool = False
     drops_answer: bool = False  # only score the prompt
+    shows_every_token: bool = False  # make a delta also for a token without text
     priority: int = 0
     cache_salt: str = ""
 
@@ -91,22 +101,27 @@ class Generation:
         self._running: dict[str, int] = {}  # engine request id -> choice index
         self._queue = OutputQueue()
         self._keep_alive_seconds: float | None = None
+        self._engine_failed = False
 
-    def submit(self, *, streams: bool) -> None:
+    def submit(self, *, streams: bool, on_choice_ended: Callable[[], None] = lambda: None) -> None:
         """Queue the requests of all choices in the engine.
 
         `streams`: wake for every token, and send keep-alives. Where stop strings are searched, each token is read when
-        it arrives anyway, or the engine would compute past the end of the answer.
+        it arrives anyway, or the engine would compute past the end of the answer. `on_choice_ended`: called when the
+        engine is done with a choice, which may be long before the client has read it.
 
         Raises:
             ApiError: the engine stopped.
         """
-        self._queue = OutputQueue(1 if streams or self.plan.stops else TOKENS_PER_WAKEUP)
+        self._queue = OutputQueue(
+            1 if streams or self.plan.stops else TOKENS_PER_WAKEUP, on_generation_ended=on_choice_ended
+        )
         self._keep_alive_seconds = limits.SSE_KEEP_ALIVE_SECONDS if streams else None
         try:
             for index in range(self.num_choices):
                 self._submit_choice(index)
         except RuntimeFailure as failure:
+            self._engine_failed = True
             raise engine_failed() from failure
         finally:  # after the requests are sent: the engine need not wait for it
             self._states = [self._new_state(index) for index in range(self.num_choices)]
@@ -119,13 +134,18 @@ class Generation:
             self._tokenizer.detokenizer(),
             plan.stops,
             params.min_tokens,
-            echo=Echo(plan.echoes[prompt], plan.prompts[prompt][0]) if plan.echoes else None,
+            echo=self._echo(prompt),
             token_bytes=self.token_bytes if plan.shows_logprobs else None,
             drops_answer=plan.drops_answer,
+            shows_every_token=plan.shows_every_token,
         )
         return _ChoiceState(
             choice, RequestTimes(self._arrived_at_seconds, len(plan.prompts[prompt]), params.max_tokens)
         )
+
+    def _echo(self, prompt: int) -> Echo | None:
+        plan = self.plan
+        return Echo(plan.echoes[prompt], plan.prompts[prompt], self._tokenizer.detokenizer()) if plan.echoes else None
 
     @property
     def num_choices(self) -> int:
@@ -140,8 +160,11 @@ class Generation:
     @property
     def usage(self) -> dict[str, object]:
         """OpenAI's usage object. A prompt counts once, however many answers it has; every candidate counts."""
+        return self.usage_with(sum(state.choice.num_tokens for state in self._states))
+
+    def usage_with(self, completion: int) -> dict[str, object]:
+        """The same after `completion` tokens, which may be fewer than have arrived."""
         prompt = sum(len(ids) for ids in self.plan.prompts)
-        completion = sum(state.choice.num_tokens for state in self._states)
         cached = sum(state.cached_tokens for state in self._states[:: self.plan.num_candidates])
         return {
             "prompt_tokens": prompt,
@@ -185,6 +208,7 @@ class Generation:
                 if deltas or not arrived:
                     yield deltas
         except RuntimeFailure as failure:
+            self._engine_failed = True
             raise engine_failed() from failure
         finally:
             self.close()
@@ -196,9 +220,10 @@ class Generation:
     def close(self) -> None:
         """Abort what has not ended. Safe to call twice."""
         now = time.monotonic()
+        unfinished = FinishReason.ERROR if self._engine_failed else FinishReason.ABORT
         for request_id, index in self._running.items():
             self._engine.abort(request_id)
-            self._finish(self._states[index], FinishReason.ABORT, now)
+            self._finish(self._states[index], unfinished, now)
         self._running.clear()
         self._queue.close()
 
@@ -225,9 +250,12 @@ class Generation:
             del self._running[output.request_id]
             if output.finish_reason is None:
                 self._engine.abort(output.request_id)
+            if delta.finish_reason is FinishReason.ERROR:
+                self._finish(state, FinishReason.ERROR, at_seconds)
+                if output.error is RequestError.OUT_OF_MEMORY:
+                    raise out_of_memory() from RuntimeFailure(FailureReason.OUT_OF_MEMORY, output.error)
+                raise internal_error() from RuntimeFailure(FailureReason.RUNTIME_CRASHED, output.error or GIVEN_UP)
             self._finish(state, delta.finish_reason, at_seconds)
-            if delta.finish_reason is FinishReason.ABORT:
-                raise internal_error()
         return delta
 
     def _finish(self, state: _ChoiceState, reason: FinishReason, at_seconds: float) -> None:

@@ -14,10 +14,8 @@ from millstream_runtime.server.openai.choice import LogprobEntry, TokenBytes
 LOWEST = -9999.0  # JSON has no minus infinity; OpenAI and vLLM send this
 
 
-def chat_logprobs(entries: Sequence[LogprobEntry] | None) -> dict[str, Any] | None:
-    """`choices[].logprobs` of a chat."""
-    if entries is None:
-        return None
+def chat_logprobs(entries: Sequence[LogprobEntry]) -> dict[str, list[Any]]:
+    """The list in `choices[].logprobs` of a chat."""
     content = [
         {
             **_chat_entry(entry.token, entry.logprob if entry.logprob is not None else 0.0),
@@ -25,13 +23,11 @@ def chat_logprobs(entries: Sequence[LogprobEntry] | None) -> dict[str, Any] | No
         }
         for entry in entries
     ]
-    return {"content": content, "refusal": None}
+    return {"content": content}
 
 
-def completion_logprobs(entries: Sequence[LogprobEntry] | None) -> dict[str, Any] | None:
+def completion_logprobs(entries: Sequence[LogprobEntry]) -> dict[str, list[Any]]:
     """`choices[].logprobs` of a completion: parallel lists. The chosen token is always among its alternatives."""
-    if entries is None:
-        return None
     return {
         "tokens": [token_text(entry.token) for entry in entries],
         "token_logprobs": [_finite(entry.logprob) if entry.logprob is not None else None for entry in entries],

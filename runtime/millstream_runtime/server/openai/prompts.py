@@ -21,12 +21,19 @@ Result = TypeVar("Result")
 
 
 class PromptTokenizer:
-    """Used on the event loop; small inputs are tokenised there, larger ones in `threads` with a time limit."""
+    """Used on the event loop, which tokenises short prompts itself. Threads do the rest, with a time limit.
 
-    def __init__(self, tokenizer: Tokenizer, threads: Executor, model_limits: Callable[[], ModelLimits]) -> None:
-        """`model_limits`: of the engine that serves now."""
+    A chat template is a program: however short the chat, it is rendered in a thread. Short chats have their own, so
+    that none waits behind long prompts.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, threads: Executor, short_threads: Executor, model_limits: Callable[[], ModelLimits]
+    ) -> None:
+        """`short_threads`: for short chats. `model_limits`: of the engine that serves now."""
         self.tokenizer = tokenizer
         self._threads = threads
+        self._short_threads = short_threads
         self._model_limits = model_limits
 
     async def chat_ids(self, given: Sequence[Message]) -> list[int]:
@@ -42,9 +49,8 @@ class PromptTokenizer:
         characters = sum(len(message["content"]) for message in messages)
         self._require_plausible_length("messages", characters)
         try:
-            return await self._off_the_loop(
-                lambda: tokenizer.encode_chat(messages), characters + limits.MESSAGE_CHARACTERS * len(messages)
-            )
+            threads = self._short_threads if characters <= limits.SHORT_PROMPT_CHARACTERS else self._threads
+            return await _within_time(threads, lambda: tokenizer.encode_chat(messages))
         except ChatTemplateError as error:
             raise ApiError(400, str(error), param="messages", code="invalid_messages") from error
 
@@ -120,10 +126,14 @@ class PromptTokenizer:
 
         With few `characters` the work is done here: that is faster than a round trip to a thread.
         """
-        if characters is not None and characters <= limits.TOKENIZE_ON_LOOP_CHARACTERS:
+        if characters is not None and characters <= limits.SHORT_PROMPT_CHARACTERS:
             return work()
-        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        try:
-            return await asyncio.wait_for(running, limits.TOKENIZE_TIMEOUT_SECONDS)
-        except TimeoutError as error:
-            raise ApiError(400, "The prompt took too long to tokenise.", code="prompt_too_complex") from error
+        return await _within_time(self._threads, work)
+
+
+async def _within_time(threads: Executor, work: Callable[[], Result]) -> Result:
+    running = asyncio.get_running_loop().run_in_executor(threads, work)
+    try:
+        return await asyncio.wait_for(running, limits.TOKENIZE_TIMEOUT_SECONDS)
+    except TimeoutError as error:
+        raise ApiError(400, "The prompt took too long to tokenise.", code="prompt_too_complex") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import json
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, FailFast, Field
@@ -10,7 +10,12 @@ from pydantic_core import PydanticCustomError
 
 from millstream_runtime.server.http import limits
 
-IGNORED_PARAMETERS = frozenset({"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "service_tier"})
+IGNORED_PARAMETERS = frozenset(
+    {
+        *("user", "metadata", "store", "service_tier", "safety_identifier"),
+        *("prompt_cache_key", "prompt_cache_retention"),
+    }
+)
 
 _OFF: tuple[object, ...] = (False, 0, [], {}, "none", "auto")
 OFF_VALUES: dict[str, tuple[object, ...]] = {
@@ -26,8 +31,35 @@ OFF_VALUES: dict[str, tuple[object, ...]] = {
     "tool_choice": _OFF,
     "tools": ([],),
 }
-CHAT_OFF_VALUES = OFF_VALUES | {"best_of": (1,), "echo": (False,), "prompt_logprobs": ()}
-COMPLETION_OFF_VALUES = OFF_VALUES | {"top_logprobs": (0,)}
+# vLLM's parameters, with the values that ask for what this server does anyway; its clients send them by default.
+VLLM_OFF_VALUES: dict[str, tuple[object, ...]] = {
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "detokenize": (True,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1.0,),
+    "logits_processors": ([],),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True, False),  # of special tokens, which are skipped
+    "truncate_prompt_tokens": (-1,),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+}
+OFF_VALUES |= VLLM_OFF_VALUES
+CHAT_OFF_VALUES = OFF_VALUES | {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "include_reasoning": (True, False),  # no model here has any
+    "mm_processor_kwargs": ({},),
+    "verbosity": ("medium",),
+}
+CHAT_OFF_VALUES |= {"best_of": (1,), "echo": (False,), "prompt_logprobs": ()}
+COMPLETION_OFF_VALUES = OFF_VALUES | {"add_special_tokens": (True,), "top_logprobs": (0,)}
 MESSAGE_OFF_VALUES: dict[str, tuple[object, ...]] = {
     "refusal": (),
     "annotations": ([],),
@@ -53,8 +85,9 @@ def without_unsupported(data: Any, off_values: dict[str, tuple[object, ...]]) ->
             continue
         if name in off_values:
             if not any(value == off and isinstance(value, bool) == isinstance(off, bool) for off in off_values[name]):
+                accepted = " or ".join(json.dumps(off) for off in off_values[name])
                 raise PydanticCustomError(
-                    "unsupported_parameter", "'{param}' is not supported by this server.", {"param": str(name)[:80]}
+                    "unsupported_parameter", "not supported", {"param": name, "accepted": accepted or "null"}
                 )
             continue
         kept[name] = value
@@ -100,8 +133,8 @@ def bias_by_id(bias: Any) -> Any:
     for key, value in bias.items():
         if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10):
             raise PydanticCustomError("invalid_value", "every key must be a token id in decimal digits")
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not is_number or not -100 <= value <= 100:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not -100 <= value <= 100:  # NaN is in no range
             raise PydanticCustomError("invalid_value", "every value must be a number from -100 to 100")
         by_id[int(key)] = float(value)
     return by_id
@@ -113,7 +146,7 @@ def list_of_prompts(prompt: Any) -> Any:
 
 
 def require_encodable(text: str) -> str:
-    """JSON can token_bytes half of a UTF-16 pair, which is no character and has no tokens."""
+    """JSON can write half of a UTF-16 pair, which is no character and has no tokens."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -132,7 +165,20 @@ def require_tokenizable(text: str) -> str:
     return text
 
 
+# What the validators above accept, in the words of JSON Schema.
 TOKENIZE_PROMPT_SCHEMA = {"type": "string", "maxLength": limits.MAX_TOKENIZE_CHARACTERS}
+_STOP = {"type": "string", "minLength": 1, "maxLength": limits.MAX_STOP_STRING_CHARACTERS}
+STOP_SCHEMA = {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": limits.MAX_STOP_STRINGS}]}
+_TEXT = {"type": "string", "minLength": 1}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "exclusiveMaximum": 1 << 31}, "minItems": 1}
+_SEVERAL = {"type": "array", "minItems": 1, "maxItems": limits.MAX_PROMPTS}
+PROMPT_SCHEMA = {"anyOf": [_TEXT, {**_SEVERAL, "items": _TEXT}, _IDS, {**_SEVERAL, "items": _IDS}]}
+LOGIT_BIAS_SCHEMA = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    "maxProperties": limits.MAX_LOGIT_BIAS_ENTRIES,
+}
 Text = Annotated[str, AfterValidator(require_encodable)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=limits.MAX_TOKENS_LIMIT), FailFast()]

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -26,8 +27,11 @@ from millstream_runtime.server.http import limits
 from millstream_runtime.server.openai.request_fields import (
     CHAT_OFF_VALUES,
     COMPLETION_OFF_VALUES,
+    LOGIT_BIAS_SCHEMA,
     MESSAGE_OFF_VALUES,
     OFF_VALUES,
+    PROMPT_SCHEMA,
+    STOP_SCHEMA,
     TOKENIZE_PROMPT_SCHEMA,
     Penalty,
     Text,
@@ -74,16 +78,28 @@ class Message(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """`include_obfuscation` is accepted: it pads chunks against traffic analysis and never changes the text."""
+    """`include_obfuscation` is accepted: it pads chunks against traffic analysis and never changes the text.
+
+    `continuous_usage_stats` is vLLM's, and as there it needs `include_usage`.
+    """
 
     model_config = _STRICT
     include_usage: bool = False
+    continuous_usage_stats: Annotated[bool, Field(description="the usage so far in each chunk")] = False
     include_obfuscation: bool = False
 
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, data: Any) -> Any:
         return without_unsupported(data, {})
+
+
+class StreamedUsage(Enum):
+    """Which chunks of a stream carry a usage object."""
+
+    NONE = auto()
+    LAST_CHUNK = auto()
+    EVERY_CHUNK = auto()
 
 
 class GenerationRequest(BaseModel):
@@ -100,15 +116,16 @@ class GenerationRequest(BaseModel):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    logit_bias: Annotated[dict[int, float], BeforeValidator(bias_by_id, json_schema_input_type=dict[str, float])] = (
-        Field(default_factory=dict)
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
+    logit_bias: Annotated[dict[int, float], BeforeValidator(bias_by_id), WithJsonSchema(LOGIT_BIAS_SCHEMA)] = Field(
+        default_factory=dict
     )
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: Annotated[
         list[Text],
-        BeforeValidator(list_of_stops, json_schema_input_type=str | list[str]),
+        BeforeValidator(list_of_stops),
         Field(max_length=limits.MAX_STOP_STRINGS),
+        WithJsonSchema(STOP_SCHEMA),
     ] = Field(default_factory=list)  # pydantic would copy a list deeply for every request
     stop_token_ids: Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS)] = Field(default_factory=list)
     min_tokens: Annotated[int, Field(ge=0, le=limits.MAX_TOKENS_LIMIT)] = 0
@@ -143,8 +160,12 @@ class GenerationRequest(BaseModel):
         return self
 
     @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+    def streamed_usage(self) -> StreamedUsage:
+        """Which chunks of a stream carry a usage object."""
+        options = self.stream_options
+        if options is None or not options.include_usage:
+            return StreamedUsage.NONE
+        return StreamedUsage.EVERY_CHUNK if options.continuous_usage_stats else StreamedUsage.LAST_CHUNK
 
 
 class ChatCompletionRequest(GenerationRequest):
@@ -176,6 +197,11 @@ class ChatCompletionRequest(GenerationRequest):
         return self.n
 
     @property
+    def count_param(self) -> str:
+        """The field that says how many answers are generated per prompt."""
+        return "n"
+
+    @property
     def num_logprobs(self) -> int | None:
         """Alternatives to report per token; None: no log-probabilities."""
         return self.top_logprobs if self.logprobs else None
@@ -193,8 +219,9 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Annotated[
         list[Text] | list[TokenIds],
-        BeforeValidator(list_of_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
+        BeforeValidator(list_of_prompts),
         Field(min_length=1, max_length=limits.MAX_PROMPTS),
+        WithJsonSchema(PROMPT_SCHEMA),
     ]
     max_tokens: (
         Annotated[int, Field(ge=0, le=limits.MAX_TOKENS_LIMIT, description="0 only scores the prompt")] | None
@@ -207,7 +234,8 @@ class CompletionRequest(GenerationRequest):
     @model_validator(mode="after")
     def _fields_agree(self) -> CompletionRequest:
         if self.num_candidates * len(self.prompt) > limits.MAX_CHOICES:
-            raise conflict("n", f"'n' (or 'best_of') times the prompts is more than {limits.MAX_CHOICES} answers.")
+            param = self.count_param
+            raise conflict(param, f"'{param}' times the prompts is more than {limits.MAX_CHOICES} answers.")
         if self.best_of is not None and self.best_of < self.n:
             raise conflict("best_of", "'best_of' must be at least 'n'.")
         if self.stream and self.num_candidates > self.n:
@@ -227,6 +255,11 @@ class CompletionRequest(GenerationRequest):
     def num_candidates(self) -> int:
         """Answers to generate per prompt, of which the `n` best are returned."""
         return self.best_of or self.n
+
+    @property
+    def count_param(self) -> str:
+        """The field that says how many answers are generated per prompt."""
+        return "best_of" if self.best_of is not None else "n"
 
     @property
     def num_logprobs(self) -> int | None:

@@ -10,43 +10,68 @@ import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import msgspec
 
 from millstream_runtime.engine.request import FinishReason
-from millstream_runtime.logs import log
 from millstream_runtime.server.http.api_errors import ApiError, internal_error
 from millstream_runtime.server.http.disconnect import ClientDisconnectedError
+from millstream_runtime.server.http.failure_log import log_failure
 from millstream_runtime.server.openai.choice import Delta, LogprobEntry
 from millstream_runtime.server.openai.generation import Generation
 from millstream_runtime.server.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from millstream_runtime.server.openai.pieces import Pieces
+from millstream_runtime.server.openai.requests import StreamedUsage
 
 json_encoder = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"  # an SSE comment: clients skip it
 
 
-@dataclass(slots=True)
 class Answer:
-    """One choice, complete."""
+    """One choice, collected: each token is encoded when it comes, and the pieces are joined once, at the end.
 
-    text: str = ""
-    finish_reason: FinishReason = FinishReason.ABORT
-    tokens: list[LogprobEntry] | None = None  # None: log-probabilities were not requested
-    prompt_logprobs: list[dict[str, Any] | None] | None = None
+    A whole answer encoded in one call would block the event loop: 64k tokens with alternatives are 100 MB of JSON.
+    """
+
+    def __init__(self, response_format: ResponseFormat) -> None:
+        self.finish_reason = FinishReason.ABORT
+        self.prompt_logprobs: list[dict[str, Any] | None] | None = None
+        self._format = response_format
+        self._text = Pieces("")
+        self._logprobs: dict[str, Pieces[bytes]] | None = None  # the items of each list; None: not requested
 
     def add(self, delta: Delta) -> None:
         """Append new text of this choice."""
-        self.text += delta.text
+        self._text.append(delta.text)
         self.finish_reason = delta.finish_reason or self.finish_reason
-        if delta.tokens is not None:
-            self.tokens = [*(self.tokens or ()), *delta.tokens]
+        if delta.tokens is None:
+            return
+        if self._logprobs is None:
+            self._logprobs = {name: Pieces(b",") for name in self._format.logprobs(())}
+        if delta.tokens:
+            for name, entries in self._format.logprobs(delta.tokens).items():
+                self._logprobs[name].append(json_encoder.encode(entries)[1:-1])  # without the brackets
+
+    @property
+    def text(self) -> str:
+        return self._text.joined()
+
+    @property
+    def logprobs(self) -> dict[str, Any] | None:
+        """The lists of `choices[].logprobs`, encoded; None if log-probabilities were not requested."""
+        if self._logprobs is None:
+            return None
+        return {name: msgspec.Raw(b"[%b]" % pieces.joined()) for name, pieces in self._logprobs.items()}
 
 
 class ResponseFormat(Protocol):
     """The response objects of one route."""
+
+    def logprobs(self, entries: Sequence[LogprobEntry]) -> dict[str, list[Any]]:
+        """The lists of `choices[].logprobs` for these tokens; those of an answer are these, one after another."""
 
     def complete(self, answers: Sequence[Answer], usage: dict[str, object]) -> dict[str, Any]:
         """The response of a request that does not stream."""
@@ -69,24 +94,30 @@ class ChatFormat:
     id: str = field(default_factory=lambda: f"chatcmpl-{os.urandom(16).hex()}")
     created: int = field(default_factory=lambda: int(time.time()))
 
+    def logprobs(self, entries: Sequence[LogprobEntry]) -> dict[str, list[Any]]:
+        return chat_logprobs(entries)
+
     def complete(self, answers: Sequence[Answer], usage: dict[str, object]) -> dict[str, Any]:
-        choices = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": answer.text, "refusal": None},
-                "logprobs": chat_logprobs(answer.tokens),
-                "finish_reason": answer.finish_reason.value,
-            }
-            for index, answer in enumerate(answers)
-        ]
+        choices = []
+        for index, answer in enumerate(answers):
+            message = {"role": "assistant", "content": answer.text, "refusal": None}
+            choices.append(
+                {
+                    "index": index,
+                    "message": message,
+                    "logprobs": _chat_choice_logprobs(answer.logprobs),
+                    "finish_reason": answer.finish_reason.value,
+                }
+            )
         return {**self.envelope(choices), "object": "chat.completion", "usage": usage}
 
     def opening(self, index: int) -> dict[str, Any] | None:
         return _chat_chunk(index, {"role": "assistant", "content": "", "refusal": None})
 
     def chunk(self, delta: Delta) -> dict[str, Any]:
-        content = {"content": delta.text} if delta.text or delta.tokens else {}
-        return _chat_chunk(delta.index, content, delta.finish_reason, chat_logprobs(delta.tokens))
+        content = {} if delta.finish_reason is not None else {"content": delta.text}
+        lists = self.logprobs(delta.tokens) if delta.tokens is not None else None
+        return _chat_chunk(delta.index, content, delta.finish_reason, _chat_choice_logprobs(lists))
 
     def envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -106,11 +137,13 @@ class CompletionFormat:
     id: str = field(default_factory=lambda: f"cmpl-{os.urandom(16).hex()}")
     created: int = field(default_factory=lambda: int(time.time()))
 
+    def logprobs(self, entries: Sequence[LogprobEntry]) -> dict[str, list[Any]]:
+        return completion_logprobs(entries)
+
     def complete(self, answers: Sequence[Answer], usage: dict[str, object]) -> dict[str, Any]:
         choices = []
         for index, answer in enumerate(answers):
-            tokens = tuple(answer.tokens) if answer.tokens is not None else None
-            choice = self.chunk(Delta(index, answer.text, answer.finish_reason, tokens))
+            choice = _completion_choice(index, answer.text, answer.logprobs, answer.finish_reason)
             if answer.prompt_logprobs is not None:
                 choice["prompt_logprobs"] = answer.prompt_logprobs
             choices.append(choice)
@@ -120,12 +153,8 @@ class CompletionFormat:
         return None
 
     def chunk(self, delta: Delta) -> dict[str, Any]:
-        return {
-            "index": delta.index,
-            "text": delta.text,
-            "logprobs": completion_logprobs(delta.tokens),
-            "finish_reason": delta.finish_reason.value if delta.finish_reason else None,
-        }
+        lists = self.logprobs(delta.tokens) if delta.tokens is not None else None
+        return _completion_choice(delta.index, delta.text, lists, delta.finish_reason)
 
     def envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -144,7 +173,7 @@ async def complete_response(generation: Generation, response_format: ResponseFor
         ApiError: the engine stopped.
         ClientDisconnectedError: the client closed the connection.
     """
-    answers = [Answer() for _ in range(generation.num_choices)]
+    answers = [Answer(response_format) for _ in range(generation.num_choices)]
     async with aclosing(generation.deltas()) as batches:
         async for deltas in batches:
             for delta in deltas:
@@ -155,15 +184,15 @@ async def complete_response(generation: Generation, response_format: ResponseFor
 
 
 async def sse_events(
-    generation: Generation, response_format: ResponseFormat, include_usage: bool
+    generation: Generation, response_format: ResponseFormat, streamed_usage: StreamedUsage, request_id: str
 ) -> AsyncIterator[tuple[bytes, bool]]:
     """Yield server-sent events, and whether they are the last: opening (role) chunk, deltas, finish chunk, usage chunk
     if requested, `[DONE]`. Events that are known at the same time come in one piece.
 
-    A failure becomes one `error` event without a `[DONE]` after it, so that a cut answer never looks complete.
+    A failure becomes one `error` event without a `[DONE]` after it, so that a cut answer never looks complete. It is
+    logged with `request_id`.
     """
-    usage_so_far: dict[str, Any] = {"usage": None} if include_usage else {}
-    opened: set[int] = set()
+    chunks = _Chunks(generation, response_format, streamed_usage)
     last: list[bytes] = []
     try:
         async with aclosing(generation.deltas()) as batches:
@@ -171,25 +200,55 @@ async def sse_events(
                 if not deltas:
                     yield KEEP_ALIVE, False
                     continue
-                choices = [choice for delta in deltas for choice in _choices(response_format, delta, opened)]
-                events = [sse_event({**response_format.envelope([choice]), **usage_so_far}) for choice in choices]
+                events = [event for delta in deltas for event in chunks.of_delta(delta)]
                 if generation.has_ended:
                     last = events
                     break
                 yield b"".join(events), False
     except ApiError as error:
+        log_failure(request_id, error)
         yield sse_event(error.body()), True
         return
     except ClientDisconnectedError:
         yield b"", True
         return
-    except Exception as error:  # a bug: the status line is already sent, so report it in the stream
-        log.error("stream_failed", error=type(error).__name__)
+    except Exception:  # a bug: the status line is already sent, so report it in the stream
         yield sse_event(internal_error().body()), False
         raise
-    if include_usage:
+    if streamed_usage is not StreamedUsage.NONE:
         last.append(sse_event({**response_format.envelope([]), "usage": generation.usage}))
     yield b"".join((*last, DONE)), True
+
+
+class _Chunks:
+    """The chunks of one stream: the opening of each choice, its text, its finish reason by itself."""
+
+    def __init__(self, generation: Generation, response_format: ResponseFormat, streamed_usage: StreamedUsage) -> None:
+        self._generation = generation
+        self._format = response_format
+        self._streamed_usage = streamed_usage
+        self._num_tokens: dict[int, int] = {}  # of each choice that has begun
+
+    def of_delta(self, delta: Delta) -> list[bytes]:
+        """The events of one delta."""
+        choices = []
+        if delta.index not in self._num_tokens:
+            opening = self._format.opening(delta.index)
+            choices += [opening] if opening is not None else []
+        self._num_tokens[delta.index] = delta.num_tokens
+        if delta.text or delta.tokens or delta.finish_reason is None:
+            choices.append(self._format.chunk(replace(delta, finish_reason=None)))
+        if delta.finish_reason is not None:
+            choices.append(self._format.chunk(Delta(delta.index, "", delta.finish_reason)))
+        usage = self._usage_so_far()
+        return [sse_event({**self._format.envelope([choice]), **usage}) for choice in choices]
+
+    def _usage_so_far(self) -> dict[str, Any]:
+        if self._streamed_usage is StreamedUsage.NONE:
+            return {}
+        if self._streamed_usage is StreamedUsage.LAST_CHUNK:
+            return {"usage": None}
+        return {"usage": self._generation.usage_with(sum(self._num_tokens.values()))}
 
 
 def sse_event(payload: dict[str, Any]) -> bytes:
@@ -197,18 +256,19 @@ def sse_event(payload: dict[str, Any]) -> bytes:
     return b"data: " + json_encoder.encode(payload) + b"\n\n"
 
 
-def _choices(response_format: ResponseFormat, delta: Delta, opened: set[int]) -> list[dict[str, Any]]:
-    """The `choices` entries for one delta: the opening of a new choice, its text, the finish reason by itself."""
-    choices = []
-    if delta.index not in opened:
-        opened.add(delta.index)
-        opening = response_format.opening(delta.index)
-        choices += [opening] if opening is not None else []
-    if delta.text or delta.tokens:
-        choices.append(response_format.chunk(Delta(delta.index, delta.text, None, delta.tokens)))
-    if delta.finish_reason is not None:
-        choices.append(response_format.chunk(Delta(delta.index, "", delta.finish_reason)))
-    return choices
+def _chat_choice_logprobs(lists: dict[str, Any] | None) -> dict[str, Any] | None:
+    return {**lists, "refusal": None} if lists is not None else None
+
+
+def _completion_choice(
+    index: int, text: str, logprobs: dict[str, Any] | None, reason: FinishReason | None
+) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": logprobs,
+        "finish_reason": reason.value if reason is not None else None,
+    }
 
 
 def _chat_chunk(

@@ -115,11 +115,19 @@ def _max_tokens(
 
 
 def require_in_vocabulary(request: GenerationRequest, vocabulary_size: int) -> None:
-    """Raises ApiError: a stop token or a biased token is outside the vocabulary."""
+    """Raises ApiError: a stop or biased token is outside the vocabulary, or the stop tokens are all of it."""
     named = {"stop_token_ids": request.stop_token_ids, "logit_bias": request.logit_bias}
     for param, token_ids in named.items():
         if any(token_id >= vocabulary_size for token_id in token_ids):
             raise outside_vocabulary(param, vocabulary_size)
+    if request.min_tokens > 0 and len(set(request.stop_token_ids)) == vocabulary_size:
+        raise ApiError(
+            400,
+            f"'stop_token_ids' names all {vocabulary_size} tokens, and none of these may come up before "
+            f"'min_tokens' ({request.min_tokens}); leave out at least one.",
+            param="stop_token_ids",
+            code="invalid_value",
+        )
 
 
 def outside_vocabulary(param: str, vocabulary_size: int) -> ApiError:

@@ -6,18 +6,20 @@ is not the library's global one, so two servers in one process (tests) do not mi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from millstream_runtime.boot import BootLedger, Phase
+from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill
 from millstream_runtime.server.engine.client import EngineClient
 from millstream_runtime.server.operations.boot_gauges import boot_gauges
+from millstream_runtime.server.operations.http_metrics import HttpMetrics
 from millstream_runtime.server.operations.instruments import LoopCounter, LoopHistogram
 from millstream_runtime.server.operations.topology_view import topology_gauges
 
@@ -89,7 +91,10 @@ class RequestTimes:
 class ServerMetrics:
     """Metrics that requests update, and engine gauges that are read at each scrape."""
 
-    def __init__(self, model_name: str, ledger: BootLedger, engine: EngineClient) -> None:
+    def __init__(
+        self, model_name: str, ledger: BootLedger, engine: EngineClient, cache_config: Mapping[str, str] | None = None
+    ) -> None:
+        """`cache_config`: further labels of `vllm:cache_config_info`."""
         self._registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
         self._histograms = {
@@ -106,16 +111,14 @@ class ServerMetrics:
         self._success = {
             reason: success.labels(**self._labels, finished_reason=reason.value) for reason in FinishReason
         }
-        self._http_requests = Counter(
-            "http_requests",
-            "Answers by route and class of status",
-            [*self._labels, "handler", "method", "status"],
-            registry=self._registry,
-        )
-        self._http_children: dict[tuple[str, str, str], Counter] = {}
+        self.http = HttpMetrics(self._labels, self._registry)
+        ProcessCollector(registry=self._registry)
+        self._prompt_tokens = {
+            name: self._by_source(name, text, sources) for name, (text, sources) in COUNTERS_BY_SOURCE.items()
+        }
         self._steps_total = 0
         engine.on_step = self._step
-        self._registry.register(_EngineView(self._labels, ledger, engine))
+        self._registry.register(_EngineView(self._labels, ledger, engine, cache_config or {}))
 
     @property
     def labels(self) -> dict[str, str]:
@@ -133,6 +136,11 @@ class ServerMetrics:
         self._histograms["time_to_first_token_seconds"].observe(at_seconds - times.arrived_at_seconds)
         self._counters["prompt_tokens"].inc(times.num_prompt_tokens)
         self._counters["prompt_tokens_cached"].inc(prefill.num_cached_tokens)
+        computed = times.num_prompt_tokens - prefill.num_cached_tokens
+        self._histograms["request_prefill_kv_computed_tokens"].observe(computed)
+        self._prompt_tokens["prompt_tokens_by_source"]["local_compute"].inc(computed)
+        self._prompt_tokens["prompt_tokens_by_source"]["local_cache_hit"].inc(prefill.num_cached_tokens)
+        self._prompt_tokens["prompt_tokens_cached_by_source"]["device"].inc(prefill.num_cached_tokens)
         self._counters["generation_tokens"].inc()
 
     def next_token(self, times: RequestTimes, at_seconds: float) -> None:
@@ -151,7 +159,7 @@ class ServerMetrics:
             times.first_token_at_seconds,
             times.last_token_at_seconds,
         )
-        if reason is FinishReason.ABORT or scheduled is None or first is None or last is None:
+        if reason in (FinishReason.ABORT, FinishReason.ERROR) or scheduled is None or first is None or last is None:
             return
         observed = {
             "e2e_request_latency_seconds": at_seconds - times.arrived_at_seconds,
@@ -173,15 +181,6 @@ class ServerMetrics:
         self._histograms["request_params_n"].observe(len(generated_tokens))
         self._histograms["request_max_num_generation_tokens"].observe(max(generated_tokens))
 
-    def http_request(self, method: str, route: str, status: int) -> None:
-        """Record the start of a response. `status` is kept as its class: 2xx, 4xx, 5xx."""
-        key = (route, method if method in HTTP_METHODS else "other", f"{status // 100}xx")
-        child = self._http_children.get(key)
-        if child is None:
-            names = dict(zip(("handler", "method", "status"), key, strict=True))
-            child = self._http_children[key] = self._http_requests.labels(**self._labels, **names)
-        child.inc()
-
     def exposition(self) -> bytes:
         """The body of `/metrics`."""
         return generate_latest(self._registry)
@@ -196,13 +195,27 @@ class ServerMetrics:
         self._registry.register(histogram)
         return histogram
 
+    def _by_source(self, name: str, text: str, sources: Sequence[str]) -> dict[str, Counter]:
+        counter = Counter(f"vllm:{name}", text, [*self._labels, "source"], registry=self._registry)
+        return {source: counter.labels(**self._labels, source=source) for source in sources}
+
     def _counter(self, name: str, text: str) -> LoopCounter:
         counter = LoopCounter(name, text, self._labels)
         self._registry.register(counter)
         return counter
 
 
-HTTP_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+# vLLM's sources; here every cached token is on the device, and no other machine sends any.
+COUNTERS_BY_SOURCE: dict[str, tuple[str, tuple[str, ...]]] = {
+    "prompt_tokens_by_source": (
+        "Prompt tokens of users, by where their keys and values came from",
+        ("local_compute", "local_cache_hit", "external_kv_transfer"),
+    ),
+    "prompt_tokens_cached_by_source": (
+        "Prompt tokens of users found in a cache, by where it is",
+        ("device", "host", "p2p", "disk", "external_unspecified"),
+    ),
+}
 COUNTERS = {
     "prompt_tokens": "Prompt tokens of users, computed or found in the prefix cache",
     "prompt_tokens_cached": "Prompt tokens of users found in the prefix cache",
@@ -218,6 +231,7 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "request_decode_time_seconds": ("From the first token to the last", LATENCY_BUCKETS),
     "request_inference_time_seconds": ("From the first place in a batch to the last token", LATENCY_BUCKETS),
     "request_prompt_tokens": ("Tokens of a prompt", TOKEN_COUNT_BUCKETS),
+    "request_prefill_kv_computed_tokens": ("Tokens of a prompt that were not in the prefix cache", TOKEN_COUNT_BUCKETS),
     "request_generation_tokens": ("Tokens of an answer", TOKEN_COUNT_BUCKETS),
     "request_max_num_generation_tokens": ("Tokens of the longest answer of one request", TOKEN_COUNT_BUCKETS),
     "request_params_max_tokens": ("The token limit of a request", TOKEN_COUNT_BUCKETS),
@@ -226,13 +240,30 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 }
 
 
+def cache_config_labels(config: RuntimeConfig) -> dict[str, str]:
+    """Labels of `vllm:cache_config_info`, as vLLM writes its own configuration of the cache."""
+    return {
+        "cache_dtype": "auto",  # the model's
+        "enable_prefix_caching": str(config.enable_prefix_caching),
+        "gpu_memory_utilization": str(config.gpu_memory_utilization_percent / 100),
+        "kv_cache_memory_bytes": str(config.kv_cache_memory_bytes),
+        "num_cpu_blocks": "0",
+        "num_gpu_blocks_override": "None",
+        "prefix_caching_hash_algo": "sha256",
+        "swap_space": "0",
+    }
+
+
 class _EngineView:
     """Gauges read from the engine's last snapshot and from the boot ledger, at scrape time."""
 
-    def __init__(self, labels: dict[str, str], ledger: BootLedger, engine: EngineClient) -> None:
+    def __init__(
+        self, labels: dict[str, str], ledger: BootLedger, engine: EngineClient, cache_config: Mapping[str, str]
+    ) -> None:
         self._labels = labels
         self._ledger = ledger
         self._engine = engine
+        self._cache_config = cache_config
 
     def collect(self) -> Iterable[Metric]:
         boot = self._ledger.snapshot()
@@ -280,7 +311,11 @@ class _EngineView:
             family = CounterMetricFamily(name, text, labels=[*self._labels])
             family.add_metric([*self._labels.values()], value)
             yield family
-        sizes = {"block_size": str(stats.block_size_tokens), "num_gpu_blocks": str(stats.kv_blocks_total)}
+        sizes = {
+            **self._cache_config,
+            "block_size": str(stats.block_size_tokens),
+            "num_gpu_blocks": str(stats.kv_blocks_total),
+        }
         info = GaugeMetricFamily("vllm:cache_config_info", "How the KV pool is cut", labels=[*self._labels, *sizes])
         info.add_metric([*self._labels.values(), *sizes.values()], 1.0)
         yield info

@@ -1,7 +1,7 @@
 """The body of `/ready`, which the operator's `boot_report.py` and people read. Pure.
 
-Unknown values are left out: `progress` and `eta_seconds` are there while the weights load, `memory` and `threads` once
-they are measured.
+Unknown values are left out: `progress` and `eta_seconds` are there while the weights load, `memory`, `threads` and
+`step_times` once they are measured, `api_keys_problem` while some key of the file cannot be used.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from millstream_runtime.boot_eta import eta_seconds
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.kv.pool_size import MemoryUse
+from millstream_runtime.engine.step_times import TimedStep
 from millstream_runtime.engine_process.messages import StepThreads
 from millstream_runtime.server.operations.topology_view import topology_json
 
@@ -25,7 +26,9 @@ def ready_body(
     topology: Topology | None,
     memory: MemoryUse | None,
     threads: Sequence[StepThreads] = (),
+    step_times: Sequence[TimedStep] = (),
     now_seconds: float,
+    api_keys_problem: str = "",
 ) -> dict[str, Any]:
     """Build the body; `now_seconds` is of the monotonic clock."""
     body: dict[str, Any] = {
@@ -48,4 +51,8 @@ def ready_body(
         body["memory"] = memory.measured()
     if threads:
         body["threads"] = [{"most_tokens": one.most_tokens, "threads": one.threads} for one in threads]
+    if api_keys_problem:
+        body["api_keys_problem"] = api_keys_problem
+    if step_times:
+        body["step_times"] = [one.measured() for one in step_times]
     return body

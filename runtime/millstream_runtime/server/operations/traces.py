@@ -66,7 +66,7 @@ class RequestTraces:
             attributes=self._attributes(request_id, choices, now),
             start_time=_unix_nanoseconds(arrived, now),
         )
-        if any(reason in (None, FinishReason.ABORT) for _, reason in choices):
+        if any(reason in (None, FinishReason.ABORT, FinishReason.ERROR) for _, reason in choices):
             span.set_status(Status(StatusCode.ERROR, "ended before its answer was complete"))
         span.end(_unix_nanoseconds(now, now))
 

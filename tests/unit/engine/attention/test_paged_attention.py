@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from millstream_kernels.reference import paged_attention, rms_norm, rotary_embedding
-from millstream_runtime.engine.attention.paged_attention import AttentionChunk, TorchAttention
+from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
+from millstream_runtime.engine.attention.paged_attention import TorchAttention
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.config.rope_config import RopeConfig

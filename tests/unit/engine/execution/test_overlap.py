@@ -45,15 +45,18 @@ RULE: dict[str, tuple[Sequence, bool, Wait | None]] = {
     "greedy": (sequence_of(greedy(9)), False, None),
     "sampled, filtered, biased, with a least length": (sequence_of(SAMPLED), False, None),
     "prompt log-probabilities": (sequence_of(greedy(9, prompt_logprobs=2)), False, None),
-    "log-probabilities": (sequence_of(greedy(9, logprobs=0)), False, Wait.LOGPROBS),
-    "log-probabilities of a last token": (sequence_of(greedy(9, logprobs=0), is_complete=True), False, Wait.LOGPROBS),
-    "presence penalty": (sequence_of(greedy(9, presence_penalty=0.1)), False, Wait.PENALTIES),
-    "repetition penalty": (sequence_of(greedy(9, repetition_penalty=1.1)), False, Wait.PENALTIES),
-    "a penalty that nothing follows": (sequence_of(greedy(9, presence_penalty=0.1), is_complete=True), False, None),
+    "log-probabilities": (sequence_of(greedy(9, logprobs=0)), False, None),
+    "presence penalty": (sequence_of(greedy(9, presence_penalty=0.1)), False, None),
+    "repetition penalty": (sequence_of(greedy(9, repetition_penalty=1.1)), False, None),
     "a processor": (sequence_of(greedy(9), processors=(lambda logits, ids: None,)), False, Wait.PROCESSORS),
+    "a processor that nothing follows": (
+        sequence_of(greedy(9), processors=(lambda logits, ids: None,), is_complete=True),
+        False,
+        None,
+    ),
     "new angles": (sequence_of(greedy(9)), True, Wait.RECOMPUTE),
-    "cancelled": (sequence_of(greedy(9, logprobs=1), has_ended=True), True, None),
-    "read": (sequence_of(greedy(9, logprobs=1), is_read=True), True, None),
+    "cancelled": (sequence_of(greedy(9), has_ended=True), True, None),
+    "read": (sequence_of(greedy(9), is_read=True), True, None),
 }
 
 
@@ -83,13 +86,53 @@ def events_of(engine: Engine, requests: list[Request]) -> list[str]:
     return events
 
 
-def test_the_next_step_is_launched_before_the_last_is_read(engine: Engine) -> None:
-    events = events_of(engine, requests_for([PROMPT], greedy(4)))
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"frequency_penalty": 0.5},
+        {"repetition_penalty": 1.3, "presence_penalty": 0.2},
+        {"logprobs": 2},
+        {"logprobs": 0, "prompt_logprobs": 1, "frequency_penalty": 0.5},
+    ],
+    ids=str,
+)
+def test_the_next_step_is_launched_before_the_last_is_read(engine: Engine, asked: dict[str, Any]) -> None:
+    events = events_of(engine, requests_for([PROMPT], greedy(4, **asked)))
     assert events == ["launch", "launch", "read", "launch", "read", "launch", "read", "read"]
 
 
-def test_a_penalty_makes_every_step_wait(engine: Engine) -> None:
-    assert events_of(engine, requests_for([PROMPT], greedy(4, frequency_penalty=0.5))) == ["launch", "read"] * 4
+def test_a_logits_processor_makes_every_step_wait(engine: Engine) -> None:
+    engine.processors_for = lambda request: (lambda logits, ids: None,)
+    assert events_of(engine, requests_for([PROMPT], greedy(4))) == ["launch", "read"] * 4
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [17, 2048])
+def test_what_is_reported_is_that_of_synchronous_steps(
+    write_model: WriteModel, make_engine: MakeEngine, max_num_batched_tokens: int
+) -> None:
+    """Tokens, log-probabilities of prompts (in chunks, too) and answers, penalised and not, side by side."""
+    samplings = [
+        greedy(12, logprobs=3, prompt_logprobs=2),
+        greedy(12, repetition_penalty=1.5, frequency_penalty=0.7, logprobs=1),
+        replace(SAMPLED, max_tokens=14, presence_penalty=1.1, logprobs=0),
+        greedy(12),
+    ]
+    prompts = [[(7 * row + 3 * place) % 190 for place in range(25 + row)] for row in range(4)]
+
+    def outputs(execution: Execution | None) -> dict[str, list[TokenOutput]]:
+        engine = make_engine(write_model(), execution=execution, max_num_batched_tokens=max_num_batched_tokens)
+        engine._pace = None  # chunks that follow measured times would differ, and with them how sums are rounded
+        for index, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
+            engine.add_request(Request(str(index), prompt, sampling))
+        found: dict[str, list[TokenOutput]] = {}
+        while engine.has_work():
+            for one in engine.step():
+                prefill = one.prefill and replace(one.prefill, scheduled_at_seconds=0.0)
+                found.setdefault(one.request_id, []).append(replace(one, prefill=prefill))
+        return found
+
+    assert outputs(OVERLAPPED) == outputs(None)
 
 
 def test_a_stop_drops_the_token_that_was_under_way(engine: Engine, write_model: WriteModel) -> None:
@@ -142,7 +185,7 @@ def test_numbers_that_go_wrong_reach_nobody_who_gets_the_blocks(engine: Engine, 
         outputs += engine.step()
         engine.check_integrity()
     sick = [(one.token_id, one.finish_reason) for one in outputs if one.request_id == "sick"][1:]
-    assert sick == ([] if cancelled else [(None, FinishReason.ABORT)])
+    assert sick == ([] if cancelled else [(None, FinishReason.ERROR)])
     assert [one.token_id for one in outputs if one.request_id == "well"] == expected
     assert all(layer.isfinite().all() for layer in layers), "a block was given back with numbers that went wrong"
     assert generate(engine, requests_for([[4, 5, 6], PROMPT], greedy(12)))["0"] == expected
@@ -168,13 +211,13 @@ def test_the_prefix_cache_knows_accepted_tokens_only(
             assert output.token_id is not None
             said[output.request_id].append(output.token_id)
         engine.check_integrity()
+    cache = engine._blocks._cache
+    assert cache is not None
     known = {
         block_hash
         for tokens in said.values()
-        for block_hash in extend_hashes(Sequence(Request("x", tokens, sampling), 0, 0, tokens, 1), 16)
+        for block_hash in extend_hashes(Sequence(Request("x", tokens, sampling), 0, 0, tokens, 1), 16, cache.root)
     }
-    cache = engine._blocks._cache
-    assert cache is not None
     assert set(cache._block_of) <= known
     assert any(len(tokens) > 64 for tokens in said.values())
 

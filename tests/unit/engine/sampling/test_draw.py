@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from millstream_runtime.engine.request import SamplingParams
-from millstream_runtime.engine.sampling.draw import cut_top_p, draw
+from millstream_runtime.engine.sampling.draw import cut_nuclei, draw
 from millstream_runtime.engine.sampling.sampler import uniform
 
 VOCAB = 50
@@ -82,10 +85,46 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
         assert kept(rows[index], one)[together[index]] > 0
 
 
-@given(seed=st.integers(0, 10_000), sharpness=st.floats(0, 8), top_p=st.sampled_from([1e-9, 0.1, 0.5, 0.9, 0.999]))
-def test_the_sort_for_gpus_keeps_the_same_tokens(seed: int, sharpness: float, top_p: float) -> None:
-    row = weights_of(seed, sharpness)
-    cut = torch.stack([row, row])
-    cut_top_p(cut, [top_p, 1.0])
-    assert torch.equal(cut[0] > 0, kept(row, SamplingParams(1, top_p=top_p)) > 0)
-    assert torch.equal(cut[1], row)
+@given(
+    seed=st.integers(0, 10_000),
+    sharpness=st.floats(0, 8),
+    asked=st.lists(
+        st.tuples(st.sampled_from([0, 1, 2, 7, 8, 33, 60]), st.sampled_from([1e-9, 0.1, 0.5, 0.9, 0.999, 1.0])),
+        min_size=1,
+        max_size=5,
+    ),
+)
+def test_the_cut_for_gpus_keeps_the_same_tokens(seed: int, sharpness: float, asked: list[tuple[int, float]]) -> None:
+    """Whether by a sort or by the highest alone."""
+    rows = [weights_of(seed + index, sharpness) for index in range(len(asked))]
+    params = [SamplingParams(1, top_k=k, top_p=p) for k, p in asked]
+    allowed = [kept(row, replace(one, top_p=1.0)) for row, one in zip(rows, params, strict=True)]
+    cut = torch.stack(allowed).float()
+    cut_nuclei(cut, params)
+    for row, one, left, before in zip(rows, params, cut, allowed, strict=True):
+        assert torch.equal(left > 0, kept(row, one) > 0) if one.top_p < 1 else torch.equal(left, before.float())
+
+
+def test_no_row_is_searched_for_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of top-k are, each for about as many as it asks for, and on a GPU those of top-p are sorted."""
+    searched: list[tuple[int, int]] = []
+    topk, sort = Tensor.topk, Tensor.sort
+
+    def watched_topk(self: Tensor, k: int, **options: Any) -> Any:
+        searched.append((len(self), k))
+        return topk(self, k, **options)
+
+    def watched_sort(self: Tensor, **options: Any) -> Any:
+        searched.append((len(self), self.shape[-1]))
+        return sort(self, **options)
+
+    monkeypatch.setattr(Tensor, "topk", watched_topk)
+    monkeypatch.setattr(Tensor, "sort", watched_sort)
+    asked = [(0, 1.0), (0, 0.9), (2, 1.0), (2, 0.5), (30, 1.0), (10_000, 1.0)]
+    params = [SamplingParams(1, top_k=k, top_p=p) for k, p in asked]
+    rows = torch.stack([weights_of(seed, 2.0) for seed in range(len(params))])
+    draw(rows.clone(), params, lambda row, attempt: uniform(row, 5, attempt))
+    assert sorted(searched) == [(1, 32), (2, 2)]
+    searched.clear()
+    cut_nuclei(rows, params)
+    assert sorted(searched) == [(1, 2), (1, VOCAB)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,8 @@ from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.model_runner import Launched
 from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
-from millstream_runtime.engine.scheduling.layered_prefill import ChunkSlice
-from millstream_runtime.engine.scheduling.scheduler import Chunk, Scheduler
+from millstream_runtime.engine.scheduling.prompt_budget import PromptBudget
+from millstream_runtime.engine.scheduling.scheduler import BudgetOf, Chunk, Scheduler
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from tests.support.tiny_model import write_tiny_model
 
@@ -43,27 +42,37 @@ def decode(scheduler: Scheduler, chunks: list[Chunk]) -> None:
         one.append(7)
 
 
-def test_prompts_share_the_bound_only_beside_a_decode() -> None:
+def within(work: float) -> BudgetOf:
+    return lambda tokens: PromptBudget(tokens, work)
+
+
+def test_time_bounds_the_prompts_of_a_step_that_others_share() -> None:
     scheduler = make_scheduler(20)
-    chunks = scheduler.apply(scheduler.plan(max_prompt_tokens=8))
+    chunks = scheduler.apply(scheduler.plan(within(8)))
     assert sizes(chunks) == [20]  # nobody waits for a token: the whole budget is the prompt's
     decode(scheduler, chunks)
     scheduler.add(sequence(1, 300))
     scheduler.add(sequence(2, 300))
-    chunks = scheduler.apply(scheduler.plan(max_prompt_tokens=100))
+    chunks = scheduler.apply(scheduler.plan(within(100)))
     assert sizes(chunks) == [1, 100]  # the decode is never part of it, and the second prompt waits its turn
     decode(scheduler, chunks)
-    chunks = scheduler.apply(scheduler.plan(max_prompt_tokens=250))
+    chunks = scheduler.apply(scheduler.plan(within(250)))
     assert sizes(chunks) == [1, 200, 50]
     decode(scheduler, chunks)
-    assert sizes(scheduler.apply(scheduler.plan(max_prompt_tokens=None))) == [1, 1, 250]
+    assert sizes(scheduler.apply(scheduler.plan())) == [1, 1, 250]
+
+
+def test_several_prompts_share_a_bounded_step_also_without_an_answer_under_way() -> None:
+    """So the first of a burst has its first token before the last is computed."""
+    scheduler = make_scheduler(40, 40, 40, 40)
+    assert sizes(scheduler.apply(scheduler.plan(within(80)))) == [40, 40]
 
 
 def test_a_bound_above_the_budget_changes_nothing() -> None:
     scheduler = make_scheduler(20)
     decode(scheduler, scheduler.apply(scheduler.plan()))
     scheduler.add(sequence(1, 2000))
-    assert sizes(scheduler.apply(scheduler.plan(max_prompt_tokens=4000))) == [1, 511]
+    assert sizes(scheduler.apply(scheduler.plan(within(4000)))) == [1, 511]
 
 
 @pytest.fixture(scope="module")
@@ -72,36 +81,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class MachineWithAClock:
-    """An engine on a machine where a decode takes a second, and a token of a prompt a tenth of one in all layers."""
+    """An engine on a machine where a decode takes 10 ms, and a token of a prompt `second_per_token`."""
 
-    def __init__(self, folder: Path, second_per_token: float) -> None:
+    def __init__(self, folder: Path, second_per_token: float, target_itl_milliseconds: int | None = None) -> None:
         config = RuntimeConfig(
-            model=str(folder), served_model_name="t", device=Device.CPU, kv_cache_memory_bytes=8 << 20
+            model=str(folder),
+            served_model_name="t",
+            device=Device.CPU,
+            kv_cache_memory_bytes=8 << 20,
+            target_itl_milliseconds=target_itl_milliseconds,
         )
         self.engine = Engine(config, lambda phase, message: None, execution=Execution())
         self.step_seconds: list[float] = []  # of steps that prompts shared with decodes
         self._second_per_token = second_per_token
         self._launch = self.engine._runner.launch
-        self.engine._runner.launch = self._timed  # type: ignore[method-assign, assignment]
+        self.engine._runner.launch = self._timed  # type: ignore[method-assign]
         self._now = 0.0
         self.engine.step_clock = lambda: self._now
 
-    def _timed(self, chunks: list[Chunk], part: ChunkSlice | None, before_slice: Callable[[], None]) -> Launched:
-        began = self._now
+    def _timed(self, chunks: list[Chunk]) -> Launched:
         prompts = [chunk.num_tokens for chunk in chunks if chunk.num_tokens > 1]
-        self._now += 1.0 + self._second_per_token * sum(prompts)
-
-        def then() -> None:
-            before_slice()
-            if part is not None:
-                self._now += (
-                    self._second_per_token * part.layer_fraction * sum(chunk.num_tokens for chunk in part.chunks)
-                )
-
-        launched = self._launch(chunks, part, then)
-        if len(chunks) > len(prompts) and (prompts or part):
-            self.step_seconds.append(self._now - began)
-        return launched
+        seconds = 0.01 + self._second_per_token * sum(prompts)
+        self._now += seconds
+        if prompts and len(chunks) > len(prompts):
+            self.step_seconds.append(seconds)
+        return self._launch(chunks)
 
     def answers(self) -> dict[str, list[int]]:
         """Two answers run when a prompt of 600 tokens comes."""
@@ -119,24 +123,22 @@ class MachineWithAClock:
         return answers
 
 
-def test_a_long_prompt_enters_in_small_chunks_beside_answers_and_changes_none(folder: Path) -> None:
-    paced, unpaced = MachineWithAClock(folder, 0.1), MachineWithAClock(folder, 0.0)
+@pytest.mark.parametrize(("target", "seconds"), [(None, 0.05), (30, 0.03), (100, 0.1)])
+def test_a_long_prompt_enters_in_chunks_that_keep_to_the_target_and_changes_no_answer(
+    folder: Path, target: int | None, seconds: float
+) -> None:
+    paced, unpaced = MachineWithAClock(folder, 0.0005, target), MachineWithAClock(folder, 0.0)
     assert paced.answers() == unpaced.answers()
-    assert len(paced.step_seconds) > 2 * len(unpaced.step_seconds)
-    assert max(paced.step_seconds[1:]) <= 4.0, "where a decode takes one"
+    assert max(paced.step_seconds[1:]) <= 1.05 * seconds
+    assert len(paced.step_seconds) <= 600 * 0.0005 / (seconds - 0.01) + 5, "and no smaller than that"
+    assert len(paced.step_seconds) > len(unpaced.step_seconds)
 
 
-def test_where_a_few_tokens_are_too_many_a_step_takes_some_of_their_layers(folder: Path) -> None:
-    """A token takes half a second: eight are the least chunk, and half of its layers what a step can spare."""
-    paced, unpaced = MachineWithAClock(folder, 0.5), MachineWithAClock(folder, 0.0)
-    assert paced.answers() == unpaced.answers()
-    assert paced.engine._chunked_prefill.num_slices > 50
-    assert max(paced.step_seconds[1:]) <= 4.0
-
-
-def test_on_a_gpu_no_time_bounds_a_prompt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CpuPolicy, "bounds_prompts_by_time", False)
-    slow, unpaced = MachineWithAClock(folder, 0.5), MachineWithAClock(folder, 0.0)
-    assert slow.answers() == unpaced.answers()
-    assert len(slow.step_seconds) == len(unpaced.step_seconds)
-    assert slow.engine._chunked_prefill.num_slices == 0
+def test_on_a_gpu_no_time_bounds_a_prompt_unless_a_target_is_given(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuPolicy, "default_target_itl_milliseconds", None)
+    slow, asked = MachineWithAClock(folder, 0.0005), MachineWithAClock(folder, 0.0005, 50)
+    assert slow.answers() == asked.answers()
+    assert len(slow.step_seconds) == 1
+    assert len(asked.step_seconds) > 5

@@ -24,6 +24,7 @@ STRUCTURAL_KEYWORDS = {
     "format",
     "pattern",
     "minLength",
+    "minProperties",
     "maxLength",
     "minimum",
     "maximum",

@@ -61,7 +61,7 @@ BAD: dict[str, tuple[str, list[str]]] = {
     "wrong kind of ours": (GOOD.replace("kind: LLMDeployment", "kind: LLMdeployment"), ["kind", "LLMDeployment"]),
     "no kind": (GOOD.replace("kind: LLMDeployment\n", ""), ["kind: missing"]),
     # Keys
-    "duplicate key": (spec("replicas: 1\nreplicas: 2"), ["m.yaml:10", "'replicas'", "second time"]),
+    "duplicate key": (spec("replicas: 1\nreplicas: 2"), ["m.yaml:10", "'replicas'", "given twice"]),
     "duplicate key deep": (spec("engine: {maxNumSeqs: 1, maxNumSeqs: 2}"), ["m.yaml:9", "'maxNumSeqs'"]),
     "key that is a list": (spec("[1]: 2"), ["m.yaml:9", "no string"]),
     "merge key": (spec("<<: {replicas: 2}"), ["spec.<<: unknown field"]),
@@ -121,6 +121,26 @@ BAD: dict[str, tuple[str, list[str]]] = {
         template("containers:\n- name: runtime\n- name: runtime"),
         ["spec.podTemplate.spec.containers", "at most 1 item"],
     ),
+    "an empty list": (spec("network: {ingress: []}"), ["spec.network.ingress is []; it must have at least 1 item."]),
+    "an empty string": (spec("accelerator: {products: ['']}"), ["it must have at least 1 character."]),
+    "a long string": (
+        spec(f"podTemplate: {{metadata: {{labels: {{team: {'a' * 64}}}}}}}"),
+        ["spec.podTemplate.metadata.labels.team", "it must have at most 63 characters."],
+    ),
+    "a large map": (
+        template(
+            "affinity: {podAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: zone, "
+            f"labelSelector: {{matchLabels: {{{', '.join(f'k{number}: v' for number in range(9))}}}}}}}]}}}}"
+        ),
+        ["labelSelector.matchLabels is", "it must have at most 8 items."],
+    ),
+    "no namespace": (
+        template(
+            "affinity: {podAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: zone, "
+            "namespaces: [Team]}]}}"
+        ),
+        ["namespaces[0]", '"Team"', "the name of a namespace"],
+    ),
     "label value": (
         spec("podTemplate: {metadata: {labels: {team: 'a b'}}}"),
         ["spec.podTemplate.metadata.labels.team", '"a b"'],
@@ -156,6 +176,7 @@ def test_a_bad_manifest_is_reported_in_one_sentence(name: str) -> None:
     assert "\n" not in said
     assert said.endswith((".", ")")), said
     assert len(said) < 600, said
+    assert "should " not in said, "Pydantic's words"
     for part in held:
         assert part in said, said
 
@@ -163,14 +184,14 @@ def test_a_bad_manifest_is_reported_in_one_sentence(name: str) -> None:
 def test_a_billion_laughs_are_not_unfolded() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
-    with pytest.raises(ManifestError, match="unfolds to more than"):
+    with pytest.raises(ManifestError, match="expands to more than"):
         loads_manifest("\n".join(lines))
 
 
 def test_one_long_string_repeated_by_aliases_is_not_unfolded() -> None:
     """Few values, but a large file of them would be gigabytes of JSON."""
     text = f"a: &a {'x' * 50_000}\nb: [{', '.join(['*a'] * 100)}]\n"
-    with pytest.raises(ManifestError, match="unfolds to more than"):
+    with pytest.raises(ManifestError, match="expands to more than"):
         loads_manifest(text)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from millstream_operator.api.llmdeployment import LLMDeployment
-from millstream_operator.api.rules import RULES, Rule, violations
+from millstream_operator.api.rules import RULES, violations
+from millstream_operator.api.validation.rule import Rule
 from tests.support.cel import evaluate
 from tests.support.llmdeployments import full_manifest, manifest
 
@@ -85,7 +86,45 @@ GOOD: dict[str, Manifest] = {
 }
 
 # name: (manifest, path of the violation, a part of its message)
+REQUIRED, PREFERRED = (f"{how}DuringSchedulingIgnoredDuringExecution" for how in ("required", "preferred"))
+AFFINITY_PATH = "spec.podTemplate.spec.affinity"
+
+
+def in_affinity(path: str, value: Any) -> Manifest:
+    """`a.b[].c` -> a manifest with the value there, in lists of one."""
+    for step in reversed(path.split(".")):
+        value = {step.removesuffix("[]"): [value] if step.endswith("[]") else value}
+    return pod_spec(affinity=value)
+
+
+def affinity_cases() -> dict[str, tuple[Manifest, str, str]]:
+    """Operators without their values, at each place where the API has them."""
+    node = (f"nodeAffinity.{REQUIRED}.nodeSelectorTerms[]", f"nodeAffinity.{PREFERRED}[].preference")
+    pods = (f"podAffinity.{REQUIRED}[].labelSelector", f"podAntiAffinity.{REQUIRED}[].namespaceSelector")
+    wrong: dict[str, Manifest] = {
+        "operators In and NotIn need": {"key": "zone", "operator": "NotIn"},
+        "Exists and DoesNotExist take no": {"key": "zone", "operator": "DoesNotExist", "values": ["a"]},
+    }
+    numbers: dict[str, Manifest] = {
+        "one whole number": {"key": "cores", "operator": "Gt", "values": ["1.5"]},
+        "Gt and Lt need one": {"key": "cores", "operator": "Lt", "values": ["1", "2"]},
+    }
+    found = {}
+    for place in (*node, *pods):
+        for words, expression in (wrong | (numbers if place in node else {})).items():
+            path = f"{place}.matchExpressions[]"
+            stored = in_affinity(path, expression)
+            if place in pods:
+                kind = place.partition(".")[0]
+                stored["spec"]["podTemplate"]["spec"]["affinity"][kind][REQUIRED][0]["topologyKey"] = "zone"
+            elif PREFERRED in place:
+                stored["spec"]["podTemplate"]["spec"]["affinity"]["nodeAffinity"][PREFERRED][0]["weight"] = 1
+            found[f"{words} at {place}"] = stored, f"{AFFINITY_PATH}.{path.replace('[]', '[0]')}", words
+    return found
+
+
 BAD: dict[str, tuple[Manifest, str, str]] = {
+    **affinity_cases(),
     "name of 53": (manifest("d" * 53), "", "52 characters"),
     "name with a digit first": (manifest("1d"), "", "starts with a letter"),
     "name with a dot": (manifest("a.b"), "", "DNS label"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from millstream_operator.api.model import ModelCache
-from millstream_operator.api.transitions import TRANSITIONS, storage_bytes
+from millstream_operator.api.validation.transitions import TRANSITIONS, storage_bytes
 from tests.support.cel import evaluate
 
 Cache = dict[str, Any]

@@ -98,7 +98,7 @@ def test_the_numbers_of_a_quantization_have_ranges_too(quantization: dict[str, A
     [
         ({"num_key_value_heads": 7}, "num_key_value_heads is 7; it must divide num_attention_heads (64)"),
         ({"num_attention_heads": 3}, "no multiple of num_attention_heads 3"),
-        ({"head_dim": 8192}, "64 attention heads of 8192 are 524288 columns beside a hidden_size of 8192"),
+        ({"head_dim": 8192}, "64 attention heads of 8192 are 524288 columns, and hidden_size is 8192"),
         ({"head_dim": 1}, "64 attention heads of 1 are 64 columns"),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'; it must be true or false"),
         ({"name": "mixtral-8x7b", "num_experts_per_tok": 9}, "num_experts_per_tok is 9; the model has 8 experts"),

@@ -257,10 +257,16 @@ async def test_a_turn_that_ends_early_takes_no_word_back() -> None:
     assert [find(status["conditions"], one) for one in kinds] == [operator.condition(one) for one in kinds]
 
 
-async def test_more_replicas_than_the_budget_pays_for_are_not_asked_for() -> None:
+@pytest.mark.parametrize(
+    ("replicas", "least", "bound"),
+    [(1, 1, 3), (3, 3, 3), (5, 1, 5), (1, 4, None)],
+    ids=["the budget's", "minReplicas is paid for", "none is stopped for a budget", "minReplicas is not paid for"],
+)
+async def test_an_enforced_budget_bounds_the_autoscaler(replicas: int, least: int, bound: int | None) -> None:
     """The pinned plan knows a price: two replicas cost $2,000 a month."""
     operator = await running(**SCALED)
-    spec = {"accelerator": None, "budget": {"maxMonthlyUSD": 3000}, "autoscaling": {"maxReplicas": 9}}
+    scaling = {"minReplicas": least, "maxReplicas": 9}
+    spec = {"accelerator": None, "budget": {"maxMonthlyUSD": 3000}, "autoscaling": scaling, "replicas": replicas}
     respec(operator.cluster, **spec)
     plan = {"replicas": 2, "cost": {"hourlyMilliUSD": 2740, "monthlyUSD": 2000}}
     operator.index.put(LLM_DEPLOYMENT, operator.cluster.the(LLM_DEPLOYMENT))
@@ -268,9 +274,11 @@ async def test_more_replicas_than_the_budget_pays_for_are_not_asked_for() -> Non
     companions = CompanionApplier(children, operator.optional, PROMETHEUS)
     found = await companions.apply_all(CompanionInput(operator.owner(), OwnerKey("team", "demo"), plan))
     (autoscaled,) = found.conditions
-    assert (autoscaled.type, autoscaled.status, autoscaled.reason) == ("Autoscaled", False, "BudgetExceeded")
-    assert "set maxReplicas to 3 or less" in autoscaled.message
-    assert operator.cluster.the(HORIZONTAL_POD_AUTOSCALER)["spec"]["maxReplicas"] == 4, "the one that is there stays"
+    live = operator.cluster.the(HORIZONTAL_POD_AUTOSCALER)["spec"]
+    assert live["maxReplicas"] == (bound or 4), "the one that is there stays where no bound helps"
+    assert (autoscaled.reason == "BudgetExceeded") == (bound is None)
+    if bound is None:
+        assert "set minReplicas and maxReplicas to 3 or less" in autoscaled.message
 
 
 # What its controller says

@@ -304,6 +304,39 @@ def test_a_download_without_last_words_has_its_exit_code() -> None:
     assert "137" in found.message
 
 
+@pytest.mark.parametrize(
+    ("ended", "reason", "said"),
+    [
+        (
+            {
+                "exitCode": 1,
+                "message": report("DownloadUnauthorized", "org/small is refused (HTTP 401)."),
+            },
+            Reason.DOWNLOAD_UNAUTHORIZED,
+            "cannot be fetched: org/small is refused (HTTP 401).",
+        ),
+        ({"exitCode": 3}, Reason.DOWNLOAD_FAILED, "The draft model's download ended with exit code 3."),
+        ({"exitCode": 137, "reason": "OOMKilled"}, Reason.OUT_OF_MEMORY, "killed the draft model's download"),
+    ],
+)
+def test_a_draft_model_that_cannot_be_fetched_is_named_with_its_source_and_cause(
+    ended: dict[str, Any], reason: Reason, said: str
+) -> None:
+    """The model's own download is complete; the draft's fails, now or before its last restart."""
+    done = {"name": "fetch-model", "state": {"terminated": {"exitCode": 0}}}
+    for state in ("state", "lastState"):
+        one = pod(initContainerStatuses=[done, {"name": "draft-fetch-model", state: {"terminated": ended}}])
+        one["spec"]["initContainers"] = [
+            {"name": "fetch-model", "args": ["fetch", "--hugging-face=org/large"]},
+            {"name": "draft-fetch-model", "args": ["fetch", "--hugging-face=org/small", "--revision=main"]},
+        ]
+        found = diagnose_pod(one)
+        assert found is not None
+        assert found.reason is reason
+        assert found.message.startswith("The draft model org/small (speculation.draftModel.source)")
+        assert said in found.message
+
+
 def test_a_missing_token_is_named_before_the_download_starts() -> None:
     waiting = {"reason": "CreateContainerConfigError", "message": 'secret "hub" not found'}
     found = diagnose_pod(fetching(state={"waiting": waiting}))

@@ -44,8 +44,8 @@ SAID: dict[str, tuple[str, Reason, str]] = {
     "memory, CPU and room": (
         "0/4 nodes are available: 1 Insufficient cpu, 2 Insufficient memory, 1 Too many pods." + PREEMPTION,
         Reason.UNSCHEDULABLE,
-        "No node takes the pod. Of 4 nodes: 2 without 16Gi free memory; 1 without 2 free CPU; 1 without room for one "
-        "pod more.",
+        "No node takes the pod. Of 4 nodes: 2 without 16Gi free memory; 1 without 2 free CPU; 1 without room for "
+        "another pod.",
     ),
     "what Kubernetes 1.34 says of ResourceClaims, too": (
         "0/1 nodes are available: 1 Insufficient cpu. no new claims to deallocate, preemption: 0/1 nodes are "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
@@ -11,51 +10,19 @@ from millstream_operator.facts.calibration_record import MAX_ENTRIES, Entry, con
 from millstream_operator.kube.client import ApiError
 from millstream_operator.kube.kinds import CONFIG_MAP, CONTROLLER_REVISION, LLM_DEPLOYMENT
 from millstream_operator.planning.calibration import CalibrationKey, Correction
-from tests.support.fake_cluster import FakeCluster, Fault
+from tests.support.fake_cluster import Fault
 from tests.support.fake_operator import FakeModel, FakeOperator, world
-from tests.support.gpu_nodes import gpu_node, spec_on_gpu
 from tests.support.llmdeployments import manifest
-
-Manifest = dict[str, Any]
-SYSTEM, NAME = "millstream-system", "millstream-calibration"
-# Of Llama-3.2-1B on an L4: 0.13 GB are predicted for CUDA graphs.
-MEASURED = {
-    "weights_bytes": 2_500_000_000,
-    "activations_bytes": 400_000_000,
-    "graphs_bytes": 443_000_000,
-    "kv_cache_bytes": 15_000_000_000,
-    "kv_cache_tokens": 450_000,
-}
-ENGINE = {"maxNumSeqs": 256, "maxModelLen": 8192}
-
-
-def gpu_world(**spec: Any) -> FakeCluster:
-    cluster = world(manifest(**spec_on_gpu(engine=ENGINE, **spec)))
-    for number in range(4):
-        cluster.put(gpu_node(f"node-{number}"))
-    return cluster
-
-
-def add(cluster: FakeCluster, name: str, **spec: Any) -> None:
-    cluster.put(manifest(name=name, **spec_on_gpu(engine=ENGINE, **spec)))
-
-
-async def measured(cluster: FakeCluster, **memory: int) -> FakeOperator:
-    """An operator whose first model answered with these measurements."""
-    model = FakeModel(cluster)
-    model.ready = {"phase": "Ready", "memory": {**MEASURED, **memory}}
-    operator = FakeOperator(cluster, model=model)
-    await operator.settle()
-    return operator
-
-
-def entries(cluster: FakeCluster) -> dict[CalibrationKey, Entry]:
-    return read_entries(cluster.get(CONFIG_MAP, NAME, SYSTEM))
-
-
-def plan_of(cluster: FakeCluster, name: str) -> Manifest:
-    found: Manifest = cluster.the(LLM_DEPLOYMENT, name)["status"]["plan"]
-    return found
+from tests.support.measured_models import (
+    MEASURED,
+    NAME,
+    SYSTEM,
+    add,
+    entries,
+    gpu_world,
+    measured,
+    plan_of,
+)
 
 
 async def test_what_was_measured_is_kept_per_image_model_gpu_and_tensor_parallel_size() -> None:
@@ -102,7 +69,7 @@ async def test_a_correction_changes_no_plan_that_runs(policy: str) -> None:
     # A correction under which the pinned plan would not fit any more.
     ((key, _),) = entries(cluster).items()
     huge = Correction(10_000, 10_000, 10_000, 10_000)
-    cluster.put(config_map(SYSTEM, NAME, {key: Entry(key, huge, 9)}, cluster.version))
+    cluster.put(config_map(SYSTEM, NAME, {key: Entry(key, huge, 9, at_seconds=1 << 40)}, cluster.version))
     for process in (operator, FakeOperator(cluster)):
         await process.calibration.load()
         assert process.facts.calibration.entries == ((key, huge),)
@@ -149,16 +116,40 @@ async def test_a_steady_state_and_a_restart_write_nothing() -> None:
     assert cluster.get(CONFIG_MAP, NAME, SYSTEM) == stored
 
 
-async def test_of_two_measurements_the_larger_stays_whatever_their_order() -> None:
+@pytest.mark.parametrize("newest", ["more", "less"])
+async def test_the_measurement_of_the_newest_pod_replaces_the_others_whatever_their_order(newest: str) -> None:
+    """So a correction falls as well as rises, and a restart of the operator writes nothing."""
     cluster = gpu_world()
     operator = await measured(cluster)
-    for name, graphs in (("more", 600_000_000), ("less", 200_000_000)):
+    graphs = {"more": 600_000_000, "less": 200_000_000}
+    for name in ("more", "less"):
         add(cluster, name)
-        operator.model.ready["memory"] = {**MEASURED, "graphs_bytes": graphs}
+        cluster.now = "2026-01-01T00:00:00Z" if name == newest else "2025-06-01T00:00:00Z"
+        operator.model.ready["memory"] = {**MEASURED, "graphs_bytes": graphs[name]}
         await operator.settle(name)
     ((_, entry),) = entries(cluster).items()
-    assert entry.correction.graphs_permille == 4471
+    assert entry.correction.graphs_permille == {"more": 4471, "less": 1491}[newest]
     assert operator.status("less")["memory"]["measured"]["graphsBytes"] == 200_000_000
+    stored = cluster.get(CONFIG_MAP, NAME, SYSTEM)
+    restarted = FakeOperator(cluster, model=operator.model)
+    for name in ("less", "more", "demo"):
+        operator.model.ready["memory"] = {**MEASURED, "graphs_bytes": graphs.get(name, MEASURED["graphs_bytes"])}
+        restarted.seconds += 1000
+        await restarted.settle(name)
+        await restarted.settle(name)
+    assert cluster.get(CONFIG_MAP, NAME, SYSTEM) == stored
+
+
+async def test_a_newest_measurement_that_confirms_what_is_stored_keeps_older_pods_out() -> None:
+    """It is within the threshold, so it writes nothing."""
+    cluster = gpu_world()
+    operator = await measured(cluster)
+    for name, now, graphs in (("newest", "2026-01-01", 440_000_000), ("older", "2025-06-01", 600_000_000)):
+        add(cluster, name)
+        cluster.now = f"{now}T00:00:00Z"
+        operator.model.ready["memory"] = {**MEASURED, "graphs_bytes": graphs}
+        await operator.settle(name)
+    assert [entry.correction.graphs_permille for entry in entries(cluster).values()] == [3301]
 
 
 @pytest.mark.parametrize(
@@ -255,3 +246,13 @@ def test_an_entry_that_cannot_be_read_is_dropped_alone(text: str) -> None:
     tampered = json.loads(written["data"][data_key(key)]) | {"graphsPermille": -1}
     written["data"] = {"a": json.dumps(tampered)}
     assert read_entries(written) == {}
+
+
+def test_an_entry_of_an_older_operator_is_read_and_any_pod_is_newer() -> None:
+    key = CalibrationKey("image", "llama-1", "None", "L4", 1)
+    written = config_map(SYSTEM, NAME, {key: Entry(key, Correction(graphs_permille=3300), 3, 99)}, "1")
+    old = json.loads(written["data"][data_key(key)])
+    del old["atSeconds"]
+    assert not [name for name in old if "batch" in name or "decode" in name], "as before where no step was timed"
+    written["data"] = {data_key(key): json.dumps(old)}
+    assert read_entries(written) == {key: Entry(key, Correction(graphs_permille=3300), 3, 0)}

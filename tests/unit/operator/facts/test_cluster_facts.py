@@ -85,7 +85,7 @@ def test_a_thousand_deployments_that_see_the_same_gpus_do_not_all_plan_on_them()
     planned = [plan["accelerator"] for plan in plans if not waits(plan)]
     assert (planned.count("T4-16GB"), planned.count("L4-24GB")) == (200, 300)
     assert {plan["accelerator"] for plan in plans if waits(plan)} == {"T4-16GB"}, "all wait for the cheapest"
-    assert all(plan["preferred"] == "1×T4-16GB TP1 None" for plan in plans[200:500])
+    assert all(plan["preferred"] == "1×T4-16GB TP1 BF16" for plan in plans[200:500])
 
 
 def test_a_restarted_operator_knows_what_was_promised() -> None:
@@ -191,10 +191,10 @@ def test_a_gpu_is_spare_where_one_more_pod_would_find_its_gpus() -> None:
 def test_without_gpu_nodes_or_rights_the_plan_is_made_from_the_spec_and_says_why() -> None:
     cluster = Cluster()
     plan = cluster.plan("d")
-    assert (plan["summary"], plan["accelerator"]) == ("1×GPU TP1 None", "GPU")
+    assert (plan["summary"], plan["accelerator"]) == ("1×GPU TP1 BF16", "GPU")
     assert "No node offers nvidia.com/gpu" in reasons(plan, "inventory")[0]
     assert reasons(plan, "parallelism.tensor") == ["The model fits on one GPU of any product of the catalogue."]
-    cluster.cluster_facts.problem = "The operator may not look at the cluster's GPUs: forbidden"
+    cluster.cluster_facts.problem = "The operator has no right to read the cluster's nodes and pods: forbidden"
     assert cluster.cluster_facts.problem in reasons(cluster.plan("e"), "inventory")
 
 
@@ -214,9 +214,33 @@ def test_nodes_that_the_pods_may_not_go_to_are_no_inventory() -> None:
     assert cluster.plan("e", **tolerant)["accelerator"] == "L4-24GB"
 
 
+def test_nodes_that_the_required_affinity_leaves_out_are_no_inventory() -> None:
+    """Neither free GPUs nor declared pools count there, and the reason names what was asked."""
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+
+    def affinity(*terms: list[Manifest]) -> Manifest:
+        selector = {"nodeSelectorTerms": [{"matchExpressions": term} for term in terms]}
+        return {"podTemplate": {"spec": {"affinity": {"nodeAffinity": {required: selector}}}}}
+
+    zone_b: Manifest = {"key": "zone", "operator": "In", "values": ["b"]}
+    fast: Manifest = {"key": "disk", "operator": "Exists"}
+    cluster = Cluster(
+        gpu_node("a", T4, labels={"zone": "a"}),
+        gpu_node("b", L4, labels={"zone": "b"}),
+        gpu_node("c", A100, labels={"zone": "c", "disk": "ssd"}),
+    )
+    assert cluster.plan("anywhere", record=False)["accelerator"] == "T4-16GB"
+    assert cluster.plan("d", record=False, **affinity([zone_b]))["accelerator"] == "L4-24GB"
+    assert cluster.plan("e", record=False, **affinity([zone_b, fast], [fast]))["accelerator"] == "A100-80GB"
+    (why,) = reasons(cluster.plan("f", record=False, **affinity([zone_b, fast])), "inventory")[:1]
+    assert "are left out" in why
+    assert "required node affinity" in why
+    assert "disk Exists and zone In (b)" in why
+
+
 def test_a_model_that_was_not_inspected_is_planned_from_the_spec() -> None:
     plan = Cluster(gpu_node("a")).plan("d", model={"source": {"local": {"path": "demo-chat"}}})
-    assert plan["summary"] == "1×GPU TP1 None"
+    assert plan["summary"] == "1×GPU TP1"
     assert "config.json" in reasons(plan, "model.source")[0]
     assert reasons(plan, "inventory") == []
 

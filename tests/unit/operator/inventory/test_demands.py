@@ -22,7 +22,7 @@ DEDICATED = {"key": "dedicated", "value": "search", "effect": "NoSchedule"}
     ],
 )
 def test_which_taints_keep_a_pod_away_that_tolerates_nothing(taint: dict[str, Any], stays_away: bool) -> None:
-    assert ANYWHERE.admit({}, read_taints([taint])) is not stays_away
+    assert bool(ANYWHERE.why_not({}, read_taints([taint]))) is stays_away
 
 
 @pytest.mark.parametrize(
@@ -39,19 +39,19 @@ def test_which_taints_keep_a_pod_away_that_tolerates_nothing(taint: dict[str, An
 )
 def test_which_tolerations_cover_a_taint(toleration: dict[str, Any], covers: bool) -> None:
     demands = Demands(tolerations=read_tolerations([toleration]))
-    assert demands.admit({}, read_taints([DEDICATED])) is covers
+    assert (demands.why_not({}, read_taints([DEDICATED])) is None) is covers
 
 
 def test_every_taint_has_to_be_tolerated() -> None:
     one = Demands(tolerations=read_tolerations([{"key": "dedicated", "operator": "Exists"}]))
-    assert not one.admit({}, read_taints([DEDICATED, {"key": "slow", "effect": "NoSchedule"}]))
+    assert one.why_not({}, read_taints([DEDICATED, {"key": "slow", "effect": "NoSchedule"}]))
 
 
 def test_every_selected_label_has_to_be_there() -> None:
     demands = Demands(node_selector=frozenset({("disk", "nvme"), ("zone", "a")}))
-    assert demands.admit({"disk": "nvme", "zone": "a", "more": "x"}, ())
-    assert not demands.admit({"disk": "nvme", "zone": "b"}, ())
-    assert not demands.admit({"disk": "nvme"}, ())
+    assert demands.why_not({"disk": "nvme", "zone": "a", "more": "x"}, ()) is None
+    assert demands.why_not({"disk": "nvme", "zone": "b"}, ())
+    assert demands.why_not({"disk": "nvme"}, ())
 
 
 @pytest.mark.parametrize("taints", [None, {}, "taints", []])

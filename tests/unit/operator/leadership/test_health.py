@@ -73,13 +73,13 @@ async def tell(one: Operator, kind: Kind, event: str | None, body: dict[str, Any
 
 async def test_a_watch_that_never_brings_what_was_written_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     now, one = Now(monkeypatch), operator()
-    one.client = FakeClient(pod(7))  # type: ignore[assignment]
+    one.watches.client = FakeClient(pod(7))  # type: ignore[assignment]
     one.index.put(POD, pod(7))  # the answer to a write of ours, or a listing
     now.seconds = OVERDUE_SECONDS
-    await one.verify_watches()
+    await one.watches.verify()
     assert one.problems() == [], "not yet"
     now.seconds += 1
-    await one.verify_watches()
+    await one.watches.verify()
     (problem,) = one.problems()
     assert "the watch of Pod is dead" in problem
     assert "team/p" in problem
@@ -90,27 +90,27 @@ async def test_a_watch_that_never_brings_what_was_written_is_dead(monkeypatch: p
 async def test_an_api_server_that_is_away_makes_no_watch_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     now, one = Now(monkeypatch), operator()
     client = FakeClient(pod(7), away=True)
-    one.client = client  # type: ignore[assignment]
+    one.watches.client = client  # type: ignore[assignment]
     one.index.put(POD, pod(7))
     for _ in range(20):
         now.seconds += OVERDUE_SECONDS
-        await one.verify_watches()
+        await one.watches.verify()
         assert one.problems() == []
     client.away = False
     now.seconds += 20  # it is back: the watch has its whole time to come back, too
-    await one.verify_watches()
+    await one.watches.verify()
     assert one.problems() == []
 
 
 async def test_an_object_that_went_unseen_makes_no_watch_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A watch that starts anew tells what is, not what went meanwhile."""
     now, one = Now(monkeypatch), operator()
-    one.client = FakeClient(None)  # type: ignore[assignment]
+    one.watches.client = FakeClient(None)  # type: ignore[assignment]
     one.index.put(POD, pod(7))
     now.seconds = OVERDUE_SECONDS + 1
-    await one.verify_watches()
+    await one.watches.verify()
     now.seconds *= 10
-    await one.verify_watches()
+    await one.watches.verify()
     assert one.problems() == []
 
 
@@ -118,18 +118,18 @@ async def test_an_idle_watch_is_never_suspected(monkeypatch: pytest.MonkeyPatch)
     now, one = Now(monkeypatch), operator()
     await tell(one, POD, "ADDED", pod(7))
     now.seconds = 1e6
-    await one.verify_watches()
+    await one.watches.verify()
     assert one.problems() == []
 
 
 async def test_a_later_state_or_the_deletion_also_shows_that_a_watch_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     now, one = Now(monkeypatch), operator()
-    one.client = FakeClient(pod(9))  # type: ignore[assignment]
+    one.watches.client = FakeClient(pod(9))  # type: ignore[assignment]
     for name, event in (("a", "MODIFIED"), ("b", "DELETED")):
         one.index.put(POD, pod(7, name))
         await tell(one, POD, event, pod(8, name))
     now.seconds = 1e6
-    await one.verify_watches()
+    await one.watches.verify()
     assert one.problems() == []
 
 

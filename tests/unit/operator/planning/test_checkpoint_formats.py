@@ -46,14 +46,15 @@ def test_a_cpu_plan_has_the_checkpoints_format_and_says_that_the_runtime_lacks_i
 def test_a_cpu_plan_of_a_plain_checkpoint_is_as_before() -> None:
     plan = on_cpu(llama_8b())
     assert isinstance(plan, Plan)
-    assert (plan.summary, plan.quantization, plan.requires) == ("CPU TP1 None", "None", ())
+    assert (plan.summary, plan.quantization, plan.requires) == ("CPU TP1 FP32", "None", ())
 
 
 @pytest.mark.parametrize("asked", ["None", "GPTQ"])
 def test_a_method_that_contradicts_the_checkpoint_is_refused_on_a_cpu_too(asked: str) -> None:
     found = on_cpu(llama_8b("AWQ"), quantization={"method": asked})
     assert isinstance(found, Infeasible)
-    assert found.message == f"spec.quantization.method is {asked}, but the checkpoint is stored as AWQ."
+    assert found.message.startswith(f"spec.quantization.method is {asked}, but the checkpoint is stored as AWQ.")
+    assert "lacks AWQ weights (quantization=AWQ)" in found.message, "no edit helps, and why"
 
 
 @pytest.mark.parametrize(

@@ -185,11 +185,11 @@ def test_without_facts_nothing_changed_for_what_worked_before() -> None:
     cpu = plan_from_spec(
         parse(manifest(accelerator={"type": "CPU"}, engine={"maxModelLen": 4096, "maxNumSeqs": 16})), DEFAULTS
     )
-    assert (cpu.summary, cpu.engine.max_num_batched_tokens, cpu.engine.max_num_seqs) == ("CPU TP1 None", 2048, 16)
+    assert (cpu.summary, cpu.engine.max_num_batched_tokens, cpu.engine.max_num_seqs) == ("CPU TP1 FP32", 2048, 16)
     assert cpu.resources.requests == {"cpu": "250m", "memory": "1024Mi", "ephemeral-storage": "256Mi"}
     assert cpu.resources.limits == {"cpu": "16", "memory": "4Gi", "ephemeral-storage": "2304Mi"}
     gpu = plan_from_spec(parse(manifest()), DEFAULTS)
-    assert (gpu.summary, gpu.gpus_per_replica, gpu.requires) == ("1×GPU TP1 None", 1, ())
+    assert (gpu.summary, gpu.gpus_per_replica, gpu.requires) == ("1×GPU TP1", 1, ())
     assert gpu.engine.as_dict() == {
         "maxNumBatchedTokens": 2048,
         "maxNumSeqs": 64,

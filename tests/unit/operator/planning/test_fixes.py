@@ -96,3 +96,41 @@ def test_a_patch_is_the_difference_of_two_specs() -> None:
 def test_the_command_survives_a_shell() -> None:
     command = kubectl_patch("demo", "team", '{"spec":{"a":"it\'s"}}')
     assert command == """kubectl patch llmd demo -n team --type merge -p '{"spec":{"a":"it'"'"'s"}}'"""
+
+
+def affine(*expressions: str) -> str:
+    """A pod template whose required node affinity has one term per expression."""
+    terms = ", ".join(f"{{matchExpressions: [{one}]}}" for one in expressions)
+    required = f"requiredDuringSchedulingIgnoredDuringExecution: {{nodeSelectorTerms: [{terms}]}}"
+    return f"podTemplate: {{spec: {{affinity: {{nodeAffinity: {{{required}}}}}}}}}"
+
+
+PRODUCT, ZONE = "nvidia.com/gpu.product", "topology.kubernetes.io/zone"
+NO_OTHER = f"{{key: {PRODUCT}, operator: In, values: [Tesla-T4]}}"
+
+
+def products_to_add(template: str) -> set[str]:
+    """Of the nodes that are offered for 70B on one T4."""
+    fixes = refused(Case(LLAMA_70B, ("T4-16GB:1",), template)).fixes
+    return {fix.value.split(",")[0].rpartition(":")[0].split(" of ")[-1] for fix in fixes if fix.adds_nodes}
+
+
+@pytest.mark.parametrize(
+    ("template", "offered"),
+    [
+        (affine(f"{{key: {PRODUCT}, operator: In, values: [NVIDIA-H200]}}"), {"H200-141GB"}),
+        (f"podTemplate: {{spec: {{nodeSelector: {{{PRODUCT}: NVIDIA-H200}}}}}}", {"H200-141GB"}),
+        (affine(NO_OTHER), {"T4-16GB"}),
+        (affine(f"{{key: {PRODUCT}, operator: DoesNotExist}}"), set()),
+    ],
+    ids=["one product", "one product by nodeSelector", "the small one", "no label of a product"],
+)
+def test_no_gpu_is_offered_that_the_pods_own_affinity_excludes(template: str, offered: set[str]) -> None:
+    assert products_to_add(template) <= offered
+    assert products_to_add("") - offered, "any larger GPU without that affinity"
+
+
+def test_other_labels_of_nodes_to_add_are_no_obstacle() -> None:
+    """A node that is added can be labelled; an alternative that names no GPU admits every one."""
+    zone = f"{{key: {ZONE}, operator: In, values: [a]}}"
+    assert products_to_add(affine(NO_OTHER, zone)) == products_to_add(affine(zone)) == products_to_add("")

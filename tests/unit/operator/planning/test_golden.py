@@ -166,8 +166,8 @@ def test_a_rejected_line_says_how_much_memory_is_missing_and_hopeless_sizes_shar
     assert isinstance(found, Infeasible)
     assert "GB are missing" in found.message
     memory = {line.summary: line.reason for line in found.rejected if "of weights leave" in line.reason}
-    assert "1, 2 or 4×L4-24GB None" in memory
-    assert "1, 2 or 4×A100-80GB None" in memory
+    assert "1, 2 or 4×L4-24GB BF16" in memory
+    assert "1, 2 or 4×A100-80GB BF16" in memory
     for summary, reason in memory.items():
         assert re.search(r"[0-9.]+ GB are missing\.$", reason), summary
-    assert memory["1, 2 or 4×L4-24GB None"].startswith("As 4×L4-24GB TP4 None:"), "the one that lacks least"
+    assert memory["1, 2 or 4×L4-24GB BF16"].startswith("As 4×L4-24GB TP4 BF16:"), "the one that lacks least"

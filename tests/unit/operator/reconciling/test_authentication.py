@@ -6,6 +6,7 @@ import hashlib
 import json
 from typing import Any
 
+import pytest
 import yaml
 
 from millstream_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, LLM_DEPLOYMENT
@@ -95,3 +96,40 @@ async def test_an_exposed_service_without_keys_serves_on_with_a_condition() -> N
     assert operator.condition("Unauthenticated") == {}
     assert operator.cluster.the(DEPLOYMENT)["spec"]["template"] == template, "saying so restarts nothing"
     assert operator.cluster.the(LLM_DEPLOYMENT)["spec"]["service"] == {"type": "NodePort"}
+
+
+async def test_an_api_key_that_cannot_be_used_is_a_condition_that_stays_over_a_restart() -> None:
+    """The runtime reads the Secret and the operator may not; the model serves with the other keys."""
+    cluster = world(manifest(auth=AUTH))
+    model = FakeModel(cluster)
+    model.key = RING.key(deployment())
+    model.ready = {"api_keys_problem": "line 3: white space inside the key; write one key per line"}
+    operator = FakeOperator(cluster, model=model, **OPTIONS)
+    await operator.settle()
+    found = operator.condition("APIKeysInvalid")
+    assert (found["status"], found["reason"]) == ("True", "APIKeysInvalid")
+    assert found["message"].startswith(
+        "spec.auth.apiKeysSecretRef, key keys.txt of the Secret team-keys: line 3: white"
+    )
+    assert operator.condition("Ready")["status"] == "True"
+    assert operator.condition("Stalled") == {}
+    version = cluster.the(LLM_DEPLOYMENT)["metadata"]["resourceVersion"]
+    restarted = FakeOperator(cluster, model=model, **OPTIONS)
+    await restarted.settle()
+    assert restarted.condition("APIKeysInvalid") == found
+    assert cluster.the(LLM_DEPLOYMENT)["metadata"]["resourceVersion"] == version, "nothing new was said"
+    model.ready = {}
+    corrected = FakeOperator(cluster, model=model, **OPTIONS)
+    await corrected.settle()
+    assert corrected.condition("APIKeysInvalid") == {}
+
+
+@pytest.mark.parametrize("said", [7, ["a"], "two\nlines", "x" * 5000])
+async def test_what_a_program_says_of_its_keys_is_bounded(said: object) -> None:
+    cluster = world(manifest(auth=AUTH))
+    model = FakeModel(cluster)
+    model.key, model.ready = RING.key(deployment()), {"api_keys_problem": said}
+    operator = FakeOperator(cluster, model=model, **OPTIONS)
+    await operator.settle()
+    assert operator.condition("Ready")["status"] == "True"
+    assert len(operator.condition("APIKeysInvalid").get("message", "")) < 600

@@ -161,7 +161,7 @@ async def test_a_refused_spec_is_reported_although_its_status_was_refused(bug: C
 async def test_another_error_is_no_reason_to_leave_anything_out() -> None:
     operator = await served()
     operator.cluster.edit(LLM_DEPLOYMENT, "demo", lambda live: live["status"].update(url="x"))
-    raised = [ApiError(500, "InternalError", "etcd is away"), ApiError(409, "Conflict", "modified")]
+    raised = [ApiError(500, "InternalError", "etcd is away"), ApiError(403, "Forbidden", "no right")]
 
     async def fails(manifest: Manifest, subresource: str | None = None) -> Manifest:
         raise raised.pop()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from millstream_operator.api.access import LabelSelector, NetworkMode, NetworkPeer
+from millstream_operator.api.access import IPBlock, LabelSelector, NetworkMode, NetworkPeer
 from millstream_operator.api.load import ManifestError
 from millstream_operator.rendering.closed_addresses import ApiServer, shielded
 from millstream_operator.rendering.network_policy import NetworkDefaults, network_policy
@@ -18,7 +18,19 @@ Manifest = dict[str, Any]
 API = (ApiServer("10.0.0.5", 6443), ApiServer("10.96.0.1", 443), ApiServer("fd12::5", 6443))
 HUB = {"source": {"huggingFace": {"repository": "org/name"}}}
 IMAGE = {"source": {"image": {"reference": "registry.example.com/model:1"}}}
-METADATA = ("169.254.169.254", "169.254.170.23", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254", "fe80::1")
+METADATA = (
+    "169.254.169.254",
+    "169.254.170.23",  # EKS Pod Identity
+    "100.100.100.200",  # Alibaba Cloud
+    "168.63.129.16",  # Azure's wire server
+    "192.0.0.192",  # Oracle Cloud Classic
+    "fd00:ec2::254",
+    "fd00:ec2::23",
+    "fd20:ce::254",
+    "fd00:c1::a9fe:a9fe",
+    "fd00:42::42",
+    "fe80::a9fe:a9fe",
+)
 DNS_PODS = {"namespace": {"kubernetes.io/metadata.name": "kube-system"}, "labels": {"k8s-app": "kube-dns"}}
 OPERATOR = {
     "namespace": {"kubernetes.io/metadata.name": "millstream-system"},
@@ -75,7 +87,8 @@ def everything_open() -> Iterator[Manifest]:
     yield {"network": {"egress": [{"to": anywhere, "ports": [{"port": 1, "endPort": 65535}]}]}}
     yield {"network": {"egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.5/32"}}]}]}}
     yield {"network": {"egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "ports": api_ports}]}}
-    yield {"network": {"egress": [{"to": [{"ipBlock": {"cidr": "100.100.100.200/32"}}]}]}}
+    for address in ("100.100.100.200/32", "168.63.129.16/32", "192.0.0.192/32", "168.63.0.0/16", "fd00::/8"):
+        yield {"network": {"egress": [{"to": [{"ipBlock": {"cidr": address}}]}]}}
     yield {"network": {"egress": [{"to": [{"ipBlock": {"cidr": "fe80::/16"}}]}]}}
     yield {"network": {"egress": [{"to": [{"ipBlock": {"cidr": "::ffff:a9fe:a9fe/128"}}]}]}}
 
@@ -114,6 +127,19 @@ def test_other_programs_on_the_api_servers_node_stay_reachable() -> None:
     assert not reaches(policy(network={"egress": [excepted]}), "10.0.0.5", 5000), "what the spec excepts stays closed"
 
 
+def test_an_api_server_at_two_ports_of_one_address_is_closed_at_both() -> None:
+    """Rules add up: one for each port would open the other."""
+    servers = [ApiServer("10.0.0.5", 6443), ApiServer("10.0.0.5", 443)]
+    rendered = shielded([{"ipBlock": {"cidr": "0.0.0.0/0"}}], [{"protocol": "TCP"}], servers)
+    assert [rule["ports"] for rule in rendered[1:]] == [
+        [
+            {"protocol": "TCP", "port": 1, "endPort": 442},
+            {"protocol": "TCP", "port": 444, "endPort": 6442},
+            {"protocol": "TCP", "port": 6444, "endPort": 65535},
+        ]
+    ]
+
+
 @pytest.mark.parametrize(("model", "may"), [(HUB, True), (IMAGE, True), (None, False)])
 def test_only_a_pod_that_downloads_may_call_out(model: Manifest | None, may: bool) -> None:
     rendered = policy(model=model) if model is not None else policy()
@@ -137,6 +163,16 @@ def test_dns_is_the_clusters_alone() -> None:
     )
     assert reaches(policy(openshift), {"namespace": {"name": "openshift-dns"}, "labels": {}}, 5353, "UDP")
     assert not reaches(policy(openshift), DNS_PODS, 53, "UDP")
+
+
+def test_a_resolver_at_a_closed_address_answers_dns_and_nothing_else() -> None:
+    """Azure's 168.63.129.16 is the resolver of a cluster whose pods use none of their own, and the wire server too."""
+    azure = NetworkDefaults(dns=[NetworkPeer(ip_block=IPBlock(cidr="168.63.129.16/32"))])
+    rendered = policy(azure, model=HUB)
+    for protocol in ("UDP", "TCP"):
+        assert reaches(rendered, "168.63.129.16", 53, protocol)
+    for port in (80, 443, 32526):
+        assert not reaches(rendered, "168.63.129.16", port)
 
 
 def test_without_declared_peers_a_namespace_that_denies_everyone_stays_closed() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from millstream_operator.rollout.certain_failure import certain_failure
+from millstream_operator.workloads.deployments import DEPLOYMENTS
+from millstream_operator.workloads.workload import state_of
 
 Manifest = dict[str, Any]
 DIGEST = "new"
@@ -88,7 +90,7 @@ CASES: dict[str, tuple[Manifest | None, list[Manifest], str | None]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_certain(name: str) -> None:
     live, pods, reason = CASES[name]
-    found = certain_failure(DIGEST, live, pods)
+    found = certain_failure(DIGEST, state_of(DEPLOYMENTS, live), pods)
     assert (str(found.reason) if found is not None else None) == reason
 
 
@@ -97,4 +99,4 @@ def test_the_name_of_an_image_is_no_evidence() -> None:
     name = "registry.example/forbidden/denied:1"
     one = pulling(f'failed to resolve reference "{name}": dial tcp: connection refused')
     one["spec"]["containers"][0]["image"] = name
-    assert certain_failure(DIGEST, workload(), [one]) is None
+    assert certain_failure(DIGEST, DEPLOYMENTS.read(workload()), [one]) is None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from millstream_operator.kube.kinds import LLM_DEPLOYMENT
-from tests.support.fake_operator import FakeOperator
+from tests.support.fake_operator import FakeOperator, respec
 from tests.support.gpu_nodes import L4, T4, gpu_node, gpu_pod
 from tests.support.rollout_controller import ended
 from tests.support.rollout_world import image, served_on_nodes
@@ -68,6 +68,23 @@ async def test_a_correction_takes_the_gpu_of_the_pod_that_could_not_start() -> N
     assert one.operator.condition("RolloutBlocked")["status"] == "True"
 
 
+@pytest.mark.parametrize("strategy", ["Auto", "ResourceAware"])
+async def test_a_pod_of_a_broken_edit_makes_room_before_a_pod_that_serves(strategy: str) -> None:
+    """One more pod came up and loads and loads: its GPU is enough for the next edit, so nothing else is given up."""
+    one = await served_on_nodes(gpu_node("a", gpus=3), replicas=2, rollout={"strategy": "Availability"})
+    one.controller.failing["mid"] = {}
+    await one.apply(**image("mid"))
+    assert len(one.controller.pods()) == 3
+    one.controller.fewest_available = 2
+    respec(one.cluster, rollout={"strategy": strategy}, **image("better"))
+    await one.operator.turn()
+    one.controller.step()
+    assert one.controller.fewest_available == 2
+    assert one.images() == ["good", "good"]
+    await one.settle()
+    assert one.images() == ["better", "better"]
+
+
 async def test_a_rollout_that_is_blocked_is_not_stalled_at_the_deadline() -> None:
     one = await served_on_nodes(gpu_node("a"), rollout={"strategy": "Auto", "progressDeadline": "30m"})
     one.cordon("a")
@@ -77,6 +94,39 @@ async def test_a_rollout_that_is_blocked_is_not_stalled_at_the_deadline() -> Non
     assert one.operator.condition("RolloutBlocked")["status"] == "True"
     assert one.operator.condition("Reconciling")["status"] == "True"
     assert one.operator.condition("Stalled") == {}, "it goes on by itself once there is room"
+
+
+@pytest.mark.parametrize("strategy", ["Auto", "ResourceAware"])
+async def test_scaled_down_in_the_middle_the_last_old_pod_serves_until_the_new_one_is_ready(strategy: str) -> None:
+    """Two replicas in place, one done and still loading: at one replica no room is needed any more."""
+    one = await served_on_nodes(gpu_node("a", gpus=2), replicas=2, rollout={"strategy": strategy})
+    one.controller.failing["better"] = {}  # it loads
+    await one.apply(**image("better"))
+    assert one.images() == ["good"]
+    one.controller.fewest_available = 1
+    await one.apply(replicas=1)
+    assert one.controller.fewest_available == 1
+    del one.controller.failing["better"]
+    await one.settle()
+    assert one.images() == ["better"]
+    assert one.controller.fewest_available == 1
+
+
+async def test_scaled_down_in_the_middle_the_last_pod_is_not_given_up_before_the_wait_for_a_node() -> None:
+    """As above, and a tenant took the GPU that was given up: the pod that waits has waited for a moment only."""
+    one = await served_on_nodes(gpu_node("a", gpus=2), replicas=2)
+    one.scheduler.now = lambda: one.operator.now
+    respec(one.cluster, **image("better"))
+    for _ in range(20):
+        await one.operator.turn()
+        if len(one.controller.available()) == 1:
+            break
+        one.controller.step()
+    one.cluster.put(gpu_pod("theirs", "a"))
+    one.controller.fewest_available = 1
+    await one.apply(replicas=1)
+    assert one.controller.fewest_available == 1
+    assert one.operator.condition("RolloutBlocked")["reason"] == "WaitingForNode"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.planning.plan import PlanDefaults
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import controller_revision
+from millstream_operator.rendering.revision_marks import Marks
 from millstream_operator.rollout.pruning import HISTORY_LIMIT, prunable_records
 from millstream_operator.rollout.revisions import PinnedRevision
 from tests.support.llmdeployments import deployment
@@ -76,3 +77,13 @@ def test_history_is_limited_and_the_current_record_is_never_pruned() -> None:
     oldest = choose(owners[0], FIRST, PODS, []).revision
     for options in ({"keep": {oldest.name}}, {"keep": {current.name}, "in_use": {oldest.digest}}):
         assert oldest.name not in [record["metadata"]["name"] for record in prunable_records(records, **options)]
+
+
+def test_edits_that_change_no_pod_leave_the_history_at_its_limit() -> None:
+    """Their records have one digest. What runs keeps its newest record, and the newest that answered."""
+    one = choose(ONE, FIRST, PODS, []).revision
+    records = [controller_revision(ONE, one, number, Marks(answered=number == 2)) for number in range(1, 9)]
+    for record in records:
+        record["metadata"]["name"] = f"demo-{record['revision']}"
+    to_delete = prunable_records(records, {"demo-8"}, {one.digest})
+    assert [record["revision"] for record in to_delete] == [4, 3, 1]

@@ -10,7 +10,7 @@ from millstream_operator.inventory.node_pools import read_node_pools
 from millstream_operator.kube.kinds import DEPLOYMENT, LLM_DEPLOYMENT, NODE, POD
 from tests.support.fake_operator import FakeOperator, respec
 from tests.support.gpu_nodes import A100, A100_40, L4, T4, gpu_node, gpu_pod
-from tests.support.rollout_world import World, image, served, served_on_nodes
+from tests.support.rollout_world import World, image, served, served_on_nodes, taken_after_the_drain
 from tests.support.scheduler import NodePool
 
 Manifest = dict[str, Any]
@@ -186,16 +186,7 @@ async def test_gpus_that_another_deployment_was_promised_are_no_room() -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_where_the_room_is_taken_after_the_drain_the_last_good_one_is_put_back(restarted: bool) -> None:
-    one = await served_on_nodes(gpu_node("a", gpus=2), parallelism={"tensor": 1}, rollout={"strategy": "ResourceAware"})
-    respec(one.cluster, parallelism={"tensor": 2})
-    for _ in range(20):
-        await one.operator.turn()
-        one.cluster.run_jobs("{}")
-        if not one.controller.available():
-            break
-        one.controller.step()
-    assert one.controller.available() == [], "drained"
-    one.cluster.put(gpu_pod("theirs", "a"))
+    one = await taken_after_the_drain()
     if restarted:
         one.restart()
     await one.settle()

@@ -56,7 +56,7 @@ def template(operator: FakeOperator) -> Manifest:
 
 async def test_pods_go_to_the_gpus_that_were_planned_for() -> None:
     operator = await served_on(gpu_node("a", L4))
-    assert plan_of(operator)["summary"] == "1×L4-24GB TP1 None"
+    assert plan_of(operator)["summary"] == "1×L4-24GB TP1 BF16"
     affinity = template(operator)["spec"]["affinity"]["nodeAffinity"]
     (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert L4 in term["matchExpressions"][0]["values"]
@@ -72,7 +72,7 @@ async def test_where_all_gpus_are_taken_the_plan_waits_and_says_so() -> None:
     operator = FakeOperator(cluster)
     await operator.inspect()
     plan = plan_of(operator)
-    assert plan["summary"] == "1×T4-16GB TP1 None"
+    assert plan["summary"] == "1×T4-16GB TP1 BF16"
     assert "1 × 1 T4-16GB are wanted and there is room for 0 now" in plan["reasons"][0]["reason"]
     assert operator.condition("Planned")["status"] == "True"
 
@@ -122,9 +122,9 @@ async def happens(operator: FakeOperator, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "gain"),
     [
-        ("a better node comes", "1×T4-16GB TP1 None instead of 1×L4-24GB TP1 None: $204 a month less."),
-        ("another GPU gets cheaper", "1×A100-80GB TP1 None instead of 1×L4-24GB TP1 None: $581 a month less."),
-        ("its node goes", "1×A100-80GB TP1 None instead of 1×L4-24GB TP1 None: $1,917 a month more."),
+        ("a better node comes", "1×T4-16GB TP1 BF16 instead of 1×L4-24GB TP1 BF16: $204 a month less."),
+        ("another GPU gets cheaper", "1×A100-80GB TP1 BF16 instead of 1×L4-24GB TP1 BF16: $581 a month less."),
+        ("its node goes", "1×A100-80GB TP1 BF16 instead of 1×L4-24GB TP1 BF16: $1,917 a month more."),
         ("its node is drained", ""),
         ("a pod takes the rest", ""),
         ("it gets dearer", ""),
@@ -172,8 +172,8 @@ async def test_the_second_best_is_not_outdated_because_the_best_is_still_there()
     operator = FakeOperator(cluster)
     await operator.settle()
     assert (plan_of(operator)["summary"], plan_of(operator)["preferred"]) == (
-        "1×L4-24GB TP1 None",
-        "1×T4-16GB TP1 None",
+        "1×L4-24GB TP1 BF16",
+        "1×T4-16GB TP1 BF16",
     )
     cluster.remove(POD, "theirs")
     cluster.put(gpu_node("c", A100))
@@ -183,7 +183,7 @@ async def test_the_second_best_is_not_outdated_because_the_best_is_still_there()
 
 async def test_less_is_known_is_no_reason() -> None:
     operator = await served_on(gpu_node("a", L4))
-    operator.facts.problem = "The operator may not look at the cluster's GPUs: forbidden"
+    operator.facts.problem = "The operator has no right to read the cluster's nodes and pods: forbidden"
     operator.facts.stamp += 1
     await operator.turn()
     assert operator.writes == []
@@ -195,10 +195,10 @@ async def test_the_next_change_of_the_spec_takes_the_new_plan() -> None:
     await operator.turn()
     respec(operator.cluster, replicas=2)
     await operator.turn()
-    assert plan_of(operator)["summary"] == "1×L4-24GB TP1 None", "scaling is none"
+    assert plan_of(operator)["summary"] == "1×L4-24GB TP1 BF16", "scaling is none"
     respec(operator.cluster, replicas=1, engine={"maxNumSeqs": 8})
     await operator.settle()
-    assert plan_of(operator)["summary"] == "1×T4-16GB TP1 None"
+    assert plan_of(operator)["summary"] == "1×T4-16GB TP1 BF16"
     assert operator.condition("PlanOutdated") == {}
     assert operator.cluster.the(LLM_DEPLOYMENT)["status"]["decisions"] == [], "the user decided it"
 
@@ -224,11 +224,11 @@ async def test_follow_operator_takes_a_better_plan_over_and_writes_it_down() -> 
     operator = await served_on(gpu_node("a", L4), **FOLLOW)
     operator.cluster.put(gpu_node("b", T4))
     await operator.settle()
-    assert plan_of(operator)["summary"] == "1×T4-16GB TP1 None"
+    assert plan_of(operator)["summary"] == "1×T4-16GB TP1 BF16"
     assert operator.condition("PlanOutdated") == {}
     (decision,) = operator.cluster.the(LLM_DEPLOYMENT)["status"]["decisions"]
     assert decision["type"] == "PlanAdopted"
-    assert "1×L4-24GB TP1 None → 1×T4-16GB TP1 None" in decision["message"]
+    assert "1×L4-24GB TP1 BF16 → 1×T4-16GB TP1 BF16" in decision["message"]
     restarted = FakeOperator(operator.cluster)
     await restarted.settle()
     assert restarted.writes == []
@@ -250,12 +250,12 @@ async def test_gpus_are_not_given_up_for_a_wait() -> None:
     operator.cluster.put(gpu_pod("theirs", "b"))
     operator.cluster.put(gpu_node("b", T4))
     await operator.turn()
-    assert plan_of(operator)["summary"] == "1×L4-24GB TP1 None"
+    assert plan_of(operator)["summary"] == "1×L4-24GB TP1 BF16"
     assert operator.condition("PlanOutdated") == {}, "it could not start"
     assert [key.name for key in operator.reconciler.pinning.waiting.values()] == ["demo"]
     operator.cluster.remove(POD, "theirs")
     await operator.settle()
-    assert plan_of(operator)["summary"] == "1×T4-16GB TP1 None"
+    assert plan_of(operator)["summary"] == "1×T4-16GB TP1 BF16"
     assert not operator.reconciler.pinning.waiting
 
 
@@ -291,7 +291,7 @@ async def test_an_adoption_that_is_cut_short_is_finished_by_the_next_operator(at
     operator = FakeOperator(cluster)
     await operator.settle()
     assert operator.writes == []
-    assert plan_of(operator)["summary"] == "1×T4-16GB TP1 None"
+    assert plan_of(operator)["summary"] == "1×T4-16GB TP1 BF16"
     assert len(cluster.all(CONTROLLER_REVISION)) == 2
     assert [entry["type"] for entry in cluster.the(LLM_DEPLOYMENT)["status"]["decisions"]] == ["PlanAdopted"]
 
@@ -307,5 +307,5 @@ async def test_a_lost_answer_to_the_record_makes_no_second_plan() -> None:
     assert operator.client.written[-1].kind == "ControllerRevision"
     cluster.put(gpu_node("b", T4))
     await operator.settle()
-    assert plan_of(operator)["summary"] == "1×L4-24GB TP1 None"
+    assert plan_of(operator)["summary"] == "1×L4-24GB TP1 BF16"
     assert operator.condition("PlanOutdated")["reason"] == "NewFacts"

@@ -22,11 +22,11 @@ FOLLOW = {"runtime": {"updatePolicy": "FollowOperator", "image": "good"}}
 async def test_a_plan_that_waits_takes_a_gpu_of_another_product_that_becomes_free() -> None:
     one = on_nodes(gpu_node("a", T4), gpu_node("b", A100), gpu_pod("p", "a"), gpu_pod("q", "b"))
     await one.settle()
-    assert one.status["plan"]["summary"] == "1×T4-16GB TP1 None"
+    assert one.status["plan"]["summary"] == "1×T4-16GB TP1 BF16"
     assert one.controller.available() == []
     one.cluster.remove(POD, "q")
     await one.settle()
-    assert one.status["plan"]["summary"] == "1×A100-80GB TP1 None"
+    assert one.status["plan"]["summary"] == "1×A100-80GB TP1 BF16"
     assert one.nodes() == ["b"]
     assert one.decisions == ["PlanAdopted"]
     assert "the plan before never served, and others hold its GPUs" in one.status["decisions"][0]["message"]

@@ -6,11 +6,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from millstream_operator.inventory.node_pools import read_node_pools
-from millstream_operator.kube.kinds import POD
+from millstream_operator.kube.client import ApiError
+from millstream_operator.kube.kinds import DEPLOYMENT, LLM_DEPLOYMENT, POD
 from millstream_operator.reconciling.probe import LONGEST_REPROBE_SECONDS
+from millstream_operator.rendering.kueue import QUEUE_LABEL
 from tests.support.fake_operator import FakeOperator, respec, world
 from tests.support.fake_operator import served as served_model
 from tests.support.gpu_nodes import A100, A100_40, L4, T4, gpu_node, gpu_pod, spec_on_gpu
+from tests.support.kueue import QueuedScheduler
 from tests.support.llmdeployments import manifest
 from tests.support.rollout_controller import ended
 from tests.support.rollout_world import image, on_nodes, served, served_on_nodes
@@ -18,6 +21,10 @@ from tests.support.rollout_world import image, on_nodes, served, served_on_nodes
 Manifest = dict[str, Any]
 Status = Manifest
 LARGE: Manifest = {"model": {"source": {"huggingFace": {"repository": "meta-llama/Meta-Llama-3-70B-Instruct"}}}}
+PEER: Manifest = {"ipBlock": {"cidr": "10.1.0.0/16"}}
+POLICY_DENIED = (
+    'admission webhook "policy.example.com" denied the request: spec.ingress[0].from[0]: ipBlock is not allowed'
+)
 SITUATIONS: dict[str, Callable[[], Awaitable[Status]]] = {}
 REGISTRY_AWAY = {
     "containerStatuses": [
@@ -108,6 +115,27 @@ async def the_new_revision_crashes_in_a_rollout_in_place() -> Status:
     return one.status
 
 
+@situation
+async def the_only_pod_in_a_queue_without_quota_for_another() -> Status:
+    one = on_nodes(gpu_node("a", gpus=2))
+    one.controller.scheduler = QueuedScheduler(one.cluster, quota=1)
+    one.cluster.edit(LLM_DEPLOYMENT, "demo", lambda live: live["metadata"].update(labels={QUEUE_LABEL: "team-a"}))
+    await one.settle()
+    await one.apply(**image("better"))
+    return one.status
+
+
+@situation
+async def a_network_policy_that_the_cluster_refuses() -> Status:
+    operator = await served_model(manifest(runtime={"image": "good"}))
+    operator.cluster.refusing["NetworkPolicy"] = ApiError(403, "Forbidden", POLICY_DENIED)
+    respec(operator.cluster, replicas=2, runtime={"image": "better"}, network={"ingress": [PEER]})
+    for _ in range(4):
+        await operator.turn()
+        operator.cluster.roll_out()
+    return operator.status()
+
+
 # Replicas
 
 
@@ -124,6 +152,27 @@ async def kubectl_scale_beyond_the_budget() -> Status:
     operator = await in_a_cluster(gpu_node("a", L4, 8), gpu_node("b", L4, 8), budget={"maxMonthlyUSD": 1200})
     await operator.settle()
     respec(operator.cluster, replicas=10)
+    await operator.settle()
+    return operator.status()
+
+
+@situation
+async def kubectl_scale_of_the_deployment_beyond_the_budget() -> Status:
+    operator = await in_a_cluster(gpu_node("a", L4, 8), budget={"maxMonthlyUSD": 1200}, replicas=2)
+    await operator.settle()
+    operator.cluster.edit(DEPLOYMENT, "demo", lambda live: live["spec"].update(replicas=5))
+    await operator.settle()
+    assert operator.cluster.the(DEPLOYMENT)["spec"]["replicas"] == 2
+    return operator.status()
+
+
+@situation
+async def the_deployment_is_deleted_and_the_budget_pays_for_no_replica() -> Status:
+    operator = await in_a_cluster(gpu_node("a", L4, 8))
+    await operator.settle()
+    respec(operator.cluster, budget={"maxMonthlyUSD": 100})
+    await operator.settle()
+    operator.cluster.remove(DEPLOYMENT, "demo")
     await operator.settle()
     return operator.status()
 

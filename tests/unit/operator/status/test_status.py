@@ -24,6 +24,7 @@ from millstream_operator.rollout.workload import rolled_out
 from millstream_operator.status.events import event_for
 from millstream_operator.status.observation import Observation
 from millstream_operator.status.status import status_of, status_of_invalid
+from millstream_operator.workloads.deployments import DEPLOYMENTS
 from tests.support.fake_cluster import pod_of
 from tests.support.llmdeployments import deployment, full_manifest
 
@@ -284,8 +285,8 @@ def test_an_old_revisions_failing_pod_is_not_the_new_ones_fault() -> None:
 def test_pods_of_another_revision_do_not_make_it_rolled_out() -> None:
     live = workload(ONE)
     live["spec"]["template"]["metadata"]["labels"]["millstream.dev/revision"] = "old"
-    assert rolled_out(ONE, revision(ONE), workload(ONE))
-    assert not rolled_out(ONE, revision(ONE), live)
+    assert rolled_out(ONE, revision(ONE), DEPLOYMENTS.read(workload(ONE)))
+    assert not rolled_out(ONE, revision(ONE), DEPLOYMENTS.read(live))
     assert not rolled_out(ONE, revision(ONE), None)
 
 
@@ -303,13 +304,13 @@ def test_the_status_names_model_plan_image_and_url() -> None:
 def test_an_invalid_spec_keeps_what_was_known_of_what_runs() -> None:
     before = status_of(seen(), NOW)
     problem = Diagnosis(Reason.INVALID_SPEC, "spec.replicas is -1.")
-    after = status_of_invalid(before, 2, problem, LATER, workload=workload(ONE))
+    after = status_of_invalid(before, 2, problem, LATER, state=DEPLOYMENTS.read(workload(ONE)))
     assert condition(after, "Ready") == condition(after, "Planned") == ("False", "InvalidSpec")
     assert condition(after, "Stalled") == ("True", "InvalidSpec")
     assert condition(after, "Available") == ("True", "Available")
     assert (after["observedGeneration"], after["plan"]) == (2, before["plan"])
-    assert status_of_invalid(after, 2, problem, "2026-01-01T00:00:00Z", workload=workload(ONE)) == after
-    died = status_of_invalid(after, 2, problem, LATER, workload=workload(ONE, available=0))
+    assert status_of_invalid(after, 2, problem, "2026-01-01T00:00:00Z", state=DEPLOYMENTS.read(workload(ONE))) == after
+    died = status_of_invalid(after, 2, problem, LATER, state=DEPLOYMENTS.read(workload(ONE, available=0)))
     assert condition(died, "Available") == ("False", "NoReplicaAvailable"), "what serves is still watched"
     assert (died["replicas"], died["availableReplicas"]) == (1, 0)
     LLMDeploymentStatus.model_validate(after, strict=False)

@@ -69,22 +69,26 @@ def test_a_swapped_link_is_a_change(tmp_path: Path) -> None:
     link = tmp_path / "keys"
     link.symlink_to("old")
     keys = ApiKeys(link)
-    assert keys.tenant("Bearer key-a") is not None
+    assert keys.holder("Bearer key-a") is not None
     (tmp_path / "next").symlink_to("new")
     os.replace(tmp_path / "next", link)  # noqa: PTH105 - the call that the kubelet makes
-    assert keys.tenant("Bearer key-a") is None
-    assert keys.tenant("bearer key-b") is not None
+    assert keys.holder("Bearer key-a") is None
+    assert keys.holder("bearer key-b") is not None
 
 
 def test_tenants_have_names_that_tell_nothing_of_their_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("key-a\nkey-b\n")
-    names = [ApiKeys(file).tenant(f"Bearer {key}") or "" for key in ("key-a", "key-b")]
+    names = [str(ApiKeys(file).holder(f"Bearer {key}")) for key in ("key-a", "key-b")]
     assert len({*names}) == 2
     assert not any("key" in name for name in names)
 
 
 UNUSABLE = [
+    b"two words\n",
+    b" \n\t\n",
+    b"a\tb\n",
+    "key".encode("utf-16"),
     None,
     b"",
     b"# only a comment\n",
@@ -120,24 +124,75 @@ def test_a_new_file_that_cannot_be_used_keeps_the_old_keys_and_the_log_says_why_
     if content is not None:
         file.write_bytes(content)
     for _ in range(3):
-        assert keys.tenant("Bearer key-a") is not None
-        assert keys.tenant("Bearer x") is None
+        assert keys.holder("Bearer key-a") is not None
+        assert keys.holder("Bearer x") is None
     (record,) = caplog.records
     logged = str(record.__dict__)
     assert record.getMessage() == "api_keys_bad"
     assert str(file) in logged
     assert not any(secret in logged for secret in ("key-a", "xxx", "clé"))
     file.write_text("key-c\n")
-    assert keys.tenant("Bearer key-c") is not None
-    assert keys.tenant("Bearer key-a") is None
+    assert keys.holder("Bearer key-c") is not None
+    assert keys.holder("Bearer key-a") is None
 
 
 def test_windows_text_and_spaces_around_keys_do_not_matter(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_bytes(b"\xef\xbb\xbfkey-a\r\n  key-b  \r\n")
     keys = ApiKeys(file)
-    assert keys.tenant("Bearer key-a") is not None
-    assert keys.tenant("Bearer key-b") is not None
+    assert keys.holder("Bearer key-a") is not None
+    assert keys.holder("Bearer key-b") is not None
+
+
+PARTLY_USABLE: dict[str, tuple[bytes, str]] = {
+    "a space inside": (b"key-a\nsecret one\nkey-b\n", "line 2: white space inside the key; write one key per line"),
+    "a comment behind": (b"key-a\nsecret#1 # team a\nkey-b", "line 2: white space inside the key"),
+    "a control character": (b"key-a\nsec\x0bret\nkey-b", "line 2: a character that is not printable ASCII"),
+    "no ASCII": ("# team a\nkey-a\nsécret\nkey-b".encode(), "line 3: a character that is not printable ASCII"),
+    "no UTF-8": (b"key-a\n\xff\xfe\nkey-b", "line 2: a character that is not printable ASCII"),
+    "too long": (b"key-a\n" + b"s" * 513 + b"\nkey-b", "line 2: a key has at most 512 characters"),
+    "many": (b"key-a\nkey-b\n" + b"a b\n" * 9, "line 3: white space inside the key; write one key per line; line 4"),
+}
+
+
+@pytest.mark.parametrize("name", PARTLY_USABLE)
+def test_a_key_that_cannot_be_used_is_named_by_its_line_and_the_others_work(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    content, problem = PARTLY_USABLE[name]
+    file = tmp_path / "keys"
+    file.write_bytes(content)
+    keys = ApiKeys(file)
+    for _ in range(3):
+        assert all(keys.holder(f"Bearer {key}") is not None for key in ("key-a", "key-b"))
+        assert not any(
+            keys.holder(f"Bearer {part}") for part in ("secret one", "secret", "one", "secret#1", "a b", "a")
+        )
+    assert problem in keys.problem
+    assert len(keys.problem) < 300
+    (record,) = caplog.records
+    assert record.getMessage() == "api_key_refused"
+    logged = str(record.__dict__)
+    assert str(file) in logged
+    assert not any(part in logged or part in keys.problem for part in ("key-a", "secret", "sss", "sé"))
+    file.write_bytes(b"key-a\nkey-b\n")
+    assert keys.problem == ""
+
+
+def test_ready_says_what_is_wrong_with_the_keys_while_it_is(tmp_path: Path, tiny_model: Path) -> None:
+    """The operator reads it there: it has no right on the Secret."""
+    file = tmp_path / "keys"
+    file.write_text("key-a\n")
+    with serving(tiny_model, api_keys_file=str(file)) as server:
+        server.wait_ready()
+        assert "api_keys_problem" not in server.get("/ready").json()
+        file.write_text("key-a\nkey b\n")
+        assert server.get("/ready").json()["api_keys_problem"].startswith("line 2: white space inside the key")
+        file.write_text("\n")
+        said = server.get("/ready").json()["api_keys_problem"]
+        assert said == "the file has no usable key; write one key per line; the keys that were read before stay valid"
+        file.write_text("key-a\nkey-b\n")
+        assert "api_keys_problem" not in server.get("/ready").json()
 
 
 def test_the_key_of_the_operators_probe_comes_with_the_live_configuration(tmp_path: Path, tiny_model: Path) -> None:
@@ -167,3 +222,55 @@ def test_a_probe_key_closes_nothing_where_there_are_no_keys(tmp_path: Path, tiny
     with serving(tiny_model, live_config=live) as server:
         server.wait_ready()
         assert httpx.post(server.url + "/v1/completions", json=BODY, timeout=60).status_code == 200
+
+
+def test_the_key_of_the_probe_opens_probes_and_nothing_else(tmp_path: Path, tiny_model: Path) -> None:
+    """Who reads it cannot use the model with it."""
+    file, live = tmp_path / "keys", tmp_path / "live.json"
+    file.write_text("key-a\n")
+    live.write_text(json.dumps({"probe_key_digests": [hashlib.sha256(b"probe").hexdigest()]}))
+    question = {"model": "tiny", "prompt": "Hello", "max_tokens": 1, "temperature": 0}  # as the operator asks
+    with serving(tiny_model, api_keys_file=str(file), live_config=live) as server:
+        server.wait_ready()
+
+        def answer(method: str, path: str, body: object = None, key: str = "probe") -> httpx.Response:
+            return httpx.request(method, server.url + path, json=body, headers=bearer(key), timeout=60)
+
+        assert answer("POST", "/v1/completions", question).status_code == 200
+        assert answer("GET", "/v1/models").status_code == 200
+        beyond: list[dict[str, object]] = [
+            {"max_tokens": 2},
+            {"max_tokens": None},
+            {"n": 2},
+            {"best_of": 2},
+            {"prompt": "x" * 65},
+            {"prompt": ["a", "b"]},
+            {"prompt": [1] * 65},
+            {"priority": -100},
+            {"logprobs": 5},
+            {"logit_bias": {"1": 5}},
+            {"prompt": "x" * 10_000},
+        ]
+        for change in beyond:
+            refused = answer("POST", "/v1/completions", question | change)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "probe_key_limited"), change
+            assert "the operator's probe" in refused.json()["error"]["message"]
+        chat = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+        closed = [
+            ("POST", "/v1/chat/completions", chat),
+            ("POST", "/tokenize", {"prompt": "a"}),
+            ("GET", "/version", None),
+        ]
+        for method, path, body in [*closed, ("GET", "/openapi.json", None), ("GET", "/v1/models/tiny", None)]:
+            assert answer(method, path, body).status_code == 403, path
+        chunked = httpx.post(
+            server.url + "/v1/completions",
+            content=iter([json.dumps(question).encode()]),
+            headers={**bearer("probe"), "Content-Type": "application/json"},
+            timeout=60,
+        )
+        assert chunked.status_code == 403, "its length is not known"
+        assert answer("POST", "/v1/chat/completions", chat, key="key-a").status_code in (200, 400)
+        assert answer("GET", "/version", key="key-a").status_code == 200
+        file.write_text("key-a\nprobe\n")
+        assert answer("GET", "/version").status_code == 200, "a user's key that is the probe's is a user's"

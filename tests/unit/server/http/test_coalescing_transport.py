@@ -274,3 +274,16 @@ def test_an_answered_request_is_not_notified() -> None:
             until(link, b"done")
         wait_for(lambda: not running.connections, "the connection to be lost")
     assert notified == []
+
+
+def test_what_the_client_has_not_taken_is_not_sent() -> None:
+    """However much of it this machine's kernel keeps."""
+    with serving_app(echo) as running, running.connect(receive_buffer_bytes=4096) as link:
+        link.sendall(get(f"/{64 << 10}"))
+        assert link.recv(1) == b"H"
+        (one,) = running.connections
+        wait_for(lambda: not one.transport.get_write_buffer_size(), "the kernel to have all of it")
+        first = one.transport.sent_bytes
+        assert first < 64 << 10
+        link.recv(32 << 10, socket.MSG_WAITALL)
+        wait_for(lambda: one.transport.sent_bytes > first, "what the client reads to be counted")

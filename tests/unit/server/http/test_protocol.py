@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from urllib.parse import urlsplit
@@ -63,3 +64,46 @@ def test_headers_up_to_the_cap_and_bodies_in_small_chunks_are_served(server: Ser
         for _ in range(3):  # on one connection: each request is counted alone
             assert client.post(TEXT, content=BODY, headers=headers).status_code == 200
             assert client.post(TEXT, content=chunks(), headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_a_request_that_asks_for_another_protocol_keeps_its_body(server: ServerThread, pieces: int) -> None:
+    """Java's HTTP client asks for HTTP/2 in its first request; the parser dropped the body of such a request."""
+    wish = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAA\r\n"
+    request = HEAD + wish + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+    chunked = HEAD + wish + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+    probe = b"GET /version HTTP/1.1\r\nHost: a\r\n" + wish + b"\r\n"
+    address = urlsplit(server.url)
+    with socket.create_connection((address.hostname or "", address.port or 0), timeout=60) as link:
+        for sent, times in ((request, 1), (chunked, 1), (probe, 1), (request * 3, 3)):
+            size = -(-len(sent) // pieces)
+            for start in range(0, len(sent), size):
+                link.sendall(sent[start : start + size])
+                time.sleep(0.02)  # so that they come in several pieces
+            received = b""
+            while received.count(b'"prompt_tokens"') + received.count(b'"version"') < times:
+                piece = link.recv(65536)
+                assert piece
+                received += piece
+            assert received.count(b"HTTP/1.1 200 ") == times, received
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_http_1_0_client_gets_no_chunks(server: ServerThread, stream: bool) -> None:
+    """It does not know them: the end of a stream is the end of the connection."""
+    body = json.dumps({**json.loads(BODY), "stream": stream}).encode()
+    fields = b"Content-Type: application/json\r\nContent-Length: %d\r\nConnection: keep-alive\r\n" % len(body)
+    with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=60) as link:
+        link.sendall(b"POST /v1/completions HTTP/1.0\r\n" + fields + b"\r\n" + body)
+        received = b""
+        while piece := link.recv(1 << 16):
+            received += piece
+    head, _, content = received.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"transfer-encoding" not in head.lower()
+    assert b"connection: close" in head.lower()
+    if stream:
+        assert content.startswith(b"data: {")
+        assert content.endswith(b"\n\ndata: [DONE]\n\n")
+    else:
+        assert json.loads(content)["usage"]["completion_tokens"] == 2

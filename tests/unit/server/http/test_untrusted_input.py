@@ -37,7 +37,7 @@ def test_a_prompt_that_is_slow_to_tokenise_delays_no_other_request_and_ends(
             return encode(text, **settings)
 
         monkeypatch.setattr(tokenizer, "encode", stuck)
-        monkeypatch.setattr(limits, "TOKENIZE_ON_LOOP_CHARACTERS", 3)  # long enough for a thread, in a tiny context
+        monkeypatch.setattr(limits, "SHORT_PROMPT_CHARACTERS", 3)  # long enough for a thread, in a tiny context
         with ThreadPoolExecutor(1) as pool:
             hostile = pool.submit(server.post, TEXT, {**BODY, "prompt": "hostile"})
             assert begun.wait(60)
@@ -54,6 +54,58 @@ def test_a_prompt_that_is_slow_to_tokenise_delays_no_other_request_and_ends(
             assert hostile.result().json()["error"]["code"] == "prompt_too_complex"
             wait_for(lambda: server.server.service.admission.in_flight == 0, "its place to be free")
             release.set()
+
+
+def test_no_chat_template_and_no_long_prompt_is_worked_on_by_the_event_loop(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A template may loop for long over a short chat; every stream would wait for it."""
+    with serving(tiny_model) as server:
+        server.wait_ready()
+        tokenizer, threads = server.server.service.prompts.tokenizer, []
+        encode, encode_chat = tokenizer.encode, tokenizer.encode_chat
+
+        def watched(text: str, **settings: Any) -> list[int]:
+            threads.append(threading.current_thread().name)
+            return encode(text, **settings)
+
+        def watched_chat(messages: Any) -> list[int]:
+            threads.append(threading.current_thread().name)
+            return encode_chat(messages)
+
+        monkeypatch.setattr(tokenizer, "encode", watched)
+        monkeypatch.setattr(tokenizer, "encode_chat", watched_chat)
+        chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+        assert server.post("/v1/chat/completions", chat | {"max_tokens": 1}).status_code == 200
+        assert server.post("/tokenize", chat).status_code == 200
+        server.post(TEXT, BODY | {"prompt": "x" * (limits.SHORT_PROMPT_CHARACTERS + 1)})
+        assert len(threads) == 3
+        assert "server" not in threads  # the thread of the event loop
+
+
+def test_prompts_that_are_slow_to_tokenise_keep_no_short_chat_waiting(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(tiny_model) as server, ThreadPoolExecutor(3) as pool:
+        server.wait_ready()
+        tokenizer, release = server.server.service.prompts.tokenizer, threading.Event()
+        encode, begun = tokenizer.encode, threading.Semaphore(0)
+
+        def stuck(text: str, **settings: Any) -> list[int]:
+            if text == "hostile":
+                begun.release()
+                release.wait(60)
+            return encode(text, **settings)
+
+        monkeypatch.setattr(tokenizer, "encode", stuck)
+        monkeypatch.setattr(limits, "SHORT_PROMPT_CHARACTERS", 3)
+        hostile = [pool.submit(server.post, TEXT, {**BODY, "prompt": "hostile"}) for _ in range(3)]
+        for _ in range(2):
+            assert begun.acquire(timeout=60)
+        chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+        assert server.post("/v1/chat/completions", chat).status_code == 200
+        release.set()
+        assert [one.result().status_code for one in hostile] == [200] * 3
 
 
 def test_a_token_past_the_tokenizer_is_no_crash(server: ServerThread) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -9,8 +10,9 @@ import openai
 import pytest
 
 from millstream_runtime.engine.request import SamplingParams
+from millstream_runtime.server.http.api_errors import ApiError
 from millstream_runtime.server.openai.requests import CompletionRequest
-from millstream_runtime.server.openai.sampling import SamplingDefaults, sampling_params
+from millstream_runtime.server.openai.sampling import SamplingDefaults, require_in_vocabulary, sampling_params
 from tests.support.server_thread import ServerThread
 
 MESSAGES = [{"role": "user", "content": "What is a pod?"}]
@@ -112,6 +114,27 @@ def test_chat_logprobs_have_bytes_and_alternatives_whole_and_streamed(
     ]
     assert [entry["logprob"] for entry in streamed] == pytest.approx([entry["logprob"] for entry in content], abs=1e-4)
     assert [entry["bytes"] for entry in streamed] == [entry["bytes"] for entry in content]
+
+
+@pytest.mark.parametrize("as_token_ids", [False, True])
+def test_offsets_of_an_echo_point_into_its_text(server: ServerThread, as_token_ids: bool) -> None:
+    """The characters of an echo are counted, not those of each token alone: an emoji has four tokens here."""
+    text = "x\U0001f600 hello"
+    tokens = server.post("/tokenize", {"prompt": text}).json()["tokens"]
+    prompt = tokens if as_token_ids else text
+    choice = complete(server, prompt=prompt, echo=True, logprobs=0, max_tokens=0)["choices"][0]
+    assert choice["text"] == text
+    shown = zip(choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"], strict=True)
+    whole = [(token, offset) for token, offset in shown if not token.startswith("bytes:")]
+    assert "".join(token for token, _ in whole) == "x hello"
+    assert all(text.startswith(token, offset) for token, offset in whole)
+
+
+def test_offsets_of_an_echo_leave_out_special_tokens_that_it_does_not_show(server: ServerThread) -> None:
+    special = server.post("/tokenize", {"messages": MESSAGES}).json()["tokens"][0]
+    choice = complete(server, prompt=[special, 71, special, 68], echo=True, logprobs=0, max_tokens=0)["choices"][0]
+    assert choice["text"] == "he"
+    assert choice["logprobs"]["text_offset"] == [0, 0, 1, 1]
 
 
 def test_echo_scores_a_prompt_as_evaluation_tools_ask(server: ServerThread) -> None:
@@ -235,3 +258,85 @@ def test_tokenize_tells_what_a_generation_sees_and_detokenize_reverses_it(server
     chat_tokens = server.post("/tokenize", {"messages": MESSAGES}).json()
     assert chat_tokens["count"] == chat(server)["usage"]["prompt_tokens"]
     assert chat_tokens["token_strs"] is None
+
+
+END_OF_ANSWER = 258  # of the tiny model
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_token_that_ends_the_answer_is_in_the_logprobs(server: ServerThread, stream: bool) -> None:
+    """lm-eval sends max_tokens 1 and takes all but the last token as the prompt's, whatever the last one is."""
+    prompt = [71, 68, 75, 75, 78]
+    asked = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 1, "ignore_eos": False}
+    scored = complete(server, **{**asked, "max_tokens": 0})["choices"][0]["logprobs"]["token_logprobs"]
+    body = {"model": "tiny", "temperature": 0, **asked, "logit_bias": {str(END_OF_ANSWER): 100}, "stream": stream}
+    answer = server.post(TEXT, body)
+    if stream:
+        choices = [json.loads(line[6:])["choices"][0] for line in answer.text.split("\n\n") if '"choices"' in line]
+    else:
+        choices = answer.json()["choices"]
+    logprobs = [value for choice in choices if choice["logprobs"] for value in choice["logprobs"]["token_logprobs"]]
+    assert choices[-1]["finish_reason"] == "stop"
+    assert "".join(choice["text"] for choice in choices) == "hello"
+    assert len(logprobs) == len(prompt) + 1
+    assert logprobs[1:-1] == pytest.approx(scored[1:], abs=1e-4)
+
+
+def test_an_end_of_answer_and_a_stop_string_count_in_chat_logprobs(server: ServerThread) -> None:
+    ended = chat(server, logprobs=True, logit_bias={str(END_OF_ANSWER): 100})["choices"][0]
+    assert ended["finish_reason"] == "stop"
+    assert len(ended["logprobs"]["content"]) == 1
+    text = chat(server, ignore_eos=True, logit_bias={"71": 100})["choices"][0]["message"]["content"]
+    stopped = chat(server, ignore_eos=True, logit_bias={"71": 100}, logprobs=True, stop=text[1:3])
+    assert len(stopped["choices"][0]["logprobs"]["content"]) == stopped["usage"]["completion_tokens"]
+
+
+@pytest.mark.parametrize("value", [1e-39, 0.0099])
+def test_a_penalty_that_arithmetic_cannot_hold_is_a_400(server: ServerThread, value: float) -> None:
+    answer = server.post(TEXT, {"model": "tiny", "prompt": "hi", "max_tokens": 4, "repetition_penalty": value})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "repetition_penalty"
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"repetition_penalty": 0.01},
+        {"repetition_penalty": 10},
+        {"temperature": 1e-39},
+        {"top_p": 1e-39, "temperature": 1},
+        {"min_p": 1e-39, "temperature": 1},
+        {"min_p": 1, "temperature": 2},
+        {"presence_penalty": 1e-39, "frequency_penalty": -2},
+        {"logit_bias": {"1": 1e-39, "2": -100}},
+    ],
+)
+def test_an_extreme_that_is_accepted_is_answered(server: ServerThread, extreme: dict[str, Any]) -> None:
+    assert complete(server, **extreme)["usage"]["completion_tokens"] == 8
+
+
+@pytest.mark.parametrize("route", [CHAT, TEXT])
+def test_the_usage_so_far_is_in_each_chunk_that_a_token_makes(server: ServerThread, route: str) -> None:
+    """guidellm counts by it: also the tokens that have no text, such as the first bytes of a character."""
+    asked = {"messages": MESSAGES} if route == CHAT else {"prompt": "hi"}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"model": "tiny", "max_tokens": 12, "temperature": 0, "ignore_eos": True, "n": 2, **asked}
+    answer = server.post(route, {**body, "stream": True, "stream_options": options})
+    assert answer.status_code == 200, answer.text
+    events = [line[6:] for line in answer.text.split("\n\n") if line.startswith("data: {")]
+    usages = [json.loads(event)["usage"] for event in events]
+    counts = [usage["completion_tokens"] for usage in usages]
+    assert counts == sorted(counts)
+    assert set(counts) == set(range(1, 25))
+    assert usages[-1]["completion_tokens"] == 24
+    assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
+    without = server.post(route, {**body, "stream": True, "stream_options": {"continuous_usage_stats": True}})
+    assert '"usage"' not in without.text  # as in vLLM
+
+
+def test_stop_tokens_that_leave_none_before_min_tokens_are_a_400() -> None:
+    body = {"model": "tiny", "prompt": "hi", "max_tokens": 4, "stop_token_ids": [0, 1, 2]}
+    require_in_vocabulary(CompletionRequest.model_validate(body), 3)
+    with pytest.raises(ApiError, match="names all 3 tokens") as refused:
+        require_in_vocabulary(CompletionRequest.model_validate(body | {"min_tokens": 1}), 3)
+    assert (refused.value.status, refused.value.param) == (400, "stop_token_ids")

@@ -13,10 +13,20 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.support.server_thread import serving
+from tests.support.server_thread import PATIENCE_SECONDS, serving
 
 SECRET = "the secret prompt"
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_to_send() -> Iterator[None]:
+    """The last spans are flushed on a thread that outlives the server; a test must not meet another test's spans."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "traces-flush":
+            thread.join(PATIENCE_SECONDS)
+            assert not thread.is_alive()
 
 
 @contextmanager
@@ -98,6 +108,7 @@ def test_a_request_is_a_span_with_times_and_counts_and_no_text(
 
 def test_a_collector_that_is_not_there_is_no_reason_to_fail(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     with serving(tiny_model) as server:
         server.wait_ready()
         assert server.post("/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 2}).status_code == 200

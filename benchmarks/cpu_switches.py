@@ -1,0 +1,176 @@
+"""How `cpu_mechanisms` switches a mechanism of the CPU engine off: by patches here, never by a setting for users."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from millstream_runtime.engine.cpu import freed_memory, pages, warm_up
+from millstream_runtime.engine.cpu.policy import CpuPolicy
+from millstream_runtime.engine.execution import model_runner
+from millstream_runtime.engine.sampling import sampler
+from millstream_runtime.engine.scheduling.block_manager import BlockManager
+from millstream_runtime.models.cpu import linear, two_layouts
+from millstream_runtime.models.cpu.linear import CpuLayout
+from millstream_runtime.models.layers.norm import ByLength
+
+Switch = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A mechanism, and where it matters.
+
+    Attributes:
+        off: holds while the engine without the mechanism is made and whenever it computes.
+        given: holds for both engines: where the mechanism is used at all.
+        config: fields of RuntimeConfig for both engines.
+        fills_cache: whether the prefix cache fills the pool before the clock starts.
+        environment_off: variables of a process without the mechanism.
+        per_process: each engine has a process of its own, because the setting belongs to the process.
+        once: workloads whose first run in a process is what counts.
+    """
+
+    name: str
+    workloads: tuple[str, ...]
+    off: Switch = nullcontext
+    given: Switch = nullcontext
+    config: Mapping[str, Any] = field(default_factory=dict)
+    fills_cache: bool = False
+    environment_off: Mapping[str, str] = field(default_factory=dict)
+    per_process: bool = False
+    once: tuple[str, ...] = ()
+
+
+@contextmanager
+def together(*switches: Switch) -> Iterator[None]:
+    """All of them."""
+    with ExitStack() as stack:
+        for switch in switches:
+            stack.enter_context(switch())
+        yield
+
+
+def no_half() -> AbstractContextManager[Any]:
+    """No float16 copies, as for a float32 checkpoint."""
+    return patch.object(CpuLayout, "_half_copy", lambda self, weight: None)
+
+
+def no_second_layout() -> AbstractContextManager[Any]:
+    """Weights as `[in, out]` only."""
+    return patch.object(two_layouts, "can_pack", lambda dtype, device: False)
+
+
+def no_copies() -> AbstractContextManager[Any]:
+    """As where memory has no room for copies."""
+    return together(no_half, no_second_layout)
+
+
+def no_split() -> AbstractContextManager[Any]:
+    """One product for a weight, however few the rows."""
+    return patch.object(linear, "num_parts", lambda x, weight: 1)
+
+
+def no_split_of_one_row() -> AbstractContextManager[Any]:
+    """The same for weights with a second layout."""
+    return patch.object(two_layouts, "LEAST_PART_ELEMENTS", 1 << 62)
+
+
+def no_regions() -> AbstractContextManager[Any]:
+    """Blocks are taken wherever they are free, as in a pool without regions of rows."""
+    return patch.object(BlockManager, "_next_place", lambda self, sequence, row: None)
+
+
+def no_thread_choice() -> AbstractContextManager[Any]:
+    """All threads for every step."""
+    return patch.object(CpuPolicy, "_measure_threads", lambda self, steps: None)
+
+
+def no_attention_threads() -> AbstractContextManager[Any]:
+    """Attention computes with the threads of its step."""
+    return patch.object(CpuPolicy, "kv_read", lambda self: None)
+
+
+def huge_pages() -> AbstractContextManager[Any]:
+    """A KV pool in huge pages, as where the kernel's rule for them is `always`."""
+
+    def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if not math.prod(shape):
+            return torch.zeros(shape, dtype=dtype)
+        memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+    return patch.object(pages, "zeros", zeros)
+
+
+def freed_memory_given_back() -> AbstractContextManager[Any]:
+    """glibc's defaults."""
+    return patch.object(freed_memory, "keep_freed_memory", lambda: False)
+
+
+def exact_rows() -> AbstractContextManager[Any]:
+    """oneDNN writes code for each number of rows."""
+    return patch.object(two_layouts, "padded_rows", lambda num_rows: num_rows)
+
+
+def no_decodes_in_warm_up() -> AbstractContextManager[Any]:
+    """Decodes of 16, 15, ..., 1 requests first run for users."""
+    return patch.object(warm_up, "run_decodes_of_every_number", lambda steps: None)
+
+
+def torch_norm() -> AbstractContextManager[Any]:
+    """torch's own RMS norm."""
+    return patch.object(ByLength, "of", lambda weight, eps: None)
+
+
+def torch_argmax() -> AbstractContextManager[Any]:
+    """torch's argmax for greedy tokens."""
+    return patch.object(model_runner, "greedy", lambda logits: sampler.greedy_on_device(logits).tolist())
+
+
+MECHANISMS = (
+    Mechanism("float16 copies", ("decode-1", "decode-16"), no_half),
+    Mechanism("second layout", ("decode-16", "prefill-512", "mixed"), no_second_layout),
+    Mechanism("second layout, float32 checkpoint", ("decode-1", "decode-16"), no_second_layout, given=no_half),
+    Mechanism("split product of one row", ("decode-1",), no_split_of_one_row, given=no_half),
+    Mechanism("split product, no room for copies", ("decode-1",), no_split, given=no_copies),
+    Mechanism("padded rows for oneDNN", ("prefill-any",), exact_rows),
+    Mechanism("regions and strided views", ("decode-1-long", "decode-16", "prefill-512"), no_regions),
+    Mechanism(
+        "regions, prefix cache full",
+        ("decode-16",),
+        no_regions,
+        config={"enable_prefix_caching": True},
+        fills_cache=True,
+    ),
+    Mechanism("threads by size of step", ("decode-1", "decode-16"), no_thread_choice),
+    Mechanism("threads by bytes of attention", ("decode-1-long", "decode-16"), no_attention_threads),
+    Mechanism("RMS norm in four operations", ("decode-1", "decode-16", "prefill-512"), torch_norm),
+    Mechanism("numpy's argmax", ("decode-1", "decode-16"), torch_argmax),
+    Mechanism(
+        "small pages of the KV pool",
+        ("drain", "decode-16"),
+        huge_pages,
+        per_process=True,
+        once=("drain",),
+    ),
+    Mechanism("freed memory kept", ("prefill-512",), freed_memory_given_back, per_process=True),
+    Mechanism(
+        "threads spin briefly",
+        ("decode-1", "decode-16"),
+        per_process=True,
+        environment_off={"GOMP_SPINCOUNT": "300000"},
+    ),
+    Mechanism(
+        "decodes of every number in the warm-up", ("drain",), no_decodes_in_warm_up, per_process=True, once=("drain",)
+    ),
+)

@@ -1,0 +1,188 @@
+"""A thousand hostile clients, and one well-behaved client meanwhile: its time to the first token, memory, places.
+
+    quiet      the well-behaved client alone
+    two waves  500 hostile clients each (`tests/support/hostile_clients.py`): never reading, half heads, half bodies,
+               cancels, pipelining, slow readers
+    calm       until the server has closed what it closes
+
+The engine computes nothing (`scripted_engine`) and takes 10 ms per step, as one GPU would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+from benchmarks import machine
+from benchmarks.scripted_engine import STEP_SECONDS_VARIABLE
+from benchmarks.stalling_server import NICENESS
+from tests.support.hostile_clients import HostileClient, hostile_crowd, visit_all
+from tests.support.tiny_model import write_tiny_model
+
+RESULT = Path(__file__).parent / "results" / "hostile_clients.json"
+STEP_SECONDS = 0.01
+WAVES = 2
+BUDGET_RATIO = 2.0
+FREE = ("millstream_admission_in_use", "millstream_answers_undelivered", "vllm:num_requests_running")
+
+
+@dataclass
+class Watch:
+    """What the well-behaved client and the probe see, and the server's memory, once a second."""
+
+    address: str
+    pid: int
+    first_tokens_seconds: list[float] = field(default_factory=list)
+    refused: int = 0
+    not_ready: int = 0
+    probes: int = 0
+    resident_mib: list[float] = field(default_factory=list)
+
+    async def ask(self, until: asyncio.Event) -> None:
+        """One short stream after another, each on a new connection."""
+        body = json.dumps({"model": "bench", "prompt": "hi", "max_tokens": 4, "stream": True}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+        asked = head.encode() + b"Content-Type: application/json\r\n\r\n" + body
+        while not until.is_set():
+            began, first, received = time.perf_counter(), None, b""
+            reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(self.address).port)
+            writer.write(asked)
+            while piece := await reader.read(1 << 16):
+                received += piece
+                if first is None and b"data: " in received:
+                    first = time.perf_counter() - began
+            writer.close()
+            if first is None or b"data: [DONE]" not in received:
+                self.refused += 1
+            else:
+                self.first_tokens_seconds.append(first)
+
+    async def probe(self, until: asyncio.Event) -> None:
+        """The readiness probe of a kubelet, and the server's memory."""
+        while not until.is_set():
+            reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(self.address).port)
+            writer.write(b"GET /ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            self.probes += 1
+            self.not_ready += not (await reader.read()).startswith(b"HTTP/1.1 200 ")
+            writer.close()
+            self.resident_mib.append(resident_mib(self.pid))
+            await asyncio.sleep(1.0)
+
+    def summary(self) -> dict[str, Any]:
+        ranked = sorted(self.first_tokens_seconds)
+        found = {f"p{share}": round(ranked[int(share / 100 * len(ranked))] * 1e3, 2) for share in (50, 90, 99)}
+        return {
+            "requests": len(ranked),
+            "refused": self.refused,
+            "first_token_milliseconds": found,
+            "probes": self.probes,
+            "not_ready": self.not_ready,
+            "resident_mib_at_the_end": self.resident_mib[-1],
+            "resident_mib_most": max(self.resident_mib),
+        }
+
+
+async def watched(address: str, pid: int, crowd: list[HostileClient], seconds: float) -> dict[str, Any]:
+    """One phase: the crowd, or only `seconds`."""
+    watch, over = Watch(address, pid), asyncio.Event()
+    watching = [asyncio.create_task(watch.ask(over)), asyncio.create_task(watch.probe(over))]
+    if crowd:
+        await visit_all(crowd, urlsplit(address).port or 0, "bench")
+    await asyncio.sleep(seconds)
+    over.set()
+    await asyncio.gather(*watching)
+    return watch.summary()
+
+
+def resident_mib(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return round(pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20), 1)
+
+
+def left_behind(address: str) -> dict[str, float]:
+    """Places and requests that are still held, and open connections besides this one."""
+    with urlopen(f"{address}/metrics", timeout=60) as answer:  # noqa: S310 - loopback
+        page = answer.read().decode()
+    found = {name: sum(float(value) for value in re.findall(rf"^{name}{{.*}} (\S+)$", page, re.M)) for name in FREE}
+    connections = re.findall(r"^millstream_http_connections{.*} (\S+)$", page, re.MULTILINE)
+    return {**found, "connections": sum(map(float, connections)) - 1}
+
+
+def run(folder: Path, clients: int, wave_seconds: float) -> dict[str, Any]:
+    """The phases against one server."""
+    environment = {**os.environ, STEP_SECONDS_VARIABLE: str(STEP_SECONDS)}
+    command = [sys.executable, "-m", "benchmarks.stalling_server", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stdout is not None
+        address = server.stdout.readline().strip()
+        asyncio.run(watched(address, server.pid, [], 3.0))  # warm
+        results: dict[str, Any] = {"quiet": asyncio.run(watched(address, server.pid, [], wave_seconds / 2))}
+        outcomes: Counter[str] = Counter()
+        for wave in range(WAVES):
+            crowd = hostile_crowd(
+                wave,
+                clients // WAVES,
+                arrive_within_seconds=wave_seconds,
+                patience_seconds=wave_seconds,
+                most_tokens=300,
+            )
+            results[f"wave_{wave + 1}"] = asyncio.run(watched(address, server.pid, crowd, 3.0))
+            outcomes.update(f"{client.misdeed.value}: {client.outcome}" for client in crowd)
+            cut = [client for client in crowd if client.must_be_served and client.outcome != "served"]
+            results[f"wave_{wave + 1}"]["served_clients_that_were_cut"] = len(cut)
+        results["calm"] = asyncio.run(watched(address, server.pid, [], 5.0))
+        results["left_behind"] = left_behind(address)
+        results["outcomes"] = dict(sorted(outcomes.items()))
+        server.send_signal(signal.SIGINT)
+        results["event_loop"] = json.loads(server.stdout.read().splitlines()[-1])
+    quiet = results["quiet"]["first_token_milliseconds"]["p99"]
+    worst = max(results[f"wave_{wave + 1}"]["first_token_milliseconds"]["p99"] for wave in range(WAVES))
+    results["ratio_of_p99"] = round(worst / quiet, 2)
+    return results
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, print, save."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.hostile_clients", description=__doc__)
+    parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--wave-seconds", type=float, default=40.0)
+    parser.add_argument("--output", type=Path, default=RESULT)
+    options = parser.parse_args(arguments)
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = write_tiny_model(Path(scratch) / "tiny")
+        results = run(folder, options.clients, options.wave_seconds)
+    for phase in ("quiet", "wave_1", "wave_2", "calm"):
+        one = results[phase]
+        print(
+            f"{phase:7} p50 {one['first_token_milliseconds']['p50']:.1f} ms, p99 "
+            f"{one['first_token_milliseconds']['p99']:.1f} ms of {one['requests']}, {one['refused']} refused, "
+            f"not ready {one['not_ready']} of {one['probes']}, memory {one['resident_mib_at_the_end']} MiB"
+        )
+    print(
+        f"p99 {results['ratio_of_p99']} × the quiet one (budget {BUDGET_RATIO}); left behind {results['left_behind']}"
+    )
+    described = {**machine.describe(), "server_niceness": NICENESS, "open_files": most_files}
+    settings = {"clients": options.clients, "step_milliseconds": STEP_SECONDS * 1e3}
+    options.output.write_text(json.dumps({"machine": described, **settings, **results}, indent=2) + "\n")
+    print(f"saved {options.output}")
+
+
+if __name__ == "__main__":
+    main()

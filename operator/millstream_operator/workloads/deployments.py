@@ -1,0 +1,62 @@
+"""Deployments as workloads: a replica is one pod, and all its GPUs are on one node. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.status import AppliedStrategy
+from millstream_operator.diagnosis.conditions import find
+from millstream_operator.diagnosis.pod_facts import digest_of_pod, has_ended
+from millstream_operator.diagnosis.reasons import Reason
+from millstream_operator.inventory.pod_needs import read_needs
+from millstream_operator.inventory.replica_needs import ReplicaNeeds
+from millstream_operator.kube.kinds import DEPLOYMENT, Kind
+from millstream_operator.rendering.deployment import deployment
+from millstream_operator.rendering.names import LEADER
+from millstream_operator.workloads.replica import Replica
+from millstream_operator.workloads.workload import Workload, WorkloadState
+
+Manifest = dict[str, Any]
+COUNTS = ("replicas", "readyReplicas", "updatedReplicas", "availableReplicas")
+
+
+class Deployments:
+    """Implements `Workload`."""
+
+    @property
+    def kind(self) -> Kind:
+        return DEPLOYMENT
+
+    @property
+    def roles(self) -> frozenset[str]:
+        return frozenset({LEADER})
+
+    def render(self, owner: LLMDeployment, template: Manifest, strategy: AppliedStrategy) -> Manifest:
+        return deployment(owner, template, strategy)
+
+    def read(self, live: Manifest) -> WorkloadState:
+        status = live.get("status", {})
+        conditions = status.get("conditions", ())
+        failure = find(conditions, "ReplicaFailure")
+        return WorkloadState(
+            digest=digest_of_pod(live["spec"]["template"]),
+            wanted=live["spec"].get("replicas"),
+            is_observed=status.get("observedGeneration", 0) >= live["metadata"].get("generation", 0),
+            counts={name: status.get(name, 0) for name in COUNTS} if status else {},
+            is_late=find(conditions, "Progressing").get("reason") == Reason.PROGRESS_DEADLINE_EXCEEDED,
+            failure=str(failure.get("message", "")) if failure.get("status") == "True" else None,
+        )
+
+    def templates(self, live: Manifest) -> Sequence[Manifest]:
+        return (live["spec"]["template"],)
+
+    def replicas(self, pods: Sequence[Manifest]) -> list[Replica]:
+        return [Replica((pod,)) for pod in pods if not has_ended(pod)]
+
+    def needs(self, template: Manifest) -> ReplicaNeeds:
+        return ReplicaNeeds(read_needs(template))
+
+
+DEPLOYMENTS: Workload = Deployments()

@@ -1,0 +1,16 @@
+"""What attention knows of a sequence in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionChunk:
+    """`num_tokens` new tokens of one sequence, the last of `context_len` cached ones."""
+
+    num_tokens: int
+    context_len: int
+    block_table: Seq[int]
+    is_contiguous: bool  # whether each block of the table follows the one before it

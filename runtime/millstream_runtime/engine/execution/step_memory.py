@@ -1,0 +1,57 @@
+"""The memory of the largest step, by arithmetic: for a CPU, where computing that step would take minutes.
+
+    activations   of max_num_batched_tokens: the residual stream, the widest layer, the logits of the sampled rows
+    attention     of the longest context: the copy of scattered blocks, masks that are kept, scores of a soft cap
+
+A GPU measures the same step (`shard.measure_memory`).
+"""
+
+from __future__ import annotations
+
+from millstream_runtime.engine.attention.paged_attention import GATHER_LIMIT_BYTES
+from millstream_runtime.engine.attention.prefill import MASK_LIMIT_BYTES, MOST_MERGED_QUERIES
+from millstream_runtime.engine.attention.scaled_dot_product import SCORES_LIMIT_BYTES
+from millstream_runtime.engine.sampling.logprobs import PROMPT_SLAB_ROWS
+from millstream_runtime.models.config.model_config import ModelConfig
+
+RESIDUAL_COPIES = 8  # the residual, its normed copy, what norms and rotations take, rows in and out of experts
+MLP_COPIES = 3  # gate and up as one product, and the activation
+# Of the logits in float32, at most. A sampled row: the model's own, its log-probabilities, weights, their sums in
+# float64 and what is left of them for another draw. A row of prompt log-probabilities: these, and which are higher.
+SAMPLED_COPIES = 9
+SCORED_COPIES = 5
+FLOAT32_BYTES = 4
+
+
+def activations_bytes(config: ModelConfig, dtype_bytes: int, *, num_tokens: int, num_rows: int) -> int:
+    """Return what a step of `num_tokens` takes beside its attention; `num_rows` of them are sampled.
+
+    `config`: of this rank. Experts are computed one after another, so the largest takes what a dense layer would.
+    """
+    rows, elements = config.kv_shape
+    query_size = config.num_heads * max(config.head_dim, elements)
+    attention = 3 * query_size + 2 * rows * elements  # query, result and one copy of them; keys and values
+    elements_per_token = RESIDUAL_COPIES * config.hidden_size + max(attention, MLP_COPIES * config.intermediate_size)
+    copied_rows = max(SAMPLED_COPIES * min(num_rows, num_tokens), SCORED_COPIES * min(PROMPT_SLAB_ROWS, num_tokens))
+    logits_bytes = copied_rows * config.vocab_size * FLOAT32_BYTES
+    return num_tokens * elements_per_token * dtype_bytes + logits_bytes
+
+
+def attention_bytes(config: ModelConfig, dtype_bytes: int, *, longest_tokens: int, num_rows: int) -> int:
+    """Return what attention takes at most, where a request has `longest_tokens`."""
+    rows, elements = config.kv_shape
+    longest_copy_bytes = longest_tokens * rows * elements * dtype_bytes
+    gathered_bytes = max(longest_copy_bytes, min(GATHER_LIMIT_BYTES, num_rows * longest_copy_bytes))
+    group = config.num_heads if rows == 1 else -(-config.num_heads * 2 // rows)
+    mask_bytes = min(MASK_LIMIT_BYTES, group * MOST_MERGED_QUERIES * longest_tokens * dtype_bytes)
+    kept_bytes = min(MASK_LIMIT_BYTES, num_rows * mask_bytes)
+    scores_bytes = 0 if config.has_plain_attention else SCORES_LIMIT_BYTES
+    return gathered_bytes + max(mask_bytes + kept_bytes, scores_bytes)
+
+
+def worst_step_bytes(
+    config: ModelConfig, dtype_bytes: int, *, num_tokens: int, num_rows: int, longest_tokens: int
+) -> int:
+    """Return the memory of a step of `num_tokens` whose requests have up to `longest_tokens`."""
+    activations = activations_bytes(config, dtype_bytes, num_tokens=num_tokens, num_rows=num_rows)
+    return activations + attention_bytes(config, dtype_bytes, longest_tokens=longest_tokens, num_rows=num_rows)

@@ -1,0 +1,31 @@
+"""Many small pieces that are joined at the end, of which the end costs little: they are joined in groups meanwhile.
+
+Joining 64k pieces in one call, and freeing them, would block the event loop for milliseconds.
+"""
+
+from __future__ import annotations
+
+from typing import AnyStr, Generic
+
+GROUP_SIZE = 1024
+
+
+class Pieces(Generic[AnyStr]):
+    """Pieces in order, with a separator between any two."""
+
+    def __init__(self, separator: AnyStr) -> None:
+        self._separator: AnyStr = separator
+        self._groups: list[AnyStr] = []
+        self._recent: list[AnyStr] = []
+
+    def append(self, piece: AnyStr) -> None:
+        """Add one at the end."""
+        self._recent.append(piece)
+        if len(self._recent) == GROUP_SIZE:
+            self._groups.append(self._separator.join(self._recent))
+            self._recent = []
+
+    def joined(self) -> AnyStr:
+        """All so far."""
+        pieces: list[AnyStr] = self._groups + self._recent
+        return self._separator.join(pieces)

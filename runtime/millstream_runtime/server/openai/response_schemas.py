@@ -1,0 +1,253 @@
+"""The answers as types, for /openapi.json alone: answers are written as plain dicts, because validating costs time.
+
+A test holds real answers against these schemas; no field may be missing here, and none may be invented.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from millstream_runtime.boot import Phase
+
+
+class _Closed(BaseModel):
+    """Has no further fields."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ErrorDetail(_Closed):
+    """`param` is the path of the field that is wrong."""
+
+    message: str
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
+    param: str | None
+    code: str
+
+
+class ErrorBody(_Closed):
+    """Every answer that is no 2xx, and the `error` event of a stream."""
+
+    error: ErrorDetail
+
+
+class CachedTokens(_Closed):
+    """Tokens of the prompts that the prefix cache held."""
+
+    cached_tokens: int
+
+
+class Usage(_Closed):
+    """A prompt counts once, however many answers it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class TokenLogprob(_Closed):
+    """A token and its log-probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenLogprob(TokenLogprob):
+    """A token of the answer and the most likely ones in its place."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(_Closed):
+    """Every sampled token of a choice, or of a chunk."""
+
+    content: list[ChosenLogprob]
+    refusal: None
+
+
+class ChatAnswer(_Closed):
+    """The text of one choice."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(_Closed):
+    """One answer."""
+
+    index: int
+    message: ChatAnswer
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class ChatCompletion(_Closed):
+    """The answer of /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(_Closed):
+    """New text; the first chunk of a choice has its role, the last one nothing."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str = ""
+    refusal: None = None
+
+
+class ChatChunkChoice(_Closed):
+    """A piece of one answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class ChatCompletionChunk(_Closed):
+    """The `data` of one event of a stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = Field(default=None, description="only with stream_options.include_usage")
+
+
+class CompletionLogprobs(_Closed):
+    """Parallel lists, an entry per token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class PromptToken(_Closed):
+    """A token of the prompt, or one that is likelier in its place."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+class CompletionChoice(_Closed):
+    """One answer, or in a stream a piece of it, of which the last has a `finish_reason`."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    prompt_logprobs: list[dict[str, PromptToken] | None] = Field(
+        default_factory=list, description="only if they were asked for"
+    )
+
+
+class Completion(_Closed):
+    """The answer of /v1/completions, and the `data` of one event of its stream."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = Field(default=None, description="in a stream only with stream_options.include_usage")
+
+
+class ModelCard(_Closed):
+    """The served model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: Literal["millstream"]
+    max_model_len: int | None = Field(description="null until the model is loaded")
+
+
+class ModelList(_Closed):
+    """Always one model."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Tokens(_Closed):
+    """The answer of /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Text(_Closed):
+    """The answer of /detokenize."""
+
+    prompt: str
+
+
+class Version(_Closed):
+    """The answer of /version."""
+
+    version: str
+
+
+class Health(_Closed):
+    """The answer of /health, also with 503."""
+
+    status: Literal["ok", "unresponsive", "restarting", "failed"]
+    engine_restarts: int
+
+
+class Progress(_Closed):
+    """Of the weights, while they are read."""
+
+    done_bytes: int
+    total_bytes: int
+
+
+class Threads(_Closed):
+    """How many threads a CPU uses for a step of at most `most_tokens` (null: of any more)."""
+
+    most_tokens: int | None
+    threads: int
+
+
+class MeasuredStep(_Closed):
+    """A step that the warm-up timed. `context_tokens`: of all its sequences together, in the KV cache before it."""
+
+    sequences: int
+    new_tokens: int
+    context_tokens: int
+    step_microseconds: int
+
+
+class Readiness(_Closed):
+    """The answer of /ready, also with 503. What is not known is left out."""
+
+    ready: bool
+    phase: Phase
+    model: str
+    config_hash: str
+    message: str
+    topology: dict[str, Any] | None
+    boot_seconds: dict[str, float]
+    boot_bytes: dict[str, int]
+    weights_bytes_per_second: int = 0
+    progress: Progress = Progress(done_bytes=0, total_bytes=0)
+    eta_seconds: float = 0.0
+    memory: dict[str, int] = Field(default_factory=dict)
+    threads: list[Threads] = Field(default_factory=list)
+    api_keys_problem: str = ""
+    step_times: list[MeasuredStep] = Field(default_factory=list)

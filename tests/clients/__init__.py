@@ -1,0 +1,1 @@
+"""Outside clients, run unmodified against a server of the demo model: `make clients`."""

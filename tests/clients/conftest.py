@@ -1,0 +1,64 @@
+"""A server of the demo model for all tests of this folder, and the programs of requirements/clients.txt."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.engine_processes import serving_from_a_process
+from tests.support.server_thread import ServerThread
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO_MODEL = ROOT / "models" / "demo-chat"
+TOOLS = Path(os.environ.get("MILLSTREAM_CLIENTS", ROOT / ".tools"))
+PROGRAMS = TOOLS / "clients" / "bin"
+NODE_MODULES = TOOLS / "clients-node" / "node_modules"
+PATIENCE_SECONDS = 600  # lm-eval reads ten thousand task files before it begins
+
+
+@pytest.fixture(scope="session")
+def demo_server() -> Iterator[ServerThread]:
+    with serving_from_a_process(DEMO_MODEL, served_model_name="demo-chat", kv_cache_memory_bytes=64 << 20) as (
+        server,
+        _,
+    ):
+        yield server.wait_ready()
+
+
+class Program:
+    """A client of its own environment. Nothing it wants from a hub is there: it works with what this test gives it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, name: str, *arguments: str, **environment: str) -> str:
+        """Run it to its end; what it printed. It must succeed."""
+        program = PROGRAMS / name
+        assert program.exists(), f"{program} is missing; run `make clients`"
+        offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(self.folder / "hub")}
+        return run([str(program), *arguments], self.folder, {**offline, **environment})
+
+
+def run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
+    """Output of a command that must succeed."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**inherited, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert done.returncode == 0, done.stdout[-8000:]
+    return done.stdout
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    return Program(tmp_path)

@@ -1,0 +1,97 @@
+"""What the arithmetic says of the largest step, against what torch allocates for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.engine.attention.scaled_dot_product import SCORES_LIMIT_BYTES
+from millstream_runtime.engine.cpu.policy import CpuPolicy
+from millstream_runtime.engine.execution import shard, step_memory
+from millstream_runtime.engine.execution.forward import Forward
+from millstream_runtime.engine.execution.step_input import ChunkInput, StepInput
+from millstream_runtime.engine.kv.kv_cache import KVCache
+from millstream_runtime.engine.request import Request, SamplingParams
+from millstream_runtime.models.registry import load_model, load_model_config
+from tests.support.allocated_memory import peak_bytes
+from tests.support.engines import MakeEngine, WriteModel
+from tests.support.family_cases import CASES
+from tests.support.tiny_families import write_family
+
+NUM_TOKENS, LONGEST = 512, 1024
+CPU = torch.device("cpu")
+SHAPE = {"hidden_size": 96, "intermediate_size": 256, "max_position_embeddings": LONGEST, "vocab_size": 90}
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mistral", "mixtral", "deepseek-v3"])
+@torch.inference_mode()
+def test_a_step_takes_what_was_counted(family: str, tmp_path: Path) -> None:
+    """A prompt behind a long context in scattered blocks. All blocks of the table are one: the pool is not measured."""
+    write_family(tmp_path, **CASES[family].config | SHAPE)
+    config = replace(load_model_config(tmp_path), max_model_len=LONGEST)
+    model = load_model(config, tmp_path, torch.float32, CPU)
+    forward = Forward(model, KVCache(config, 2, 16, torch.float32, CPU), CpuPolicy())
+    chunk = ChunkInput(NUM_TOKENS, LONGEST, 0, 0, LONGEST // 16, [0] * (LONGEST // 16))
+
+    def compute() -> None:
+        residual = forward.residual(StepInput([3] * NUM_TOKENS, [chunk], []))
+        forward.logits(residual, range(8))
+
+    compute()  # what is kept from step to step
+    measured = peak_bytes(compute)
+    rows, elements = config.kv_shape
+    copy_bytes = LONGEST * rows * elements * 4
+    scores_bytes = 0 if config.has_plain_attention or config.longest_window else SCORES_LIMIT_BYTES
+    counted = step_memory.activations_bytes(config, 4, num_tokens=NUM_TOKENS, num_rows=8)
+    assert measured <= counted + copy_bytes + scores_bytes
+    assert counted <= 4 * measured
+    assert copy_bytes + scores_bytes <= step_memory.attention_bytes(config, 4, longest_tokens=LONGEST, num_rows=1)
+
+
+@pytest.mark.parametrize(("num_rows", "prompt_tokens", "prompt_logprobs"), [(48, 1, None), (8, 100, 5)])
+def test_sampling_takes_what_was_counted(
+    num_rows: int, prompt_tokens: int, prompt_logprobs: int | None, write_model: WriteModel, make_engine: MakeEngine
+) -> None:
+    """A large vocabulary, next to which everything else is small: rows that are drawn, biased, greedy and described."""
+    engine = make_engine(write_model(vocab_size=20_000), max_num_batched_tokens=900, max_num_seqs=num_rows)
+    drawn = SamplingParams(1, top_p=0.9, logprobs=20, prompt_logprobs=prompt_logprobs)
+    others = [replace(drawn, top_p=1.0, logprobs=None), replace(drawn, temperature=0.0, logit_bias=((1, 1.0),))]
+    kinds = [replace(drawn, temperature=0.0, logprobs=None), *others, *([drawn] * (num_rows - 3))]
+
+    def compute() -> None:
+        for index, sampling in enumerate(kinds):
+            engine.add_request(Request(str(index), [index] * prompt_tokens, sampling))
+        while engine.has_work():
+            engine.step()
+
+    compute()
+    measured = peak_bytes(compute)
+    counted = step_memory.activations_bytes(engine.model_config, 4, num_tokens=900, num_rows=num_rows)
+    assert measured <= counted
+    assert counted <= 2 * measured
+
+
+@torch.inference_mode()
+def test_the_measured_step_is_the_largest_at_the_longest_context(tmp_path: Path) -> None:
+    """What a GPU computes at its boot: the budget of tokens, behind a context that the pool need not hold."""
+    longest = 8 * LONGEST
+    write_family(tmp_path, **CASES["llama"].config | SHAPE | {"max_position_embeddings": longest})
+    model_config = load_model_config(tmp_path)
+    config = RuntimeConfig(model=str(tmp_path), served_model_name="test", max_num_batched_tokens=64, max_num_seqs=8)
+    model = load_model(model_config, tmp_path, torch.float32, CPU)
+    forward = Forward(model, KVCache(model_config, 1, 16, torch.float32, CPU), CpuPolicy())
+    rows, elements = model_config.kv_shape
+
+    def allocated(max_model_len: int, num_tokens: int) -> int:
+        step = replace(config, max_num_batched_tokens=num_tokens)
+        return peak_bytes(lambda: shard.compute_largest_step(step, max_model_len, forward))
+
+    more_context_bytes = (longest - LONGEST) * rows * elements * 4
+    assert allocated(longest, 64) - allocated(LONGEST, 64) > more_context_bytes // 2, "the context counts"
+    assert allocated(LONGEST, 3000) > 10 * allocated(LONGEST, 64), "and the tokens do, of several prompts where needed"
+    residual = forward.residual(StepInput([3], [ChunkInput(1, 1, 0, 0, 1)], []))
+    assert residual.isfinite().all()

@@ -1,0 +1,413 @@
+"""Clients that never read, never finish a request or never begin one keep no other client out.
+
+Every limit is set to a second. No test says how long something took: the silent client is closed in the
+end, and the well-behaved one is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from millstream_runtime.server.http.connection_limits import ConnectionLimits, connection_limits, max_connections
+from millstream_runtime.server.http.connection_table import CloseReason
+from millstream_runtime.server.http.limits import MAX_BODY_BYTES
+from tests.support.asgi_thread import serving_app
+from tests.support.server_thread import PATIENCE_SECONDS, ServerThread, serving, wait_for
+from tests.support.slow_steps import SlowSteps
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+FOREVER_SECONDS = 10 * PATIENCE_SECONDS
+SHORT_SECONDS = 1.0
+KERNEL_BYTES = 16 << 10
+MAX_NUM_SEQS = 2
+CAPACITY = MAX_NUM_SEQS + 64
+
+
+def limits(**overrides: Any) -> ConnectionLimits:
+    """No limit but those of `overrides`."""
+    endless = {"head_seconds": FOREVER_SECONDS, "body_seconds": FOREVER_SECONDS, "write_seconds": FOREVER_SECONDS}
+    return ConnectionLimits(**{**endless, **overrides})
+
+
+@contextmanager
+def served(folder: Path, **overrides: Any) -> Iterator[tuple[ServerThread, SlowSteps]]:
+    """A small server with these limits, whose kernel keeps little of what a client does not read."""
+    slow = SlowSteps()
+    with serving(
+        folder, make_engine=slow.make, max_num_seqs=MAX_NUM_SEQS, limits_of_connections=limits(**overrides)
+    ) as server:
+        server._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BYTES)  # connections inherit it
+        yield server.wait_ready(), slow
+
+
+def connected(server: ServerThread) -> socket.socket:
+    link = socket.socket()
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, KERNEL_BYTES)
+    link.settimeout(PATIENCE_SECONDS)
+    link.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+    return link
+
+
+def chat(**overrides: Any) -> bytes:
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 2,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    payload = json.dumps({**body, **overrides}).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}"
+    return head.encode() + b"\r\n\r\n" + payload
+
+
+def long_stream(answers: int) -> bytes:
+    """A stream of far more than the kernel keeps, from generations that end by themselves."""
+    return chat(n=answers, max_tokens=12, stream=True, logprobs=True, top_logprobs=20)
+
+
+def to_the_end(link: socket.socket) -> bytes:
+    """What comes until the server closes the connection, however it does."""
+    received = b""
+    with suppress(ConnectionResetError):
+        while piece := link.recv(1 << 16):
+            received += piece
+    return received
+
+
+def status_and_code(answer: bytes) -> tuple[int, str]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split(b" ", 2)[1]), json.loads(body)["error"]["code"]
+
+
+def require_service(server: ServerThread) -> None:
+    """A well-behaved client gets its answer."""
+    body = {"model": "tiny", "prompt": "hi", "max_tokens": 2, "temperature": 0, "ignore_eos": True}
+    answer = server.post(TEXT, body)
+    assert answer.status_code == 200, answer.text
+
+
+def test_answers_that_nobody_reads_hold_no_place(tiny_model: Path) -> None:
+    """Two connections ask for as many answers as there are places, and never read."""
+    with served(tiny_model) as (server, slow):
+        admission = server.server.service.admission
+        with connected(server) as one, connected(server) as other:
+            slow.gate.clear()
+            for link in (one, other):
+                link.sendall(long_stream(CAPACITY // 2))
+            wait_for(lambda: admission.in_flight == CAPACITY, "every place to be taken")
+            slow.gate.set()
+            wait_for(lambda: admission.in_flight == 0, "every place to be free")
+            assert admission.undelivered == 2
+            require_service(server)
+            received = b""
+            while b"data: [DONE]" not in received:  # what they did not read was kept for them
+                received += one.recv(1 << 16)
+            assert received.count(b'"finish_reason":"length"') == CAPACITY // 2
+
+
+def test_a_client_that_does_not_read_is_closed(tiny_model: Path) -> None:
+    with served(tiny_model, write_seconds=SHORT_SECONDS) as (server, _):
+        with connected(server) as link:
+            link.sendall(long_stream(8))
+            wait_for(lambda: bool(server.server.service.connections.closed), "the connection to be closed")
+            assert b"data: [DONE]" not in to_the_end(link)
+        assert server.metric("millstream_http_connections_closed_total", reason="write_timeout") == 1.0
+        assert server.server.service.admission.in_flight == 0
+        require_service(server)
+
+
+def test_a_client_that_reads_slowly_gets_everything(tiny_model: Path) -> None:
+    with served(tiny_model, write_seconds=SHORT_SECONDS) as (server, _), connected(server) as link:
+        link.sendall(long_stream(2))
+        received = b""
+        while b"data: [DONE]" not in received:
+            received += link.recv(KERNEL_BYTES)
+            time.sleep(SHORT_SECONDS / 5)
+        assert received.count(b'"finish_reason":"length"') == 2
+
+
+def test_a_stream_whose_engine_is_slow_is_not_cut(tiny_model: Path) -> None:
+    short = {"head_seconds": SHORT_SECONDS, "body_seconds": SHORT_SECONDS, "write_seconds": SHORT_SECONDS}
+    with served(tiny_model, **short) as (server, slow), connected(server) as link:
+        slow.gate.clear()
+        link.sendall(chat(stream=True))
+        time.sleep(2 * SHORT_SECONDS)
+        slow.gate.set()
+        received = b""
+        while b"0\r\n\r\n" not in received:
+            received += link.recv(1 << 16)
+        assert b"data: [DONE]" in received
+        time.sleep(2 * SHORT_SECONDS)  # a connection that is kept alive has another, longer limit
+        link.sendall(chat())
+        assert link.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (chat()[:40], "head_timeout"),
+        (b"\r\n\r\n", "head_timeout"),
+        (chat()[:-10], "body_timeout"),
+        (chat().partition(b"\r\n\r\n")[0] + b"\r\n\r\n", "body_timeout"),
+    ],
+    ids=["half a head", "line ends only", "half a body", "no body"],
+)
+@pytest.mark.parametrize("follows_another", [False, True])
+def test_a_request_that_does_not_come_is_a_408(
+    tiny_model: Path, sent: bytes, reason: str, follows_another: bool
+) -> None:
+    with served(tiny_model, head_seconds=SHORT_SECONDS, body_seconds=SHORT_SECONDS) as (server, _):
+        with connected(server) as link:
+            if follows_another:
+                link.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert link.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+            link.sendall(sent)
+            require_service(server)
+            assert status_and_code(to_the_end(link)) == (408, "request_timeout")
+        assert server.metric("millstream_http_connections_closed_total", reason=reason) == 1.0
+
+
+def test_a_connection_that_says_nothing_is_closed_without_an_answer(tiny_model: Path) -> None:
+    with served(tiny_model, head_seconds=SHORT_SECONDS) as (server, _), connected(server) as link:
+        assert to_the_end(link) == b""
+
+
+def test_a_half_request_behind_a_running_one_does_not_cut_it(tiny_model: Path) -> None:
+    short = {"head_seconds": SHORT_SECONDS, "body_seconds": SHORT_SECONDS}
+    with served(tiny_model, **short) as (server, slow), connected(server) as link:
+        slow.gate.clear()
+        link.sendall(chat() + chat()[:30])
+        time.sleep(2 * SHORT_SECONDS)
+        slow.gate.set()
+        received = to_the_end(link)
+        assert received.startswith(b"HTTP/1.1 200 ")
+        assert b"HTTP/1.1 408 " in received
+
+
+def test_the_time_of_a_pipelined_body_begins_with_the_answer_before_it(tiny_model: Path) -> None:
+    """This server does not read it before that."""
+    with served(tiny_model, body_seconds=4 * SHORT_SECONDS) as (server, slow), connected(server) as link:
+        slow.gate.clear()
+        link.sendall(chat() + chat()[:-20])
+        time.sleep(5 * SHORT_SECONDS)
+        slow.gate.set()
+        received = b""
+        while not received.endswith(b"}"):
+            received += link.recv(1 << 16)
+        assert received.startswith(b"HTTP/1.1 200 ")
+        link.sendall(chat()[-20:-10])
+        require_service(server)  # the half of the rest has been read by now
+        link.sendall(chat()[-10:])
+        assert link.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_long_body_that_keeps_coming_is_taken() -> None:
+    found = ConnectionLimits(body_seconds=30.0, least_body_bytes_per_second=500.0)
+    assert found.body_seconds_left(0.0, 0) == 30.0
+    assert found.body_seconds_left(600.0, 500 * 600) == 30.0  # ten minutes, at the least rate
+    assert found.body_seconds_left(25.0, 1) == pytest.approx(5.002)  # a byte now and then gains nothing
+    assert found.body_seconds_left(600.0, 600) == 0.0
+
+
+@pytest.mark.parametrize("connection", ["close", "keep-alive"])
+def test_a_413_is_read_by_a_client_that_sends_everything_first(tiny_model: Path, connection: str) -> None:
+    body = b"x" * (MAX_BODY_BYTES + 1)
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: {connection}\r\nContent-Length: {len(body)}\r\n\r\n"
+    with served(tiny_model) as (server, _), connected(server) as link:
+        link.sendall(head.encode() + body)
+        link.shutdown(socket.SHUT_WR)
+        assert status_and_code(to_the_end(link)) == (413, "request_too_large")
+
+
+def test_a_body_without_end_after_its_answer_is_cut_off(tiny_model: Path) -> None:
+    """By its length for a client that is fast, by its time for one that is slow."""
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {1 << 40}\r\n\r\n".encode()
+    with served(tiny_model, linger_bytes=1 << 20) as (server, _), connected(server) as link:
+        link.sendall(head)
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            link.sendall(b"x" * (64 << 20))
+        require_service(server)
+    with served(tiny_model, linger_seconds=SHORT_SECONDS) as (server, _), connected(server) as link:
+        link.sendall(head)
+        assert to_the_end(link).startswith(b"HTTP/1.1 413 ")
+        wait_for(lambda: server.server.service.connections.num_waiting == 0, "the connection to be closed")
+
+
+def test_a_connection_whose_body_came_after_the_answer_is_not_kept_for_ever() -> None:
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    with serving_app(refuse, keep_alive_seconds=1) as running, running.connect() as link:
+        for _ in range(2):  # it is kept, for a while
+            link.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n")
+            received = b""
+            while not received.endswith(b"no"):
+                received += link.recv(1 << 16)
+            link.sendall(b"late")
+        assert to_the_end(link) == b""
+
+
+def test_a_request_in_one_piece_with_a_late_body_is_answered_whole() -> None:
+    """The time limit of an idle connection, which the late body starts again, does not run while it is answered."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        if scope["method"] == "GET":
+            await asyncio.sleep(2 * SHORT_SECONDS)
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    with serving_app(app, keep_alive_seconds=1) as running, running.connect() as link:
+        link.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n")
+        received = b""
+        while not received.endswith(b"ok"):
+            received += link.recv(1 << 16)
+        link.sendall(b"lateGET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert to_the_end(link).endswith(b"ok")
+
+
+def test_many_idle_connections_give_way_to_a_new_one_and_running_answers_do_not(tiny_model: Path) -> None:
+    with served(tiny_model, max_connections=12) as (server, slow):
+        slow.gate.clear()
+        with connected(server) as streaming:
+            streaming.sendall(chat(stream=True))
+            wait_for(lambda: server.server.service.connections.num_busy == 1, "the stream")
+            idle = [connected(server) for _ in range(40)]
+            wait_for(lambda: server.server.service.connections.num_waiting == 11, "the cap to be reached")
+            for link in idle[:29]:  # the oldest
+                assert to_the_end(link) == b""
+            idle[-1].sendall(b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert idle[-1].recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+            slow.gate.set()
+            require_service(server)
+            received = b""
+            while b"0\r\n\r\n" not in received:
+                received += streaming.recv(1 << 16)
+            assert b"data: [DONE]" in received
+            assert server.metric("millstream_http_connections_closed_total", reason="too_many_connections") >= 29.0
+            for link in idle:
+                link.close()
+
+
+def test_probes_are_answered_while_as_many_connections_are_busy_as_may_be(tiny_model: Path) -> None:
+    with served(tiny_model, max_connections=5) as (server, slow):
+        slow.gate.clear()
+        streams = [connected(server) for _ in range(5)]
+        for link in streams:
+            link.sendall(chat(stream=True))
+        wait_for(lambda: server.server.service.connections.num_busy == 5, "every connection to be busy")
+        for path in ("/health", "/ready", "/metrics"):
+            assert server.get(path).status_code == 200
+        refused = server.post(TEXT, {"model": "tiny", "prompt": "hi"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_connections")
+        idle = [connected(server) for _ in range(40)]
+        wait_for(
+            lambda: server.server.service.connections.closed[CloseReason.TOO_MANY] >= 32, "the oldest to be closed"
+        )
+        assert server.get("/ready").status_code == 200
+        slow.gate.set()
+        for link in streams:
+            received = b""
+            while b"0\r\n\r\n" not in received:
+                received += link.recv(1 << 16)
+            assert b"data: [DONE]" in received
+        require_service(server)
+        for link in (*streams, *idle):
+            link.close()
+
+
+def test_a_kept_connection_is_served_again_and_again_below_the_cap(tiny_model: Path) -> None:
+    with served(tiny_model, max_connections=1) as (server, _), httpx.Client(base_url=server.url, timeout=60) as client:
+        for _ in range(5):
+            assert client.get("/version").status_code == 200
+        wait_for(lambda: server.server.service.connections.num_waiting == 1, "the connection to be kept")
+
+
+def test_the_soft_limit_of_open_files_is_raised_for_the_connections() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = min(soft, 1024)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))
+        found = connection_limits(admission_capacity=320).max_connections
+        assert found == max_connections(admission_capacity=320, open_files=hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_cap_leaves_room_for_every_admitted_request_and_for_other_files() -> None:
+    assert max_connections(admission_capacity=320, open_files=1 << 20) == 4096
+    assert max_connections(admission_capacity=20_480, open_files=1 << 20) == 21_504
+    assert max_connections(admission_capacity=320, open_files=1024) == 448
+
+
+def test_a_drain_waits_for_a_slow_reader_and_not_for_one_that_never_reads(tiny_model: Path) -> None:
+    with (
+        served(tiny_model, write_seconds=SHORT_SECONDS) as (server, _),
+        connected(server) as silent,
+        connected(server) as slow_reader,
+    ):
+        for link in (silent, slow_reader):
+            link.sendall(long_stream(4))
+        assert slow_reader.recv(KERNEL_BYTES).startswith(b"HTTP/1.1 200 ")
+        wait_for(lambda: server.server.service.admission.in_flight == 0, "the engine to be done")
+        server.begin_drain()
+        received = b""
+        while b"data: [DONE]" not in received:
+            received += slow_reader.recv(KERNEL_BYTES)
+            time.sleep(SHORT_SECONDS / 5)
+        server.join()
+        assert b"data: [DONE]" not in to_the_end(silent)
+
+
+def test_a_drain_does_not_wait_for_half_a_body(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with served(tiny_model) as (server, _), connected(server) as link:
+        link.sendall(chat()[:-10].replace(b"Host: x", b"Host: x\r\nX-Request-Id: half-1"))
+        wait_for(lambda: server.server.service.connections.num_waiting == 1, "the connection")
+        server.get("/version")  # the half request has been read by now
+        server.begin_drain(0.0)
+        assert status_and_code(to_the_end(link)) == (503, "draining")
+        server.join()
+    (line,) = [vars(record)["fields"] for record in caplog.records if record.message == "request_failed"]
+    assert (line["request_id"], line["status"], line["code"]) == ("half-1", 503, "draining")
+
+
+def test_more_answers_than_there_are_places_is_a_400(tiny_model: Path) -> None:
+    """Not a 429, which would be the answer for ever."""
+    with served(tiny_model) as (server, _):
+        answer = server.post(TEXT, {"model": "tiny", "prompt": "hi", "max_tokens": 1, "n": CAPACITY + 1})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["param"], error["code"]) == ("n", "invalid_value")
+        assert str(CAPACITY) in error["message"]
+        best_of = server.post(TEXT, {"model": "tiny", "prompt": "hi", "max_tokens": 1, "best_of": CAPACITY + 1})
+        assert best_of.json()["error"]["param"] == "best_of"
+
+
+def test_occupancy_and_connections_are_metrics(tiny_model: Path) -> None:
+    with served(tiny_model) as (server, slow), connected(server) as link:
+        assert server.metric("millstream_admission_capacity", model_name="tiny") == CAPACITY
+        slow.gate.clear()
+        link.sendall(chat(n=3))
+        wait_for(lambda: server.server.service.admission.in_flight == 3, "the request")
+        assert server.metric("millstream_admission_in_use", model_name="tiny") == 3.0
+        assert server.metric("millstream_answers_undelivered", model_name="tiny") == 1.0
+        assert server.metric("millstream_http_connections_limit", model_name="tiny") == 4096.0
+        assert server.metric("millstream_http_connections", state="busy") == 2.0  # this one, and the scrape
+        slow.gate.set()
+        assert link.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        assert server.metric("millstream_admission_in_use", model_name="tiny") == 0.0
