@@ -96,7 +96,7 @@ def _milliseconds(distribution: Distribution) -> dict[str, float]:
 
 
 def _row(record: RequestRecord) -> dict[str, Any]:
-    row: dict[str, Any] = {"index": record.index, "arrival_seconds": _rounded(record.arrival_seconds)}
+    row: dict[str, Any] = {"index": record.index, "arrival_seconds": _rounded(record.arrival_seconds, 7)}
     if not record.complete:
         return {**row, "error": record.error or "unfinished"}
     tpot = record.tpot_seconds
@@ -208,6 +208,6 @@ def to_json(run: dict[str, Any]) -> str:
     return head.replace('"requests": []', '"requests": [\n    ' + ",\n    ".join(rows) + "\n  ]") + "\n"
 
 
-def _rounded(value: float) -> float:
-    """Four decimals: tenths of a microsecond for milliseconds."""
-    return round(value, 4) if math.isfinite(value) else 0.0
+def _rounded(value: float, decimals: int = 4) -> float:
+    """Four decimals are tenths of a microsecond for milliseconds; a time in seconds needs seven for the same."""
+    return round(value, decimals) if math.isfinite(value) else 0.0
