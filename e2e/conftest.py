@@ -37,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(pytest.mark.e2e)
+        item.add_marker(pytest.mark.flaky(reruns=1))  # as in tests/conftest.py
         if item.get_closest_marker("timeout") is None:  # the first test of a run also waits for the pull
             item.add_marker(pytest.mark.timeout(PULL_TIMEOUT_SECONDS + 300))
     items.sort(key=lambda item: item.path.name == "test_uninstall.py")  # it takes everybody's models away: last
