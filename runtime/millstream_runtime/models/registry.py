@@ -99,7 +99,7 @@ def load_model(
     """
     with Checkpoint(folder) as checkpoint:
         wanted = expected_weights(config, dtype, ranks)
-        checkpoint.check(wanted.expected.items())
+        checkpoint.check(wanted.expected.items(), wanted.dtypes)
         if checkpoint.num_skipped and ranks.rank == 0:
             log.warning("text_only", tensors=checkpoint.num_skipped, about="no images: their tensors are not read")
         total_bytes = sum(numel * checkpoint.element_bytes(name) for name, numel in wanted.reads)

@@ -15,11 +15,11 @@ from torch import Tensor
 from millstream_runtime.models.cpu import two_layouts
 from millstream_runtime.models.cpu.half_weights import MOST_PACKED_ELEMENTS, HalfWeight, half_copy, packed_bytes
 from millstream_runtime.models.cpu.split_product import num_parts, split_product
-from millstream_runtime.models.linear.linear import Linear
+from millstream_runtime.models.linear.linear import DenseLinear
 
 
 @dataclass(frozen=True, slots=True)
-class CpuLinear(Linear):
+class CpuLinear(DenseLinear):
     """`x @ weight + bias` by the copy of the weight that is quickest for the number of rows."""
 
     half: HalfWeight | None = None  # from `half_weights.half_copy`
@@ -58,7 +58,7 @@ class CpuLinear(Linear):
 
 
 class CpuLayout:
-    """Copies weights while `copy_budget_bytes` lasts; see `linear.WeightLayout`."""
+    """Copies weights while `copy_budget_bytes` lasts; see `linear.MemoryLayout`."""
 
     def __init__(self, dtype: torch.dtype, copy_budget_bytes: int) -> None:
         self.copy_bytes = 0

@@ -190,7 +190,7 @@ def _attention(config: DeepseekConfig, weights: Weights, layer: int) -> LatentAt
     prefix = f"model.layers.{layer}.self_attn"
     rank, nope, value, rope = config.kv_lora_rank, config.nope_head_dim, config.value_head_dim, config.head_dim
     latent = weights.linear({f"{prefix}.kv_a_proj_with_mqa": rank + rope}, config.hidden_size, config.attention_bias)
-    up = weights.tensor(f"{prefix}.kv_b_proj.weight", _heads(config, weights, nope + value), rank)
+    up = weights.dense_weight(f"{prefix}.kv_b_proj", _heads(config, weights, nope + value), rank)
     up = up.view(-1, nope + value, rank)
     return LatentAttention(
         layer=layer,

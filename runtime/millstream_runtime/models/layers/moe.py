@@ -11,6 +11,7 @@ from torch import Tensor
 
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.layers.mlp import GatedMlp
+from millstream_runtime.models.linear.linear import ExpertLinears
 from millstream_runtime.models.linear.shares import Cut, even_share
 from millstream_runtime.models.linear.tensor_parallel import Ranks
 from millstream_runtime.models.loading.weights import Weights
@@ -50,8 +51,8 @@ class SparseMlp:
     """
 
     router: Router
-    gate_up: Tensor  # [experts, hidden, 2 intermediate of this rank]
-    down: Tensor  # [experts, intermediate of this rank, hidden]
+    gate_up: ExpertLinears  # hidden -> 2 intermediate of this rank
+    down: ExpertLinears  # intermediate of this rank -> hidden
     ranks: Ranks
     shared: GatedMlp | None = None  # leaves the sum over ranks to this layer
 
@@ -69,13 +70,13 @@ class SparseMlp:
         by_expert = experts.flatten().argsort(stable=True)
         tokens, shares = by_expert // top_k, shares.flatten()[by_expert].to(x.dtype).unsqueeze(1)
         # The one place where a layer waits for the device: how many rows each expert has.
-        counts = torch.bincount(experts.flatten(), minlength=self.gate_up.shape[0]).tolist()
+        counts = torch.bincount(experts.flatten(), minlength=self.gate_up.num_experts).tolist()
         start = 0
         for expert, count in enumerate(counts):
             if count:
                 rows = tokens[start : start + count]
-                gate, up = torch.mm(x[rows], self.gate_up[expert]).chunk(2, dim=-1)
-                computed = torch.mm(F.silu(gate).mul_(up), self.down[expert])
+                gate, up = self.gate_up.product(expert, x[rows]).chunk(2, dim=-1)
+                computed = self.down.product(expert, F.silu(gate).mul_(up))
                 total.index_add_(0, rows, computed.mul_(shares[start : start + count]))
                 start += count
         if self.shared is not None:
@@ -110,8 +111,8 @@ def sparse_mlp(
     outputs = [{f"{expert}.{down}": hidden_size} for expert in experts]
     return SparseMlp(
         router=router,
-        gate_up=weights.stacked_linear(inputs, hidden_size),
-        down=weights.stacked_linear(outputs, units),
+        gate_up=weights.expert_linears(inputs, hidden_size),
+        down=weights.expert_linears(outputs, units),
         ranks=weights.ranks,
         shared=shared,
     )

@@ -1,13 +1,16 @@
-"""A linear layer, and how the weights of all linear layers of a model are laid out.
+"""A linear layer, and how weights of 16 and 32 bits lie in memory.
 
 Projection     what a layer calls: a weight whole, or spread over ranks
-Linear         one product by `[in, out]`, the layout that a GPU and the meta device use
-WeightLayout   makes the `Linear` of a loaded weight: one object per model, chosen by device in `weight_layouts`
+Linear         one layer on one rank, in whatever form its weight is kept
+DenseLinear    one product by `[in, out]`, the form that a GPU and the meta device use
+MemoryLayout   makes the `Linear` of a loaded dense weight: one object per model, chosen by device in `memory_layouts`
+
+How a checkpoint stores a weight is `quantization.weight_layout`'s concern.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -23,8 +26,32 @@ class Projection(Protocol):
         """`residual += self(x)` in place."""
 
 
+class Linear(Projection, Protocol):
+    """`x @ weight + bias` on one rank: `[T, in]` to `[T, out]`."""
+
+    @property
+    def bias(self) -> Tensor | None:
+        """`[out]`."""
+
+    def without_bias(self) -> Linear:
+        """The same layer over the same weight."""
+
+    def reordered(self, order: list[int]) -> Linear:
+        """The same with output `i` taken from output `order[i]`."""
+
+
+class ExpertLinears(Protocol):
+    """The linears of all experts of a layer, which have one shape."""
+
+    @property
+    def num_experts(self) -> int: ...
+
+    def product(self, expert: int, x: Tensor) -> Tensor:
+        """`[T, in]` to `[T, out]` by the weight of one expert."""
+
+
 @dataclass(frozen=True, slots=True)
-class Linear:
+class DenseLinear:
     """`x @ weight + bias`."""
 
     weight: Tensor  # [in, out], of any strides
@@ -40,10 +67,12 @@ class Linear:
         if self.bias is not None:
             residual.add_(self.bias)
 
+    def without_bias(self) -> Linear:
+        return replace(self, bias=None)
+
     def reordered(self, order: list[int]) -> Linear:
-        """The same with output `i` taken from output `order[i]`."""
         weight, bias = self._reordered_tensors(order)
-        return Linear(weight.contiguous(), bias)
+        return DenseLinear(weight.contiguous(), bias)
 
     def _reordered_tensors(self, order: list[int]) -> tuple[Tensor, Tensor | None]:
         """Weight `[in, out]`, contiguous as `[out, in]`, and bias in the new order."""
@@ -52,8 +81,22 @@ class Linear:
         return self.weight.t().index_select(0, index).t(), bias
 
 
-class WeightLayout(Protocol):
-    """How a device wants the weights of linear layers in memory."""
+@dataclass(frozen=True, slots=True)
+class DenseExperts:
+    """The weights of all experts in one tensor."""
+
+    weights: Tensor  # [experts, in, out]
+
+    @property
+    def num_experts(self) -> int:
+        return self.weights.shape[0]
+
+    def product(self, expert: int, x: Tensor) -> Tensor:
+        return torch.mm(x, self.weights[expert])
+
+
+class MemoryLayout(Protocol):
+    """How a device wants the dense weights of linear layers in memory."""
 
     @property
     def copy_bytes(self) -> int:
@@ -75,4 +118,4 @@ class PlainLayout:
         return False
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        return Linear(weight, bias)
+        return DenseLinear(weight, bias)

@@ -44,6 +44,19 @@ class Cut:
         return self.size == self.total
 
 
+Size = int | Cut  # of a tensor in the checkpoint along one dimension: all of it, or what this rank keeps
+
+
+def kept_size(size: Size) -> int:
+    """Return how many of them this rank keeps."""
+    return size if isinstance(size, int) else size.size
+
+
+def total_size(size: Size) -> int:
+    """Return how many the checkpoint has."""
+    return size if isinstance(size, int) else size.total
+
+
 def side_by_side(sizes: Sequence[int], shares: Sequence[range]) -> Cut:
     """Return the share of each of several tensors that a checkpoint keeps fused in one, of `sizes` rows each."""
     kept, start = [], 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,7 +23,8 @@ from millstream_runtime.errors import FailureReason, RuntimeFailure
 INDEX_NAME = "model.safetensors.index.json"
 LANGUAGE_MODEL_PREFIXES = (("language_model.model.", "model."), ("model.language_model.", "model."))
 HEAD_NAME = "lm_head.weight"
-FLOAT_DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # safetensors' names, and bytes an element
+FLOAT_DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # safetensors' names, and bytes per element
+DTYPE_BYTES = FLOAT_DTYPES | {"I64": 8, "I32": 4, "I8": 1, "U8": 1, "F8_E4M3": 1}
 
 
 class Checkpoint:
@@ -62,8 +63,13 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 
-    def check(self, expected: Iterable[tuple[str, tuple[int, ...]]]) -> None:
-        """Refuse the checkpoint unless every expected tensor exists with this shape and a float type."""
+    def check(
+        self, expected: Iterable[tuple[str, tuple[int, ...]]], dtypes: Mapping[str, tuple[str, ...]] | None = None
+    ) -> None:
+        """Refuse the checkpoint unless every expected tensor exists with this shape and one of its types.
+
+        `dtypes`: by tensor, as safetensors names them; by default a float type.
+        """
         for name, shape in expected:
             path = self._file_of.get(name)
             if path is None:
@@ -73,14 +79,13 @@ class Checkpoint:
                 raise _invalid(
                     f"{path}: tensor {name} has shape {list(view.get_shape())}; config.json asks for {list(shape)}."
                 )
-            if view.get_dtype() not in FLOAT_DTYPES:
-                raise _invalid(
-                    f"{path}: tensor {name} is {view.get_dtype()}; it must be one of {', '.join(FLOAT_DTYPES)}."
-                )
+            allowed = (dtypes or {}).get(name, tuple(FLOAT_DTYPES))
+            if view.get_dtype() not in allowed:
+                raise _invalid(f"{path}: tensor {name} is {view.get_dtype()}; it must be one of {', '.join(allowed)}.")
 
     def element_bytes(self, name: str) -> int:
         """Of one tensor that `check` has passed."""
-        return FLOAT_DTYPES[self._slice(name).get_dtype()]
+        return DTYPE_BYTES[self._slice(name).get_dtype()]
 
     def read(self, name: str) -> Tensor:
         """One tensor on the CPU, in the file's own dtype; the data is the mapped file, so copy before changing it."""

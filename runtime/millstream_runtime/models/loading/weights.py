@@ -14,44 +14,59 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from millstream_runtime.models.linear.linear import Linear, PlainLayout, Projection, WeightLayout
-from millstream_runtime.models.linear.shares import Cut
+from millstream_runtime.models.linear.linear import (
+    DenseExperts,
+    ExpertLinears,
+    Linear,
+    MemoryLayout,
+    PlainLayout,
+    Projection,
+)
+from millstream_runtime.models.linear.several import LinearPerExpert, SideBySideLinear
+from millstream_runtime.models.linear.shares import Cut, Size, kept_size, total_size
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks, RowParallelLinear
 from millstream_runtime.models.loading.checkpoint import Checkpoint, check_finite
-from millstream_runtime.models.weight_layouts import weight_layout_for
+from millstream_runtime.models.memory_layouts import memory_layout_for
+from millstream_runtime.quantization.unquantized import UNQUANTIZED
+from millstream_runtime.quantization.weight_layout import FLOATS, WeightLayout
 
-Size = int | Cut  # of a tensor in the checkpoint along one dimension: all of it, or what this rank keeps
+LayoutOf = Callable[[str], WeightLayout]  # of a module, by its name in the checkpoint
 
 
 class Weights(ABC):
-    """Attributes: `ranks`, among whom the model is shared; `dtype` and `device` of the tensors."""
+    """The `TensorSource` of weight layouts, and what families build their layers from.
+
+    Attributes: `ranks`, among whom the model is shared; `dtype` and `device` of the tensors; `memory`, the layout of
+    dense linear weights.
+    """
 
     def __init__(
         self,
         dtype: torch.dtype,
         device: torch.device,
         ranks: Ranks = SINGLE_PROCESS,
-        layout: WeightLayout | None = None,
+        memory: MemoryLayout | None = None,
+        layout_of: LayoutOf | None = None,
     ) -> None:
-        """`layout`: of linear weights; `PlainLayout` by default."""
+        """`memory`: `PlainLayout` by default. `layout_of`: how modules are stored; by default none is quantized."""
         self.dtype = dtype
         self.device = device
         self.ranks = ranks
-        self._layout: WeightLayout = layout if layout is not None else PlainLayout()
+        self.memory: MemoryLayout = memory if memory is not None else PlainLayout()
+        self._layout_of = layout_of or (lambda module: UNQUANTIZED)
         self._tensor_bytes = 0
 
     @property
     def num_bytes(self) -> int:
         """Bytes that the tensors handed out so far take on the device, copies of linear weights included."""
-        return self._tensor_bytes + self._layout.copy_bytes
+        return self._tensor_bytes + self.memory.copy_bytes
 
     @abstractmethod
-    def _read(self, name: str, shape: tuple[Size, ...]) -> Tensor:
+    def read(self, name: str, shape: tuple[Size, ...], dtypes: tuple[str, ...] = FLOATS) -> Tensor:
         """One tensor of the checkpoint on `device`, in the file's dtype. It may be the mapped file: copy it."""
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -62,61 +77,59 @@ class Weights(ABC):
 
     def tensor(self, name: str, *shape: Size, dtype: torch.dtype | None = None) -> Tensor:
         """As it is in the checkpoint, but never the mapped file itself: that may be replaced under a running server."""
-        return self.empty(*map(_kept, shape), dtype=dtype).copy_(self._read(name, shape))
+        return self.empty(*map(kept_size, shape), dtype=dtype).copy_(self.read(name, shape))
 
     def wide_tensor(self, name: str, *shape: int) -> Tensor:
         """`tensor` in at least float32, for the little weights whose rounding would show."""
         return self.tensor(name, *shape, dtype=torch.promote_types(self.dtype, torch.float32))
 
     def linear(self, parts: Mapping[str, Size], in_features: Size, bias: bool = False) -> Linear:
-        """Linears that share their input (name to outputs), side by side in one weight `[in, sum of outs]`."""
-        out_features = sum(map(_kept, parts.values()))
-        num_inputs = _kept(in_features)
-        if self.is_output_major(num_inputs * out_features):
-            weight = self.empty(out_features, num_inputs).t()
-        else:
-            weight = self.empty(num_inputs, out_features)
-        self._fill(weight, parts, in_features)
-        if not bias:
-            return self.linear_of(weight)
-        biases = [self._read(f"{name}.bias", (size,)).to(self.dtype) for name, size in parts.items()]
-        return self.linear_of(weight, self.empty(out_features).copy_(self._joined(biases)))
+        """Modules that share their input (name to outputs) side by side, as one weight where their layouts allow."""
+        layouts = {name: self._layout_of(name) for name in parts}
+        if len(set(layouts.values())) > 1:
+            return SideBySideLinear(tuple(self.linear({name: size}, in_features, bias) for name, size in parts.items()))
+        layout = next(iter(layouts.values()))
+        return layout.linear(self, parts, in_features, self._biases(parts) if bias else None)
 
     def linear_of(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """The layer of a `weight` `[in, out]` that is counted in `num_bytes` already."""
-        return self._layout.linear(weight, bias)
+        """The layer of a dense `weight` `[in, out]` that is counted in `num_bytes` already."""
+        return self.memory.linear(weight, bias)
 
     def is_output_major(self, num_elements: int) -> bool:
-        """Whether a linear weight of that size is to lie in memory as `[out, in]`; see `WeightLayout`."""
-        return self._layout.is_output_major(num_elements)
+        """Whether a dense linear weight of that size is to lie in memory as `[out, in]`; see `MemoryLayout`."""
+        return self.memory.is_output_major(num_elements)
+
+    def dense_weight(self, module: str, out_features: Size, in_features: Size) -> Tensor:
+        """The weight `[out, in]` of a module that is not computed as a linear layer, dequantized where needed."""
+        return self._layout_of(module).dense_weight(self, module, out_features, in_features)
 
     def output_linear(self, name: str, out_features: int, in_features: Cut, bias: bool = False) -> Projection:
         """The linear that ends a block, of those inputs that this rank computes: its output is everybody's sum."""
         linear = self.linear({name: out_features}, in_features, bias)
-        return (
-            linear if self.ranks.size == 1 else RowParallelLinear(replace(linear, bias=None), linear.bias, self.ranks)
-        )
+        return linear if self.ranks.size == 1 else RowParallelLinear(linear.without_bias(), linear.bias, self.ranks)
 
     def partial_linear(self, name: str, out_features: int, in_features: Cut, bias: bool = False) -> Linear:
         """The same without the sum, for a block that sums several at once. Rank 0 alone adds the bias."""
         linear = self.linear({name: out_features}, in_features, bias)
-        return linear if self.ranks.rank == 0 else replace(linear, bias=None)
+        return linear if self.ranks.rank == 0 else linear.without_bias()
 
-    def stacked_linear(self, experts: Sequence[Mapping[str, Size]], in_features: Size) -> Tensor:
-        """The weights of `linear` for each expert: `[experts, in, sum of outs]`."""
-        weights = self.empty(len(experts), _kept(in_features), sum(map(_kept, experts[0].values())))
+    def expert_linears(self, experts: Sequence[Mapping[str, Size]], in_features: Size) -> ExpertLinears:
+        """`linear` for each expert: one tensor for all where nothing is quantized."""
+        if any(self._layout_of(name) != UNQUANTIZED for parts in experts for name in parts):
+            return LinearPerExpert([self.linear(parts, in_features) for parts in experts])
+        outputs = sum(map(kept_size, experts[0].values()))
+        weights = self.empty(len(experts), kept_size(in_features), outputs)
         for weight, parts in zip(weights, experts, strict=True):
-            self._fill(weight, parts, in_features)
-        return weights
+            UNQUANTIZED.fill(self, weight, parts, in_features)
+        return DenseExperts(weights)
 
-    def _fill(self, weight: Tensor, parts: Mapping[str, Size], in_features: Size) -> None:
-        """Whole and in one dtype before it is transposed: torch has a fast path for exactly that."""
-        rows = [self._read(f"{name}.weight", (size, in_features)).to(self.dtype) for name, size in parts.items()]
-        weight.copy_((rows[0] if len(rows) == 1 else self._joined(rows)).t())
-
-    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
         """Side by side along the first dimension."""
         return torch.cat(list(parts))
+
+    def _biases(self, parts: Mapping[str, Size]) -> Tensor:
+        biases = [self.read(f"{name}.bias", (size,)).to(self.dtype) for name, size in parts.items()]
+        return self.empty(sum(map(kept_size, parts.values()))).copy_(self.joined(biases))
 
 
 class ExpectedWeights(Weights):
@@ -124,20 +137,23 @@ class ExpectedWeights(Weights):
 
     Attributes:
         expected: name and shape of every tensor that the checkpoint must hold.
+        dtypes: what each may be, as safetensors names it.
         reads: name and number of elements of everything that will be read, in order.
     """
 
-    def __init__(self, dtype: torch.dtype, ranks: Ranks = SINGLE_PROCESS) -> None:
-        super().__init__(dtype, torch.device("meta"), ranks)
+    def __init__(self, dtype: torch.dtype, ranks: Ranks = SINGLE_PROCESS, layout_of: LayoutOf | None = None) -> None:
+        super().__init__(dtype, torch.device("meta"), ranks, layout_of=layout_of)
         self.expected: dict[str, tuple[int, ...]] = {}
+        self.dtypes: dict[str, tuple[str, ...]] = {}
         self.reads: list[tuple[str, int]] = []
 
-    def _read(self, name: str, shape: tuple[Size, ...]) -> Tensor:
-        self.expected[name] = tuple(size if isinstance(size, int) else size.total for size in shape)
-        self.reads.append((name, math.prod(map(_kept, shape))))
-        return torch.empty(tuple(map(_kept, shape)), dtype=self.dtype, device="meta")
+    def read(self, name: str, shape: tuple[Size, ...], dtypes: tuple[str, ...] = FLOATS) -> Tensor:
+        self.expected[name] = tuple(map(total_size, shape))
+        self.dtypes[name] = dtypes
+        self.reads.append((name, math.prod(map(kept_size, shape))))
+        return torch.empty(tuple(map(kept_size, shape)), dtype=self.dtype, device="meta")
 
-    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
         # On meta tensors, torch.cat first imports torch's symbolic shapes: five seconds of every start.
         return torch.empty(sum(len(part) for part in parts), *parts[0].shape[1:], dtype=self.dtype, device="meta")
 
@@ -153,16 +169,17 @@ class LoadedWeights(Weights):
         ranks: Ranks = SINGLE_PROCESS,
         on_read: Callable[[], None] = lambda: None,
         copy_budget_bytes: int = 0,
+        layout_of: LayoutOf | None = None,
     ) -> None:
         """`on_read`: called after each tensor, whose pages are in memory then.
 
         `copy_budget_bytes`: what second copies of linear weights may take on a device that uses them.
         """
-        super().__init__(dtype, device, ranks, weight_layout_for(device, dtype, copy_budget_bytes))
+        super().__init__(dtype, device, ranks, memory_layout_for(device, dtype, copy_budget_bytes), layout_of)
         self._checkpoint = checkpoint
         self._on_read = on_read
 
-    def _read(self, name: str, shape: tuple[Size, ...]) -> Tensor:
+    def read(self, name: str, shape: tuple[Size, ...], dtypes: tuple[str, ...] = FLOATS) -> Tensor:
         cut = [size for size in shape if isinstance(size, Cut) and not size.is_whole]
         source = (
             self._checkpoint.read_cut(name, [_ranges(size) for size in shape]) if cut else self._checkpoint.read(name)
@@ -171,10 +188,6 @@ class LoadedWeights(Weights):
         placed = source.to(self.device)
         self._on_read()
         return placed
-
-
-def _kept(size: Size) -> int:
-    return size if isinstance(size, int) else size.size
 
 
 def _ranges(size: Size) -> tuple[range, ...]:

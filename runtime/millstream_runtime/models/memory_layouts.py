@@ -1,13 +1,13 @@
-"""Which layout the weights of linear layers have on which device: the only module that imports `models.cpu`."""
+"""Which memory layout linear weights have on which device: the only module that imports `models.cpu`."""
 
 from __future__ import annotations
 
 import torch
 
 from millstream_runtime.models.cpu.linear import CpuLayout
-from millstream_runtime.models.linear.linear import PlainLayout, WeightLayout
+from millstream_runtime.models.linear.linear import MemoryLayout, PlainLayout
 
 
-def weight_layout_for(device: torch.device, dtype: torch.dtype, copy_budget_bytes: int) -> WeightLayout:
+def memory_layout_for(device: torch.device, dtype: torch.dtype, copy_budget_bytes: int) -> MemoryLayout:
     """Return a new layout for one model. `copy_budget_bytes`: what second copies of weights may take."""
     return CpuLayout(dtype, copy_budget_bytes) if device.type == "cpu" else PlainLayout()

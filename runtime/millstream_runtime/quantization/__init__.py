@@ -1,0 +1,1 @@
+"""How checkpoints store the weights of linear layers: one file per format."""

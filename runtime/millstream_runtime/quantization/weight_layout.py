@@ -1,0 +1,60 @@
+"""The contract between a format of stored weights and the loader of a model.
+
+A `WeightLayout` knows, for a module such as `model.layers.0.mlp.down_proj`, which tensors the checkpoint holds for it,
+their shapes and dtypes, which part of them a rank reads, and the `Linear` that computes with them. The loader chooses a
+layout per module and runs it twice: over meta tensors, to learn what the checkpoint must hold and how many bytes that
+takes, and over the tensors themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from millstream_runtime.models.linear.linear import Linear, MemoryLayout
+from millstream_runtime.models.linear.shares import Size
+
+FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
+
+
+class TensorSource(Protocol):
+    """Where a layout gets its tensors from."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the model computes in."""
+
+    @property
+    def device(self) -> torch.device:
+        """Meta: nothing is computed, only demands and bytes are noted."""
+
+    @property
+    def memory(self) -> MemoryLayout:
+        """How dense weights lie in memory."""
+
+    def read(self, name: str, shape: tuple[Size, ...], dtypes: tuple[str, ...] = FLOATS) -> Tensor:
+        """This rank's part of one tensor, in the file's dtype. It may be the mapped file: copy it."""
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """An uninitialised tensor of the model's dtype for a weight; its bytes are counted."""
+
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """Side by side along the first dimension."""
+
+
+class WeightLayout(Protocol):
+    """How a checkpoint stores the weight of a module. Equal layouts may be joined in one `Linear`."""
+
+    def linear(self, source: TensorSource, parts: Mapping[str, Size], in_features: Size, bias: Tensor | None) -> Linear:
+        """Return the layer of modules that share their input (name to outputs), side by side.
+
+        Raises:
+            RuntimeFailure: CheckpointInvalid, tensors contradict each other.
+            InvalidConfigError: the share of a rank cannot be cut out of the packed tensors.
+        """
+
+    def dense_weight(self, source: TensorSource, module: str, out_features: Size, in_features: Size) -> Tensor:
+        """Return the weight itself, `[out, in]`, in the model's dtype: for what is computed with in other ways."""
