@@ -217,7 +217,8 @@ class _SseResponse(Response):
         self._cleanup = cleanup
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._cleanup, on_disconnect(scope, self._generation.cancel):
+        generation = self._generation
+        with self._cleanup, on_disconnect(scope, generation.cancel, generation.keep_alive):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for events, is_last in self._events:
                 await send({"type": "http.response.body", "body": events, "more_body": not is_last})

@@ -31,12 +31,12 @@ class OutputQueue:
             or output.finish_reason is not None
             or output.prefill is not None
         ):
-            self._wake()
+            self.wake()
 
     def fail(self, failure: Exception) -> None:
         """End the queue: `get` raises `failure` from now on."""
         self._failure = failure
-        self._wake()
+        self.wake()
 
     async def get(self, idle_seconds: float | None) -> list[tuple[float, TokenOutput]]:
         """Return everything that arrived since the last call; [] if nothing came for `idle_seconds` (None: no limit).
@@ -61,6 +61,12 @@ class OutputQueue:
         arrived, self._arrived = self._arrived, []
         return arrived
 
+    def wake(self) -> None:
+        """Let `get` return what has arrived, even if that is nothing."""
+        self._is_due = True
+        if self._waiting is not None and not self._waiting.done():  # done: woken already, or its task is cancelled
+            self._waiting.set_result(None)
+
     def close(self) -> None:
         """Cancel the timer; there is no further `get`."""
         if self._timer is not None:
@@ -75,9 +81,4 @@ class OutputQueue:
         if left_seconds > 0:
             self._start_timer(idle_seconds, left_seconds)
         else:
-            self._wake()  # the next `get` starts it again
-
-    def _wake(self) -> None:
-        self._is_due = True
-        if self._waiting is not None and not self._waiting.done():  # done: woken already, or its task is cancelled
-            self._waiting.set_result(None)
+            self.wake()  # the next `get` starts it again

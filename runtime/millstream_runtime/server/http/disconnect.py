@@ -26,6 +26,7 @@ class DisconnectSignal:
         self._resume_reading = resume_reading
         self._callbacks: set[Callable[[], None]] = set()
         self._disconnected = False
+        self.keep_alive: Callable[[], None] | None = None  # makes the stream that is written send a comment
 
     def subscribe(self, callback: Callable[[], None]) -> None:
         """Call `callback` once on disconnect; now if the client has disconnected already."""
@@ -47,11 +48,18 @@ class DisconnectSignal:
 
 
 @contextmanager
-def on_disconnect(scope: Scope, callback: Callable[[], None]) -> Iterator[None]:
-    """Call `callback` once if the client disconnects while the block runs. The request's body must have been read."""
+def on_disconnect(
+    scope: Scope, callback: Callable[[], None], keep_alive: Callable[[], None] | None = None
+) -> Iterator[None]:
+    """Call `callback` once if the client disconnects while the block runs. The request's body must have been read.
+
+    `keep_alive`: makes a stream send a comment, by which a client that has ended its side is asked (`half_close`).
+    """
     signal: DisconnectSignal = scope["extensions"][EXTENSION]["disconnect_signal"]
     signal.subscribe(callback)
+    signal.keep_alive = keep_alive
     try:
         yield
     finally:
+        signal.keep_alive = None
         signal.unsubscribe(callback)

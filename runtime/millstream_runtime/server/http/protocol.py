@@ -18,7 +18,8 @@ from enum import Enum, auto
 from typing import Any
 
 from httptools import HttpParserUpgrade
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from starlette.responses import Response
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from millstream_runtime.server.http.api_errors import ApiError, from_status, too_many_connections, unavailable
 from millstream_runtime.server.http.api_keys import OPEN_PATHS
@@ -27,7 +28,8 @@ from millstream_runtime.server.http.connection_table import CloseReason, Connect
 from millstream_runtime.server.http.deadline import Deadline
 from millstream_runtime.server.http.disconnect import EXTENSION, DisconnectSignal
 from millstream_runtime.server.http.failure_log import log_failure
-from millstream_runtime.server.http.middleware import RequestHeaders, request_id_of
+from millstream_runtime.server.http.half_close import INTERIM_RESPONSE, HalfClosed
+from millstream_runtime.server.http.middleware import REQUEST_ID_HEADER, RequestHeaders, request_id_of
 from millstream_runtime.server.http.unchunked import without_chunks
 
 MAX_HEAD_BYTES = 64 << 10  # h11's, so what was accepted before still is
@@ -62,6 +64,9 @@ class CappedHttpProtocol(HttpToolsProtocol):
         self._closes_after_body = False
         self._dropped_bytes = 0  # of a body that comes after its answer
         self._piece = self._again = b""  # what is parsed now, and what of it is to be parsed again
+        self._answering: RequestResponseCycle | None = None  # the request that is answered, or was the last one
+        self._half_closed: HalfClosed | None = None  # the client has ended its side
+        self._last_error: ApiError | None = None  # the answer to what came behind the requests that are answered
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -143,9 +148,54 @@ class CappedHttpProtocol(HttpToolsProtocol):
         rest = self._piece[error.args[0] :]
         self._again = b"\r\n".join((*lines, b"", rest))
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection for answers to requests that came whole; what is missing of another will never come."""
+        if not self._is_answering():
+            return False
+        self._drop_half_a_request()
+        if self._half_closed is None:
+            self._half_closed = HalfClosed(self.transport, self.loop, self._ask, self.transport.abort)
+            if self._answering is not None and self._answering.response_started:
+                self._ask()
+        if not self.pipeline and self._answering is not None:
+            self._answering.keep_alive = False
+        return True
+
+    def _ask(self) -> bool:
+        """Write what a client skips, to see whether it is there. False: an HTTP/1.0 client would not skip it."""
+        assert self._answering is not None  # noqa: S101 - a request is being answered
+        if self._answering.response_started:
+            if self._disconnect_signal.keep_alive is not None:
+                self._disconnect_signal.keep_alive()
+            return True
+        if self._answering.scope["http_version"] == "1.0":
+            return False
+        self.transport.write(INTERIM_RESPONSE)
+        self.transport.expect_header()
+        return True
+
+    def _drop_half_a_request(self) -> None:
+        """Forget a request behind others that has not come whole."""
+        self._read_deadline.clear()
+        if self._awaits is _Awaits.BODY:
+            self.pipeline.popleft()
+        self._awaits = _Awaits.NOTHING
+        self._closes_after_body = True  # what still comes is dropped
+
+    def _is_answering(self) -> bool:
+        """Whether a request that has come whole waits for the end of its answer."""
+        if self._awaits is _Awaits.BODY and not self.pipeline:
+            return False
+        return self._answering is not None and not self._answering.response_complete
+
     def on_response_complete(self) -> None:
         self.transport.expect_header()
+        was_last = not self.pipeline
         super().on_response_complete()
+        if was_last and (self._half_closed is not None or self._last_error is not None):
+            self._table.answer_complete(self)
+            self._end()
+            return
         is_half_sent = self._awaits is _Awaits.BODY and not self.pipeline
         if is_half_sent and self.cycle.response_complete:
             self._read_deadline.set(self._limits.linger_seconds)
@@ -164,6 +214,10 @@ class CappedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self._read_deadline.close()
         self._write_deadline.close()
+        if self._half_closed is not None:
+            self._half_closed.close()
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
         self._table.remove(self)
         self._disconnect_signal.notify()
 
@@ -177,12 +231,20 @@ class CappedHttpProtocol(HttpToolsProtocol):
             super().shutdown()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._answering = cycle
         if cycle.scope["http_version"] == "1.0":
             app = without_chunks(app, cycle)
         if self._table.is_full and cycle.scope["path"] not in OPEN_PATHS:
             self._table.closed[CloseReason.TOO_MANY] += 1
-            app = too_many_connections(self._limits.max_connections).response()
+            app = self._too_many(RequestHeaders.of(cycle.scope))
         super()._start_asgi_task(cycle, app)
+
+    def _too_many(self, headers: RequestHeaders) -> Response:
+        error, request_id = too_many_connections(self._limits.max_connections), request_id_of(headers)
+        log_failure(request_id, error)
+        response = error.response()
+        response.headers[REQUEST_ID_HEADER.decode()] = request_id
+        return response
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(ApiError(400, msg, code="invalid_http"))
@@ -195,7 +257,7 @@ class CappedHttpProtocol(HttpToolsProtocol):
         self._read_deadline.set(self._limits.head_seconds)
 
     def _on_read_deadline(self) -> None:
-        if self.flow.read_paused or self._answers_an_earlier_request():
+        if self.flow.read_paused or self._is_answering():
             self._read_deadline.set(self._limits.body_seconds)  # not the client's fault
             return
         in_head = self._awaits in (_Awaits.FIRST_BYTE, _Awaits.HEAD)
@@ -206,11 +268,6 @@ class CappedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
         else:
             self._refuse(from_status(408))
-
-    def _answers_an_earlier_request(self) -> bool:
-        """Whether the request that is being read has been sent before the answer to an earlier one was complete."""
-        is_answering = self.cycle is not None and not self.cycle.response_complete
-        return bool(self.pipeline) or (self._awaits is _Awaits.HEAD and is_answering)
 
     def _lingers(self) -> bool:
         """Close later, if the client still sends a body: closing would reset the connection before it has read."""
@@ -242,8 +299,20 @@ class CappedHttpProtocol(HttpToolsProtocol):
         self._table.closed[CloseReason.WRITE_TIMEOUT] += 1
         self.transport.abort()
 
+    def _end(self) -> None:
+        """Close: the answers are complete to all requests that came whole."""
+        error, self._last_error = self._last_error, None
+        if error is not None:
+            self._refuse(error)
+        else:
+            self.transport.close()
+
     def _refuse(self, error: ApiError) -> None:
-        """Answer by hand: there is no complete request that the application could answer."""
+        """Answer by hand: there is no complete request that the application could answer. Those before it go first."""
+        if self._is_answering():
+            self._drop_half_a_request()
+            self._last_error = error
+            return
         body = json.dumps(error.body()).encode()
         fields = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())

@@ -193,7 +193,7 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[list[Delta], None]:
         """Yield batches of deltas, one per wake-up, until every choice has ended.
 
-        A stream also yields [] after SSE_KEEP_ALIVE_SECONDS without a token.
+        A stream also yields [] after SSE_KEEP_ALIVE_SECONDS without a token, and after `keep_alive`.
 
         Raises:
             ApiError: the engine stopped, or gave a request up.
@@ -212,6 +212,10 @@ class Generation:
             raise engine_failed() from failure
         finally:
             self.close()
+
+    def keep_alive(self) -> None:
+        """Make `deltas` yield [] now, as if no token had come for long."""
+        self._queue.wake()
 
     def cancel(self) -> None:
         """End `deltas` with an error, because the client disconnected; the engine stops at once."""

@@ -303,7 +303,9 @@ def test_many_idle_connections_give_way_to_a_new_one_and_running_answers_do_not(
                 link.close()
 
 
-def test_probes_are_answered_while_as_many_connections_are_busy_as_may_be(tiny_model: Path) -> None:
+def test_probes_are_answered_while_as_many_connections_are_busy_as_may_be(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with served(tiny_model, max_connections=5) as (server, slow):
         slow.gate.clear()
         streams = [connected(server) for _ in range(5)]
@@ -312,8 +314,11 @@ def test_probes_are_answered_while_as_many_connections_are_busy_as_may_be(tiny_m
         wait_for(lambda: server.server.service.connections.num_busy == 5, "every connection to be busy")
         for path in ("/health", "/ready", "/metrics"):
             assert server.get(path).status_code == 200
-        refused = server.post(TEXT, {"model": "tiny", "prompt": "hi"})
+        refused = httpx.post(server.url + TEXT, json={}, headers={"X-Request-Id": "mine"}, timeout=PATIENCE_SECONDS)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_connections")
+        assert refused.headers["x-request-id"] == "mine"
+        (line,) = [vars(one)["fields"] for one in caplog.records if one.message == "request_failed"]
+        assert (line["request_id"], line["code"]) == ("mine", "too_many_connections")
         idle = [connected(server) for _ in range(40)]
         wait_for(
             lambda: server.server.service.connections.closed[CloseReason.TOO_MANY] >= 32, "the oldest to be closed"
