@@ -1,0 +1,170 @@
+"""Judge a changed model (quantized, fine-tuned, converted) by its base, on held-out documents of your own.
+
+    millstream quality models/llama models/llama-awq --data held_out.jsonl --page report.html
+
+Each line of the file is one document: {"messages": […], "slice": "chat"}, {"prompt": "…", "completion": "…"} or
+{"text": "…"}. Documents are grouped by slice, and one slice that fails fails the candidate. Slices named code and math
+have strict limits. Exit code 0: passed; 3: failed; 1 and 2: no verdict. docs/quality.md explains the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from millstream.arguments import CommandLineParser
+from millstream_runtime.config import Device, DType, RuntimeConfig
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
+
+if TYPE_CHECKING:
+    from millstream_runtime.quality.comparison import ComparisonSettings
+
+EXIT_PASSED, EXIT_FAILED = 0, 3
+PERCENT = ("min-top1-agreement-percent", "max-flip-percent")
+LIMIT_FLAGS = ("max-mean-kl", "max-p99-kl", *PERCENT, "max-perplexity-ratio")
+MAX_WORST = 100
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print the verdict; EXIT_PASSED or EXIT_FAILED.
+
+    Raises:
+        RuntimeFailure: bad flags or data, or a model that cannot be loaded.
+    """
+    given = _parser().parse_args(list(argv))
+    base, candidate = (_config(path, given) for path in (given.base, given.candidate))
+    for path in (given.json, given.page):
+        if path is not None and not path.parent.is_dir():
+            raise InvalidConfigError(f"Cannot write {path}: its folder does not exist.")
+    settings = _settings(given)
+    from millstream_runtime.quality.comparison import compare
+    from millstream_runtime.quality.page import html
+
+    progress = _Progress()
+    report = compare(base, candidate, settings, progress)
+    progress.close()
+    for path, text in ((given.json, json.dumps(report, indent=2) + "\n"), (given.page, html(report))):
+        if path is not None:
+            _write(path, text)
+    print(_text(report))
+    return EXIT_PASSED if report["verdict"] == "passed" else EXIT_FAILED
+
+
+class _Progress:
+    """One line on a terminal, with the time that is left; nothing elsewhere."""
+
+    def __init__(self) -> None:
+        self._start: float | None = None
+        self._live = sys.stderr.isatty()
+
+    def __call__(self, done_tokens: int, all_tokens: int) -> None:
+        now = time.monotonic()
+        if self._start is None:
+            self._start = now
+        left_seconds = (now - self._start) / max(1, done_tokens) * (all_tokens - done_tokens)
+        if self._live:
+            print(f"\r\x1b[2K{done_tokens} of {all_tokens} tokens, {left_seconds:.0f} s left", end="", file=sys.stderr)
+
+    def close(self) -> None:
+        if self._live:
+            print("\r\x1b[2K", end="", file=sys.stderr)
+
+
+def _text(report: dict[str, Any]) -> str:
+    """The verdict and a table of the slices."""
+    lines = [
+        f"{report['verdict']}: {report['candidate']['path']} against {report['base']['path']}",
+        "",
+        f"  {'slice':<16}{'documents':>10}{'tokens':>9}{'mean KL':>10}{'p99 KL':>9}{'top-1 %':>9}{'flips %':>9}"
+        f"{'perplexity':>20}",
+    ]
+    for one in report["slices"]:
+        figures = one["figures"]
+        value = {name: figure["value"] for name, figure in figures.items() if isinstance(figure, dict)}
+        perplexity = f"{figures['base_perplexity']:.4g} × {value['perplexity_ratio']:.4f}"
+        lines.append(
+            f"  {figures['slice']:<16}{figures['num_documents']:>10}{figures['num_tokens']:>9}{value['mean_kl']:>10.4g}"
+            f"{value['p99_kl']:>9.3g}{value['top1_agreement_percent']:>9.2f}{value['flip_percent']:>9.2f}{perplexity:>20}"
+        )
+    for one in report["slices"]:
+        name = one["figures"]["slice"]
+        lines += [f"  {name} failed: {words}." for words in one["failures"]]
+        lines += [f"  {name} is close: {words}; more documents would tell." for words in one["unsure"]]
+    if report["data"]["documents_cut"]:
+        lines.append(f"  {report['data']['documents_cut']} documents are longer than --max-tokens and were cut.")
+    return "\n".join(lines)
+
+
+def _settings(given: argparse.Namespace) -> ComparisonSettings:
+    from millstream_runtime.quality.comparison import ComparisonSettings
+    from millstream_runtime.quality.verdict import Workload
+
+    limits = {}
+    for flag in LIMIT_FLAGS:
+        value = getattr(given, flag.replace("-", "_"))
+        if value is not None:
+            highest = 100.0 if flag in PERCENT else math.inf
+            if not 0 <= value <= highest or value == math.inf:
+                raise InvalidConfigError(f"--{flag} is {value}; it must be 0 to {highest:g}, and finite.")
+            limits[flag.replace("-", "_")] = value
+    for flag, value, low, high in (
+        ("--max-tokens", given.max_tokens, 2, 1 << 20),
+        ("--max-documents", given.max_documents, 1, 100_000),
+        ("--worst", given.worst, 0, MAX_WORST),
+        ("--seed", given.seed, 0, (1 << 63) - 1),
+    ):
+        if not low <= value <= high:
+            raise InvalidConfigError(f"{flag} is {value}; it must be {low} to {high}.")
+    workload = None if given.workload is None else Workload(given.workload)
+    return ComparisonSettings(
+        given.data, given.max_tokens, given.max_documents, given.worst, given.seed, workload, limits
+    )
+
+
+def _config(path: Path, given: argparse.Namespace) -> RuntimeConfig:
+    config = RuntimeConfig(model=str(path), served_model_name=path.name or "model", enable_prefix_caching=False)
+    return replace(config, device=Device(given.device), dtype=DType(given.dtype))
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise RuntimeFailure(FailureReason.DISK_FULL, f"Cannot write {path}: {error.strerror}.") from None
+    print(f"saved {path}", file=sys.stderr)
+
+
+def _parser() -> CommandLineParser:
+    parser = CommandLineParser(
+        prog="millstream quality",
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    flag = parser.add_argument
+    flag("base", type=Path, metavar="BASE", help="folder of the model that the candidate was made from")
+    flag("candidate", type=Path, metavar="CANDIDATE", help="folder of the changed model")
+    flag("--data", type=Path, required=True, metavar="FILE.jsonl", help="held-out documents: none of the calibration's")
+    flag("--workload", choices=("general", "strict"), help="limits of all slices (default: by the slice's name)")
+    for name in LIMIT_FLAGS:
+        flag(f"--{name}", type=float, metavar="X", help="a limit of your own, for all slices")
+    flag("--max-tokens", type=int, default=2048, metavar="N", help="longer documents are cut (default: 2048)")
+    flag("--max-documents", type=int, default=100_000, metavar="N", help="take the first N (default: 100000)")
+    flag("--worst", type=int, default=5, metavar="N", help="answers to show side by side (default: 5)")
+    flag("--seed", type=int, default=0, metavar="N", help="seed of the intervals (default: 0)")
+    flag("--device", choices=[*Device], default=Device.AUTO.value, help="default: CUDA where there is one")
+    flag("--dtype", choices=[*DType], default=DType.AUTO.value, help="arithmetic of both models (default: auto)")
+    flag("--json", type=Path, metavar="FILE", help="save the report")
+    flag("--page", type=Path, metavar="FILE.html", help="save the report as a page with a plot")
+    return parser

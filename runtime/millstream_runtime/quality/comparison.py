@@ -1,0 +1,132 @@
+"""Compare a candidate with its base, from two folders and a file to a report.
+
+    read, tokenize, check ─► load both ─► score each document ─► figures by slice ─► verdicts ─► worst answers
+
+Everything that can be refused is refused before the first weight is read. Both models are in memory at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.engine.execution import shard
+from millstream_runtime.engine.host_limits import memory_limit_bytes, resident_bytes
+from millstream_runtime.engine.kv.pool_size import gibibytes
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
+from millstream_runtime.models.registry import expected_weights, load_model_config
+from millstream_runtime.quality import report
+from millstream_runtime.quality.documents import TokenizedDocument, read_documents, tokenize
+from millstream_runtime.quality.scored_model import ScoredModel, with_max_model_len
+from millstream_runtime.quality.slice_figures import by_slice
+from millstream_runtime.quality.token_scores import DocumentScores, score
+from millstream_runtime.quality.verdict import Workload, check_enough, judge
+from millstream_runtime.tokenizing.tokenizer import Tokenizer
+
+SHOWN_CHARACTERS = 1200  # of a prompt's end, an answer, a document
+ANSWER_TOKENS = 96
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonSettings:
+    """What the user chose. `limits`: their own, by field of `verdict.Limits`; `workload` None: by the slice's name."""
+
+    data: Path
+    max_tokens: int
+    max_documents: int
+    num_worst: int
+    seed: int
+    workload: Workload | None
+    limits: Mapping[str, float]
+
+
+def compare(
+    base: RuntimeConfig,
+    candidate: RuntimeConfig,
+    settings: ComparisonSettings,
+    on_progress: Callable[[int, int], None],
+) -> dict[str, Any]:
+    """Return the document of `report.build`.
+
+    Args:
+        on_progress: `on_progress(done_tokens, all_tokens)` after each document.
+
+    Raises:
+        RuntimeFailure: bad data, tokenizers that differ, or a model that cannot be loaded; one sentence.
+    """
+    base, candidate = (with_max_model_len(one, settings.max_tokens) for one in (base, candidate))
+    documents, tokenizer = _documents(base, candidate, settings)
+    _check_memory(base, candidate)
+    models = (ScoredModel(base), ScoredModel(candidate))
+    scores: list[DocumentScores] = []
+    all_tokens, done_tokens = sum(len(one.token_ids) for one in documents), 0
+    for document in documents:
+        scores.append(score(*models, document))
+        done_tokens += len(document.token_ids)
+        on_progress(done_tokens, all_tokens)
+    verdicts = [judge(one, settings.workload, settings.limits) for one in by_slice(scores, settings.seed)]
+    worst = [_worst(models, tokenizer, one) for one in report.worst_documents(scores, settings.num_worst)]
+    sides = [
+        report.JudgedModel(one.model, model.weights_bytes) for one, model in zip((base, candidate), models, strict=True)
+    ]
+    return report.build(sides[0], sides[1], settings.data, scores, verdicts, worst)
+
+
+def _documents(
+    base: RuntimeConfig, candidate: RuntimeConfig, settings: ComparisonSettings
+) -> tuple[list[TokenizedDocument], Tokenizer]:
+    documents = read_documents(settings.data, settings.max_documents)
+    shapes = [load_model_config(Path(one.model)) for one in (base, candidate)]
+    if shapes[0].vocab_size != shapes[1].vocab_size:
+        raise InvalidConfigError(
+            f"{candidate.model} has a vocabulary of {shapes[1].vocab_size} and {base.model} one of "
+            f"{shapes[0].vocab_size}: they are not two forms of one model."
+        )
+    max_tokens = min(settings.max_tokens, *(one.max_model_len or settings.max_tokens for one in (base, candidate)))
+    tokenizers = [Tokenizer.from_folder(Path(one.model)) for one in (base, candidate)]
+    found = [tokenize(documents, one, shapes[0].eos_token_ids, max_tokens) for one in tokenizers]
+    for ours, theirs in zip(*found, strict=True):
+        if ours != theirs:
+            raise InvalidConfigError(
+                f"Line {ours.line} becomes other tokens in {candidate.model} than in {base.model}: their tokenizers or "
+                "chat templates differ. Copy tokenizer.json, tokenizer_config.json and chat_template.jinja of the base."
+            )
+    check_enough(found[0])
+    return found[0], tokenizers[0]
+
+
+def _check_memory(*configs: RuntimeConfig) -> None:
+    """On a CPU; a GPU's memory is what is free of it when a model is loaded."""
+    shapes = [shard.resolve_shard_config(one) for one in configs]
+    if shapes[0].device.type != "cpu":
+        return
+    needed_bytes = sum(expected_weights(one.model_config, one.dtype).num_bytes for one in shapes)
+    usable_bytes = memory_limit_bytes() - resident_bytes()
+    if needed_bytes > usable_bytes:
+        raise RuntimeFailure(
+            FailureReason.OUT_OF_MEMORY,
+            f"Both models together need {gibibytes(needed_bytes)} for weights, and {gibibytes(usable_bytes)} of memory "
+            "is usable: compare them on a machine with more memory.",
+        )
+
+
+def _worst(models: Sequence[ScoredModel], tokenizer: Tokenizer, scores: DocumentScores) -> report.WorstAnswer:
+    document = scores.document
+    # A text has no prompt: its first half asks for the second.
+    num_prompt = document.num_prompt_tokens if document.num_prompt_tokens > 1 else max(1, len(document.token_ids) // 2)
+    prompt = document.token_ids[:num_prompt]
+    answers = [tokenizer.decode(model.greedy(prompt, ANSWER_TOKENS))[:SHOWN_CHARACTERS] for model in models]
+    mean_kl = float(scores.kl.mean())
+    return report.WorstAnswer(
+        line=document.line,
+        slice=document.slice,
+        mean_kl=mean_kl if math.isfinite(mean_kl) else -1.0,
+        prompt=tokenizer.decode(prompt)[-SHOWN_CHARACTERS:],
+        expected=tokenizer.decode(document.token_ids[num_prompt:])[:SHOWN_CHARACTERS],
+        base=answers[0],
+        candidate=answers[1],
+    )

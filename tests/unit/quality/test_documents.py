@@ -1,0 +1,103 @@
+"""What a line of the data may be, what of it is judged, and what a bad line says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream_runtime.errors import InvalidConfigError
+from millstream_runtime.quality.documents import TokenizedDocument, read_documents, tokenize
+from millstream_runtime.tokenizing.tokenizer import Tokenizer
+from tests.unit.quality.conftest import write_data
+
+IM_END = frozenset({258})
+CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}], "slice": "chat"}
+
+
+def tokenized(base: Path, tmp_path: Path, *lines: Any, max_tokens: int = 100) -> list[TokenizedDocument]:
+    documents = read_documents(write_data(tmp_path / "data.jsonl", lines))
+    return tokenize(documents, Tokenizer.from_folder(base), IM_END, max_tokens)
+
+
+def judged_text(base: Path, document: TokenizedDocument) -> str:
+    tokenizer = Tokenizer.from_folder(base)
+    ids = document.token_ids[document.num_prompt_tokens :]
+    return b"".join(tokenizer.token_bytes(one) for one in ids).decode()
+
+
+def test_of_a_chat_the_last_answer_and_the_token_that_ends_it_are_judged(base: Path, tmp_path: Path) -> None:
+    [document] = tokenized(base, tmp_path, CHAT)
+    assert judged_text(base, document) == "yes<|im_end|>"
+    assert document.slice == "chat"
+
+
+def test_of_a_completion_the_answer_and_of_a_text_all_but_its_first_token_are_judged(
+    base: Path, tmp_path: Path
+) -> None:
+    lines = ({"prompt": "def f", "completion": "(x):"}, {"text": "abc"})
+    completion, text = tokenized(base, tmp_path, *lines)
+    assert judged_text(base, completion) == "(x):"
+    assert judged_text(base, text) == "bc"
+    assert (completion.slice, completion.line, text.line) == ("all", 1, 2)
+
+
+def test_a_longer_document_is_cut_and_says_so(base: Path, tmp_path: Path) -> None:
+    short, long = tokenized(base, tmp_path, {"text": "abc"}, {"text": "a" * 50}, max_tokens=10)
+    assert (short.is_cut, long.is_cut) == (False, True)
+    assert len(long.token_ids) == 10
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "Line 2 of .* is not JSON"),
+        ("[" * 100_000, "Line 2 of .* is not JSON"),
+        ("[]", "Line 2 of .* must be a JSON object"),
+        ('{"prompt": "a"}', "Line 2 of .* must have either"),
+        ('{"text": "a", "completion": "b", "prompt": "c"}', "Line 2 of .* must have either"),
+        ('{"text": ""}', "text must be a string that is not empty"),
+        ('{"completion": "b"}', "prompt must be a string"),
+        ('{"text": "a", "slice": ""}', "slice must be a name"),
+        ('{"text": "a", "slice": 3}', "slice must be a name"),
+        ('{"messages": [{"role": "user", "content": "a"}]}', "the last is the assistant's"),
+        ('{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}', "the last is the"),
+        ('{"messages": [{"role": "user", "content": []}, {"role": "assistant", "content": "b"}]}', "both strings"),
+    ],
+)
+def test_a_bad_line_is_named_by_its_number(tmp_path: Path, line: str, words: str) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text(json.dumps({"text": "fine"}) + "\n" + line + "\n")
+    with pytest.raises(InvalidConfigError, match=words):
+        read_documents(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ({"prompt": "a" * 200, "completion": "b"}, "Line 1: its prompt has 200 tokens and --max-tokens is 100"),
+        ({"text": "a"}, "Line 1: it has no token to judge"),
+        (
+            {"messages": [{"role": "pirate", "content": "a"}, {"role": "assistant", "content": "b"}]},
+            "Line 1: .*roles are",
+        ),
+    ],
+)
+def test_a_document_that_cannot_be_judged_is_refused(
+    base: Path, tmp_path: Path, line: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidConfigError, match=words):
+        tokenized(base, tmp_path, line)
+
+
+def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match="No such file"):
+        read_documents(tmp_path / "absent.jsonl")
+    (tmp_path / "bytes.jsonl").write_bytes(b'{"text": "\xff"}')
+    with pytest.raises(InvalidConfigError, match="not UTF-8 at byte 10"):
+        read_documents(tmp_path / "bytes.jsonl")
+    (tmp_path / "empty.jsonl").write_text("\n\n")
+    with pytest.raises(InvalidConfigError, match="has no document"):
+        read_documents(tmp_path / "empty.jsonl")

@@ -1,0 +1,130 @@
+"""`millstream quality` as a person types it, on tiny models: verdicts, exit codes, the report and the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from millstream.cli import main
+from tests.support.tiny_model import write_tiny_model
+from tests.unit.quality.conftest import Change, noise, texts, write_data
+
+Changed = Callable[[Change], Path]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_data(tmp_path / "held_out.jsonl", texts(20, "chat") + texts(20, "code", seed=1))
+
+
+def quality(base: Path, candidate: Path, data: Path, *flags: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and report."""
+    saved = data.with_name("report.json")
+    saved.unlink(missing_ok=True)
+    code = main(["quality", str(base), str(candidate), f"--data={data}", f"--json={saved}", "--device=cpu", *flags])
+    return code, json.loads(saved.read_text()) if saved.exists() else {}
+
+
+def test_a_model_passes_against_itself(base: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = quality(base, base, data)
+    assert (code, report["verdict"]) == (0, "passed")
+    for one in report["slices"]:
+        figures = one["figures"]
+        assert (figures["mean_kl"]["value"], figures["flip_percent"]["value"]) == (0, 0)
+        assert figures["top1_agreement_percent"]["value"] == 100
+        assert figures["num_tokens"] == 20 * 59
+    assert "passed" in capsys.readouterr().out
+
+
+def test_a_worse_model_fails_with_3_and_names_slice_and_figure(
+    base: Path, changed: Changed, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, report = quality(base, changed(noise(0.5)), data)
+    assert (code, report["verdict"]) == (3, "failed")
+    assert not any(one["passes"] for one in report["slices"])
+    assert "code failed: mean_kl" in capsys.readouterr().out
+    assert len(report["worst_answers"]) == 5
+
+
+def test_a_slice_that_is_strict_fails_the_model_alone(base: Path, changed: Changed, data: Path) -> None:
+    candidate = changed(noise(0.02))
+    _, report = quality(base, candidate, data)
+    kl = {one["figures"]["slice"]: one["figures"]["mean_kl"]["value"] for one in report["slices"]}
+    between = (kl["chat"] + kl["code"]) / 2
+    others = [f"--max-p99-kl={99}", "--min-top1-agreement-percent=0", "--max-flip-percent=100"]
+    code, report = quality(base, candidate, data, f"--max-mean-kl={between}", "--max-perplexity-ratio=9", *others)
+    assert code == 3
+    assert sorted(one["passes"] for one in report["slices"]) == [False, True]
+
+
+def test_a_candidate_whose_logits_overflow_fails(base: Path, changed: Changed, data: Path) -> None:
+    def overflow(name: str, weight: torch.Tensor) -> torch.Tensor:
+        return weight * {"model.norm.weight": 1e35, "lm_head.weight": 1e5}.get(name, 1.0)
+
+    code, report = quality(base, changed(overflow), data)
+    assert code == 3
+    assert "not finite" in report["slices"][0]["failures"][0]
+    json.loads(json.dumps(report), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def test_the_page_shows_verdict_plot_and_answers_and_escapes_texts(
+    base: Path, changed: Changed, tmp_path: Path
+) -> None:
+    lines = [{"prompt": f"<script>{n}", "completion": "x" * 60, "slice": "<b>"} for n in range(20)]
+    data = write_data(tmp_path / "held_out.jsonl", lines)
+    page = tmp_path / "report.html"
+    quality(base, changed(noise(0.3)), data, f"--page={page}")
+    text = page.read_text()
+    assert "<polyline" in text
+    assert "&lt;script&gt;" in text
+    assert "<script>" not in text
+    assert "<b>" not in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--max-mean-kl=-1"], "--max-mean-kl is -1.0"),
+        (["--max-mean-kl=nan"], "--max-mean-kl is nan"),
+        (["--min-top1-agreement-percent=101"], "it must be 0 to 100"),
+        (["--max-tokens=1"], "--max-tokens is 1; it must be 2"),
+        (["--worst=-1"], "--worst is -1"),
+        (["--json=/nowhere/at/all.json"], "its folder does not exist"),
+        (["--workload=lax"], "invalid choice"),
+    ],
+)
+def test_a_flag_that_cannot_work_is_one_sentence(
+    base: Path, data: Path, flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quality", str(base), str(base), f"--data={data}", *flags]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_models_that_are_not_two_forms_of_one_are_refused(
+    base: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write_tiny_model(tmp_path / "other", vocab_size=300)
+    assert quality(base, other, data)[0] == 2
+    assert "a vocabulary of 300" in capsys.readouterr().err
+    twin = write_tiny_model(tmp_path / "twin")
+    tokenizer = json.loads((twin / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (twin / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert quality(base, twin, data)[0] == 2
+    assert "Line 1 becomes other tokens" in capsys.readouterr().err
+
+
+def test_too_little_data_and_a_missing_folder_are_refused_before_weights_are_read(
+    base: Path, tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = write_data(tmp_path / "few.jsonl", texts(3))
+    assert quality(base, base, few)[0] == 2
+    assert "has 3 documents" in capsys.readouterr().err
+    assert quality(base, tmp_path / "absent", data)[0] == 1
+    assert "does not exist" in capsys.readouterr().err
