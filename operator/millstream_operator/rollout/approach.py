@@ -47,13 +47,15 @@ RoomOf = Callable[[Sequence[Replica], int], Room]  # replicas that could be give
 @dataclass(frozen=True, slots=True)
 class Approach:
     """`blocked`: what the rollout waits for. `holds`: the old template stays, so that no pod is made before there is
-    room. `wait_seconds`: when to look again though nothing changes."""
+    room. `wait_seconds`: when to look again though nothing changes. `for_now`: the strategy follows from the pods of
+    this turn, and is not what Auto chose for the revision."""
 
     strategy: AppliedStrategy
     why: str = ""
     blocked: Diagnosis | None = None
     holds: bool = False
     wait_seconds: float | None = None
+    for_now: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ def choose_approach(one: Situation) -> Approach:
         # In place the Deployment may have one available pod less than it wants, so no pod that serves goes as long as
         # one is missing already. Where none is, a surge has the others removed to stay within its number of pods.
         strategy = IN_PLACE if len(one.serving) < one.owner.spec.replicas else SURGE
-        return Approach(strategy, "pods of an older revision that do not serve make room")
+        return Approach(strategy, "pods of an older revision that do not serve make room", for_now=True)
     if (queued := quota_wait(_pods(one.new), _pods(one.serving), one.template, asked, is_last=one.is_last)) is not None:
         return _through_the_queue(one, room, queued)
     if asked is IN_PLACE:

@@ -142,7 +142,8 @@ def _step_of_attempt(inputs: RolloutInput) -> RolloutStep:
     asked = asked_strategy(inputs.owner)
     in_place = approach.strategy is IN_PLACE or (asked is IN_PLACE and approach.blocked is None)
     rolls_back = in_place or adopted or inputs.pin.marks.failure is not None
-    chosen = None if asked is not None else approach.strategy
+    chosen = inputs.pin.marks.strategy if approach.for_now else approach.strategy
+    chosen = None if asked is not None else chosen
     put_off = not is_done and _is_put_off(inputs, fallback, approach)
     marks = replace(inputs.pin.marks, strategy=chosen, failure=failure if rolls_back else None, put_off=put_off)
     pin = replace(inputs.pin, marks=marks)

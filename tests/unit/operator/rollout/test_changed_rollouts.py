@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from millstream_operator.kube.kinds import LLM_DEPLOYMENT
+from millstream_operator.kube.kinds import DEPLOYMENT, LLM_DEPLOYMENT
 from tests.support.fake_operator import FakeOperator, respec
 from tests.support.gpu_nodes import L4, T4, gpu_node, gpu_pod
 from tests.support.rollout_controller import ended
-from tests.support.rollout_world import image, served_on_nodes
+from tests.support.rollout_world import World, image, served, served_on_nodes
 from tests.unit.operator.rollout.test_retry import REGISTRY_AWAY
 from tests.unit.operator.rollout.test_waiting_plans import Fleet
 
@@ -48,6 +48,46 @@ async def test_pods_of_a_broken_edit_do_not_block_its_correction(strategy: str) 
     await one.apply(**image("better"))
     assert one.controller.fewest_available >= 1
     assert "mid" not in [pod["spec"]["containers"][0]["image"] for pod in one.controller.pods()]
+
+
+async def test_a_rollout_that_is_faster_than_the_next_turn_ends_as_a_fresh_create() -> None:
+    """On a CPU, edited back while a pod of the edit starts: it shall make room, and then no pod needs any."""
+    one, fresh = await served(replicas=2), await served(replicas=2)
+    await one.apply(replicas=1, **image("better"))
+    one.controller.failing["better"] = {}  # the second pod starts
+    await one.apply(replicas=2)
+    assert one.images() == ["better"]
+    respec(one.cluster, **image("good"))
+    await one.operator.turn()
+    assert rollout_of(one) != rollout_of(fresh), "in place, so that the pod that starts goes first"
+    for _ in range(10):
+        one.controller.step()
+    assert one.images() == ["good", "good"]
+    await one.settle()
+    assert rollout_of(one) == rollout_of(fresh)
+
+
+async def test_after_a_pod_of_a_broken_edit_made_room_a_spare_gpu_is_used() -> None:
+    """The broken pod goes first. A node was added meanwhile, so no pod that serves is drained before its successor."""
+    one = await served_on_nodes(gpu_node("a", gpus=3), replicas=3)
+    one.controller.failing["mid"] = ended("x", restarts=1)
+    await one.apply(**image("mid"))
+    assert one.images() == ["good", "good"]
+    respec(one.cluster, **image("better"))
+    await one.operator.turn()
+    one.controller.step()
+    one.cluster.put(gpu_node("b", gpus=2))
+    left: list[int] = []
+    one.controller.on_drain = lambda pod, workload: left.append(len(one.controller.available()) - 1)
+    await one.settle()
+    assert left == [3, 3], "one more pod comes up first"
+    assert one.images() == ["better"] * 3
+
+
+def rollout_of(one: World) -> tuple[str, Manifest, int]:
+    """How the Deployment moves pods."""
+    spec = one.cluster.the(DEPLOYMENT)["spec"]
+    return one.status["rollout"]["strategy"], spec["strategy"], spec["progressDeadlineSeconds"]
 
 
 async def test_a_correction_takes_the_gpu_of_the_pod_that_could_not_start() -> None:
