@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from pydantic.alias_generators import to_camel
 
 MAX_PARTS = 256
+LARGEST_FP16_OVER_FP32 = 32  # of the shipped parts: B200 and B300, rounded up
 
 
 class CatalogError(ValueError):
@@ -30,8 +31,12 @@ class _Data(BaseModel):
 
 
 class DenseFlops(_Data):
-    """Peak FLOP/s (or integer operations) without sparsity. None: no tensor cores for this dtype."""
+    """Peak FLOP/s (or integer operations) without sparsity. None: no tensor cores for this dtype.
 
+    `fp32`: of the CUDA cores; None: not known.
+    """
+
+    fp32: Annotated[int, Field(gt=0)] | None = None
     fp16: Annotated[int, Field(gt=0)]
     bf16: Annotated[int, Field(gt=0)] | None = None
     fp8: Annotated[int, Field(gt=0)] | None = None
@@ -81,9 +86,12 @@ class GpuPart(_Data):
         return self.nvlink_island_size > 1 and self.nvlink_bytes_per_second is not None
 
     def dtype_flops(self, dtype: str) -> int:
-        """Peak of the tensor cores for `dtype`; a dtype that the part lacks is computed in fp16."""
+        """Peak for `dtype`. One that the part lacks is computed in fp16; an unknown fp32 is as slow as it can be."""
         found: int | None = getattr(self.dense_flops_per_second, dtype)
-        return found if found is not None else self.dense_flops_per_second.fp16
+        if found is not None:
+            return found
+        half = self.dense_flops_per_second.fp16
+        return half // LARGEST_FP16_OVER_FP32 if dtype == "fp32" else half
 
 
 # The minimum compute capability of each format: FP8 tensor cores and AWQ's kernels as in vLLM's documentation of
@@ -121,6 +129,9 @@ class GpuCatalog:
         for part in parts:  # a field that is new stays out at its default, or an upgrade would change every hash
             if part["cpu_architecture"] == "amd64":
                 del part["cpu_architecture"]
+            flops, shipped = part["dense_flops_per_second"], _shipped().get(part["name"])
+            if flops["fp32"] in (None, shipped.dense_flops_per_second.fp32 if shipped is not None else None):
+                del flops["fp32"]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 

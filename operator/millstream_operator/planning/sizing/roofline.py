@@ -20,7 +20,7 @@ from millstream_operator.planning.sizing.weights import RankWeights
 COMPUTE_EFFICIENCY, BANDWIDTH_EFFICIENCY, LINK_EFFICIENCY = 0.50, 0.75, 0.70
 NVLINK_LATENCY_SECONDS, PCIE_LATENCY_SECONDS = 8e-6, 25e-6
 STEP_OVERHEAD_SECONDS = 4e-4  # replaying a graph, sampling, bookkeeping
-_COMPUTE_DTYPE = {"FP8": "fp8", "INT8": "int8"}
+_METHOD_DTYPE = {"FP8": "fp8", "INT8": "int8"}  # others multiply in the dtype of the model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def step_seconds(machine: Machine, new_tokens: int, context_tokens: int) -> floa
     ranks = machine.tensor * machine.pipeline
     attention_flops = 4 * shape.num_layers * shape.num_heads * shape.head_size * context_tokens
     flops = (2 * shape.active_parameters * new_tokens + attention_flops) / ranks
-    dtype = _COMPUTE_DTYPE.get(machine.method, "bf16")
+    dtype = _METHOD_DTYPE.get(machine.method, _model_dtype(shape))
     compute = flops / (part.dtype_flops(dtype) * COMPUTE_EFFICIENCY)
     read = _weight_bytes_read(machine, new_tokens) + context_tokens * machine.kv_bytes
     traffic = read / (part.memory_bandwidth_bytes_per_second * BANDWIDTH_EFFICIENCY)
@@ -170,7 +170,12 @@ def _attention_seconds(machine: Machine, pairs: int) -> float:
     """Return the seconds for scores and values of `pairs` query-key pairs, beyond those of `step_seconds`."""
     shape = machine.shape
     flops = 4 * shape.num_layers * shape.num_heads * shape.head_size * pairs / (machine.tensor * machine.pipeline)
-    return flops / (machine.part.dtype_flops("bf16") * COMPUTE_EFFICIENCY)
+    return flops / (machine.part.dtype_flops(_model_dtype(shape)) * COMPUTE_EFFICIENCY)
+
+
+def _model_dtype(shape: ModelShape) -> str:
+    """The dtype of activations: what attention, and weights that are kept or unpacked in it, are computed in."""
+    return "fp32" if shape.dtype == "FP32" else "bf16"
 
 
 def _all_reduce_seconds(machine: Machine, new_tokens: int) -> float:
@@ -180,6 +185,6 @@ def _all_reduce_seconds(machine: Machine, new_tokens: int) -> float:
         return 0.0
     link = part.nvlink_bytes_per_second if machine.over_nvlink else None
     latency = NVLINK_LATENCY_SECONDS if link else PCIE_LATENCY_SECONDS
-    volume = 2 * (ranks - 1) / ranks * new_tokens * shape.hidden_size * 2
+    volume = 2 * (ranks - 1) / ranks * new_tokens * shape.hidden_size * shape.compute_bytes
     one = latency + volume / ((link or part.pcie_bytes_per_second) * LINK_EFFICIENCY)
     return 2 * shape.num_layers / machine.pipeline * one

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millstream_operator.catalog.gpu import CatalogError, GpuPart, load_catalog
+from millstream_operator.catalog.gpu import LARGEST_FP16_OVER_FP32, CatalogError, GpuPart, load_catalog
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part, parse_island
 from millstream_operator.inventory.node_kinds import whole_catalog
 
@@ -98,6 +98,8 @@ def test_facts_hang_together() -> None:
         flops_per_byte = part.dense_flops_per_second.fp16 / part.memory_bandwidth_bytes_per_second
         least = 30 if part.name == "H20-96GB" else 90  # its arithmetic is limited for export, its memory is not
         assert least < flops_per_byte < 500, part.name
+        half_over_single = part.dense_flops_per_second.fp16 / (part.dense_flops_per_second.fp32 or 0)
+        assert 1 < half_over_single <= LARGEST_FP16_OVER_FP32, part.name
         if part.dense_flops_per_second.fp8 is not None and part.unsupported is None:
             assert part.sm >= 89, part.name
         if part.nvlink_bytes_per_second is not None:
@@ -114,6 +116,24 @@ def test_a_users_prices_and_parts_win() -> None:
     whole = find_part(CATALOG, "L4").model_dump(by_alias=True, exclude_none=True)
     new = {**whole, "aliases": [], "productLabels": ["NVIDIA-L9"]}
     assert find_part(load_catalog({"L9-48GB": {**new, "name": "L9-48GB"}}), "NVIDIA-L9").name == "L9-48GB"
+
+
+def test_the_hash_of_facts_is_that_of_stored_plans() -> None:
+    """Rates that the catalogue lacked before are in the hash only where a user changed them."""
+    assert CATALOG.fingerprint == "ccaf73ecdfc6967f"
+    assert load_catalog({"L4": {"listPriceUSDPerHour": 1.0}}).fingerprint == "1c608780a578474d"
+    rates = CATALOG.get("L4").dense_flops_per_second.model_dump()  # type: ignore[union-attr]
+    assert load_catalog({"L4": {"denseFlopsPerSecond": rates}}).fingerprint == CATALOG.fingerprint
+    assert load_catalog({"L4": {"denseFlopsPerSecond": rates | {"fp32": 1}}}).fingerprint != CATALOG.fingerprint
+
+
+def test_a_part_of_ones_own_without_a_rate_of_fp32_is_not_predicted_faster_than_it_can_be() -> None:
+    whole = find_part(CATALOG, "L4").model_dump(by_alias=True, exclude_none=True)
+    own = load_catalog(
+        {"L9-48GB": whole | {"name": "L9-48GB", "aliases": [], "productLabels": [], "denseFlopsPerSecond": {"fp16": 64}}}
+    )
+    assert find_part(own, "L9-48GB").dtype_flops("fp32") == 2
+    assert find_part(own, "L9-48GB").dtype_flops("bf16") == 64
 
 
 @pytest.mark.parametrize(

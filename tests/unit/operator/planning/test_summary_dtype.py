@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from millstream_operator.catalog.gpu import load_catalog
 from millstream_operator.catalog.read_shape import read_shape
+from millstream_operator.inventory.node_kinds import Inventory, inventory_of
 from millstream_operator.planning.facts import EVERYTHING
 from millstream_operator.planning.facts_hash import facts_hash
 from millstream_operator.planning.plan import Plan
@@ -32,8 +34,9 @@ TINY = {
 }
 
 
-def planned(case: Case, **shape: Any) -> Plan:
+def planned(case: Case, gpus: Inventory | None = None, **shape: Any) -> Plan:
     facts = case.facts()
+    facts = replace(facts, inventory=gpus or facts.inventory)
     assert facts.shape is not None
     found = decide(case.deployment(), DEFAULTS, replace(facts, shape=replace(facts.shape, **shape)))
     assert isinstance(found, Plan)
@@ -78,6 +81,23 @@ def test_a_plan_in_float32_says_why_it_takes_twice_the_memory() -> None:
     reasons = {one.field: one.reason for one in found.reasons}
     assert reasons["quantization"].startswith("The runtime computes in FP32, because config.json names float32 or no")
     assert reasons["kvCache"].startswith("Keys and values stay in 32 bit")
+
+
+def test_float32_is_predicted_at_the_rate_of_the_cuda_cores() -> None:
+    """An A100 has 16 times the arithmetic in BF16, and prompts are bound by it."""
+    half, single = (planned(Case(LLAMA_8B, ("A100-80GB:1",)), dtype=dtype).predicted for dtype in ("BF16", "FP32"))
+    assert half is not None and single is not None
+    assert single.ttft_milliseconds == pytest.approx(16 * half.ttft_milliseconds, rel=0.05)
+    assert single.itl_microseconds > half.itl_microseconds
+
+
+def test_float32_takes_twice_the_bytes_of_an_all_reduce() -> None:
+    """Over links so slow that a prompt is bound by them."""
+    case = Case(LLAMA_8B, ("L4:2",), "parallelism: {tensor: 2}\nengine: {maxModelLen: 1024}")
+    slow = inventory_of([(load_catalog({"L4": {"pcieBytesPerSecond": 10_000_000}}).get("L4"), 2)])  # type: ignore[list-item]
+    half, single = (planned(case, slow, dtype=dtype).predicted for dtype in ("BF16", "FP32"))
+    assert half is not None and single is not None
+    assert single.ttft_milliseconds == pytest.approx(2 * half.ttft_milliseconds, rel=0.02)
 
 
 def test_a_cpu_computes_in_float32() -> None:
