@@ -22,6 +22,7 @@ TOP_LEVEL = (
     "attn_logit_softcapping",
     "final_logit_softcapping",
     "query_pre_attn_scalar",
+    "original_max_position_embeddings",
 )
 OF_ROPE = (
     "rope_theta",

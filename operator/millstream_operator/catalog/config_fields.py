@@ -65,15 +65,15 @@ class ConfigFields:
         raise ConfigError(f"{self._where(name)} is {_shortened(value)}; it must be a word in quotes. {CURE}")
 
     def integers(self, name: str) -> frozenset[int]:
-        """A list of whole numbers, 0 included; null counts as absent. Raises ConfigError: another value."""
+        """A list of whole numbers within their range; null counts as absent. Raises ConfigError: another value."""
         value = self.values.get(name)
         if value is None:
             return frozenset()
-        if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+        if not isinstance(value, list):
             raise ConfigError(
-                f"{self._where(name)} is {_shortened(value)}; it must be a list of whole numbers from 0. {CURE}"
+                f"{self._where(name)} is {_shortened(value)}; it must be a list, each item {RANGES[name]}. {CURE}"
             )
-        return frozenset(value)
+        return frozenset(self.checked(name, item) for item in value)
 
     def decimal(self, name: str) -> None:
         """Check a positive, finite number; null counts as absent. Raises ConfigError: another value."""

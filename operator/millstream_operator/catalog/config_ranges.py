@@ -56,6 +56,7 @@ RANGES = {
     "topk_group": NumberRange(1, _EXPERTS),
     "first_k_dense_replace": NumberRange(0, _LAYERS),
     "decoder_sparse_step": NumberRange(1, _LAYERS),
+    "mlp_only_layers": NumberRange(0, _LAYERS),
     "num_nextn_predict_layers": NumberRange(0, 16),
     "num_ln_in_parallel_attn": NumberRange(1, 2),
     # quantization_config.

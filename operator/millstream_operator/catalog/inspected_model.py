@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream_operator.catalog.checkpoint_size import read_weights, size_problem
-from millstream_operator.catalog.config_fields import ConfigError
+from millstream_operator.catalog.config_fields import CURE, ConfigError
+from millstream_operator.catalog.config_ranges import RANGES
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.catalog.read_shape import read_shape
 from millstream_runtime.strict_json import read_strict_json
@@ -59,6 +60,7 @@ def read_inspected(answer: Mapping[str, Any]) -> InspectedModel:
         ConfigError: no shape can be read from it, or its weights files do not have that shape; UnsupportedModelError
             for a family or a format of weights that the catalogue does not know.
     """
+    _refuse_numbers_left_out(answer)
     config = {**answer["config"], "quantization_config": answer.get("quantization_config")}
     shape = read_shape(config)
     weights = answer.get("weights")
@@ -74,3 +76,15 @@ def read_inspected(answer: Mapping[str, Any]) -> InspectedModel:
         revision if isinstance(revision, str) and _REVISION.fullmatch(revision) else None,
         size if isinstance(size, int) and 0 < size < 1 << 60 else None,
     )
+
+
+def _refuse_numbers_left_out(answer: Mapping[str, Any]) -> None:
+    """A number that did not fit into the answer is not absent: it has a value that nobody has checked."""
+    omitted = answer.get("omitted")
+    for path in omitted if isinstance(omitted, list) else ():
+        _, _, field = str(path).partition(".")
+        if field.rpartition(".")[2] in RANGES:
+            raise ConfigError(
+                f"config.json: {field[:60]} was left out of the inspection's answer, because other fields are too long "
+                f"for it. {CURE}"
+            )

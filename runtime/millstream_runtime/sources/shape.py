@@ -14,9 +14,9 @@
      "generation": {"eos_token_id": [128001, 128009]},
      "omitted": []}                 names that were left out to stay within 4 KiB
 
-`config` is itself a small config.json, except that a list of more than 16 words, such
-as the `layer_types` of a deep model, is written as {word: how often}. In the modules that `quantization_config` names
-there, numbers of layers and experts become `*`: {"model.layers.*.self_attn.q_proj": 80}. A reader must refuse a
+`config` is itself a small config.json, except that a list of more than 16 words, such as the `layer_types` of a deep
+model, is written as {word: how often}, and a number beyond 64 bits as text. In the modules that `quantization_config`
+names there, numbers of layers and experts become `*`: {"model.layers.*.self_attn.q_proj": 80}. A reader must refuse a
 `version` that it does not know and ignore keys that it does not know. `elements` of a quantised checkpoint counts
 stored values: eight 4-bit weights packed in one I32 are one element.
 """
@@ -37,6 +37,7 @@ from millstream_runtime.strict_json import read_strict_json
 SHAPE_VERSION = 1
 TEXT_LIMIT = 200
 LIST_LIMIT = 16
+NUMBERS_LIMIT = 1024  # of a list: one for each layer
 _NUMBER_OF_MODULE = re.compile(r"\.[0-9]+(?=\.|$)")  # of `model.layers.7.mlp`
 LONG_BYTES = 64  # no number, and no word, is as long
 ESSENTIAL_QUANTIZATION_FIELDS = 7  # the first of QUANTIZATION_FIELDS
@@ -49,13 +50,15 @@ CONFIG_FIELDS = (
     "n_head_kv", "multi_query", "new_decoder_architecture", "head_dim", "intermediate_size", "n_inner",
     "ffn_hidden_size", "ffn_dim", "vocab_size", "max_position_embeddings", "n_positions", "n_ctx", "seq_length",
     "tie_word_embeddings", "torch_dtype", "dtype", "hidden_act", "hidden_activation", "activation_function",
-    "rope_theta", "rope_parameters", "rope_scaling", "partial_rotary_factor", "rotary_pct", "rotary_emb_base",
+    "rope_theta", "rope_local_base_freq", "rope_parameters", "rope_scaling", "original_max_position_embeddings",
+    "partial_rotary_factor", "rotary_pct", "rotary_emb_base",
     "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "sliding_window_pattern",
     "attention_bias", "mlp_bias", "qkv_bias", "bias", "use_qk_norm", "num_local_experts", "num_experts",
     "n_routed_experts", "num_experts_per_tok", "n_shared_experts", "moe_intermediate_size",
     "shared_expert_intermediate_size", "first_k_dense_replace", "moe_layer_freq", "decoder_sparse_step",
     "mlp_only_layers", "n_group", "topk_group", "norm_topk_prob", "q_lora_rank", "kv_lora_rank",
-    "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "num_nextn_predict_layers", "parallel_attn", "alibi",
+    "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "num_nextn_predict_layers", "parallel_attn",
+    "num_ln_in_parallel_attn", "alibi",
     "use_parallel_residual", "attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar",
     "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "bos_token_id", "eos_token_id",
 )
@@ -151,8 +154,8 @@ def _quantization(config: dict[str, Any], inner: dict[str, Any]) -> dict[str, An
     Raises:
         RuntimeFailure: CheckpointInvalid, it is no object.
     """
-    for name, values in (("quantization_config", config), ("text_config.quantization_config", inner)):
-        found = values.get("quantization_config")
+    for name, values in _quantization_places(config, inner):
+        found = values.get(name.rpartition(".")[2])
         if found is not None and not isinstance(found, dict):
             raise invalid(
                 f"config.json: {name} is {found!r:.60}; it must be an object such as "
@@ -161,6 +164,12 @@ def _quantization(config: dict[str, Any], inner: dict[str, Any]) -> dict[str, An
         if found:
             return found
     return {}
+
+
+def _quantization_places(config: dict[str, Any], inner: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The older name is that of llm-compressor's first releases."""
+    names = ("quantization_config", "compression_config")
+    return [(name, config) for name in names] + [(f"text_config.{name}", inner) for name in names]
 
 
 def _dispensable(shape: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -198,12 +207,14 @@ def _short(value: Any, depth: int = 0) -> Any:
     if isinstance(value, bool | None):
         return value
     if isinstance(value, int):
-        return value if abs(value) < 1 << 63 else None
+        return value if abs(value) < 1 << 63 else str(value)[:TEXT_LIMIT]  # to be refused, and not to be absent
     if depth >= 4:
         return None
     if isinstance(value, list):
         if len(value) > LIST_LIMIT and all(isinstance(one, str) for one in value):
             return _counts(value)
+        if len(value) > LIST_LIMIT and all(isinstance(one, int) for one in value):
+            return _numbers(value, depth)
         return [_short(one, depth + 1) for one in value[:LIST_LIMIT]]
     return {str(key)[:TEXT_LIMIT]: _short(one, depth + 1) for key, one in list(value.items())[:LIST_LIMIT]}
 
@@ -215,6 +226,13 @@ def _counts(values: list[str]) -> dict[str, int]:
         word = _NUMBER_OF_MODULE.sub(".*", value[:TEXT_LIMIT])
         counts[word] = counts.get(word, 0) + 1
     return dict(list(counts.items())[:LIST_LIMIT])
+
+
+def _numbers(values: list[int], depth: int) -> list[Any] | str:
+    """Whole, because a list that ends early means another model."""
+    if len(values) > NUMBERS_LIMIT:
+        return f"a list of {len(values)} numbers"
+    return [_short(one, depth + 1) for one in values]
 
 
 def _tokenizer(files: Mapping[str, bytes]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def config(name: str = "llama-3-70b", **changes: Any) -> dict[str, Any]:
         ),
         ({"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05; it must be a number above 0"),
         ({"rms_norm_eps": True}, "rms_norm_eps is True; it must be a number above 0"),
-        ({"name": "qwen1.5-moe-a2.7b", "mlp_only_layers": [True]}, "mlp_only_layers is [True]"),
+        ({"name": "qwen1.5-moe-a2.7b", "mlp_only_layers": [True]}, "mlp_only_layers is True"),
         ({"torch_dtype": 16}, "torch_dtype is 16; it must be a word"),
     ],
 )

@@ -35,7 +35,7 @@ def refusal(**changes: Any) -> str:
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.json")), ids=lambda path: path.stem)
 def test_every_number_that_is_read_has_a_range_and_names_field_value_and_range(path: Path) -> None:
     values = json.loads(path.read_text(encoding="utf-8"))
-    read = [name for name in values if name in RANGES and _is_read(values, name)]
+    read = [name for name in values if name in RANGES and not isinstance(values[name], list) and _is_read(values, name)]
     assert {"hidden_size", "vocab_size", "num_attention_heads"} <= set(read)
     for name in read:
         wrong_values: list[Any] = [RANGES[name].lowest - 1, RANGES[name].highest + 1, 1.5, True, "8", [], {}]
