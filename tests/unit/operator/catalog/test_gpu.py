@@ -129,9 +129,8 @@ def test_the_hash_of_facts_is_that_of_stored_plans() -> None:
 
 def test_a_part_of_ones_own_without_a_rate_of_fp32_is_not_predicted_faster_than_it_can_be() -> None:
     whole = find_part(CATALOG, "L4").model_dump(by_alias=True, exclude_none=True)
-    own = load_catalog(
-        {"L9-48GB": whole | {"name": "L9-48GB", "aliases": [], "productLabels": [], "denseFlopsPerSecond": {"fp16": 64}}}
-    )
+    new = {"name": "L9-48GB", "aliases": [], "productLabels": [], "denseFlopsPerSecond": {"fp16": 64}}
+    own = load_catalog({"L9-48GB": whole | new})
     assert find_part(own, "L9-48GB").dtype_flops("fp32") == 2
     assert find_part(own, "L9-48GB").dtype_flops("bf16") == 64
 

@@ -51,7 +51,9 @@ def test_every_number_out_of_its_range_is_refused_with_field_value_and_range(pat
     read = [name for name in RANGES if _is_read(config, name)]
     assert {"hidden_size", "vocab_size", "num_attention_heads"} <= set(read)
     for name in read:
-        for wrong in (RANGES[name].lowest - 1, RANGES[name].highest + 1, 1 << 63, 10**30, -(10**30), 1.5, True, "8", {}):
+        too_low, too_high = RANGES[name].lowest - 1, RANGES[name].highest + 1
+        wrong_values: list[Any] = [too_low, too_high, 1 << 63, 10**30, -(10**30), 1.5, True, "8", {}]
+        for wrong in wrong_values:
             said = refusal(config | {name: wrong})
             assert f"{name} is " in said
             assert str(wrong)[:20] in said

@@ -86,7 +86,8 @@ def test_a_plan_in_float32_says_why_it_takes_twice_the_memory() -> None:
 def test_float32_is_predicted_at_the_rate_of_the_cuda_cores() -> None:
     """An A100 has 16 times the arithmetic in BF16, and prompts are bound by it."""
     half, single = (planned(Case(LLAMA_8B, ("A100-80GB:1",)), dtype=dtype).predicted for dtype in ("BF16", "FP32"))
-    assert half is not None and single is not None
+    assert half is not None
+    assert single is not None
     assert single.ttft_milliseconds == pytest.approx(16 * half.ttft_milliseconds, rel=0.05)
     assert single.itl_microseconds > half.itl_microseconds
 
@@ -96,7 +97,8 @@ def test_float32_takes_twice_the_bytes_of_an_all_reduce() -> None:
     case = Case(LLAMA_8B, ("L4:2",), "parallelism: {tensor: 2}\nengine: {maxModelLen: 1024}")
     slow = inventory_of([(load_catalog({"L4": {"pcieBytesPerSecond": 10_000_000}}).get("L4"), 2)])  # type: ignore[list-item]
     half, single = (planned(case, slow, dtype=dtype).predicted for dtype in ("BF16", "FP32"))
-    assert half is not None and single is not None
+    assert half is not None
+    assert single is not None
     assert single.ttft_milliseconds == pytest.approx(2 * half.ttft_milliseconds, rel=0.02)
 
 
