@@ -101,7 +101,9 @@ def _tokenized(
         answer = tokenizer.encode(document.answer, add_special_tokens=False)
     else:
         ids = tokenizer.encode(document.answer)
-        prompt, answer = ids[:1], ids[1:]
+        prompt, answer = [], ids
+    if not prompt:  # nothing predicts the first token of a sequence
+        prompt, answer = answer[:1], answer[1:]
     if len(prompt) >= max_tokens:
         raise InvalidConfigError(
             f"Line {document.line}: its prompt has {len(prompt)} tokens and --max-tokens is {max_tokens}; shorten it "

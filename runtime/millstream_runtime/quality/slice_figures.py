@@ -17,6 +17,7 @@ from millstream_runtime.quality.token_scores import DocumentScores
 NUM_RESAMPLES = 1000
 INTERVAL_PERCENT = 95
 TAIL_PERCENT = 99
+MAX_NATS = 700.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +89,20 @@ def figures_of(name: str, scores: Sequence[DocumentScores], seed: int = 0) -> Sl
         num_documents=len(scores),
         num_tokens=sum(len(one.kl) for one in scores),
         num_not_finite=sum(int((~keep).sum()) for keep in finite),
-        base_perplexity=float(np.exp(base[0] / tokens[0])),
-        candidate_perplexity=float(np.exp(candidate[0] / tokens[0])),
+        base_perplexity=float(_exp(base[0] / tokens[0])),
+        candidate_perplexity=float(_exp(candidate[0] / tokens[0])),
         mean_kl=_figure(kl / tokens),
         p99_kl=_figure(_quantiles(all_kl, lengths, counts, TAIL_PERCENT / 100)),
         top1_agreement_percent=_figure(100 * agreed / tokens),
         flip_percent=_figure(100 * flipped / tokens),
-        perplexity_ratio=_figure(np.exp((candidate - base) / tokens)),
+        perplexity_ratio=_figure(_exp((candidate - base) / tokens)),
     )
+
+
+def _exp(nats: np.ndarray) -> np.ndarray:
+    """At most e^MAX_NATS, since JSON has no infinity: a model that is broken can be thousands of nats off."""
+    values: np.ndarray = np.exp(np.minimum(nats, MAX_NATS))
+    return values
 
 
 def _figure(values: np.ndarray) -> Figure:

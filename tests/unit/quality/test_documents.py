@@ -44,6 +44,16 @@ def test_of_a_completion_the_answer_and_of_a_text_all_but_its_first_token_are_ju
     assert (completion.slice, completion.line, text.line) == ("all", 1, 2)
 
 
+def test_behind_a_prompt_without_tokens_the_first_token_is_not_judged(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some tokenizers strip text: a prompt of spaces has no tokens then."""
+    encode = Tokenizer.encode
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, text, special=True, **_: encode(self, text.strip(), special))
+    [document] = tokenized(base, tmp_path, {"prompt": "  ", "completion": "abc"})
+    assert (document.num_prompt_tokens, document.num_judged_tokens) == (1, 2)
+
+
 def test_a_longer_document_is_cut_and_says_so(base: Path, tmp_path: Path) -> None:
     short, long = tokenized(base, tmp_path, {"text": "abc"}, {"text": "a" * 50}, max_tokens=10)
     assert (short.is_cut, long.is_cut) == (False, True)

@@ -59,6 +59,13 @@ def test_a_slice_of_nothing_finite_has_figures_all_the_same() -> None:
     assert found.mean_kl.value == 0
 
 
+def test_a_model_that_is_thousands_of_nats_off_has_a_perplexity_that_json_can_hold() -> None:
+    found = figures_of("all", [scores([5000.0], candidate=[5000.0]), scores([4000.0], candidate=[4000.0])])
+    assert math.isfinite(found.candidate_perplexity)
+    assert math.isfinite(found.perplexity_ratio.high)
+    assert found.perplexity_ratio.value > 1e300
+
+
 def test_slices_are_apart_and_in_the_order_of_the_data() -> None:
     found = by_slice([scores([0.2], "code"), scores([0.1], "chat"), scores([0.4], "code")])
     assert [(one.slice, one.num_documents) for one in found] == [("code", 2), ("chat", 1)]
