@@ -61,6 +61,9 @@ class ScriptedEngine:
     steps: int = 0
     running: dict[str, tuple[Request, int]] = field(default_factory=dict)  # and the tokens it has
 
+    def set_target_itl(self, milliseconds: int | None) -> None:
+        """There are no steps to bound."""
+
     def when_lost(self, on_lost: OnLost) -> None:
         """There are no ranks to lose."""
 

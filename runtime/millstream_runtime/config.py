@@ -33,6 +33,7 @@ DEFAULT_HEARTBEAT_INTERVAL_SECONDS = 30
 MAX_PROBE_KEYS = 4
 # Fields of BootConfig that came later: absent from boot.json and the hash at None, so that an upgrade restarts nothing.
 LATER_FIELDS = frozenset({"target_itl_milliseconds"})
+OPTIONAL_LIVE_FIELDS = frozenset({"probe_key_digests", "target_itl_milliseconds"})  # absent from live.json when empty
 Value = TypeVar("Value", bound=StrEnum)
 _SHA256_HEX = re.compile("[0-9a-f]{64}")
 
@@ -104,20 +105,21 @@ class LiveConfig:
     heartbeat_interval_seconds: int = DEFAULT_HEARTBEAT_INTERVAL_SECONDS  # 0 switches heartbeats off
     log_level: LogLevel | None = None  # None: what the environment says
     probe_key_digests: tuple[str, ...] = ()  # SHA-256, in hex, of the keys of the operator's probe
+    target_itl_milliseconds: int | None = None  # as in BootConfig, which holds where this is None
 
     def __post_init__(self) -> None:
         _in_range("--heartbeat-interval-seconds", self.heartbeat_interval_seconds, 0, MAX_DURATION_SECONDS)
+        _require_target_itl(self.target_itl_milliseconds)
         if len(self.probe_key_digests) > MAX_PROBE_KEYS or not all(map(_SHA256_HEX.fullmatch, self.probe_key_digests)):
             raise InvalidConfigError(
                 f"probe_key_digests must be at most {MAX_PROBE_KEYS} SHA-256 digests of 64 hexadecimal digits."
             )
 
     def as_dict(self) -> dict[str, Any]:
-        """Field names to plain JSON values. Without the digests where there are none: most models need no key."""
+        """Field names to plain JSON values. Without digests and a target where there are none, as for most models."""
         found = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
-        digests = {"probe_key_digests": [*self.probe_key_digests]} if self.probe_key_digests else {}
-        del found["probe_key_digests"]
-        return found | digests
+        found["probe_key_digests"] = [*self.probe_key_digests]
+        return {name: value for name, value in found.items() if name not in OPTIONAL_LIVE_FIELDS or value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,8 +177,7 @@ class BootConfig:
         _in_range("--gpu-memory-utilization-percent", self.gpu_memory_utilization_percent, 1, 99)
         if self.kv_cache_memory_bytes is not None:
             _in_range("--kv-cache-memory-bytes", self.kv_cache_memory_bytes, 1 << 20, 1 << 50)
-        if self.target_itl_milliseconds is not None:
-            _in_range("--target-itl-milliseconds", self.target_itl_milliseconds, 1, MAX_TARGET_ITL_MILLISECONDS)
+        _require_target_itl(self.target_itl_milliseconds)
         if self.api_keys_file is not None:
             _require(bool(self.api_keys_file), "--api-keys-file", self.api_keys_file, "a file with one key a line")
         _in_range("--drain-timeout-seconds", self.drain_timeout_seconds, 0, MAX_DURATION_SECONDS)
@@ -207,9 +208,12 @@ class RuntimeConfig(BootConfig):
 
     @staticmethod
     def of(boot: BootConfig, live: LiveConfig | None = None) -> RuntimeConfig:
-        """Both halves in one; without a live half its defaults."""
+        """Both halves in one; without a live half its defaults. A field of both is that of `live`, if it has one."""
         halves = ((boot, BootConfig), (live or LiveConfig(), LiveConfig))
-        return RuntimeConfig(**{field.name: getattr(half, field.name) for half, of in halves for field in fields(of)})
+        found = {field.name: getattr(half, field.name) for half, of in halves for field in fields(of)}
+        if found["target_itl_milliseconds"] is None:
+            found["target_itl_milliseconds"] = boot.target_itl_milliseconds
+        return RuntimeConfig(**found)
 
     @property
     def boot(self) -> BootConfig:
@@ -309,6 +313,11 @@ def _switch(text: str) -> bool:
 
 def _plain(value: object) -> object:
     return value.value if isinstance(value, StrEnum) else value
+
+
+def _require_target_itl(milliseconds: int | None) -> None:
+    if milliseconds is not None:
+        _in_range("--target-itl-milliseconds", milliseconds, 1, MAX_TARGET_ITL_MILLISECONDS)
 
 
 def _in_range(flag: str, value: int, low: int, high: int) -> None:

@@ -51,7 +51,7 @@ class NotYet:
 
 @dataclass(frozen=True)
 class Planned:
-    """It decides by the cluster's GPUs and the model's shape: another value, and that it changes the Deployment.
+    """It decides by the cluster's GPUs and the model's shape: another value, and the kinds of objects that it changes.
 
     `spec`: fields of a spec that already says something there. `refused`: the reason why the other value is refused
     instead. Where GPUs or shape are not known any value is refused by name.
@@ -60,6 +60,7 @@ class Planned:
     spec: dict[str, Any]
     to: Any
     refused: str | None = None
+    kinds: tuple[str, ...] = (DEPLOYMENT,)
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts] = {
     f"{DRAFT}.source.persistentVolumeClaim.claimName": NotYet(draft(**CLAIM), DRAFTS),
     f"{DRAFT}.source.persistentVolumeClaim.path": NotYet(draft(**CLAIM), DRAFTS),
     "objectives.ttft.p95": Planned({"objectives": {"ttft": {"p95": "200ms"}}}, "50ms"),
-    "objectives.itl.p95": Planned({"objectives": {"itl": {"p95": "60ms"}}}, "10ms"),
+    "objectives.itl.p95": Planned({"objectives": {"itl": {"p95": "60ms"}}}, "10ms", kinds=(DEPLOYMENT, LIVE)),
     "budget.maxMonthlyUSD": Planned({"budget": {"maxMonthlyUSD": 5000}}, 100, refused="BudgetExceeded"),
     "budget.enforcement": Planned(
         {"budget": {"maxMonthlyUSD": 100, "enforcement": "Observe"}}, "Enforce", refused="BudgetExceeded"

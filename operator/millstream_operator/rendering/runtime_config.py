@@ -67,4 +67,12 @@ def live_config(spec: LLMDeploymentSpec, probe_key_digests: tuple[str, ...] = ()
         heartbeat_interval_seconds=duration.seconds(warmup.heartbeat_interval or DEFAULT_HEARTBEAT_INTERVAL),
         log_level=config.LogLevel((runtime.log_level or LogLevel.INFO).lower()),
         probe_key_digests=probe_key_digests,
+        target_itl_milliseconds=_target_itl(spec),
     )
+
+
+def _target_itl(spec: LLMDeploymentSpec) -> int | None:
+    """None where the spec promises nothing: then the runtime's own default holds."""
+    if spec.objectives is None or spec.objectives.itl is None:
+        return None
+    return min(duration.milliseconds(spec.objectives.itl.p95), config.MAX_TARGET_ITL_MILLISECONDS)

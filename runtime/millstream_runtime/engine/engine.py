@@ -16,6 +16,7 @@ from pathlib import Path
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.device_policy import ThreadCounts
+from millstream_runtime.engine.ending import Ending
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.graphs import GraphUse
 from millstream_runtime.engine.execution.last_tokens import LastTokens
@@ -25,10 +26,10 @@ from millstream_runtime.engine.execution.rank_group import LoadedModel, RankGrou
 from millstream_runtime.engine.kv.pool_size import MemoryUse
 from millstream_runtime.engine.kv.prefix_root import prefix_root
 from millstream_runtime.engine.out_of_memory import is_out_of_memory
-from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill, Request, RequestError, TokenOutput
+from millstream_runtime.engine.request import EngineStats, FinishReason, Request, RequestError, TokenOutput
 from millstream_runtime.engine.sampling.logits_processors import LogitsProcessor
 from millstream_runtime.engine.sampling.token_counts import TokenCounts
-from millstream_runtime.engine.sampling.validation import check_sampling
+from millstream_runtime.engine.sampling.validation import check_request
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
 from millstream_runtime.engine.scheduling.pacing import Pace, balance_tokens
 from millstream_runtime.engine.scheduling.scheduler import Chunk, Scheduler, StepPlan
@@ -83,6 +84,7 @@ class Engine:
         self.model_config: ModelConfig = replace(
             loaded.shard_config.model_config, max_model_len=loaded.pool.max_model_len
         )
+        self._ending = Ending(self.model_config.max_model_len, self.model_config.eos_token_ids)
         self._max_num_seqs, self._max_step_tokens = config.max_num_seqs, config.max_num_batched_tokens
         self._make_scheduler(config, loaded)
         self._make_runner(config, loaded)
@@ -125,14 +127,25 @@ class Engine:
             TokenCounts(config.max_num_seqs, loaded.forward.device),
             last_tokens,
         )
-        self._pace = self._make_pace(config)
-
-    def _make_pace(self, config: RuntimeConfig) -> Pace | None:
-        """None where `max_num_batched_tokens` alone bounds the prompts of a step."""
         target = config.target_itl_milliseconds
+        self._first_target = target if target is not None else self._policy.default_target_itl_milliseconds
+        self._pace: Pace | None = None  # `max_num_batched_tokens` alone bounds the prompts of a step
+        self.set_target_itl(None)
+
+    def set_target_itl(self, milliseconds: int | None) -> None:
+        """Bound the time by which a step with prompts makes running answers wait. None: as the engine began."""
+        target = milliseconds if milliseconds is not None else self._first_target
         if target is None:
-            target = self._policy.default_target_itl_milliseconds
-        return None if target is None else Pace(balance_tokens(self.model_config), target / 1000)
+            self._pace = None
+        elif self._pace is None:
+            self._pace = Pace(balance_tokens(self.model_config), target / 1000)
+        else:
+            self._pace.target_itl_seconds = target / 1000
+
+    @property
+    def target_itl_milliseconds(self) -> int | None:
+        """The bound that holds now; None: `max_num_batched_tokens` alone bounds the prompts of a step."""
+        return None if self._pace is None else round(1000 * self._pace.target_itl_seconds)
 
     @property
     def topology(self) -> Topology | None:
@@ -164,7 +177,9 @@ class Engine:
         Raises:
             ValueError: an id in use, an empty or too long prompt, an id outside the vocabulary, no token to sample.
         """
-        self._check_request(request)
+        if request.request_id in self._sequences:
+            raise ValueError(f"request id {request.request_id!r} is already running")
+        check_request(request, self.model_config)
         prompt = list(request.prompt_token_ids)
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(64)
         sequence = Sequence(
@@ -266,7 +281,7 @@ class Engine:
         self._count_as_computed(chunks)
         for sequence in launched.sampling:
             sequence.expect()
-            sequence.is_complete = self._is_at_length(sequence, len(sequence.token_ids))
+            sequence.is_complete = self._ending.is_at_length(sequence, len(sequence.token_ids))
         return StepInFlight(launched, chunks, None if recorded else shape, began)
 
     def _count_as_computed(self, chunks: list[Chunk]) -> None:
@@ -361,9 +376,9 @@ class Engine:
         if token_id is None:
             self._end(sequence)
             return TokenOutput(request_id, None, FinishReason.ERROR, error=RequestError.NOT_FINITE)
-        prefill = _prefill(sequence) if sequence.num_read_tokens == sequence.num_prompt_tokens else None
+        prefill = sequence.prefill() if sequence.num_read_tokens == sequence.num_prompt_tokens else None
         sequence.accept(token_id)
-        reason = self._finish_reason(sequence, token_id)
+        reason = self._ending.reason(sequence, token_id)
         if reason is not None:
             self._end(sequence)
         elif not sequence.num_unread_tokens and self._runner.must_recompute(sequence):
@@ -382,38 +397,3 @@ class Engine:
         if sequence.has_bad_numbers:
             self._runner.zero_blocks(self._blocks.unpublish(sequence))
         self._scheduler.remove(sequence)
-
-    def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
-        params = sequence.request.sampling
-        if token_id in params.stop_token_ids:  # before min_tokens, the sampler suppresses these and EOS
-            return FinishReason.STOP
-        if token_id in self.model_config.eos_token_ids and not params.ignore_eos:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if self._is_at_length(sequence, sequence.num_read_tokens) else None
-
-    def _is_at_length(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Whether a sequence of `num_tokens` has reached `max_tokens` or `max_model_len`."""
-        num_generated = num_tokens - sequence.num_prompt_tokens
-        return num_generated >= sequence.request.sampling.max_tokens or num_tokens >= self.model_config.max_model_len
-
-    def _check_request(self, request: Request) -> None:
-        prompt, limit = request.prompt_token_ids, self.model_config.max_model_len
-        if request.request_id in self._sequences:
-            raise ValueError(f"request id {request.request_id!r} is already running")
-        if not 0 < len(prompt) < limit:
-            raise ValueError(
-                f"the prompt has {len(prompt)} tokens; it must have 1 to {limit - 1} (max_model_len {limit})"
-            )
-        if not 0 <= min(prompt) <= max(prompt) < self.model_config.vocab_size:
-            raise ValueError(f"a prompt token is outside the vocabulary of {self.model_config.vocab_size}")
-        check_sampling(request.sampling, self.model_config.vocab_size, self.model_config.eos_token_ids)
-
-
-def _prefill(sequence: Sequence) -> Prefill:
-    """What is reported of a prompt with the first token."""
-    wants_prompt = sequence.request.sampling.prompt_logprobs is not None
-    return Prefill(
-        scheduled_at_seconds=sequence.scheduled_at_seconds or 0.0,
-        num_cached_tokens=sequence.num_cached_tokens,
-        prompt_logprobs=tuple(sequence.prompt_logprobs) if wants_prompt else None,
-    )

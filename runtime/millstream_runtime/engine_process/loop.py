@@ -35,6 +35,7 @@ from millstream_runtime.engine_process.messages import (
     Ready,
     Refused,
     SetHeartbeatInterval,
+    SetTargetItl,
     StepDone,
     StepThreads,
     Stop,
@@ -84,6 +85,7 @@ class EngineLike(Protocol):
     def close(self) -> None: ...
     def add_request(self, request: Request) -> None: ...
     def abort(self, request_id: str) -> None: ...
+    def set_target_itl(self, milliseconds: int | None) -> None: ...
     def step(self) -> Sequence[TokenOutput]: ...
     def has_work(self) -> bool: ...
     def stats(self) -> EngineStats: ...
@@ -187,6 +189,8 @@ class EngineLoop:
                 engine.abort(request_id)
             case SetHeartbeatInterval(seconds):
                 self._heartbeat_interval_seconds = seconds
+            case SetTargetItl(milliseconds):
+                engine.set_target_itl(milliseconds)
             case Load() | Stop():  # Load came before the loop started, and Stop ends it
                 pass
 

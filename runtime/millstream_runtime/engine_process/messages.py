@@ -52,6 +52,12 @@ class SetHeartbeatInterval(msgspec.Struct, frozen=True, tag=True):
     seconds: float
 
 
+class SetTargetItl(msgspec.Struct, frozen=True, tag=True):
+    """How long a step with prompts may make running answers wait; None: what the engine was started with."""
+
+    milliseconds: int | None
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """End after the current step."""
 
@@ -120,7 +126,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
         return RuntimeFailure(self.reason, self.message)
 
 
-Command = Load | Submit | Abort | SetHeartbeatInterval | Stop
+Command = Load | Submit | Abort | SetHeartbeatInterval | SetTargetItl | Stop
 Event = PhaseEntered | WeightsRead | Loaded | Ready | StepDone | Refused | Failed
 
 _encoder = msgspec.msgpack.Encoder()

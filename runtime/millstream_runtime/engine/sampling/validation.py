@@ -1,10 +1,25 @@
-"""What sampling parameters must hold for a model: refused before a step, where they would give no token."""
+"""What a request must hold for a model: refused before a step, where it would give no token."""
 
 from __future__ import annotations
 
 import math
 
-from millstream_runtime.engine.request import SamplingParams
+from millstream_runtime.engine.request import Request, SamplingParams
+from millstream_runtime.models.config.model_config import ModelConfig
+
+
+def check_request(request: Request, model: ModelConfig) -> None:
+    """Check the prompt and what is sampled.
+
+    Raises:
+        ValueError: an empty or too long prompt, an id outside the vocabulary, or as `check_sampling`.
+    """
+    prompt, limit = request.prompt_token_ids, model.max_model_len
+    if not 0 < len(prompt) < limit:
+        raise ValueError(f"the prompt has {len(prompt)} tokens; it must have 1 to {limit - 1} (max_model_len {limit})")
+    if not 0 <= min(prompt) <= max(prompt) < model.vocab_size:
+        raise ValueError(f"a prompt token is outside the vocabulary of {model.vocab_size}")
+    check_sampling(request.sampling, model.vocab_size, model.eos_token_ids)
 
 
 def check_sampling(params: SamplingParams, vocab_size: int, eos_token_ids: frozenset[int]) -> None:

@@ -59,7 +59,7 @@ class Pace:
 
     def __init__(self, balance_tokens: float, target_itl_seconds: float) -> None:
         self._balance_tokens = balance_tokens
-        self._target_itl_seconds = target_itl_seconds
+        self.target_itl_seconds = target_itl_seconds  # may change at any time: what was learned stays true
         self.reset()
 
     def reset(self) -> None:
@@ -106,7 +106,7 @@ class Pace:
         if not self._prompt_seconds:  # nothing timed, or by a clock too coarse to see a chunk
             return most if not self._prompt_work else math.inf
         decode = self._decode()
-        seconds = max(self._target_itl_seconds, LEAST_RATIO * decode) - decode
+        seconds = max(self.target_itl_seconds, LEAST_RATIO * decode) - decode
         return min(most, seconds * self._prompt_work / self._prompt_seconds)
 
     def _decode(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from millstream_runtime.engine.request import Request, TokenLogprobs
+from millstream_runtime.engine.request import Prefill, Request, TokenLogprobs
 
 if TYPE_CHECKING:  # the protocol names tensors
     from millstream_runtime.engine.sampling.logits_processors import LogitsProcessor
@@ -104,3 +104,12 @@ class Sequence:
     def uses_prefix_cache(self) -> bool:
         """Whether cached blocks serve it. Prompt log-probabilities need every position; heartbeats leave no trace."""
         return not self.request.is_heartbeat and self.request.sampling.prompt_logprobs is None
+
+    def prefill(self) -> Prefill:
+        """What is reported of the prompt with the first token."""
+        wants_prompt = self.request.sampling.prompt_logprobs is not None
+        return Prefill(
+            scheduled_at_seconds=self.scheduled_at_seconds or 0.0,
+            num_cached_tokens=self.num_cached_tokens,
+            prompt_logprobs=tuple(self.prompt_logprobs) if wants_prompt else None,
+        )

@@ -32,6 +32,7 @@ from millstream_runtime.engine_process.messages import (
     Ready,
     Refused,
     SetHeartbeatInterval,
+    SetTargetItl,
     StepDone,
     StepThreads,
     Submit,
@@ -107,6 +108,7 @@ class EngineClient:
         self.on_step: Callable[[EngineStats], None] = lambda stats: None
         self.on_ready: Callable[[], None] = lambda: ledger.enter(Phase.READY)
         self.heartbeat_interval_seconds = heartbeat_interval_seconds
+        self._target_itl_milliseconds: int | None = None  # None: what the engine is started with
         # Read by /metrics, /ready and requests.
         self.failure: RuntimeFailure | None = None  # why there is no engine now; None while one boots or serves
         self.is_ready = False
@@ -127,6 +129,8 @@ class EngineClient:
         self._connection.send(
             SetHeartbeatInterval(self.heartbeat_interval_seconds)
         )  # it may have changed since the process was started
+        if self._target_itl_milliseconds is not None:
+            self._connection.send(SetTargetItl(self._target_itl_milliseconds))
 
     @property
     def is_restarting(self) -> bool:
@@ -144,6 +148,12 @@ class EngineClient:
         if self._connection is not None:
             self._connection.send(SetHeartbeatInterval(seconds))
             self._watchdog.heartbeat_interval_changed(seconds, is_busy=bool(self._queues))
+
+    def set_target_itl(self, milliseconds: int | None) -> None:
+        """Apply a new target of the inter-token latency; None: what the engine was started with. Later ones too."""
+        if milliseconds != self._target_itl_milliseconds and self._connection is not None:
+            self._connection.send(SetTargetItl(milliseconds))
+        self._target_itl_milliseconds = milliseconds
 
     def submit(self, request: Request, queue: OutputQueue) -> None:
         """Queue a generation; its tokens go to `queue`.

@@ -1,6 +1,6 @@
 """The live half of the configuration: a file that is polled every two seconds and applied without a restart.
 
-    kubelet swaps the mounted ConfigMap -> LiveConfigFile.reload() -> apply(LiveConfig): heartbeats, log level, keys
+    kubelet swaps the mounted ConfigMap -> LiveConfigFile.reload() -> apply(LiveConfig): heartbeats, log level, …
 
 A file that cannot be read or used changes nothing: the last good values stay, and the log and a metric say so. A
 separate thread polls, so that a slow disk delays no stream.

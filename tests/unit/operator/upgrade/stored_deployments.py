@@ -34,6 +34,7 @@ from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.revision import Revision, controller_revision, render_revision
 from millstream_operator.rendering.revision_marks import Marks
 from millstream_runtime.config import Capabilities
+from millstream_runtime.config_files import dump_fields
 
 Manifest = dict[str, Any]
 RECORDS = Path(__file__).parent / "records"
@@ -146,7 +147,7 @@ def _fields(owner: LLMDeployment, plan: Plan, revision: Revision, rendered: Sequ
         "inputHash": revision.input_hash,
         "configHash": revision.config_hash,
         "boot.json": _sha256(texts["boot.json"]),
-        "live.json": _sha256(texts["live.json"]),
+        "live.json": _sha256(_without_later_fields(texts["live.json"])),
         "revisionName": revision.name,
         "factsHash": plan.facts_hash,
         "plan": {key: value for key, value in revision.plan.items() if key not in WORDS and key != "factsHash"},
@@ -154,6 +155,11 @@ def _fields(owner: LLMDeployment, plan: Plan, revision: Revision, rendered: Sequ
         "objects": {_name(one): _sha256(_json(one)) for one in rendered if one["kind"] not in NAMED_ONLY},
         "controllerRevision": json.loads(_json(controller_revision(owner, revision, 1, marks))),
     }
+
+
+def _without_later_fields(live: str) -> str:
+    """As the older operator wrote it. A pod of its runtime ignores what it does not know, and restarts for nothing."""
+    return dump_fields({name: value for name, value in json.loads(live).items() if name != "target_itl_milliseconds"})
 
 
 def _rendered(owner: LLMDeployment, revision: Revision) -> list[Manifest]:

@@ -11,7 +11,9 @@ import pytest
 from millstream_runtime.boot import BootLedger
 from millstream_runtime.config import BootConfig, Device, LiveConfig, LogLevel, RuntimeConfig
 from millstream_runtime.config_files import dump
+from millstream_runtime.engine_process.messages import Command, SetTargetItl
 from millstream_runtime.errors import InvalidConfigError
+from millstream_runtime.server.engine.client import EngineClient
 from millstream_runtime.server.http.sockets import bind
 from millstream_runtime.server.model_server import ModelServer
 from millstream_runtime.server.operations.live_config import LiveConfigFile
@@ -112,6 +114,64 @@ async def test_a_server_takes_heartbeats_and_log_level_over_without_a_restart(tm
     finally:
         server.service.close()
         listener.close()
+
+
+def test_a_target_of_the_itl_is_taken_over_without_a_restart(tiny_model: Path, tmp_path: Path) -> None:
+    """While the file has one it holds; without it what the engine was started with, by a flag or by default."""
+    file = tmp_path / "live.json"
+    write(file, LiveConfig(target_itl_milliseconds=20))
+    slow = SlowSteps()
+
+    def target() -> object:
+        return slow.engine.target_itl_milliseconds  # type: ignore[attr-defined]
+
+    with serving(tiny_model, make_engine=slow.make, live_config=file, target_itl_milliseconds=40) as server:
+        server.wait_ready()
+        wait_for(lambda: target() == 20, "the target of the file")
+        for live, wanted in ((80, 80), (None, 40), (5, 5)):
+            write(file, LiveConfig(target_itl_milliseconds=live))
+            server.reload_live_config()
+            wait_for(lambda wanted=wanted: target() == wanted, f"{wanted} ms")  # type: ignore[misc]
+        body = {"model": "tiny", "prompt": "hi", "max_tokens": 2, "temperature": 0, "ignore_eos": True}
+        assert server.post("/v1/completions", body).status_code == 200
+
+
+def test_an_engine_that_is_started_again_begins_with_the_target_of_the_file() -> None:
+    sent: list[Command] = []
+
+    class Recorder:
+        def send(self, command: Command) -> None:
+            sent.append(command)
+
+    client = EngineClient(
+        lambda on_event, on_end: Recorder(),  # type: ignore[arg-type]
+        BootLedger(0.0),
+        on_failure=lambda failure: None,
+        heartbeat_interval_seconds=0.0,
+    )
+    client.set_target_itl(20)
+    client.start()
+    assert SetTargetItl(20) in sent
+    client.set_target_itl(None)
+    assert sent[-1] == SetTargetItl(None)
+    sent.clear()
+    client.start()
+    assert not [one for one in sent if isinstance(one, SetTargetItl)], "an engine begins with its own"
+
+
+@pytest.mark.parametrize(("flag", "live", "found"), [(40, 20, 20), (40, None, 40), (None, 20, 20), (None, None, None)])
+def test_a_target_of_the_live_half_wins_over_that_of_the_boot_half(
+    flag: int | None, live: int | None, found: int | None
+) -> None:
+    boot = BootConfig(model="/models/x", served_model_name="x", target_itl_milliseconds=flag)
+    assert RuntimeConfig.of(boot, LiveConfig(target_itl_milliseconds=live)).target_itl_milliseconds == found
+
+
+def test_a_file_without_a_target_is_written_as_before() -> None:
+    assert set(LiveConfig().as_dict()) == {"heartbeat_interval_seconds", "log_level"}
+    assert LiveConfig(target_itl_milliseconds=20).as_dict()["target_itl_milliseconds"] == 20
+    with pytest.raises(InvalidConfigError, match="target-itl-milliseconds is 0; it must be between 1 and 60000"):
+        LiveConfig(target_itl_milliseconds=0)
 
 
 def test_a_pods_command_line_is_a_file_and_flags_win_over_it(tmp_path: Path) -> None:
