@@ -1,4 +1,4 @@
-"""Inputs of `millstream plan`: config.json files, nodes, custom prices. Each error is one sentence."""
+"""Inputs of `millstream plan` from files: config.json, nodes, custom prices. Each error is one sentence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 
 from millstream.manifest import model_root
-from millstream_operator.api import GROUP, PLURAL, VERSION
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.model import ModelSource
 from millstream_operator.api.spec import Accelerator, AcceleratorType
@@ -26,12 +25,13 @@ from millstream_operator.facts.gpu_pods import read_pod
 from millstream_operator.inventory.node_kinds import Inventory, inventory_of, whole_catalog
 from millstream_operator.inventory.nodes import NodesError, nodes_of, pods_of, read_node
 from millstream_operator.kube.index import Index
+from millstream_operator.planning.calibration import NO_CALIBRATION, Calibration
 from millstream_operator.planning.facts import Facts
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 MAX_FILE_BYTES = 512 << 20  # a thousand nodes print as some ten megabytes
-REQUEST_TIMEOUT_SECONDS = 30
 DEFAULT_NAMESPACE = "default"
+NOT_READ = "none read, so nothing is corrected; --kubeconfig reads what the runtimes of a cluster measured"
 
 
 def bad_input(message: str) -> RuntimeFailure:
@@ -96,16 +96,24 @@ def inventory_for(
 
 @dataclass(frozen=True, slots=True)
 class ClusterObjects:
-    """Nodes and pods as kubectl prints them. `note`: what could not be read, for a person."""
+    """Nodes and pods as kubectl prints them, and what the cluster's operator measured.
+
+    `calibration_note` says where the calibration is from, or why there is none. `image`: what that operator runs by
+    default; None where it is not known. `notes`: what could not be read, for a person.
+    """
 
     nodes: Sequence[Mapping[str, Any]]
     pods: Sequence[Mapping[str, Any]] = ()
-    note: str | None = None
+    notes: tuple[str, ...] = ()
+    calibration: Calibration = NO_CALIBRATION
+    calibration_note: str = NOT_READ
+    image: str | None = None
 
     def facts(self, deployment: LLMDeployment, catalog: GpuCatalog, shape: ModelShape) -> Facts:
         """What the operator would know of these: taints, cordons, held GPUs, and the deployment's own pods."""
         found = ClusterFacts(Index(), catalog=catalog, shapes=lambda owner, source: shape)
         found.problem = None
+        found.use_calibration(self.calibration)
         found.replace_nodes(filter(None, map(read_node, self.nodes)))
         found.replace_pods(filter(None, (read_pod(_with_uid(pod)) for pod in self.pods)))
         namespace = deployment.metadata.namespace or DEFAULT_NAMESPACE
@@ -129,66 +137,6 @@ def _listed(path: Path, read: Callable[[Any], list[Mapping[str, Any]]]) -> list[
         return read(_yaml(path, MAX_FILE_BYTES))
     except NodesError as error:
         raise bad_input(f"{path}: {error}") from None
-
-
-def objects_of_cluster(kubeconfig: Path) -> ClusterObjects:
-    """The nodes of a cluster and, where its user may list them, the pods that hold GPUs."""
-    nodes = _cluster_nodes(kubeconfig)
-    try:
-        return ClusterObjects(nodes, _cluster_pods(kubeconfig))
-    except RuntimeFailure as error:
-        note = f"Every allocatable GPU counts as free, because pods cannot be listed: {error.message}"
-        return ClusterObjects(nodes, (), note)
-
-
-def live_deployment(kubeconfig: Path, deployment: LLMDeployment) -> dict[str, Any] | None:
-    """The LLMDeployment of that name in the cluster, as it is stored; None when there is none."""
-
-    def read(client: Any, api: Any) -> Any:
-        namespace = deployment.metadata.namespace or "default"
-        objects = client.CustomObjectsApi(api)
-        place = (GROUP, VERSION, namespace, PLURAL, deployment.name)
-        return objects.get_namespaced_custom_object(*place, _request_timeout=REQUEST_TIMEOUT_SECONDS)
-
-    found: dict[str, Any] | None = _ask(kubeconfig, read, "the LLMDeployment cannot be read")
-    return found
-
-
-def _cluster_nodes(kubeconfig: Path) -> list[Any]:
-    def read(client: Any, api: Any) -> Any:
-        nodes = client.CoreV1Api(api).list_node(_request_timeout=REQUEST_TIMEOUT_SECONDS)
-        return api.sanitize_for_serialization(nodes)
-
-    return list(nodes_of(_ask(kubeconfig, read, "the cluster's nodes cannot be listed")))
-
-
-def _cluster_pods(kubeconfig: Path) -> list[Any]:
-    def read(client: Any, api: Any) -> Any:
-        bound = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
-        pods = client.CoreV1Api(api).list_pod_for_all_namespaces(
-            field_selector=bound, _request_timeout=REQUEST_TIMEOUT_SECONDS
-        )
-        return api.sanitize_for_serialization(pods)
-
-    found = _ask(kubeconfig, read, "the cluster's pods cannot be listed")
-    return list(pods_of(found)) if found is not None else []
-
-
-def _ask(kubeconfig: Path, read: Callable[[Any, Any], Any], failure: str) -> Any:
-    """What `read(client module, API client)` returns; None for 404. Planning from files needs no client."""
-    try:
-        from kubernetes import client, config
-    except ModuleNotFoundError:
-        raise bad_input("--kubeconfig needs the kubernetes client: pip install 'millstream[cluster]'.") from None
-    try:
-        return read(client, config.new_client_from_config(str(kubeconfig)))
-    except client.ApiException as error:
-        if error.status == 404:
-            return None
-        raise bad_input(f"{kubeconfig}: {failure}: {error.status} {error.reason}.") from None
-    except Exception as error:  # the client raises a dozen unrelated types: files, TLS, sockets
-        said = " ".join(str(error).split())[:200]
-        raise bad_input(f"{kubeconfig}: {failure}: {said}.") from None
 
 
 def _yaml(path: Path, limit_bytes: int) -> Any:

@@ -24,6 +24,7 @@ import kopf
 
 from millstream_operator import gc_freeze
 from millstream_operator.facts.api_servers import ApiServers
+from millstream_operator.facts.calibration_record import config_map_name
 from millstream_operator.facts.calibration_store import CalibrationStore
 from millstream_operator.facts.catalog_watch import CatalogWatch
 from millstream_operator.facts.cluster_facts import ClusterFacts
@@ -128,7 +129,7 @@ class Operator:
         return CalibrationStore(
             self.client,
             self.settings.operator_namespace,
-            f"{self.settings.lease_name}-calibration",
+            config_map_name(self.settings.lease_name),
             use=self.facts.use_calibration,
             catalog=lambda: self.facts.catalog,
             clock=steady_seconds,

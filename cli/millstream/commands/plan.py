@@ -18,7 +18,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,21 @@ def run(argv: Sequence[str]) -> int:
 
     catalog = read_catalog(arguments.catalog)
     results = [_work(deployment, catalog, arguments) for deployment in deployments]
-    _print([result for result, _ in results], arguments)
-    return EXIT_FEASIBLE if all(feasible for _, feasible in results) else EXIT_INFEASIBLE
+    _print(results, arguments)
+    return EXIT_FEASIBLE if all(result.feasible for result in results) else EXIT_INFEASIBLE
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What is to be printed for one deployment. `found`: its plan, or the rows of a comparison."""
+
+    deployment: Any
+    found: Any
+    calibration: str  # which measurements the predictions were corrected with
+
+    @property
+    def feasible(self) -> bool:
+        return any(row.plan.feasible for row in self.found) if isinstance(self.found, list) else self.found.feasible
 
 
 def _parser() -> CommandLineParser:
@@ -76,7 +89,7 @@ def _parser() -> CommandLineParser:
     add("--config", type=Path, metavar="FILE", help="the model's config.json, if it cannot be found")
     add("--draft-config", type=Path, metavar="FILE", help="the draft model's config.json")
     add("--catalog", type=Path, metavar="FILE", help="YAML with own prices and GPUs over the shipped catalogue")
-    add("--image", default=PLACEHOLDER_IMAGE, help="runtime image in -o manifests, if the spec has none")
+    add("--image", help="runtime image, if the spec has none; default: that of the operator of --kubeconfig")
     add(
         "--ignore-runtime-limits",
         action="store_true",
@@ -85,31 +98,33 @@ def _parser() -> CommandLineParser:
     return parser
 
 
-def _work(deployment: Any, catalog: Any, arguments: argparse.Namespace) -> tuple[Any, bool]:
-    """What is to be printed for one deployment, and whether it is feasible."""
+def _work(deployment: Any, catalog: Any, arguments: argparse.Namespace) -> Result:
+    from millstream.plan_inputs import DEFAULT_NAMESPACE, NOT_READ
     from millstream_operator.explaining.comparison import compare
     from millstream_operator.planning.plan import PlanDefaults
     from millstream_operator.planning.planner import decide
     from millstream_operator.planning.scaling_cost import planned_with_scaling_cost
 
-    facts, defaults = _facts(deployment, catalog, arguments), PlanDefaults(arguments.image)
+    cluster = _cluster(arguments, deployment.metadata.namespace or DEFAULT_NAMESPACE)
+    image = arguments.image or (cluster.image if cluster is not None else None) or PLACEHOLDER_IMAGE
+    facts, defaults = _facts(deployment, catalog, cluster, arguments), PlanDefaults(image)
+    calibration = cluster.calibration_note if cluster is not None else NOT_READ
     if arguments.compare:
-        rows = compare(arguments.compare, deployment, defaults, facts)
-        return (deployment, rows), any(row.plan.feasible for row in rows)
+        return Result(deployment, compare(arguments.compare, deployment, defaults, facts), calibration)
     for left_out in facts.inventory.refused if facts.inventory is not None else ():
         print(left_out.sentence, file=sys.stderr)
     found = planned_with_scaling_cost(decide(deployment, defaults, facts), deployment.spec)
-    return (deployment, found), found.feasible
+    return Result(deployment, found, calibration)
 
 
-def _facts(deployment: Any, catalog: Any, arguments: argparse.Namespace) -> Any:
+def _facts(deployment: Any, catalog: Any, cluster: Any, arguments: argparse.Namespace) -> Any:
     from millstream.plan_inputs import inventory_for, shape_of
     from millstream_operator.planning.facts import EVERYTHING, Facts
     from millstream_runtime.config import CAPABILITIES
 
     draft = deployment.spec.speculation.draft_model if deployment.spec.speculation else None
     shape = shape_of(deployment.spec.model.source, arguments.config, "--config")
-    if (cluster := _cluster(arguments)) is not None:
+    if cluster is not None:
         facts = cluster.facts(deployment, catalog, shape)
     else:
         facts = Facts(shape=shape, inventory=inventory_for(deployment, catalog, gpus=arguments.gpus), catalog=catalog)
@@ -120,28 +135,29 @@ def _facts(deployment: Any, catalog: Any, arguments: argparse.Namespace) -> Any:
     )
 
 
-def _cluster(arguments: argparse.Namespace) -> Any:
+def _cluster(arguments: argparse.Namespace, namespace: str) -> Any:
     """The nodes and pods that were given or asked for; None where GPUs were named, or nothing."""
-    from millstream.plan_inputs import objects_of_cluster, objects_of_files
+    from millstream.cluster_inputs import objects_of_cluster
+    from millstream.plan_inputs import objects_of_files
 
     if arguments.nodes is not None:
         return objects_of_files(arguments.nodes, arguments.pods)
     if arguments.kubeconfig is None:
         return None
-    found = objects_of_cluster(arguments.kubeconfig)
-    if found.note is not None:
-        print(found.note, file=sys.stderr)
+    found = objects_of_cluster(arguments.kubeconfig, namespace)
+    for note in (*found.notes, f"calibration: {found.calibration_note}"):
+        print(note, file=sys.stderr)
     return found
 
 
-def _print(results: list[Any], arguments: argparse.Namespace) -> None:
+def _print(results: list[Result], arguments: argparse.Namespace) -> None:
     if arguments.output == "table":
-        print("\n\n".join(_table(deployment, found, arguments) for deployment, found in results))
+        print("\n\n".join(_table(result, arguments) for result in results))
         return
     if arguments.output == "manifests":
-        documents = [document for deployment, found in results for document in _manifests(deployment, found)]
+        documents = [document for result in results for document in _manifests(result.deployment, result.found)]
     else:
-        documents = [_plain(found) for _, found in results]
+        documents = [_plain(result.found) for result in results]
     if arguments.output == "json":
         print(json.dumps(documents[0] if len(documents) == 1 else documents, indent=2, ensure_ascii=False))
         return
@@ -151,7 +167,8 @@ def _print(results: list[Any], arguments: argparse.Namespace) -> None:
 
 
 def _diff(deployment: Any, found: Any, kubeconfig: Path, style: Any) -> str:
-    from millstream.plan_inputs import bad_input, live_deployment
+    from millstream.cluster_inputs import live_deployment
+    from millstream.plan_inputs import bad_input
     from millstream_operator.api.load import ManifestError, parse
     from millstream_operator.explaining.plan_diff import plan_diff
 
@@ -167,18 +184,19 @@ def _diff(deployment: Any, found: Any, kubeconfig: Path, style: Any) -> str:
     return plan_diff(deployment, found, live, stored.get("status") or {}, style)
 
 
-def _table(deployment: Any, found: Any, arguments: argparse.Namespace) -> str:
+def _table(result: Result, arguments: argparse.Namespace) -> str:
     from millstream_operator.explaining.comparison import comparison_table
     from millstream_operator.explaining.plan_table import plan_table
     from millstream_operator.explaining.text import Style
 
+    deployment, found = result.deployment, result.found
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     style = Style(colour=colour, unicode=(sys.stdout.encoding or "").lower().startswith("utf"))
     if arguments.diff:
         return _diff(deployment, found, arguments.kubeconfig, style)
     if isinstance(found, list):
         return f"{style.bold(deployment.name)}\n\n{comparison_table(found, style)}"
-    return plan_table(deployment.name, found, style, deployment.metadata.namespace)
+    return plan_table(deployment.name, found, style, deployment.metadata.namespace, result.calibration)
 
 
 def _plain(found: Any) -> Any:

@@ -25,13 +25,18 @@ LEDGER_NAMES = {
 }
 
 
-def plan_table(name: str, found: Plan | Infeasible, style: Style, namespace: str | None = None) -> str:
-    """Return the whole page, without a newline at the end. `namespace`: for commands to copy."""
+def plan_table(
+    name: str, found: Plan | Infeasible, style: Style, namespace: str | None = None, calibration: str | None = None
+) -> str:
+    """Return the whole page, without a newline at the end.
+
+    `namespace`: for commands to copy. `calibration`: which measurements the predictions were corrected with.
+    """
     lines = [style.bold(f"{name}: {found.summary}"), ""]
     if isinstance(found, Infeasible):
         lines += _wrapped(found.message) + _fixes(name, namespace, found, style)
     else:
-        lines += _facts(found, style)
+        lines += _facts(found, style, calibration)
         if found.memory is not None:
             lines += ["", *ledger_lines(found, found.memory, style)]
         reasons = [[reason.field, reason.reason] for reason in found.reasons]
@@ -57,7 +62,7 @@ def ledger_lines(plan: Plan, ledger: MemoryLedger, style: Style) -> list[str]:
     return [style.bold(title), *columns(rows, indent=4)]
 
 
-def _facts(plan: Plan, style: Style) -> list[str]:
+def _facts(plan: Plan, style: Style, calibration: str | None) -> list[str]:
     dot, engine, predicted, cost = style.dot, plan.engine, plan.predicted, plan.cost
     gpus = f"{plan.gpus_per_replica} GPU{'s' if plan.gpus_per_replica != 1 else ''} a replica"
     load = f"{dot}the load needs {plan.replicas_for_load}" if plan.replicas_for_load is not None else ""
@@ -87,6 +92,8 @@ def _facts(plan: Plan, style: Style) -> list[str]:
         busy = f"{predicted.concurrent_sequences} requests at once: {predicted.tokens_per_second} tokens/s"
         itl = f"ITL {predicted.itl_microseconds / 1000:.1f} ms"
         rows.append(["", f"{busy}{dot}{itl}{dot}{predicted.requests_per_minute} requests/min"])
+        if calibration is not None:
+            rows.append(["calibration", calibration])
     return columns(rows)
 
 

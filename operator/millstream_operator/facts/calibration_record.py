@@ -35,6 +35,11 @@ class Entry:
     at_seconds: int = 0
 
 
+def config_map_name(lease_name: str) -> str:
+    """Of the operator with this Lease, in its namespace."""
+    return f"{lease_name}-calibration"
+
+
 def data_key(key: CalibrationKey) -> str:
     return hashlib.sha256(json.dumps(asdict(key), sort_keys=True).encode()).hexdigest()[:16]
 
