@@ -148,12 +148,12 @@ def drain(engine: Engine, rng: random.Random) -> Sample:
 def fill_prefix_cache(engine: Engine, rng: random.Random) -> None:
     """Until every block of the pool holds a cached prefix or is held."""
     blocks = engine._blocks
-    while blocks._free:
-        before = len(blocks._free)
+    while blocks._pool.free:
+        before = len(blocks._pool.free)
         for _ in range(MAX_NUM_SEQS):
             add(engine, rng, 257, 1)
         finish(engine)
-        if len(blocks._free) >= before:
+        if len(blocks._pool.free) >= before:
             return
 
 

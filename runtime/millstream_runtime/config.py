@@ -31,8 +31,8 @@ MAX_DURATION_SECONDS = 86_400
 MAX_TARGET_ITL_MILLISECONDS = 60_000
 DEFAULT_HEARTBEAT_INTERVAL_SECONDS = 30
 MAX_PROBE_KEYS = 4
-# Fields of BootConfig that came later: absent from boot.json and the hash at None, so that an upgrade restarts nothing.
-LATER_FIELDS = frozenset({"target_itl_milliseconds"})
+# Fields of BootConfig that came later: absent from boot.json and the hash at their defaults: upgrades restart nothing.
+LATER_FIELDS = frozenset({"target_itl_milliseconds", "enable_hybrid_kv_cache_manager"})
 OPTIONAL_LIVE_FIELDS = frozenset({"probe_key_digests", "target_itl_milliseconds"})  # absent from live.json when empty
 Value = TypeVar("Value", bound=StrEnum)
 _SHA256_HEX = re.compile("[0-9a-f]{64}")
@@ -144,6 +144,7 @@ class BootConfig:
     enable_prefix_caching: bool = True  # share KV blocks among requests that begin alike
     enforce_eager: bool = False  # no CUDA graphs; a CPU has none in any case
     target_itl_milliseconds: int | None = None  # how long a step with prompts may make running answers wait
+    enable_hybrid_kv_cache_manager: bool = False  # layers with a window keep no blocks behind it, beside full layers
     api_keys_file: str | None = None  # one key a line; None: everyone may ask
     drain_timeout_seconds: int = 600
     host: str = "0.0.0.0"  # noqa: S104 - a pod is reached through its Service
@@ -191,7 +192,8 @@ class BootConfig:
     def as_dict(self) -> dict[str, Any]:
         """Field names to plain JSON values. Without the fields that older versions do not know, at their defaults."""
         found = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
-        return {name: value for name, value in found.items() if name not in LATER_FIELDS or value is not None}
+        defaults = {field.name: field.default for field in fields(self) if field.name in LATER_FIELDS}
+        return {name: value for name, value in found.items() if name not in defaults or value != defaults[name]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +276,14 @@ def argument_parser(parser: argparse.ArgumentParser | None = None) -> argparse.A
         nargs="?",
         const=True,
         help="no CUDA graphs (default: false)",
+    )
+    flag(
+        "--enable-hybrid-kv-cache-manager",
+        type=_switch,
+        metavar="true|false",
+        nargs="?",
+        const=True,
+        help="free KV blocks behind the windows of models that mix them with full layers (default: false)",
     )
     integer(
         "--target-itl-milliseconds",

@@ -31,6 +31,7 @@ from millstream_runtime.engine.sampling.logits_processors import LogitsProcessor
 from millstream_runtime.engine.sampling.token_counts import TokenCounts
 from millstream_runtime.engine.sampling.validation import check_request
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
+from millstream_runtime.engine.scheduling.hybrid_block_manager import make_block_manager
 from millstream_runtime.engine.scheduling.pacing import Pace, balance_tokens
 from millstream_runtime.engine.scheduling.scheduler import Chunk, Scheduler, StepPlan
 from millstream_runtime.engine.scheduling.sequence import Sequence
@@ -100,19 +101,21 @@ class Engine:
         self.processors_for: Callable[[Request], tuple[LogitsProcessor, ...]] = lambda request: ()
 
     def _make_scheduler(self, config: RuntimeConfig, loaded: LoadedModel) -> None:
-        self._blocks = BlockManager(
+        self._blocks: BlockManager = make_block_manager(
+            loaded.layout.windows,
             loaded.pool.num_blocks,
             config.block_size_tokens,
             config.max_num_seqs,
+            lookahead_tokens=config.max_num_batched_tokens,
             enable_prefix_caching=config.enable_prefix_caching,
-            window_tokens=self.model_config.longest_window,
             prefix_root=self._prefix_root(config, loaded) if config.enable_prefix_caching else b"",
         )
         self._scheduler = Scheduler(self._blocks, config.max_num_batched_tokens, config.max_num_seqs)
 
     def _prefix_root(self, config: RuntimeConfig, loaded: LoadedModel) -> bytes:
         digest, dtype = checkpoint_digest(Path(config.model)), loaded.shard_config.dtype
-        return prefix_root(digest, self.model_config, dtype, config.block_size_tokens, self._rank_group.ranks.size)
+        num_ranks = self._rank_group.ranks.size
+        return prefix_root(digest, self.model_config, dtype, config.block_size_tokens, num_ranks, loaded.layout)
 
     def _make_runner(self, config: RuntimeConfig, loaded: LoadedModel) -> None:
         """The model runner, and what decides how much of prompts it computes."""
@@ -356,7 +359,7 @@ class Engine:
         """How many requests of `num_tokens`, prompt included, run at once; 0 if longer than the engine allows."""
         if num_tokens > self.model_config.max_model_len:
             return 0
-        return min(self._max_num_seqs, self._blocks.num_blocks // self._blocks.blocks_for(num_tokens))
+        return min(self._max_num_seqs, self._blocks.num_blocks // self._blocks.most_held_blocks(num_tokens))
 
     def check_integrity(self) -> None:
         """Check that every KV block is free or held by running requests, and that no request is lost.

@@ -40,9 +40,10 @@ def test_a_field_that_older_runtimes_do_not_know_is_in_the_file_and_the_hash_onl
     """Or an upgrade of the operator would restart every pod, with a file that a pinned runtime refuses."""
     assert "target_itl_milliseconds" not in dump(BOOT)
     assert BOOT.config_hash() == "3581a311b3323de7"
-    asked = replace(BOOT, target_itl_milliseconds=50)
-    assert parse_boot(dump(asked), Path("boot.json")) == asked
-    assert asked.config_hash() != BOOT.config_hash()
+    assert "enable_hybrid_kv_cache_manager" not in dump(BOOT)
+    for asked in (replace(BOOT, target_itl_milliseconds=50), replace(BOOT, enable_hybrid_kv_cache_manager=True)):
+        assert parse_boot(dump(asked), Path("boot.json")) == asked
+        assert asked.config_hash() != BOOT.config_hash()
 
 
 BAD_BOOT = {

@@ -21,6 +21,7 @@ configs = st.builds(
     max_num_batched_tokens=st.integers(4096, 65536),
     max_num_seqs=st.integers(1, 4096),
     target_itl_milliseconds=st.none() | st.integers(1, 60_000),
+    enable_hybrid_kv_cache_manager=st.booleans(),
     kv_cache_memory_bytes=st.none() | st.integers(1 << 20, 1 << 40),
     heartbeat_interval_seconds=st.integers(0, 86_400),
     log_level=st.none() | st.sampled_from(LogLevel),

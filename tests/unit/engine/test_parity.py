@@ -174,13 +174,17 @@ def shrink_pool(
 
     Without `frees_outside_window` a model with windows keeps all its blocks, so that it runs short as others do.
     """
-    from millstream_runtime.engine.scheduling.block_manager import BlockManager
+    from millstream_runtime.engine.scheduling.hybrid_block_manager import make_block_manager
     from millstream_runtime.engine.scheduling.scheduler import Scheduler
 
     old = engine._scheduler
     rows = len(old._free_rows)
-    window_tokens = engine._blocks.window_tokens if frees_outside_window else None
-    engine._blocks = BlockManager(
-        num_blocks, 16, rows, enable_prefix_caching=enable_prefix_caching, window_tokens=window_tokens
+    engine._blocks = make_block_manager(
+        engine._blocks.windows if frees_outside_window else (None,),
+        num_blocks,
+        16,
+        rows,
+        lookahead_tokens=old._max_num_batched_tokens,
+        enable_prefix_caching=enable_prefix_caching,
     )
     engine._scheduler = Scheduler(engine._blocks, old._max_num_batched_tokens, rows)

@@ -32,8 +32,18 @@ MODELS: dict[str, dict[str, Any]] = {
     "windowed and full layers": dense(
         "qwen2", use_sliding_window=True, sliding_window=WINDOW_TOKENS, layer_types=MIXED
     ),
+    "two windowed layers for each full one": dense(
+        "qwen2",
+        num_hidden_layers=6,
+        use_sliding_window=True,
+        sliding_window=WINDOW_TOKENS,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    ),
     "no layer windowed": dense("mistral", sliding_window=None),
 }
+NUM_GROUPS = {"windowed and full layers": 2, "two windowed layers for each full one": 3}  # block tables of a sequence
+CHUNK_TOKENS = 40  # longer than the window, and no whole number of blocks
+POOL_BLOCKS, GROUP_BLOCKS = 24, 9  # too few for four requests
 EXECUTIONS: dict[str, Callable[[], Execution]] = {
     "plain": Execution,
     "overlapped": lambda: Execution(overlapped=True),
@@ -103,9 +113,12 @@ def alone(folders: dict[str, Path]) -> Callable[[str, MakeEngine], dict[str, lis
 
 @pytest.mark.parametrize("is_cached", [True, False], ids=["cached", "uncached"])
 @pytest.mark.parametrize("execution", EXECUTIONS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "is_hybrid"), [*((model, False) for model in MODELS), *((one, True) for one in NUM_GROUPS)]
+)
 def test_a_request_is_answered_as_if_it_were_alone(
     model: str,
+    is_hybrid: bool,
     execution: str,
     is_cached: bool,
     folders: dict[str, Path],
@@ -113,11 +126,19 @@ def test_a_request_is_answered_as_if_it_were_alone(
     alone: Callable[[str, MakeEngine], dict[str, list[int]]],
 ) -> None:
     engine = make_engine(
-        folders[model], execution=EXECUTIONS[execution](), enable_prefix_caching=is_cached, max_num_seqs=4
+        folders[model],
+        execution=EXECUTIONS[execution](),
+        enable_prefix_caching=is_cached,
+        max_num_seqs=4,
+        max_num_batched_tokens=CHUNK_TOKENS if is_hybrid else 2048,
+        enable_hybrid_kv_cache_manager=is_hybrid,
     )
+    assert len(engine._blocks.windows) == (NUM_GROUPS[model] if is_hybrid else 1)
     if execution in CROWDED:
         crowd(engine, prompt_tokens=41)  # longer than the window, and no whole number of blocks
-    shrink_pool(engine, 24, enable_prefix_caching=is_cached)
+    pool_blocks = GROUP_BLOCKS * NUM_GROUPS[model] if is_hybrid else POOL_BLOCKS
+    shrink_pool(engine, pool_blocks, enable_prefix_caching=is_cached)
     for seed in range(3):
         assert in_random_company(engine, make_requests(), seed) == alone(model, make_engine)
     assert engine.stats().prefix_cache_hit_tokens_total > 0 or not is_cached
+    assert engine.stats().num_preemptions_total > 0 or not is_hybrid

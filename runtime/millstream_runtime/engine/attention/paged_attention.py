@@ -44,16 +44,21 @@ class TorchAttention:
     """Attention of one step. Chunks of one token come first, in the order of the query's rows."""
 
     def __init__(
-        self, cache: KVCache, slots: Tensor, chunks: Seq[AttentionChunk], kv_read: KVRead | None = None
+        self,
+        cache: KVCache,
+        slots: Tensor,
+        chunks: Seq[AttentionChunk],
+        kv_read: KVRead | None = None,
+        kept: KeptMasks | None = None,
     ) -> None:
-        """`slots`: `[T]` int64, the slot in the pool of every new token."""
+        """`slots`: `[T]` int64, the slot in the pool of every new token. `kept`: masks of the same step, to share."""
         self._cache = cache
         self._kv_read = kv_read
         self._slots = slots
         self._chunks = chunks
         self._longest = max((chunk.context_len for chunk in chunks), default=0)
         self._may_use_varlen = varlen_attention.can_read(cache.heads[0])
-        self._kept = KeptMasks()
+        self._kept = kept if kept is not None else KeptMasks()
         self._plans: dict[bool, list[Call]] = {}  # with calls of `varlen_attention` or without
 
     def __call__(self, layer: int, query: Tensor, key_value: Tensor, spec: AttentionSpec) -> Tensor:

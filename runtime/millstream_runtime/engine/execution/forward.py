@@ -8,12 +8,15 @@ from torch import Tensor
 
 from millstream_runtime.engine.attention import varlen_attention
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
+from millstream_runtime.engine.attention.grouped_attention import GroupedAttention
 from millstream_runtime.engine.attention.paged_attention import TorchAttention
+from millstream_runtime.engine.attention.prefill import KeptMasks
 from millstream_runtime.engine.device_policy import DevicePolicy
 from millstream_runtime.engine.execution.graphs import FillTokens, GraphedDecodes, leave_tokens
 from millstream_runtime.engine.execution.step_input import ChunkInput, StepInput
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.transfer import on_device
+from millstream_runtime.models.layers.attention import Attention
 from millstream_runtime.models.layers.decoder import Decoder
 
 
@@ -31,6 +34,11 @@ class Forward:
         self.reads_in_place = varlen_attention.can_serve(model.config, cache.heads[0])
         self.graphs = graphs
 
+    @property
+    def num_groups(self) -> int:
+        """Groups of layers that have a block table each."""
+        return self._cache.layout.num_groups
+
     def residual(self, step: StepInput, fill: FillTokens = leave_tokens) -> Tensor:
         """Return the last layer's residual stream of all tokens, `[T, hidden]`; the next step may overwrite it.
 
@@ -46,19 +54,23 @@ class Forward:
         """Compute the first layers of a step alone, to measure what they take."""
         self.model.forward(*self._inputs(token_ids, chunks), num_layers)
 
-    def _inputs(self, token_ids: list[int], chunks: Sequence[ChunkInput]) -> tuple[Tensor, Tensor, TorchAttention]:
+    def _inputs(self, token_ids: list[int], chunks: Sequence[ChunkInput]) -> tuple[Tensor, Tensor, Attention]:
         """Token ids and positions, both `[T]` int64, and the plan of attention."""
         positions: list[int] = []
-        slots: list[int] = []
         for chunk in chunks:
-            start = chunk.context_len - chunk.num_tokens
-            rotary_row = start + chunk.rotary_offset
+            rotary_row = chunk.context_len - chunk.num_tokens + chunk.rotary_offset
             positions += range(rotary_row, rotary_row + chunk.num_tokens)
-            slots += _slot_mapping(chunk, self._cache.block_size_tokens)
-        inputs = on_device([token_ids, positions, slots], self.device)
-        chunk_plans = [_attention_chunk(chunk) for chunk in chunks]
-        attention = TorchAttention(self._cache, inputs[2], chunk_plans, self._policy.kv_read())
-        return inputs[0], inputs[1], attention
+        by_group = [[chunk.of_group(group) for chunk in chunks] for group in range(self.num_groups)]
+        slots = [_slots(group, self._cache.block_size_tokens) for group in by_group]
+        inputs = on_device([token_ids, positions, *slots], self.device)
+        kv_read, kept = self._policy.kv_read(), KeptMasks()
+        attentions = [
+            TorchAttention(self._cache, own_slots, [_attention_chunk(chunk) for chunk in group], kv_read, kept)
+            for own_slots, group in zip(inputs[2:], by_group, strict=True)
+        ]
+        if len(attentions) == 1:
+            return inputs[0], inputs[1], attentions[0]
+        return inputs[0], inputs[1], GroupedAttention(attentions, self._cache.layout.group_of)
 
     def logits(self, residual: Tensor, rows: Sequence[int]) -> Tensor:
         """`[len(rows), vocab]` of some rows, ascending; on ranks beyond 0 none."""
@@ -74,6 +86,14 @@ class Forward:
 
 def _attention_chunk(chunk: ChunkInput) -> AttentionChunk:
     return AttentionChunk(chunk.num_tokens, chunk.context_len, chunk.block_table, chunk.is_contiguous)
+
+
+def _slots(chunks: Sequence[ChunkInput], block_size_tokens: int) -> list[int]:
+    """Slots in the pool of all new tokens."""
+    slots: list[int] = []
+    for chunk in chunks:
+        slots += _slot_mapping(chunk, block_size_tokens)
+    return slots
 
 
 def _slot_mapping(chunk: ChunkInput, block_size_tokens: int) -> Sequence[int]:

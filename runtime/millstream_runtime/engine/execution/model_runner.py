@@ -12,14 +12,14 @@ from millstream_runtime.engine.device_policy import DevicePolicy
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.graphs import GraphUse
 from millstream_runtime.engine.execution.last_tokens import LastTokens, UnreadInputs
-from millstream_runtime.engine.execution.step_input import ChunkInput, StepInput, ZeroBlocks
+from millstream_runtime.engine.execution.step_input import BlockRun, ChunkInput, StepInput, ZeroBlocks
 from millstream_runtime.engine.request import TokenLogprobs
 from millstream_runtime.engine.sampling import logprobs
 from millstream_runtime.engine.sampling.logprobs import Described
 from millstream_runtime.engine.sampling.sampler import SamplingRow, greedy, greedy_on_device, sample
 from millstream_runtime.engine.sampling.token_counts import History, TokenCounts
 from millstream_runtime.engine.scheduling.scheduler import Chunk
-from millstream_runtime.engine.scheduling.sequence import Sequence
+from millstream_runtime.engine.scheduling.sequence import BlockTable, Sequence
 from millstream_runtime.engine.transfer import ReadBack, on_device
 
 
@@ -110,6 +110,7 @@ class ModelRunner:
             blocks[0],
             len(blocks),
             None if sequence.blocks_are_contiguous else blocks,
+            [_block_run(table) for table in sequence.other_tables],
         )
 
     def _sample(self, logits: Tensor, sequences: list[Sequence]) -> Callable[[], list[Sampled]]:
@@ -196,6 +197,11 @@ class ModelRunner:
             sequence.token_ids[sequence.num_prompt_tokens :] if sequence.processors else (),
             sequence.processors,
         )
+
+
+def _block_run(table: BlockTable) -> BlockRun:
+    blocks = table.block_table
+    return BlockRun(blocks[0], len(blocks), None if table.blocks_are_contiguous else blocks)
 
 
 def _select(tensor: Tensor, place: Tensor | None) -> Tensor:

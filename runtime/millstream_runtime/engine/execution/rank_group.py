@@ -25,6 +25,7 @@ from millstream_runtime.engine.execution.execution_mode import Execution, choose
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
+from millstream_runtime.engine.kv.kv_layout import KVLayout
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
 from millstream_runtime.models.registry import OnRead, expected_weights
@@ -120,6 +121,7 @@ class LoadedModel:
     shard_config: shard.ShardConfig
     forward: Forward
     pool: pool_size.PoolSize
+    layout: KVLayout
     memory_use: pool_size.MemoryUse  # rank 0's
     execution: Execution
 
@@ -165,5 +167,5 @@ def load_on_ranks(
         forward.graphs = shard.graphed_decodes(config, model, cache, pool.max_model_len, recorder)
         if forward.graphs is not None:
             graphs_bytes = forward.graphs.record_first().num_bytes
-    use = shard.memory_use(model, cache, budget, graphs_bytes)
-    return LoadedModel(shard_config, forward, pool, use, execution)
+    use = shard.memory_use(config, model, cache, pool, budget, graphs_bytes)
+    return LoadedModel(shard_config, forward, pool, cache.layout, use, execution)

@@ -6,6 +6,7 @@ With one rank that is all of it. Every rank runs this same code over the same co
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,11 +21,13 @@ from millstream_runtime.engine.execution.graph_budget import buckets_within, est
 from millstream_runtime.engine.execution.graphs import GraphedDecodes
 from millstream_runtime.engine.execution.recorders import Recorder
 from millstream_runtime.engine.execution.static_decode import StaticDecode
-from millstream_runtime.engine.execution.step_input import ChunkInput, StepInput
+from millstream_runtime.engine.execution.step_input import BlockRun, ChunkInput, StepInput
 from millstream_runtime.engine.execution.step_memory import worst_step_bytes
 from millstream_runtime.engine.host_limits import container_limit_bytes, memory_limit_bytes, resident_bytes
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
+from millstream_runtime.engine.kv.kv_layout import KVLayout, group_layers, one_group
+from millstream_runtime.engine.scheduling.block_manager import held_blocks_limit
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.layers.decoder import Decoder
@@ -89,6 +92,13 @@ def load(
         raise too_large from None
 
 
+def kv_layout(config: RuntimeConfig, model_config: ModelConfig) -> KVLayout:
+    """Return which layers share a block table: all of them, or those of a window where the model mixes windows."""
+    if config.enable_hybrid_kv_cache_manager and model_config.windows:
+        return group_layers(model_config.windows, model_config.max_model_len)
+    return one_group(model_config.num_layers, model_config.longest_window)
+
+
 def make_kv_cache(
     config: RuntimeConfig,
     shard_config: ShardConfig,
@@ -105,6 +115,7 @@ def make_kv_cache(
         config.block_size_tokens,
         shard_config.dtype,
         shard_config.device,
+        layout=kv_layout(config, shard_config.model_config),
         num_padding_blocks=num_padding_blocks,
         zeros=shard_config.policy.zeros,
     )
@@ -136,7 +147,8 @@ def graphed_decodes(
     on_cuda = device.type == "cuda"
     total_bytes = torch.cuda.mem_get_info(device)[1] if on_cuda else memory_limit_bytes()
     limit_bytes = total_bytes * config.gpu_memory_utilization_percent // 100
-    block_bytes = cache.num_bytes // (cache.num_blocks + cache.num_padding_blocks)
+    layer_bytes = cache.num_bytes // (cache.num_blocks + cache.num_padding_blocks) // cache.layout.layers_per_group
+    block_bytes = layer_bytes * model.config.num_layers
     in_place = varlen_attention.can_serve(model.config, cache.heads[0])
     buckets = _buckets(config, model.config, block_bytes, max_model_len, limit_bytes, in_place=in_place)
     if buckets.largest is None:
@@ -147,16 +159,34 @@ def graphed_decodes(
 
 
 def memory_use(
-    model: Decoder, cache: KVCache, budget: pool_size.MemoryBudget, graphs_bytes: int = 0
+    config: RuntimeConfig,
+    model: Decoder,
+    cache: KVCache,
+    pool: pool_size.PoolSize,
+    budget: pool_size.MemoryBudget,
+    graphs_bytes: int = 0,
 ) -> pool_size.MemoryUse:
     """Return what this rank has taken, as far as measured. `graphs_bytes`: of the graphs recorded so far."""
+    blocks_per_request = blocks_for(config, cache.layout, pool.max_model_len)
     return pool_size.MemoryUse(
         weights_bytes=model.weight_bytes,
         activations_bytes=budget.activations_bytes,
         graphs_bytes=graphs_bytes,
         kv_cache_bytes=cache.num_bytes,
-        kv_cache_tokens=cache.num_blocks * cache.block_size_tokens,
+        kv_cache_tokens=(
+            cache.num_blocks * cache.block_size_tokens
+            if cache.layout.num_groups == 1
+            else cache.num_blocks * pool.max_model_len // blocks_per_request
+        ),
     )
+
+
+def blocks_for(config: RuntimeConfig, layout: KVLayout, num_tokens: int) -> int:
+    """Return the most blocks that a request of `num_tokens` holds at any time."""
+    if layout.num_groups == 1:
+        return -(-num_tokens // config.block_size_tokens)
+    block, lookahead = config.block_size_tokens, config.max_num_batched_tokens
+    return sum(held_blocks_limit(num_tokens, block, window, lookahead) for window in layout.windows)
 
 
 def size_pool(
@@ -167,7 +197,9 @@ def size_pool(
     Raises:
         RuntimeFailure: OutOfMemory, with the budget.
     """
-    token_bytes = rank_config(shard_config.model_config, ranks).kv_bytes_per_token(shard_config.dtype.itemsize)
+    shape = rank_config(shard_config.model_config, ranks)
+    layout = kv_layout(config, shard_config.model_config)
+    token_bytes = shape.kv_bytes_per_token(shard_config.dtype.itemsize) // shape.num_layers * layout.layers_per_group
     asked_bytes = config.kv_cache_memory_bytes
     return pool_size.size_pool(
         budget,
@@ -177,6 +209,7 @@ def size_pool(
         max_model_len=shard_config.model_config.max_model_len,
         max_model_len_is_explicit=config.max_model_len is not None,
         max_num_seqs=config.max_num_seqs,
+        blocks_for=partial(blocks_for, config, layout),
     )
 
 
@@ -226,18 +259,21 @@ def compute_largest_step(config: RuntimeConfig, max_model_len: int, forward: For
     chunks, num_left = [], config.max_num_batched_tokens
     while num_left:
         num_tokens = min(num_left, max_model_len)
-        chunks.append(_scattered_chunk(num_tokens, max_model_len, config.block_size_tokens))
+        chunks.append(_scattered_chunk(num_tokens, max_model_len, config.block_size_tokens, forward.num_groups))
         num_left -= num_tokens
     token_ids = [0] * config.max_num_batched_tokens
     forward.compute_first_layers(token_ids, chunks, PROFILED_LAYERS)
-    starts = [_scattered_chunk(one.num_tokens, one.num_tokens, config.block_size_tokens) for one in chunks]
+    starts = [
+        _scattered_chunk(one.num_tokens, one.num_tokens, config.block_size_tokens, forward.num_groups) for one in chunks
+    ]
     residual = forward.residual(StepInput(token_ids, starts, []))
     forward.logits(residual, range(min(len(token_ids), config.max_num_seqs)))
 
 
-def _scattered_chunk(num_tokens: int, context_len: int, block_size_tokens: int) -> ChunkInput:
+def _scattered_chunk(num_tokens: int, context_len: int, block_size_tokens: int, num_groups: int) -> ChunkInput:
     num_blocks = -(-context_len // block_size_tokens)
-    return ChunkInput(num_tokens, context_len, 0, 0, num_blocks, [0] * num_blocks)
+    other_tables = [BlockRun(0, num_blocks, [0] * num_blocks)] * (num_groups - 1)
+    return ChunkInput(num_tokens, context_len, 0, 0, num_blocks, [0] * num_blocks, other_tables)
 
 
 def _graphs_estimate_bytes(config: RuntimeConfig, shard_config: ShardConfig, ranks: RankInfo, limit_bytes: int) -> int:

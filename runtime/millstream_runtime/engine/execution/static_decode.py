@@ -3,7 +3,8 @@
 Lengths, tables and slots are numbers in persistent buffers on the device, not shapes and not Python integers. So the
 same operations on the same addresses compute every step of a bucket, and nothing in them waits for the host:
 
-    host     one pinned array:  token ids, positions, slots, lengths, first slots [5, rows] | block tables [rows, width]
+    host     one pinned array:  token ids, positions, lengths [3, rows]
+                                per group of layers: slots, first slots [2, rows] | block table [rows, width]
     device   the same in `_buffer`  ->  blocks gathered by the tables  ->  scores masked by the lengths  ->  residual
 
 A bucket that reads in place has no tables and gathers nothing: each row begins at its first slot (`varlen_attention`).
@@ -30,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from millstream_runtime.engine.attention import varlen_attention
+from millstream_runtime.engine.attention.grouped_attention import GroupedAttention
 from millstream_runtime.engine.attention.scaled_dot_product import attend_decodes, keys_values
 from millstream_runtime.engine.attention.varlen_attention import PlacedSequences
 from millstream_runtime.engine.execution.buckets import Bucket
@@ -39,12 +41,13 @@ from millstream_runtime.engine.transfer import staging
 from millstream_runtime.models.layers.attention import Attention, AttentionSpec
 from millstream_runtime.models.layers.decoder import Decoder
 
-NUM_VECTORS = 5  # token ids, positions, slots, lengths, first slots
+SHARED_VECTORS = 3  # token ids, positions, lengths
+GROUP_VECTORS = 2  # slots, first slots
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeBuffers:
-    """One bucket's view of the persistent buffer, all int64."""
+    """One bucket's view of the persistent buffer, for one group of layers; all int64."""
 
     token_ids: Tensor  # [rows]
     positions: Tensor  # [rows], rows of the rotary table
@@ -65,20 +68,25 @@ class StaticDecode:
         self._cache = cache
         self.device = cache.heads[0].device
         sizes = list(buckets)
-        self._buffer = torch.zeros(max(map(_num_elements, sizes)), dtype=torch.int64, device=self.device)
+        num_groups = cache.layout.num_groups
+        num_elements = max(_num_elements(size, num_groups) for size in sizes)
+        self._buffer = torch.zeros(num_elements, dtype=torch.int64, device=self.device)
+        # Blocks that every layer of a group has passed may be another's by now.
+        self._windows = cache.layout.windows if num_groups > 1 else (model.config.longest_window,)
         hidden, dtype = model.config.hidden_size, cache.heads[0].dtype
         self._residual = torch.zeros(max(size.rows for size in sizes), hidden, dtype=dtype, device=self.device)
 
     def fill(self, bucket: Bucket, step: StepInput) -> DecodeBuffers:
         """Enqueue the copy of a step's numbers into the bucket's buffers: the only thing that differs between steps.
+        Returns those of the first group of layers.
 
         The step has decodes only, at most `bucket.rows` of them, none longer than `bucket.width_blocks`.
         """
-        host = staging(_num_elements(bucket), self.device)
-        longest_window = self._model.config.longest_window
-        _write(host.numpy(), bucket, step, self._cache, longest_window)
+        host = staging(_num_elements(bucket, len(self._windows)), self.device)
+        for group, buffers in enumerate(_views(host, bucket, len(self._windows))):
+            _write(buffers, bucket, step, self._cache, group, self._windows[group])
         self._buffer[: len(host)].copy_(host, non_blocking=True)
-        return self._views(bucket)
+        return self._views(bucket)[0]
 
     def fill_with_padding(self, bucket: Bucket) -> None:
         """A step without requests: it changes no block of a request."""
@@ -86,10 +94,16 @@ class StaticDecode:
 
     def compute(self, bucket: Bucket) -> None:
         """The pass itself, from the buffers into the residual buffer. No shape, address or branch depends on a step."""
-        inputs = self._views(bucket)
-        attention: Attention = StaticAttention(self._cache, inputs)
+        groups = self._views(bucket)
+        inputs = groups[0]
+        attention: Attention
         if bucket.in_place:
             attention = InPlaceAttention(self._cache, inputs, bucket.width_blocks * self._cache.block_size_tokens)
+        elif len(groups) == 1:
+            attention = StaticAttention(self._cache, inputs)
+        else:
+            own = [StaticAttention(self._cache, group) for group in groups]
+            attention = GroupedAttention(own, self._cache.layout.group_of)
         residual = self._model.forward(inputs.token_ids, inputs.positions, attention)
         self._residual[: bucket.rows].copy_(residual)
 
@@ -97,12 +111,9 @@ class StaticDecode:
         """`[num_rows, hidden]` of the pass before: a view, until the next pass."""
         return self._residual[:num_rows]
 
-    def _views(self, bucket: Bucket) -> DecodeBuffers:
-        rows = bucket.rows
-        vectors = self._buffer[: NUM_VECTORS * rows].view(NUM_VECTORS, rows)
-        tables = self._buffer[NUM_VECTORS * rows : _num_elements(bucket)].view(rows, _table_width(bucket))
-        token_ids, positions, slots, lengths, first_slots = vectors.unbind(0)
-        return DecodeBuffers(token_ids, positions, slots, lengths, first_slots, tables)
+    def _views(self, bucket: Bucket) -> list[DecodeBuffers]:
+        """Of each group of layers."""
+        return _views(self._buffer, bucket, len(self._windows))
 
 
 class InPlaceAttention:
@@ -207,20 +218,33 @@ def _table_width(bucket: Bucket) -> int:
     return 0 if bucket.in_place else bucket.width_blocks
 
 
-def _num_elements(bucket: Bucket) -> int:
-    return bucket.rows * (NUM_VECTORS + _table_width(bucket))
+def _num_elements(bucket: Bucket, num_groups: int) -> int:
+    return bucket.rows * (SHARED_VECTORS + num_groups * (GROUP_VECTORS + _table_width(bucket)))
+
+
+def _views(buffer: Tensor, bucket: Bucket, num_groups: int) -> list[DecodeBuffers]:
+    """The parts of a buffer `[_num_elements]`, for each group of layers."""
+    rows, width = bucket.rows, _table_width(bucket)
+    stops = [SHARED_VECTORS * rows, (SHARED_VECTORS + num_groups * GROUP_VECTORS) * rows]
+    vectors, tables = buffer[stops[0] : stops[1]], buffer[stops[1] : _num_elements(bucket, num_groups)]
+    token_ids, positions, lengths = buffer[: stops[0]].view(SHARED_VECTORS, rows).unbind(0)
+    return [
+        DecodeBuffers(token_ids, positions, slots, lengths, first_slots, table)
+        for (slots, first_slots), table in zip(
+            vectors.view(num_groups, GROUP_VECTORS, rows).unbind(0),
+            tables.view(num_groups, rows, width).unbind(0),
+            strict=True,
+        )
+    ]
 
 
 def _write(
-    host: np.ndarray[tuple[int], np.dtype[np.int64]],
-    bucket: Bucket,
-    step: StepInput,
-    cache: KVCache,
-    longest_window: int | None,
+    buffers: DecodeBuffers, bucket: Bucket, step: StepInput, cache: KVCache, group: int, window: int | None
 ) -> None:
-    """A step's numbers, and padding behind them, in the layout of `DecodeBuffers`."""
-    rows, chunks, block = bucket.rows, step.chunks, cache.block_size_tokens
-    token_ids, positions, slots, lengths, first_slots = host[: NUM_VECTORS * rows].reshape(NUM_VECTORS, rows)
+    """A step's numbers, and padding behind them, for one group of layers. `buffers`: on the host."""
+    chunks, block = [chunk.of_group(group) for chunk in step.chunks], cache.block_size_tokens
+    token_ids, positions, slots = buffers.token_ids.numpy(), buffers.positions.numpy(), buffers.slots.numpy()
+    lengths, first_slots, tables = buffers.lengths.numpy(), buffers.first_slots.numpy(), buffers.tables.numpy()
     used = len(chunks)
     token_ids[used:], positions[used:], lengths[used:] = 0, 0, 1
     slots[used:] = cache.sink_block * block
@@ -234,7 +258,6 @@ def _write(
     if bucket.in_place:
         slots[:used] = first_slots[:used] + last
         return
-    tables = host[NUM_VECTORS * rows :].reshape(rows, bucket.width_blocks)
     tables[used:] = cache.zero_block
     columns = np.arange(bucket.width_blocks)
     tables[:used] = first_blocks[:, None] + columns
@@ -244,6 +267,6 @@ def _write(
             tables[row, : len(table)] = table
     slots[:used] = tables[np.arange(used), last // block] * block + last % block
     unseen = columns > (last // block)[:, None]
-    if longest_window is not None:  # blocks that every layer has passed may be another's by now
-        unseen |= columns < (np.maximum(lengths[:used] - longest_window, 0) // block)[:, None]
+    if window is not None:
+        unseen |= columns < (np.maximum(lengths[:used] - window, 0) // block)[:, None]
     tables[:used][unseen] = cache.zero_block

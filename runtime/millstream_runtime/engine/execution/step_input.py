@@ -11,6 +11,14 @@ from collections.abc import Sequence
 import msgspec
 
 
+class BlockRun(msgspec.Struct, frozen=True, array_like=True):
+    """The block table of one sequence in a group of layers beyond the first."""
+
+    first_block: int
+    num_blocks: int
+    scattered_blocks: list[int] | None = None
+
+
 class ChunkInput(msgspec.Struct, frozen=True, array_like=True):
     """`num_tokens` new tokens of one sequence, the last of `context_len` that are in the cache after the step."""
 
@@ -20,6 +28,16 @@ class ChunkInput(msgspec.Struct, frozen=True, array_like=True):
     first_block: int
     num_blocks: int
     scattered_blocks: list[int] | None = None  # None: each block follows the one before it, as nearly always
+    other_tables: list[BlockRun] = []
+
+    def of_group(self, group: int) -> ChunkInput:
+        """The same tokens with the block table of a group of layers."""
+        if group == 0:
+            return self
+        run = self.other_tables[group - 1]
+        return ChunkInput(
+            self.num_tokens, self.context_len, self.rotary_offset, run.first_block, run.num_blocks, run.scattered_blocks
+        )
 
     @property
     def block_table(self) -> Sequence[int]:

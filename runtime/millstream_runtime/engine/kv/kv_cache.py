@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from millstream_runtime.engine.kv.kv_layout import KVLayout, one_group
 from millstream_runtime.engine.transfer import on_device
 from millstream_runtime.models.config.model_config import ModelConfig
 
@@ -22,6 +23,8 @@ class KVCache:
 
     `layers[i]` is the same by blocks: `[num_blocks, block_size_tokens, 2 * KV, D]`, a strided view.
 
+    Layers of different groups share tensors, in which they have different blocks: see `kv_layout`.
+
     Behind the blocks of requests there may be two for padding, which no request ever gets: see `static_decode`.
     """
 
@@ -35,22 +38,27 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         *,
+        layout: KVLayout | None = None,
         num_padding_blocks: int = 0,
         zeros: Callable[[tuple[int, ...], torch.dtype], Tensor] | None = None,
     ) -> None:
-        """`zeros(shape, dtype)`: allocates a layer's pool; `torch.zeros` on `device` by default."""
+        """`layout`: by default one group of all layers. `zeros(shape, dtype)`: allocates a tensor; `torch.zeros` on
+        `device` by default."""
+        self.layout = layout if layout is not None else one_group(config.num_layers, None)
         self.num_blocks = num_blocks
         self.num_padding_blocks = num_padding_blocks
         self.block_size_tokens = block_size_tokens
         num_heads, head_dim = config.kv_shape
         num_all_blocks = num_blocks + num_padding_blocks
         shape = (num_heads, num_all_blocks * block_size_tokens, head_dim)
-        self.heads = [
+        tensors = [
             torch.zeros(shape, dtype=dtype, device=device) if zeros is None else zeros(shape, dtype)
-            for _ in range(config.num_layers)
+            for _ in range(self.layout.layers_per_group)
         ]
         by_block = (num_heads, num_all_blocks, block_size_tokens, head_dim)
-        self.layers = [heads.view(by_block).permute(1, 2, 0, 3) for heads in self.heads]
+        self._by_block = [heads.view(by_block).permute(1, 2, 0, 3) for heads in tensors]
+        self.heads = [tensors[place] for place in self.layout.place_of]
+        self.layers = [self._by_block[place] for place in self.layout.place_of]
 
     @property
     def sink_block(self) -> int:
@@ -65,10 +73,10 @@ class KVCache:
     @property
     def num_bytes(self) -> int:
         """Of the pool's tensors."""
-        return sum(layer.numel() * layer.element_size() for layer in self.layers)
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._by_block)
 
     def zero_blocks(self, block_table: list[int]) -> None:
         """Zero the blocks of a request that produced NaN: attention multiplies padding by 0, and 0 * NaN is NaN."""
         index = on_device(block_table, self.heads[0].device)
-        for layer in self.layers:
-            layer.index_fill_(0, index, 0.0)
+        for tensor in self._by_block:
+            tensor.index_fill_(0, index, 0.0)

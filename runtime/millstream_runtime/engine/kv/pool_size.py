@@ -6,7 +6,10 @@ rest is prefix cache. The budget of every refusal adds up.
 
 from __future__ import annotations
 
+import bisect
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 
@@ -117,27 +120,38 @@ def size_pool(
     max_model_len: int,
     max_model_len_is_explicit: bool,
     max_num_seqs: int,
+    blocks_for: Callable[[int], int] | None = None,
 ) -> PoolSize:
     """Blocks of the pool: `asked_bytes` or what the budget leaves.
+
+    Args:
+        blocks_for: the most blocks that a request of so many tokens holds at any time; by default one for every
+            `block_size_tokens`.
 
     Raises:
         RuntimeFailure: OutOfMemory, when one request of `max_model_len` does not fit and the length was asked for,
             or when not even one block fits.
     """
     pool_bytes = budget.available_bytes if asked_bytes is None else asked_bytes
-    blocks_per_request = -(-max_model_len // block_size_tokens)
+    if blocks_for is None:
+        blocks_for = partial(_blocks_for, block_size_tokens=block_size_tokens)
+    blocks_per_request = blocks_for(max_model_len)
     num_blocks = min(pool_bytes // block_bytes, max(MOST_BLOCKS, blocks_per_request * max_num_seqs))
     if num_blocks >= blocks_per_request:
         return PoolSize(num_blocks, max_model_len)
-    if num_blocks >= 1 and not max_model_len_is_explicit:
-        return PoolSize(num_blocks, num_blocks * block_size_tokens)
+    fits_tokens = bisect.bisect_right(range(max_model_len), num_blocks, lo=1, key=blocks_for) - 1
+    if fits_tokens >= block_size_tokens and not max_model_len_is_explicit:
+        return PoolSize(num_blocks, fits_tokens)
     source = f"--kv-cache-memory-bytes is {asked_bytes}" if asked_bytes is not None else str(budget)
-    fits_tokens = num_blocks * block_size_tokens
     raise RuntimeFailure(
         FailureReason.OUT_OF_MEMORY,
         f"The KV cache for one request of {max_model_len} tokens needs {gibibytes(blocks_per_request * block_bytes)}, "
         f"but {source}: that holds {fits_tokens} tokens; lower --max-model-len or give more memory.",
     )
+
+
+def _blocks_for(num_tokens: int, block_size_tokens: int) -> int:
+    return -(-num_tokens // block_size_tokens)
 
 
 def gibibytes(num_bytes: int) -> str:

@@ -7,18 +7,27 @@ import json
 
 import torch
 
+from millstream_runtime.engine.kv.kv_layout import KVLayout
 from millstream_runtime.models.config.model_config import ModelConfig
 
 LAYOUT = "heads-first-1"  # of `KVCache.heads`; another number for any other order of a block's bytes
 
 
 def prefix_root(
-    checkpoint_digest: bytes, config: ModelConfig, dtype: torch.dtype, block_size_tokens: int, num_ranks: int
+    checkpoint_digest: bytes,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    block_size_tokens: int,
+    num_ranks: int,
+    layout: KVLayout | None = None,
 ) -> bytes:
     """Return 32 bytes that differ wherever blocks of equal tokens would hold other bytes.
 
-    `num_ranks`: among whom the heads of a block are divided. How long requests may be is left out: what depends on a
-    request's length is in `Sequence.kv_variant`.
+    How long requests may be is left out: what depends on a request's length is in `Sequence.kv_variant`.
+
+    Args:
+        num_ranks: among whom the heads of a block are divided.
+        layout: which layers a block holds; None: all.
     """
     parts = [
         checkpoint_digest.hex(),
@@ -31,5 +40,6 @@ def prefix_root(
         block_size_tokens,
         num_ranks,
         LAYOUT,
+        None if layout is None else [layout.windows, layout.group_of, layout.place_of],
     ]
     return hashlib.sha256(b"millstream kv\0" + json.dumps(parts).encode()).digest()

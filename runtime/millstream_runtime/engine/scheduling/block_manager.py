@@ -1,11 +1,7 @@
 """Which KV blocks are free, which sequences hold them, and which block a sequence gets next. No torch: numbers only.
 
-A block is in one of three states; the last two count as free:
-
-    held         by one sequence, or by several that share a prefix (a reference count)
-    evictable    by no sequence, but the prefix cache knows its contents; the least recently used is evicted first,
-                 and the tail of a sequence before its head, since a tail is of no use without its head
-    free         by no sequence, contents unknown; a cached block is evicted only when there are too few of these
+A block is held, evictable or free (see `block_pool`). Of what is evictable the tail of a sequence goes before its head,
+since a tail is of no use without its head.
 
 The block table of a sequence, left to right in the order of its tokens:
 
@@ -29,17 +25,23 @@ starts behind them instead, in the longest run of free blocks there.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from itertools import islice
 
+from millstream_runtime.engine.scheduling.block_pool import BlockPool
 from millstream_runtime.engine.scheduling.prefix_cache import PrefixCache, extend_hashes
 from millstream_runtime.engine.scheduling.rows import longest_run
-from millstream_runtime.engine.scheduling.sequence import Sequence
+from millstream_runtime.engine.scheduling.sequence import BlockTable, Sequence
+
+Table = Sequence | BlockTable  # a sequence is the block table of its first group of layers
+# The last two computed tokens may be of steps that are not read yet. If these gave NaN, their blocks must still be held
+# by the sequence to be zeroed.
+LEAST_WINDOW_TOKENS = 3
 
 
 class BlockManager:
-    """Owner of the pool's block numbers `0 .. num_blocks - 1`."""
+    """The block tables of one group of layers, usually of all: the only one of its pool, or one of several."""
 
     def __init__(
         self,
@@ -50,44 +52,54 @@ class BlockManager:
         enable_prefix_caching: bool = False,
         window_tokens: int | None = None,
         prefix_root: bytes = b"",
+        pool: BlockPool | None = None,
+        group: int = 0,
+        num_groups: int = 1,
+        lookahead_tokens: int | None = None,
     ) -> None:
-        """Create a pool of free blocks.
+        """Create a manager of free blocks.
 
         Args:
-            window_tokens: how far back the layers of this pool attend (None: to the start). A model that mixes
-                windowed and full layers needs a manager per group of layers, or None for all.
+            window_tokens: how far back the layers of this group attend (None: to the start).
             prefix_root: where the hashes of cached blocks begin (see `prefix_cache`).
+            pool: shared with the managers of other groups; by default its own.
+            group: which of `num_groups` this is.
+            lookahead_tokens: beyond the window and this many tokens a sequence gets no blocks before it needs them.
         """
         if num_blocks < 1 or num_rows < 1:
             raise ValueError(f"a pool needs at least one block and one row, not {num_blocks} and {num_rows}")
         self.num_blocks = num_blocks
         self.block_size_tokens = block_size_tokens
         self.window_tokens = window_tokens
-        self.region_blocks = num_blocks // num_rows
-        self._num_region_blocks = self.region_blocks * num_rows
-        # An ordered set: any member is removed in O(1), and popitem() takes the newest. Blocks outside all regions
-        # and the far ends of regions are put in last, so they are taken first; a freed sequence's tail before its head.
-        self._free = dict.fromkeys(
-            sorted(
-                range(num_blocks), key=lambda b: b % self.region_blocks if b < self._num_region_blocks else num_blocks
-            )
-        )
-        self._evictable: dict[int, None] = {}  # the same, oldest first
-        self._num_holders = [0] * num_blocks
+        self.windows: tuple[int | None, ...] = (window_tokens,)  # of all groups
+        self._pool = pool if pool is not None else BlockPool(num_blocks, num_rows * num_groups)
+        self._group, self._num_groups = group, num_groups
+        self._lookahead_tokens = lookahead_tokens
         self._cache = PrefixCache(prefix_root) if enable_prefix_caching else None
+        if self._cache is not None:
+            self._pool.caches.append(self._cache)
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks that no sequence holds."""
-        return len(self._free) + len(self._evictable)
+        return self._pool.num_free_blocks
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that `num_tokens` take."""
+        """Blocks that `num_tokens` take in a table."""
         return -(-num_tokens // self.block_size_tokens)
 
+    def most_held_blocks(self, num_tokens: int) -> int:
+        """Blocks that a sequence of `num_tokens` holds at most at any time."""
+        return held_blocks_limit(num_tokens, self.block_size_tokens, self.window_tokens, self._lookahead_tokens)
+
     def missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
-        """Blocks that `sequence` lacks to hold its first `num_tokens` tokens."""
-        return max(0, self.blocks_for(num_tokens) - len(sequence.block_table))
+        """Blocks that `sequence` lacks to hold its first `num_tokens` tokens, or as many as it gets now."""
+        return self._missing(sequence, sequence.num_computed_tokens, num_tokens)
+
+    def fresh_blocks(self, sequence: Sequence, hits: Seq[int]) -> int:
+        """Blocks that a waiting sequence with these cached ones lacks to hold its known tokens."""
+        num_computed = len(hits) * self.block_size_tokens
+        return self.blocks_for(self._holdable(num_computed, len(sequence.token_ids))) - len(hits)
 
     # Queries, for the scheduler's plan ---------------------------------------------------------------------------
 
@@ -97,19 +109,7 @@ class BlockManager:
         At least one known token stays uncomputed: sampling the next token needs its logits. Where the layers have a
         window, the first `num_passed` of a run from 0 need not be cached: those entries stand for no block.
         """
-        blocks: list[int] = []
-        if self._cache is None or not sequence.uses_prefix_cache:
-            return blocks
-        hashes = extend_hashes(sequence, self.block_size_tokens, self._cache.root)
-        limit = (len(sequence.token_ids) - 1) // self.block_size_tokens
-        if self.window_tokens is not None and start_block == 0:
-            return self._match_window(self._cache, hashes[:limit])
-        for index in range(start_block, limit):
-            block = self._cache.find(hashes[index])
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+        return self._match(self._matchable_hashes(sequence), start_block)
 
     def num_passed(self, num_tokens: int) -> int:
         """How many first blocks of a sequence with `num_tokens` computed tokens no later token attends to.
@@ -118,60 +118,55 @@ class BlockManager:
         """
         if self.window_tokens is None:
             return 0
-        # The last two computed tokens may be of steps that are not read yet. If these gave NaN, the blocks must still
-        # be held by this sequence to be zeroed.
-        first_seen = num_tokens - max(self.window_tokens, 3) + 1
+        first_seen = num_tokens - max(self.window_tokens, LEAST_WINDOW_TOKENS) + 1
         return max(0, first_seen) // self.block_size_tokens
 
     def is_held(self, block: int) -> bool:
         """Whether any sequence holds the block."""
-        return self._num_holders[block] > 0
+        return self._pool.num_holders[block] > 0
+
+    def held_by(self, sequence: Sequence) -> list[int]:
+        """Blocks that a sequence holds."""
+        return sequence.held_blocks
+
+    def held_hits(self, hits: list[int]) -> list[int]:
+        """Those of the blocks of a match that the sequence would hold."""
+        return hits[self.num_passed(len(hits) * self.block_size_tokens) :]
 
     def freed_by(self, sequence: Sequence, released: Mapping[int, int]) -> int:
         """Return how many blocks become free if `sequence` is preempted.
 
         `released`: by block, how many holders are preempted before it.
         """
-        return sum(self._num_holders[block] == released.get(block, 0) + 1 for block in sequence.held_blocks)
+        holders = self._pool.num_holders
+        return sum(holders[block] == released.get(block, 0) + 1 for block in self.held_by(sequence))
 
-    def row_of_region(self, block: int) -> int | None:
-        """The row whose region has `block`; None where none has."""
-        return block // self.region_blocks if block < self._num_region_blocks else None
+    def row_of_hits(self, hits: Seq[int]) -> int | None:
+        """The row whose region has the last of these blocks; None where none has."""
+        if not hits or hits[-1] >= self._pool.num_region_blocks:
+            return None
+        return hits[-1] // self._pool.region_blocks // self._num_groups
 
     def region_is_cached(self, row: int) -> bool:
         """Whether the first block of the row's region holds a cached prefix."""
-        return self._cache is not None and row * self.region_blocks in self._cache
+        return self._cache is not None and self._region_start(row) in self._cache
 
     # Changes -----------------------------------------------------------------------------------------------------
 
     def attach_cached(self, sequence: Sequence, blocks: Seq[int]) -> None:
         """Append blocks found by `match_prefix` to the table; their tokens count as computed."""
-        num_passed = 0 if sequence.block_table else self.num_passed(len(blocks) * self.block_size_tokens)
-        for index, block in enumerate(blocks):
-            if index >= num_passed:
-                self._evictable.pop(block, None)
-                self._num_holders[block] += 1
-            self._append(sequence, block)
-        sequence.num_passed_blocks += num_passed
-        sequence.num_computed_tokens += len(blocks) * self.block_size_tokens
-        sequence.num_published_blocks = len(sequence.block_table)
+        self._attach(sequence, blocks)
+        self._count_as_computed(sequence, len(blocks))
 
     def allocate(self, sequence: Sequence, num_tokens: int) -> None:
-        """Extend the block table to hold `num_tokens`.
+        """Extend the block table to hold `num_tokens`, or as many as the sequence gets now.
 
         Raises:
             ValueError: the sequence has no row, or there are not enough free blocks.
         """
-        if sequence.row is None:
-            raise ValueError(f"request {sequence.request.request_id} has no row; admit it before it gets blocks")
         missing = self.missing_blocks(sequence, num_tokens)
-        if missing > self.num_free_blocks:
-            raise ValueError(f"{num_tokens} tokens need more blocks than the {self.num_free_blocks} free ones")
-        self._evict(missing - len(self._free))
-        for _ in range(missing):
-            block = self._take(self._next_place(sequence, sequence.row))
-            self._num_holders[block] += 1
-            self._append(sequence, block)
+        row = self._prepare(sequence, missing, num_tokens)
+        self._extend(sequence, row, missing)
 
     def publish(self, sequence: Sequence, num_tokens: int) -> None:
         """Add the full blocks of the first `num_tokens` tokens to the prefix cache.
@@ -185,63 +180,74 @@ class BlockManager:
         num_full_blocks = min(num_tokens, sequence.num_read_tokens) // self.block_size_tokens
         if self._cache is None or sequence.num_published_blocks >= num_full_blocks or not sequence.uses_prefix_cache:
             return
-        hashes = extend_hashes(sequence, self.block_size_tokens, self._cache.root)
-        for index in range(max(sequence.num_published_blocks, sequence.num_passed_blocks), num_full_blocks):
-            self._cache.insert(hashes[index], sequence.block_table[index])
-        sequence.num_published_blocks = num_full_blocks
+        self._publish(sequence, extend_hashes(sequence, self.block_size_tokens, self._cache.root), num_full_blocks)
 
     def free_outside_window(self, sequence: Sequence) -> None:
         """Free blocks that no later token of the sequence attends to. Their numbers stay in the table, masked."""
-        num_passed = self.num_passed(sequence.num_computed_tokens)
-        if num_passed > sequence.num_passed_blocks:
-            passed = sequence.block_table[sequence.num_passed_blocks : num_passed]
-            sequence.num_passed_blocks = num_passed
-            self._release(passed)
+        sequence.window_passes_at_tokens = self._free_passed(sequence, sequence.num_computed_tokens)
 
     def free(self, sequence: Sequence) -> None:
         """Free all blocks of a sequence, except those that others share. Its prefix is now the most recently used."""
-        self._release(sequence.held_blocks)
-        self._touch(sequence)
-        sequence.block_table.clear()
-        sequence.blocks_are_contiguous = True
-        sequence.num_passed_blocks = sequence.num_published_blocks = 0
+        self._free_table(sequence, sequence)
+        sequence.window_passes_at_tokens = 0
 
     def unpublish(self, sequence: Sequence) -> list[int]:
         """Drop a sequence's blocks from the prefix cache; return those that no other sequence holds."""
-        if self._cache is not None:
-            for block in sequence.held_blocks:
-                self._cache.remove(block)
-        return [block for block in sequence.held_blocks if self._num_holders[block] == 1]
+        held = self.held_by(sequence)
+        for block in held:
+            self._pool.forget(block)
+        return [block for block in held if self._pool.num_holders[block] == 1]
 
     def unpublish_uncomputed(self, sequence: Sequence) -> None:
         """Drop blocks from the prefix cache that were published for a step which was not computed."""
-        first = sequence.num_computed_tokens // self.block_size_tokens
-        if self._cache is not None:
-            for block in sequence.block_table[max(first, sequence.num_passed_blocks) : sequence.num_published_blocks]:
-                self._cache.remove(block)
-        sequence.num_published_blocks = min(sequence.num_published_blocks, first)
+        self._unpublish_from(sequence, sequence.num_computed_tokens // self.block_size_tokens)
 
     def check_integrity(self, holders: Seq[Sequence]) -> None:
-        """Check that every block is free or held by as many as its count says, and that no shared block is written.
+        """Check that every block is free or held by as many as its count says, that no shared block is written, and
+        that none is kept which a window has passed.
 
         Raises:
-            RuntimeError: names the first block that is leaked, miscounted, held and free, or about to be written.
+            RuntimeError: names the first block that is leaked, miscounted, held and free, kept too long, or about to be
+                written.
         """
         counts = [0] * self.num_blocks
         for sequence in holders:
-            for block in sequence.held_blocks:
+            for block in self.held_by(sequence):
                 counts[block] += 1
-        for block, count in enumerate(counts):
-            self._check_block(block, count)
+        self._pool.check(counts)
         for sequence in holders:
-            next_block = sequence.num_computed_tokens // self.block_size_tokens
-            for block in sequence.block_table[max(next_block, sequence.num_passed_blocks) :]:
-                if counts[block] > 1:
-                    raise RuntimeError(
-                        f"KV block {block} is shared, but request {sequence.request.request_id} would write to it."
-                    )
+            self._check_tables(sequence, counts)
 
-    # Helpers -------------------------------------------------------------------------------------------------------
+    # Helpers, of one table -----------------------------------------------------------------------------------------
+
+    def _holdable(self, num_computed: int, num_tokens: int) -> int:
+        """How many of the first `num_tokens` tokens a sequence has places for, at most."""
+        if self._lookahead_tokens is None:
+            return num_tokens
+        return min(num_tokens, max(num_computed, self.window_tokens or 0) + self._lookahead_tokens)
+
+    def _missing(self, table: Table, num_computed: int, num_tokens: int) -> int:
+        return max(0, self.blocks_for(self._holdable(num_computed, num_tokens)) - len(table.block_table))
+
+    def _matchable_hashes(self, sequence: Sequence) -> Seq[bytes]:
+        if self._cache is None or not sequence.uses_prefix_cache:
+            return ()
+        hashes = extend_hashes(sequence, self.block_size_tokens, self._cache.root)
+        return hashes[: (len(sequence.token_ids) - 1) // self.block_size_tokens]
+
+    def _match(self, hashes: Seq[bytes], start_block: int = 0) -> list[int]:
+        """`match_prefix` by the hashes of the blocks that may match."""
+        blocks: list[int] = []
+        if self._cache is None:
+            return blocks
+        if self.window_tokens is not None and start_block == 0:
+            return self._match_window(self._cache, hashes)
+        for index in range(start_block, len(hashes)):
+            block = self._cache.find(hashes[index])
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
 
     def _match_window(self, cache: PrefixCache, hashes: Seq[bytes]) -> list[int]:
         """The longest prefix of which all blocks within the window are cached, found from its end (as vLLM does).
@@ -264,34 +270,77 @@ class BlockManager:
         before = range(first - num_before, first) if first >= num_before else [first] * num_before
         return [*before, *reversed(run)]
 
-    def _next_place(self, sequence: Sequence, row: int) -> int | None:
-        """The block that keeps the sequence contiguous within a region; None where any is as good as another."""
-        if sequence.block_table:
-            after = sequence.block_table[-1] + 1
-            return after if sequence.blocks_are_contiguous and self._is_within_region(after) else None
-        start = row * self.region_blocks
-        return start if start in self._free else longest_run(self._free, start, start + self.region_blocks)
+    def _attach(self, table: Table, blocks: Seq[int]) -> None:
+        num_passed = 0 if table.block_table else self.num_passed(len(blocks) * self.block_size_tokens)
+        for index, block in enumerate(blocks):
+            if index >= num_passed:
+                self._pool.hold_cached(block)
+            _append(table, block)
+        table.num_passed_blocks += num_passed
+        table.num_published_blocks = len(table.block_table)
 
-    def _is_within_region(self, block: int) -> bool:
-        """Whether `block` lies in a region and is not its first."""
-        return block < self._num_region_blocks and block % self.region_blocks != 0
+    def _count_as_computed(self, sequence: Sequence, num_blocks: int) -> None:
+        sequence.num_computed_tokens += num_blocks * self.block_size_tokens
+        self.free_outside_window(sequence)  # what a longer prefix, found later, leaves behind
 
-    def _take(self, preferred: int | None) -> int:
-        """Take `preferred` if it is free; else another free block."""
-        if preferred not in self._free:
-            return self._free.popitem()[0]
-        del self._free[preferred]
-        return preferred
+    def _prepare(self, sequence: Sequence, missing: int, num_tokens: int) -> int:
+        """Make `missing` blocks free; return the sequence's row."""
+        if sequence.row is None:
+            raise ValueError(f"request {sequence.request.request_id} has no row; admit it before it gets blocks")
+        if missing > self.num_free_blocks:
+            raise ValueError(f"{num_tokens} tokens need more blocks than the {self.num_free_blocks} free ones")
+        self._pool.evict(missing - len(self._pool.free))
+        return sequence.row
 
-    def _evict(self, count: int) -> None:
-        """Make the `count` least recently used cached blocks free ones."""
-        for block in list(islice(self._evictable, max(0, count))):
-            del self._evictable[block]
-            if self._cache is not None:
-                self._cache.remove(block)
-            self._free[block] = None
+    def _extend(self, table: Table, row: int, count: int) -> None:
+        for _ in range(count):
+            _append(table, self._pool.take(self._next_place(table, row)))
 
-    def _touch(self, sequence: Sequence) -> None:
+    def _next_place(self, table: Table, row: int) -> int | None:
+        """The block that keeps the table contiguous within a region; None where any is as good as another."""
+        if table.block_table:
+            after = table.block_table[-1] + 1
+            return after if table.blocks_are_contiguous and self._pool.is_within_region(after) else None
+        start = self._region_start(row)
+        return (
+            start
+            if start in self._pool.free
+            else longest_run(self._pool.free, start, self._region_start(row) + self._pool.region_blocks)
+        )
+
+    def _region_start(self, row: int) -> int:
+        return (row * self._num_groups + self._group) * self._pool.region_blocks
+
+    def _publish(self, table: Table, hashes: Seq[bytes], num_full_blocks: int) -> None:
+        if self._cache is not None:
+            for index in range(max(table.num_published_blocks, table.num_passed_blocks), num_full_blocks):
+                self._cache.insert(hashes[index], table.block_table[index])
+        table.num_published_blocks = num_full_blocks
+
+    def _unpublish_from(self, table: Table, first_block: int) -> None:
+        for block in table.block_table[max(first_block, table.num_passed_blocks) : table.num_published_blocks]:
+            self._pool.forget(block)
+        table.num_published_blocks = min(table.num_published_blocks, first_block)
+
+    def _free_passed(self, table: Table, num_computed: int) -> int:
+        """Free what the window has passed; return the number of computed tokens at which it passes another block."""
+        if self.window_tokens is None:
+            return sys.maxsize
+        num_passed = self.num_passed(num_computed)
+        if num_passed > table.num_passed_blocks:
+            passed = table.block_table[table.num_passed_blocks : num_passed]
+            table.num_passed_blocks = num_passed
+            self._pool.release(passed, self._cache)
+        return (num_passed + 1) * self.block_size_tokens + max(self.window_tokens, LEAST_WINDOW_TOKENS) - 1
+
+    def _free_table(self, table: Table, sequence: Sequence) -> None:
+        self._pool.release(table.held_blocks, self._cache)
+        self._touch(table, sequence)
+        table.block_table.clear()
+        table.blocks_are_contiguous = True
+        table.num_passed_blocks = table.num_published_blocks = 0
+
+    def _touch(self, table: Table, sequence: Sequence) -> None:
         """Make what the cache knows of a released sequence the most recently used, its tail before its head.
 
         Some of it may be blocks of others that were computed at the same time: the cache keeps one block per hash. If
@@ -299,39 +348,40 @@ class BlockManager:
         """
         if self._cache is None or not sequence.uses_prefix_cache:
             return
-        hashes = sequence.block_hashes[sequence.num_passed_blocks : sequence.num_published_blocks]
-        for block_hash in reversed(hashes):
+        evictable = self._pool.evictable
+        for block_hash in reversed(sequence.block_hashes[table.num_passed_blocks : table.num_published_blocks]):
             block = self._cache.find(block_hash)
-            if block in self._evictable:
-                del self._evictable[block]
-                self._evictable[block] = None
+            if block in evictable:
+                del evictable[block]
+                evictable[block] = None
 
-    def _append(self, sequence: Sequence, block: int) -> None:
-        table = sequence.block_table
-        if table and block != table[-1] + 1:
-            sequence.blocks_are_contiguous = False
-        table.append(block)
+    def _check_tables(self, sequence: Sequence, counts: Seq[int]) -> None:
+        self._check_table(sequence, sequence, counts)
 
-    def _release(self, blocks: Seq[int]) -> None:
-        idle: list[int] = []
-        for block in blocks:
-            self._num_holders[block] -= 1
-            if not self._num_holders[block]:
-                idle.append(block)
-        cache = self._cache if self._cache is not None else ()
-        self._free.update((block, None) for block in idle if block not in cache)
-        self._evictable.update((block, None) for block in reversed(idle) if block in cache)
+    def _check_table(self, table: Table, sequence: Sequence, counts: Seq[int]) -> None:
+        request_id = sequence.request.request_id
+        if table.num_passed_blocks < min(self.num_passed(sequence.num_computed_tokens), len(table.block_table)):
+            block = table.block_table[table.num_passed_blocks]
+            raise RuntimeError(f"KV block {block} is kept by request {request_id}, whose window has passed it.")
+        next_block = sequence.num_computed_tokens // self.block_size_tokens
+        for block in table.block_table[max(next_block, table.num_passed_blocks) :]:
+            if counts[block] > 1:
+                raise RuntimeError(f"KV block {block} is shared, but request {request_id} would write to it.")
 
-    def _check_block(self, block: int, count: int) -> None:
-        lists = (block in self._free) + (block in self._evictable)
-        if count and lists:
-            raise RuntimeError(f"KV block {block} is held by {count} requests and on a free list.")
-        if not count and lists != 1:
-            raise RuntimeError(f"KV block {block} is leaked: no request holds it and it is on {lists} free lists.")
-        if count != self._num_holders[block]:
-            raise RuntimeError(f"KV block {block} is held by {count} requests, but counted {self._num_holders[block]}.")
-        is_cached = self._cache is not None and block in self._cache
-        if block in self._evictable and not is_cached:
-            raise RuntimeError(f"KV block {block} is kept for the prefix cache, which does not know it.")
-        if block in self._free and is_cached:
-            raise RuntimeError(f"KV block {block} is free, and the prefix cache would still hand it out.")
+
+def held_blocks_limit(
+    num_tokens: int, block_size_tokens: int, window_tokens: int | None, lookahead_tokens: int | None
+) -> int:
+    """Blocks that a sequence of `num_tokens` holds at most at any time in one group of layers."""
+    all_blocks = -(-num_tokens // block_size_tokens)
+    if window_tokens is None or lookahead_tokens is None:
+        return all_blocks
+    seen_tokens = max(window_tokens, LEAST_WINDOW_TOKENS) + lookahead_tokens
+    return min(all_blocks, -(-seen_tokens // block_size_tokens) + 1)
+
+
+def _append(table: Table, block: int) -> None:
+    blocks = table.block_table
+    if blocks and block != blocks[-1] + 1:
+        table.blocks_are_contiguous = False
+    blocks.append(block)

@@ -98,16 +98,22 @@ class _PlanBuilder:
         self.plan = StepPlan()
         self._state = state
         self._blocks = state.blocks
+        self._block_size_tokens = state.blocks.block_size_tokens
         self._tokens_left = state.max_num_batched_tokens
         self._blocks_left = state.blocks.num_free_blocks
         self._rows_left = state.num_free_rows
         self._preempted: set[Sequence] = set()
         self._released: Counter[int] = Counter()  # by block: holders that the plan preempts
+        self._taken: dict[Sequence, int] = {}  # blocks set aside for running sequences
         self._reused: set[int] = set()  # evictable blocks that an admission of this plan holds again
 
     def decode(self, sequence: Sequence) -> None:
         """Plan the next token of a running sequence."""
-        if self._tokens_left and sequence not in self._preempted and self._take_blocks(sequence):
+        if not self._tokens_left or sequence in self._preempted:
+            return
+        if len(sequence.token_ids) <= len(sequence.block_table) * self._block_size_tokens or self._take_blocks(
+            sequence
+        ):
             self.plan.chunks[sequence] = 1
             self._tokens_left -= 1
 
@@ -162,10 +168,10 @@ class _PlanBuilder:
         if not self._rows_left:
             return None
         hits = self._blocks.match_prefix(sequence)
-        held = hits[self._blocks.num_passed(len(hits) * self._blocks.block_size_tokens) :]
+        held = self._blocks.held_hits(hits)
         reused = [block for block in held if block not in self._reused and not self._blocks.is_held(block)]
         # It gets the blocks of all its known tokens at once, so that no prompt preempts itself half-way.
-        fresh_blocks = self._blocks.blocks_for(len(sequence.token_ids)) - len(hits)
+        fresh_blocks = self._blocks.fresh_blocks(sequence, hits)
         spare_blocks = 0 if is_first else max(1, self._blocks.num_blocks * WATERMARK_PERCENT // 100)
         if fresh_blocks + len(reused) + spare_blocks > self._blocks_left:
             return None
@@ -188,6 +194,7 @@ class _PlanBuilder:
                 if victim is sequence:
                     return False
             self._blocks_left -= missing
+            self._taken[sequence] = missing
         return True
 
     def _victim(self) -> Sequence:
@@ -196,12 +203,9 @@ class _PlanBuilder:
         return min(others, key=lambda one: (-one.request.priority, one.num_computed_tokens, -one.order), default=first)
 
     def _preempt(self, victim: Sequence) -> None:
-        planned_tokens = self.plan.chunks.pop(victim, 0)
-        if planned_tokens:
-            self._tokens_left += planned_tokens
-            self._blocks_left += self._blocks.missing_blocks(victim, victim.num_computed_tokens + planned_tokens)
-        self._blocks_left += self._blocks.freed_by(victim, self._released)
-        self._released.update(victim.held_blocks)
+        self._tokens_left += self.plan.chunks.pop(victim, 0)
+        self._blocks_left += self._taken.pop(victim, 0) + self._blocks.freed_by(victim, self._released)
+        self._released.update(self._blocks.held_by(victim))
         self._preempted.add(victim)
         self.plan.preempted.append(victim)
 
@@ -277,7 +281,7 @@ class Scheduler:
             # One in sixteen steps of a decode needs a block and one in sixteen fills one: the others skip the calls.
             target_tokens = sequence.num_computed_tokens + num_tokens
             if target_tokens > len(sequence.block_table) * block_size_tokens:
-                self._blocks.allocate(sequence, target_tokens)
+                self._blocks.allocate(sequence, len(sequence.token_ids))
             if target_tokens >= (sequence.num_published_blocks + 1) * block_size_tokens:
                 self._blocks.publish(sequence, target_tokens)
             chunks.append(Chunk(sequence, num_tokens))
@@ -287,7 +291,8 @@ class Scheduler:
         """Count the chunks' tokens as computed: what the device is given from now on comes after them."""
         for sequence, num_tokens in chunks:
             sequence.num_computed_tokens += num_tokens
-            self._blocks.free_outside_window(sequence)
+            if sequence.num_computed_tokens >= sequence.window_passes_at_tokens:
+                self._blocks.free_outside_window(sequence)
 
     def roll_back(self, plan: StepPlan) -> None:
         """Undo a step that was applied and failed before it was computed; its tokens are planned again.
@@ -314,7 +319,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence, hits: list[int]) -> None:
         """Move a sequence from waiting to running, with the cached blocks that were found for it."""
         del self._waiting[bisect.bisect_left(self._waiting, _order(sequence), key=_order)]
-        sequence.row = self._free_rows.allocate(self._blocks.row_of_region(hits[-1]) if hits else None)
+        sequence.row = self._free_rows.allocate(self._blocks.row_of_hits(hits))
         bisect.insort(self.running, sequence, key=_order)
         self._blocks.attach_cached(sequence, hits)
 

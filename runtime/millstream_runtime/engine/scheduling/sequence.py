@@ -15,6 +15,21 @@ UNREAD = -1  # no token: one that was sampled and not read yet
 
 
 @dataclass(slots=True, eq=False)
+class BlockTable:
+    """The blocks of a sequence in one group of layers, in the order of its tokens."""
+
+    block_table: list[int] = field(default_factory=list)
+    blocks_are_contiguous: bool = True  # whether each block of the table follows the one before it
+    num_passed_blocks: int = 0  # first entries of the table, freed because a sliding window has passed them
+    num_published_blocks: int = 0  # first blocks of the table that were published to the prefix cache
+
+    @property
+    def held_blocks(self) -> list[int]:
+        """Blocks of the table that the sequence holds."""
+        return self.block_table[self.num_passed_blocks :] if self.num_passed_blocks else self.block_table
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
     """Mutable state of one request.
 
@@ -38,6 +53,8 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     blocks_are_contiguous: bool = True  # whether each block of the table follows the one before it
     num_passed_blocks: int = 0  # first entries of the table, freed because a sliding window has passed them
+    window_passes_at_tokens: int = 0  # computed tokens from which a window may have passed another block
+    other_tables: list[BlockTable] = field(default_factory=list)  # of groups of layers beyond the first
     kv_variant: int = 0  # of the keys of equal tokens; part of what the prefix cache hashes
     block_hashes: list[bytes] = field(default_factory=list)  # of full blocks; kept through preemptions
     num_published_blocks: int = 0  # first blocks of the table that were published to the prefix cache

@@ -187,7 +187,7 @@ def test_a_chunk_longer_than_the_window_leaves_no_block_both_free_and_cached() -
 
 def test_integrity_names_a_block_that_is_free_and_cached(blocks: BlockManager) -> None:
     assert blocks._cache is not None
-    blocks._cache.insert(b"x", next(iter(blocks._free)))
+    blocks._cache.insert(b"x", next(iter(blocks._pool.free)))
     with pytest.raises(RuntimeError, match="is free, and the prefix cache would still hand it out"):
         blocks.check_integrity([])
 

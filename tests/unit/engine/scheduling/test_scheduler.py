@@ -131,7 +131,7 @@ def test_a_plan_changes_nothing_and_is_always_the_same(
         return copy.deepcopy(
             [
                 [(one.num_computed_tokens, one.block_table, one.row) for one in sequences],
-                (list(blocks._free), list(blocks._evictable), blocks._num_holders),
+                (list(blocks._pool.free), list(blocks._pool.evictable), blocks._pool.num_holders),
             ]
         )
 
@@ -204,7 +204,7 @@ def test_integrity_names_a_leak_a_miscount_and_a_shared_block_about_to_be_writte
     two.block_table.append(one.block_table[0])
     with pytest.raises(RuntimeError, match="held by 2 requests, but counted 1"):
         blocks.check_integrity([one, two])
-    blocks._num_holders[one.block_table[0]] = 2
+    blocks._pool.num_holders[one.block_table[0]] = 2
     with pytest.raises(RuntimeError, match="shared, but request 0 would write"):
         blocks.check_integrity([one, two])
     with pytest.raises(ValueError, match="more blocks than"):

@@ -1,0 +1,20 @@
+"""Attention of a step in which groups of layers have block tables of their own (see `kv.kv_layout`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from millstream_runtime.models.layers.attention import Attention, AttentionSpec
+
+
+class GroupedAttention:
+    """Asks the attention of the layer's group; see `models.attention.Attention`."""
+
+    def __init__(self, groups: Sequence[Attention], group_of: Sequence[int]) -> None:
+        """`group_of`: of each layer, its place in `groups`."""
+        self._of_layer = [groups[group] for group in group_of]
+
+    def __call__(self, layer: int, query: Tensor, key_value: Tensor, spec: AttentionSpec) -> Tensor:
+        return self._of_layer[layer](layer, query, key_value, spec)
