@@ -30,6 +30,8 @@ WANTED = {
     "model_type": "an object",
     "string_type": "a string",
 }
+BOUNDS = {"greater_than_equal": "at least {ge}", "less_than_equal": "at most {le}", "less_than": "below {lt}"}
+Range = tuple[float, float]  # the least and the most
 MESSAGE_WANTED = 'an object such as {"role": "user", "content": "Hello"}'
 
 
@@ -166,8 +168,8 @@ def not_an_object() -> ApiError:
     return ApiError(400, message, code="invalid_json")
 
 
-def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """The first error of pydantic, as a sentence that names the parameter."""
+def from_validation(errors: Sequence[Mapping[str, Any]], allowed: Range | None = None) -> ApiError:
+    """The first error of pydantic, as a sentence that names the parameter. `allowed`: the range of its field."""
     first = errors[0]
     kind, context = str(first["type"]), first.get("ctx") or {}
     path = [str(part) for part in first["loc"][1:]]
@@ -191,10 +193,13 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
         return ApiError(400, f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter")
     if kind in ("too_long", "too_short") and len(path) == 1:
         return ApiError(400, _wrong_length(path[0], first), param=path[0], code="invalid_value")
-    if path[0] in EXPECTED and kind != "invalid_value":
+    takes_a_string_alone = kind == "string_type" and len(path) == 1  # as /tokenize does
+    if path[0] in EXPECTED and kind != "invalid_value" and not takes_a_string_alone:
         return ApiError(400, f"'{path[0]}' must be {EXPECTED[path[0]]}.", param=path[0], code="invalid_value")
     name = path[0] if path[0] in UNIONS else ".".join(path)  # pydantic puts the branch of a union into the path
     message = f"it must be {_wanted(kind, path)}" if kind in WANTED else str(first["msg"])
+    if kind in BOUNDS:
+        message = f"it must be {_bounds(kind, context, allowed if len(path) == 1 else None)}"
     got = f"; got {_shown(first['input'])}" if "input" in first and kind != "invalid_value" else ""
     return ApiError(
         400, f"Invalid '{name}': {message[:1].lower()}{message[1:]}{got}.", param=name, code="invalid_value"
@@ -204,6 +209,10 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 def _wanted(kind: str, path: Sequence[str]) -> str:
     is_message = kind == "model_type" and len(path) == 2 and path[0] == "messages"
     return MESSAGE_WANTED if is_message else WANTED[kind]
+
+
+def _bounds(kind: str, context: Mapping[str, Any], allowed: Range | None) -> str:
+    return BOUNDS[kind].format_map(context) if allowed is None else f"from {allowed[0]} to {allowed[1]}"
 
 
 def _wrong_length(name: str, error: Mapping[str, Any]) -> str:

@@ -16,11 +16,12 @@ import asyncio
 import json
 from collections.abc import Iterable
 from concurrent.futures import Executor
+from functools import cache
 
 from pydantic import BaseModel, ValidationError
 from starlette.types import Receive, Scope
 
-from millstream_runtime.server.http.api_errors import from_validation, invalid_json, not_an_object
+from millstream_runtime.server.http.api_errors import Range, from_validation, invalid_json, not_an_object
 from millstream_runtime.server.http.disconnect import ClientDisconnectedError
 
 LARGE_BODY_BYTES = 64 << 10
@@ -62,7 +63,18 @@ def read_body(model: type[BaseModel], body: bytes) -> BaseModel:
         return model.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise from_validation([{**first, "loc": ("body", *first["loc"])}]) from None
+        name = str(first["loc"][0]) if first["loc"] else ""
+        raise from_validation([{**first, "loc": ("body", *first["loc"])}], range_of(model, name)) from None
+
+
+@cache
+def range_of(model: type[BaseModel], name: str) -> Range | None:
+    """The least and the most of a number, from the model's own schema; None: no such field, or no number."""
+    field = model.model_json_schema()["properties"].get(name, {})
+    for branch in (field, *field.get("anyOf", ())):
+        if "minimum" in branch and "maximum" in branch:
+            return branch["minimum"], branch["maximum"]
+    return None
 
 
 async def _whole_body(receive: Receive) -> bytes:

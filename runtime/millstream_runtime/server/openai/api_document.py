@@ -38,7 +38,7 @@ ERRORS = {
     413: "the body is too large",
     429: "the queue is full; `Retry-After` says when to try again",
     500: "a failure of the server",
-    503: "loading, restarting or shutting down; `Retry-After` says when to try again",
+    503: "loading, restarting, shutting down or too busy; `Retry-After` says when to try again",
 }
 ERRORS_OF_BODIES = (400, 404, 408, 413, 500, 503)
 PROBES = ("/health", "/ready")  # answer 503 with the same body as 200
@@ -94,6 +94,8 @@ def _responses(method: str, path: str, refs: dict[type[BaseModel], Any], has_key
 
 def _errors(method: str, path: str, has_keys: bool) -> list[int]:
     statuses = {401, 403} if has_keys and path not in OPEN_PATHS else set()
+    if path not in OPEN_PATHS:
+        statuses.add(503)  # too many connections
     if method == "post":
         statuses |= {*ERRORS_OF_BODIES}
     if path.endswith("completions"):

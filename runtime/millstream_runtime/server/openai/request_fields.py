@@ -60,6 +60,13 @@ CHAT_OFF_VALUES = OFF_VALUES | {
 }
 CHAT_OFF_VALUES |= {"best_of": (1,), "echo": (False,), "prompt_logprobs": ()}
 COMPLETION_OFF_VALUES = OFF_VALUES | {"add_special_tokens": (True,), "top_logprobs": (0,)}
+TOKENIZE_CHAT_OFF_VALUES: dict[str, tuple[object, ...]] = {
+    name: CHAT_OFF_VALUES[name]
+    for name in (
+        *("add_generation_prompt", "add_special_tokens", "chat_template_kwargs", "continue_final_message"),
+        *("mm_processor_kwargs", "tools"),
+    )
+}
 MESSAGE_OFF_VALUES: dict[str, tuple[object, ...]] = {
     "refusal": (),
     "annotations": ([],),

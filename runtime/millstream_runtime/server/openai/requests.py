@@ -32,6 +32,7 @@ from millstream_runtime.server.openai.request_fields import (
     OFF_VALUES,
     PROMPT_SCHEMA,
     STOP_SCHEMA,
+    TOKENIZE_CHAT_OFF_VALUES,
     TOKENIZE_PROMPT_SCHEMA,
     Penalty,
     Text,
@@ -281,8 +282,14 @@ class TokenizeRequest(BaseModel):
     model: Annotated[Text, Field(max_length=limits.MAX_MODEL_NAME_CHARACTERS)] | None = None
     prompt: Annotated[Text, AfterValidator(require_tokenizable), WithJsonSchema(TOKENIZE_PROMPT_SCHEMA)] | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES)] | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: Annotated[bool, Field(description="of a plain prompt; a chat template has its own")] = True
     return_token_strs: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unsupported(cls, data: Any) -> Any:
+        is_chat = isinstance(data, dict) and data.get("messages") is not None
+        return without_unsupported(data, TOKENIZE_CHAT_OFF_VALUES if is_chat else {})
 
     @model_validator(mode="after")
     def _one_input(self) -> TokenizeRequest:

@@ -274,6 +274,37 @@ def test_values_of_vllms_parameters_that_ask_for_nothing_are_accepted(server: Se
     assert text.status_code == 200, text.text
 
 
+VLLM_TOKENIZE_DEFAULTS: dict[str, Any] = {
+    "model": None,
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "add_special_tokens": False,
+    "return_token_strs": False,
+    "chat_template": None,
+    "chat_template_kwargs": {},
+    "mm_processor_kwargs": None,
+    "tools": None,
+}
+
+
+def test_tokenize_takes_the_defaults_of_vllms_own_clients(server: ServerThread) -> None:
+    """And refuses by name what would change the tokens, where the answer was the same without a word."""
+    plain = server.post("/tokenize", {"messages": MESSAGES})
+    full = server.post("/tokenize", {"messages": MESSAGES, "prompt": None, **VLLM_TOKENIZE_DEFAULTS})
+    assert full.status_code == 200, full.text
+    assert full.json() == plain.json()
+    for name, value in (
+        ("add_generation_prompt", False),
+        ("continue_final_message", True),
+        ("add_special_tokens", True),
+    ):
+        refused = server.post("/tokenize", {"messages": MESSAGES, name: value})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == name
+    whole = {"prompt": "hi", "add_special_tokens": None, "return_token_strs": None}
+    assert server.post("/tokenize", whole).json() == server.post("/tokenize", {"prompt": "hi"}).json()
+
+
 def test_a_refused_value_says_which_is_accepted(server: ServerThread) -> None:
     message = server.post(CHAT, {**GOOD_CHAT, "use_beam_search": True}).json()["error"]["message"]
     assert message == "'use_beam_search' is supported by this server only as false; leave it out."
@@ -298,6 +329,11 @@ MESSAGE = 'an object such as {"role": "user", "content": "Hello"}'
         ({"messages": "hi"}, "Invalid 'messages': it must be a list; got 'hi'."),
         ({"messages": {"role": "user"}}, "Invalid 'messages': it must be a list; got an object."),
         ({"max_tokens": "7"}, "Invalid 'max_tokens': it must be an integer; got '7'."),
+        ({"max_tokens": 0}, "Invalid 'max_tokens': it must be from 1 to 1048576; got 0."),
+        ({"repetition_penalty": 1e-39}, "Invalid 'repetition_penalty': it must be from 0.01 to 10; got 1e-39."),
+        ({"temperature": 2.5}, "Invalid 'temperature': it must be from 0 to 2; got 2.5."),
+        ({"top_k": -2}, "Invalid 'top_k': it must be from -1 to 1048576; got -2."),
+        ({"stop_token_ids": [5, -1]}, "Invalid 'stop_token_ids.1': it must be at least 0; got -1."),
         ({"temperature": "hot"}, "Invalid 'temperature': it must be a number; got 'hot'."),
         ({"stream": "yes"}, "Invalid 'stream': it must be true or false; got 'yes'."),
         ({"stream": True, "stream_options": 1}, "Invalid 'stream_options': it must be an object; got 1."),

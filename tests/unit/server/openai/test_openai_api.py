@@ -180,7 +180,7 @@ def test_an_error_reaches_the_client_as_openai_words_it(client: openai.OpenAI) -
         chat_text(client, temperature=3)
     assert caught.value.param == "temperature"
     assert caught.value.type == "invalid_request_error"
-    assert "less than or equal to 2" in caught.value.message
+    assert "from 0 to 2" in caught.value.message
 
 
 def test_request_ids_are_echoed_when_plain_and_replaced_when_not(server: ServerThread) -> None:
