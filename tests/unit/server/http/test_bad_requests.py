@@ -301,6 +301,7 @@ def test_tokenize_takes_the_defaults_of_vllms_own_clients(server: ServerThread) 
         refused = server.post("/tokenize", {"messages": MESSAGES, name: value})
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == name
+    assert "'prompt': it must be a string; got a list" in server.post("/tokenize", {"prompt": ["hi"]}).text
     whole = {"prompt": "hi", "add_special_tokens": None, "return_token_strs": None}
     assert server.post("/tokenize", whole).json() == server.post("/tokenize", {"prompt": "hi"}).json()
 
