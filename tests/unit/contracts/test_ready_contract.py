@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,15 +34,12 @@ def test_both_ends_mean_the_same_words() -> None:
     assert Phase.UNRESPONSIVE.value == UNRESPONSIVE
 
 
-async def test_a_boot_reaches_the_operator_and_its_memory_the_status(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(boot_events, "REPORT_INTERVAL_SECONDS", 0.0)
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, Manifest]:
+    """`/ready` in the middle of the real engine's own load, and after it."""
     half, whole = threading.Event(), threading.Event()
 
     class Held(boot_events.BootEvents):
-        """Stops in the middle of the real engine's own load."""
-
         def weights_read(self, done_bytes: int, total_bytes: int) -> None:
             super().weights_read(done_bytes, total_bytes)
             if done_bytes >= total_bytes // 2 and not half.is_set():
@@ -53,14 +49,20 @@ async def test_a_boot_reaches_the_operator_and_its_memory_the_status(
     def load(config: RuntimeConfig, on_phase: OnPhase) -> EngineLike:
         return load_engine(config, Held(on_phase._send))
 
-    with serving(write_tiny_model(tmp_path / "tiny"), make_engine=load) as server:
-        assert half.wait(60)
-        wait_for(lambda: "eta_seconds" in ready_bytes(server), "an estimate")
-        loading = ready_bytes(server)
-        whole.set()
-        server.wait_ready()
-        ready = ready_bytes(server)
+    model = write_tiny_model(tmp_path_factory.mktemp("ready") / "tiny")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(boot_events, "REPORT_INTERVAL_SECONDS", 0.0)
+        with serving(model, make_engine=load) as server:
+            assert half.wait(60)
+            wait_for(lambda: "eta_seconds" in ready_bytes(server), "an estimate")
+            loading = ready_bytes(server)
+            whole.set()
+            server.wait_ready()
+            return loading, ready_bytes(server)
 
+
+def test_a_boot_under_way_is_read_with_its_progress(answers: tuple[Manifest, Manifest]) -> None:
+    loading, _ = answers
     report = read_boot_report(loading)
     assert report is not None
     assert report.phase == "LoadingWeights"
@@ -69,6 +71,10 @@ async def test_a_boot_reaches_the_operator_and_its_memory_the_status(
     assert report.eta_seconds == loading["eta_seconds"]
     assert set(report.seconds) == {"Starting", "LoadingWeights"}
     assert report.memory == {}, "nothing is measured yet"
+
+
+def test_a_boot_that_is_done_is_read_with_every_figure(answers: tuple[Manifest, Manifest]) -> None:
+    _, ready = answers
     report = read_boot_report(ready)
     assert report is not None
     assert report.phase == "Ready"
@@ -77,6 +83,9 @@ async def test_a_boot_reaches_the_operator_and_its_memory_the_status(
     assert dict(report.memory) == ready["memory"], "the operator reads every figure that is reported"
     assert set(ready["memory"]) == set(MEMORY_KEYS)
 
+
+async def test_a_boot_under_way_reaches_the_status(answers: tuple[Manifest, Manifest]) -> None:
+    loading, _ = answers
     operator = FakeOperator(world())
     await operator.turn()
     template = operator.cluster.the(DEPLOYMENT)["spec"]["template"]
@@ -92,6 +101,9 @@ async def test_a_boot_reaches_the_operator_and_its_memory_the_status(
     assert operator.status()["warmup"]["estimatedReadyTime"]
     assert "measured" not in operator.status().get("memory", {})
 
+
+async def test_what_was_measured_reaches_the_status(answers: tuple[Manifest, Manifest]) -> None:
+    _, ready = answers
     operator = FakeOperator(world())
     operator.model.ready = {key: value for key, value in ready.items() if key not in ("config_hash", "model")}
     await operator.settle()
