@@ -62,7 +62,7 @@ class Demands:
 
     def why_not(self, labels: Mapping[str, str], taints: Iterable[Taint]) -> Why | None:
         """Return what keeps the scheduler from putting such a pod there; None: nothing does."""
-        wanted = [f"{key}={value}" for key, value in sorted(self.node_selector) if labels.get(key) != value]
+        wanted = [(key, value) for key, value in sorted(self.node_selector) if labels.get(key) != value]
         repelling = [taint for taint in taints if not any(tolerated.covers(taint) for tolerated in self.tolerations)]
         unmet = "" if admit(self.terms, labels) else in_words(self.terms)
         return _why(wanted, unmet, repelling) if wanted or unmet or repelling else None
@@ -71,13 +71,13 @@ class Demands:
 ANYWHERE = Demands()
 
 
-def _why(wanted: list[str], unmet: str, repelling: list[Taint]) -> Why:
+def _why(wanted: list[tuple[str, str]], unmet: str, repelling: list[Taint]) -> Why:
     """All that keeps pods away in one reason, and all that must be changed in one instruction."""
-    problems, edits = [], []
+    problems, edits, labels = [], [], [f"{key}={value}" for key, value in wanted]
     if wanted:
         noun = "label" if len(wanted) == 1 else "labels"
-        problems.append(f"no {noun} {' and '.join(wanted)}, which the pods' nodeSelector asks for")
-        edits.append(f"change podTemplate.spec.nodeSelector, or run kubectl label node NODE {' '.join(wanted)}")
+        problems.append(f"no {noun} {' and '.join(labels)}, which the pods' nodeSelector asks for")
+        edits.append(f"change podTemplate.spec.nodeSelector, or run kubectl label node NODE {' '.join(labels)}")
     if unmet:
         problems.append(f"the pods' required node affinity is not met: {unmet}"[:MAX_WORDS])
         edits.append("change podTemplate.spec.affinity.nodeAffinity or the node's labels")
@@ -85,8 +85,9 @@ def _why(wanted: list[str], unmet: str, repelling: list[Taint]) -> Why:
         noun = "taint" if len(repelling) == 1 else "taints"
         problems.append(f"the pods do not tolerate the {noun} {' and '.join(map(str, repelling))}")
         edits.append(f"add {' and '.join(taint.toleration for taint in repelling)} {TO_TOLERATIONS}")
-    tolerations = () if wanted or unmet else tuple((taint.key, taint.value, taint.effect) for taint in repelling)
-    return Why("; ".join(problems), ("; also ".join(edits),), tolerations)
+    tolerations = tuple((taint.key, taint.value, taint.effect) for taint in repelling)
+    keys = tuple(key for key, _ in wanted)
+    return Why("; ".join(problems), ("; also ".join(edits),), *((tolerations, keys) if not unmet else ()))
 
 
 def read_taints(taints: object) -> tuple[Taint, ...]:

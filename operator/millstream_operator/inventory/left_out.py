@@ -21,13 +21,14 @@ NAMES_SHOWN, MAX_NAME = 3, 80
 class Why:
     """`problem` ends the sentence "Node a is left out: …"; `remedies` are instructions, each of which is enough.
 
-    An instruction has no full stop, and NODE in it stands for the node's name. `tolerations` are those with which such
-    pods could run there, as (key, value, effect); empty where tolerations alone do not help.
+    An instruction has no full stop, and NODE in it stands for the node's name. `tolerations`, as (key, value, effect),
+    and no selection by the labels `selected_by` let such pods run there; both are empty where that is not enough.
     """
 
     problem: str
     remedies: tuple[str, ...]
     tolerations: tuple[tuple[str, str, str], ...] = ()
+    selected_by: tuple[str, ...] = ()
 
 
 class Excluded(NamedTuple):

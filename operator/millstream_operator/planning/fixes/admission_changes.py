@@ -1,4 +1,4 @@
-"""Tolerations with which nodes that are left out count, as an edit of the pod template."""
+"""Tolerations and a wider nodeSelector with which nodes that are left out count, as edits of the pod template."""
 
 from __future__ import annotations
 
@@ -11,21 +11,32 @@ from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.fixes.change import Change, edit, spec_of
 from millstream_operator.planning.left_out_nodes import with_group
 
-TOLERATIONS = "podTemplate.spec.tolerations"
+TOLERATIONS, NODE_SELECTOR = "podTemplate.spec.tolerations", "podTemplate.spec.nodeSelector"
 MAX_VALUE = 128  # characters of a fix's value in the status; the patch has all of it
 
 
 def admission_changes(deployment: LLMDeployment, facts: Facts) -> Iterator[Change]:
-    """Yield the tolerations of each group of nodes that nothing else keeps pods from."""
-    given = spec_of(deployment).get("podTemplate", {}).get("spec", {}).get("tolerations", [])
+    """Yield the edits that include each group of nodes which labels and taints alone keep pods from.
+
+    A label that the chart's pod defaults select by is not the spec's to change.
+    """
+    template = spec_of(deployment).get("podTemplate", {}).get("spec", {})
+    given, selector = template.get("tolerations", []), template.get("nodeSelector", {})
     for group in _groups(facts):
-        added = [_toleration(*one) for one in group.why.tolerations]
-        if not added or not group.gpus:
+        why = group.why
+        if not group.gpus or not (why.tolerations or why.selected_by) or not selector.keys() >= {*why.selected_by}:
             continue
-        changed = edit(deployment, facts, podTemplate__spec__tolerations=[*given, *added])
-        if changed is not None:
-            words = " and ".join(_words(*one) for one in group.why.tolerations)
-            yield Change(((TOLERATIONS, words[:MAX_VALUE]),), changed.deployment, with_group(facts, group))
+        values: dict[str, Any] = {}
+        fields: list[tuple[str, str]] = []
+        if why.selected_by:
+            kept = {key: value for key, value in selector.items() if key not in why.selected_by}
+            values["podTemplate__spec__nodeSelector"] = kept or None
+            fields.append((NODE_SELECTOR, f"without {' and '.join(why.selected_by)}"[:MAX_VALUE]))
+        if why.tolerations:
+            values["podTemplate__spec__tolerations"] = [*given, *(_toleration(*one) for one in why.tolerations)]
+            fields.append((TOLERATIONS, " and ".join(_words(*one) for one in why.tolerations)[:MAX_VALUE]))
+        if (changed := edit(deployment, facts, **values)) is not None:
+            yield Change(tuple(fields), changed.deployment, with_group(facts, group))
 
 
 def _groups(facts: Facts) -> tuple[LeftOut, ...]:

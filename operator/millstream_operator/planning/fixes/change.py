@@ -12,6 +12,8 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import GPUS_FIELD
 
+WITH_FACTS = ("podTemplate", "speculation")  # these edits change which nodes count, or whether there is a draft
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -41,6 +43,25 @@ class Change:
         fields = sorted((*kept, *self.fields), key=lambda one: one[0] != GPUS_FIELD)
         adds_nodes, step = self.adds_nodes or first.adds_nodes, self.step + first.step
         return replace(self, fields=tuple(fields), adds_nodes=adds_nodes, step=step)
+
+    def without(self, field: str, before: LLMDeployment) -> Change | None:
+        """The change with the value of one field as it was. None for nodes and for edits that bring other facts."""
+        if field == GPUS_FIELD or field.startswith(WITH_FACTS):
+            return None
+        try:
+            deployment = with_field(self.deployment, field, value_at(spec_of(before), field))
+        except ValidationError:
+            return None
+        kept = tuple(one for one in self.fields if one[0] != field)
+        return replace(self, fields=kept, deployment=deployment)
+
+
+def value_at(spec: dict[str, Any], path: str) -> Any:
+    """The value of a field by its path; None where it is absent."""
+    value: Any = spec
+    for step in path.split("."):
+        value = value.get(step) if isinstance(value, dict) else None
+    return value
 
 
 def edit(deployment: LLMDeployment, facts: Facts, **values: Any) -> Change | None:

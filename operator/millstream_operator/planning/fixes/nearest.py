@@ -143,6 +143,7 @@ class _Search:
             self.unsupported.append(planned)
             return
         change = change.after(self.first) if self.first is not None else change
+        change, planned = self._needed(change, planned)
         patch = merge_patch(self.deployment, change.deployment)
         if any(violations(change.deployment)) or (patch is None and not change.adds_nodes):
             return
@@ -152,6 +153,16 @@ class _Search:
         if not any(_is_same(fix, other) for other in self.found):
             self.found.append(fix)
             self.changes.append(change)
+
+    def _needed(self, change: Change, plan: Plan) -> tuple[Change, Plan]:
+        """The change without the fields that the others make needless, and its plan."""
+        for field_name, _ in change.fields:
+            if len(change.fields) < 2 or (less := change.without(field_name, self.deployment)) is None:
+                continue
+            planned = self.replan(less.deployment, less.facts)
+            if isinstance(planned, Plan) and not planned.requires and not any(violations(less.deployment)):
+                change, plan = less, planned
+        return change, plan
 
 
 def _is_same(fix: Fix, other: Fix) -> bool:
