@@ -34,15 +34,19 @@ class HalfClosed:
         loop: asyncio.AbstractEventLoop,
         ask: Callable[[], bool],
         on_gone: Callable[[], None],
+        *,
+        at_once: bool,
     ) -> None:
-        """`ask`: make the server write something; False where nothing may be written. `on_gone`: called once."""
+        """`ask`: make the server write something; False where nothing may be written. `on_gone`: called once.
+        `at_once`: do not wait with the first question: a client that is gone takes from others what it does not need.
+        """
         self._transport = transport
         self._loop = loop
         self._ask = ask
         self._on_gone = on_gone
         self._began_at_seconds = loop.time()
         self._pause_seconds = SHORTEST_PAUSE_SECONDS
-        self._timer = loop.call_later(FIRST_QUESTION_SECONDS, self._look)
+        self._timer = loop.call_later(0.0 if at_once else FIRST_QUESTION_SECONDS, self._look)
 
     def close(self) -> None:
         """Ask no more."""

@@ -154,9 +154,14 @@ class CappedHttpProtocol(HttpToolsProtocol):
             return False
         self._drop_half_a_request()
         if self._half_closed is None:
-            self._half_closed = HalfClosed(self.transport, self.loop, self._ask, self.transport.abort)
-            if self._answering is not None and self._answering.response_started:
-                self._ask()
+            begun = self._answering is not None and self._answering.response_started
+            self._half_closed = HalfClosed(
+                self.transport,
+                self.loop,
+                self._ask,
+                self.transport.abort,
+                at_once=begun or self._table.num_busy > 1,
+            )
         if not self.pipeline and self._answering is not None:
             self._answering.keep_alive = False
         return True
