@@ -21,7 +21,7 @@ from millstream_operator.rendering.pod_defaults import PodDefaults
 from tests.support.fix_trials import merged
 from tests.support.gpu_nodes import A100, gpu_node, spec_on_gpu
 from tests.support.infeasible_specs import draw
-from tests.support.llmdeployments import deployment
+from tests.support.llmdeployments import deployment, manifest
 from tests.unit.operator.planning.cases import DEFAULTS, LLAMA_70B
 
 Manifest = dict[str, Any]
@@ -37,10 +37,10 @@ def planned(owner: LLMDeployment, nodes: Sequence[Manifest], pods: PodDefaults |
     return decide(owner, DEFAULTS, facts.of(owner))
 
 
-def is_accepted(manifest: Manifest, nodes: Sequence[Manifest]) -> bool:
-    """Whether it is planned on GPUs that are there now."""
+def is_accepted(spec: Manifest, nodes: Sequence[Manifest]) -> bool:
+    """Whether an LLMDeployment is planned on GPUs that are there now."""
     try:
-        found = planned(parse(manifest), nodes)
+        found = planned(parse(spec), nodes)
     except ManifestError:
         return False
     return isinstance(found, Plan) and not found.requires and not found.waits and found.product is not None
@@ -68,11 +68,11 @@ def test_no_part_of_an_edit_is_accepted_alone() -> None:
                 continue
             every = list(parts(json.loads(fix.patch)))
             for some in itertools.chain.from_iterable(itertools.combinations(every, n) for n in range(1, len(every))):
-                manifest = copy.deepcopy(drawn.manifest)
+                edited = copy.deepcopy(drawn.manifest)
                 for one in some:
-                    manifest = merged(manifest, one)
+                    edited = merged(edited, one)
                 tried += 1
-                assert not is_accepted(manifest, drawn.nodes), f"{drawn.number}: {some} of {fix.patch}"
+                assert not is_accepted(edited, drawn.nodes), f"{drawn.number}: {some} of {fix.patch}"
     assert tried >= 10
 
 
@@ -85,11 +85,16 @@ def test_where_less_of_one_kind_of_load_does_the_other_stays() -> None:
     assert [list(one["workload"]) for one in edits] == [["concurrency"]]
 
 
-def fixes_of(pods: PodDefaults | None = None, **pod: Any) -> list[Fix]:
-    """For a model on the only node, which is in zone b and which a team has tainted."""
+NODES = [gpu_node("a", A100, 4, labels={"zone": "b"}, taints=[TAINT])]  # in zone b; a team has tainted it
+
+
+def of_70b(**pod: Any) -> Manifest:
     model = {"source": {"huggingFace": {"repository": LLAMA_70B}}}
-    owner = deployment(model=model, accelerator={"type": "GPU"}, podTemplate={"spec": pod})
-    found = planned(owner, [gpu_node("a", A100, 4, labels={"zone": "b"}, taints=[TAINT])], pods)
+    return manifest(model=model, accelerator={"type": "GPU"}, podTemplate={"spec": pod})
+
+
+def fixes_of(pods: PodDefaults | None = None, **pod: Any) -> list[Fix]:
+    found = planned(parse(of_70b(**pod)), NODES, pods)
     assert isinstance(found, Infeasible)
     return [fix for fix in found.fixes if not fix.adds_nodes]
 
@@ -120,6 +125,8 @@ def test_labels_and_taints_that_keep_the_pods_away_have_an_edit(pod: Manifest, f
     assert fix.field == field
     assert fix.patch is not None
     assert json.loads(fix.patch) == {"spec": {"podTemplate": {"spec": spec}}}
+    assert not is_accepted(of_70b(**pod), NODES)
+    assert is_accepted(merged(of_70b(**pod), json.loads(fix.patch)), NODES)
 
 
 def test_a_label_that_the_charts_defaults_select_by_is_not_the_specs_to_change() -> None:
