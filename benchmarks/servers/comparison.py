@@ -20,6 +20,7 @@ from benchmarks.servers.process import ServerProcess, free_port
 
 IDLE_CPU_SHARE = 0.02  # cores; a server that uses more while idle is stopped during the turns of others
 FIGURES = ("tokens_per_second", "ttft_p50_ms", "ttft_p95_ms", "itl_p99_ms")
+FAR_BEHIND = 6.0
 WARM_UP_SEED, ROUNDS_SEED = 1_000_000, 1_000
 
 
@@ -127,9 +128,10 @@ class Comparison:
             about |= {"idle_cores": round(share, 3), "stopped_between_turns": one.pauses}
 
     def _run_case(self, running: Sequence[Running], case: Case) -> dict[str, Any]:
-        """Warm up, then the rounds. A server that fails in one is left out of the rest of this case."""
+        """Warm up, then the rounds. A server that fails, or is far behind when warmed up, is left out of the rest."""
         able, dropped = list(running), {}
         found: dict[str, list[dict[str, Any]]] = {one.target.server.name: [] for one in running}
+        warm_up: dict[str, float] = {}
         for round_ in range(-1, self.rounds):
             turn = max(0, round_) % max(1, len(able))
             for one in able[turn:] + able[:turn]:
@@ -139,17 +141,23 @@ class Comparison:
                 except Exception as error:
                     result = {"failed": 1, "errors": {self._plain(error): 1}}
                 if result["failed"]:
-                    able.remove(one)
-                    dropped[name] = self._plain("; ".join(result["errors"]))
-                    found.pop(name, None)
+                    dropped[name] = f"failed: {self._plain('; '.join(result['errors']))}"
+                    found.pop(name)
                 elif round_ >= 0:
                     found[name].append(result)
+                else:
+                    warm_up[name] = result["tokens_per_second"]
+            if round_ < 0:
+                dropped |= far_behind(warm_up)
+            able = [one for one in able if one.target.server.name not in dropped]
         medians = {
             name: {key: statistics.median(one[key] for one in results) for key in FIGURES}
             for name, results in found.items()
             if results
         }
-        return {"medians": medians, "ratios": _ratios(medians), "rounds": found, "dropped": dropped}
+        rounds = {name: results for name, results in found.items() if results}
+        ratios = _ratios(medians)
+        return {"medians": medians, "ratios": ratios, "rounds": rounds, "dropped": dropped, "warm_up": warm_up}
 
     def _turn(self, running: Sequence[Running], one: Running, case: Case, round_: int) -> dict[str, Any]:
         """One round of one server, with the others at rest."""
@@ -180,7 +188,7 @@ class Comparison:
             ratio = found["ratios"].get(name, {}).get("tokens_per_second")
             cells = "".join(f"{figures[key]:>{width}.1f}" for key, width in zip(FIGURES, (12, 12, 10, 10), strict=True))
             lines.append(f"    {name:10}{cells}   {f'{ratio:.2f}' if ratio is not None else ''}")
-        lines += [f"    {name:10}failed: {why}" for name, why in found["dropped"].items()]
+        lines += [f"    {name:10}left out, {why}" for name, why in found["dropped"].items()]
         return "\n".join(lines)
 
     def _plain(self, problem: object) -> str:
@@ -189,6 +197,16 @@ class Comparison:
         for folder in (self.scratch, ROOT.resolve(), ROOT, (ROOT / ".tools").resolve(), Path.home()):
             text = text.replace(str(folder), "…")
         return text[:400]
+
+
+def far_behind(rates: dict[str, float]) -> dict[str, str]:
+    """Peers that are not worth the time of the rounds, and why. Ours always is."""
+    fastest = max(rates.values(), default=0.0)
+    return {
+        name: f"{fastest / max(rate, 1e-9):.0f} × slower than the fastest in the warm-up"
+        for name, rate in rates.items()
+        if name != OURS and rate * FAR_BEHIND < fastest
+    }
 
 
 def _ratios(medians: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.gguf_llama import read_vocabulary
 from benchmarks.servers import peers, tables
-from benchmarks.servers.comparison import Comparison
+from benchmarks.servers.comparison import Comparison, far_behind
 from benchmarks.servers.goals import judge
 from benchmarks.servers.load import Case, planned
 from benchmarks.servers.models import DEMO_MODEL, Lengths, Model, prepare
@@ -115,6 +116,28 @@ def test_goals_are_judged_in_their_own_direction() -> None:
     assert not found["16-mixed", "TTFT p50 over vllm"]
     assert found["64-mixed", "ITL p99 over vllm"]
     assert not found["64-mixed", "our tokens/s over 16-mixed"]
+
+
+def test_only_a_peer_far_behind_is_left_out_after_the_warm_up() -> None:
+    rates = {"millstream": 10.0, "vllm": 100.0, "llama.cpp": 20.0, "transformers": 5.0}
+    assert far_behind(rates) == {"transformers": "20 × slower than the fastest in the warm-up"}
+
+
+def test_a_server_that_ends_between_rounds_is_left_out_with_a_reason(
+    tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours under another name, whose processes are ended once it is ready."""
+    compared = Comparison(tiny, tmp_path, tmp_path / "servers_demo.json", threads=1, rounds=1)
+    monkeypatch.setitem(peers.SERVERS, peers.VLLM, lambda *given: replace(peers.millstream(*given), name=peers.VLLM))
+    monkeypatch.setattr(
+        compared,
+        "_find_idle_use",
+        lambda running: [one.process.end() for one in running if one.target.server.name == peers.VLLM],
+    )
+    compared.run([peers.OURS, peers.VLLM], [Case(1, "equal")], minutes=30)
+    case = compared.report["cases"]["1-equal"]
+    assert list(case["medians"]) == ["millstream"]
+    assert case["dropped"]["vllm"].startswith("failed: No server answers at")
 
 
 @pytest.fixture
