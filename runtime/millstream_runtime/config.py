@@ -74,7 +74,8 @@ class Capabilities:
 
     model_families: frozenset[str]
     sources: frozenset[str]
-    quantization_methods: frozenset[str]  # of weights; the empty method is "None"
+    quantization_methods: frozenset[str]  # of weights, on a GPU; the empty method is "None"
+    cpu_quantization_methods: frozenset[str]  # of weights, on a CPU
     online_quantization_methods: frozenset[str]  # those that 16-bit weights can be brought into while loading
     kv_cache_methods: frozenset[str]
     speculation_methods: frozenset[str]
@@ -86,6 +87,7 @@ CAPABILITIES = Capabilities(
     model_families=frozenset(family.model_type for family in RUNNABLE),
     sources=frozenset({"local", "huggingFace", "image", "persistentVolumeClaim"}),
     quantization_methods=frozenset({"None"}),
+    cpu_quantization_methods=frozenset({"None", "AWQ", "GPTQ", "FP8", "INT8"}),
     online_quantization_methods=frozenset(),
     kv_cache_methods=frozenset({"None"}),
     speculation_methods=frozenset({"Disabled"}),

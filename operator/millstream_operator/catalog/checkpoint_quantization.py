@@ -8,12 +8,16 @@ of 4-bit floating point (NVFP4, MXFP4), and layers in several formats.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from millstream_operator.catalog.config_fields import ConfigFields, UnsupportedModelError
+from millstream_runtime.errors import RuntimeFailure
+from millstream_runtime.quantization_config.scheme import read_scheme
+from millstream_runtime.quantization_config.settings import UnsupportedFormatError
 
 DEFAULT_GROUP_SIZE = 128
+MAX_PROBLEM_LENGTH = 100  # it becomes an item of status.plan.requires, of at most 128 characters
 INSTEAD = "use the model's checkpoint in 16 bit or FP8"
 FOUR_BIT_FLOATS = {"nvfp4": "NVFP4", "mxfp4": "MXFP4", "fp4": "FP4"}
 # Where each method lists the modules that stay in 16 bit.
@@ -27,6 +31,7 @@ class CheckpointQuantization:
 
     `block_size`: rows and columns of a block that has a scale. `kept`: modules in 16 bit. `targets`: the quantised
     modules; empty: all linear layers. `double_quant`: the scales of NF4 are quantised, too.
+    `cpu_problem`: why the runtime on a CPU does not load the format; None: it does, if it loads the method.
     """
 
     method: str  # AWQ | GPTQ | FP8 | INT8 | NF4 | RTN
@@ -36,6 +41,7 @@ class CheckpointQuantization:
     kept: tuple[Pattern, ...] = field(default=(), repr=False)
     targets: tuple[Pattern, ...] = field(default=(), repr=False)
     double_quant: bool = field(default=False, repr=False)
+    cpu_problem: str | None = field(default=None, repr=False)  # a field and its value
 
 
 def read_quantization(config: Mapping[str, Any], source: str = "config.json") -> CheckpointQuantization | None:
@@ -50,7 +56,18 @@ def read_quantization(config: Mapping[str, Any], source: str = "config.json") ->
     name, found = next(((name, values) for name, values in given.items() if values), (None, None))
     if name is None or found is None:
         return None
-    fields = ConfigFields(found, source, f"{name}.")
+    quantization = _read(ConfigFields(found, source, f"{name}."), found)
+    try:
+        read_scheme(found, source)
+    except UnsupportedFormatError as problem:
+        return replace(quantization, cpu_problem=problem.what[:MAX_PROBLEM_LENGTH])
+    except RuntimeFailure as problem:
+        return replace(quantization, cpu_problem=problem.message[:MAX_PROBLEM_LENGTH])
+    return quantization
+
+
+def _read(fields: ConfigFields, found: Mapping[str, Any]) -> CheckpointQuantization:
+    source, name = fields.source, fields.prefix.rstrip(".")
     method = str(found.get("quant_method", "")).lower()
     _refuse_four_bit_floats(fields, method, str(found.get("quant_algo", "")), str(found.get("format", "")))
     kept = tuple(pattern for listed in KEPT_FIELDS for pattern in _patterns(found.get(listed)))
@@ -117,10 +134,12 @@ def _of_group(fields: ConfigFields, name: str, group: object) -> CheckpointQuant
     if kind == "float" and bits == 8:
         return CheckpointQuantization("FP8", 8, None, _block(inner, "block_structure"), targets=targets)
     if kind == "int" and bits == 4:
-        group_size = _group(inner, inner.integer("group_size", DEFAULT_GROUP_SIZE))
+        default = -1 if inner.text("strategy") == "channel" else DEFAULT_GROUP_SIZE
+        group_size = _group(inner, inner.integer("group_size", default))
         return CheckpointQuantization("GPTQ", 4, group_size, targets=targets)
     if kind == "int" and bits == 8:
-        return CheckpointQuantization("INT8", 8, None, targets=targets)
+        group_size = _group(inner, inner.integer("group_size", 1)) if values.get("group_size") else None
+        return CheckpointQuantization("INT8", 8, group_size, targets=targets)
     raise UnsupportedModelError(
         f"{fields.source}: {inner.prefix.rstrip('.')} is {kind[:20]} of {bits} bit; known are int of 4 and 8 bit and "
         f"float of 8 bit, or {INSTEAD}."

@@ -18,6 +18,7 @@ EVERYTHING = Capabilities(
     model_families=frozenset(family.model_type for family in FAMILIES),
     sources=frozenset({"local", "huggingFace", "image", "persistentVolumeClaim"}),
     quantization_methods=frozenset({"None", "AWQ", "GPTQ", "FP8", "INT8", "NF4", "RTN", "GGUF"}),
+    cpu_quantization_methods=frozenset({"None", "AWQ", "GPTQ", "FP8", "INT8", "NF4", "RTN", "GGUF"}),
     online_quantization_methods=frozenset({"FP8", "INT8", "NF4", "RTN"}),
     kv_cache_methods=frozenset({"None", "FP8", "INT8"}),
     speculation_methods=frozenset({"Disabled", "NGram", "DraftModel", "EAGLE", "Medusa"}),

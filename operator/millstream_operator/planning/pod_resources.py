@@ -4,7 +4,7 @@
     cpu (GPU)        1 per rank                                  4 per rank, and 4 for the server
     cpu (CPU)        250m                                        16
     memory (GPU)     server, shm, per rank: process, staging     request and page cache, at least twice the request
-    memory (CPU)     process and float32 weights, at least 1Gi   4Gi
+    memory (CPU)     process and weights, at least 1Gi   4Gi
     ephemeral disk   logs and download                           logs, /tmp and download
 
 Every container has a limit of each, because a namespace whose ResourceQuota counts limits refuses a pod without. The
@@ -24,9 +24,9 @@ from millstream_operator.planning.plan import GPU_RESOURCE, PlanReason, Resource
 from millstream_operator.planning.requires import draft_source
 from millstream_operator.planning.sizing.cpu_memory import (
     CPU_MEMORY_LIMIT,
-    FLOAT32_BYTES,
     PROCESS_BYTES,
     RESERVE_BYTES,
+    cpu_weights_bytes,
     memory_limit_bytes,
 )
 
@@ -133,7 +133,7 @@ def _unquantized_bytes(shape: ModelShape | None) -> int | None:
 
 
 def _used_on_cpu(shape: ModelShape | None) -> int | None:
-    return PROCESS_BYTES + RESERVE_BYTES + shape.parameters.total * FLOAT32_BYTES if shape is not None else None
+    return PROCESS_BYTES + RESERVE_BYTES + cpu_weights_bytes(shape) if shape is not None else None
 
 
 def _rounded(amount_bytes: int) -> str:

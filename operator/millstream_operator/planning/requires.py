@@ -24,6 +24,7 @@ _MEANINGS = {
     "speculation": "speculation by {}",
     "tensorParallelSize": "{} GPUs that share a layer",
     "pipelineParallelSize": "{} groups of GPUs that share the layers",
+    "checkpointFormat": "reading {} of this checkpoint",
     "quantizedCheckpoint": "a checkpoint that is already quantized (name one as model.source)",
     "inventory": "knowing the cluster's GPUs, without which objectives, budget and load cannot be kept",
     "cpuPrediction": "predictions for a CPU, without which objectives cannot be kept",
@@ -68,13 +69,16 @@ def requirements(
     stored = shape.quantization.method if shape is not None and shape.quantization else None
     if method in NEEDS_QUANTIZED_CHECKPOINT and shape is not None and stored != method:
         found.append("quantizedCheckpoint")
-    if method not in runtime.quantization_methods or (
+    on_cpu = (deployment.spec.accelerator or Accelerator()).type is AcceleratorType.CPU
+    if method not in (runtime.cpu_quantization_methods if on_cpu else runtime.quantization_methods) or (
         shape is not None
         and stored != method
         and method not in ("None", *NEEDS_QUANTIZED_CHECKPOINT)
         and method not in runtime.online_quantization_methods
     ):
         found.append(f"quantization={method}")
+    elif on_cpu and shape is not None and shape.quantization is not None and shape.quantization.cpu_problem:
+        found.append(f"checkpointFormat={shape.quantization.cpu_problem}")
     if kv_cache not in runtime.kv_cache_methods:
         found.append(f"kvCache={kv_cache}")
     if speculation not in runtime.speculation_methods:

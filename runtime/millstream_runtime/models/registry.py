@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from millstream_runtime.models.config.text_config import language_model_fields
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
 from millstream_runtime.models.loading.checkpoint import Checkpoint
-from millstream_runtime.models.loading.weights import ExpectedWeights, LoadedWeights, Weights
+from millstream_runtime.models.loading.weights import ExpectedWeights, LayoutOf, LoadedWeights, Weights
+from millstream_runtime.quantization.layouts import layout_for
 
 OnRead = Callable[[int, int], None]  # done_bytes, total_bytes
 
@@ -74,7 +76,7 @@ def expected_weights(config: ModelConfig, dtype: torch.dtype, ranks: Ranks = SIN
     Raises:
         InvalidConfigError: the model cannot be divided by the number of ranks; the message names what does not divide.
     """
-    weights = ExpectedWeights(dtype, ranks)
+    weights = ExpectedWeights(dtype, ranks, _layout_of(config))
     family_code(config.architecture).build(config, weights)
     return weights
 
@@ -99,15 +101,22 @@ def load_model(
     """
     with Checkpoint(folder) as checkpoint:
         wanted = expected_weights(config, dtype, ranks)
-        checkpoint.check(wanted.expected.items(), wanted.dtypes)
+        checkpoint.check(wanted.expected.items(), wanted.dtypes, wanted.optional, wanted.squeezable)
         if checkpoint.num_skipped and ranks.rank == 0:
             log.warning("text_only", tensors=checkpoint.num_skipped, about="no images: their tensors are not read")
-        total_bytes = sum(numel * checkpoint.element_bytes(name) for name, numel in wanted.reads)
+        total_bytes = sum(numel * checkpoint.element_bytes(name) for name, numel in wanted.reads if name in checkpoint)
 
         def report() -> None:
             if on_read is not None:
                 on_read(checkpoint.bytes_read, total_bytes)
 
         report()
-        weights = LoadedWeights(checkpoint, dtype, device, ranks, report, copy_budget_bytes)
+        weights = LoadedWeights(checkpoint, dtype, device, ranks, report, copy_budget_bytes, _layout_of(config))
         return family_code(config.architecture).build(config, weights)
+
+
+def _layout_of(config: ModelConfig) -> LayoutOf | None:
+    scheme = config.quantization
+    if scheme is None:
+        return None
+    return cache(lambda module: layout_for(scheme.format_of(module)))

@@ -38,6 +38,15 @@ class TensorSource(Protocol):
     def read(self, name: str, shape: tuple[Size, ...], dtypes: tuple[str, ...] = FLOATS) -> Tensor:
         """This rank's part of one tensor, in the file's dtype. It may be the mapped file: copy it."""
 
+    def read_optional(self, name: str, shape: tuple[Size, ...], dtypes: tuple[str, ...] = FLOATS) -> Tensor | None:
+        """The same of a tensor that the checkpoint may lack; None on the meta device."""
+
+    def read_scale(self, name: str, shape: tuple[Size, ...]) -> Tensor:
+        """The same of a small float tensor, whose dimensions of size one the file may leave out or add."""
+
+    def count(self, num_bytes: int) -> None:
+        """Add to the bytes that the model's weights take."""
+
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """An uninitialised tensor of the model's dtype for a weight; its bytes are counted."""
 

@@ -33,7 +33,7 @@ WITHOUT_CHECKPOINT = {"None", "RTN", "GGUF"}
 
 
 def test_every_format_can_be_planned_and_has_a_least_gpu() -> None:
-    assert METHODS == EVERYTHING.quantization_methods == MINIMUM_SM.keys()
+    assert METHODS == EVERYTHING.quantization_methods == EVERYTHING.cpu_quantization_methods == MINIMUM_SM.keys()
     assert KV_METHODS == EVERYTHING.kv_cache_methods == MINIMUM_SM_KV_CACHE.keys()
 
 
@@ -53,7 +53,7 @@ def test_a_format_comes_from_the_checkpoint_or_is_made_while_loading() -> None:
 
 
 def test_the_runtime_claims_no_format_that_the_api_lacks() -> None:
-    assert CAPABILITIES.quantization_methods <= METHODS
+    assert CAPABILITIES.quantization_methods | CAPABILITIES.cpu_quantization_methods <= METHODS
     assert CAPABILITIES.kv_cache_methods <= KV_METHODS
 
 
@@ -77,7 +77,7 @@ def test_the_runtime_reads_the_formats_that_it_claims_and_refuses_the_others(met
         "quantization_config": CHECKPOINTS[method],
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    if method in CAPABILITIES.quantization_methods:
+    if method in CAPABILITIES.quantization_methods | CAPABILITIES.cpu_quantization_methods:
         load_model_config(tmp_path)
         return
     with pytest.raises(RuntimeFailure) as refused:

@@ -1,7 +1,7 @@
 """The memory of a replica on a CPU: what the runtime will find in its container.
 
-The shares are the runtime's own (`engine/kv/pool_size.py`): float32 weights, a reserve, and at most 30 % of the
-container's memory for the KV pool.
+The shares are the runtime's own (`engine/kv/pool_size.py`): float32 or packed weights, a reserve, and at most 30 % of
+the container's memory for the KV pool.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.planning.sizing.memory_ledger import MemoryLedger
+from millstream_operator.planning.sizing.weights import linear_bytes, weight_format
 
 CPU_MEMORY_LIMIT = "4Gi"
 POOL_SHARE_PERCENT = 30
@@ -54,11 +55,21 @@ def memory_limit_bytes(spec: LLMDeploymentSpec) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
+def cpu_weights_bytes(shape: ModelShape) -> int:
+    """What the weights take at least: float32, but quantized linear layers as the checkpoint stores them."""
+    total_bytes = shape.parameters.total * FLOAT32_BYTES
+    if shape.quantization is None:
+        return total_bytes
+    quantized = shape.parameters.linear - shape.unquantized_parameters
+    packed_bytes = linear_bytes(quantized, weight_format(shape, shape.quantization.method))
+    return total_bytes - quantized * FLOAT32_BYTES + packed_bytes
+
+
 def cpu_memory(spec: LLMDeploymentSpec, shape: ModelShape) -> CpuMemory:
     """The ledger of one replica on a CPU."""
     limit = memory_limit_bytes(spec)
     tables = (shape.parameters.embedding + shape.parameters.head) * FLOAT32_BYTES
-    weights = shape.parameters.total * FLOAT32_BYTES - tables
+    weights = cpu_weights_bytes(shape) - tables
     rest = limit - PROCESS_BYTES - RESERVE_BYTES - weights - tables
     pool = min(rest, limit * POOL_SHARE_PERCENT // 100)
     ledger = MemoryLedger(

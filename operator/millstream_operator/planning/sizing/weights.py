@@ -48,7 +48,7 @@ def linear_bytes(parameters: int, stored: WeightFormat) -> int:
     if stored.method == "NF4":
         return parameters // 2 + parameters // 64 * 4
     weights = parameters * stored.bits // 8
-    if stored.method in ("AWQ", "GPTQ", "RTN") and stored.group_size:
+    if stored.method in ("AWQ", "GPTQ", "RTN", "INT8") and stored.group_size:
         groups = -(-parameters // stored.group_size)
         return weights + groups * SCALE_BYTES + groups * stored.bits // 8
     if stored.method in ("FP8", "INT8"):

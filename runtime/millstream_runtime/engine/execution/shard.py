@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from millstream_runtime.config import Device, DType, RuntimeConfig
+from millstream_runtime.config import CAPABILITIES, Device, DType, RuntimeConfig
 from millstream_runtime.engine.attention import varlen_attention
 from millstream_runtime.engine.device_policy import DevicePolicy
 from millstream_runtime.engine.devices import device_policy_for
@@ -57,8 +57,21 @@ def resolve_shard_config(config: RuntimeConfig, ranks: RankInfo = SINGLE_PROCESS
     """
     model_config = _with_max_model_len(load_model_config(Path(config.model)), config)
     device = _device(config, ranks)
+    _require_format(model_config, device)
     policy = device_policy_for(device, ranks.size)
     return ShardConfig(model_config, device, _dtype(config, model_config, device), policy)
+
+
+def _require_format(model_config: ModelConfig, device: torch.device) -> None:
+    """Refuse before any weight is read what `implementations` has no code for."""
+    method = model_config.quantization.method if model_config.quantization is not None else "None"
+    on_cpu = device.type == "cpu"
+    if method not in (CAPABILITIES.cpu_quantization_methods if on_cpu else CAPABILITIES.quantization_methods):
+        raise RuntimeFailure(
+            FailureReason.UNSUPPORTED_BY_RUNTIME,
+            f"This version does not serve {method} weights on {device.type}; take the model's checkpoint of 16 bits"
+            + ("." if on_cpu else ", or serve it on a CPU (--device cpu)."),
+        )
 
 
 def load(

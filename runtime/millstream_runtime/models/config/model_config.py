@@ -15,6 +15,7 @@ from millstream_runtime.context_limit import extended_context_tokens
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.rope_config import RopeConfig, read_rope
+from millstream_runtime.quantization_config.scheme import QuantizationScheme, read_scheme
 
 LAYERS_LIMIT = 1024
 SLIDING, FULL = "sliding_attention", "full_attention"  # the words of `layer_types`
@@ -42,6 +43,7 @@ class ModelConfig:
     eos_token_ids: frozenset[int]
     max_model_len: int  # prompt and answer together; starts as max_position_embeddings, the engine may lower it
     extended_context_tokens: int | None = None  # what rope scaling allows beyond max_position_embeddings
+    quantization: QuantizationScheme | None = None  # of linear layers; None: 16 or 32 bit
     windows: tuple[int | None, ...] = ()  # by layer: how far back a token sees, itself included; () is no limit at all
 
     @property
@@ -149,6 +151,7 @@ def common_fields(
         "extended_context_tokens": extended_context_tokens(fields.values, max_position_embeddings),
         "eos_token_ids": _eos_token_ids(fields),
         "max_model_len": max_position_embeddings,
+        "quantization": _quantization(fields),
     }
 
 
@@ -175,13 +178,19 @@ def windows_of(fields: Fields, window: int | None, default_types: Sequence[str])
     return windows if any(windows) else ()
 
 
+def _quantization(fields: Fields) -> QuantizationScheme | None:
+    """Of `quantization_config`, or of `compression_config`, as it was called before."""
+    for name in ("quantization_config", "compression_config"):
+        values = fields.get(name)
+        if values is None or values == {}:
+            continue
+        if not isinstance(values, dict):
+            raise fields.invalid(name, f"{values!r:.80}; it must be an object, or absent")
+        return read_scheme(values, f"{fields.path}")
+    return None
+
+
 def _refuse_unsupported(fields: Fields, activation_field: str, activation: str) -> None:
-    quantization = fields.get("quantization_config")
-    if quantization is not None and quantization != {}:
-        if not isinstance(quantization, dict):
-            raise fields.invalid("quantization_config", f"{quantization!r:.80}; it must be an object, or absent")
-        method = quantization.get("quant_method", "unknown")
-        raise fields.unsupported("quantization_config.quant_method", method, "unquantised weights")
     if fields.get(activation_field, activation) != activation:
         raise fields.unsupported(activation_field, fields.get(activation_field), activation)
     if fields.get("use_bidirectional_attention"):

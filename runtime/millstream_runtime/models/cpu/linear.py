@@ -71,6 +71,12 @@ class CpuLayout:
         """Whether the weight gets a packed copy, which is made from `[out, in]`."""
         return self._can_pack and num_elements * self._dtype.itemsize <= self._budget_bytes
 
+    def reserve(self, num_bytes: int) -> bool:
+        if num_bytes > self._budget_bytes:
+            return False
+        self._count_copy(num_bytes)
+        return True
+
     def linear(self, weight: Tensor, bias: Tensor | None) -> CpuLinear:
         """With a packed copy if `weight` lies output-major, and with a float16 copy, as far as there is memory."""
         packed = None

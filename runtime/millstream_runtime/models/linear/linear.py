@@ -105,6 +105,9 @@ class MemoryLayout(Protocol):
     def is_output_major(self, num_elements: int) -> bool:
         """Whether a weight of that size is to lie in memory as `[out, in]`, as in a checkpoint, not as `[in, out]`."""
 
+    def reserve(self, num_bytes: int) -> bool:
+        """Take this from the memory for copies, if it lasts: for a quantized weight that is kept dequantized."""
+
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """The layer of a `weight` `[in, out]`, with the copies of it that this device computes with."""
 
@@ -115,6 +118,9 @@ class PlainLayout:
     copy_bytes = 0
 
     def is_output_major(self, num_elements: int) -> bool:
+        return False
+
+    def reserve(self, num_bytes: int) -> bool:
         return False
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:

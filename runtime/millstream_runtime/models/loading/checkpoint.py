@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -64,22 +64,34 @@ class Checkpoint:
         return name in self._file_of
 
     def check(
-        self, expected: Iterable[tuple[str, tuple[int, ...]]], dtypes: Mapping[str, tuple[str, ...]] | None = None
+        self,
+        expected: Iterable[tuple[str, tuple[int, ...]]],
+        dtypes: Mapping[str, tuple[str, ...]] | None = None,
+        optional: Container[str] = (),
+        squeezable: Container[str] = (),
     ) -> None:
         """Refuse the checkpoint unless every expected tensor exists with this shape and one of its types.
 
-        `dtypes`: by tensor, as safetensors names them; by default a float type.
+        Args:
+            dtypes: by tensor, as safetensors names them; by default a float type.
+            optional: tensors that may be absent.
+            squeezable: tensors whose dimensions of size one do not count.
         """
         for name, shape in expected:
             path = self._file_of.get(name)
+            if path is None and name in optional:
+                continue
             if path is None:
                 raise _invalid(f"{self._folder}: tensor {name} {list(shape)} is missing from the checkpoint.")
             view = self._slice(name)
-            if tuple(view.get_shape()) != shape:
-                raise _invalid(
-                    f"{path}: tensor {name} has shape {list(view.get_shape())}; config.json asks for {list(shape)}."
-                )
             allowed = (dtypes or {}).get(name, tuple(FLOAT_DTYPES))
+            found = tuple(view.get_shape())
+            if found != shape and not (name in squeezable and _squeezed(found) == _squeezed(shape)):
+                packed = " by its sizes and its quantization_config" if not {*allowed} <= FLOAT_DTYPES.keys() else ""
+                raise _invalid(
+                    f"{path}: tensor {name} has shape {list(view.get_shape())}; config.json asks for "
+                    f"{list(shape)}{packed}."
+                )
             if view.get_dtype() not in allowed:
                 raise _invalid(f"{path}: tensor {name} is {view.get_dtype()}; it must be one of {', '.join(allowed)}.")
 
@@ -124,8 +136,18 @@ def names_of_language_model(stored: Iterable[str]) -> dict[str, str]:
 
 def check_finite(name: str, tensor: Tensor) -> None:
     """Refuse weights with NaN or infinity: every answer would be noise."""
+    if not tensor.dtype.is_floating_point:
+        return
+    if tensor.dtype == torch.float8_e4m3fn:  # it has no infinity, and torch does not add such numbers
+        if bool((tensor.view(torch.uint8) & 0x7F == 0x7F).any()):
+            raise _invalid(f"Tensor {name} holds NaN values; the checkpoint is damaged.")
+        return
     if not torch.isfinite(tensor.sum(dtype=torch.float32)):
         raise _invalid(f"Tensor {name} holds NaN or infinite values; the checkpoint is damaged.")
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
 
 
 def _cut(view: Any, ranges: Sequence[tuple[range, ...]]) -> Tensor:
@@ -136,6 +158,8 @@ def _cut(view: Any, ranges: Sequence[tuple[range, ...]]) -> Tensor:
     if len(parts) == 1:
         return parts[0].contiguous()
     (dimension,) = (index for index, kept in enumerate(ranges) if len(kept) > 1)  # nothing is fused in two dimensions
+    if parts[0].dtype == torch.float8_e4m3fn:
+        return torch.cat([part.view(torch.uint8) for part in parts], dim=dimension).view(parts[0].dtype)
     return torch.cat(parts, dim=dimension)
 
 

@@ -69,6 +69,18 @@ class Weights(ABC):
     def read(self, name: str, shape: tuple[Size, ...], dtypes: tuple[str, ...] = FLOATS) -> Tensor:
         """One tensor of the checkpoint on `device`, in the file's dtype. It may be the mapped file: copy it."""
 
+    @abstractmethod
+    def read_optional(self, name: str, shape: tuple[Size, ...], dtypes: tuple[str, ...] = FLOATS) -> Tensor | None:
+        """The same of a tensor that the checkpoint may lack; None on the meta device."""
+
+    @abstractmethod
+    def read_scale(self, name: str, shape: tuple[Size, ...]) -> Tensor:
+        """The same of a small float tensor, whose dimensions of size one the file may leave out or add."""
+
+    def count(self, num_bytes: int) -> None:
+        """Add bytes of weights that were not made by `empty` to `num_bytes`."""
+        self._tensor_bytes += num_bytes
+
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """An uninitialised tensor for a weight, counted in `num_bytes`."""
         tensor = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
@@ -138,6 +150,8 @@ class ExpectedWeights(Weights):
     Attributes:
         expected: name and shape of every tensor that the checkpoint must hold.
         dtypes: what each may be, as safetensors names it.
+        optional: the tensors that may be absent.
+        squeezable: those whose dimensions of size one do not count.
         reads: name and number of elements of everything that will be read, in order.
     """
 
@@ -145,6 +159,8 @@ class ExpectedWeights(Weights):
         super().__init__(dtype, torch.device("meta"), ranks, layout_of=layout_of)
         self.expected: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, tuple[str, ...]] = {}
+        self.optional: set[str] = set()
+        self.squeezable: set[str] = set()
         self.reads: list[tuple[str, int]] = []
 
     def read(self, name: str, shape: tuple[Size, ...], dtypes: tuple[str, ...] = FLOATS) -> Tensor:
@@ -152,6 +168,15 @@ class ExpectedWeights(Weights):
         self.dtypes[name] = dtypes
         self.reads.append((name, math.prod(map(kept_size, shape))))
         return torch.empty(tuple(map(kept_size, shape)), dtype=self.dtype, device="meta")
+
+    def read_optional(self, name: str, shape: tuple[Size, ...], dtypes: tuple[str, ...] = FLOATS) -> Tensor | None:
+        self.read(name, shape, dtypes)
+        self.optional.add(name)
+        return None
+
+    def read_scale(self, name: str, shape: tuple[Size, ...]) -> Tensor:
+        self.squeezable.add(name)
+        return self.read(name, shape)
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
         # On meta tensors, torch.cat first imports torch's symbolic shapes: five seconds of every start.
@@ -188,6 +213,17 @@ class LoadedWeights(Weights):
         placed = source.to(self.device)
         self._on_read()
         return placed
+
+    def read_optional(self, name: str, shape: tuple[Size, ...], dtypes: tuple[str, ...] = FLOATS) -> Tensor | None:
+        return self.read(name, shape, dtypes) if name in self._checkpoint else None
+
+    def read_scale(self, name: str, shape: tuple[Size, ...]) -> Tensor:
+        scale = self.read(name, tuple(map(total_size, shape))).reshape(tuple(map(total_size, shape)))
+        for dimension, size in enumerate(shape):
+            if isinstance(size, Cut):
+                kept = [index for one in size.kept for index in one]
+                scale = scale.index_select(dimension, torch.tensor(kept, device=scale.device))
+        return scale
 
 
 def _ranges(size: Size) -> tuple[range, ...]:

@@ -43,16 +43,35 @@ def answer_with(quantization: Manifest | None = None, weights: Manifest | None =
     return json.dumps(answer | ({"weights": weights} if weights is not None else {}))
 
 
-async def test_an_awq_folder_is_refused_on_a_cpu_before_anything_is_created() -> None:
+GEMV = {"quant_method": "awq", "group_size": 32, "version": "gemv"}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "named", "summary"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "NF4 weights (quantization=NF4)", "CPU TP1 NF4"),
+        (GEMV, "quantization_config.version 'gemv'", "CPU TP1 AWQ"),
+        (GEMV | {"version": "x" * 300}, "quantization_config.version 'xxxx", "CPU TP1 AWQ"),
+    ],
+)
+async def test_a_format_that_a_cpu_does_not_load_is_refused_before_anything_is_created(
+    quantization: Manifest, named: str, summary: str
+) -> None:
     operator = await under_way(manifest(model=model(persistentVolumeClaim={"claimName": "models"})))
-    awq = {"quant_method": "awq", "bits": 4, "group_size": 32}
-    await operator.settle(inspected=answer_with(awq))
+    await operator.settle(inspected=answer_with(quantization))
     ready = operator.condition("Ready")
     assert ready["reason"] == "UnsupportedByRuntime"
-    assert "AWQ weights (quantization=AWQ)" in ready["message"]
+    assert named in ready["message"]
     assert operator.cluster.get(DEPLOYMENT, "demo") is None
     assert operator.cluster.all(CONTROLLER_REVISION) == []
-    assert operator.cluster.the(LLM_DEPLOYMENT)["status"]["plan"]["summary"] == "CPU TP1 AWQ"
+    assert operator.cluster.the(LLM_DEPLOYMENT)["status"]["plan"]["summary"] == summary
+
+
+async def test_an_awq_folder_is_served_on_a_cpu() -> None:
+    operator = await under_way(manifest(model=model(persistentVolumeClaim={"claimName": "models"})))
+    await operator.settle(inspected=answer_with({"quant_method": "awq", "bits": 4, "group_size": 32}))
+    assert ready_reason(operator) == "Ready"
+    assert operator.cluster.the(LLM_DEPLOYMENT)["status"]["plan"]["quantization"] == "AWQ"
 
 
 async def test_a_format_that_is_not_read_is_unsupported_by_its_name() -> None:

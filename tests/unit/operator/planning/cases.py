@@ -22,6 +22,7 @@ FIRST_RUNTIME = Capabilities(
     model_families=frozenset({"llama"}),
     sources=frozenset({"local"}),
     quantization_methods=frozenset({"None"}),
+    cpu_quantization_methods=frozenset({"None"}),
     online_quantization_methods=frozenset(),
     kv_cache_methods=frozenset({"None"}),
     speculation_methods=frozenset({"Disabled"}),

@@ -36,11 +36,26 @@ def llama_8b(method: str | None = None) -> ModelShape:
     return replace(shape, quantization=CheckpointQuantization(method, 4, 128) if method else None)
 
 
-def test_a_cpu_plan_has_the_checkpoints_format_and_says_that_the_runtime_lacks_it() -> None:
-    plan = on_cpu(llama_8b("AWQ"))
+@pytest.mark.parametrize(("method", "lacks"), [("AWQ", ()), ("NF4", ("quantization=NF4",))])
+def test_a_cpu_plan_has_the_checkpoints_format_and_says_what_the_runtime_lacks(method: str, lacks: object) -> None:
+    plan = on_cpu(llama_8b(method))
     assert isinstance(plan, Plan)
-    assert (plan.summary, plan.quantization, plan.requires) == ("CPU TP1 AWQ", "AWQ", ("quantization=AWQ",))
-    assert any("The checkpoint's own quantization_config: AWQ, 4 bit" in one.reason for one in plan.reasons)
+    assert (plan.summary, plan.quantization, plan.requires) == (f"CPU TP1 {method}", method, lacks)
+    assert any(f"The checkpoint's own quantization_config: {method}, 4 bit" in one.reason for one in plan.reasons)
+
+
+def test_a_cpu_plan_says_which_setting_of_a_checkpoint_the_runtime_does_not_read() -> None:
+    three_bits = {"quant_method": "gptq", "bits": 3, "group_size": 128}
+    plan = on_cpu(read_shape(config("llama-3-70b", quantization_config=three_bits)))
+    assert "checkpointFormat=quantization_config.bits 3" in str(plan.requires)
+
+
+def test_a_packed_model_needs_the_memory_of_its_packed_weights() -> None:
+    """8 billion weights in float32 need 32 GB, and in AWQ some 8: of these 4 are float32 embeddings and head."""
+    plans = on_cpu(llama_8b()), on_cpu(llama_8b("AWQ"))
+    plain, packed = (plan.resources.requests["memory"] for plan in plans if isinstance(plan, Plan))
+    assert int(plain.removesuffix("Mi")) > 30_000
+    assert 7_500 < int(packed.removesuffix("Mi")) < 9_000
 
 
 def test_a_cpu_plan_of_a_plain_checkpoint_is_as_before() -> None:
@@ -54,7 +69,7 @@ def test_a_method_that_contradicts_the_checkpoint_is_refused_on_a_cpu_too(asked:
     found = on_cpu(llama_8b("AWQ"), quantization={"method": asked})
     assert isinstance(found, Infeasible)
     assert found.message.startswith(f"spec.quantization.method is {asked}, but the checkpoint is stored as AWQ.")
-    assert "lacks AWQ weights (quantization=AWQ)" in found.message, "no edit helps, and why"
+    assert "quantization.method" in str(found.fixes), "without the field it is served"
 
 
 @pytest.mark.parametrize(

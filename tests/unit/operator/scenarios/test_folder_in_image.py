@@ -16,7 +16,7 @@ from tests.support.fake_operator import FakeOperator, world
 from tests.support.tiny_model import write_tiny_model
 
 Manifest = dict[str, Any]
-AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}
+GEMV = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}
 
 
 def termination_message(tmp_path: Path, quantization: object) -> tuple[int, str]:
@@ -33,7 +33,7 @@ def termination_message(tmp_path: Path, quantization: object) -> tuple[int, str]
 @pytest.mark.parametrize(
     ("quantization", "reason", "said"),
     [
-        (AWQ, "UnsupportedByRuntime", "quantization_config.quant_method 'awq' is not supported by this runtime"),
+        (GEMV, "UnsupportedByRuntime", "quantization_config.version 'gemv' is not supported by this runtime"),
         ("awq", "CheckpointInvalid", "quantization_config is 'awq'; it must be an object"),
     ],
 )

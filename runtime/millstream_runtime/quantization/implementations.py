@@ -1,0 +1,68 @@
+"""Which code computes with a quantized weight on which device: a table by device and least compute capability."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.models.linear.linear import Linear
+from millstream_runtime.quantization.grouped_weight import GroupedWeight
+from millstream_runtime.quantization.quantized_linear import DequantizingLinear
+from millstream_runtime.quantization.weight_layout import TensorSource
+
+Make = Callable[[TensorSource, GroupedWeight, Tensor | None], Linear]
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """`make` gives the layer of a weight of `bits` on a device of this type and capability."""
+
+    bits: tuple[int, ...]
+    device: str  # torch.device.type
+    least_capability: int  # of CUDA, 90 is 9.0; 0 elsewhere
+    make: Make
+
+
+def linear_for(source: TensorSource, weight: GroupedWeight, bias: Tensor | None) -> Linear:
+    """Return the layer of a weight, which is counted in the source's bytes.
+
+    Raises:
+        RuntimeFailure: UnsupportedByRuntime, nothing computes such weights on this device.
+    """
+    device = source.device
+    capability = 0
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        capability = 10 * major + minor
+    fitting = [
+        one
+        for one in _IMPLEMENTATIONS
+        if one.device == device.type and weight.bits in one.bits and capability >= one.least_capability
+    ]
+    if not fitting:
+        raise RuntimeFailure(
+            FailureReason.UNSUPPORTED_BY_RUNTIME,
+            f"No code computes quantized weights of {weight.bits} bits on {device.type} in this version; serve the "
+            "model on a CPU (--device cpu), or its checkpoint of 16 bits.",
+        )
+    return max(fitting, key=lambda one: one.least_capability).make(source, weight, bias)
+
+
+def _on_a_cpu(source: TensorSource, weight: GroupedWeight, bias: Tensor | None) -> Linear:
+    """Dequantized once where there is memory for it. Only in float32 and wider: there both ways round alike."""
+    source.count(weight.num_bytes)
+    num_elements = weight.num_inputs * weight.num_outputs
+    more_bytes = num_elements * source.dtype.itemsize - weight.num_bytes
+    if source.dtype.itemsize < torch.float32.itemsize or not source.memory.reserve(more_bytes):
+        return DequantizingLinear(weight, bias)
+    dense = weight.dense(source.dtype)
+    if source.memory.is_output_major(num_elements):
+        dense = dense.t().contiguous().t()
+    return source.memory.linear(dense, bias)
+
+
+_IMPLEMENTATIONS = (Implementation((4, 8), "cpu", 0, _on_a_cpu),)

@@ -1,0 +1,32 @@
+"""The layout of each stored format."""
+
+from __future__ import annotations
+
+from millstream_runtime.quantization.awq import AwqLayout
+from millstream_runtime.quantization.gptq import GptqLayout
+from millstream_runtime.quantization.packed_integers import PackedIntegersLayout
+from millstream_runtime.quantization.scaled_codes import ScaledCodesLayout
+from millstream_runtime.quantization.unquantized import UNQUANTIZED
+from millstream_runtime.quantization.weight_layout import WeightLayout
+from millstream_runtime.quantization_config.formats import (
+    AwqFormat,
+    GptqFormat,
+    PackedIntegersFormat,
+    ScaledCodesFormat,
+    StoredFormat,
+)
+
+
+def layout_for(stored: StoredFormat | None) -> WeightLayout:
+    """Return the layout of modules in a format; None: 16 or 32 bit."""
+    match stored:
+        case AwqFormat():
+            return AwqLayout(stored.group_size)
+        case GptqFormat():
+            return GptqLayout(stored.bits, stored.group_size, stored.act_order, stored.zeros_minus_one)
+        case PackedIntegersFormat():
+            return PackedIntegersLayout(stored)
+        case ScaledCodesFormat():
+            return ScaledCodesLayout(stored)
+        case None:
+            return UNQUANTIZED

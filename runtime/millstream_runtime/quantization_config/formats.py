@@ -1,0 +1,46 @@
+"""How a linear layer's weight can be stored, as far as the runtime loads it. Facts only, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AwqFormat:
+    """AutoAWQ's GEMM packing (Lin et al. 2023, arXiv 2306.00978): 4 bits, zero points. `group_size` None: a column."""
+
+    group_size: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GptqFormat:
+    """AutoGPTQ's and gptqmodel's packing (Frantar et al. 2022, arXiv 2210.17323)."""
+
+    bits: int  # 4 or 8
+    group_size: int | None  # None: one group per column
+    act_order: bool  # `g_idx` must be there
+    zeros_minus_one: bool  # the first version of the format stores zero points minus one
+
+
+@dataclass(frozen=True, slots=True)
+class PackedIntegersFormat:
+    """compressed-tensors' `pack-quantized`."""
+
+    bits: int  # 4 or 8
+    group_size: int | None  # None: one group per output
+    act_order: bool  # `weight_g_idx` must be there
+    symmetric: bool  # no zero points
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledCodesFormat:
+    """One 8-bit code per weight, and scales."""
+
+    is_float: bool  # float8_e4m3; else int8
+    scaled_outputs: int | None  # outputs that share a scale; 1: each has its own, None: all share one
+    scaled_inputs: int | None  # inputs that share a scale; None: all
+    scale_name: str  # the tensor, after the module's name
+    scale_divisor: float = 1.0
+
+
+StoredFormat = AwqFormat | GptqFormat | PackedIntegersFormat | ScaledCodesFormat

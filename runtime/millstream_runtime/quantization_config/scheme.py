@@ -1,0 +1,122 @@
+"""`quantization_config` of a config.json -> which modules are stored in which format. No torch: the operator reads it.
+
+The planner refuses for a CPU what this refuses. Keys are read under all their spellings (`bits` | `w_bit`, `group_size`
+| `q_group_size`, `modules_to_not_convert` | `ignored_layers` | `ignore` | `llm_int8_skip_modules`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from millstream_runtime.quantization_config import module_patterns
+from millstream_runtime.quantization_config.compressed_tensors import read_groups
+from millstream_runtime.quantization_config.formats import AwqFormat, GptqFormat, ScaledCodesFormat, StoredFormat
+from millstream_runtime.quantization_config.settings import Settings
+
+HEAD = "lm_head"
+KEPT_FIELDS = ("ignore", "ignored_layers", "modules_to_not_convert", "llm_int8_skip_modules")
+BITSANDBYTES_RANGE = 127.0  # SCB is the largest weight of a row
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationScheme:
+    """How the linear layers of one checkpoint are stored."""
+
+    method: str  # as the API names it: AWQ | GPTQ | FP8 | INT8
+    format: StoredFormat
+    kept: tuple[str, ...] = ()  # modules of 16 bit: see `module_patterns`
+    targets: tuple[str, ...] = ()  # the quantized modules; empty: all linear layers
+
+    def format_of(self, module: str) -> StoredFormat | None:
+        """Of a linear layer by its name in the checkpoint; None: 16 or 32 bit."""
+        if module == HEAD or module_patterns.is_named(module, self.kept):
+            return None
+        return self.format if not self.targets or module_patterns.is_named(module, self.targets) else None
+
+
+def read_scheme(quantization: Mapping[str, Any], source: str) -> QuantizationScheme:
+    """Return the scheme of a `quantization_config`. `source`: the file, for messages.
+
+    Lists of modules may be lists, or `{name: how often}` as `millstream inspect` shortens them.
+
+    Raises:
+        RuntimeFailure: UnsupportedByRuntime or CheckpointInvalid, with field and value.
+    """
+    settings = Settings(quantization, source, "quantization_config.")
+    method = settings.text("quant_method")
+    if method not in _READERS:
+        raise settings.unsupported("quant_method", method or "missing", ", ".join(_READERS))
+    scheme = _READERS[method](settings, settings.names(*KEPT_FIELDS))
+    named = (*scheme.kept, *scheme.targets)
+    if len(named) > module_patterns.MAX_PATTERNS:
+        most = module_patterns.MAX_PATTERNS
+        raise settings.invalid("ignore", f"a list of {len(named)} modules; at most {most} are read")
+    if (pattern := module_patterns.unreadable(named)) is not None:
+        raise settings.unsupported("ignore", pattern, "names of modules, and patterns of literals, `.*` and `(a|b)`")
+    return scheme
+
+
+def _read_awq(settings: Settings, kept: tuple[str, ...]) -> QuantizationScheme:
+    settings.one_of(("bits", "w_bit"), (4,), default=4)
+    version = settings.text("version") or "gemm"
+    if version != "gemm":
+        raise settings.unsupported("version", version, "gemm")
+    if not settings.flag("zero_point", default=True):
+        raise settings.unsupported("zero_point", False, "true, as AutoAWQ's GEMM packing always has it")
+    return QuantizationScheme("AWQ", AwqFormat(settings.group_size()), kept)
+
+
+def _read_gptq(settings: Settings, kept: tuple[str, ...]) -> QuantizationScheme:
+    bits = settings.one_of(("bits", "w_bit"), (4, 8))
+    packing = settings.text("checkpoint_format") or settings.text("format") or "gptq"
+    if packing not in ("gptq", "gptq_v2"):
+        raise settings.unsupported("checkpoint_format", packing, "gptq, gptq_v2")
+    for field in ("is_marlin_format", "lm_head"):
+        if settings.flag(field, default=False):
+            raise settings.unsupported(field, True, "false")
+    if settings.given("dynamic"):
+        raise settings.unsupported("dynamic", settings.given("dynamic"), "one setting for all modules")
+    stored = GptqFormat(bits, settings.group_size(), settings.flag("desc_act", default=False), packing == "gptq")
+    return QuantizationScheme("GPTQ", stored, kept, settings.names("modules_in_block_to_quantize"))
+
+
+def _read_fp8(settings: Settings, kept: tuple[str, ...]) -> QuantizationScheme:
+    """One scale per tensor, or per block of `weight_block_size`. The scheme of activations does not matter here."""
+    number = settings.text("fmt") or "e4m3"
+    if number not in ("e4m3", "float8_e4m3fn"):
+        raise settings.unsupported("fmt", number, "e4m3")
+    block = settings.block("weight_block_size")
+    if block is None:
+        return QuantizationScheme("FP8", ScaledCodesFormat(True, None, None, "weight_scale"), kept)
+    return QuantizationScheme("FP8", ScaledCodesFormat(True, *block, "weight_scale_inv"), kept)
+
+
+def _read_fbgemm_fp8(settings: Settings, kept: tuple[str, ...]) -> QuantizationScheme:
+    """One scale per output."""
+    return QuantizationScheme("FP8", ScaledCodesFormat(True, 1, None, "weight_scale"), kept)
+
+
+def _read_bitsandbytes(settings: Settings, kept: tuple[str, ...]) -> QuantizationScheme:
+    if settings.flag("load_in_4bit", default=False):
+        raise settings.unsupported("load_in_4bit", True, "load_in_8bit")
+    return QuantizationScheme("INT8", ScaledCodesFormat(False, 1, None, "SCB", BITSANDBYTES_RANGE), kept)
+
+
+def _read_compressed_tensors(settings: Settings, kept: tuple[str, ...]) -> QuantizationScheme:
+    method, stored, targets = read_groups(settings)
+    scheme = QuantizationScheme(method, stored, kept, targets)
+    if module_patterns.is_named(HEAD, targets) and not module_patterns.is_named(HEAD, kept):
+        raise settings.unsupported("ignore", [*kept], f"lists with {HEAD}: a quantized output head is not read")
+    return scheme
+
+
+_READERS: dict[str, Callable[[Settings, tuple[str, ...]], QuantizationScheme]] = {
+    "awq": _read_awq,
+    "gptq": _read_gptq,
+    "fp8": _read_fp8,
+    "fbgemm_fp8": _read_fbgemm_fp8,
+    "bitsandbytes": _read_bitsandbytes,
+    "compressed-tensors": _read_compressed_tensors,
+}

@@ -1,0 +1,151 @@
+"""On a CPU the planner accepts the checkpoints that the runtime loads, no others, and counts their bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from millstream_operator.catalog.config_fields import ConfigError, UnsupportedModelError
+from millstream_operator.catalog.read_shape import read_shape
+from millstream_operator.planning.facts import Facts
+from millstream_operator.planning.plan import PlanDefaults
+from millstream_operator.planning.sizing.cpu_memory import FLOAT32_BYTES, cpu_weights_bytes
+from millstream_operator.planning.spec_plan import plan_from_spec
+from millstream_runtime.config import CAPABILITIES
+from millstream_runtime.errors import RuntimeFailure
+from millstream_runtime.models.registry import expected_weights, load_model_config
+from tests.support.llmdeployments import deployment
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "vocab_size": 4096,
+    "max_position_embeddings": 2048,
+    "torch_dtype": "float16",
+}
+AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
+GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}
+FP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+
+
+def compressed(packing: str, **weights: Any) -> dict[str, Any]:
+    """A quantization_config of compressed-tensors with one group."""
+    group = {"targets": ["Linear"], "weights": {"type": "int", "symmetric": True, **weights}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": packing,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+
+
+SERVED: dict[str, dict[str, Any]] = {
+    "awq": AWQ,
+    "awq, groups of 64, other spelling": {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "version": "GEMM"},
+    "awq, one group": AWQ | {"group_size": -1},
+    "awq, a layer kept": AWQ | {"modules_to_not_convert": ["model.layers.0", "lm_head"]},
+    "gptq": GPTQ,
+    "gptq, act-order": GPTQ | {"desc_act": True},
+    "gptq, 8 bit": GPTQ | {"bits": 8, "group_size": 32},
+    "gptq, second version": GPTQ | {"checkpoint_format": "gptq_v2"},
+    "fp8, dynamic": FP8,
+    "fp8, static": FP8 | {"activation_scheme": "static", "ignored_layers": ["lm_head"]},
+    "fp8, blocks": FP8 | {"weight_block_size": [128, 128]},
+    "fp8, fbgemm": {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["model.layers.2"]},
+    "int8, bitsandbytes": {"quant_method": "bitsandbytes", "load_in_8bit": True},
+    "int4, compressed-tensors": compressed("pack-quantized", num_bits=4, strategy="group", group_size=128),
+    "int4, asymmetric": compressed("pack-quantized", num_bits=4, strategy="group", group_size=128, symmetric=False),
+    "int4, act-order": compressed("pack-quantized", num_bits=4, strategy="group", group_size=128, actorder="group"),
+    "int4, channel": compressed("pack-quantized", num_bits=4, strategy="channel", group_size=None),
+    "int8, weights only": compressed("pack-quantized", num_bits=8, strategy="group", group_size=64),
+    "int8, W8A8": compressed("int-quantized", num_bits=8, strategy="channel"),
+    "fp8, compressed-tensors": compressed("float-quantized", num_bits=8, type="float", strategy="channel"),
+    "fp8, compressed blocks": compressed(
+        "float-quantized", num_bits=8, type="float", strategy="block", block_structure=[128, 128]
+    ),
+}
+REFUSED: dict[str, dict[str, Any]] = {
+    "gptq, 3 bit": GPTQ | {"bits": 3},
+    "gptq, 2 bit": GPTQ | {"bits": 2},
+    "gptq, marlin": GPTQ | {"checkpoint_format": "marlin"},
+    "gptq, marlin by a flag": GPTQ | {"is_marlin_format": True},
+    "gptq, quantized head": GPTQ | {"lm_head": True},
+    "awq, gemv": AWQ | {"version": "gemv"},
+    "awq, marlin": AWQ | {"version": "marlin"},
+    "awq, 8 bit": AWQ | {"bits": 8},
+    "awq, no zero points": AWQ | {"zero_point": False},
+    "fp8, e5m2": FP8 | {"fmt": "e5m2"},
+    "nf4": {"quant_method": "bitsandbytes", "load_in_4bit": True},
+    "int2, compressed-tensors": compressed("pack-quantized", num_bits=2, strategy="channel"),
+    "int4 in bytes": compressed("int-quantized", num_bits=4, strategy="channel"),
+    "int8, asymmetric": compressed("int-quantized", num_bits=8, strategy="channel", symmetric=False),
+    "marlin, compressed-tensors": compressed("marlin-24", num_bits=4, strategy="channel"),
+    "sparse": compressed("pack-quantized", num_bits=4, strategy="channel")
+    | {"sparsity_config": {"format": "sparse-24-bitmask"}},
+    "a quantized head": compressed("int-quantized", num_bits=8, strategy="channel") | {"ignore": []},
+    "nvfp4, compressed-tensors": compressed("nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group"),
+    "mxfp4, compressed-tensors": compressed("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group"),
+    "sparseml": compressed("pack-quantized", num_bits=4, strategy="channel") | {"quant_method": "sparseml"},
+    "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+    "mxfp4": {"quant_method": "mxfp4"},
+    "unknown": {"quant_method": "quip"},
+    "no method": {"bits": 4},
+    "a pattern that may take years": AWQ | {"modules_to_not_convert": ["re:(a+)+$"]},
+}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_what_the_runtime_loads_can_be_planned(name: str, tmp_path: Path) -> None:
+    config = LLAMA | {"quantization_config": SERVED[name]}
+    assert _runtime_loads(config, tmp_path)
+    assert _missing(config) == []
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_runtime_refuses_is_not_planned(name: str, tmp_path: Path) -> None:
+    config = LLAMA | {"quantization_config": REFUSED[name]}
+    assert not _runtime_loads(config, tmp_path)
+    assert _missing(config) != []
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_planned_bytes_are_those_of_the_tensors(name: str, tmp_path: Path) -> None:
+    config = LLAMA | {"quantization_config": SERVED[name]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    taken = expected_weights(load_model_config(tmp_path), torch.float32).num_bytes
+    assert cpu_weights_bytes(read_shape(config)) == pytest.approx(taken, rel=0.01)
+
+
+def test_plain_weights_are_counted_in_float32() -> None:
+    shape = read_shape(LLAMA)
+    assert cpu_weights_bytes(shape) == shape.parameters.total * FLOAT32_BYTES
+
+
+def _runtime_loads(config: dict[str, Any], folder: Path) -> bool:
+    (folder / "config.json").write_text(json.dumps(config))
+    try:
+        scheme = load_model_config(folder).quantization
+    except RuntimeFailure:
+        return False
+    return scheme is not None and scheme.method in CAPABILITIES.cpu_quantization_methods
+
+
+def _missing(config: dict[str, Any]) -> list[str]:
+    """What a plan on a CPU lacks; or why there is none."""
+    try:
+        shape = read_shape(config)
+    except (ConfigError, UnsupportedModelError) as problem:
+        return [str(problem)]
+    planned = plan_from_spec(
+        deployment(accelerator={"type": "CPU"}), PlanDefaults("registry.example.com/runtime:1"), Facts(shape=shape)
+    )
+    return [*planned.requires]
