@@ -9,6 +9,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from benchmarks.servers.models import Model
 from benchmarks.servers.peers import Server
 from millstream.bench.client import Endpoint, HttpClient, RequestFailed
@@ -136,9 +138,14 @@ def answers_one_token(target: Target, model: Model) -> bool:
 
 
 def greedy_answers(target: Target, model: Model) -> list[str]:
-    """Texts of some greedy answers, one request after another, to be compared with another server's."""
+    """Texts of some greedy answers, one request after another, to be compared with another server's.
+
+    The prompts are the token ids that their text has: a server that takes only text computes the same.
+    """
+    tokenizer = Tokenizer.from_file(str(model.folder / "tokenizer.json"))
     maker = TokenIdPrompts(Range(model.first_id, int(model.config["vocab_size"]) - 1), seed=-1)
-    prompts = [maker.make(index, PROBE_INPUT_TOKENS) for index in range(PROBE_PROMPTS)]
+    texts = [tokenizer.decode(maker.make(index, PROBE_INPUT_TOKENS)) for index in range(PROBE_PROMPTS)]
+    prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     answers = [ask(target, prompt, PROBE_OUTPUT_TOKENS) for prompt in prompts]
     return [text if error is None else f"failed: {error}" for text, error in answers]
 
