@@ -83,6 +83,7 @@ def llama_cpp(model: Model, port: int, threads: int, scratch: Path) -> Server:
     """llama.cpp's own server, with a float32 cache and one slot per request."""
     binary, python = _installed("llama.cpp/build/bin/llama-server"), _installed("llama-cpp-python/bin/python")
     cache = ["-c", str(model.kv_cache_tokens), "-np", str(CONCURRENT), "-ctk", "f32", "-ctv", "f32"]
+    cache += ["--cache-ram", "0"]  # no copies of finished prompts, none of which comes again
     address = ["--host", "127.0.0.1", "--port", str(port), "--alias", SERVED_NAME]
     command = [str(binary), "-m", str(to_gguf(model, python, scratch)), *cache, *address]
     found = f"of llama-cpp-python {_found('llama-cpp-python', 'llama_cpp_python')}"
