@@ -32,7 +32,7 @@ from millstream_runtime.engine.sampling.token_counts import TokenCounts
 from millstream_runtime.engine.sampling.validation import check_request
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
 from millstream_runtime.engine.scheduling.hybrid_block_manager import make_block_manager
-from millstream_runtime.engine.scheduling.pacing import Pace, balance_tokens
+from millstream_runtime.engine.scheduling.pacing import Pace, pace_for
 from millstream_runtime.engine.scheduling.scheduler import Chunk, Scheduler, StepPlan
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.step_times import StepTimer, TimedStep
@@ -138,12 +138,7 @@ class Engine:
     def set_target_itl(self, milliseconds: int | None) -> None:
         """Bound the time by which a step with prompts makes running answers wait. None: as the engine began."""
         target = milliseconds if milliseconds is not None else self._first_target
-        if target is None:
-            self._pace = None
-        elif self._pace is None:
-            self._pace = Pace(balance_tokens(self.model_config), target / 1000)
-        else:
-            self._pace.target_itl_seconds = target / 1000
+        self._pace = pace_for(target, self._pace, self.model_config)
 
     @property
     def target_itl_milliseconds(self) -> int | None:

@@ -54,6 +54,15 @@ def balance_tokens(config: ModelConfig) -> float:
     return linear / (2 * query)  # scores and values, each one multiplication a token of context and element of a query
 
 
+def pace_for(target_itl_milliseconds: int | None, before: Pace | None, config: ModelConfig) -> Pace | None:
+    """Return the pace of this target, which keeps what the one `before` has learned; None without a target."""
+    if target_itl_milliseconds is None:
+        return None
+    pace = before if before is not None else Pace(balance_tokens(config), target_itl_milliseconds / 1000)
+    pace.target_itl_seconds = target_itl_milliseconds / 1000
+    return pace
+
+
 class Pace:
     """Learns how long steps take. `observe` after each, `budget` before each."""
 
