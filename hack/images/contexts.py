@@ -29,6 +29,7 @@ CONTRACT_FILES = (
     "model_families.py",
     "strict_json.py",
 )
+CONTRACT_PACKAGES = ("quantization_config",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,8 @@ def _sources(image: str, checkout: Path) -> list[Entry]:
     if image == "operator":
         contract = runtime / "millstream_runtime"
         found = [Entry(f"millstream_runtime/{name}", contract / name) for name in CONTRACT_FILES]
+        for name in CONTRACT_PACKAGES:
+            found += entries_below(contract / name, prefix=f"millstream_runtime/{name}/")
         packages = [operator / "millstream_operator"]
     else:
         found = []

@@ -47,6 +47,7 @@ def test_the_tag_is_the_same_for_the_same_inputs(checkout: Path) -> None:
         ("runtime/millstream_runtime/engine/request.py", {"runtime"}),
         ("runtime/millstream_runtime/config.py", {"operator", "runtime"}),
         ("runtime/millstream_runtime/model_families.py", {"operator", "runtime"}),
+        ("runtime/millstream_runtime/quantization_config/scheme.py", {"operator", "runtime"}),
         ("operator/millstream_operator/api/spec.py", {"operator"}),
         ("requirements/operator.txt", {"operator"}),
         ("models/demo-chat/config.json", {"runtime"}),
