@@ -13,15 +13,13 @@ from typing import Any
 
 from millstream_operator.catalog.config_fields import ConfigFields, UnsupportedModelError
 from millstream_runtime.errors import RuntimeFailure
-from millstream_runtime.quantization_config.scheme import read_scheme
+from millstream_runtime.quantization_config.scheme import KEPT_FIELDS, TARGETS_OF_GPTQ, read_scheme
 from millstream_runtime.quantization_config.settings import UnsupportedFormatError
 
 DEFAULT_GROUP_SIZE = 128
 MAX_PROBLEM_LENGTH = 100  # it becomes an item of status.plan.requires, of at most 128 characters
 INSTEAD = "use the model's checkpoint in 16 bit or FP8"
 FOUR_BIT_FLOATS = {"nvfp4": "NVFP4", "mxfp4": "MXFP4", "fp4": "FP4"}
-# Where each method lists the modules that stay in 16 bit.
-KEPT_FIELDS = ("ignore", "modules_to_not_convert", "llm_int8_skip_modules")
 Pattern = tuple[str, int | None]  # a module's name or pattern, and how many modules it stands for (None: not said)
 
 
@@ -74,7 +72,8 @@ def _read(fields: ConfigFields, found: Mapping[str, Any]) -> CheckpointQuantizat
     if method in ("awq", "gptq"):
         bits = _first(fields, 4, "bits", "w_bit")
         group = _group(fields, _first(fields, DEFAULT_GROUP_SIZE, "group_size", "q_group_size"))
-        return CheckpointQuantization(method.upper(), bits, group, kept=kept)
+        targets = tuple(_patterns(found.get(TARGETS_OF_GPTQ))) if method == "gptq" else ()
+        return CheckpointQuantization(method.upper(), bits, group, kept=kept, targets=targets)
     if method in ("fp8", "fbgemm_fp8"):
         return CheckpointQuantization("FP8", 8, None, _block(fields, "weight_block_size"), kept)
     if method == "bitsandbytes":
@@ -171,7 +170,12 @@ def _block(fields: ConfigFields, name: str) -> tuple[int, int] | None:
 
 
 def _patterns(value: object) -> list[Pattern]:
-    """A list of names; or `{name: how often}`, as `millstream inspect` shortens a long one."""
+    """A name, a list of names or of such lists; or `{name: how often}`, as `millstream inspect` shortens a long one."""
+    listed = value if isinstance(value, list) else [value]
+    return [found for one in listed for inner in (one if isinstance(one, list) else [one]) for found in _named(inner)]
+
+
+def _named(value: object) -> list[Pattern]:
     if isinstance(value, Mapping):
         return [(str(name), count if type(count) is int and count > 0 else None) for name, count in value.items()]
-    return [(str(name), None) for name in value] if isinstance(value, list) else []
+    return [] if value is None else [(str(value), None)]

@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import product
 
 from millstream_operator.catalog.checkpoint_quantization import INSTEAD, Pattern
 from millstream_operator.catalog.config_fields import UnsupportedModelError
@@ -24,6 +25,7 @@ from millstream_operator.catalog.model_shape import ModelShape
 
 MAX_PATTERNS, MAX_PATTERN_LENGTH, MAX_ALTERNATIVES = 4096, 200, 64
 EVERYTHING = ("Linear", "*")
+_PREFIXES = ("model.", "language_model.model.", "model.language_model.")  # the latter beside a vision tower
 _GROUP = re.compile(r"\((?:\?:)?([A-Za-z0-9_.|]*)\)")
 _LAYER = re.compile(r"(?:layers|h|blocks)\.([0-9]+)(?:\.|$)")
 # Words of modules inside the decoder's layers. A name without one of them is outside: a head, a vision tower.
@@ -122,9 +124,9 @@ def _is_linear(glob: str) -> bool:
 
 def _names(glob: str, module: _Module) -> bool:
     """Whether a pattern means this module: by its whole name, by a part of it, or by what contains it."""
-    for name in module.names:
-        whole = f"model.layers.0.{name}"
-        wanted = re.sub(r"\.experts\.[0-9]+", ".experts.0", glob)
+    wanted = re.sub(r"\.experts\.[0-9]+", ".experts.0", glob)
+    for prefix, name in product(_PREFIXES, module.names):
+        whole = f"{prefix}layers.0.{name}"
         if fnmatchcase(whole, wanted) or fnmatchcase(f".{whole}.", f"*.{wanted}.*"):
             return True
     return False

@@ -63,7 +63,7 @@ def read_documents(path: Path, max_documents: int = MAX_DOCUMENTS) -> list[Docum
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise InvalidConfigError(f"--data {path} has more than {MAX_FILE_BYTES >> 20} MiB; give a sample of it.")
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # some editors begin a file with a mark
     except OSError as error:
         raise InvalidConfigError(f"Cannot read --data {path}: {error.strerror}.") from None
     except UnicodeDecodeError as error:

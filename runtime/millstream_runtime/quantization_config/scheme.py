@@ -17,6 +17,7 @@ from millstream_runtime.quantization_config.settings import Settings
 
 HEAD = "lm_head"
 KEPT_FIELDS = ("ignore", "ignored_layers", "modules_to_not_convert", "llm_int8_skip_modules")
+TARGETS_OF_GPTQ = "modules_in_block_to_quantize"
 BITSANDBYTES_RANGE = 127.0  # SCB is the largest weight of a row
 
 
@@ -79,7 +80,7 @@ def _read_gptq(settings: Settings, kept: tuple[str, ...]) -> QuantizationScheme:
     if settings.given("dynamic"):
         raise settings.unsupported("dynamic", settings.given("dynamic"), "one setting for all modules")
     stored = GptqFormat(bits, settings.group_size(), settings.flag("desc_act", default=False), packing == "gptq")
-    return QuantizationScheme("GPTQ", stored, kept, settings.names("modules_in_block_to_quantize"))
+    return QuantizationScheme("GPTQ", stored, kept, settings.names(TARGETS_OF_GPTQ))
 
 
 def _read_fp8(settings: Settings, kept: tuple[str, ...]) -> QuantizationScheme:

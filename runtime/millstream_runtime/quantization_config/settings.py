@@ -119,7 +119,7 @@ def _flat(value: object) -> list[object]:
     if isinstance(value, Mapping):
         return [*value]
     if isinstance(value, list):
-        return [inner for one in value for inner in (one if isinstance(one, list) else [one])]
+        return [inner for one in value for inner in ([*one] if isinstance(one, list | Mapping) else [one])]
     return [value]
 
 

@@ -69,8 +69,9 @@ QUANTIZATION_FIELDS = (
     "quant_method", "bits", "w_bit", "group_size", "q_group_size", "zero_point", "sym", "desc_act", "version",
     "format", "fmt", "checkpoint_format", "activation_scheme", "weight_block_size", "load_in_4bit",
     "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype",
-    "kv_cache_scheme", "quant_algo", "kv_cache_quant_algo", "lm_head", "modules_to_not_convert",
-    "modules_in_block_to_quantize", "llm_int8_skip_modules", "config_groups", "ignore",
+    "kv_cache_scheme", "quant_algo", "kv_cache_quant_algo", "lm_head", "is_marlin_format", "dynamic", "sparsity_config",
+    "modules_to_not_convert", "modules_in_block_to_quantize", "llm_int8_skip_modules", "config_groups",
+    "ignored_layers", "ignore",
 )
 # fmt: on
 

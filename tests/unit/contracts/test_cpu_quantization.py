@@ -18,6 +18,8 @@ from millstream_operator.planning.spec_plan import plan_from_spec
 from millstream_runtime.config import CAPABILITIES
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.models.registry import expected_weights, load_model_config
+from millstream_runtime.sources.safetensors_header import WeightsSummary
+from millstream_runtime.sources.shape import describe, to_json
 from tests.support.llmdeployments import deployment
 
 LLAMA: dict[str, Any] = {
@@ -55,10 +57,15 @@ SERVED: dict[str, dict[str, Any]] = {
     "awq, a layer kept": AWQ | {"modules_to_not_convert": ["model.layers.0", "lm_head"]},
     "gptq": GPTQ,
     "gptq, act-order": GPTQ | {"desc_act": True},
+    "gptq, attention alone": GPTQ | {"modules_in_block_to_quantize": [["self_attn.q_proj"], ["self_attn.o_proj"]]},
     "gptq, 8 bit": GPTQ | {"bits": 8, "group_size": 32},
     "gptq, second version": GPTQ | {"checkpoint_format": "gptq_v2"},
     "fp8, dynamic": FP8,
     "fp8, static": FP8 | {"activation_scheme": "static", "ignored_layers": ["lm_head"]},
+    "fp8, layers kept": FP8 | {"ignored_layers": ["lm_head", "model.layers.0", "model.layers.1.mlp.down_proj"]},
+    "fp8, one name": FP8 | {"modules_to_not_convert": "self_attn"},
+    "fp8, lists of names": FP8
+    | {"modules_to_not_convert": [["self_attn.k_proj", "self_attn.v_proj"], ["mlp.up_proj"]]},
     "fp8, blocks": FP8 | {"weight_block_size": [128, 128]},
     "fp8, fbgemm": {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["model.layers.2"]},
     "int8, bitsandbytes": {"quant_method": "bitsandbytes", "load_in_8bit": True},
@@ -123,6 +130,18 @@ def test_planned_bytes_are_those_of_the_tensors(name: str, tmp_path: Path) -> No
     (tmp_path / "config.json").write_text(json.dumps(config))
     taken = expected_weights(load_model_config(tmp_path), torch.float32).num_bytes
     assert cpu_weights_bytes(read_shape(config)) == pytest.approx(taken, rel=0.01)
+
+
+@pytest.mark.parametrize("name", SERVED | REFUSED)
+def test_an_inspection_says_what_the_config_says(name: str) -> None:
+    """The operator plans from an inspection, `millstream plan` from a folder: both accept the same, and count alike."""
+    config = LLAMA | {"quantization_config": (SERVED | REFUSED)[name]}
+    described = describe({"kind": "path"}, None, None, {"config.json": json.dumps(config).encode()}, WeightsSummary())
+    answer = json.loads(to_json(described))
+    inspected = answer["config"] | {"quantization_config": answer["quantization_config"]}
+    assert bool(_missing(inspected)) == (name in REFUSED)
+    if name in SERVED:
+        assert cpu_weights_bytes(read_shape(inspected)) == cpu_weights_bytes(read_shape(config))
 
 
 def test_plain_weights_are_counted_in_float32() -> None:

@@ -44,6 +44,14 @@ def test_of_a_completion_the_answer_and_of_a_text_all_but_its_first_token_are_ju
     assert (completion.slice, completion.line, text.line) == ("all", 1, 2)
 
 
+def test_a_file_as_editors_on_windows_save_it_has_the_same_documents(base: Path, tmp_path: Path) -> None:
+    lines = "\r\n".join(json.dumps(one) for one in (CHAT, {"text": "abc"}))
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(lines.encode("utf-8-sig"))
+    documents = read_documents(path)
+    assert [(one.line, one.answer) for one in documents] == [(1, "yes"), (2, "abc")]
+
+
 def test_behind_a_prompt_without_tokens_the_first_token_is_not_judged(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
