@@ -141,6 +141,12 @@ def _document(line: str, number: int, path: Path) -> Document:
         raise InvalidConfigError(f"Line {number} of {path} is not JSON.") from None
     if not isinstance(found, dict):
         raise InvalidConfigError(f"Line {number} of {path} must be a JSON object with {FORMS}.")
+    try:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InvalidConfigError(
+            f"Line {number} of {path} has half of a surrogate pair, such as \\ud83d alone."
+        ) from None
     name = found.get("slice", DEFAULT_SLICE)
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_SLICE_NAME_CHARACTERS or not name.isprintable():
         raise InvalidConfigError(

@@ -52,6 +52,13 @@ def test_a_file_as_editors_on_windows_save_it_has_the_same_documents(base: Path,
     assert [(one.line, one.answer) for one in documents] == [(1, "yes"), (2, "abc")]
 
 
+def test_half_of_a_surrogate_pair_is_refused_with_its_line(tmp_path: Path) -> None:
+    """JSON can spell it, and no tokenizer reads it."""
+    path = write_data(tmp_path / "data.jsonl", ({"text": "abc \U0001f600"}, {"text": "abc \ud83d"}))
+    with pytest.raises(InvalidConfigError, match=r"Line 2 of .* half of a surrogate pair"):
+        read_documents(path)
+
+
 def test_behind_a_prompt_without_tokens_the_first_token_is_not_judged(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
