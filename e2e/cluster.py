@@ -124,7 +124,7 @@ def refusal_of(cluster: Cluster) -> str:
     )
 
 
-def eventually(look: Callable[[], T], holds: Callable[[T], bool], *, what: str, timeout_seconds: float = 60.0) -> T:
+def eventually(look: Callable[[], T], holds: Callable[[T], bool], *, what: str, timeout_seconds: float = 180.0) -> T:
     """Look again until it holds; AssertionError with the last thing seen when it does not in time."""
     deadline = time.monotonic() + timeout_seconds
     while True:
