@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from millstream_runtime.quantization_config.settings import GROUP_SIZE_LIMIT
+
 
 @dataclass(frozen=True, slots=True)
 class NumberRange:
@@ -63,8 +65,8 @@ RANGES = {
     "bits": NumberRange(2, 8),
     "w_bit": NumberRange(2, 8),
     "num_bits": NumberRange(2, 16),
-    "group_size": NumberRange(-1, 1 << 16),
-    "q_group_size": NumberRange(-1, 1 << 16),
-    "weight_block_size": NumberRange(1, 1 << 14),
-    "block_structure": NumberRange(1, 1 << 14),
+    "group_size": NumberRange(-1, GROUP_SIZE_LIMIT),
+    "q_group_size": NumberRange(-1, GROUP_SIZE_LIMIT),
+    "weight_block_size": NumberRange(1, GROUP_SIZE_LIMIT),
+    "block_structure": NumberRange(1, GROUP_SIZE_LIMIT),
 }

@@ -62,6 +62,9 @@ class ModelShape:
     unquantized_parameters: int = field(
         default=0, repr=False
     )  # of `parameters.linear`: a quantised one keeps in 16 bit
+    latent_up_parameters: int = field(default=0, repr=False)  # of `attention`: MLA's `kv_b_proj`
+    # Quantised in the checkpoint, and not where it is computed with: the runtime dequantises `kv_b_proj` once.
+    dequantized_parameters: int = field(default=0, repr=False)
     extra_parameters: int = field(default=0, repr=False)  # that a checkpoint may hold besides: heads that draft tokens
     # What rope scaling allows beyond `max_position_embeddings`, to those who ask for it.
     extended_context_tokens: int | None = field(default=None, repr=False)

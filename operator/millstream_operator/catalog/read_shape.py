@@ -19,7 +19,7 @@ from millstream_operator.catalog.config_decimals import check_decimals
 from millstream_operator.catalog.config_fields import ConfigError, ConfigFields, UnsupportedModelError
 from millstream_operator.catalog.families import classic, dense, experts, latent
 from millstream_operator.catalog.model_shape import ModelShape
-from millstream_operator.catalog.unquantized_layers import unquantized_parameters
+from millstream_operator.catalog.unquantized_layers import dequantized_parameters, unquantized_parameters
 from millstream_runtime.context_limit import extended_context_tokens
 from millstream_runtime.model_families import (
     FAMILIES,
@@ -89,8 +89,12 @@ def read_shape(config: Mapping[str, Any], source: str = "config.json") -> ModelS
     extended = extended_context_tokens(values, shape.max_position_embeddings)
     shape = replace(shape, extended_context_tokens=extended)
     if quantization is not None:
-        kept = unquantized_parameters(shape, quantization.kept, quantization.targets)
-        shape = replace(shape, unquantized_parameters=kept)
+        lists = quantization.kept, quantization.targets
+        shape = replace(
+            shape,
+            unquantized_parameters=unquantized_parameters(shape, *lists),
+            dequantized_parameters=dequantized_parameters(shape, *lists),
+        )
     return _checked(shape, fields)
 
 
@@ -130,12 +134,12 @@ def _checked(shape: ModelShape, fields: ConfigFields) -> ModelShape:
 
 
 def _check_groups(shape: ModelShape, fields: ConfigFields) -> None:
-    """AWQ cuts each row into whole groups; its kernels have no rest."""
+    """AWQ cuts each row into whole groups, or takes it as one; its kernels have no rest."""
     stored = shape.quantization
     if stored is None or stored.method != "AWQ" or not stored.group_size or shape.unquantized_parameters:
         return
     for name, size in (("hidden_size", shape.hidden_size), *(("an MLP width", w) for w in shape.intermediate_sizes)):
-        if size % stored.group_size:
+        if size > stored.group_size and size % stored.group_size:
             raise fields.contradiction(
                 f"quantization_config.group_size is {stored.group_size}, which does not divide {name} of {size}"
             )

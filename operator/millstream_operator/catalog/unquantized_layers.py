@@ -5,34 +5,29 @@
     "self_attn", "re:.*self_attn.*"  all projections of all layers
     "model.layers.*.mlp": 12         of twelve layers (a long list, as `millstream inspect` shortens it)
 
-A pattern is never run as a regular expression: the file is untrusted, and a pattern can take years. What is more than
-literals, `.*`, `\\d+` and `(a|b)` is refused. Layers count alike, so the first dense layers of a mixture of experts are
-counted as an average.
+Patterns are read and matched as the runtime does it (`quantization_config/module_patterns.py`). Layers count alike, so
+the first dense layers of a mixture of experts are counted as an average.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from itertools import product
 
 from millstream_operator.catalog.checkpoint_quantization import INSTEAD, Pattern
 from millstream_operator.catalog.config_fields import UnsupportedModelError
 from millstream_operator.catalog.model_shape import ModelShape
+from millstream_runtime.quantization_config.module_patterns import EVERYTHING, MAX_PATTERNS, globs_of, matches
 
-MAX_PATTERNS, MAX_PATTERN_LENGTH, MAX_ALTERNATIVES = 4096, 200, 64
-EVERYTHING = ("Linear", "*")
-_PREFIXES = ("model.", "language_model.model.", "model.language_model.")  # the latter beside a vision tower
-_GROUP = re.compile(r"\((?:\?:)?([A-Za-z0-9_.|]*)\)")
 _LAYER = re.compile(r"(?:layers|h|blocks)\.([0-9]+)(?:\.|$)")
 # Words of modules inside the decoder's layers. A name without one of them is outside: a head, a vision tower.
 _INSIDE = re.compile(r"layers\.|(?:^|[.*])h\.|attn|attention|mlp|experts|_proj(?![a-z])|feed_forward|block_sparse_moe")
 _OUTSIDE = re.compile(r"visual|vision|audio|speech|tower|projector|encoder\.")
 # Inside the layers, and counted in 16 bit in any case.
-_ALWAYS_16_BIT = re.compile(r"norm[^.]*$|(?:^|[.*])(?:gate|router|shared_expert_gate|shared_head|eh_proj)(?:\.|\*|$)")
+_ALWAYS_16_BIT = re.compile(
+    r"norm[^.]*(?:\.\*?)?$|(?:^|[.*])(?:gate|router|shared_expert_gate|shared_head|eh_proj)(?:\.|\*|$)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +36,7 @@ class _Module:
 
     names: tuple[str, ...]
     parameters: int
+    is_latent_up: bool = False  # MLA's `kv_b_proj`
 
 
 def unquantized_parameters(shape: ModelShape, kept: Sequence[Pattern], targets: Sequence[Pattern] = ()) -> int:
@@ -49,16 +45,27 @@ def unquantized_parameters(shape: ModelShape, kept: Sequence[Pattern], targets: 
     Raises:
         UnsupportedModelError: a pattern that is not read here.
     """
+    return sum(number for _, number in _unquantized(shape, kept, targets))
+
+
+def dequantized_parameters(shape: ModelShape, kept: Sequence[Pattern], targets: Sequence[Pattern] = ()) -> int:
+    """Return how many quantised weights the runtime dequantises once: those of MLA's `kv_b_proj`."""
+    latent = [(one, number) for one, number in _unquantized(shape, kept, targets) if one.is_latent_up]
+    return sum(module.parameters - number for module, number in latent)
+
+
+def _unquantized(
+    shape: ModelShape, kept: Sequence[Pattern], targets: Sequence[Pattern]
+) -> Iterator[tuple[_Module, int]]:
+    """Each module, and how many of its weights are not quantised."""
     modules = list(_modules(shape))
     layers_kept = _layers_named(kept, modules, shape)
     layers_targeted = _layers_named([one for one in targets if one[0] not in EVERYTHING], modules, shape)
     all_targeted = not targets or any(name in EVERYTHING for name, _ in targets)
-    total = 0
     for number, module in enumerate(modules):
         everywhere = set(range(shape.num_layers))
         quantized = everywhere if all_targeted else layers_targeted[number]
-        total += module.parameters * len((everywhere - quantized) | layers_kept[number]) // shape.num_layers
-    return total
+        yield module, module.parameters * len((everywhere - quantized) | layers_kept[number]) // shape.num_layers
 
 
 def _modules(shape: ModelShape) -> Iterator[_Module]:
@@ -72,8 +79,10 @@ def _modules(shape: ModelShape) -> Iterator[_Module]:
     if shape.latent_kv_elements is not None:
         for name in ("q_a_proj", "kv_a_proj_with_mqa"):
             yield of_attention(name, "", down // 2)
-        for name in ("q_b_proj", "kv_b_proj", "o_proj"):
-            yield of_attention(name, "q_proj" if name == "q_b_proj" else "", (p.attention - down) // 3)
+        rest = (p.attention - down - shape.latent_up_parameters) // 2
+        yield of_attention("q_b_proj", "q_proj", rest)
+        yield of_attention("o_proj", "", rest)
+        yield _Module(of_attention("kv_b_proj", "", 0).names, shape.latent_up_parameters, is_latent_up=True)
     else:
         rest = (p.attention - kv) // 2
         yield of_attention("q_proj", "qkv_proj", rest)
@@ -99,7 +108,7 @@ def _layers_named(patterns: Sequence[Pattern], modules: Sequence[_Module], shape
     known: dict[str, list[int]] = {}
     for text, count in patterns:
         for glob in _globs(text):
-            if glob not in EVERYTHING and not _is_linear(glob):
+            if glob != "*" and not _is_linear(glob):
                 continue
             layers = _layers(glob, count, shape)
             generic = _LAYER.sub(lambda match: match[0].replace(match[1], "0", 1), glob)
@@ -125,56 +134,27 @@ def _is_linear(glob: str) -> bool:
 def _names(glob: str, module: _Module) -> bool:
     """Whether a pattern means this module: by its whole name, by a part of it, or by what contains it."""
     wanted = re.sub(r"\.experts\.[0-9]+", ".experts.0", glob)
-    for prefix, name in product(_PREFIXES, module.names):
-        whole = f"{prefix}layers.0.{name}"
-        if fnmatchcase(whole, wanted) or fnmatchcase(f".{whole}.", f"*.{wanted}.*"):
-            return True
-    return False
+    return any(matches(f"model.layers.0.{name}", wanted) for name in module.names)
 
 
 def _layers(glob: str, count: int | None, shape: ModelShape) -> set[int]:
     if (match := _LAYER.search(glob)) is not None:
         return {int(match[1])} & set(range(shape.num_layers))
-    if count is None or "layers.*" not in glob:
+    if count is None or "layers.*." not in glob:
         return set(range(shape.num_layers))
     each = shape.num_experts if ".experts.*" in glob and shape.num_experts else 1
     return set(range(min(shape.num_layers, -(-count // each))))
 
 
-def _globs(text: str) -> list[str]:
-    """A pattern as shell patterns.
+def _globs(text: str) -> tuple[str, ...]:
+    """A pattern as globs.
 
     Raises:
         UnsupportedModelError: it is a regular expression of another form.
     """
-    if len(text) > MAX_PATTERN_LENGTH:
-        raise _unreadable(text)
-    if not text.startswith("re:"):
-        return [text]
-    regex = text.removeprefix("re:").removeprefix("^")
-    ends, regex = regex.endswith("$"), regex.removesuffix("$")
-    regex = regex.replace(r"\d+", "*").replace("[0-9]+", "*").replace(r"\.", ".").replace(".*", "*")
-    if _alternatives(regex) > MAX_ALTERNATIVES:
-        raise _unreadable(text)
-    found = _expanded(regex)
-    if not all(re.fullmatch(r"[A-Za-z0-9_.*]*", one) for one in found):
-        raise _unreadable(text)
-    return [re.sub(r"\*+", "*", one if ends else f"{one}*") for one in found]
-
-
-def _alternatives(regex: str) -> int:
-    return math.prod(len(group.split("|")) for group in _GROUP.findall(regex))
-
-
-def _expanded(regex: str) -> list[str]:
-    """`a(b|c)` -> `ab`, `ac`."""
-    if (group := _GROUP.search(regex)) is None:
-        return [regex]
-    before, after = regex[: group.start()], regex[group.end() :]
-    return [one for choice in group[1].split("|") for one in _expanded(f"{before}{choice}{after}")]
-
-
-def _unreadable(text: str) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"quantization_config names {text[:80]!r}, a pattern that the planner does not read; {INSTEAD}."
-    )
+    found = globs_of(text)
+    if found is None:
+        raise UnsupportedModelError(
+            f"quantization_config names {text[:80]!r}, a pattern that the planner does not read; {INSTEAD}."
+        )
+    return found

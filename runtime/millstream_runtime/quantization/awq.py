@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millstream_runtime.models.linear.shares import Size, kept_size
+from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.models.linear.shares import Size, kept_size, total_size
 from millstream_runtime.quantization.quantized_layout import (
     QuantizedLayout,
     Unpacked,
@@ -33,7 +34,13 @@ class AwqLayout(QuantizedLayout):
     bits = 4
 
     def unpack(self, source: TensorSource, module: str, outputs: Size, inputs: Size) -> Unpacked | None:
-        words = packed(outputs, PER_WORD, module)
+        words, num_inputs = packed(outputs, PER_WORD, module), total_size(inputs)
+        if self.group_size and num_inputs > self.group_size and num_inputs % self.group_size:
+            raise RuntimeFailure(
+                FailureReason.CHECKPOINT_INVALID,
+                f"quantization_config.group_size is {self.group_size}, which does not divide the {num_inputs} inputs "
+                f"of {module}; quantization_config does not belong to this model.",
+            )
         groups, group_of_input = groups_within(inputs, self.group_size)
         codes = source.read(f"{module}.qweight", (inputs, words), ("I32",))
         zeros = source.read(f"{module}.qzeros", (groups, words), ("I32",))
@@ -43,6 +50,7 @@ class AwqLayout(QuantizedLayout):
         return Unpacked(
             unpack_words(codes, self.bits, PLACES),
             scales.clone(),
+            f"{module}.scales",
             unpack_words(zeros, self.bits, PLACES),
             group_of_input,
         )

@@ -47,7 +47,7 @@ class GptqLayout(QuantizedLayout):
         unpacked_zeros = unpack_words(zeros, self.bits)
         if self.zeros_minus_one:
             unpacked_zeros = (unpacked_zeros + 1) & ((1 << self.bits) - 1)
-        return Unpacked(codes, scales.clone(), unpacked_zeros, group_of_input)
+        return Unpacked(codes, scales.clone(), f"{module}.scales", unpacked_zeros, group_of_input)
 
     def planned_bytes(self, outputs: Size, inputs: Size) -> int:
         groups = groups_within(inputs, self.group_size)[0]

@@ -54,6 +54,7 @@ class PackedIntegersLayout(QuantizedLayout):
         return Unpacked(
             codes=unpack_words(codes, self.bits).t().contiguous(),
             scales=scales.t().clone(memory_format=torch.contiguous_format),
+            scales_name=f"{module}.weight_scale",
             zeros=zeros,
             groups=group_of_input,
         )

@@ -19,6 +19,8 @@ from millstream_runtime.quantization.implementations import linear_for
 from millstream_runtime.quantization.quantized_linear import PlannedLinear
 from millstream_runtime.quantization.weight_layout import TensorSource
 
+LARGEST_CODES = {torch.int8: 128, torch.float8_e4m3fn: 448}
+
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
@@ -26,6 +28,7 @@ class Unpacked:
 
     codes: Tensor  # uint8, int8 or float8_e4m3fn [in, out]
     scales: Tensor  # floats [groups, columns]
+    scales_name: str  # of the tensor that they come from, for messages
     zeros: Tensor | int  # uint8 [groups, out], or one for all
     groups: Tensor  # int64 [in]: the row of `scales` of each input
     columns: Tensor | None = None  # int32 [out]: the column of `scales` of each output; None: its own
@@ -50,7 +53,7 @@ class QuantizedLayout(ABC):
 
     def linear(self, source: TensorSource, parts: Mapping[str, Size], in_features: Size, bias: Tensor | None) -> Linear:
         unpacked = [self.unpack(source, module, size, in_features) for module, size in parts.items()]
-        found = [one for one in unpacked if one is not None]
+        found = [self._in_range(one, source.dtype) for one in unpacked if one is not None]
         if len(found) < len(unpacked):
             source.count(sum(self.planned_bytes(size, in_features) for size in parts.values()))
             return PlannedLinear(bias)
@@ -67,8 +70,20 @@ class QuantizedLayout(ABC):
         weight = source.empty(kept_size(out_features), kept_size(in_features))
         if unpacked is not None:
             log.info("dequantized_once", module=module, about="it is not computed as one product")
+            unpacked = self._in_range(unpacked, source.dtype)
             weight.copy_(self._grouped([unpacked]).dense(source.dtype).t())
         return weight
+
+    def _in_range(self, unpacked: Unpacked, dtype: torch.dtype) -> Unpacked:
+        """Refuse scales with which a weight of the model's dtype would be infinite."""
+        largest_code = LARGEST_CODES.get(unpacked.codes.dtype, (1 << self.bits) - 1)
+        largest_scale = float(unpacked.scales.abs().max())
+        if largest_scale * largest_code > torch.finfo(dtype).max:
+            raise invalid_tensor(
+                unpacked.scales_name,
+                f"holds a scale of {largest_scale:.3g}; with codes up to {largest_code} its weights are beyond {dtype}",
+            )
+        return unpacked
 
     def _grouped(self, parts: list[Unpacked]) -> GroupedWeight:
         """The parts side by side, which have equal groups; inputs sorted by group."""

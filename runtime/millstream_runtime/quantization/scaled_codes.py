@@ -35,12 +35,13 @@ class ScaledCodesLayout(QuantizedLayout):
         codes = source.read(f"{module}.weight", (outputs, inputs), (dtype,))
         groups, group_of_input = groups_within(inputs, self.stored.scaled_inputs)
         scale_shape: tuple[Size, ...] = (self._rows(outputs), groups)
-        scales = source.read_scale(f"{module}.{self.stored.scale_name}", scale_shape)
+        scales_name = f"{module}.{self.stored.scale_name}"
+        scales = source.read_scale(scales_name, scale_shape)
         if source.device.type == "meta":
             return None
         codes = codes.view(torch.uint8).t().contiguous().view(codes.dtype)
         scales = scales.t().float() / self.stored.scale_divisor
-        return Unpacked(codes, scales.contiguous(), 0, group_of_input, self._columns(outputs))
+        return Unpacked(codes, scales.contiguous(), scales_name, 0, group_of_input, self._columns(outputs))
 
     def planned_bytes(self, outputs: Size, inputs: Size) -> int:
         num_groups = kept_size(groups_within(inputs, self.stored.scaled_inputs)[0])

@@ -35,6 +35,23 @@ LLAMA: dict[str, Any] = {
     "torch_dtype": "float16",
 }
 AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
+DEEPSEEK: dict[str, Any] = LLAMA | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 16,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+    "kv_lora_rank": 256,
+    "q_lora_rank": 384,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 512,
+    "n_group": 1,
+    "topk_group": 1,
+}
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}
 FP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 
@@ -55,6 +72,10 @@ SERVED: dict[str, dict[str, Any]] = {
     "awq, groups of 64, other spelling": {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "version": "GEMM"},
     "awq, one group": AWQ | {"group_size": -1},
     "awq, a layer kept": AWQ | {"modules_to_not_convert": ["model.layers.0", "lm_head"]},
+    "awq, a glob": AWQ | {"modules_to_not_convert": ["model.layers.*.mlp"]},
+    "awq, a trailing dot": AWQ | {"modules_to_not_convert": ["model.layers.0.", ".self_attn."]},
+    "awq, one group by a large size": AWQ | {"group_size": 1 << 17},
+    "awq, all kept": AWQ | {"modules_to_not_convert": ["Linear"]},
     "gptq": GPTQ,
     "gptq, act-order": GPTQ | {"desc_act": True},
     "gptq, attention alone": GPTQ | {"modules_in_block_to_quantize": [["self_attn.q_proj"], ["self_attn.o_proj"]]},
@@ -86,6 +107,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "gptq, marlin": GPTQ | {"checkpoint_format": "marlin"},
     "gptq, marlin by a flag": GPTQ | {"is_marlin_format": True},
     "gptq, quantized head": GPTQ | {"lm_head": True},
+    "awq, a group that does not divide": AWQ | {"group_size": 96},
     "awq, gemv": AWQ | {"version": "gemv"},
     "awq, marlin": AWQ | {"version": "marlin"},
     "awq, 8 bit": AWQ | {"bits": 8},
@@ -132,6 +154,17 @@ def test_planned_bytes_are_those_of_the_tensors(name: str, tmp_path: Path) -> No
     assert cpu_weights_bytes(read_shape(config)) == pytest.approx(taken, rel=0.01)
 
 
+@pytest.mark.parametrize("kept", [[], ["kv_b_proj"], ["re:.*self_attn.*"]])
+@pytest.mark.parametrize("name", ["awq", "gptq, 8 bit", "fp8, dynamic"])
+def test_what_is_dequantized_once_is_planned_dequantized(name: str, kept: list[str], tmp_path: Path) -> None:
+    """DeepSeek's `kv_b_proj`."""
+    settings = SERVED[name] | {"modules_to_not_convert": kept}
+    config = DEEPSEEK | {"quantization_config": settings}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    taken = expected_weights(load_model_config(tmp_path), torch.float32).num_bytes
+    assert cpu_weights_bytes(read_shape(config)) == pytest.approx(taken, rel=0.01)
+
+
 @pytest.mark.parametrize("name", SERVED | REFUSED)
 def test_an_inspection_says_what_the_config_says(name: str) -> None:
     """The operator plans from an inspection, `millstream plan` from a folder: both accept the same, and count alike."""
@@ -152,9 +185,11 @@ def test_plain_weights_are_counted_in_float32() -> None:
 def _runtime_loads(config: dict[str, Any], folder: Path) -> bool:
     (folder / "config.json").write_text(json.dumps(config))
     try:
-        scheme = load_model_config(folder).quantization
+        model = load_model_config(folder)
+        expected_weights(model, torch.float32)
     except RuntimeFailure:
         return False
+    scheme = model.quantization
     return scheme is not None and scheme.method in CAPABILITIES.cpu_quantization_methods
 
 

@@ -14,6 +14,7 @@ from millstream_runtime.errors import FailureReason, InvalidConfigError, Runtime
 from millstream_runtime.models.registry import load_model, load_model_config
 from tests.support.family_cases import dense
 from tests.support.quantized_checkpoints import gptq, quantized
+from tests.support.scaled_checkpoints import fp8
 from tests.support.thread_ranks import on_ranks
 from tests.support.tiny_families import model_logits, write_family
 
@@ -74,6 +75,25 @@ def test_a_tensor_of_another_shape_or_type(name: str, tensor: torch.Tensor, word
     message = refusal(folder)
     assert f"{DOWN}.{name}" in message
     assert words in message
+
+
+@pytest.mark.parametrize("scale", [3e38, -3e37])
+def test_a_scale_that_makes_infinite_weights(scale: float, folder: Path) -> None:
+    """Each number is finite, their products are not."""
+    scales = torch.full((3, 64), 1e-3)
+    scales[1, 7] = scale
+    change(folder, scales=scales)
+    message = refusal(folder)
+    assert f"{DOWN}.scales holds a scale of" in message
+    assert "codes up to 15" in message
+
+
+def test_a_scale_of_fp8_that_makes_infinite_weights(tmp_path: Path) -> None:
+    write_family(tmp_path / "plain", **dense("llama", hidden_size=64, intermediate_size=96, head_dim=16))
+    settings = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    quantized(tmp_path / "plain", tmp_path / "packed", settings, fp8("weight_scale", None, shape=()))
+    change(tmp_path / "packed", weight_scale=torch.tensor(1e37))
+    assert f"{DOWN}.weight_scale holds a scale of 1e+37" in refusal(tmp_path / "packed")
 
 
 @pytest.mark.parametrize("settings", [{"bits": 8}, {"group_size": 64}, {"group_size": -1}])

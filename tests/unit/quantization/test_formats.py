@@ -211,7 +211,14 @@ def test_where_memory_has_room_the_weights_are_kept_dequantized(folders: Folders
 
 
 @pytest.mark.parametrize(
-    ("kept", "where"), [("model.layers.1.mlp", "layers.1.mlp"), ("k_proj", "k_proj"), ("self_attn", "self_attn")]
+    ("kept", "where"),
+    [
+        ("model.layers.1.mlp", "layers.1.mlp"),
+        ("model.layers.1.", "layers.1"),
+        ("model.layers.*.mlp", "mlp"),
+        ("k_proj", "k_proj"),
+        ("self_attn", "self_attn"),
+    ],
 )
 @pytest.mark.parametrize("field", ["modules_to_not_convert", "ignore"])
 def test_modules_that_a_config_lists_stay_in_16_bit(field: str, kept: str, where: str, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ def read(fields: ConfigFields, family: ModelFamily, traits: LatentTraits) -> Mod
     dense, num_experts = fields.integer("first_k_dense_replace", 0), fields.integer("n_routed_experts", 0)
     _check(fields, layers, dense, num_experts)
     sparse = layers - dense
+    value_and_key = fields.integer("qk_nope_head_dim") + fields.integer("v_head_dim")
     experts = num_experts * 3 * hidden * width
     shared = fields.integer("n_shared_experts", 0) * width
     widths = {intermediate, width} | ({shared} if shared else set())
@@ -45,6 +46,7 @@ def read(fields: ConfigFields, family: ModelFamily, traits: LatentTraits) -> Mod
             head=0 if fields.flag("tie_word_embeddings") else vocabulary * hidden,
         ),
         replicated_attention_parameters=layers * down,
+        latent_up_parameters=layers * latent * heads * value_and_key,
         latent_kv_elements=latent + rope,
         num_experts=num_experts,
         num_experts_per_token=fields.integer("num_experts_per_tok", 0),

@@ -60,7 +60,7 @@ def cpu_weights_bytes(shape: ModelShape) -> int:
     total_bytes = shape.parameters.total * FLOAT32_BYTES
     if shape.quantization is None:
         return total_bytes
-    quantized = shape.parameters.linear - shape.unquantized_parameters
+    quantized = shape.parameters.linear - shape.unquantized_parameters - shape.dequantized_parameters
     packed_bytes = linear_bytes(quantized, weight_format(shape, shape.quantization.method))
     return total_bytes - quantized * FLOAT32_BYTES + packed_bytes
 
