@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.scheduling.pacing import Pace, StepTime
-from millstream_runtime.engine.scheduling.prompt_budget import PromptBudget
+from millstream_runtime.engine.scheduling.prompt_budget import PromptBudget, StepLoad
 from millstream_runtime.engine.scheduling.scheduler import Chunk
 
 PROMPT_TOKENS = 9  # odd, so that chunks end anywhere in a block
@@ -19,8 +19,8 @@ class Crowded(Pace):
     prompt_tokens = PROMPT_TOKENS
     num_cut = 0  # chunks of prompts that were computed in part
 
-    def budget(self, max_tokens: int) -> PromptBudget:
-        return PromptBudget(max_tokens, self.prompt_tokens, math.inf, least_tokens=1)
+    def budget(self, load: StepLoad) -> PromptBudget:
+        return PromptBudget(load.max_tokens, self.prompt_tokens, math.inf, least_tokens=1)
 
     def step_time(self, chunks: Iterable[Chunk]) -> StepTime:
         self.num_cut += sum(not chunk.samples for chunk in chunks)

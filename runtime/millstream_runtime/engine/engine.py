@@ -31,11 +31,12 @@ from millstream_runtime.engine.sampling.logits_processors import LogitsProcessor
 from millstream_runtime.engine.sampling.token_counts import TokenCounts
 from millstream_runtime.engine.sampling.validation import check_request
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
+from millstream_runtime.engine.scheduling.decode_times import growth_of
 from millstream_runtime.engine.scheduling.hybrid_block_manager import make_block_manager
 from millstream_runtime.engine.scheduling.pacing import Pace, pace_for
 from millstream_runtime.engine.scheduling.scheduler import Chunk, Scheduler, StepPlan
 from millstream_runtime.engine.scheduling.sequence import Sequence
-from millstream_runtime.engine.step_times import StepTimer, TimedStep
+from millstream_runtime.engine.step_times import StepTimer, TimedStep, seconds_of_decodes
 from millstream_runtime.engine.warm_up import WarmUp
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.logs import log
@@ -130,15 +131,14 @@ class Engine:
             TokenCounts(config.max_num_seqs, loaded.forward.device),
             last_tokens,
         )
-        target = config.target_itl_milliseconds
-        self._first_target = target if target is not None else self._policy.default_target_itl_milliseconds
+        self._first_target = config.target_itl_milliseconds
         self._pace: Pace | None = None  # `max_num_batched_tokens` alone bounds the prompts of a step
         self.set_target_itl(None)
 
     def set_target_itl(self, milliseconds: int | None) -> None:
         """Bound the time by which a step with prompts makes running answers wait. None: as the engine began."""
-        target = milliseconds if milliseconds is not None else self._first_target
-        self._pace = pace_for(target, self._pace, self.model_config)
+        asked = milliseconds if milliseconds is not None else self._first_target
+        self._pace = pace_for(asked, self._policy.default_target_itl_milliseconds, self._pace, self.model_config)
 
     @property
     def target_itl_milliseconds(self) -> int | None:
@@ -343,7 +343,8 @@ class Engine:
         self._time_steps()
         self._is_warming_up = False
         if self._pace is not None:
-            self._pace.reset()  # first steps are slow, and may have had other numbers of threads
+            # First steps are slow, and may have had other numbers of threads.
+            self._pace.reset(growth_of(seconds_of_decodes(self.step_times)))
         self.check_integrity()
 
     def _time_steps(self) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,6 +43,11 @@ class TimedStep:
             "context_tokens": self.context_tokens,
             "step_microseconds": self.step_microseconds,
         }
+
+
+def seconds_of_decodes(steps: Iterable[TimedStep]) -> dict[int, float]:
+    """Return the times of those that are decode steps, by their number of sequences."""
+    return {one.sequences: one.step_microseconds / 1e6 for one in steps if one.sequences == one.new_tokens}
 
 
 class TimedEngine(Protocol):

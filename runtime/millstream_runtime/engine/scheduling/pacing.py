@@ -5,6 +5,9 @@ the inter-token latency (ITL), or three decode steps where that is more. Within 
 a prompt that takes longer enters chunk by chunk. The bound is on time, not on tokens: what a token of a prompt costs
 depends on the model, the machine and the context it attends to, so it is measured.
 
+Where the target is nobody's objective and several prompts wait, the bound grows with prompts per answer, up to eight
+decode steps: in a burst few answers wait a little, and many first tokens come sooner.
+
     step       | decodes | prompts ...............|
                |<- measured ->|<- allowed work × measured seconds per work ->|
                |<---------------- target ITL ------------------------------->|
@@ -16,18 +19,19 @@ arXiv 2403.02310) chooses one chunk size ahead of time from such a target; here 
 from __future__ import annotations
 
 import math
-import statistics
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from millstream_runtime.engine.scheduling.prompt_budget import PromptBudget, work
+from millstream_runtime.engine.scheduling.decode_times import DecodeTimes
+from millstream_runtime.engine.scheduling.prompt_budget import PromptBudget, StepLoad, work
 from millstream_runtime.engine.scheduling.scheduler import Chunk
 from millstream_runtime.models.config.model_config import ModelConfig
 
 LEAST_RATIO = 3.0  # decode steps that a step with prompts may last, where that is more than the target
-DECODE_STEPS_REMEMBERED = 5
+MOST_RATIO = 8.0  # the same while a crowd waits, and nobody has asked for a target
 MIXED_STEPS_PER_DECODE_STEP = 32  # where a load never pauses: one step in 32 measures decodes
+MIXED_STEPS_THAT_AGE_DECODES = 4  # so many at least between two decode steps that are there to be timed
+DOUBTFUL_CHANGE = 1.5  # of what prompts seem to cost, since decodes were last timed
 DECAY = 0.8  # of what mixed steps have shown, from one to the next
 FIRST_WORK = 64.0  # before anything is known of what it costs
 GROWTH_LIMIT = 2.0  # beyond the largest work that was timed: what is only predicted is approached, not jumped at
@@ -54,31 +58,40 @@ def balance_tokens(config: ModelConfig) -> float:
     return linear / (2 * query)  # scores and values, each one multiplication a token of context and element of a query
 
 
-def pace_for(target_itl_milliseconds: int | None, before: Pace | None, config: ModelConfig) -> Pace | None:
-    """Return the pace of this target, which keeps what the one `before` has learned; None without a target."""
-    if target_itl_milliseconds is None:
+def pace_for(asked: int | None, default: int | None, before: Pace | None, config: ModelConfig) -> Pace | None:
+    """Return the pace of a target in milliseconds; None without one. It keeps what the one `before` has learned.
+
+    Args:
+        asked: the target that somebody has asked for: an objective.
+        default: the target of this kind of device.
+    """
+    target = asked if asked is not None else default
+    if target is None:
         return None
-    pace = before if before is not None else Pace(balance_tokens(config), target_itl_milliseconds / 1000)
-    pace.target_itl_seconds = target_itl_milliseconds / 1000
+    pace = before if before is not None else Pace(balance_tokens(config), target / 1000)
+    pace.target_itl_seconds, pace.is_objective = target / 1000, asked is not None
     return pace
 
 
 class Pace:
     """Learns how long steps take. `observe` after each, `budget` before each."""
 
-    def __init__(self, balance_tokens: float, target_itl_seconds: float) -> None:
+    def __init__(self, balance_tokens: float, target_itl_seconds: float, *, is_objective: bool = False) -> None:
+        """`is_objective`: somebody has asked for this target, so prompts give way to answers at any load."""
         self._balance_tokens = balance_tokens
-        self.target_itl_seconds = target_itl_seconds  # may change at any time: what was learned stays true
+        self.target_itl_seconds = target_itl_seconds  # both may change at any time: what was learned stays true
+        self.is_objective = is_objective
         self.reset()
 
-    def reset(self) -> None:
-        """Forget the times of the steps so far."""
-        self._decode_seconds: deque[float] = deque(maxlen=DECODE_STEPS_REMEMBERED)
-        # Sums over mixed steps, older ones less: so a step weighs by the work it had, and what a short prompt costs
-        # beyond its tokens says little.
-        self._prompt_seconds = self._prompt_work = 0.0
+    def reset(self, growth: float = 0.0) -> None:
+        """Forget the times of the steps so far. `growth`: of decode steps with their number of rows."""
+        self._decodes = DecodeTimes(growth)
+        # Sums over mixed steps, older ones less, for a least-squares line through zero. So what a short prompt costs
+        # beyond its tokens says little. Decodes are subtracted when the sums are read: by what they take by now.
+        self._seconds_work = self._decodes_work = self._work_work = 0.0
         self._largest_work = 0.0
         self._mixed_steps = 0  # since the last decode step
+        self._cost_at_decode = 0.0  # seconds a unit of work seemed to take when a decode step was last timed
 
     def step_time(self, chunks: Iterable[Chunk]) -> StepTime:
         """What a step is about to compute, its seconds still 0."""
@@ -95,29 +108,57 @@ class Pace:
         if not step.num_decodes:
             return
         if not step.prompt_work:
-            self._decode_seconds.append(step.seconds)
-            self._mixed_steps = 0
+            self._observe_decodes(step)
             return
         self._mixed_steps += 1
-        seconds = max(step.seconds - self._decode(), LEAST_PROMPT_SHARE * step.seconds)
-        self._prompt_seconds = DECAY * self._prompt_seconds + seconds
-        self._prompt_work = DECAY * self._prompt_work + step.prompt_work
+        done, relative = step.prompt_work, self._decodes.relative(step.num_decodes)
+        self._seconds_work = DECAY * self._seconds_work + step.seconds * done
+        self._decodes_work = DECAY * self._decodes_work + relative * done
+        self._work_work = DECAY * self._work_work + done * done
         self._largest_work = max(self._largest_work, step.prompt_work)
 
-    def budget(self, max_tokens: int) -> PromptBudget:
+    def _observe_decodes(self, step: StepTime) -> None:
+        if self._mixed_steps >= MIXED_STEPS_THAT_AGE_DECODES:
+            self._decodes.clear()  # those before tell of another load
+        self._decodes.observe(step.num_decodes, step.seconds)
+        self._mixed_steps = 0
+        self._cost_at_decode = self._seconds_per_work()
+
+    def budget(self, load: StepLoad) -> PromptBudget:
         """Return what the next step, if it has decodes or several prompts, may compute of prompts."""
-        if self._mixed_steps >= MIXED_STEPS_PER_DECODE_STEP:  # one token of a prompt costs what a decode costs
-            return PromptBudget(max_tokens, 1.0, self._balance_tokens, least_tokens=1)
-        return PromptBudget(max_tokens, self._allowed_work(), self._balance_tokens)
+        if self._must_time_decodes():  # one token of a prompt costs what a decode costs
+            return PromptBudget(load.max_tokens, 1.0, self._balance_tokens, least_tokens=1)
+        return PromptBudget(load.max_tokens, self._allowed_work(load), self._balance_tokens)
 
-    def _allowed_work(self) -> float:
+    def _must_time_decodes(self) -> bool:
+        """Whether what decodes take is in doubt: long not timed, or prompts seem to cost something else since then.
+
+        Under a load that never pauses each step has prompts. When its decodes become slower (there are more of them,
+        or others use the processor), prompts seem to cost more; so fewer are let in, and seem to cost yet more.
+        """
+        if self._mixed_steps < MIXED_STEPS_THAT_AGE_DECODES:
+            return False
+        change = self._seconds_per_work() / self._cost_at_decode if self._cost_at_decode else math.inf
+        return self._mixed_steps >= MIXED_STEPS_PER_DECODE_STEP or not 1 / DOUBTFUL_CHANGE < change < DOUBTFUL_CHANGE
+
+    def _allowed_work(self, load: StepLoad) -> float:
         most = max(FIRST_WORK, GROWTH_LIMIT * self._largest_work)
-        if not self._prompt_seconds:  # nothing timed, or by a clock too coarse to see a chunk
-            return most if not self._prompt_work else math.inf
-        decode = self._decode()
-        seconds = max(self.target_itl_seconds, LEAST_RATIO * decode) - decode
-        return min(most, seconds * self._prompt_work / self._prompt_seconds)
+        cost = self._seconds_per_work()
+        if not cost:  # nothing timed, or by a clock too coarse to see a chunk
+            return most if not self._work_work else math.inf
+        decode = self._decodes.seconds(load.num_decodes)
+        return min(most, (max(self.target_itl_seconds, self._ratio(load) * decode) - decode) / cost)
 
-    def _decode(self) -> float:
-        """Seconds of a decode step; 0 where none was timed, so that prompts seem to cost more."""
-        return statistics.median(self._decode_seconds) if self._decode_seconds else 0.0
+    def _ratio(self, load: StepLoad) -> float:
+        """Decode steps that this step may last: more while a crowd waits, since few answers wait for many."""
+        if self.is_objective or not load.num_decodes:
+            return LEAST_RATIO
+        crowd = max(0, load.num_prompts - 1)
+        return min(MOST_RATIO, LEAST_RATIO * (1 + crowd / load.num_decodes))
+
+    def _seconds_per_work(self) -> float:
+        """What prompts have cost of late; 0 where none was timed."""
+        if not self._work_work:
+            return 0.0
+        beyond_decodes = self._seconds_work - self._decodes_work * self._decodes.scale()
+        return max(beyond_decodes, LEAST_PROMPT_SHARE * self._seconds_work) / self._work_work

@@ -32,6 +32,14 @@ class PromptNeed(NamedTuple):
     context_tokens: int
 
 
+class StepLoad(NamedTuple):
+    """What a step that prompts share has to do: so many decodes, so many prompts, in at most so many tokens more."""
+
+    max_tokens: int
+    num_decodes: int = 0
+    num_prompts: int = 1  # under way or waiting
+
+
 @dataclass(frozen=True, slots=True)
 class PromptBudget:
     """What a step may compute of prompts: at most `tokens`, and at most `work`, which stands for time.

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
-from millstream_runtime.engine.scheduling.prompt_budget import PromptBudget, PromptNeed, divide
+from millstream_runtime.engine.scheduling.prompt_budget import PromptBudget, PromptNeed, StepLoad, divide
 from millstream_runtime.engine.scheduling.rows import Rows
 from millstream_runtime.engine.scheduling.sequence import Sequence
 
@@ -45,8 +45,13 @@ class Chunk(NamedTuple):
         return self.num_tokens == self.sequence.num_uncomputed_tokens
 
 
-BudgetOf = Callable[[int], PromptBudget]
-"""Returns what a step may compute of prompts, if it may compute this many tokens: `Pace.budget`, or tokens alone."""
+BudgetOf = Callable[[StepLoad], PromptBudget]
+"""Returns what a step of this load may compute of prompts: `Pace.budget`, or `tokens_alone`."""
+
+
+def tokens_alone(load: StepLoad) -> PromptBudget:
+    """Whatever the prompts cost."""
+    return PromptBudget(load.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,7 @@ class SchedulerState:
     waiting: list[Sequence]
     num_free_rows: int
     max_num_batched_tokens: int
-    budget_of: BudgetOf = PromptBudget  # for the prompts of a step that others share
+    budget_of: BudgetOf = tokens_alone  # for the prompts of a step that others share
 
 
 @dataclass(slots=True)
@@ -127,8 +132,9 @@ class _PlanBuilder:
             if one not in self._preempted and self._take_blocks(one)
         ]
         needs = [need for need in needs if need.sequence not in self._preempted]
-        is_shared = bool(self.plan.chunks) or len(needs) + len(self._state.waiting) > 1
-        budget = (self._state.budget_of if is_shared else PromptBudget)(self._tokens_left)
+        load = StepLoad(self._tokens_left, len(self.plan.chunks), len(needs) + len(self._state.waiting))
+        is_shared = load.num_decodes or load.num_prompts > 1
+        budget = (self._state.budget_of if is_shared else tokens_alone)(load)
         hits: dict[Sequence, list[int]] = {}
         if not self.plan.preempted:  # the preempted must not return by preempting another
             hits = self._reserve_for_waiting(budget, needs)
@@ -245,7 +251,7 @@ class Scheduler:
         else:
             self._release(sequence)
 
-    def plan(self, budget_of: BudgetOf = PromptBudget) -> StepPlan:
+    def plan(self, budget_of: BudgetOf = tokens_alone) -> StepPlan:
         """Return what the next step should be; nothing is changed.
 
         `budget_of` bounds the prompts of a step that has decodes or several prompts.

@@ -43,7 +43,7 @@ def decode(scheduler: Scheduler, chunks: list[Chunk]) -> None:
 
 
 def within(work: float) -> BudgetOf:
-    return lambda tokens: PromptBudget(tokens, work)
+    return lambda load: PromptBudget(load.max_tokens, work)
 
 
 def test_time_bounds_the_prompts_of_a_step_that_others_share() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream_runtime.engine.scheduling.pacing import GROWTH_LIMIT, LEAST_RATIO, Pace, StepTime
-from millstream_runtime.engine.scheduling.prompt_budget import LEAST_PROMPT_TOKENS, tokens_within, work
+from millstream_runtime.engine.scheduling.pacing import GROWTH_LIMIT, LEAST_RATIO, MOST_RATIO, Pace, StepTime
+from millstream_runtime.engine.scheduling.prompt_budget import LEAST_PROMPT_TOKENS, StepLoad, tokens_within, work
 
 BALANCE = 1000.0
 TARGET = 0.05
 MAX_TOKENS = 2048
+LOAD = StepLoad(MAX_TOKENS, num_decodes=4)
 
 
 class Machine:
@@ -40,7 +41,7 @@ def enter(pace: Pace, machine: Machine, num_tokens: int) -> list[tuple[int, int,
     """Let a prompt in, chunk by chunk: the context of each, its tokens, and its step."""
     steps, done = [], 0
     while done < num_tokens:
-        budget = pace.budget(MAX_TOKENS)
+        budget = pace.budget(LOAD)
         tokens = min(max(budget.least_tokens, budget.tokens_behind(done)), num_tokens - done)
         step = machine.step(tokens, done)
         pace.observe(step)
@@ -81,16 +82,16 @@ def test_a_burst_behind_short_prompts_has_the_whole_time() -> None:
     for _ in range(20):
         pace.observe(machine.step(10, 0))
         pace.observe(machine.step(0, 0))
-    assert machine.step(pace.budget(MAX_TOKENS).tokens_behind(0), 0).seconds > 0.4 * TARGET
+    assert machine.step(pace.budget(LOAD).tokens_behind(0), 0).seconds > 0.4 * TARGET
     enter(pace, machine, 600)
-    assert machine.step(pace.budget(MAX_TOKENS).tokens_behind(0), 0).seconds > 0.8 * TARGET
+    assert machine.step(pace.budget(LOAD).tokens_behind(0), 0).seconds > 0.8 * TARGET
 
 
 def test_what_is_only_predicted_is_approached() -> None:
     pace = pace_for(Machine(decode=0.002, unit=1e-6))
     largest = 0.0
     for _ in range(12):
-        allowed = pace.budget(MAX_TOKENS).work
+        allowed = pace.budget(LOAD).work
         assert allowed <= max(64.0, GROWTH_LIMIT * largest)
         pace.observe(StepTime(4, allowed, 0.002 + 1e-6 * allowed))
         largest = allowed
@@ -100,13 +101,68 @@ def test_one_slow_step_does_not_stop_the_prompt() -> None:
     machine = Machine(decode=0.002, unit=1e-4)
     pace = pace_for(machine)
     enter(pace, machine, 2000)
-    before = pace.budget(MAX_TOKENS).tokens_behind(2000)
+    before = pace.budget(LOAD).tokens_behind(2000)
     slow = machine.step(before, 2000)
     pace.observe(StepTime(slow.num_decodes, slow.prompt_work, slow.seconds * 5))
-    assert pace.budget(MAX_TOKENS).tokens_behind(2000) > before / 5
+    if pace.budget(LOAD).least_tokens == 1:  # decodes are timed first: perhaps all steps are slower by now
+        pace.observe(machine.step(0, 0))
+    assert pace.budget(LOAD).tokens_behind(2000) > before / 5
     for _ in range(12):
-        pace.observe(machine.step(pace.budget(MAX_TOKENS).tokens_behind(2000), 2000))
-    assert pace.budget(MAX_TOKENS).tokens_behind(2000) > 0.8 * before
+        pace.observe(machine.step(pace.budget(LOAD).tokens_behind(2000), 2000))
+    assert pace.budget(LOAD).tokens_behind(2000) > 0.8 * before
+
+
+def prompts_without_pause(pace: Pace, machine: Machine, num_steps: int) -> list[int]:
+    """Let steps run that all could have a prompt; return the tokens of each."""
+    tokens = []
+    for _ in range(num_steps):
+        tokens.append(max(1, pace.budget(LOAD).tokens_behind(0)))
+        pace.observe(machine.step(tokens[-1], 0))
+    return tokens
+
+
+@given(slower=st.floats(1.0, 20.0))
+def test_a_machine_that_others_use_lets_no_fewer_prompts_in(slower: float) -> None:
+    """All steps take longer by the same factor. Decodes beyond the target, so the bound grows with them."""
+    pace = pace_for(Machine(decode=0.02, unit=1e-4))
+    before = max(prompts_without_pause(pace, Machine(decode=0.02, unit=1e-4), 40))
+    during = prompts_without_pause(pace, Machine(decode=0.02 * slower, unit=1e-4 * slower), 60)
+    assert sum(during[20:]) > 0.6 * before * len(during[20:])
+
+
+def test_answers_that_become_many_let_no_fewer_prompts_in() -> None:
+    """Each step has prompts, and more decodes than the one before, which take longer."""
+    pace, unit = Pace(BALANCE, TARGET), 1e-4
+    pace.reset(growth=0.1)
+    pace.observe(StepTime(1, 0.0, 0.003 * 1.1))
+    allowed = []
+    for rows in range(1, 128):
+        budget = pace.budget(StepLoad(MAX_TOKENS, num_decodes=rows))
+        decode = 0.003 * (1 + 0.1 * rows)
+        if budget.least_tokens == 1:  # decodes are timed
+            pace.observe(StepTime(rows, 0.0, decode))
+            continue
+        pace.observe(StepTime(rows, budget.work, decode + unit * budget.work))
+        allowed.append((budget.work * unit, max(TARGET, LEAST_RATIO * decode) - decode))
+    assert len(allowed) > 100
+    assert all(used > 0.9 * bound for used, bound in allowed[10:])
+
+
+def test_while_a_crowd_waits_for_few_answers_steps_may_be_longer() -> None:
+    machine = Machine(decode=0.05, unit=1e-4)
+    pace = pace_for(machine)
+    enter(pace, machine, 4000)
+
+    def seconds(num_decodes: int, num_prompts: int) -> float:
+        budget = pace.budget(StepLoad(MAX_TOKENS * 8, num_decodes, num_prompts))
+        return machine.step(budget.tokens_behind(0), 0).seconds
+
+    alone, crowd = seconds(4, 1), seconds(4, 8)
+    assert 0.9 * LEAST_RATIO * 0.05 < alone <= 1.1 * LEAST_RATIO * 0.05
+    assert 1.5 * alone < crowd <= 1.1 * MOST_RATIO * 0.05
+    assert seconds(64, 2) <= 1.1 * alone
+    pace.is_objective = True
+    assert seconds(4, 8) <= 1.1 * alone  # somebody has asked for this latency
 
 
 @given(decode=st.floats(0.001, 0.2))
@@ -114,12 +170,7 @@ def test_a_load_that_never_pauses_is_bounded_by_what_decodes_take_by_now(decode:
     """Its decodes are many, and take longer than those that were timed before it. Each step has a prompt."""
     pace = pace_for(Machine(decode=0.001, unit=1e-4))
     machine = Machine(decode, unit=1e-4)
-    seconds = []
-    for _ in range(200):
-        tokens = max(1, pace.budget(MAX_TOKENS).tokens_behind(0))
-        step = machine.step(tokens, 0)
-        pace.observe(step)
-        seconds.append(step.seconds)
+    seconds = [machine.step(tokens, 0).seconds for tokens in prompts_without_pause(pace, machine, 200)]
     settled = [one for one in seconds[150:] if one > machine.decode]
     assert max(settled) <= 1.1 * machine.bound
     assert min(settled) >= 0.8 * machine.bound
