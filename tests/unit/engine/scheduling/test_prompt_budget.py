@@ -92,7 +92,7 @@ class Arrivals:
             self.scheduler.remove(cancelled)
 
     def step(self) -> None:
-        chunks = self.scheduler.apply(self.scheduler.plan(lambda tokens: replace(self.budget, tokens=tokens)))
+        chunks = self.scheduler.apply(self.scheduler.plan(lambda load: replace(self.budget, tokens=load.max_tokens)))
         sampling = [chunk.sequence for chunk in chunks if chunk.samples]
         self.scheduler.advance(chunks)
         self.num_steps += 1
