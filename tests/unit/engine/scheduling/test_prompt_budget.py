@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
-from millstream_runtime.engine.scheduling.prompt_budget import PromptBudget, PromptNeed, divide
+from millstream_runtime.engine.scheduling.prompt_budget import PromptBudget, PromptNeed, StepLoad, divide
 from millstream_runtime.engine.scheduling.scheduler import Scheduler
 from millstream_runtime.engine.scheduling.sequence import Sequence
 
@@ -128,7 +127,10 @@ def test_every_prompt_has_its_first_token_within_steps_that_follow_from_the_work
 
 def test_a_long_prompt_without_a_chunk_keeps_its_room_and_nothing_overtakes_one_without_room() -> None:
     scheduler = Scheduler(BlockManager(40, 16, 8, enable_prefix_caching=False), 4096, 8)
-    budget = partial(PromptBudget, work=64.0)
+
+    def budget(load: StepLoad) -> PromptBudget:
+        return PromptBudget(load.max_tokens, work=64.0)
+
     prompts = [sequence(0, 20), sequence(1, 200), sequence(2, 200), sequence(3, 10), sequence(4, 200)]
     scheduler.add(prompts[0])
     chunks = scheduler.apply(scheduler.plan(budget))
