@@ -26,6 +26,7 @@ COMMANDS = {
     "fetch": ("millstream.commands.fetch", "download a model from a hub or an image registry, resumable and verified"),
     "inspect": ("millstream.commands.inspect", "print the shape of a model as one line of JSON; reads no weights"),
     "validate": ("millstream.commands.validate", "check LLMDeployment files; exit code 1 if a file is invalid"),
+    "quantize": ("millstream.commands.quantize", "make a quantized checkpoint, calibrated on data of your own"),
     "quality": (
         "millstream.commands.quality",
         "judge a changed model by its base on held-out documents; exit 3: worse",

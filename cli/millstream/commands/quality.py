@@ -53,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
     for path, text in ((given.json, json.dumps(report, indent=2) + "\n"), (given.page, html(report))):
         if path is not None:
             _write(path, text)
-    print(_text(report))
+    print(report_text(report))
     return EXIT_PASSED if report["verdict"] == "passed" else EXIT_FAILED
 
 
@@ -77,7 +77,7 @@ class _Progress:
             print("\r\x1b[2K", end="", file=sys.stderr)
 
 
-def _text(report: dict[str, Any]) -> str:
+def report_text(report: dict[str, Any]) -> str:
     """The verdict and a table of the slices."""
     lines = [
         f"{report['verdict']}: {report['candidate']['path']} against {report['base']['path']}",

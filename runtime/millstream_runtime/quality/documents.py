@@ -53,8 +53,8 @@ class TokenizedDocument:
         return len(self.token_ids) - self.num_prompt_tokens
 
 
-def read_documents(path: Path, max_documents: int = MAX_DOCUMENTS) -> list[Document]:
-    """Return the documents in the order of the file, at most `max_documents`.
+def read_documents(path: Path, max_documents: int = MAX_DOCUMENTS, flag: str = "--data") -> list[Document]:
+    """Return the documents in the order of the file, at most `max_documents`. `flag`: what named it, for messages.
 
     Raises:
         InvalidConfigError: the file cannot be read or is too large, or a line is no document; the message has its
@@ -62,12 +62,12 @@ def read_documents(path: Path, max_documents: int = MAX_DOCUMENTS) -> list[Docum
     """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise InvalidConfigError(f"--data {path} has more than {MAX_FILE_BYTES >> 20} MiB; give a sample of it.")
+            raise InvalidConfigError(f"{flag} {path} has more than {MAX_FILE_BYTES >> 20} MiB; give a sample of it.")
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # some editors begin a file with a mark
     except OSError as error:
-        raise InvalidConfigError(f"Cannot read --data {path}: {error.strerror}.") from None
+        raise InvalidConfigError(f"Cannot read {flag} {path}: {error.strerror}.") from None
     except UnicodeDecodeError as error:
-        raise InvalidConfigError(f"--data {path} is not UTF-8 at byte {error.start}.") from None
+        raise InvalidConfigError(f"{flag} {path} is not UTF-8 at byte {error.start}.") from None
     documents: list[Document] = []
     for number, line in enumerate(lines, 1):
         if len(documents) == max_documents:
@@ -75,7 +75,7 @@ def read_documents(path: Path, max_documents: int = MAX_DOCUMENTS) -> list[Docum
         if line.strip():
             documents.append(_document(line, number, path))
     if not documents:
-        raise InvalidConfigError(f"--data {path} has no document; each line is a JSON object with {FORMS}.")
+        raise InvalidConfigError(f"{flag} {path} has no document; each line is a JSON object with {FORMS}.")
     return documents
 
 

@@ -39,7 +39,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._files = {path: _open(path) for path in _safetensors_files(folder)}
+        self._files = {path: _open(path) for path in safetensors_files(folder)}
         stored: dict[str, Path] = {
             name: path
             for path, file in self._files.items()
@@ -163,7 +163,8 @@ def _cut(view: Any, ranges: Sequence[tuple[range, ...]]) -> Tensor:
     return torch.cat(parts, dim=dimension)
 
 
-def _safetensors_files(folder: Path) -> list[Path]:
+def safetensors_files(folder: Path) -> list[Path]:
+    """Return the files that hold a model's weights. Raises RuntimeFailure: CheckpointInvalid, there are none."""
     index = folder / INDEX_NAME
     if index.is_file():
         return _indexed_files(index)

@@ -1,0 +1,146 @@
+"""Make a quantized checkpoint from a 16-bit one, layer by layer, and compare it with its base.
+
+    millstream quantize models/llama --method rtn --calibration data.jsonl --out models/llama-4bit
+
+Each line of the file is one document: {"messages": […], "slice": "chat"}, {"prompt": "…", "completion": "…"} or
+{"text": "…"}. A tenth of the documents is held out, and judges the result as `millstream quality` does. The output
+folder appears when it is complete; a run that was interrupted goes on where it stopped when the same command is given
+again. Exit code 0: made; 3: made, and worse than its base by the limits of `millstream quality`; 1 and 2: not made.
+docs/quantization.md says what each method costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from millstream.arguments import CommandLineParser
+from millstream.termination import unwind_on_sigterm
+from millstream_runtime.errors import InvalidConfigError
+from millstream_runtime.quantize.settings import QuantizeSettings, check_group_size, method_named
+
+if TYPE_CHECKING:
+    from millstream_runtime.quantize.make import MadeModel
+
+EXIT_MADE, EXIT_WORSE, EXIT_INTERRUPTED = 0, 3, 130
+MAX_SEED = (1 << 63) - 1
+LOG_SECONDS = 30.0  # between lines of progress where stderr is no terminal
+
+
+def run(argv: Sequence[str]) -> int:
+    """Make the folder and print what it is like; EXIT_MADE, EXIT_WORSE or EXIT_INTERRUPTED.
+
+    Raises:
+        RuntimeFailure: bad flags, model or data, or a full disk.
+    """
+    settings = _settings(_parser().parse_args(list(argv)))
+    unwind_on_sigterm()
+    from millstream_runtime.quantize.make import make
+
+    progress = _Progress()
+    try:
+        made = make(settings, progress.say, progress)
+    except KeyboardInterrupt:
+        progress.close()
+        print("millstream: interrupted; run the same command again to go on from the last whole layer", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    finally:
+        progress.close()
+    print(_text(made))
+    return EXIT_WORSE if made.report is not None and made.report["verdict"] != "passed" else EXIT_MADE
+
+
+class _Progress:
+    """One line on a terminal, with the time that is left; elsewhere a line every LOG_SECONDS."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._stage = ""
+        self._first = (0.0, 0.0)  # time and share when the stage began
+        self._logged = float("-inf")
+
+    def __call__(self, stage: str, done: float, total: float) -> None:
+        now, share = time.monotonic(), done / max(total, 1e-9)
+        if stage != self._stage:
+            self._stage, self._first = stage, (now, share)
+        began, first = self._first
+        words = f"{stage}: {done:.1f} of {total:g}" if stage == "layers" else f"{stage}: {100 * share:.0f} %"
+        if share > first:
+            words += f", {_duration((now - began) / (share - first) * (1 - share))} left"
+        if self._live:
+            print(f"\r\x1b[2K{words}", end="", file=sys.stderr, flush=True)
+        elif now - self._logged >= LOG_SECONDS:
+            self._logged = now
+            print(words, file=sys.stderr, flush=True)
+
+    def say(self, sentence: str) -> None:
+        self.close()
+        print(sentence, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._live:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _text(made: MadeModel) -> str:
+    size_bytes = sum(path.stat().st_size for path in made.folder.glob("*.safetensors"))
+    lines = [f"made {made.folder}: {size_bytes / 1e9:.3f} GB of weights, groups of {made.group_size}"]
+    if made.num_duplicates:
+        lines.append(f"  {made.num_duplicates} lines of the calibration data repeat others and were left out")
+    if made.report is None:
+        lines.append("  not compared with its base: run `millstream quality` before you serve it")
+    else:
+        from millstream.commands.quality import report_text
+
+        lines += ["", report_text(made.report)]
+    return "\n".join(lines)
+
+
+def _settings(given: argparse.Namespace) -> QuantizeSettings:
+    if not 0 <= given.seed <= MAX_SEED:
+        raise InvalidConfigError(f"--seed is {given.seed}; it must be 0 to {MAX_SEED}.")
+    check_group_size(given.group_size)
+    return QuantizeSettings(
+        model=given.model,
+        out=Path(given.out.absolute()),
+        method=method_named(given.method),
+        group_size=given.group_size,
+        calibration=given.calibration,
+        held_out=given.held_out,
+        seed=given.seed,
+        with_quality=not given.no_quality,
+    )
+
+
+def _parser() -> CommandLineParser:
+    parser = CommandLineParser(
+        prog="millstream quantize",
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    flag = parser.add_argument
+    flag("model", type=Path, metavar="MODEL", help="folder of the model, in 16 or 32 bits")
+    flag("--method", required=True, metavar="METHOD", help="rtn: round each weight to the nearest 4-bit code")
+    flag("--out", type=Path, required=True, metavar="DIR", help="folder to make; it must not exist, or be empty")
+    flag(
+        "--calibration",
+        type=Path,
+        metavar="FILE.jsonl",
+        help="documents like those that the model serves; judge by a tenth",
+    )
+    flag("--held-out", type=Path, metavar="FILE.jsonl", help="judge by all of these instead")
+    flag("--no-quality", action="store_true", help="do not compare the result with its base")
+    flag("--group-size", type=int, metavar="N", help="weights per scale (default: 128, 64 or 32, what fits all layers)")
+    flag("--seed", type=int, default=0, metavar="N", help="seed of what is held out (default: 0)")
+    return parser

@@ -1,0 +1,213 @@
+"""Make a quantized checkpoint: from a model folder and calibration data to a folder that others load.
+
+    refuse ─► hold out, pack ─► embed ─► layer by layer ─► config, tokenizer ─► compare with the base ─► rename
+
+Memory holds one layer. What is done is on disk: a run that was killed goes on from its last whole layer, and gives the
+same bytes as one that was not. The output folder appears whole, in one rename.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from millstream_runtime.config import Device, RuntimeConfig
+from millstream_runtime.errors import InvalidConfigError, RuntimeFailure
+from millstream_runtime.models.loading.checkpoint import Checkpoint
+from millstream_runtime.models.loading.checkpoint_digest import checkpoint_digest
+from millstream_runtime.models.registry import expected_weights, load_model_config
+from millstream_runtime.quality.comparison import ComparisonSettings, compare
+from millstream_runtime.quantize.calibration import MAX_JUDGED_TOKENS, CalibrationData, read_calibration
+from millstream_runtime.quantize.methods.layer_method import LayerMethod, RoundToNearest, stored_names
+from millstream_runtime.quantize.output import model_card
+from millstream_runtime.quantize.output.packing import (
+    AwqPacking,
+    ModuleChoice,
+    choose_modules,
+    group_size_for,
+    output_bytes,
+)
+from millstream_runtime.quantize.output.safetensors_file import TensorInFile
+from millstream_runtime.quantize.output.work_folder import WorkFolder
+from millstream_runtime.quantize.settings import QuantizeSettings
+from millstream_runtime.quantize.source_model import SourceModel
+from millstream_runtime.sources.lock import FolderLock
+from millstream_runtime.tokenizing.tokenizer import Tokenizer
+
+JOB_VERSION = 1  # changes when the same job gives other bytes
+QUALITY_NAME, CARD_NAME = "quality.json", "README.md"
+# Files next to the weights that a loader or a reader of the model needs.
+COPIED = (
+    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json", "LICENSE",
+    "LICENSE.md", "LICENSE.txt", "NOTICE", "USE_POLICY.md",
+)  # fmt: skip
+MAX_COPIED_BYTES = 256 << 20
+NUM_WORST = 3
+
+OnProgress = Callable[[str, float, float], None]  # stage, done, all
+
+
+@dataclass(frozen=True, slots=True)
+class MadeModel:
+    """`report`: of `quality.comparison.compare`, None where there was nothing to judge by."""
+
+    folder: Path
+    group_size: int
+    num_duplicates: int
+    report: dict[str, Any] | None
+
+
+def make(settings: QuantizeSettings, say: Callable[[str], None], on_progress: OnProgress) -> MadeModel:
+    """Make `settings.out`, or go on where an earlier run stopped.
+
+    Args:
+        say: shows one sentence.
+        on_progress: called with the stage, and how much of it is done.
+
+    Raises:
+        RuntimeFailure: the model, the data or the output folder cannot be used, or the disk is full; one sentence.
+    """
+    _check_out(settings)
+    source = SourceModel.open(settings.model)
+    packing = AwqPacking(settings.group_size or group_size_for(source.outline))
+    method = RoundToNearest(packing)
+    choice = choose_modules(source.outline, packing)
+    _say_unfit(source, choice, say)
+    data = _calibration(settings, source)
+    work = WorkFolder(settings.out, len(source.outline.layers))
+    job = _job(settings, packing)
+    work.prepare()
+    with FolderLock(work.path, say):
+        _check_out(settings)  # another process may have made it meanwhile
+        work.open(job)
+        work.require_space(output_bytes(source.outline, packing, choice, source.element_bytes))
+        if work.num_done():
+            say(f"going on after layer {work.num_done()} of {len(source.outline.layers)}")
+        _make_weights(source, method, choice, work, on_progress)
+        _write_settings(source, method, choice, work)
+        report = _judge(settings, data, work, on_progress)
+        described = {"method": settings.method.value, "group size": packing.group_size, "bits": 4}
+        text = model_card.card(settings.out.name, settings.model.name, described, choice.unfit, report)
+        work.write(work.model / CARD_NAME, lambda path: path.write_text(text, encoding="utf-8"))
+        work.finish()
+    return MadeModel(settings.out, packing.group_size, data.num_duplicates if data else 0, report)
+
+
+def _check_out(settings: QuantizeSettings) -> None:
+    out = settings.out
+    if out.is_dir() and not any(out.iterdir()):
+        return
+    if out.exists() or out.is_symlink():
+        raise InvalidConfigError(f"--out {out} exists and is not an empty folder; give another, or remove it.")
+    if not out.parent.is_dir():
+        raise InvalidConfigError(f"--out {out}: the folder {out.parent} does not exist.")
+
+
+def _say_unfit(source: SourceModel, choice: ModuleChoice, say: Callable[[str], None]) -> None:
+    if not choice.packed:
+        raise InvalidConfigError(
+            f"No linear layer of {source.folder} fits the format: inputs must be a multiple of --group-size, and "
+            "outputs of 8."
+        )
+    if choice.unfit:
+        say(f"these modules stay in 16 bit, because groups do not divide their sizes: {', '.join(choice.unfit[:12])}")
+
+
+def _calibration(settings: QuantizeSettings, source: SourceModel) -> CalibrationData | None:
+    if settings.calibration is None:
+        return None
+    return read_calibration(
+        settings.calibration,
+        Tokenizer.from_folder(settings.model),
+        source.config.eos_token_ids,
+        seed=settings.seed,
+        hold_out=settings.held_out is None,
+        must_judge=settings.with_quality,
+    )
+
+
+def _job(settings: QuantizeSettings, packing: AwqPacking) -> dict[str, Any]:
+    """Everything that the bytes of the weights follow from."""
+    data = settings.calibration
+    return {
+        "version": JOB_VERSION,
+        "model": checkpoint_digest(settings.model).hex(),
+        "method": settings.method.value,
+        "group_size": packing.group_size,
+        "calibration_data": None if data is None else hashlib.sha256(data.read_bytes()).hexdigest(),
+        "held_out_part": settings.held_out is None,
+        "seed": settings.seed,
+    }
+
+
+def _make_weights(
+    source: SourceModel, method: LayerMethod, choice: ModuleChoice, work: WorkFolder, on_progress: OnProgress
+) -> None:
+    layers = source.outline.layers
+    if not work.shard(0).exists():
+        work.write_shard(0, {name: source.tensors[name] for name in source.outline.outer if name in source.tensors})
+    for number in range(work.num_done(), len(layers)):
+        on_progress("layers", number, len(layers))
+        layer = layers[number]
+        groups = choice.groups(layer)
+        packed = method.quantize(groups, source.load_layer(layer))
+        names = stored_names(layer, groups, source.tensors)
+        stored: dict[str, torch.Tensor | TensorInFile] = {name: source.tensors[name] for name in names}
+        work.write_shard(number + 1, stored | packed)
+    on_progress("layers", len(layers), len(layers))
+
+
+def _write_settings(source: SourceModel, method: LayerMethod, choice: ModuleChoice, work: WorkFolder) -> None:
+    """Index, config.json and what is copied; then the checkpoint is read as a loader would."""
+    work.write_index()
+    values = source.values | {"quantization_config": method.packing.config(source.outline, choice)}
+    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    work.write(work.model / "config.json", lambda path: path.write_text(text, encoding="utf-8"))
+    for name in COPIED:
+        file = source.folder / name
+        if file.is_file() and file.stat().st_size <= MAX_COPIED_BYTES:
+            work.write(work.model / name, partial(shutil.copyfile, file))
+    wanted = expected_weights(load_model_config(work.model), torch.float32)
+    with Checkpoint(work.model) as checkpoint:
+        checkpoint.check(wanted.expected.items(), wanted.dtypes, wanted.optional, wanted.squeezable)
+
+
+def _judge(
+    settings: QuantizeSettings, data: CalibrationData | None, work: WorkFolder, on_progress: OnProgress
+) -> dict[str, Any] | None:
+    """The report on held-out documents, written next to the weights; None where there is nothing to judge by."""
+    held_out = settings.held_out
+    if held_out is None and data is not None and data.held_out:
+        lines = "\n".join(data.held_out) + "\n"
+        held_out = work.held_out
+        work.write(held_out, lambda path: path.write_text(lines, encoding="utf-8"))
+    if held_out is None or not settings.with_quality:
+        return None
+    asked = ComparisonSettings(held_out, MAX_JUDGED_TOKENS, 100_000, NUM_WORST, 0, None, {})
+    base, candidate = (
+        RuntimeConfig(model=str(folder), served_model_name="model", device=Device.CPU, enable_prefix_caching=False)
+        for folder in (settings.model, work.model)
+    )
+    try:
+        report = compare(base, candidate, asked, lambda done, total: on_progress("quality", done, total))
+    except RuntimeFailure as failure:
+        raise RuntimeFailure(
+            failure.reason,
+            f"The checkpoint is made but could not be compared with its base: {failure.message} Run the same command "
+            "again with --no-quality to take it as it is.",
+        ) from None
+    del report["date"]  # the same run gives the same file
+    report["base"]["path"], report["candidate"]["path"] = settings.model.name, settings.out.name
+    report["data"]["path"] = held_out.name
+    text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
+    work.write(work.model / QUALITY_NAME, lambda path: path.write_text(text, encoding="utf-8"))
+    return report

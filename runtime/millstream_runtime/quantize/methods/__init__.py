@@ -1,0 +1,1 @@
+"""How the weights of a layer are rounded: one file per idea."""

@@ -1,0 +1,1 @@
+"""The folder that is made: published formats, its files, and how it appears whole."""

@@ -1,0 +1,69 @@
+"""What `millstream quantize` was asked for. No torch: the command line reads it before anything heavy is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from millstream_runtime.errors import InvalidConfigError
+
+GROUP_SIZES = (128, 64, 32)  # tried in this order where the user names none
+LEAST_GROUP_SIZE, LARGEST_GROUP_SIZE = 16, 1024
+
+
+class Method(StrEnum):
+    """How weights are rounded."""
+
+    RTN = "rtn"
+
+
+# Methods of `--method` that exist elsewhere, and why they are refused.
+NOT_YET = {
+    "awq": "making AWQ checkpoints is not implemented yet",
+    "gptq": "making GPTQ checkpoints is not implemented yet",
+    "int8": "making INT8 checkpoints is not implemented yet",
+    "fp8": "making FP8 checkpoints is not implemented yet",
+    "nf4": "this version does not load NF4, so it does not make it",
+    "gguf": "this version does not load GGUF, so it does not make it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeSettings:
+    """`group_size` None: the largest of GROUP_SIZES that divides the inputs of every layer."""
+
+    model: Path
+    out: Path
+    method: Method
+    group_size: int | None
+    calibration: Path | None
+    held_out: Path | None
+    seed: int
+    with_quality: bool
+
+
+def method_named(name: str) -> Method:
+    """Return the method of a name.
+
+    Raises:
+        InvalidConfigError: it is unknown, or not made by this version; the message says which are.
+    """
+    known = ", ".join(Method)
+    if name in NOT_YET:
+        raise InvalidConfigError(f"--method {name}: {NOT_YET[name]}; this version makes: {known}.")
+    try:
+        return Method(name)
+    except ValueError:
+        raise InvalidConfigError(f"--method {name!r} is unknown; this version makes: {known}.") from None
+
+
+def check_group_size(group_size: int | None) -> None:
+    """Raises InvalidConfigError: no published format has groups of that size."""
+    if group_size is None:
+        return
+    is_power_of_two = group_size > 0 and group_size & (group_size - 1) == 0
+    if not is_power_of_two or not LEAST_GROUP_SIZE <= group_size <= LARGEST_GROUP_SIZE:
+        raise InvalidConfigError(
+            f"--group-size is {group_size}; it must be a power of two from {LEAST_GROUP_SIZE} to {LARGEST_GROUP_SIZE}."
+        )

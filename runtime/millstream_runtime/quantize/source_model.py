@@ -1,0 +1,76 @@
+"""The model that is quantized: checked once, its tensors read one by one. Refuses what cannot be quantized."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from millstream_runtime.errors import InvalidConfigError
+from millstream_runtime.models.config.fields import Fields
+from millstream_runtime.models.config.model_config import ModelConfig, architecture_of
+from millstream_runtime.models.loading.checkpoint import Checkpoint, check_finite, safetensors_files
+from millstream_runtime.models.registry import WITH_VISION, load_model_config
+from millstream_runtime.quantize.model_outline import LayerOutline, ModelOutline, outline_of
+from millstream_runtime.quantize.output.safetensors_file import ELEMENT_BYTES, TensorInFile, tensors_of
+
+QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceModel:
+    """`values`: config.json as it is. `tensors`: every tensor that the model needs, by name."""
+
+    folder: Path
+    values: dict[str, Any]
+    config: ModelConfig
+    outline: ModelOutline
+    tensors: dict[str, TensorInFile]
+
+    @classmethod
+    def open(cls, folder: Path) -> SourceModel:
+        """Read config.json and the header of each file.
+
+        Raises:
+            RuntimeFailure: the folder has no model, a damaged one, one that is quantized already, or one with images.
+        """
+        if not folder.is_dir():
+            load_model_config(folder)  # refuses it
+        fields = Fields(folder / "config.json")
+        for name in QUANTIZATION_FIELDS:
+            found = fields.get(name)
+            if found:
+                method = found.get("quant_method", "unknown") if isinstance(found, dict) else found
+                raise InvalidConfigError(
+                    f"{folder} is quantized already ({name}.quant_method: {method!s:.40}); give the checkpoint of 16 "
+                    "bits that it was made from."
+                )
+        if architecture_of(fields) in WITH_VISION:
+            raise InvalidConfigError(
+                f"{folder} has a vision tower ({architecture_of(fields)}); this version quantizes text models only."
+            )
+        config = load_model_config(folder)
+        outline = outline_of(config)
+        expected = outline.expected
+        with Checkpoint(folder) as checkpoint:
+            checkpoint.check(expected.expected.items(), expected.dtypes, expected.optional, expected.squeezable)
+        stored = {name: one for path in safetensors_files(folder) for name, one in tensors_of(path).items()}
+        tensors = {name: stored[name] for name in expected.expected if name in stored}
+        return cls(folder, dict(fields.values), config, outline, tensors)
+
+    @property
+    def element_bytes(self) -> dict[str, int]:
+        """Of each tensor."""
+        return {name: ELEMENT_BYTES[one.dtype] for name, one in self.tensors.items()}
+
+    def load(self, name: str) -> Tensor:
+        """One tensor in the file's dtype. Raises RuntimeFailure: CheckpointInvalid, it holds NaN or infinity."""
+        tensor = self.tensors[name].load()
+        check_finite(name, tensor)
+        return tensor
+
+    def load_layer(self, layer: LayerOutline) -> dict[str, Tensor]:
+        """All tensors of a layer, float32."""
+        return {name: self.load(name).float() for name in layer.tensors if name in self.tensors}

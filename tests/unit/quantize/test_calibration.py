@@ -1,0 +1,89 @@
+"""Calibration data: each document once, a seeded part held out, errors with the line or the least number."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream_runtime.errors import InvalidConfigError
+from millstream_runtime.quantize.calibration import CalibrationData, read_calibration
+from millstream_runtime.tokenizing.tokenizer import Tokenizer
+
+
+def read(tiny: Path, path: Path, lines: Iterable[Any], **settings: Any) -> CalibrationData:
+    path.write_text("\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines))
+    asked = {"seed": 0, "hold_out": True, "must_judge": True} | settings
+    return read_calibration(path, Tokenizer.from_folder(tiny), frozenset({258}), **asked)
+
+
+def texts(count: int, slice_name: str = "all", length: int = 100) -> list[dict[str, str]]:
+    choose = random.Random(count)
+    return [{"text": "".join(choose.choices("abcdef", k=length)), "slice": slice_name} for _ in range(count)]
+
+
+def test_a_tenth_is_held_out_and_at_least_what_a_verdict_needs(tiny: Path, tmp_path: Path) -> None:
+    assert len(read(tiny, tmp_path / "a.jsonl", texts(60)).held_out) == 20
+    assert len(read(tiny, tmp_path / "a.jsonl", texts(400)).held_out) == 40
+
+
+def test_a_document_counts_once(tiny: Path, tmp_path: Path) -> None:
+    lines = texts(100)
+    once = read(tiny, tmp_path / "a.jsonl", lines)
+    often = read(tiny, tmp_path / "b.jsonl", [*lines, *lines[:50], *lines])
+    assert (once.num_duplicates, often.num_duplicates) == (0, 150)
+    assert once.held_out == often.held_out
+
+
+def test_the_seed_decides_and_the_same_one_gives_the_same(tiny: Path, tmp_path: Path) -> None:
+    lines = texts(100)
+    first, again, other = (read(tiny, tmp_path / "a.jsonl", lines, seed=seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first.held_out != other.held_out
+
+
+def test_each_slice_gives_its_part_and_a_small_one_is_judged_with_the_others(tiny: Path, tmp_path: Path) -> None:
+    found = read(tiny, tmp_path / "a.jsonl", texts(100, "chat") + texts(60, "code"))
+    assert {json.loads(one)["slice"] for one in found.held_out} == {"chat", "code"}
+    found = read(tiny, tmp_path / "a.jsonl", texts(100, "chat") + texts(9, "code"))
+    assert {json.loads(one)["slice"] for one in found.held_out} == {"all"}
+
+
+def test_chats_and_completions_keep_their_form(tiny: Path, tmp_path: Path) -> None:
+    letters = random.Random(0)
+    chats = [
+        {
+            "messages": [
+                {"role": "user", "content": "".join(letters.choices("xyz", k=20))},
+                {"role": "assistant", "content": "".join(letters.choices("abc", k=60))},
+            ]
+        }
+        for _ in range(60)
+    ]
+    found = read(tiny, tmp_path / "a.jsonl", chats)
+    assert all(json.loads(one)["messages"] in [chat["messages"] for chat in chats] for one in found.held_out)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([*texts(50), "{not json"], "Line 51 of"),
+        ([*texts(50), {"text": 7}], "Line 51 of"),
+        (texts(30), "30 different documents; the least is 40, of which half is held out"),
+        ([], "has no document"),
+    ],
+)
+def test_bad_or_too_little_data_is_refused_with_line_or_least(
+    tiny: Path, tmp_path: Path, lines: list[Any], words: str
+) -> None:
+    with pytest.raises(InvalidConfigError, match=words):
+        read(tiny, tmp_path / "a.jsonl", lines)
+
+
+def test_little_data_is_enough_where_nothing_is_judged(tiny: Path, tmp_path: Path) -> None:
+    found = read(tiny, tmp_path / "a.jsonl", texts(10), must_judge=False)
+    assert found.held_out == []

@@ -1,0 +1,136 @@
+"""Killed, stopped, or out of disk at any point: the output is complete or absent, and the next run goes on."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from millstream_runtime.quantize.output import work_folder
+from tests.unit.quantize.conftest import contents, quantize
+
+METHODS = ("rtn",)
+# Kills its own process with SIGKILL in the n-th `write_shard`: before, or with half of the file written.
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+from millstream_runtime.quantize.output import work_folder
+number, when, *argv = sys.argv[1:]
+real = work_folder.write_file
+def write_file(path, tensors):
+    if f"-{int(number) + 1:05}-of" in path.name:
+        if when == "within":
+            real(path, tensors)
+            os.truncate(path, path.stat().st_size // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(path, tensors)
+work_folder.write_file = write_file
+from millstream.cli import main
+main(argv)
+"""
+
+
+def killed(number: int, when: str, tiny: Path, out: Path, *flags: str) -> None:
+    """Run the command in a process of its own, which dies at the file of that layer."""
+    argv = ["quantize", str(tiny), f"--out={out}", *flags]
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, str(number), when, *argv], capture_output=True, text=True, check=False
+    )
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_that_was_killed_goes_on_and_gives_the_same_bytes(
+    method: str, tiny: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = (f"--method={method}", f"--calibration={data}")
+    whole = tmp_path / "whole/model"
+    whole.parent.mkdir()
+    quantize(tiny, whole, *flags)
+    out = tmp_path / "model"
+    killed(2, "within", tiny, out, *flags)
+    work = tmp_path / ".model.quantize/model"
+    first = work / "model-00002-of-00005.safetensors"
+    done_at = first.stat().st_mtime_ns
+    killed(4, "before", tiny, out, *flags)
+    assert first.stat().st_mtime_ns == done_at  # the first layer was not made again
+    capsys.readouterr()
+    quantize(tiny, out, *flags)
+    assert "going on after layer 3 of 4" in capsys.readouterr().err
+    assert contents(out) == contents(whole)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_another_command_does_not_go_on_with_what_is_there(
+    tiny: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "model"
+    with file_limit(60_000):
+        assert quantize(tiny, out, "--method=rtn", "--no-quality") == 1
+    capsys.readouterr()
+    assert quantize(tiny, out, "--method=rtn", "--group-size=32", "--no-quality") == 2
+    assert "holds the work of another run, with another group size; remove" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "model"
+    quantize(tiny, whole, "--method=rtn", "--no-quality")
+    capsys.readouterr()
+    with file_limit(20_000):
+        assert quantize(tiny, out, "--method=rtn", "--no-quality") == 1
+    error = capsys.readouterr().err
+    assert "No space is left to write" in error
+    assert "run the same command again" in error
+    assert not out.exists()
+    assert list(tmp_path.rglob("*.partial")) == []
+    assert quantize(tiny, out, "--method=rtn", "--no-quality") == 0
+    weights = {name: one for name, one in contents(out).items() if name.endswith(".safetensors")}
+    assert weights.items() <= contents(whole).items()
+
+
+def test_a_disk_that_is_too_small_is_refused_before_the_first_layer(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work_folder, "SPARE_BYTES", 1 << 60)
+    assert quantize(tiny, tmp_path / "out", "--method=rtn", "--no-quality") == 1
+    assert "GB free, and" in capsys.readouterr().err
+    assert list(tmp_path.rglob("*.safetensors")) == []
+
+
+def test_ctrl_c_says_how_to_go_on(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = work_folder.WorkFolder.write_shard
+
+    def interrupted(self: work_folder.WorkFolder, number: int, tensors: dict[str, object]) -> None:
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        real(self, number, tensors)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(work_folder.WorkFolder, "write_shard", interrupted)
+    assert quantize(tiny, tmp_path / "out", "--method=rtn", "--no-quality") == 130
+    assert "interrupted; run the same command again" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert quantize(tiny, tmp_path / "out", "--method=rtn", "--no-quality") == 0
+    assert "going on after layer 1 of 4" in capsys.readouterr().err
+
+
+@contextmanager
+def file_limit(num_bytes: int) -> Iterator[None]:
+    """No file of this process may grow beyond that: writes fail as they do on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -1,0 +1,157 @@
+"""`millstream quantize` as a person types it: the result loads and has the planned bytes; bad input is one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from millstream_operator.catalog.read_shape import read_shape
+from millstream_operator.planning.sizing.cpu_memory import cpu_weights_bytes
+from millstream_runtime.models.registry import expected_weights, load_model_config
+from tests.support.family_cases import CASES
+from tests.support.thread_ranks import on_ranks
+from tests.support.tiny_families import engine_answers, make_engine, model_logits, prompts_of, write_family
+from tests.support.tiny_model import write_tiny_model
+from tests.unit.quantize.conftest import quantize
+
+FORMATS = {"rtn": "awq"}
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def made(request: pytest.FixtureRequest, tiny: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out: Path = tmp_path_factory.mktemp("made") / request.param
+    code = quantize(tiny, out, f"--method={request.param}", f"--calibration={data}")
+    assert code == (0 if json.loads((out / "quality.json").read_text())["verdict"] == "passed" else 3)
+    return out
+
+
+def test_the_folder_is_a_model_in_a_published_format(made: Path, tiny: Path) -> None:
+    config = json.loads((made / "config.json").read_text())
+    assert config.pop("quantization_config")["quant_method"] == FORMATS[made.name]
+    assert config == json.loads((tiny / "config.json").read_text())
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (made / name).read_bytes() == (tiny / name).read_bytes()
+    assert sorted(path.name for path in made.iterdir() if path.name.startswith(".")) == []
+    assert [path.name for path in made.parent.iterdir()] == [made.name]  # nothing of the work is left
+
+
+def test_it_computes_about_what_its_base_computes(made: Path, tiny: Path) -> None:
+    (prompt,) = prompts_of([40])
+    base, logits = (model_logits(folder, prompt, 40).log_softmax(-1) for folder in (tiny, made))
+    assert 0 < (base.exp() * (base - logits)).sum(-1).mean() < 0.5
+
+
+def test_two_ranks_compute_the_same(made: Path) -> None:
+    (prompt,) = prompts_of([24])
+    alone = model_logits(made, prompt, 24, torch.float64)
+    together = on_ranks(2, lambda ranks: model_logits(made, prompt, 24, torch.float64, ranks))
+    assert torch.allclose(together, alone, atol=1e-8)
+
+
+def test_it_is_served(made: Path) -> None:
+    (answer,) = engine_answers(make_engine(made), prompts_of([12]), 8)
+    assert len(answer) == 8
+
+
+def test_memory_and_file_are_as_planned(made: Path) -> None:
+    planned = cpu_weights_bytes(read_shape(json.loads((made / "config.json").read_text())))
+    assert expected_weights(load_model_config(made), torch.float32).num_bytes == pytest.approx(planned, rel=0.01)
+
+
+def test_card_and_report_say_how_it_compares(made: Path) -> None:
+    report = json.loads((made / "quality.json").read_text())
+    card = (made / "README.md").read_text()
+    assert report["data"]["documents"] >= 20
+    assert f"**{report['verdict']}**" in card
+    assert made.name in card
+    assert f"{report['slices'][0]['figures']['mean_kl']['value']:.4g}" in card
+
+
+@pytest.mark.parametrize("family", ["gemma2", "phi3", "mixtral", "deepseek-v3"])
+def test_every_kind_of_family_can_be_made(family: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 64} | ({"moe_intermediate_size": 32} if "deep" in family else {})
+    write_family(tmp_path / "model", **CASES[family].config | sizes)
+    assert quantize(tmp_path / "model", tmp_path / "out", "--method=rtn", "--no-quality", "--group-size=32") == 0
+    (prompt,) = prompts_of([20])
+    base, logits = (model_logits(tmp_path / name, prompt, 20).log_softmax(-1) for name in ("model", "out"))
+    assert 0 < (base.exp() * (base - logits)).sum(-1).mean() < 1
+
+
+def test_a_layer_that_groups_do_not_divide_stays_as_it_is_and_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_tiny_model(tmp_path / "model", intermediate_size=96)
+    assert quantize(model, tmp_path / "out", "--method=rtn", "--no-quality", "--group-size=64") == 0
+    assert "mlp.down_proj" in capsys.readouterr().err
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert "mlp.down_proj" in config["quantization_config"]["modules_to_not_convert"]
+    assert "mlp.down_proj" in (tmp_path / "out/README.md").read_text()
+    model_logits(tmp_path / "out", [1, 2, 3], 3)
+
+
+def test_the_group_size_is_chosen_to_fit_all_layers(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "model", intermediate_size=96)
+    assert quantize(model, tmp_path / "out", "--method=rtn", "--no-quality") == 0
+    assert json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]["group_size"] == 32
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--method=best"], "--method 'best' is unknown; this version makes: rtn"),
+        (["--method=nf4"], "--method nf4: this version does not load NF4"),
+        (["--method=gguf"], "--method gguf: this version does not load GGUF"),
+        (["--method=rtn", "--group-size=100"], "--group-size is 100"),
+        (["--method=awq"], "--method awq: making AWQ checkpoints is not implemented yet; this version makes: rtn"),
+        (["--method=rtn", "--seed=-1"], "--seed is -1"),
+        (["--method=rtn", "--calibration=/nowhere.jsonl"], "Cannot read --calibration /nowhere.jsonl"),
+        (["--out=x"], "--method"),
+    ],
+)
+def test_a_flag_that_cannot_work_is_one_sentence(
+    tiny: Path, tmp_path: Path, flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert quantize(tiny, tmp_path / "out", *flags) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_folder_that_holds_something_is_refused(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/notes.txt").write_text("mine")
+    assert quantize(tiny, tmp_path / "out", "--method=rtn") == 2
+    assert "exists and is not an empty folder" in capsys.readouterr().err
+    assert quantize(tiny, tmp_path / "no/where", "--method=rtn") == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_quantized_is_refused(
+    tiny: Path, made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert quantize(made, tmp_path / "out", "--method=rtn") == 2
+    assert f"{made} is quantized already (quantization_config.quant_method: awq)" in capsys.readouterr().err
+    assert quantize(tmp_path / "absent", tmp_path / "out", "--method=rtn") == 1
+    assert "does not exist" in capsys.readouterr().err
+    damaged = shutil.copytree(tiny, tmp_path / "damaged")
+    with (damaged / "model.safetensors").open("r+b") as file:
+        file.truncate(100_000)
+    assert quantize(damaged, tmp_path / "out", "--method=rtn") == 1
+    assert "truncated or corrupt" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_its_own_held_out_documents_judge(tiny: Path, data: Path, tmp_path: Path) -> None:
+    held_out = tmp_path / "held_out.jsonl"
+    lines = data.read_text().splitlines()[:25]
+    held_out.write_text("".join(f"{json.dumps(json.loads(one) | {'slice': 'mine'})}\n" for one in lines))
+    assert quantize(tiny, tmp_path / "out", "--method=rtn", f"--held-out={held_out}") in (0, 3)
+    (found,) = json.loads((tmp_path / "out/quality.json").read_text())["slices"]
+    assert (found["figures"]["slice"], found["figures"]["num_documents"]) == ("mine", 25)
