@@ -23,8 +23,9 @@ from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.transfer import on_device
 from millstream_runtime.models.layers.attention import AttentionSpec
 
-# A strided call reads every row up to the longest. Rows join it while the padding costs less than a call of their own.
-PADDING_LIMIT_TOKENS = 256
+# A strided call reads every row up to the longest. A row that joins it saves a call, which costs about as much time as
+# reading this much; more where other processes want the cores, since the threads of each call wait for each other.
+CALL_BYTES = 512 << 10
 
 
 class Lengths:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from millstream_runtime.engine.attention import varlen_attention
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
-from millstream_runtime.engine.attention.decodes import PADDING_LIMIT_TOKENS, GatheredDecode, StridedDecode
+from millstream_runtime.engine.attention.decodes import CALL_BYTES, GatheredDecode, StridedDecode
 from millstream_runtime.engine.attention.prefill import KeptMasks, PromptCall
 from millstream_runtime.engine.attention.varlen_attention import VarlenCall
 from millstream_runtime.engine.kv.kv_cache import KVCache
@@ -114,10 +114,12 @@ def _plan_decodes(cache: KVCache, chunks: list[AttentionChunk], first_row: int) 
     """Cut the decodes, in order, into strided groups and gathered ones."""
     if cache.heads[0].device.type != "cpu":
         return _plan_without_padding(cache, chunks, first_row)
+    pool = cache.heads[0]
+    call_tokens = CALL_BYTES // (pool.shape[0] * pool.shape[2] * pool.element_size())
     calls: list[StridedDecode | GatheredDecode] = []
     start = 0
     while start < len(chunks):
-        homes = _strided_run(chunks[start:], cache, PADDING_LIMIT_TOKENS)
+        homes = _strided_run(chunks[start:], cache, call_tokens)
         if homes:
             stop = start + len(homes)
             calls.append(StridedDecode(cache, chunks[start:stop], homes, first_row + start))
@@ -152,10 +154,11 @@ def _gathered(cache: KVCache, chunks: list[AttentionChunk], first_row: int) -> l
     return [*calls, GatheredDecode(cache, chunks[start:], first_row + start)]
 
 
-def _strided_run(chunks: Seq[AttentionChunk], cache: KVCache, padding_limit_tokens: int) -> list[int]:
+def _strided_run(chunks: Seq[AttentionChunk], cache: KVCache, call_tokens: int) -> list[int]:
     """First blocks of the longest start of `chunks` that one strided view covers; [] if `chunks[0]` is scattered.
 
-    The view needs contiguous sequences at equal distances, little padding, and to end inside the pool.
+    The view needs contiguous sequences at equal distances, no more padding than `call_tokens` for each call that it
+    saves, and to end inside the pool.
     """
     homes: list[int] = []
     longest = total = 0
@@ -166,7 +169,7 @@ def _strided_run(chunks: Seq[AttentionChunk], cache: KVCache, padding_limit_toke
             break
         if len(homes) >= 2 and home - homes[-1] != homes[1] - homes[0]:
             break
-        if longest * (len(homes) + 1) - total > padding_limit_tokens:
+        if longest * (len(homes) + 1) - total > call_tokens * len(homes):
             break
         if home * cache.block_size_tokens + longest > cache.num_blocks * cache.block_size_tokens:
             break
