@@ -19,7 +19,7 @@ from millstream_operator.catalog.gpu import CatalogError, GpuCatalog, load_catal
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part, parse_island
 from millstream_operator.catalog.known_models import known_shape
 from millstream_operator.catalog.model_shape import ModelShape
-from millstream_operator.catalog.read_shape import read_shape_file
+from millstream_operator.catalog.read_shape import read_shape, read_shape_file
 from millstream_operator.facts.cluster_facts import ClusterFacts
 from millstream_operator.facts.gpu_pods import read_pod
 from millstream_operator.inventory.node_kinds import Inventory, inventory_of, whole_catalog
@@ -28,6 +28,7 @@ from millstream_operator.kube.index import Index
 from millstream_operator.planning.calibration import NO_CALIBRATION, Calibration
 from millstream_operator.planning.facts import Facts
 from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.gguf.gguf_model import read_gguf_folder
 
 MAX_FILE_BYTES = 512 << 20  # a thousand nodes print as some ten megabytes
 DEFAULT_NAMESPACE = "default"
@@ -60,6 +61,9 @@ def shape_of(source: ModelSource, config: Path | None, option: str) -> ModelShap
             return read_shape_file(config)
         if source.local is not None:
             path = model_root() / source.local.path / "config.json"
+            gguf = read_gguf_folder(path.parent) if path.parent.is_dir() else None
+            if gguf is not None:
+                return read_shape(gguf.config(), str(gguf.path))
             if not path.is_file():
                 raise bad_input(
                     f"{path} does not exist; set MILLSTREAM_MODELS_DIR to the folder of the models, or give {option}."

@@ -29,7 +29,7 @@ CONTRACT_FILES = (
     "model_families.py",
     "strict_json.py",
 )
-CONTRACT_PACKAGES = ("quantization_config",)
+CONTRACT_PACKAGES = ("gguf", "quantization_config")
 
 
 @dataclass(frozen=True, slots=True)

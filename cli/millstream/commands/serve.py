@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 LOCAL_HOST = "127.0.0.1"
 RUNTIME_PACKAGES = ("torch", "fastapi", "uvicorn", "httptools", "tokenizers", "jinja2", "msgspec", "prometheus_client")
 BUSY_THREADS = ("tokenizer",)
+HINT = "give a folder with config.json and *.safetensors, or with a *.gguf file"
 MANIFEST_SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -159,13 +160,15 @@ def require_model_folder(folder: Path) -> None:
     if folder.is_dir():
         return
     try:
-        siblings = sorted(path.name for path in folder.parent.iterdir() if (path / "config.json").is_file())
+        siblings = sorted(path.name for path in folder.parent.iterdir() if _holds_a_model(path))
     except OSError:
         siblings = []
-    hint = (
-        f"{folder.parent} has: {', '.join(siblings)}" if siblings else "give a folder with config.json and safetensors"
-    )
+    hint = f"{folder.parent} has: {', '.join(siblings)}" if siblings else HINT
     raise RuntimeFailure(FailureReason.CHECKPOINT_INVALID, f"The model folder {folder} does not exist; {hint}.")
+
+
+def _holds_a_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file() or any(folder.glob("*.gguf"))
 
 
 def _given_fields(given: argparse.Namespace) -> dict[str, Any]:

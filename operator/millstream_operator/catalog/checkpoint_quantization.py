@@ -7,12 +7,13 @@ of 4-bit floating point (NVFP4, MXFP4), and layers in several formats.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from millstream_operator.catalog.config_fields import ConfigFields, UnsupportedModelError
 from millstream_runtime.errors import RuntimeFailure
+from millstream_runtime.gguf.block_types import BLOCK_TYPES
 from millstream_runtime.quantization_config.scheme import KEPT_FIELDS, TARGETS_OF_GPTQ, read_scheme
 from millstream_runtime.quantization_config.settings import UnsupportedFormatError
 
@@ -32,13 +33,14 @@ class CheckpointQuantization:
     `cpu_problem`: why the runtime on a CPU does not load the format; None: it does, if it loads the method.
     """
 
-    method: str  # AWQ | GPTQ | FP8 | INT8 | NF4 | RTN
+    method: str  # AWQ | GPTQ | FP8 | INT8 | NF4 | RTN | GGUF
     bits: int
     group_size: int | None
     block_size: tuple[int, int] | None = field(default=None, repr=False)
     kept: tuple[Pattern, ...] = field(default=(), repr=False)
     targets: tuple[Pattern, ...] = field(default=(), repr=False)
     double_quant: bool = field(default=False, repr=False)
+    elements: tuple[tuple[str, int], ...] = field(default=(), repr=False)  # GGUF: how many linear weights of which type
     cpu_problem: str | None = field(default=None, repr=False)  # a field and its value
 
 
@@ -81,12 +83,38 @@ def _read(fields: ConfigFields, found: Mapping[str, Any]) -> CheckpointQuantizat
             return CheckpointQuantization("INT8", 8, None, kept=kept)
         double = fields.flag("bnb_4bit_use_double_quant")
         return CheckpointQuantization("NF4", 4, 64, kept=kept, double_quant=double)
+    if method == "gguf":
+        return _gguf(fields)
     if method in ("compressed-tensors", "sparseml"):
         return _compressed_tensors(fields, kept)
     raise UnsupportedModelError(
-        f"{source}: {name}.quant_method is {method[:60] or 'missing'!r}; known are awq, gptq, fp8, bitsandbytes and "
-        f"compressed-tensors, or {INSTEAD}."
+        f"{source}: {name}.quant_method is {method[:60] or 'missing'!r}; known are awq, gptq, fp8, bitsandbytes, "
+        f"compressed-tensors and gguf, or {INSTEAD}."
     )
+
+
+def _gguf(fields: ConfigFields) -> CheckpointQuantization:
+    """What an inspection makes of the file's table of tensors. `bits`: the mean with scales, rounded."""
+    given = fields.mapping("elements") or {}
+    elements = tuple((name, given[name]) for name in sorted(given) if name in BLOCK_TYPES)
+    is_readable = len(elements) == len(given) and all(type(one) is int and 0 < one < 1 << 48 for _, one in elements)
+    quantized = gguf_quantized_elements(elements) if is_readable else 0
+    if not quantized:
+        known = ", ".join(BLOCK_TYPES)
+        raise fields.contradiction(f"{fields.prefix}elements is {str(given)[:60]}; it must count weights by {known}")
+    return CheckpointQuantization(
+        "GGUF", round(gguf_quantized_bytes(elements) * 8 / quantized), None, elements=elements
+    )
+
+
+def gguf_quantized_elements(elements: Sequence[tuple[str, int]]) -> int:
+    """Weights in blocks; the others are plain numbers."""
+    return sum(count for name, count in elements if BLOCK_TYPES[name].is_quantized)
+
+
+def gguf_quantized_bytes(elements: Sequence[tuple[str, int]]) -> int:
+    """Of the weights in blocks."""
+    return sum(BLOCK_TYPES[name].row_bytes(count) for name, count in elements if BLOCK_TYPES[name].is_quantized)
 
 
 def _refuse_four_bit_floats(fields: ConfigFields, *words: str) -> None:

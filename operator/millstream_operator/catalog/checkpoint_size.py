@@ -2,6 +2,7 @@
 
     16 or 32 bit    the number of weights, so that a file in float32 whose config.json says bfloat16 passes: it is
                     served in the format that config.json names
+    GGUF            the number of weights, because every tensor may be quantised, tables too
     quantised       the bytes of all tensors, with scales, and with 16 bit for what the format leaves alone
 
 The tensors of the chosen files count (`sources/selection.py`: those of the index), not the files of the repository. So
@@ -26,10 +27,14 @@ _LARGEST = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class CountedWeights:
-    """`floats`: elements of floating-point tensors of 16 bit and more; masks and packed integers are none."""
+    """`floats`: elements of floating-point tensors of 16 bit and more; masks and packed integers are none.
+
+    `elements`: of all tensors.
+    """
 
     tensor_bytes: int
     floats: int
+    elements: int
     has_head: bool
 
 
@@ -39,7 +44,8 @@ def read_weights(weights: Mapping[str, Any]) -> CountedWeights | None:
     if not _is_count(tensor_bytes) or not isinstance(by_dtype, Mapping):
         return None
     floats = sum(count for dtype, count in by_dtype.items() if dtype in FLOATS and _is_count(count))
-    return CountedWeights(tensor_bytes, floats, has_head=weights.get("tied_lm_head") is not True)
+    elements = sum(count for count in by_dtype.values() if _is_count(count))
+    return CountedWeights(tensor_bytes, floats, elements, has_head=weights.get("tied_lm_head") is not True)
 
 
 def size_problem(shape: ModelShape, counted: CountedWeights, *, is_part: bool = False) -> str | None:
@@ -51,8 +57,10 @@ def size_problem(shape: ModelShape, counted: CountedWeights, *, is_part: bool = 
     rest = shape.parameters.total - shape.parameters.embedding - shape.parameters.head
     if rest + tables < SMALLEST_PARAMETERS:
         return None
-    if shape.quantization is None:
-        described, extra, found = rest + tables, shape.extra_parameters, counted.floats
+    is_gguf = shape.quantization is not None and shape.quantization.method == "GGUF"
+    if shape.quantization is None or is_gguf:
+        described, extra = rest + tables, shape.extra_parameters
+        found = counted.elements if is_gguf else counted.floats
         described, extra, found = (number * shape.weight_bytes for number in (described, extra, found))
     else:
         described = _quantized_bytes(shape, tables)

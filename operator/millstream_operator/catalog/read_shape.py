@@ -14,7 +14,7 @@ from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, assert_never
 
-from millstream_operator.catalog.checkpoint_quantization import read_quantization
+from millstream_operator.catalog.checkpoint_quantization import gguf_quantized_elements, read_quantization
 from millstream_operator.catalog.config_decimals import check_decimals
 from millstream_operator.catalog.config_fields import ConfigError, ConfigFields, UnsupportedModelError
 from millstream_operator.catalog.families import classic, dense, experts, latent
@@ -88,7 +88,14 @@ def read_shape(config: Mapping[str, Any], source: str = "config.json") -> ModelS
     )
     extended = extended_context_tokens(values, shape.max_position_embeddings)
     shape = replace(shape, extended_context_tokens=extended)
-    if quantization is not None:
+    if quantization is not None and quantization.elements:
+        plain = shape.parameters.linear - gguf_quantized_elements(quantization.elements)
+        if plain < 0:
+            raise fields.contradiction(
+                f"quantization_config.elements counts {-plain} weights more than the model's layers have"
+            )
+        shape = replace(shape, unquantized_parameters=plain)
+    elif quantization is not None:
         lists = quantization.kept, quantization.targets
         shape = replace(
             shape,

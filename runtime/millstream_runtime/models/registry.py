@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.gguf.gguf_model import read_gguf_folder
 from millstream_runtime.logs import log
 from millstream_runtime.model_families import RUNNABLE
 from millstream_runtime.models.config.fields import Fields
@@ -19,7 +20,7 @@ from millstream_runtime.models.config.model_config import ModelConfig, architect
 from millstream_runtime.models.config.text_config import language_model_fields
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
-from millstream_runtime.models.loading.checkpoint import Checkpoint
+from millstream_runtime.models.loading.open_checkpoint import open_checkpoint
 from millstream_runtime.models.loading.weights import ExpectedWeights, LayoutOf, LoadedWeights, Weights
 from millstream_runtime.quantization.layouts import layout_for
 
@@ -49,7 +50,7 @@ def family_code(architecture: str) -> FamilyCode:
 
 
 def load_model_config(folder: Path) -> ModelConfig:
-    """Read `config.json` and, where it exists, `generation_config.json`.
+    """Read `config.json`, or the metadata of a GGUF file, and, where it exists, `generation_config.json`.
 
     Raises:
         RuntimeFailure: CheckpointInvalid (no folder, unreadable JSON, a field missing or impossible) or
@@ -58,9 +59,10 @@ def load_model_config(folder: Path) -> ModelConfig:
     if not folder.is_dir():
         raise RuntimeFailure(
             FailureReason.CHECKPOINT_INVALID,
-            f"Model folder {folder} does not exist; name a folder with config.json and *.safetensors.",
+            f"Model folder {folder} does not exist; name a folder with config.json and *.safetensors, or with *.gguf.",
         )
-    fields = Fields(folder / "config.json")
+    gguf = read_gguf_folder(folder)
+    fields = Fields(folder / "config.json") if gguf is None else Fields(gguf.path, gguf.config())
     architecture = architecture_of(fields)
     if architecture in WITH_VISION:
         fields = language_model_fields(fields, WITH_VISION[architecture])
@@ -99,11 +101,13 @@ def load_model(
     Raises:
         RuntimeFailure: CheckpointInvalid, naming file and tensor; InvalidConfig, as `expected_weights`.
     """
-    with Checkpoint(folder) as checkpoint:
+    with open_checkpoint(folder) as checkpoint:
         wanted = expected_weights(config, dtype, ranks)
-        checkpoint.check(wanted.expected.items(), wanted.dtypes, wanted.optional, wanted.squeezable)
+        checkpoint.check(wanted.expected.items(), wanted.dtypes, wanted.optional, wanted.squeezable, wanted.documents)
         if checkpoint.num_skipped and ranks.rank == 0:
             log.warning("text_only", tensors=checkpoint.num_skipped, about="no images: their tensors are not read")
+        if config.quantization is not None and config.quantization.about and ranks.rank == 0:
+            log.info("quantized", method=config.quantization.method, about=config.quantization.about)
         total_bytes = sum(numel * checkpoint.element_bytes(name) for name, numel in wanted.reads if name in checkpoint)
 
         def report() -> None:

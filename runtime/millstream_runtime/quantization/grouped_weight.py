@@ -1,6 +1,6 @@
 """A quantized weight in memory: codes, and a scale and a zero point for each group of inputs.
 
-    weight[k, n] = (code[k, n] - zero[group of k, n]) * scale[group of k, n]
+    weight[k, n] = (code[k, n] - zero[group of k, n]) * scale[group of k, n]      or values[code[k, n]] * scale[…]
 
 All formats come to this form when they are loaded. Inputs are sorted by group then, so that the rows of a group are one
 run of memory whatever order the file has (GPTQ's act-order), and a run may be shorter than a group (a rank's share).
@@ -31,6 +31,7 @@ class GroupedWeight:
     bits: int  # 4 or 8
     order: Tensor | None = None  # int32 [in]: row `k` multiplies input `order[k]`
     columns: Tensor | None = None  # int32 [out]: which column of `scales` an output has; None: its own
+    values: Tensor | None = None  # float32 [16]: what codes of 4 bits stand for, without zeros; None: themselves
 
     @property
     def num_inputs(self) -> int:
@@ -45,7 +46,7 @@ class GroupedWeight:
         """Dequantize one run: `[its rows, out]`, computed in at least float32 and rounded once."""
         start, stop, group = run
         wide = torch.promote_types(dtype, torch.float32)
-        found = self._unpacked(self.codes[start:stop], wide)
+        found = self._values(start, stop, wide)
         if isinstance(self.zeros, Tensor):
             found.sub_(self._unpacked(self.zeros[group : group + 1], wide))
         elif self.zeros:
@@ -82,6 +83,12 @@ class GroupedWeight:
             zeros=taken(self.zeros) if isinstance(self.zeros, Tensor) else self.zeros,
             columns=None if self.columns is None else self.columns.index_select(0, index),
         )
+
+    def _values(self, start: int, stop: int, wide: torch.dtype) -> Tensor:
+        if self.values is None:
+            return self._unpacked(self.codes[start:stop], wide)
+        codes = unpack_halves(self.codes[start:stop], self.num_outputs)
+        return self.values.to(wide).index_select(0, codes.flatten().int()).view(codes.shape)
 
     def _unpacked(self, packed: Tensor, wide: torch.dtype) -> Tensor:
         if self.bits == 8:

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.linear.linear import Linear
+from millstream_runtime.quantization.block_weight import BlockLinear, BlockWeight
 from millstream_runtime.quantization.grouped_weight import GroupedWeight
 from millstream_runtime.quantization.quantized_linear import DequantizingLinear
 from millstream_runtime.quantization.weight_layout import TensorSource
 
-Make = Callable[[TensorSource, GroupedWeight, Tensor | None], Linear]
+QuantizedWeight = GroupedWeight | BlockWeight
+Make = Callable[[TensorSource, QuantizedWeight, Tensor | None], Linear]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Implementation:
     make: Make
 
 
-def linear_for(source: TensorSource, weight: GroupedWeight, bias: Tensor | None) -> Linear:
+def linear_for(source: TensorSource, weight: QuantizedWeight, bias: Tensor | None) -> Linear:
     """Return the layer of a weight, which is counted in the source's bytes.
 
     Raises:
@@ -52,17 +54,17 @@ def linear_for(source: TensorSource, weight: GroupedWeight, bias: Tensor | None)
     return max(fitting, key=lambda one: one.least_capability).make(source, weight, bias)
 
 
-def _on_a_cpu(source: TensorSource, weight: GroupedWeight, bias: Tensor | None) -> Linear:
+def _on_a_cpu(source: TensorSource, weight: QuantizedWeight, bias: Tensor | None) -> Linear:
     """Dequantized once where there is memory for it. Only in float32 and wider: there both ways round alike."""
     source.count(weight.num_bytes)
     num_elements = weight.num_inputs * weight.num_outputs
     more_bytes = num_elements * source.dtype.itemsize - weight.num_bytes
     if source.dtype.itemsize < torch.float32.itemsize or not source.memory.reserve(more_bytes):
-        return DequantizingLinear(weight, bias)
+        return BlockLinear(weight, bias) if isinstance(weight, BlockWeight) else DequantizingLinear(weight, bias)
     dense = weight.dense(source.dtype)
     if source.memory.is_output_major(num_elements):
         dense = dense.t().contiguous().t()
     return source.memory.linear(dense, bias)
 
 
-_IMPLEMENTATIONS = (Implementation((4, 8), "cpu", 0, _on_a_cpu),)
+_IMPLEMENTATIONS = (Implementation((2, 3, 4, 5, 6, 8), "cpu", 0, _on_a_cpu),)

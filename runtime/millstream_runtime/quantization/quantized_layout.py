@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from millstream_runtime.quantization.implementations import linear_for
 from millstream_runtime.quantization.quantized_linear import PlannedLinear
 from millstream_runtime.quantization.weight_layout import TensorSource
 
-LARGEST_CODES = {torch.int8: 128, torch.float8_e4m3fn: 448}
+LARGEST_CODES: dict[torch.dtype, float] = {torch.int8: 128, torch.float8_e4m3fn: 448}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class QuantizedLayout(ABC):
     """See `WeightLayout`. A format says how its tensors are called and how they are unpacked."""
 
     bits: int
+    code_values: ClassVar[tuple[float, ...] | None] = None  # what codes of 4 bits stand for; None: numbers from 0 on
 
     @abstractmethod
     def unpack(self, source: TensorSource, module: str, outputs: Size, inputs: Size) -> Unpacked | None:
@@ -77,11 +79,13 @@ class QuantizedLayout(ABC):
     def _in_range(self, unpacked: Unpacked, dtype: torch.dtype) -> Unpacked:
         """Refuse scales with which a weight of the model's dtype would be infinite."""
         largest_code = LARGEST_CODES.get(unpacked.codes.dtype, (1 << self.bits) - 1)
+        if self.code_values is not None:
+            largest_code = max(map(abs, self.code_values))
         largest_scale = float(unpacked.scales.abs().max())
         if largest_scale * largest_code > torch.finfo(dtype).max:
             raise invalid_tensor(
                 unpacked.scales_name,
-                f"holds a scale of {largest_scale:.3g}; with codes up to {largest_code} its weights are beyond {dtype}",
+                f"holds a scale of {largest_scale:.3g}; with codes up to {largest_code:g} weights are beyond {dtype}",
             )
         return unpacked
 
@@ -108,6 +112,7 @@ class QuantizedLayout(ABC):
             bits=self.bits,
             order=order,
             columns=_columns(parts),
+            values=None if self.code_values is None else torch.tensor(self.code_values, device=codes.device),
         )
 
 
@@ -141,7 +146,7 @@ def groups_within(inputs: Size, group_size: int | None) -> tuple[Size, Tensor]:
 
     A share may begin or end within a group.
     """
-    first, last, total = _span(inputs)
+    first, last, total = span_of(inputs)
     size = group_size or total
     begin, end = first // size, -(-last // size)
     kept: Size = end if (begin, end) == (0, -(-total // size)) else Cut(-(-total // size), (range(begin, end),))
@@ -167,7 +172,7 @@ def invalid_tensor(name: str, what: str) -> RuntimeFailure:
     )
 
 
-def _span(inputs: Size) -> tuple[int, int, int]:
+def span_of(inputs: Size) -> tuple[int, int, int]:
     """First and end of the inputs that are kept, and how many there are. Inputs are never cut in several places."""
     if isinstance(inputs, int):
         return 0, inputs, inputs

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.models.linear.shares import Size, kept_size, total_size
-from millstream_runtime.quantization.quantized_layout import QuantizedLayout, Unpacked, groups_within
+from millstream_runtime.quantization.quantized_layout import QuantizedLayout, Unpacked, groups_within, invalid_tensor
 from millstream_runtime.quantization.weight_layout import TensorSource
 from millstream_runtime.quantization_config.formats import ScaledCodesFormat
 
 SCALE_BYTES, COLUMN_BYTES = 4, 4
+BITSANDBYTES_SCALE = "SCB"
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class ScaledCodesLayout(QuantizedLayout):
         codes = source.read(f"{module}.weight", (outputs, inputs), (dtype,))
         groups, group_of_input = groups_within(inputs, self.stored.scaled_inputs)
         scale_shape: tuple[Size, ...] = (self._rows(outputs), groups)
+        self._check_order(source, module)
         scales_name = f"{module}.{self.stored.scale_name}"
         scales = source.read_scale(scales_name, scale_shape)
         if source.device.type == "meta":
@@ -48,6 +50,14 @@ class ScaledCodesLayout(QuantizedLayout):
         scales_bytes = kept_size(self._rows(outputs)) * num_groups * SCALE_BYTES
         columns_bytes = 0 if self.stored.scaled_outputs == 1 else kept_size(outputs) * COLUMN_BYTES
         return kept_size(outputs) * kept_size(inputs) + scales_bytes + columns_bytes
+
+    def _check_order(self, source: TensorSource, module: str) -> None:
+        """bitsandbytes once stored weights in the order of a GPU's matrix units."""
+        if self.stored.scale_name != BITSANDBYTES_SCALE:
+            return
+        order = source.read_optional(f"{module}.weight_format", (), ("U8",))
+        if order is not None and int(order) != 0:
+            raise invalid_tensor(f"{module}.weight_format", f"is {int(order)}; only 0, rows one after another, is read")
 
     def _rows(self, outputs: Size) -> Size:
         """Rows of the scales: this rank's outputs, or all blocks of outputs, which a share may begin or end within."""

@@ -9,7 +9,7 @@ takes, and over the tensors themselves.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -43,6 +43,13 @@ class TensorSource(Protocol):
 
     def read_scale(self, name: str, shape: tuple[Size, ...]) -> Tensor:
         """The same of a small float tensor, whose dimensions of size one the file may leave out or add."""
+
+    def read_document(self, name: str) -> dict[str, Any] | None:
+        """A JSON object that the checkpoint keeps as the bytes of a tensor; None on the meta device.
+
+        Raises:
+            RuntimeFailure: CheckpointInvalid, it is none.
+        """
 
     def count(self, num_bytes: int) -> None:
         """Add to the bytes that the model's weights take."""

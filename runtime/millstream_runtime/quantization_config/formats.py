@@ -33,6 +33,20 @@ class PackedIntegersFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class GgufFormat:
+    """Blocks of GGUF."""
+
+    type_name: str  # of `gguf.block_types`
+
+
+@dataclass(frozen=True, slots=True)
+class Nf4Format:
+    """bitsandbytes' NF4, blocks of 64 (Dettmers et al. 2023, arXiv 2305.14314)."""
+
+    double_quant: bool  # scales are stored in 8 bits
+
+
+@dataclass(frozen=True, slots=True)
 class ScaledCodesFormat:
     """One 8-bit code per weight, and scales."""
 
@@ -43,4 +57,4 @@ class ScaledCodesFormat:
     scale_divisor: float = 1.0
 
 
-StoredFormat = AwqFormat | GptqFormat | PackedIntegersFormat | ScaledCodesFormat
+StoredFormat = AwqFormat | GgufFormat | GptqFormat | PackedIntegersFormat | Nf4Format | ScaledCodesFormat

@@ -10,28 +10,41 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from millstream_runtime.gguf.block_types import BLOCK_TYPES
 from millstream_runtime.quantization_config import module_patterns
 from millstream_runtime.quantization_config.compressed_tensors import read_groups
-from millstream_runtime.quantization_config.formats import AwqFormat, GptqFormat, ScaledCodesFormat, StoredFormat
+from millstream_runtime.quantization_config.formats import (
+    AwqFormat,
+    GgufFormat,
+    GptqFormat,
+    Nf4Format,
+    ScaledCodesFormat,
+    StoredFormat,
+)
 from millstream_runtime.quantization_config.settings import Settings
 
 HEAD = "lm_head"
 KEPT_FIELDS = ("ignore", "ignored_layers", "modules_to_not_convert", "llm_int8_skip_modules")
 TARGETS_OF_GPTQ = "modules_in_block_to_quantize"
 BITSANDBYTES_RANGE = 127.0  # SCB is the largest weight of a row
+DEFAULT_OUTLIER_THRESHOLD = 6.0  # of bitsandbytes
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizationScheme:
     """How the linear layers of one checkpoint are stored."""
 
-    method: str  # as the API names it: AWQ | GPTQ | FP8 | INT8
+    method: str  # as the API names it: AWQ | GPTQ | FP8 | INT8 | NF4 | GGUF
     format: StoredFormat
     kept: tuple[str, ...] = ()  # modules of 16 bit: see `module_patterns`
     targets: tuple[str, ...] = ()  # the quantized modules; empty: all linear layers
+    about: str = ""  # what the user is told when it is loaded
+    by_module: Mapping[str, StoredFormat] | None = None  # where each has its own (GGUF); the others are 16 or 32 bit
 
     def format_of(self, module: str) -> StoredFormat | None:
         """Of a linear layer by its name in the checkpoint; None: 16 or 32 bit."""
+        if self.by_module is not None:
+            return self.by_module.get(module)
         if module == HEAD or module_patterns.is_named(module, self.kept):
             return None
         return self.format if not self.targets or module_patterns.is_named(module, self.targets) else None
@@ -101,8 +114,32 @@ def _read_fbgemm_fp8(settings: Settings, kept: tuple[str, ...]) -> QuantizationS
 
 def _read_bitsandbytes(settings: Settings, kept: tuple[str, ...]) -> QuantizationScheme:
     if settings.flag("load_in_4bit", default=False):
-        raise settings.unsupported("load_in_4bit", True, "load_in_8bit")
-    return QuantizationScheme("INT8", ScaledCodesFormat(False, 1, None, "SCB", BITSANDBYTES_RANGE), kept)
+        return _read_nf4(settings, kept)
+    threshold = settings.number("llm_int8_threshold", default=DEFAULT_OUTLIER_THRESHOLD)
+    about = f"activations are not quantized, so llm_int8_threshold {threshold:g} sets no outliers apart"
+    stored = ScaledCodesFormat(False, 1, None, "SCB", BITSANDBYTES_RANGE)
+    return QuantizationScheme("INT8", stored, kept, about=about)
+
+
+def _read_nf4(settings: Settings, kept: tuple[str, ...]) -> QuantizationScheme:
+    if settings.flag("load_in_8bit", default=False):
+        raise settings.invalid("load_in_8bit", "true, and load_in_4bit too; the weights are stored in one of them")
+    for field, supported in (("bnb_4bit_quant_type", "nf4"), ("bnb_4bit_quant_storage", "uint8")):
+        if (found := settings.text(field) or supported) != supported:
+            raise settings.unsupported(field, found, supported)
+    stored = Nf4Format(settings.flag("bnb_4bit_use_double_quant", default=False))
+    return QuantizationScheme("NF4", stored, kept)
+
+
+def _read_gguf(settings: Settings, kept: tuple[str, ...]) -> QuantizationScheme:
+    """What `gguf.config_values` makes of a file's tensors; `modules` is left out of an inspection's answer."""
+    modules = settings.words("modules", tuple(BLOCK_TYPES))
+    elements = settings.counts("elements", tuple(BLOCK_TYPES))
+    if not elements:
+        raise settings.invalid("elements", "missing; it must say how many weights are stored in which type")
+    most = max(elements, key=lambda name: elements[name])
+    by_module = {module: GgufFormat(name) for module, name in modules.items()}
+    return QuantizationScheme("GGUF", GgufFormat(most), by_module=by_module)
 
 
 def _read_compressed_tensors(settings: Settings, kept: tuple[str, ...]) -> QuantizationScheme:
@@ -119,5 +156,6 @@ _READERS: dict[str, Callable[[Settings, tuple[str, ...]], QuantizationScheme]] =
     "fp8": _read_fp8,
     "fbgemm_fp8": _read_fbgemm_fp8,
     "bitsandbytes": _read_bitsandbytes,
+    "gguf": _read_gguf,
     "compressed-tensors": _read_compressed_tensors,
 }

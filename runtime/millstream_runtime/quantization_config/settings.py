@@ -10,6 +10,7 @@ from millstream_runtime.errors import FailureReason, RuntimeFailure
 GROUP_SIZE_LIMIT = 1 << 20
 DEFAULT_GROUP_SIZE = 128
 MAX_SECTIONS = 256
+COUNT_LIMIT = 1 << 62
 
 
 class UnsupportedFormatError(RuntimeFailure):
@@ -44,6 +45,15 @@ class Settings:
         if value is not None and not isinstance(value, bool):
             raise self.invalid(name, f"{_short(value)}; it must be true or false")
         return default if value is None else value
+
+    def number(self, name: str, *, default: float) -> float:
+        """A number of at least 0."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
+            raise self.invalid(name, f"{_short(value)}; it must be a number of at least 0")
+        return float(value)
 
     def one_of(self, names: Sequence[str], supported: Sequence[int], default: int | None = None) -> int:
         """An integer under one of several spellings."""
@@ -89,6 +99,26 @@ class Settings:
             raise self.invalid(name, f"an object of {len(outer._values)} fields; at most {MAX_SECTIONS} are read")
         found = [outer.section(str(one)) for one in outer._values]
         return [one for one in found if one is not None]
+
+    def words(self, name: str, known: Sequence[str]) -> dict[str, str]:
+        """An object of texts, each one of `known`; empty where it is absent."""
+        section = self.section(name)
+        found = {} if section is None else dict(section._values)
+        for key, value in found.items():
+            if value not in known:
+                raise self.unsupported(f"{name}.{str(key)[:60]}", value, ", ".join(known))
+        return found
+
+    def counts(self, name: str, known: Sequence[str]) -> dict[str, int]:
+        """An object of positive numbers, its fields among `known`; empty where it is absent."""
+        section = self.section(name)
+        found = {} if section is None else dict(section._values)
+        for key, value in found.items():
+            if key not in known:
+                raise self.unsupported(name, key, ", ".join(known))
+            if type(value) is not int or not 0 < value < COUNT_LIMIT:
+                raise self.invalid(f"{name}.{key}", f"{_short(value)}; it must be a positive integer")
+        return found
 
     def names(self, *fields: str) -> tuple[str, ...]:
         """The modules that lists name, nested lists included; or the keys of `{name: how often}`."""

@@ -23,7 +23,7 @@ from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.sources.client import Client, HTTPStatus, RetryPolicy, TransferError
 from millstream_runtime.sources.image_reference import ImageReference, parse_reference
 from millstream_runtime.sources.registry_auth import RegistryAuth, read_login
-from millstream_runtime.sources.selection import invalid, safe_relative_path
+from millstream_runtime.sources.selection import GGUF_SUFFIX, invalid, safe_relative_path
 from millstream_runtime.sources.source import ImageLayer, ResolvedSource
 from millstream_runtime.sources.transfer import Digest, RemoteFile
 
@@ -187,6 +187,7 @@ def _plain_names(blobs: list[RemoteFile], where: str) -> dict[str, RemoteFile]:
             raise invalid(f"{where} has a file with the name {blob.name[:80]!r}, which leads out of its folder.")
         paths.append((path, blob))
     configs = {path.parent for path, _ in paths if path.name == "config.json"}
+    configs = configs or {path.parent for path, _ in paths if path.suffix == GGUF_SUFFIX}
     top = min(configs, key=lambda folder: (len(folder.parts), str(folder)), default=PurePosixPath())
     return {
         path.name: RemoteFile(path.name, blob.url, blob.size_bytes, blob.digest)

@@ -1,6 +1,6 @@
 """`inspect`: the shape of a model without its weights.
 
-    hub, artifact    the JSON files whole, the first bytes of each *.safetensors by Range
+    hub, artifact    the JSON files whole, the first bytes of each *.safetensors or *.gguf by Range
     image            one pass over each layer; Range skips through a plain tar, a compressed one is read whole
     folder           the same from disk
     config.json      alone, where the model cannot be read
@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.sources.client import TransferError
+from millstream_runtime.sources.gguf_summary import describe_gguf, gguf_header_bytes
 from millstream_runtime.sources.layers import (
     EXPANSION_FLOOR_BYTES,
     GZIP_MAGIC,
@@ -33,7 +34,14 @@ from millstream_runtime.sources.layers import (
 )
 from millstream_runtime.sources.remote_reader import RemoteReader
 from millstream_runtime.sources.safetensors_header import LENGTH_BYTES, WeightsSummary, header_length, parse_header
-from millstream_runtime.sources.selection import INDEX_NAME, invalid, is_weights_file, support_files, weights_files
+from millstream_runtime.sources.selection import (
+    GGUF_SUFFIX,
+    INDEX_NAME,
+    invalid,
+    is_weights_file,
+    support_files,
+    weights_files,
+)
 from millstream_runtime.sources.shape import describe
 from millstream_runtime.sources.source import ImageLayer, ResolvedSource, Source
 from millstream_runtime.sources.transfer import Hashes, RemoteFile
@@ -48,7 +56,7 @@ PARALLEL = 8
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The JSON at the beginning of a safetensors file, and the size of the whole file."""
+    """The JSON at the beginning of a safetensors file, or all before the tensors of a GGUF file; its whole size."""
 
     text: bytes
     file_bytes: int
@@ -64,7 +72,7 @@ class ModelFiles(Protocol):
         """A small file, whole."""
 
     def header(self, name: str) -> Header:
-        """The beginning of a *.safetensors file."""
+        """The beginning of a file of weights."""
 
 
 def inspect_source(source: Source, config: bytes | None = None) -> dict[str, Any]:
@@ -113,7 +121,12 @@ def _inspect(
     weights = weights_files(model.names, index, where)
     summary = WeightsSummary()
     with ThreadPoolExecutor(PARALLEL) as threads:
-        for name, header in zip(weights, threads.map(model.header, weights), strict=True):
+        headers = dict(zip(weights, threads.map(model.header, weights), strict=True))
+    if weights[0].endswith(GGUF_SUFFIX):
+        described, summary = describe_gguf({name: (one.text, one.file_bytes) for name, one in headers.items()})
+        files = described | ({} if config is None else {"config.json": config})
+    else:
+        for name, header in headers.items():
             summary.add(parse_header(header.text, name), len(header.text), header.file_bytes, name)
     return describe(identity, requested_revision, revision, files, summary)
 
@@ -201,7 +214,9 @@ class RemoteModelFiles:
 
 
 def read_header(source: ByteSource, file_bytes: int, where: str) -> Header:
-    """Length, then JSON. Raises RuntimeFailure: CheckpointInvalid, or what `source.read` raises."""
+    """By the name of the file. Raises RuntimeFailure: CheckpointInvalid, or what `source.read` raises."""
+    if where.endswith(GGUF_SUFFIX):
+        return Header(gguf_header_bytes(source.read, file_bytes, where), file_bytes)
     first = source.read(min(file_bytes, LENGTH_BYTES + 24))  # 24 more: enough to know a git-lfs pointer
     length = header_length(first, file_bytes, where)
     parts = [first[LENGTH_BYTES:][:length]]

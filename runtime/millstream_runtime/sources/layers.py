@@ -25,6 +25,7 @@ from typing import IO, Any, Generic, Protocol, TypeVar, cast
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.sources.selection import (
+    GGUF_SUFFIX,
     SUPPORT_LIMIT_BYTES,
     invalid,
     is_support_file,
@@ -271,11 +272,14 @@ def apply_layers(layers: list[LayerContent[FileT]]) -> dict[str, FileT]:
 
 
 def model_folder_of(files: Mapping[str, FileT], where: str) -> dict[str, FileT]:
-    """The files of the one folder that has a config.json, by plain name; the highest one where there are several."""
-    folders = sorted(
-        {PurePosixPath(name).parent for name in files if PurePosixPath(name).name == "config.json"},
-        key=lambda folder: (len(folder.parts), str(folder)),
-    )
+    """The files of the one folder that has a config.json, by plain name; the highest one where there are several.
+
+    Where none has, that of a GGUF file.
+    """
+    paths = [PurePosixPath(name) for name in files]
+    found = {path.parent for path in paths if path.name == "config.json"}
+    found = found or {path.parent for path in paths if path.suffix == GGUF_SUFFIX}
+    folders = sorted(found, key=lambda folder: (len(folder.parts), str(folder)))
     if not folders:
         return {}
     if len(folders) > 1 and len(folders[0].parts) == len(folders[1].parts):

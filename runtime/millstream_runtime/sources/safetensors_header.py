@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from millstream_runtime.sources.selection import invalid
+from millstream_runtime.gguf.header import parse_gguf
+from millstream_runtime.sources.selection import GGUF_SUFFIX, invalid
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -80,9 +81,12 @@ def parse_header(text: bytes, where: str) -> dict[str, Any]:
 
 
 def check_file(path: Path, where: str) -> None:
-    """Raises RuntimeFailure: CheckpointInvalid, the file is not the safetensors file that its header describes."""
+    """Raises RuntimeFailure: CheckpointInvalid, the file of weights is not what its header describes."""
     size_bytes = path.stat().st_size
     with path.open("rb") as file:
+        if where.endswith(GGUF_SUFFIX):
+            parse_gguf(file.read, size_bytes, where)
+            return
         length = header_length(file.read(LENGTH_BYTES + 24)[: LENGTH_BYTES + 24], size_bytes, where)
         file.seek(LENGTH_BYTES)
         WeightsSummary().add(parse_header(file.read(length), where), length, size_bytes, where)

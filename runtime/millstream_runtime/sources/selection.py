@@ -2,7 +2,7 @@
 
     config.json, generation_config.json, tokenizer*.json, *.jinja, vocabulary    yes
     the shards that model.safetensors.index.json names, else model.safetensors,
-    else every *.safetensors                                                    yes
+    else every *.safetensors, else the one *.gguf with all its parts            yes
     *.bin, *.pt, *.py, folders (original/, onnx/), hidden files                  never
 
 An allow list, because a pickle or a .py file can run arbitrary code. Choosing by the index also leaves out the second
@@ -12,15 +12,17 @@ copy of the weights that many repositories carry (`consolidated.safetensors`).
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.gguf.gguf_model import gguf_files_of
 
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+GGUF_SUFFIX = ".gguf"
 SUPPORT_PATTERNS = ("*.json", "*.jinja", "*.tiktoken", "tokenizer.model", "spiece.model", "vocab.txt", "merges.txt")
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.msgpack", "*.h5")
 SUPPORT_LIMIT_BYTES = 256 << 20  # the largest tokenizer.json in use is about a tenth of this
@@ -34,13 +36,13 @@ def is_support_file(name: str) -> bool:
 
 def is_weights_file(name: str) -> bool:
     """Whether `name` (no folders) holds tensors that cannot run code."""
-    return _is_plain(name) and name.endswith(".safetensors")
+    return _is_plain(name) and name.endswith((".safetensors", GGUF_SUFFIX))
 
 
-def support_files(names: Iterable[str], where: str) -> list[str]:
-    """Configuration and tokenizer. Raises RuntimeFailure: CheckpointInvalid, no config.json."""
+def support_files(names: Collection[str], where: str) -> list[str]:
+    """Configuration and tokenizer. Raises RuntimeFailure: CheckpointInvalid, neither config.json nor a GGUF file."""
     chosen = sorted(name for name in names if is_support_file(name))
-    if CONFIG_NAME not in chosen:
+    if CONFIG_NAME not in chosen and not gguf_files_of(names, where):
         raise invalid(f"{where} has no {CONFIG_NAME}; name a model in the Hugging Face layout.")
     return chosen
 
@@ -58,12 +60,14 @@ def weights_files(names: Collection[str], index: bytes | None, where: str) -> li
         return sorted(shards)
     if SINGLE_NAME in names:
         return [SINGLE_NAME]
-    if found := sorted(name for name in names if is_weights_file(name)):
+    if found := gguf_files_of(names, where):
+        return found
+    if found := sorted(name for name in names if is_weights_file(name) and not name.endswith(GGUF_SUFFIX)):
         return found
     pickles = sorted(name for name in names if any(fnmatchcase(name, pattern) for pattern in PICKLE_PATTERNS))
     if pickles:
         raise invalid(f"{where} has only pickled weights ({pickles[0]}), which can run code; convert to safetensors.")
-    raise invalid(f"{where} has no *.safetensors file.")
+    raise invalid(f"{where} has no *.safetensors and no *.gguf file.")
 
 
 def read_index(index: bytes, where: str) -> set[str]:
@@ -75,7 +79,7 @@ def read_index(index: bytes, where: str) -> set[str]:
     if not names or len(names) > MAX_SHARDS:
         raise invalid(f"{where}: {INDEX_NAME} names {len(names)} files; it must name 1 to {MAX_SHARDS}.")
     for name in names:
-        if not isinstance(name, str) or not is_weights_file(name):
+        if not isinstance(name, str) or not is_weights_file(name) or name.endswith(GGUF_SUFFIX):
             raise invalid(
                 f"{where}: {INDEX_NAME} names {name!r}; a shard must be a *.safetensors file in the same folder."
             )

@@ -40,7 +40,7 @@ LIST_LIMIT = 16
 NUMBERS_LIMIT = 1024  # of a list: one for each layer
 _NUMBER_OF_MODULE = re.compile(r"\.[0-9]+(?=\.|$)")  # of `model.layers.7.mlp`
 LONG_BYTES = 64  # no number, and no word, is as long
-ESSENTIAL_QUANTIZATION_FIELDS = 7  # the first of QUANTIZATION_FIELDS
+ESSENTIAL_QUANTIZATION_FIELDS = 8  # the first of QUANTIZATION_FIELDS
 
 # What decides the size of the architectures that `millstream plan` knows; the order is the order of importance.
 # fmt: off
@@ -66,9 +66,10 @@ CONFIG_FIELDS = (
 NESTED_CONFIGS = ("text_config", "llm_config", "language_config")  # where multimodal models keep the decoder's sizes
 # fmt: off
 QUANTIZATION_FIELDS = (
-    "quant_method", "bits", "w_bit", "group_size", "q_group_size", "zero_point", "sym", "desc_act", "version",
-    "format", "fmt", "checkpoint_format", "activation_scheme", "weight_block_size", "load_in_4bit",
+    "quant_method", "elements", "bits", "w_bit", "group_size", "q_group_size", "zero_point", "sym", "desc_act",
+    "version", "format", "fmt", "checkpoint_format", "activation_scheme", "weight_block_size", "load_in_4bit",
     "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype",
+    "bnb_4bit_quant_storage", "llm_int8_threshold",
     "kv_cache_scheme", "quant_algo", "kv_cache_quant_algo", "lm_head", "is_marlin_format", "dynamic", "sparsity_config",
     "modules_to_not_convert", "modules_in_block_to_quantize", "llm_int8_skip_modules", "config_groups",
     "ignored_layers", "ignore",

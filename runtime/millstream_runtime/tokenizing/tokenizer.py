@@ -15,6 +15,8 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.gguf.gguf_model import GgufModel, read_gguf_folder
+from millstream_runtime.gguf.tokenizer_files import tokenizer_config, tokenizer_json
 from millstream_runtime.tokenizing.chat_template import ChatTemplate
 from millstream_runtime.tokenizing.detokenizer import (
     ByteLevelDetokenizer,
@@ -44,10 +46,15 @@ class Tokenizer:
     def from_folder(folder: Path) -> Tokenizer:
         """Read tokenizer.json, tokenizer_config.json and, where there is one, chat_template.jinja.
 
+        Of a folder with a GGUF file and no tokenizer.json, the vocabulary in that file.
+
         Raises:
             RuntimeFailure: a file is missing or broken; the message names it.
         """
         path = folder / "tokenizer.json"
+        gguf = read_gguf_folder(folder) if folder.is_dir() and not path.is_file() else None
+        if gguf is not None:
+            return _from_gguf(gguf)
         if not path.is_file():
             raise RuntimeFailure(
                 FailureReason.CHECKPOINT_INVALID,
@@ -131,6 +138,21 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise RuntimeFailure(FailureReason.CHECKPOINT_INVALID, f"{path} must hold a JSON object.")
     return content
+
+
+def _from_gguf(model: GgufModel) -> Tokenizer:
+    metadata, where = model.header.metadata, model.header.where
+    try:
+        fast = FastTokenizer.from_str(json.dumps(tokenizer_json(metadata, where)))
+    except RuntimeFailure:
+        raise
+    except Exception as error:  # tokenizers raises bare Exception for every parse error
+        raise RuntimeFailure(
+            FailureReason.CHECKPOINT_INVALID, f"{where} holds no usable tokenizer: {_first_line(error)}."
+        ) from error
+    settings = tokenizer_config(metadata, where)
+    source = settings.get("chat_template")
+    return Tokenizer(fast, None if source is None else ChatTemplate(source, _special_tokens(settings)))
 
 
 def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from millstream_operator.catalog.config_fields import ConfigError, UnsupportedModelError
+from millstream_operator.catalog.inspected_model import read_answer, read_inspected
+from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.catalog.read_shape import read_shape
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import PlanDefaults
@@ -18,9 +20,13 @@ from millstream_operator.planning.spec_plan import plan_from_spec
 from millstream_runtime.config import CAPABILITIES
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.models.registry import expected_weights, load_model_config
+from millstream_runtime.sources.inspect import inspect_folder
 from millstream_runtime.sources.safetensors_header import WeightsSummary
 from millstream_runtime.sources.shape import describe, to_json
+from tests.support.family_cases import dense
+from tests.support.gguf_files import TypeOf, q4_k_m, write_gguf
 from tests.support.llmdeployments import deployment
+from tests.support.tiny_families import write_family
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -53,6 +59,8 @@ DEEPSEEK: dict[str, Any] = LLAMA | {
     "topk_group": 1,
 }
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}
+NF4: dict[str, Any] = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+INT8: dict[str, Any] = {"quant_method": "bitsandbytes", "load_in_8bit": True}
 FP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 
 
@@ -89,7 +97,11 @@ SERVED: dict[str, dict[str, Any]] = {
     | {"modules_to_not_convert": [["self_attn.k_proj", "self_attn.v_proj"], ["mlp.up_proj"]]},
     "fp8, blocks": FP8 | {"weight_block_size": [128, 128]},
     "fp8, fbgemm": {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["model.layers.2"]},
-    "int8, bitsandbytes": {"quant_method": "bitsandbytes", "load_in_8bit": True},
+    "int8, bitsandbytes": INT8,
+    "int8, another threshold": INT8 | {"llm_int8_threshold": 0.0, "llm_int8_skip_modules": ["lm_head"]},
+    "nf4": NF4,
+    "nf4, double quantization": NF4 | {"bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bfloat16"},
+    "nf4, layers kept": NF4 | {"llm_int8_skip_modules": ["lm_head", "model.layers.0"]},
     "int4, compressed-tensors": compressed("pack-quantized", num_bits=4, strategy="group", group_size=128),
     "int4, asymmetric": compressed("pack-quantized", num_bits=4, strategy="group", group_size=128, symmetric=False),
     "int4, act-order": compressed("pack-quantized", num_bits=4, strategy="group", group_size=128, actorder="group"),
@@ -113,7 +125,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "awq, 8 bit": AWQ | {"bits": 8},
     "awq, no zero points": AWQ | {"zero_point": False},
     "fp8, e5m2": FP8 | {"fmt": "e5m2"},
-    "nf4": {"quant_method": "bitsandbytes", "load_in_4bit": True},
+    "fp4": NF4 | {"bnb_4bit_quant_type": "fp4"},
+    "nf4 in bfloat16": NF4 | {"bnb_4bit_quant_storage": "bfloat16"},
+    "int8, an impossible threshold": INT8 | {"llm_int8_threshold": -1},
     "int2, compressed-tensors": compressed("pack-quantized", num_bits=2, strategy="channel"),
     "int4 in bytes": compressed("int-quantized", num_bits=4, strategy="channel"),
     "int8, asymmetric": compressed("int-quantized", num_bits=8, strategy="channel", symmetric=False),
@@ -165,6 +179,24 @@ def test_what_is_dequantized_once_is_planned_dequantized(name: str, kept: list[s
     assert cpu_weights_bytes(read_shape(config)) == pytest.approx(taken, rel=0.01)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2"])
+@pytest.mark.parametrize("mix", ["Q8_0", "Q4_K_M", "Q2_K"])
+def test_a_gguf_file_is_planned_as_it_is_loaded(mix: str, family: str, tmp_path: Path) -> None:
+    """From an inspection, as the operator plans it: the header says all."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 3, "head_dim": 128}
+    write_family(tmp_path / "plain", **dense(family, **sizes))
+    types: dict[str, TypeOf] = {
+        "Q8_0": lambda module: "Q8_0",
+        "Q4_K_M": q4_k_m,
+        "Q2_K": lambda module: "Q3_K" if module.endswith("v_proj") else "Q2_K",
+    }
+    write_gguf(tmp_path / "plain", tmp_path / "packed" / "model.gguf", types[mix])
+    shape = read_inspected(read_answer(to_json(inspect_folder(tmp_path / "packed")))).shape
+    taken = expected_weights(load_model_config(tmp_path / "packed"), torch.float32).num_bytes
+    assert cpu_weights_bytes(shape) == pytest.approx(taken, rel=0.01)
+    assert _requires(shape) == []
+
+
 @pytest.mark.parametrize("name", SERVED | REFUSED)
 def test_an_inspection_says_what_the_config_says(name: str) -> None:
     """The operator plans from an inspection, `millstream plan` from a folder: both accept the same, and count alike."""
@@ -199,6 +231,10 @@ def _missing(config: dict[str, Any]) -> list[str]:
         shape = read_shape(config)
     except (ConfigError, UnsupportedModelError) as problem:
         return [str(problem)]
+    return _requires(shape)
+
+
+def _requires(shape: ModelShape) -> list[str]:
     planned = plan_from_spec(
         deployment(accelerator={"type": "CPU"}), PlanDefaults("registry.example.com/runtime:1"), Facts(shape=shape)
     )

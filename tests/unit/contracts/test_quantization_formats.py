@@ -28,8 +28,9 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
     "FP8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
     "INT8": {"quant_method": "bitsandbytes", "load_in_8bit": True},
     "NF4": {"quant_method": "bitsandbytes", "load_in_4bit": True},
+    "GGUF": {"quant_method": "gguf", "elements": {"Q4_K": 1 << 20, "F32": 1 << 10}},  # from a file's header
 }
-WITHOUT_CHECKPOINT = {"None", "RTN", "GGUF"}
+WITHOUT_CHECKPOINT = {"None", "RTN"}
 
 
 def test_every_format_can_be_planned_and_has_a_least_gpu() -> None:

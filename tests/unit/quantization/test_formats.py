@@ -10,6 +10,7 @@ import torch
 
 from millstream_runtime.models.loading.checkpoint import Checkpoint
 from millstream_runtime.models.registry import expected_weights, load_model, load_model_config
+from tests.support.bitsandbytes_checkpoints import llm_int8, nf4
 from tests.support.family_cases import CASES, dense
 from tests.support.quantized_checkpoints import Packer, awq, gptq, quantized
 from tests.support.scaled_checkpoints import fp8, int8, packed_integers
@@ -78,6 +79,12 @@ FORMATS: dict[str, tuple[dict[str, Any], Packer]] = {
         {"quant_method": "bitsandbytes", "load_in_8bit": True},
         int8("SCB", (1, None), stored_times=127),
     ),
+    "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, nf4()),
+    "nf4-double": (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_use_double_quant": True},
+        nf4(double_quant=True),
+    ),
+    "llm-int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_threshold": 6.0}, llm_int8()),
     "ct-int4": (packing("pack-quantized", num_bits=4, strategy="group", group_size=32), packed_integers(4, 32)),
     "ct-int4-asymmetric": (
         packing("pack-quantized", num_bits=4, strategy="group", group_size=32, symmetric=False),
@@ -108,7 +115,10 @@ FORMATS: dict[str, tuple[dict[str, Any], Packer]] = {
     ),
 }
 # One of each way to store weights: those that are combined with families, ranks and company.
-SEVERAL = ("awq", "gptq", "gptq-act-order", "fp8-tensor", "fp8-block", "bitsandbytes-int8", "ct-int4-act-order")
+SEVERAL = (
+    *("awq", "gptq", "gptq-act-order", "fp8-tensor", "fp8-block", "bitsandbytes-int8", "nf4-double"),
+    "ct-int4-act-order",
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -173,7 +183,7 @@ def test_two_ranks_compute_what_one_computes(name: str, family: str, folders: Fo
     torch.testing.assert_close(shared, model_logits(packed, prompt, 13), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq-act-order", "fp8-block", "ct-w8a8"])
+@pytest.mark.parametrize("name", ["awq", "gptq-act-order", "fp8-block", "nf4", "ct-w8a8"])
 def test_an_answer_is_the_same_alone_and_in_company(name: str, folders: Folders) -> None:
     packed, dequantized = folders.written("llama", name)
     prompts = prompts_of([3, 17, 31, 40])

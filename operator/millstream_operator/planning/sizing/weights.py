@@ -2,18 +2,25 @@
 
 AWQ, GPTQ, RTN   bits a weight, and for each group of weights a 16-bit scale and a zero point of `bits`
 FP8, INT8        one byte a weight; scales by block or row are a few parts in ten thousand
-NF4              4 bits a weight and a 32-bit scale for 64 weights (arXiv 2305.14314, without double quantisation)
-GGUF             Q4_K_M: 4.85 bits a weight, as llama.cpp reports it
+NF4              4 bits a weight and a 32-bit scale for 64 weights (arXiv 2305.14314; double quantisation is undone when
+                 it is loaded); where rows are no multiple of 64 long, scales of shorter groups
+GGUF             the blocks of the file; where it is not known Q4_K_M: 4.85 bits a weight, as llama.cpp reports it
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
-from millstream_operator.catalog.checkpoint_quantization import DEFAULT_GROUP_SIZE
+from millstream_operator.catalog.checkpoint_quantization import (
+    DEFAULT_GROUP_SIZE,
+    gguf_quantized_bytes,
+    gguf_quantized_elements,
+)
 from millstream_operator.catalog.model_shape import ModelShape
 
 SCALE_BYTES = 2
+NF4_BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +30,24 @@ class WeightFormat:
     method: str = "None"
     bits: int = 16
     group_size: int | None = None
+    millibits: int = 4850  # GGUF: thousandths of a bit a weight, scales included
 
 
 def weight_format(shape: ModelShape, method: str) -> WeightFormat:
     """The format of a method; a checkpoint that is stored in it already says its own bits and group."""
     stored = shape.quantization
+    if stored is not None and stored.method == method == "GGUF":
+        bits = 8 * gguf_quantized_bytes(stored.elements)
+        return WeightFormat(method, stored.bits, None, bits * 1000 // gguf_quantized_elements(stored.elements))
     if stored is not None and stored.method == method:
-        return WeightFormat(method, stored.bits, stored.group_size)
+        group_size = (
+            gcd(NF4_BLOCK, shape.hidden_size, *shape.intermediate_sizes) if method == "NF4" else stored.group_size
+        )
+        return WeightFormat(method, stored.bits, group_size)
     if method in ("AWQ", "GPTQ", "RTN"):
         return WeightFormat(method, 4, DEFAULT_GROUP_SIZE)
     if method == "NF4":
-        return WeightFormat(method, 4, 64)
+        return WeightFormat(method, 4, NF4_BLOCK)
     if method in ("FP8", "INT8"):
         return WeightFormat(method, 8, None)
     if method == "GGUF":
@@ -44,9 +58,9 @@ def weight_format(shape: ModelShape, method: str) -> WeightFormat:
 def linear_bytes(parameters: int, stored: WeightFormat) -> int:
     """Return the bytes of `parameters` weights of linear layers, scales and zero points included."""
     if stored.method == "GGUF":
-        return parameters * 485 // 800
+        return parameters * stored.millibits // 8000
     if stored.method == "NF4":
-        return parameters // 2 + parameters // 64 * 4
+        return parameters // 2 + parameters // (stored.group_size or NF4_BLOCK) * 4
     weights = parameters * stored.bits // 8
     if stored.method in ("AWQ", "GPTQ", "RTN", "INT8") and stored.group_size:
         groups = -(-parameters // stored.group_size)

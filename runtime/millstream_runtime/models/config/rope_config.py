@@ -82,7 +82,9 @@ def scaled_rope(
     """One object of rope parameters, checked; `fields` is the whole config.json around it."""
     kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
     kind = (aliases or {}).get(kind, kind)
-    if kind not in types:
+    lengths = (scaling.get("original_max_position_embeddings"), fields.get("max_position_embeddings"))
+    never_crosses = kind == "longrope" and lengths[0] == lengths[1]  # one set of angles at every length: GGUF's Llama 3
+    if kind not in types and not never_crosses:
         raise fields.unsupported("rope_type", kind, ", ".join(types))
     common: dict[str, Any] = {"theta": theta, "type": kind, "partial_rotary_factor": partial_rotary_factor}
     if kind in ("default", "dynamic"):

@@ -1,7 +1,6 @@
 """Safetensors folder -> tensors, each checked before a byte of it is used.
 
-The header of every file is read first: what is missing, misshapen, of the wrong type or cut off is named with its
-file before any weight is loaded. Files are memory-mapped: a tensor costs memory only where it is copied to.
+Files are memory-mapped: a tensor costs memory only where it is copied to.
 Safetensors only: a pickle can run code, so `*.bin` and `*.pt` are refused by name.
 """
 
@@ -9,36 +8,30 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.models.loading.tensor_store import DescribedTensor, TensorStore
 
 INDEX_NAME = "model.safetensors.index.json"
 LANGUAGE_MODEL_PREFIXES = (("language_model.model.", "model."), ("model.language_model.", "model."))
 HEAD_NAME = "lm_head.weight"
-FLOAT_DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # safetensors' names, and bytes per element
-DTYPE_BYTES = FLOAT_DTYPES | {"I64": 8, "I32": 4, "I8": 1, "U8": 1, "F8_E4M3": 1}
 
 
-class Checkpoint:
-    """The tensors of a model folder by name. Use as a context manager: files stay mapped until it ends.
+class Checkpoint(TensorStore):
+    """A folder of safetensors. `read` gives the mapped file itself.
 
-    Of a model with a vision tower it has the language model, by the names of a model without one. `num_skipped`: how
-    many tensors it leaves out for that.
-
-    Raises:
-        RuntimeFailure: CheckpointInvalid, from the constructor (no or unreadable files) and from `read`.
+    Of a model with a vision tower it has the language model, by the names of a model without one; it skips the rest.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        super().__init__(folder)
         self._files = {path: _open(path) for path in safetensors_files(folder)}
         stored: dict[str, Path] = {
             name: path
@@ -50,54 +43,17 @@ class Checkpoint:
         self.num_skipped = len(stored) - len(self._file_of)
         self.bytes_read = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         for file in self._files.values():
-            file.__exit__(kind, error, trace)
+            file.__exit__(None, None, None)
         self._files.clear()
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._file_of
-
-    def check(
-        self,
-        expected: Iterable[tuple[str, tuple[int, ...]]],
-        dtypes: Mapping[str, tuple[str, ...]] | None = None,
-        optional: Container[str] = (),
-        squeezable: Container[str] = (),
-    ) -> None:
-        """Refuse the checkpoint unless every expected tensor exists with this shape and one of its types.
-
-        Args:
-            dtypes: by tensor, as safetensors names them; by default a float type.
-            optional: tensors that may be absent.
-            squeezable: tensors whose dimensions of size one do not count.
-        """
-        for name, shape in expected:
-            path = self._file_of.get(name)
-            if path is None and name in optional:
-                continue
-            if path is None:
-                raise _invalid(f"{self._folder}: tensor {name} {list(shape)} is missing from the checkpoint.")
-            view = self._slice(name)
-            allowed = (dtypes or {}).get(name, tuple(FLOAT_DTYPES))
-            found = tuple(view.get_shape())
-            if found != shape and not (name in squeezable and _squeezed(found) == _squeezed(shape)):
-                packed = " by its sizes and its quantization_config" if not {*allowed} <= FLOAT_DTYPES.keys() else ""
-                raise _invalid(
-                    f"{path}: tensor {name} has shape {list(view.get_shape())}; config.json asks for "
-                    f"{list(shape)}{packed}."
-                )
-            if view.get_dtype() not in allowed:
-                raise _invalid(f"{path}: tensor {name} is {view.get_dtype()}; it must be one of {', '.join(allowed)}.")
-
-    def element_bytes(self, name: str) -> int:
-        """Of one tensor that `check` has passed."""
-        return DTYPE_BYTES[self._slice(name).get_dtype()]
+    def described(self, name: str) -> DescribedTensor | None:
+        path = self._file_of.get(name)
+        if path is None:
+            return None
+        view = self._slice(name)
+        return DescribedTensor(path, tuple(view.get_shape()), view.get_dtype())
 
     def read(self, name: str) -> Tensor:
         """One tensor on the CPU, in the file's own dtype; the data is the mapped file, so copy before changing it."""
@@ -144,10 +100,6 @@ def check_finite(name: str, tensor: Tensor) -> None:
         return
     if not torch.isfinite(tensor.sum(dtype=torch.float32)):
         raise _invalid(f"Tensor {name} holds NaN or infinite values; the checkpoint is damaged.")
-
-
-def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(size for size in shape if size != 1)
 
 
 def _cut(view: Any, ranges: Sequence[tuple[range, ...]]) -> Tensor:

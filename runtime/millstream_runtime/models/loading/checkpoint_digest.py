@@ -11,6 +11,7 @@ import hashlib
 import json
 from pathlib import Path
 
+from millstream_runtime.gguf.gguf_model import gguf_files_in
 from millstream_runtime.sources.folder import ModelFolder
 
 SAMPLES = 64  # of one file, evenly spread, so that they fall into many of its tensors
@@ -20,11 +21,13 @@ SAMPLE_BYTES = 4096
 def checkpoint_digest(folder: Path) -> bytes:
     """Return 32 bytes, of config.json and of the weights. Files that cannot be read are an OSError."""
     digest = hashlib.sha256(b"millstream checkpoint\0")
-    _add(digest, (folder / "config.json").read_bytes())
+    gguf = gguf_files_in(folder)  # they hold their own config
+    if not gguf:
+        _add(digest, (folder / "config.json").read_bytes())
     marker = ModelFolder(folder).marker()
     if marker is not None:
         _add(digest, json.dumps(sorted(marker.files.items())).encode())
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in gguf or sorted(folder.glob("*.safetensors")):
         status = path.stat()
         _add(digest, f"{path.name}\0{status.st_size}".encode())
         if marker is None:

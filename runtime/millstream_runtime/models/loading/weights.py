@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,10 +30,13 @@ from millstream_runtime.models.linear.linear import (
 from millstream_runtime.models.linear.several import LinearPerExpert, SideBySideLinear
 from millstream_runtime.models.linear.shares import Cut, Size, kept_size, total_size
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks, RowParallelLinear
-from millstream_runtime.models.loading.checkpoint import Checkpoint, check_finite
+from millstream_runtime.models.loading.checkpoint import check_finite
+from millstream_runtime.models.loading.tensor_store import TensorStore
 from millstream_runtime.models.memory_layouts import memory_layout_for
+from millstream_runtime.quantization.quantized_layout import invalid_tensor
 from millstream_runtime.quantization.unquantized import UNQUANTIZED
 from millstream_runtime.quantization.weight_layout import FLOATS, WeightLayout
+from millstream_runtime.strict_json import read_strict_json
 
 LayoutOf = Callable[[str], WeightLayout]  # of a module, by its name in the checkpoint
 
@@ -76,6 +80,10 @@ class Weights(ABC):
     @abstractmethod
     def read_scale(self, name: str, shape: tuple[Size, ...]) -> Tensor:
         """The same of a small float tensor, whose dimensions of size one the file may leave out or add."""
+
+    @abstractmethod
+    def read_document(self, name: str) -> dict[str, Any] | None:
+        """A JSON object that the checkpoint keeps as the bytes of a tensor; None on the meta device."""
 
     def count(self, num_bytes: int) -> None:
         """Add bytes of weights that were not made by `empty` to `num_bytes`."""
@@ -152,6 +160,7 @@ class ExpectedWeights(Weights):
         dtypes: what each may be, as safetensors names it.
         optional: the tensors that may be absent.
         squeezable: those whose dimensions of size one do not count.
+        documents: those that hold text of any length.
         reads: name and number of elements of everything that will be read, in order.
     """
 
@@ -161,6 +170,7 @@ class ExpectedWeights(Weights):
         self.dtypes: dict[str, tuple[str, ...]] = {}
         self.optional: set[str] = set()
         self.squeezable: set[str] = set()
+        self.documents: set[str] = set()
         self.reads: list[tuple[str, int]] = []
 
     def read(self, name: str, shape: tuple[Size, ...], dtypes: tuple[str, ...] = FLOATS) -> Tensor:
@@ -178,6 +188,11 @@ class ExpectedWeights(Weights):
         self.squeezable.add(name)
         return self.read(name, shape)
 
+    def read_document(self, name: str) -> dict[str, Any] | None:
+        self.expected[name], self.dtypes[name] = (0,), ("U8",)
+        self.documents.add(name)
+        return None
+
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
         # On meta tensors, torch.cat first imports torch's symbolic shapes: five seconds of every start.
         return torch.empty(sum(len(part) for part in parts), *parts[0].shape[1:], dtype=self.dtype, device="meta")
@@ -188,7 +203,7 @@ class LoadedWeights(Weights):
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: TensorStore,
         dtype: torch.dtype,
         device: torch.device,
         ranks: Ranks = SINGLE_PROCESS,
@@ -216,6 +231,15 @@ class LoadedWeights(Weights):
 
     def read_optional(self, name: str, shape: tuple[Size, ...], dtypes: tuple[str, ...] = FLOATS) -> Tensor | None:
         return self.read(name, shape, dtypes) if name in self._checkpoint else None
+
+    def read_document(self, name: str) -> dict[str, Any] | None:
+        try:
+            found = read_strict_json(self._checkpoint.read_document(name))
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise invalid_tensor(name, "holds no JSON object")
+        return found
 
     def read_scale(self, name: str, shape: tuple[Size, ...]) -> Tensor:
         scale = self.read(name, tuple(map(total_size, shape))).reshape(tuple(map(total_size, shape)))

@@ -43,13 +43,14 @@ def answer_with(quantization: Manifest | None = None, weights: Manifest | None =
     return json.dumps(answer | ({"weights": weights} if weights is not None else {}))
 
 
+FP4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}
 GEMV = {"quant_method": "awq", "group_size": 32, "version": "gemv"}
 
 
 @pytest.mark.parametrize(
     ("quantization", "named", "summary"),
     [
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "NF4 weights (quantization=NF4)", "CPU TP1 NF4"),
+        (FP4, "quantization_config.bnb_4bit_quant_type 'fp4'", "CPU TP1 NF4"),
         (GEMV, "quantization_config.version 'gemv'", "CPU TP1 AWQ"),
         (GEMV | {"version": "x" * 300}, "quantization_config.version 'xxxx", "CPU TP1 AWQ"),
     ],

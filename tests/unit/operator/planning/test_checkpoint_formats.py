@@ -36,7 +36,7 @@ def llama_8b(method: str | None = None) -> ModelShape:
     return replace(shape, quantization=CheckpointQuantization(method, 4, 128) if method else None)
 
 
-@pytest.mark.parametrize(("method", "lacks"), [("AWQ", ()), ("NF4", ("quantization=NF4",))])
+@pytest.mark.parametrize(("method", "lacks"), [("AWQ", ()), ("NF4", ()), ("RTN", ("quantization=RTN",))])
 def test_a_cpu_plan_has_the_checkpoints_format_and_says_what_the_runtime_lacks(method: str, lacks: object) -> None:
     plan = on_cpu(llama_8b(method))
     assert isinstance(plan, Plan)
