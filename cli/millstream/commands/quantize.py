@@ -1,6 +1,6 @@
 """Make a quantized checkpoint from a 16-bit one, layer by layer, and compare it with its base.
 
-    millstream quantize models/llama --method rtn --calibration data.jsonl --out models/llama-4bit
+    millstream quantize models/llama --method awq --calibration data.jsonl --out models/llama-4bit
 
 Each line of the file is one document: {"messages": […], "slice": "chat"}, {"prompt": "…", "completion": "…"} or
 {"text": "…"}. A tenth of the documents is held out, and judges the result as `millstream quality` does. The output
@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING
 from millstream.arguments import CommandLineParser
 from millstream.termination import unwind_on_sigterm
 from millstream_runtime.errors import InvalidConfigError
-from millstream_runtime.quantize.settings import QuantizeSettings, check_group_size, method_named
+from millstream_runtime.quantize.settings import ActOrder, QuantizeSettings, check_group_size, method_named
 
 if TYPE_CHECKING:
     from millstream_runtime.quantize.make import MadeModel
 
 EXIT_MADE, EXIT_WORSE, EXIT_INTERRUPTED = 0, 3, 130
-MAX_SEED = (1 << 63) - 1
 LOG_SECONDS = 30.0  # between lines of progress where stderr is no terminal
 
 
@@ -93,8 +92,9 @@ def _duration(seconds: float) -> str:
 
 
 def _text(made: MadeModel) -> str:
+    settings = ", ".join(f"{key} {value}" for key, value in made.described.items())
     size_bytes = sum(path.stat().st_size for path in made.folder.glob("*.safetensors"))
-    lines = [f"made {made.folder}: {size_bytes / 1e9:.3f} GB of weights, groups of {made.group_size}"]
+    lines = [f"made {made.folder}: {size_bytes / 1e9:.3f} GB of weights; {settings}"]
     if made.num_duplicates:
         lines.append(f"  {made.num_duplicates} lines of the calibration data repeat others and were left out")
     if made.report is None:
@@ -107,8 +107,13 @@ def _text(made: MadeModel) -> str:
 
 
 def _settings(given: argparse.Namespace) -> QuantizeSettings:
-    if not 0 <= given.seed <= MAX_SEED:
-        raise InvalidConfigError(f"--seed is {given.seed}; it must be 0 to {MAX_SEED}.")
+    for flag, value, low, high in (
+        ("--sequence-tokens", given.sequence_tokens, 32, 1 << 17),
+        ("--max-sequences", given.max_sequences, 1, 1 << 16),
+        ("--seed", given.seed, 0, (1 << 63) - 1),
+    ):
+        if not low <= value <= high:
+            raise InvalidConfigError(f"{flag} is {value}; it must be {low} to {high}.")
     check_group_size(given.group_size)
     return QuantizeSettings(
         model=given.model,
@@ -117,8 +122,12 @@ def _settings(given: argparse.Namespace) -> QuantizeSettings:
         group_size=given.group_size,
         calibration=given.calibration,
         held_out=given.held_out,
+        sequence_tokens=given.sequence_tokens,
+        max_sequences=given.max_sequences,
         seed=given.seed,
+        device=given.device,
         with_quality=not given.no_quality,
+        act_order=ActOrder(given.act_order),
     )
 
 
@@ -131,16 +140,15 @@ def _parser() -> CommandLineParser:
     )
     flag = parser.add_argument
     flag("model", type=Path, metavar="MODEL", help="folder of the model, in 16 or 32 bits")
-    flag("--method", required=True, metavar="METHOD", help="rtn: round each weight to the nearest 4-bit code")
+    flag("--method", required=True, metavar="METHOD", help="rtn, awq, gptq: see docs/quantization.md")
     flag("--out", type=Path, required=True, metavar="DIR", help="folder to make; it must not exist, or be empty")
-    flag(
-        "--calibration",
-        type=Path,
-        metavar="FILE.jsonl",
-        help="documents like those that the model serves; judge by a tenth",
-    )
-    flag("--held-out", type=Path, metavar="FILE.jsonl", help="judge by all of these instead")
+    flag("--calibration", type=Path, metavar="FILE.jsonl", help="documents like those that the model will serve")
+    flag("--held-out", type=Path, metavar="FILE.jsonl", help="judge by these, and hold none of --calibration out")
     flag("--no-quality", action="store_true", help="do not compare the result with its base")
     flag("--group-size", type=int, metavar="N", help="weights per scale (default: 128, 64 or 32, what fits all layers)")
-    flag("--seed", type=int, default=0, metavar="N", help="seed of what is held out (default: 0)")
+    flag("--act-order", choices=[*ActOrder], default="static", help="of gptq: order of rounding (default: static)")
+    flag("--sequence-tokens", type=int, default=512, metavar="N", help="length of a sequence (default: 512)")
+    flag("--max-sequences", type=int, default=128, metavar="N", help="sequences to calibrate with (default: 128)")
+    flag("--seed", type=int, default=0, metavar="N", help="seed of what is held out and of the order (default: 0)")
+    flag("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: CUDA where there is one")
     return parser

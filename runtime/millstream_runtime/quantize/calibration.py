@@ -1,6 +1,9 @@
-"""Calibration data: documents without duplicates, of which a part is held out to judge the result, slice by slice.
+"""Calibration data: documents without duplicates, a part held out to judge the result, the rest packed to sequences.
 
-All choices are seeded: the same file gives the same documents.
+    file ─► documents, each once, shuffled ─┬─► held out, by slice
+                                            └─► token ids, one document after another, cut to sequences
+
+All choices are seeded: the same file gives the same sequences.
 """
 
 from __future__ import annotations
@@ -26,8 +29,9 @@ Tokenize = Callable[[Document], TokenizedDocument]
 
 @dataclass(frozen=True, slots=True)
 class CalibrationData:
-    """`held_out`: lines of JSON for `millstream quality`; may be empty."""
+    """`sequences`: token ids, all of one length. `held_out`: lines of JSON for `millstream quality`; may be empty."""
 
+    sequences: list[list[int]]
     held_out: list[str]
     num_duplicates: int  # lines that repeat another one
 
@@ -37,13 +41,18 @@ def read_calibration(
     tokenizer: Tokenizer,
     eos_token_ids: frozenset[int],
     *,
+    sequence_tokens: int,
+    max_sequences: int,
     seed: int,
+    least_tokens: int,
     hold_out: bool,
     must_judge: bool,
 ) -> CalibrationData:
-    """Read a file.
+    """Read and pack a file.
 
     Args:
+        sequence_tokens, max_sequences: the length of a sequence, and how many are taken at most.
+        least_tokens: how many the sequences must have.
         hold_out: keep a part away from calibration, to judge the result by; a part that is too small for a verdict is
             an error where it `must_judge`.
 
@@ -58,14 +67,22 @@ def read_calibration(
     unique = list({_content(one): one for one in reversed(documents)}.values())
     random.Random(seed).shuffle(unique)  # noqa: S311 - reproducible, not secret
     held_out = _held_out(unique, tokenized) if hold_out else []
+    judged = {document.line for document in held_out}
+    stream: list[int] = []
+    for document in unique:
+        if len(stream) >= sequence_tokens * max_sequences:
+            break
+        if document.line not in judged:
+            stream += tokenized(document).token_ids
     must_judge = must_judge and hold_out
-    if must_judge and not held_out:
-        raise InvalidConfigError(
-            f"--calibration {path} has {len(unique)} different documents; the least is {2 * MIN_DOCUMENTS}, of which "
-            f"half is held out to judge the result by {MIN_TOKENS} tokens. Add documents, or give --held-out or "
-            "--no-quality."
-        )
-    return CalibrationData([_line(document) for document in held_out], len(documents) - len(unique))
+    if len(stream) < least_tokens or (must_judge and not held_out):
+        raise InvalidConfigError(_too_little(path, len(unique), len(stream), least_tokens, must_judge))
+    starts = range(0, len(stream) - sequence_tokens + 1, sequence_tokens)[:max_sequences]
+    return CalibrationData(
+        [stream[start : start + sequence_tokens] for start in starts],
+        [_line(document) for document in held_out],
+        len(documents) - len(unique),
+    )
 
 
 def _held_out(documents: Sequence[Document], tokenized: Tokenize) -> list[Document]:
@@ -120,3 +137,16 @@ def _line(document: Document) -> str:
     else:
         found = {"text": document.answer}
     return json.dumps(found | {"slice": document.slice}, ensure_ascii=False)
+
+
+def _too_little(path: Path, num_documents: int, num_tokens: int, least_tokens: int, must_judge: bool) -> str:
+    needed = [f"{least_tokens} tokens to calibrate with"] if least_tokens else []
+    if must_judge:
+        needed.append(
+            f"{2 * MIN_DOCUMENTS} documents, of which half is held out to judge the result by {MIN_TOKENS} tokens"
+        )
+    return (
+        f"--calibration {path} has {num_documents} different documents, and {num_tokens} tokens to calibrate "
+        f"with. The least is {' and '.join(needed)}. Add documents"
+        + (", or give --held-out or --no-quality." if must_judge else ".")
+    )

@@ -26,18 +26,19 @@ from millstream_runtime.models.loading.checkpoint_digest import checkpoint_diges
 from millstream_runtime.models.registry import expected_weights, load_model_config
 from millstream_runtime.quality.comparison import ComparisonSettings, compare
 from millstream_runtime.quantize.calibration import MAX_JUDGED_TOKENS, CalibrationData, read_calibration
-from millstream_runtime.quantize.methods.layer_method import LayerMethod, RoundToNearest, stored_names
+from millstream_runtime.quantize.layer_loop import LayerLoop, OnProgress
+from millstream_runtime.quantize.methods.layer_method import method_for
 from millstream_runtime.quantize.output import model_card
 from millstream_runtime.quantize.output.packing import (
-    AwqPacking,
     ModuleChoice,
+    Packing,
     choose_modules,
     group_size_for,
     output_bytes,
+    packing_for,
 )
-from millstream_runtime.quantize.output.safetensors_file import TensorInFile
 from millstream_runtime.quantize.output.work_folder import WorkFolder
-from millstream_runtime.quantize.settings import QuantizeSettings
+from millstream_runtime.quantize.settings import Method, QuantizeSettings
 from millstream_runtime.quantize.source_model import SourceModel
 from millstream_runtime.sources.lock import FolderLock
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
@@ -52,8 +53,7 @@ COPIED = (
 )  # fmt: skip
 MAX_COPIED_BYTES = 256 << 20
 NUM_WORST = 3
-
-OnProgress = Callable[[str, float, float], None]  # stage, done, all
+MIN_CALIBRATION_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class MadeModel:
     """`report`: of `quality.comparison.compare`, None where there was nothing to judge by."""
 
     folder: Path
-    group_size: int
+    described: dict[str, object]  # its settings
     num_duplicates: int
     report: dict[str, Any] | None
 
@@ -78,28 +78,31 @@ def make(settings: QuantizeSettings, say: Callable[[str], None], on_progress: On
     """
     _check_out(settings)
     source = SourceModel.open(settings.model)
-    packing = AwqPacking(settings.group_size or group_size_for(source.outline))
-    method = RoundToNearest(packing)
+    group_size = settings.group_size or group_size_for(source.outline)
+    packing = packing_for(settings.method, group_size, settings.act_order)
     choice = choose_modules(source.outline, packing)
     _say_unfit(source, choice, say)
     data = _calibration(settings, source)
     work = WorkFolder(settings.out, len(source.outline.layers))
-    job = _job(settings, packing)
+    job = _job(settings, source, packing, choice)
     work.prepare()
     with FolderLock(work.path, say):
         _check_out(settings)  # another process may have made it meanwhile
         work.open(job)
-        work.require_space(output_bytes(source.outline, packing, choice, source.element_bytes))
+        loop = LayerLoop(source, method_for(settings.method, packing), choice, work, _device(settings))
+        work.require_space(
+            output_bytes(source.outline, packing, choice, source.element_bytes) + loop.scratch_bytes(data)
+        )
         if work.num_done():
             say(f"going on after layer {work.num_done()} of {len(source.outline.layers)}")
-        _make_weights(source, method, choice, work, on_progress)
-        _write_settings(source, method, choice, work)
+        loop.run(data.sequences if data is not None else [], on_progress)
+        _write_settings(source, packing, choice, work)
         report = _judge(settings, data, work, on_progress)
-        described = {"method": settings.method.value, "group size": packing.group_size, "bits": 4}
+        described = _described(settings, packing, data)
         text = model_card.card(settings.out.name, settings.model.name, described, choice.unfit, report)
         work.write(work.model / CARD_NAME, lambda path: path.write_text(text, encoding="utf-8"))
         work.finish()
-    return MadeModel(settings.out, packing.group_size, data.num_duplicates if data else 0, report)
+    return MadeModel(settings.out, described, data.num_duplicates if data else 0, report)
 
 
 def _check_out(settings: QuantizeSettings) -> None:
@@ -123,53 +126,70 @@ def _say_unfit(source: SourceModel, choice: ModuleChoice, say: Callable[[str], N
 
 
 def _calibration(settings: QuantizeSettings, source: SourceModel) -> CalibrationData | None:
+    needs_data = settings.method is not Method.RTN
     if settings.calibration is None:
+        if needs_data:
+            raise InvalidConfigError(f"--method {settings.method} needs --calibration FILE.jsonl.")
         return None
+    sequence_tokens = min(settings.sequence_tokens, source.config.max_model_len)
+    asked_tokens = sequence_tokens * settings.max_sequences
+    if needs_data and asked_tokens < MIN_CALIBRATION_TOKENS:
+        raise InvalidConfigError(
+            f"--max-sequences {settings.max_sequences} of {sequence_tokens} tokens are {asked_tokens} tokens; --method "
+            f"{settings.method} needs at least {MIN_CALIBRATION_TOKENS}."
+        )
     return read_calibration(
         settings.calibration,
         Tokenizer.from_folder(settings.model),
         source.config.eos_token_ids,
+        sequence_tokens=sequence_tokens,
+        max_sequences=settings.max_sequences,
         seed=settings.seed,
+        least_tokens=MIN_CALIBRATION_TOKENS if needs_data else 0,
         hold_out=settings.held_out is None,
         must_judge=settings.with_quality,
     )
 
 
-def _job(settings: QuantizeSettings, packing: AwqPacking) -> dict[str, Any]:
+def _device(settings: QuantizeSettings) -> torch.device:
+    """Raises InvalidConfigError: there is no such device."""
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise InvalidConfigError("--device cuda, but torch finds no CUDA device; use --device cpu.")
+    on_cuda = settings.device != "cpu" and torch.cuda.is_available()
+    return torch.device("cuda" if on_cuda else "cpu")
+
+
+def _described(settings: QuantizeSettings, packing: Packing, data: CalibrationData | None) -> dict[str, object]:
+    """The settings that the card shows."""
+    found = {"method": settings.method.value} | packing.described()
+    if settings.method is not Method.RTN and data is not None:
+        found["calibration"] = (
+            f"{len(data.sequences)} sequences of {len(data.sequences[0])} tokens, seed {settings.seed}"
+        )
+    return found
+
+
+def _job(settings: QuantizeSettings, source: SourceModel, packing: Packing, choice: ModuleChoice) -> dict[str, Any]:
     """Everything that the bytes of the weights follow from."""
     data = settings.calibration
     return {
         "version": JOB_VERSION,
         "model": checkpoint_digest(settings.model).hex(),
         "method": settings.method.value,
-        "group_size": packing.group_size,
+        "quantization_config": packing.config(source.outline, choice),
         "calibration_data": None if data is None else hashlib.sha256(data.read_bytes()).hexdigest(),
         "held_out_part": settings.held_out is None,
+        "sequence_tokens": settings.sequence_tokens,
+        "max_sequences": settings.max_sequences,
         "seed": settings.seed,
+        "device": _device(settings).type,
     }
 
 
-def _make_weights(
-    source: SourceModel, method: LayerMethod, choice: ModuleChoice, work: WorkFolder, on_progress: OnProgress
-) -> None:
-    layers = source.outline.layers
-    if not work.shard(0).exists():
-        work.write_shard(0, {name: source.tensors[name] for name in source.outline.outer if name in source.tensors})
-    for number in range(work.num_done(), len(layers)):
-        on_progress("layers", number, len(layers))
-        layer = layers[number]
-        groups = choice.groups(layer)
-        packed = method.quantize(groups, source.load_layer(layer))
-        names = stored_names(layer, groups, source.tensors)
-        stored: dict[str, torch.Tensor | TensorInFile] = {name: source.tensors[name] for name in names}
-        work.write_shard(number + 1, stored | packed)
-    on_progress("layers", len(layers), len(layers))
-
-
-def _write_settings(source: SourceModel, method: LayerMethod, choice: ModuleChoice, work: WorkFolder) -> None:
+def _write_settings(source: SourceModel, packing: Packing, choice: ModuleChoice, work: WorkFolder) -> None:
     """Index, config.json and what is copied; then the checkpoint is read as a loader would."""
     work.write_index()
-    values = source.values | {"quantization_config": method.packing.config(source.outline, choice)}
+    values = source.values | {"quantization_config": packing.config(source.outline, choice)}
     text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
     work.write(work.model / "config.json", lambda path: path.write_text(text, encoding="utf-8"))
     for name in COPIED:

@@ -16,16 +16,25 @@ class Method(StrEnum):
     """How weights are rounded."""
 
     RTN = "rtn"
+    AWQ = "awq"
+    GPTQ = "gptq"
+
+
+class ActOrder(StrEnum):
+    """In which order GPTQ rounds inputs: `NONE` the file's, else the most important first. `GROUP` puts inputs that
+    follow one another in that order into one group; the others keep the file's groups."""
+
+    NONE = "none"
+    STATIC = "static"
+    GROUP = "group"
 
 
 # Methods of `--method` that exist elsewhere, and why they are refused.
 NOT_YET = {
-    "awq": "making AWQ checkpoints is not implemented yet",
-    "gptq": "making GPTQ checkpoints is not implemented yet",
     "int8": "making INT8 checkpoints is not implemented yet",
     "fp8": "making FP8 checkpoints is not implemented yet",
-    "nf4": "this version does not load NF4, so it does not make it",
-    "gguf": "this version does not load GGUF, so it does not make it",
+    "nf4": "making NF4 checkpoints is not implemented yet; this version only loads them",
+    "gguf": "making GGUF files is not implemented yet; this version only loads them",
 }
 
 
@@ -39,8 +48,12 @@ class QuantizeSettings:
     group_size: int | None
     calibration: Path | None
     held_out: Path | None
+    sequence_tokens: int
+    max_sequences: int
     seed: int
+    device: str  # auto | cpu | cuda
     with_quality: bool
+    act_order: ActOrder = ActOrder.STATIC
 
 
 def method_named(name: str) -> Method:

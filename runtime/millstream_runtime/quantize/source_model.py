@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from millstream_runtime.errors import InvalidConfigError
+from millstream_runtime.gguf.gguf_model import read_gguf_folder
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, architecture_of
 from millstream_runtime.models.loading.checkpoint import Checkpoint, check_finite, safetensors_files
@@ -38,6 +39,8 @@ class SourceModel:
         """
         if not folder.is_dir():
             load_model_config(folder)  # refuses it
+        if read_gguf_folder(folder) is not None:
+            raise InvalidConfigError(f"{folder} has a GGUF file; give the checkpoint of 16 bits as *.safetensors.")
         fields = Fields(folder / "config.json")
         for name in QUANTIZATION_FIELDS:
             found = fields.get(name)
@@ -64,6 +67,10 @@ class SourceModel:
     def element_bytes(self) -> dict[str, int]:
         """Of each tensor."""
         return {name: ELEMENT_BYTES[one.dtype] for name, one in self.tensors.items()}
+
+    def config_for(self, num_tokens: int) -> ModelConfig:
+        """The configuration for sequences of at most that length."""
+        return replace(self.config, max_model_len=num_tokens)
 
     def load(self, name: str) -> Tensor:
         """One tensor in the file's dtype. Raises RuntimeFailure: CheckpointInvalid, it holds NaN or infinity."""

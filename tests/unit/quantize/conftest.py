@@ -41,7 +41,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def quantize(model: Path, out: Path, *flags: str) -> int:
     """The exit code."""
-    return main(["quantize", str(model), f"--out={out}", *flags])
+    return main(["quantize", str(model), f"--out={out}", "--device=cpu", *flags])
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""Calibration data: each document once, a seeded part held out, errors with the line or the least number."""
+"""Calibration data: each document once, a seeded part held out, sequences of one length, errors with line and least."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
 def read(tiny: Path, path: Path, lines: Iterable[Any], **settings: Any) -> CalibrationData:
     path.write_text("\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines))
-    asked = {"seed": 0, "hold_out": True, "must_judge": True} | settings
+    asked = {"sequence_tokens": 128, "max_sequences": 1000, "seed": 0, "least_tokens": 512} | settings
+    asked = {"hold_out": True, "must_judge": True} | asked
     return read_calibration(path, Tokenizer.from_folder(tiny), frozenset({258}), **asked)
 
 
@@ -26,9 +27,16 @@ def texts(count: int, slice_name: str = "all", length: int = 100) -> list[dict[s
     return [{"text": "".join(choose.choices("abcdef", k=length)), "slice": slice_name} for _ in range(count)]
 
 
-def test_a_tenth_is_held_out_and_at_least_what_a_verdict_needs(tiny: Path, tmp_path: Path) -> None:
-    assert len(read(tiny, tmp_path / "a.jsonl", texts(60)).held_out) == 20
-    assert len(read(tiny, tmp_path / "a.jsonl", texts(400)).held_out) == 40
+def test_sequences_have_one_length_and_hold_no_held_out_document(tiny: Path, tmp_path: Path) -> None:
+    lines = texts(200)
+    found = read(tiny, tmp_path / "a.jsonl", lines)
+    held_out = [json.loads(one)["text"] for one in found.held_out]
+    assert {len(one) for one in found.sequences} == {128}
+    assert 20 <= len(held_out) <= 30
+    assert len(found.sequences) == (200 - len(held_out)) * 100 // 128
+    stream = Tokenizer.from_folder(tiny).decode([token for one in found.sequences for token in one])
+    assert not any(text in stream for text in held_out)
+    assert sum(one["text"] in stream for one in lines) >= 170
 
 
 def test_a_document_counts_once(tiny: Path, tmp_path: Path) -> None:
@@ -36,6 +44,7 @@ def test_a_document_counts_once(tiny: Path, tmp_path: Path) -> None:
     once = read(tiny, tmp_path / "a.jsonl", lines)
     often = read(tiny, tmp_path / "b.jsonl", [*lines, *lines[:50], *lines])
     assert (once.num_duplicates, often.num_duplicates) == (0, 150)
+    assert once.sequences == often.sequences
     assert once.held_out == often.held_out
 
 
@@ -43,7 +52,12 @@ def test_the_seed_decides_and_the_same_one_gives_the_same(tiny: Path, tmp_path: 
     lines = texts(100)
     first, again, other = (read(tiny, tmp_path / "a.jsonl", lines, seed=seed) for seed in (1, 1, 2))
     assert first == again
+    assert first.sequences != other.sequences
     assert first.held_out != other.held_out
+
+
+def test_no_more_sequences_than_asked_for(tiny: Path, tmp_path: Path) -> None:
+    assert len(read(tiny, tmp_path / "a.jsonl", texts(200), max_sequences=5).sequences) == 5
 
 
 def test_each_slice_gives_its_part_and_a_small_one_is_judged_with_the_others(tiny: Path, tmp_path: Path) -> None:
@@ -73,7 +87,8 @@ def test_chats_and_completions_keep_their_form(tiny: Path, tmp_path: Path) -> No
     [
         ([*texts(50), "{not json"], "Line 51 of"),
         ([*texts(50), {"text": 7}], "Line 51 of"),
-        (texts(30), "30 different documents; the least is 40, of which half is held out"),
+        (texts(30), "40 documents, of which half is held out"),
+        (texts(45, length=24), "The least is 512 tokens to calibrate with"),
         ([], "has no document"),
     ],
 )
@@ -81,9 +96,10 @@ def test_bad_or_too_little_data_is_refused_with_line_or_least(
     tiny: Path, tmp_path: Path, lines: list[Any], words: str
 ) -> None:
     with pytest.raises(InvalidConfigError, match=words):
-        read(tiny, tmp_path / "a.jsonl", lines)
+        read(tiny, tmp_path / "a.jsonl", lines, least_tokens=512)
 
 
 def test_little_data_is_enough_where_nothing_is_judged(tiny: Path, tmp_path: Path) -> None:
     found = read(tiny, tmp_path / "a.jsonl", texts(10), must_judge=False)
     assert found.held_out == []
+    assert len(found.sequences) == 7

@@ -16,7 +16,7 @@ import pytest
 from millstream_runtime.quantize.output import work_folder
 from tests.unit.quantize.conftest import contents, quantize
 
-METHODS = ("rtn",)
+METHODS = ("rtn", "awq", "gptq")
 # Kills its own process with SIGKILL in the n-th `write_shard`: before, or with half of the file written.
 CHILD = """
 import os, signal, sys
@@ -39,7 +39,7 @@ main(argv)
 
 def killed(number: int, when: str, tiny: Path, out: Path, *flags: str) -> None:
     """Run the command in a process of its own, which dies at the file of that layer."""
-    argv = ["quantize", str(tiny), f"--out={out}", *flags]
+    argv = ["quantize", str(tiny), f"--out={out}", "--device=cpu", *flags]
     child = subprocess.run(
         [sys.executable, "-c", CHILD, str(number), when, *argv], capture_output=True, text=True, check=False
     )
@@ -51,7 +51,8 @@ def killed(number: int, when: str, tiny: Path, out: Path, *flags: str) -> None:
 def test_a_run_that_was_killed_goes_on_and_gives_the_same_bytes(
     method: str, tiny: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = (f"--method={method}", f"--calibration={data}")
+    few = ("--max-sequences=32", "--sequence-tokens=128")
+    flags = (f"--method={method}", f"--calibration={data}", *few, *(() if method == "rtn" else ("--no-quality",)))
     whole = tmp_path / "whole/model"
     whole.parent.mkdir()
     quantize(tiny, whole, *flags)
@@ -77,7 +78,7 @@ def test_another_command_does_not_go_on_with_what_is_there(
         assert quantize(tiny, out, "--method=rtn", "--no-quality") == 1
     capsys.readouterr()
     assert quantize(tiny, out, "--method=rtn", "--group-size=32", "--no-quality") == 2
-    assert "holds the work of another run, with another group size; remove" in capsys.readouterr().err
+    assert "holds the work of another run, with another quantization config; remove" in capsys.readouterr().err
 
 
 def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(

@@ -18,13 +18,14 @@ from tests.support.tiny_families import engine_answers, make_engine, model_logit
 from tests.support.tiny_model import write_tiny_model
 from tests.unit.quantize.conftest import quantize
 
-FORMATS = {"rtn": "awq"}
+FORMATS = {"rtn": "awq", "awq": "awq", "gptq": "gptq"}
+FEW = ("--max-sequences=32", "--sequence-tokens=128")
 
 
 @pytest.fixture(scope="module", params=FORMATS)
 def made(request: pytest.FixtureRequest, tiny: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out: Path = tmp_path_factory.mktemp("made") / request.param
-    code = quantize(tiny, out, f"--method={request.param}", f"--calibration={data}")
+    code = quantize(tiny, out, f"--method={request.param}", f"--calibration={data}", *FEW)
     assert code == (0 if json.loads((out / "quality.json").read_text())["verdict"] == "passed" else 3)
     return out
 
@@ -71,11 +72,24 @@ def test_card_and_report_say_how_it_compares(made: Path) -> None:
     assert f"{report['slices'][0]['figures']['mean_kl']['value']:.4g}" in card
 
 
-@pytest.mark.parametrize("family", ["gemma2", "phi3", "mixtral", "deepseek-v3"])
-def test_every_kind_of_family_can_be_made(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        ("gemma2", "rtn"),
+        ("gemma2", "awq"),
+        ("phi3", "gptq"),
+        ("mixtral", "awq"),
+        ("deepseek-v3", "awq"),
+        ("deepseek-v3", "gptq"),
+    ],
+)
+def test_every_kind_of_family_can_be_made(family: str, method: str, tiny: Path, data: Path, tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 64} | ({"moe_intermediate_size": 32} if "deep" in family else {})
-    write_family(tmp_path / "model", **CASES[family].config | sizes)
-    assert quantize(tmp_path / "model", tmp_path / "out", "--method=rtn", "--no-quality", "--group-size=32") == 0
+    write_family(tmp_path / "model", **CASES[family].config | sizes | {"vocab_size": 272})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny / name, tmp_path / "model" / name)
+    flags = (f"--method={method}", f"--calibration={data}", *FEW, "--no-quality", "--group-size=32")
+    assert quantize(tmp_path / "model", tmp_path / "out", *flags) == 0
     (prompt,) = prompts_of([20])
     base, logits = (model_logits(tmp_path / name, prompt, 20).log_softmax(-1) for name in ("model", "out"))
     assert 0 < (base.exp() * (base - logits)).sum(-1).mean() < 1
@@ -103,10 +117,13 @@ def test_the_group_size_is_chosen_to_fit_all_layers(tmp_path: Path) -> None:
     ("flags", "words"),
     [
         (["--method=best"], "--method 'best' is unknown; this version makes: rtn"),
-        (["--method=nf4"], "--method nf4: this version does not load NF4"),
-        (["--method=gguf"], "--method gguf: this version does not load GGUF"),
+        (["--method=nf4"], "--method nf4: making NF4 checkpoints is not implemented yet"),
+        (["--method=gguf"], "--method gguf: making GGUF files is not implemented yet"),
         (["--method=rtn", "--group-size=100"], "--group-size is 100"),
-        (["--method=awq"], "--method awq: making AWQ checkpoints is not implemented yet; this version makes: rtn"),
+        (["--method=fp8"], "--method fp8: making FP8 checkpoints is not implemented yet; this version makes: rtn"),
+        (["--method=awq"], "--method awq needs --calibration"),
+        (["--method=rtn", "--sequence-tokens=1"], "--sequence-tokens is 1"),
+        (["--method=awq", "--calibration=x", "--max-sequences=4"], "--max-sequences 4 of 512 tokens are 2048 tokens"),
         (["--method=rtn", "--seed=-1"], "--seed is -1"),
         (["--method=rtn", "--calibration=/nowhere.jsonl"], "Cannot read --calibration /nowhere.jsonl"),
         (["--out=x"], "--method"),
@@ -137,7 +154,8 @@ def test_a_model_that_cannot_be_quantized_is_refused(
     tiny: Path, made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert quantize(made, tmp_path / "out", "--method=rtn") == 2
-    assert f"{made} is quantized already (quantization_config.quant_method: awq)" in capsys.readouterr().err
+    words = f"{made} is quantized already (quantization_config.quant_method: {FORMATS[made.name]})"
+    assert words in capsys.readouterr().err
     assert quantize(tmp_path / "absent", tmp_path / "out", "--method=rtn") == 1
     assert "does not exist" in capsys.readouterr().err
     damaged = shutil.copytree(tiny, tmp_path / "damaged")

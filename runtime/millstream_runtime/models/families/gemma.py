@@ -115,10 +115,10 @@ class GemmaDecoder(Decoder):
         cap = self.config.logit_softcap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
-    def _embed(self, token_ids: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor) -> Tensor:
         # The root is rounded to the model's type first: 55.4256 is 55.5 in bfloat16, and trained as that.
         root = torch.tensor(self.config.hidden_size**0.5).to(self._embedding.weight.dtype).item()
-        return super()._embed(token_ids).mul_(root)
+        return super().embed(token_ids).mul_(root)
 
     def _load_norm(self, weights: Weights) -> Tensor:
         return _one_plus(weights, "model.norm.weight", self.config.hidden_size)

@@ -61,7 +61,7 @@ class Decoder:
     ) -> None:
         """`more_ropes`: rotary tables beyond the config's, in the order of `Step.rotations` (1, 2, ...)."""
         self.config = config
-        self._layers = list(layers)
+        self.layers = list(layers)
         self._embedding = _load_embedding(config, weights)
         self._norm = RmsNorm.of(self._load_norm(weights), config.rms_norm_eps)
         self._head = _load_head(config, weights, self._embedding.weight)
@@ -80,20 +80,25 @@ class Decoder:
 
         Returns the last layer's residual stream `[T, hidden]`, not normed.
         """
+        residual, step = self.embed(token_ids), self.step(positions, attention)
+        for layer in self.layers[:num_layers]:
+            layer(residual, step)
+        return residual
+
+    def step(self, positions: Tensor, attention: Attention) -> Step:
+        """What the layers of one forward pass share; see `forward`."""
         rotations = [
             (cos.index_select(0, positions).unsqueeze(1), sin.index_select(0, positions).unsqueeze(1))
             for cos, sin in self._tables
         ]
-        residual, step = self._embed(token_ids), Step(rotations, attention)
-        for layer in self._layers[:num_layers]:
-            layer(residual, step)
-        return residual
+        return Step(rotations, attention)
 
     def logits(self, residual: Tensor) -> Tensor:
         """`[rows, hidden]` from `forward` to `[rows, vocab]`, in the model's dtype; on ranks beyond 0 no rows."""
         return self._head(self._norm(residual))
 
-    def _embed(self, token_ids: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """`[T]` int64 to the residual stream before the first layer, `[T, hidden]`."""
         return self._embedding(token_ids)
 
     def _load_norm(self, weights: Weights) -> Tensor:

@@ -24,23 +24,46 @@ class GroupedCodes:
         codes: uint8 `[out, in]`.
         scales: float32 `[out, groups]`, each a float16 number.
         zeros: uint8 `[out, groups]`.
+        group_of_input: int64 `[in]`.
     """
 
     codes: Tensor
     scales: Tensor
     zeros: Tensor
+    group_of_input: Tensor
+
+    def dequantized(self) -> Tensor:
+        """float32 `[out, in]`, exactly what a loader computes with."""
+        found = self.codes.float().sub_(self.zeros.float().index_select(1, self.group_of_input))
+        return found.mul_(self.scales.index_select(1, self.group_of_input))
 
 
-def round_to_groups(weight: Tensor, bits: int, group_size: int) -> GroupedCodes:
+def grid_of_groups(grouped: Tensor, bits: int, shrinks: Tensor | None, *, symmetric: bool) -> tuple[Tensor, Tensor]:
+    """Scales and zero points, both float32 `[out, groups]`. Zero is always a code: sparse weights stay sparse.
+
+    Args:
+        grouped: float32 `[out, groups, group]`.
+        shrinks: `[out, groups]`, what is kept of the range of each group; weights beyond it become its ends.
+        symmetric: the zero point is the middle of the codes, as kernels of some servers ask for.
+    """
+    low, high, highest = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0), (1 << bits) - 1
+    if symmetric:
+        high = torch.maximum(high, -low)
+        low = -high
+    if shrinks is not None:
+        low, high = low * shrinks, high * shrinks
+    scales = ((high - low) / highest).clamp(SMALLEST_SCALE, LARGEST_SCALE).half().float()
+    if symmetric:
+        return scales, torch.full_like(scales, 1 << (bits - 1))
+    return scales, (-low / scales).round().clamp(0, highest)
+
+
+def round_to_groups(
+    weight: Tensor, bits: int, group_size: int, shrinks: Tensor | None = None, *, symmetric: bool = False
+) -> GroupedCodes:
     """Round each weight to the nearest code. `weight`: float32 `[out, in]`; `group_size` divides `in`."""
     grouped = weight.view(len(weight), -1, group_size)
-    scales, zeros = _grid(grouped.amin(-1), grouped.amax(-1), bits)
+    scales, zeros = grid_of_groups(grouped, bits, shrinks, symmetric=symmetric)
     codes = (grouped / scales.unsqueeze(-1)).round_().add_(zeros.unsqueeze(-1)).clamp_(0, (1 << bits) - 1)
-    return GroupedCodes(codes.flatten(1).to(torch.uint8), scales, zeros.to(torch.uint8))
-
-
-def _grid(low: Tensor, high: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Scales and zero points, both float32, of ranges of weights. Zero is always a code: sparse weights stay sparse."""
-    low, high, highest = low.clamp(max=0), high.clamp(min=0), (1 << bits) - 1
-    scales = ((high - low) / highest).clamp(SMALLEST_SCALE, LARGEST_SCALE).half().float()
-    return scales, (-low / scales).round().clamp(0, highest)
+    group_of_input = torch.arange(weight.shape[1], device=weight.device) // group_size
+    return GroupedCodes(codes.flatten(1).to(torch.uint8), scales, zeros.to(torch.uint8), group_of_input)

@@ -13,7 +13,7 @@ from torch import Tensor
 from millstream_runtime.quantization.awq import PER_WORD, PLACES
 from millstream_runtime.quantize.methods.rounding import GroupedCodes
 from millstream_runtime.quantize.model_outline import HEAD, LayerOutline, LinearGroup, ModelOutline
-from millstream_runtime.quantize.settings import GROUP_SIZES
+from millstream_runtime.quantize.settings import GROUP_SIZES, ActOrder, Method
 
 BITS = 4
 
@@ -21,14 +21,14 @@ BITS = 4
 class Packing(Protocol):
     """A format that quantized modules are written in."""
 
+    def described(self) -> dict[str, object]:
+        """Its settings, for people."""
+
     def fits(self, group: LinearGroup) -> bool:
         """Whether the format can hold these modules; others stay as they are in the model."""
 
     def planned_bytes(self, num_inputs: int, outputs: int) -> int:
         """Bytes of a module's tensors in the file."""
-
-    def pack(self, module: str, codes: GroupedCodes) -> dict[str, Tensor]:
-        """The tensors of one module by name."""
 
     def config(self, outline: ModelOutline, choice: ModuleChoice) -> dict[str, Any]:
         """`quantization_config` of config.json."""
@@ -39,6 +39,9 @@ class AwqPacking:
 
     def __init__(self, group_size: int) -> None:
         self.group_size = group_size
+
+    def described(self) -> dict[str, object]:
+        return {"bits": BITS, "group size": self.group_size}
 
     def fits(self, group: LinearGroup) -> bool:
         words = all(outputs % PER_WORD == 0 for outputs in group.outputs.values())
@@ -64,6 +67,55 @@ class AwqPacking:
             "version": "gemm",
             "modules_to_not_convert": [*choice.kept(outline), HEAD],
         }
+
+
+class GptqPacking:
+    """AutoGPTQ's first version, which stores zero points minus one; see `quantization.gptq`. Zero points are in the
+    middle: kernels of some servers ask for that."""
+
+    def __init__(self, group_size: int, act_order: ActOrder) -> None:
+        self.group_size = group_size
+        self.act_order = act_order
+
+    def described(self) -> dict[str, object]:
+        return {"bits": BITS, "group size": self.group_size, "act-order": self.act_order.value}
+
+    def fits(self, group: LinearGroup) -> bool:
+        words = all(outputs % PER_WORD == 0 for outputs in group.outputs.values())
+        return words and group.num_inputs % self.group_size == 0
+
+    def planned_bytes(self, num_inputs: int, outputs: int) -> int:
+        num_groups = num_inputs // self.group_size
+        return num_inputs * outputs // 2 + num_groups * outputs * 5 // 2 + 4 * num_inputs
+
+    def pack(self, module: str, codes: GroupedCodes) -> dict[str, Tensor]:
+        stored_zeros = (codes.zeros.to(torch.int32) - 1) & ((1 << BITS) - 1)
+        return {
+            f"{module}.qweight": pack_words(codes.codes, BITS).t().contiguous(),
+            f"{module}.qzeros": pack_words(stored_zeros.t(), BITS),
+            f"{module}.scales": codes.scales.t().to(torch.float16).contiguous(),
+            f"{module}.g_idx": codes.group_of_input.to(torch.int32),
+        }
+
+    def config(self, outline: ModelOutline, choice: ModuleChoice) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "quant_method": "gptq",
+            "bits": BITS,
+            "group_size": self.group_size,
+            "desc_act": self.act_order is ActOrder.GROUP,
+            "static_groups": self.act_order is ActOrder.STATIC,
+            "sym": True,
+            "lm_head": False,
+            "checkpoint_format": "gptq",
+        }
+        if choice.unfit or choice.others:
+            found["modules_in_block_to_quantize"] = [[*choice.packed]]
+        return found
+
+
+def packing_for(method: Method, group_size: int, act_order: ActOrder) -> AwqPacking | GptqPacking:
+    """Return the format that a method is written in."""
+    return GptqPacking(group_size, act_order) if method is Method.GPTQ else AwqPacking(group_size)
 
 
 def pack_words(codes: Tensor, bits: int, order: Sequence[int] | None = None) -> Tensor:
@@ -107,9 +159,8 @@ class ModuleChoice:
         found: list[str] = []
         for inner in (*self.unfit, *self.others):
             if any(inner in other for other in self.packed):
-                found += [
-                    f"{one.prefix}{inner}" for one in outline.layers if f"{one.prefix}{inner}.weight" in one.tensors
-                ]
+                names = ((layer, f"{layer.prefix}{inner}") for layer in outline.layers)
+                found += [name for layer, name in names if f"{name}.weight" in layer.tensors]
             else:
                 found.append(inner)
         return found
@@ -124,11 +175,9 @@ def choose_modules(outline: ModelOutline, packing: Packing) -> ModuleChoice:
             inner = [module.removeprefix(layer.prefix) for module in group.modules]
             fits = packing.fits(group) and all(linear.get(one, True) for one in inner)
             linear |= dict.fromkeys(inner, fits)
-        matrices = {name for name, shape in layer.tensors.items() if len(shape) == 2}
         weights = {f"{module}.weight" for group in layer.groups for module in group.modules}
-        others |= dict.fromkeys(
-            name.removeprefix(layer.prefix).removesuffix(".weight") for name in sorted(matrices - weights)
-        )
+        matrices = sorted(name for name, shape in layer.tensors.items() if len(shape) == 2 and name not in weights)
+        others |= dict.fromkeys(name.removeprefix(layer.prefix).removesuffix(".weight") for name in matrices)
     packed = tuple(one for one, fits in linear.items() if fits)
     return ModuleChoice(tuple(one for one, fits in linear.items() if not fits), tuple(others), packed)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,13 +56,19 @@ class TensorInFile:
 
     def load(self) -> Tensor:
         """The tensor in the file's dtype, in memory of its own."""
-        return self._read().view(TORCH_DTYPES[self.dtype]).reshape(self.shape)
+        return self._read(0, self.num_bytes).view(TORCH_DTYPES[self.dtype]).reshape(self.shape)
 
-    def _read(self) -> Tensor:
-        buffer = torch.empty(self.num_bytes, dtype=torch.uint8)
+    def load_rows(self, rows: Sequence[int]) -> Tensor:
+        """Some rows of a matrix, `[len(rows), columns]`; nothing else is read."""
+        row_bytes = self.num_bytes // self.shape[0]
+        found = [self._read(row * row_bytes, row_bytes) for row in rows]
+        return torch.stack(found).view(TORCH_DTYPES[self.dtype])
+
+    def _read(self, start_bytes: int, num_bytes: int) -> Tensor:
+        buffer = torch.empty(num_bytes, dtype=torch.uint8)
         with self.path.open("rb") as file:
-            file.seek(self.offset_bytes)
-            if file.readinto(buffer.numpy().data) != self.num_bytes:
+            file.seek(self.offset_bytes + start_bytes)
+            if file.readinto(buffer.numpy().data) != num_bytes:
                 raise OSError(errno.EIO, f"{self.path} ends early")
         return buffer
 

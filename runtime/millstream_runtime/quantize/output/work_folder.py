@@ -3,6 +3,7 @@
     .OUT.quantize/
         job.json            what is made, from what: another job never continues this one
         held_out.jsonl      documents that judge the result
+        hidden-00003.f32    the hidden states before layer 3, where a method needs them
         model/              becomes OUT, in one rename, once it is complete
             model-00004-of-00033.safetensors    exists once its layer is done
 
@@ -74,6 +75,10 @@ class WorkFolder:
     def shard(self, number: int) -> Path:
         """Return the file of a layer, counted from 1; 0 is that of the tensors outside of the layers."""
         return self.model / f"model-{number + 1:05}-of-{self._num_layers + 1:05}.safetensors"
+
+    def hidden(self, layer: int) -> Path:
+        """Return the file of the hidden states before a layer, counted from 0."""
+        return self.path / f"hidden-{layer:05}.f32"
 
     def write_shard(self, number: int, tensors: Mapping[str, Tensor | TensorInFile]) -> None:
         """Write the file of a layer, whole or not at all."""

@@ -1,0 +1,116 @@
+"""GPTQ: round the inputs of a weight one after another, and let those that follow make up for each error.
+
+Frantar et al. 2022, arXiv 2210.17323. With M the second moments of the inputs and U the upper Cholesky factor of their
+inverse, rounding input k with error e changes the weights of all later inputs j by -e * U[k, j] / U[k, k].
+
+Act-order takes the inputs with the largest moments first, when most others are left to make up for them. `static` keeps
+the groups of the file's order, so that any loader reads them; `group` puts inputs that follow one another in this order
+into one group, which the file then names per input (`g_idx`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from millstream_runtime.quantize.layers.input_statistics import InputStatistics
+from millstream_runtime.quantize.methods.awq_search import search_shrinks
+from millstream_runtime.quantize.methods.rounding import GroupedCodes, grid_of_groups, round_to_groups
+from millstream_runtime.quantize.settings import ActOrder
+
+LEAST_BLOCK = 128  # inputs whose later changes are applied at once
+DAMPING_STEPS = 4  # each ten times the one before
+
+
+def solve(
+    weight: Tensor,
+    inputs: InputStatistics,
+    bits: int,
+    group_size: int,
+    *,
+    act_order: ActOrder,
+    damping: float,
+    symmetric: bool,
+) -> GroupedCodes:
+    """Round `weight`, float32 `[out, in]`.
+
+    Args:
+        damping: share of the mean of M's diagonal that is added to it.
+    """
+    moments = inputs.second_moments.clone()
+    diagonal = moments.diagonal()
+    unseen = diagonal <= 0
+    diagonal += torch.where(unseen, diagonal.mean().clamp(min=1e-12), torch.zeros_like(diagonal))
+    num_inputs = weight.shape[1]
+    order = torch.arange(num_inputs, device=weight.device)
+    if act_order is not ActOrder.NONE:
+        order = diagonal.argsort(descending=True, stable=True)
+    factor = _inverse_factor(moments[order][:, order], damping)
+    if factor is None or not inputs.num_rows:
+        return round_to_groups(weight, bits, group_size, symmetric=symmetric)
+    position = torch.arange(num_inputs, device=weight.device) // group_size
+    groups = position[order.argsort()] if act_order is ActOrder.GROUP else position  # of each input
+    grid = None
+    if act_order is ActOrder.STATIC:
+        shrinks = search_shrinks(weight, inputs, bits, group_size, symmetric=symmetric)
+        grid = grid_of_groups(weight.view(len(weight), -1, group_size), bits, shrinks, symmetric=symmetric)
+    rounding = _Rounding(bits, group_size, symmetric, groups[order], grid)
+    codes, scales, zeros = rounding.run(weight[:, order].clone(), factor)
+    found = torch.empty_like(codes)
+    found[:, order] = codes
+    return GroupedCodes(found, scales, zeros, groups)
+
+
+def _inverse_factor(moments: Tensor, damping: float) -> Tensor | None:
+    """U with U^T U the inverse of the damped moments; None where even strong damping leaves them singular."""
+    mean = float(moments.diagonal().mean())
+    for step in range(DAMPING_STEPS):
+        damped = moments + torch.eye(len(moments), device=moments.device) * (mean * damping * 10**step)
+        lower, failed = torch.linalg.cholesky_ex(damped)
+        if not int(failed):
+            inverse = torch.cholesky_inverse(lower)
+            upper: Tensor
+            upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
+            if not int(failed) and bool(torch.isfinite(upper).all()):
+                return upper
+    return None
+
+
+class _Rounding:
+    """The inputs in the order of rounding: `groups[k]` of the k-th; `grid`: of all groups, where it is known before."""
+
+    def __init__(
+        self, bits: int, group_size: int, symmetric: bool, groups: Tensor, grid: tuple[Tensor, Tensor] | None
+    ) -> None:
+        self._bits, self._group_size, self._symmetric = bits, group_size, symmetric
+        self._groups, self._grid = groups, grid
+
+    def run(self, weight: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return codes uint8 `[out, in]`, scales and zero points `[out, groups]`. `weight` is changed."""
+        num_outputs, num_inputs = weight.shape
+        num_groups = num_inputs // self._group_size
+        if self._grid is not None:
+            scales, zeros = self._grid
+        else:
+            scales = torch.empty(num_outputs, num_groups, device=weight.device)
+            zeros = torch.empty_like(scales)
+        codes = torch.empty(num_outputs, num_inputs, dtype=torch.uint8, device=weight.device)
+        group_of = self._groups.tolist()
+        block = max(LEAST_BLOCK, self._group_size)
+        for start in range(0, num_inputs, block):
+            stop = min(start + block, num_inputs)
+            errors = torch.zeros(num_outputs, stop - start, device=weight.device)
+            for column in range(start, stop):
+                group = group_of[column]
+                if self._grid is None and column % self._group_size == 0:
+                    run = weight[:, column : column + self._group_size].unsqueeze(1)
+                    scale, zero = grid_of_groups(run, self._bits, None, symmetric=self._symmetric)
+                    scales[:, group], zeros[:, group] = scale[:, 0], zero[:, 0]
+                scale, zero = scales[:, group], zeros[:, group]
+                code = (weight[:, column] / scale).round_().add_(zero).clamp_(0, (1 << self._bits) - 1)
+                codes[:, column] = code.to(torch.uint8)
+                error = (weight[:, column] - (code - zero) * scale) / factor[column, column]
+                weight[:, column:stop].addr_(error, factor[column, column:stop], alpha=-1)
+                errors[:, column - start] = error
+            weight[:, stop:].addmm_(errors, factor[start:stop, stop:], alpha=-1)
+        return codes, scales, zeros.to(torch.uint8)
