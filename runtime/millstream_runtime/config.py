@@ -259,7 +259,7 @@ def argument_parser(parser: argparse.ArgumentParser | None = None) -> argparse.A
     def one_of(name: str, values: type[Value], help_text: str) -> None:
         flag(name, type=_one_of(values), metavar="|".join(values), help=help_text)
 
-    flag("--model", metavar="DIR", help="model folder: config.json, *.safetensors, tokenizer.json")
+    flag("--model", metavar="DIR", help="model folder: config.json, *.safetensors, tokenizer.json; or *.gguf")
     flag("--served-model-name", metavar="NAME", help="name in /v1/models and in requests (default: the folder's name)")
     one_of("--device", Device, "auto takes CUDA where there is one (default: auto)")
     one_of("--dtype", DType, "auto: the checkpoint's own on CUDA, float32 on a CPU")

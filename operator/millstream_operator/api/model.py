@@ -40,8 +40,8 @@ class LocalSource(ApiModel):
 
     path: Annotated[str, StringConstraints(pattern=MODEL_PATH_PATTERN, min_length=1, max_length=512)] = Field(
         description=(
-            "Folder with config.json, *.safetensors and tokenizer.json. Relative to the image's model root (/models), "
-            "or absolute; no segment starts with a dot."
+            "Folder with config.json, *.safetensors and tokenizer.json, or with a *.gguf file. Relative to the image's "
+            "model root (/models), or absolute; no segment starts with a dot."
         )
     )
 

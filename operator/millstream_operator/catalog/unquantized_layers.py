@@ -20,7 +20,7 @@ from millstream_operator.catalog.config_fields import UnsupportedModelError
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_runtime.quantization_config.module_patterns import EVERYTHING, MAX_PATTERNS, globs_of, matches
 
-_LAYER = re.compile(r"(?:layers|h|blocks)\.([0-9]+)(?:\.|$)")
+_LAYER = re.compile(r"(?:layers|h|blocks)\.([0-9]+)(\.|\*|$)")  # a star: all layers whose number begins so
 # Words of modules inside the decoder's layers. A name without one of them is outside: a head, a vision tower.
 _INSIDE = re.compile(r"layers\.|(?:^|[.*])h\.|attn|attention|mlp|experts|_proj(?![a-z])|feed_forward|block_sparse_moe")
 _OUTSIDE = re.compile(r"visual|vision|audio|speech|tower|projector|encoder\.")
@@ -139,11 +139,16 @@ def _names(glob: str, module: _Module) -> bool:
 
 def _layers(glob: str, count: int | None, shape: ModelShape) -> set[int]:
     if (match := _LAYER.search(glob)) is not None:
-        return {int(match[1])} & set(range(shape.num_layers))
+        number, is_beginning = match[1], match[2] == "*"
+        return {layer for layer in range(shape.num_layers) if _is_layer(str(layer), number, is_beginning)}
     if count is None or "layers.*." not in glob:
         return set(range(shape.num_layers))
     each = shape.num_experts if ".experts.*" in glob and shape.num_experts else 1
     return set(range(min(shape.num_layers, -(-count // each))))
+
+
+def _is_layer(layer: str, number: str, is_beginning: bool) -> bool:
+    return layer.startswith(number) if is_beginning else layer == number
 
 
 def _globs(text: str) -> tuple[str, ...]:

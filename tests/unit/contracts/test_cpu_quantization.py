@@ -81,6 +81,7 @@ SERVED: dict[str, dict[str, Any]] = {
     "awq, one group": AWQ | {"group_size": -1},
     "awq, a layer kept": AWQ | {"modules_to_not_convert": ["model.layers.0", "lm_head"]},
     "awq, a glob": AWQ | {"modules_to_not_convert": ["model.layers.*.mlp"]},
+    "awq, layers by their first digit": AWQ | {"ignore": ["re:model.layers.(0|2).*"]},
     "awq, a trailing dot": AWQ | {"modules_to_not_convert": ["model.layers.0.", ".self_attn."]},
     "awq, one group by a large size": AWQ | {"group_size": 1 << 17},
     "awq, all kept": AWQ | {"modules_to_not_convert": ["Linear"]},

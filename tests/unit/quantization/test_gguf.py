@@ -13,12 +13,14 @@ from gguf import GGMLQuantizationType as Type
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+from benchmarks.gguf_llama import convert
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.gguf.block_types import BLOCK_TYPES
 from millstream_runtime.models.config.rope_config import RopeConfig
 from millstream_runtime.models.layers.rope import inverse_frequencies
 from millstream_runtime.models.registry import expected_weights, load_model, load_model_config
 from millstream_runtime.quantization.gguf_blocks import dequantized, scales_are_finite
+from millstream_runtime.tokenizing.tokenizer import Tokenizer
 from tests.support.family_cases import CASES, LLAMA3_ROPE, dense, rope
 from tests.support.gguf_files import HALVES, TypeOf, q4_k_m, random_rows, write_gguf
 from tests.support.thread_ranks import on_ranks
@@ -32,6 +34,7 @@ from tests.support.tiny_families import (
 )
 
 CPU = torch.device("cpu")
+DEMO = Path(__file__).resolve().parents[3] / "models" / "demo-chat"
 SIZES: dict[str, Any] = {
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -205,3 +208,16 @@ def test_a_scale_that_is_not_finite_is_refused(folders: GgufFolders, tmp_path: P
     with pytest.raises(RuntimeFailure, match=r"mlp\.up_proj\.weight \(Q4_K\) holds NaN") as refused:
         load_model(load_model_config(tmp_path), tmp_path, torch.float32, CPU)
     assert refused.value.reason is FailureReason.CHECKPOINT_INVALID
+
+
+def test_the_demo_model_answers_from_its_gguf_file_as_from_its_folder(tmp_path: Path) -> None:
+    """The file alone: sizes, vocabulary and weights."""
+    convert(DEMO, tmp_path / "demo.gguf")
+    answers = []
+    for folder in (DEMO, tmp_path):
+        tokenizer = Tokenizer.from_folder(folder)
+        ids = tokenizer.encode("<|im_start|>user\nWhat is a KV cache?<|im_end|>\n<|im_start|>assistant\n")
+        [answer] = engine_answers(make_engine(folder, kv_cache_memory_bytes=16 << 20), [ids], 24)
+        answers.append(tokenizer.decode(answer))
+    assert answers[0] == answers[1]
+    assert len(answers[0].split()) > 5

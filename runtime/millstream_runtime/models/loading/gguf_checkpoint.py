@@ -9,6 +9,8 @@ them, where Hugging Face has two halves; and Gemma's norms have one added to the
 
 from __future__ import annotations
 
+import mmap
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -119,5 +121,9 @@ def _in_pieces(blocks: Tensor, kind: BlockType) -> Tensor:
 
 
 def _mapped(path: Path) -> Tensor:
-    """A file's bytes; a page is read when it is looked at."""
-    return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
+    """A file's bytes, read-only; a page is read when it is looked at, and none of it counts as memory of ours."""
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of a buffer that nothing may write to; nothing does
+        return torch.frombuffer(mapped, dtype=torch.uint8)

@@ -45,6 +45,8 @@ def test_what_is_never_quantised_changes_nothing(kept: list[str]) -> None:
         (["re:^model\\.layers\\.\\d+\\.self_attn\\.(q|k|v|o)_proj$"], lambda p: p.attention),
         (["re:.*mlp.*", "re:.*down_proj"], lambda p: p.mlp),
         (["model.layers.0"], lambda p: p.linear // 80),
+        (["re:model.layers.(3|5).*mlp.*"], lambda p: p.mlp // 80 * 22),
+        (["re:.*layers.7.*"], lambda p: p.linear // 80 * 11),
         (["language_model.model.layers.0"], lambda p: p.linear // 80),
         (["model.language_model.layers.0.mlp", "model.language_model.layers.1.mlp"], lambda p: p.mlp // 80 * 2),
         (["re:language_model.*self_attn.*"], lambda p: p.attention),
