@@ -1,18 +1,25 @@
 """`python -m hack.training [--out models]`: train target and draft, evaluate them, write folders and model cards.
 
-About half an hour on two cores, minutes on a GPU. `--evaluate` only measures existing folders.
+About an hour on two cores. A training that was stopped goes on where it was. `--evaluate` only measures existing
+folders.
 
-    knowledge/*.yaml   what the model knows: our own words, one entry per term
-    knowledge.py       reads them
-    phrasings.py       questions about a term, and which of them training never sees
-    conversations.py   an endless, seeded stream of conversations and plain paragraphs
-    tokenizer.py       a byte-level BPE trained on that stream, with the chat template
-    batches.py         rows of token ids and labels
-    recipe.py          the two shapes and every hyper-parameter
-    train.py           the loop
-    evaluate.py        perplexity, exact answers and draft agreement on questions that training never saw
-    export.py          Hugging Face folders, 16 bit
-    card.py            the model cards, from what was measured
+    knowledge/*.yaml     what the model knows: our own words, one entry per term
+    knowledge.py         reads them
+    phrasings.py         questions about a term, and which of them training never sees
+    conversations.py     an endless, seeded stream of conversations and plain paragraphs
+    corpus/              real text of the locked packages: prose, code and chats, with files held out
+    tokenizer.py         a byte-level BPE trained on both, with the chat template
+    training_text.py     conversations, corpus and tokenizer together
+    batches.py           rows of token ids and labels, mixed from the streams
+    recipe.py            the two shapes and every hyper-parameter
+    optimizer.py         Muon and AdamW
+    train.py             the loop
+    checkpoints.py       how it goes on after a stop
+    evaluate.py          exact answers and draft agreement on questions that training never saw
+    held_out.py          a committed sample of the files that training never saw
+    slice_evaluation.py  perplexity and draft agreement on that sample, by slice
+    export.py            Hugging Face folders, 16 bit
+    card.py              the model cards, from what was measured
 """
 
 from __future__ import annotations
@@ -20,64 +27,97 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
 from collections.abc import Sequence
-from itertools import islice
+from functools import partial
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
 
-from hack.training import card, knowledge
-from hack.training.batches import batches
-from hack.training.conversations import Conversations
+from hack.training import card, held_out, knowledge
+from hack.training.corpus.documents import Corpus
+from hack.training.corpus.sources import SOURCES
 from hack.training.evaluate import evaluate, load
 from hack.training.export import export
-from hack.training.recipe import DRAFT, ROW_TOKENS, TARGET, VOCAB_SIZE, Recipe
-from hack.training.tokenizer import train as train_tokenizer
-from hack.training.train import train
+from hack.training.recipe import DRAFT, ROW_TOKENS, TARGET, Recipe
+from hack.training.slice_evaluation import evaluate_slices
+from hack.training.train import Run, train
+from hack.training.training_text import read_training_text
 
-TOKENIZER_ROWS = 4000
+WATCHED_DOCUMENTS = 12  # of each slice, whenever the loop reports
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m hack.training", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("models"), help="folder for both models (default: models)")
     parser.add_argument("--evaluate", action="store_true", help="only evaluate what is in --out, and write the cards")
-    parser.add_argument("--steps", type=int, help="fewer steps than the recipe's, to try things out")
+    parser.add_argument(
+        "--checkpoints", type=Path, default=Path("build/training"), help="folder of checkpoints (default: %(default)s)"
+    )
+    parser.add_argument("--target-steps", type=int, default=TARGET.steps, help="instead of the recipe's, to try out")
+    parser.add_argument("--draft-steps", type=int, default=DRAFT.steps, help="instead of the recipe's, to try out")
     options = parser.parse_args(arguments)
     if not options.evaluate:
-        _train(options.out, options.steps)
+        _train(options.out, options.checkpoints, {TARGET.name: options.target_steps, DRAFT.name: options.draft_steps})
     _evaluate(options.out)
 
 
-def _train(out: Path, steps: int | None) -> None:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def _train(out: Path, folder: Path, steps: dict[str, int]) -> None:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    facts = knowledge.load()
-    tokenizer = train_tokenizer(_texts(facts), VOCAB_SIZE)
+    text = read_training_text()
+    held_out.write(out / held_out.NAME, text.corpus.held_out)
     for recipe in (TARGET, DRAFT):
-        began = time.monotonic()
-        data = batches(Conversations(facts, recipe.data_seed), tokenizer, recipe.rows, ROW_TOKENS)
-        model = train(recipe, data, device, steps)
-        export(model.cpu(), tokenizer, out / recipe.name)
-        _record(out, recipe, steps or recipe.steps, time.monotonic() - began, device)
+        teacher = load(out / TARGET.name)[0] if recipe is DRAFT else None
+        run = Run(
+            steps=steps[recipe.name],
+            checkpoint=folder / f"{recipe.name}.safetensors",
+            fingerprint=text.fingerprint(recipe, steps[recipe.name]),
+            teacher=teacher,
+            watch=partial(_watch, teacher, text.tokenizer, out),
+        )
+        model, seconds = train(recipe, text.batches(recipe, run.steps), run)
+        export(model, text.tokenizer, out / recipe.name)
+        _record(out, recipe, run.steps, seconds, text.corpus)
 
 
-def _texts(facts: list[knowledge.Fact]) -> list[str]:
-    texts = []
-    for item in islice(Conversations(facts, seed=0), TOKENIZER_ROWS):
-        texts += [item] if isinstance(item, str) else [message.content for message in item]
-    return texts
+def _watch(teacher: LlamaForCausalLM | None, tokenizer: Tokenizer, out: Path, model: LlamaForCausalLM) -> str:
+    """Held-out figures of a few documents: of the target alone, or of a draft beside it."""
+    lines, taken = [], dict[str, int]()
+    for line in held_out.read(out / held_out.NAME):
+        taken[line["slice"]] = taken.get(line["slice"], 0) + 1
+        if taken[line["slice"]] <= WATCHED_DOCUMENTS:
+            lines.append(line)
+    pair = (model.eval(), None) if teacher is None else (teacher, model.eval())
+    found = evaluate_slices(*pair, tokenizer, lines)
+    if teacher is None:
+        return ", ".join(f"{name} perplexity {one.target_perplexity:.1f}" for name, one in found.items())
+    return ", ".join(f"{name} agreement {one.agreement_percent:.1f} %" for name, one in found.items())
 
 
-def _record(out: Path, recipe: Recipe, steps: int, seconds: float, device: torch.device) -> None:
+def _record(out: Path, recipe: Recipe, steps: int, seconds: float, corpus: Corpus) -> None:
     record = {
         "steps": steps,
         "rows": recipe.rows,
         "row_tokens": ROW_TOKENS,
-        "learning_rate": recipe.learning_rate,
+        "muon_rate": recipe.muon_rate,
+        "adam_rate": recipe.adam_rate,
         "seconds": round(seconds),
-        "device": card.device_name(device),
+        "device": card.device_name(),
+        "corpus_sha256": corpus.sha256,
+        "sources": [
+            {
+                "name": source.name,
+                "version": source.version,
+                "license": source.license,
+                "characters": sum(
+                    one.characters
+                    for one in corpus.training
+                    if one.source == source.name and one.slice in recipe.first_shares
+                ),
+            }
+            for source in SOURCES
+        ],
     }
     (out / recipe.name / "training.json").write_text(json.dumps(record, indent=2) + "\n")
 
@@ -86,9 +126,11 @@ def _evaluate(out: Path) -> None:
     target, tokenizer = load(out / TARGET.name)
     draft, _ = load(out / DRAFT.name)
     evaluation = evaluate(target, draft, tokenizer, knowledge.load())
-    (out / TARGET.name / "evaluation.json").write_text(json.dumps(evaluation.as_json(), indent=2) + "\n")
-    card.write(out, target, draft, tokenizer, evaluation)
-    print(json.dumps(evaluation.as_json(), indent=2))
+    slices = evaluate_slices(target, draft, tokenizer, held_out.read(out / held_out.NAME))
+    measured = evaluation.as_json() | {"slices": {name: one.as_json() for name, one in slices.items()}}
+    (out / TARGET.name / "evaluation.json").write_text(json.dumps(measured, indent=2) + "\n")
+    card.write(out, target, draft, tokenizer, evaluation, slices)
+    print(json.dumps(measured, indent=2))
 
 
 if __name__ == "__main__":

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
+from hack.training.corpus.documents import CODE
 from hack.training.evaluate import Evaluation, answer_text
-from hack.training.recipe import DRAFT, MAX_POSITION_EMBEDDINGS, TARGET, VOCAB_SIZE, Recipe
+from hack.training.recipe import DEMO, DRAFT, MAX_POSITION_EMBEDDINGS, TARGET, VOCAB_SIZE, Recipe
+from hack.training.slice_evaluation import SliceEvaluation
 
 SAMPLES = (
     "What is a KV cache?",
@@ -28,14 +30,17 @@ SAMPLES = (
 )
 
 
-def device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))
+def device_name() -> str:
     return f"{len(os.sched_getaffinity(0))} cores of {_processor()}"
 
 
 def write(
-    out: Path, target: LlamaForCausalLM, draft: LlamaForCausalLM, tokenizer: Tokenizer, evaluation: Evaluation
+    out: Path,
+    target: LlamaForCausalLM,
+    draft: LlamaForCausalLM,
+    tokenizer: Tokenizer,
+    evaluation: Evaluation,
+    slices: Mapping[str, SliceEvaluation],
 ) -> None:
     """models/demo-chat/README.md and models/demo-draft/README.md."""
     samples = "\n".join(f"> **{question}**<br>\n> {answer_text(target, tokenizer, question)}\n" for question in SAMPLES)
@@ -46,6 +51,7 @@ def write(
         )
         + _training(out, TARGET, target)
         + _measured(evaluation.target_perplexity, evaluation.target_exact_percent, evaluation)
+        + _measured_on_slices(slices)
         + f"## Ten answers, greedy\n\n{samples}\n"
         + _limits(),
         encoding="utf-8",
@@ -55,7 +61,9 @@ def write(
         + _training(out, DRAFT, draft)
         + _measured(evaluation.draft_perplexity, evaluation.draft_exact_percent, evaluation)
         + f"Its greedy token equals that of demo-chat at **{evaluation.draft_agreement_percent:.1f} %** of the "
-        "positions of demo-chat's own answers.\n\n" + _limits(),
+        "positions of demo-chat's own answers.\n\n"
+        + _measured_on_slices(slices)
+        + _limits(),
         encoding="utf-8",
     )
 
@@ -75,10 +83,18 @@ Llama architecture, {millions:.2f} M parameters in bfloat16: {layers} layers, hi
 byte-level BPE. `max_position_embeddings` is {positions}, but training saw rows of {row_tokens} tokens only: longer
 contexts run, and the answers get worse.
 
-Data: the sentences of `hack/training/knowledge/*.yaml`, written for this project and under its licence (Apache-2.0),
-turned into conversations by `hack/training/conversations.py`. No other text was used. `python -m hack.training` repeats
-the training from its seed: {steps} steps of {rows} rows, {tokens:.1f} M tokens, AdamW with a peak learning rate of
-{learning_rate}. It took {minutes:.0f} minutes on {device}, shared with other work.
+Data, first: the sentences of `hack/training/knowledge/*.yaml`, written for this project and under its licence
+(Apache-2.0), turned into conversations by `hack/training/conversations.py`. Data, second: documentation{code} of these
+packages, as `hack/training/corpus` reads them; one file in sixteen is held out. A character may be seen several times
+or never.
+
+{sources}
+
+`python -m hack.training` repeats the training from its seed: {steps} steps of {rows} rows, {tokens:.1f} M tokens, of
+which the demo's conversations are {first_demo:.0%} of the rows at the begin and {last_demo:.0%} at the end; Muon with a
+peak learning rate of {muon_rate} for the layers, AdamW with {adam_rate} for the rest.{distilled} It took
+{minutes:.0f} minutes on {device}, shared with other work. The order of the text is the same each time; the weights are
+the same to the bit only on the same processor, with the same number of threads and the same versions.
 
 """
     return text.format(
@@ -93,8 +109,24 @@ the training from its seed: {steps} steps of {rows} rows, {tokens:.1f} M tokens,
         positions=MAX_POSITION_EMBEDDINGS,
         tokens=record["steps"] * record["rows"] * record["row_tokens"] / 1e6,
         minutes=record["seconds"] / 60,
-        **{name: record[name] for name in ("steps", "rows", "row_tokens", "learning_rate", "device")},
+        code=" and code" if CODE in recipe.first_shares else ", and no code,",
+        first_demo=recipe.first_shares[DEMO],
+        last_demo=recipe.last_shares[DEMO],
+        distilled=_distilled(recipe),
+        sources=_sources(record["sources"]),
+        **{name: record[name] for name in ("steps", "rows", "row_tokens", "muon_rate", "adam_rate", "device")},
     )
+
+
+def _distilled(recipe: Recipe) -> str:
+    if recipe.distil_from >= 1:
+        return ""
+    return f" From {recipe.distil_from:.0%} of the steps on it learns the distributions of {TARGET.name}."
+
+
+def _sources(rows: list[dict[str, object]]) -> str:
+    lines = [f"| {row['name']} | {row['version']} | {row['license']} | {row['characters']:,} |" for row in rows]
+    return "\n".join(["| package | version | licence | characters |", "|---|---|---|---|", *lines])
 
 
 def _measured(perplexity: float, exact_percent: float, evaluation: Evaluation) -> str:
@@ -102,8 +134,23 @@ def _measured(perplexity: float, exact_percent: float, evaluation: Evaluation) -
 
 On {evaluation.questions} questions whose wording training never saw with that term ({evaluation.answer_tokens} tokens
 of expected answers): perplexity **{perplexity:.3f}**; {exact_percent:.1f} % of the greedy answers are word for word the
-expected ones. The held-out part is the wording of the question, not the fact: this model recites what it was taught,
-and that is all it is for.
+expected ones. The held-out part is the wording of the question, not the fact: about its terms this model recites what
+it was taught.
+
+"""
+
+
+def _measured_on_slices(slices: Mapping[str, SliceEvaluation]) -> str:
+    rows = "\n".join(
+        f"| {name} | {one.documents} | {one.tokens:,} | {one.target_perplexity:.1f} | {one.draft_perplexity:.1f} "
+        f"| {one.agreement_percent:.1f} % |"
+        for name, one in slices.items()
+    )
+    return f"""On text of files that training never saw (`models/held_out.jsonl`, from the packages above):
+
+| slice | documents | tokens | perplexity, {TARGET.name} | perplexity, {DRAFT.name} | both choose the same token |
+|---|---|---|---|---|---|
+{rows}
 
 """
 
@@ -112,7 +159,8 @@ def _limits() -> str:
     return """## Limits
 
 It knows about a hundred terms. It answers questions about other things with a refusal, or with a confident sentence
-about the wrong term; do not use it for anything but trying out and testing a server. English only.
+about the wrong term. Other text it continues with words that fit and mean little: that is for studies of quantization
+and speculative decoding. Do not use it for anything but trying out and testing a server. English only.
 """
 
 

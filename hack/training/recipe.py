@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from transformers import LlamaConfig
 
+from hack.training.corpus.documents import CHAT, CODE, PROSE
+
+DEMO = "demo"  # the stream of the demo's conversations, beside the slices of the corpus
 VOCAB_SIZE = 2048
 ROW_TOKENS = 512
 MAX_POSITION_EMBEDDINGS = 16384
@@ -23,12 +27,28 @@ class Recipe:
     num_key_value_heads: int
     steps: int
     rows: int  # of ROW_TOKENS each, in a step
-    learning_rate: float
     data_seed: int
+    first_shares: Mapping[str, float]  # of the streams, at the first step; those at the last step follow
+    last_shares: Mapping[str, float]
+    distil_from: float = 1.0  # from this share of the steps on, it learns the target's distributions
+    micro_rows: int = 2
     head_dim: int = 64
-    warmup_steps: int = 60
-    weight_decay: float = 0.1
+    muon_rate: float = 0.02
+    adam_rate: float = 4e-3
+    warmup_steps: int = 40
+    decay_from: float = 0.35  # share of the steps at the full learning rate
+    weight_decay: float = 0.01
     clip_norm: float = 1.0
+
+    def shares_at(self, steps: int) -> Callable[[int], Mapping[str, float]]:
+        """Shares of the streams at each step, from 0: a straight line from the first to the last."""
+
+        def shares(step: int) -> Mapping[str, float]:
+            progress = step / max(1, steps - 1)
+            return {name: (1 - progress) * self.first_shares[name] + progress * self.last_shares[name]
+                    for name in self.first_shares}
+
+        return shares
 
     def config(self) -> LlamaConfig:
         """The inputs of the row-parallel layers (o_proj: heads x head_dim, down_proj: intermediate) are multiples of
@@ -58,10 +78,11 @@ TARGET = Recipe(
     num_hidden_layers=5,
     num_attention_heads=8,
     num_key_value_heads=4,
-    steps=900,
-    rows=4,
-    learning_rate=2e-3,
+    steps=880,
+    rows=8,
     data_seed=1,
+    first_shares={DEMO: 0.25, PROSE: 0.32, CHAT: 0.25, CODE: 0.18},
+    last_shares={DEMO: 0.55, PROSE: 0.19, CHAT: 0.15, CODE: 0.11},
 )
 DRAFT = Recipe(
     name="demo-draft",
@@ -70,8 +91,10 @@ DRAFT = Recipe(
     num_hidden_layers=3,
     num_attention_heads=8,
     num_key_value_heads=4,
-    steps=1400,
+    steps=1000,
     rows=4,
-    learning_rate=4e-3,
     data_seed=2,
+    first_shares={DEMO: 0.25, PROSE: 0.42, CHAT: 0.33},
+    last_shares={DEMO: 0.45, PROSE: 0.31, CHAT: 0.24},
+    distil_from=0.6,
 )

@@ -1,9 +1,16 @@
-"""The training loop: AdamW, a cosine schedule, one progress bar. The same seed and thread count give the same model."""
+"""The training loop: small batches summed to one step, checkpoints, a progress bar with held-out figures.
+
+The same seed, processor and number of threads give the same model, whether the training was stopped in between or not.
+"""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -11,56 +18,120 @@ from torch import nn
 from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
-from hack.training.batches import IGNORED
+from hack.training import checkpoints
+from hack.training.batches import IGNORED, Batch
+from hack.training.checkpoints import Checkpoint
+from hack.training.optimizer import MuonAdamW
 from hack.training.recipe import Recipe
 
-Batch = tuple[torch.Tensor, torch.Tensor]
+CHECKPOINT_SECONDS = 120.0
+WATCH_STEPS = 100
+Watch = Callable[[LlamaForCausalLM], str]  # what to print now and then
 
 
-def train(recipe: Recipe, data: Iterator[Batch], device: torch.device, steps: int | None = None) -> LlamaForCausalLM:
-    """Train a fresh model of this recipe, in fp32.
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What is not part of the recipe."""
+
+    steps: int
+    checkpoint: Path  # a file
+    fingerprint: str = ""  # of everything that must not change between two runs
+    teacher: LlamaForCausalLM | None = None  # of a recipe with `distil_from` below 1
+    watch: Watch | None = None
+
+
+def train(recipe: Recipe, data: Iterator[Batch], run: Run) -> tuple[LlamaForCausalLM, float]:
+    """Train a model of this recipe in float32, from its checkpoint if there is one.
 
     Args:
-        data: ids and labels, int64 of shape (rows, tokens).
-        steps: fewer steps than the recipe's, for trying out; the schedule shrinks with them.
+        data: the batches from the first one on; those that the checkpoint has seen are skipped.
+
+    Returns:
+        the model, and the seconds that its training took.
     """
-    steps = steps or recipe.steps
     torch.manual_seed(recipe.data_seed)
-    model = LlamaForCausalLM(recipe.config()).to(device).train()
-    optimizer = torch.optim.AdamW(_groups(model, recipe.weight_decay), lr=1.0, betas=(0.9, 0.95), fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_at(recipe, steps))
+    model = LlamaForCausalLM(recipe.config()).train()
+    optimizer = MuonAdamW(model, recipe.muon_rate, recipe.adam_rate, recipe.weight_decay)
+    done, seconds = _resume(model, optimizer, run)
+    began = saved = time.monotonic()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     smooth = math.nan
-    with tqdm(total=steps, desc=f"{recipe.name} ({parameters / 1e6:.1f} M)", unit="step") as bar:
-        for _, (ids, labels) in zip(range(steps), data, strict=False):
-            logits = model(input_ids=ids.to(device), use_cache=False).logits
-            loss = F.cross_entropy(logits.flatten(0, 1), labels.to(device).flatten(), ignore_index=IGNORED)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+    title = f"{recipe.name} ({parameters / 1e6:.1f} M)"
+    with tqdm(total=run.steps, initial=done, desc=title, unit="step", mininterval=5) as bar:
+        for step, batch in enumerate(islice(data, done, run.steps), done + 1):
+            distils = run.teacher is not None and step > recipe.distil_from * run.steps
+            loss = _accumulate(model, batch, recipe.micro_rows, run.teacher if distils else None)
             nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm)
-            optimizer.step()
-            schedule.step()
-            smooth = loss.item() if math.isnan(smooth) else 0.95 * smooth + 0.05 * loss.item()
-            bar.set_postfix(loss=f"{smooth:.3f}", refresh=False)
+            optimizer.step(step, learning_rate_at(recipe, run.steps, step))
+            smooth = loss if math.isnan(smooth) else 0.95 * smooth + 0.05 * loss
+            bar.set_postfix_str(f"{'KL' if distils else 'loss'} {smooth:.3f}", refresh=False)
             bar.update()
-    return model.eval()
+            if run.watch is not None and step % WATCH_STEPS == 0 and step < run.steps:
+                tqdm.write(f"step {step}: {run.watch(model)}")
+                model.train()
+            if step == run.steps or time.monotonic() - saved > CHECKPOINT_SECONDS:
+                saved = time.monotonic()
+                tensors = _weights(model) | optimizer.state()
+                checkpoints.save(run.checkpoint, Checkpoint(step, seconds + saved - began, tensors), run.fingerprint)
+    return model.eval(), seconds + time.monotonic() - began
 
 
-def learning_rate_at(recipe: Recipe, steps: int) -> Callable[[int], float]:
-    """Linear warm-up, then a cosine down to a fiftieth."""
+def _resume(model: LlamaForCausalLM, optimizer: MuonAdamW, run: Run) -> tuple[int, float]:
+    """Steps and seconds that are behind."""
+    checkpoint = checkpoints.load(run.checkpoint, run.fingerprint)
+    if checkpoint is None:
+        return 0, 0.0
+    with torch.no_grad():
+        for name, parameter in _weights(model).items():
+            parameter.copy_(checkpoint.tensors[name])
+    optimizer.load(checkpoint.tensors)
+    return checkpoint.step, checkpoint.seconds
+
+
+def _weights(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
+    return {f"weight.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def _accumulate(model: LlamaForCausalLM, batch: Batch, micro_rows: int, teacher: LlamaForCausalLM | None) -> float:
+    """Leave the gradient of the mean loss over the batch's learnt tokens; return that loss, in nats.
+
+    A few rows at a time: their activations stay in the processor's cache.
+    """
+    ids, labels = batch
+    learnt = int((labels != IGNORED).sum())
+    total = 0.0
+    model.zero_grad(set_to_none=True)
+    for start in range(0, len(ids), micro_rows):
+        loss = _loss(model, ids[start : start + micro_rows], labels[start : start + micro_rows], teacher) / learnt
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.item()
+    return total
+
+
+def _loss(
+    model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor, teacher: LlamaForCausalLM | None
+) -> torch.Tensor:
+    """Summed over the learnt tokens: cross-entropy, or the KL divergence from the teacher's distribution."""
+    learnt = labels != IGNORED
+    logits = _logits(model, ids, learnt)
+    if teacher is None:
+        return F.cross_entropy(logits, labels[learnt], reduction="sum")
+    with torch.no_grad():
+        goal = _logits(teacher, ids, learnt).log_softmax(-1)
+    return F.kl_div(logits.log_softmax(-1), goal, log_target=True, reduction="sum")
+
+
+def _logits(model: LlamaForCausalLM, ids: torch.Tensor, learnt: torch.Tensor) -> torch.Tensor:
+    """At the learnt positions only, float32 of shape (learnt tokens, vocabulary)."""
+    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+    logits: torch.Tensor = model.lm_head(hidden[learnt])
+    return logits
+
+
+def learning_rate_at(recipe: Recipe, steps: int, step: int) -> float:
+    """Share of the peak at this step, from 1: a linear warm-up, a plateau, a linear decay to a fiftieth."""
     warmup = min(recipe.warmup_steps, max(1, steps // 4))
-
-    def rate(step: int) -> float:
-        if step < warmup:
-            return recipe.learning_rate * (step + 1) / warmup
-        progress = (step - warmup) / max(1, steps - warmup)
-        return recipe.learning_rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
-
-    return rate
-
-
-def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Matrices decay; the gains of the norms do not."""
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-    gains = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
-    return [{"params": matrices, "weight_decay": weight_decay}, {"params": gains, "weight_decay": 0.0}]
+    decay_from = max(warmup, recipe.decay_from * steps)
+    if step < warmup:
+        return step / warmup
+    return 1.0 - 0.98 * max(0.0, step - decay_from) / max(1.0, steps - decay_from)

@@ -7,16 +7,20 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from hack.training import knowledge
-from hack.training.batches import IGNORED, batches
+from hack.training.batches import IGNORED, Row, conversation_rows, mixed_batches, packed_rows
 from hack.training.conversations import Conversations, Message
+from hack.training.corpus.documents import CODE, CorpusDocument
 from hack.training.phrasings import ALWAYS_HELD_OUT, PHRASINGS, held_out_questions, questions
+from hack.training.recipe import DRAFT, TARGET
 from hack.training.tokenizer import CHAT_TEMPLATE, encode_chat, encode_prompt, train
 
 FACTS = knowledge.load()
+TEXTS = [CorpusDocument("prose", "ours", fact.term, fact.paragraph) for fact in FACTS[:12]]
 
 
 def user_questions(seed: int, rows: int) -> Iterator[str]:
@@ -80,10 +84,56 @@ def test_training_and_serving_write_the_same_ids(tokenizer: Tokenizer) -> None:
 
 
 def test_labels_are_the_next_ids_where_there_is_something_to_learn(tokenizer: Tokenizer) -> None:
-    ids, labels = next(batches(Conversations(FACTS, 3), tokenizer, rows=4, row_tokens=96))
-    learnt = labels[:, :-1] != IGNORED
-    assert learnt.any()
-    assert (labels[:, :-1][learnt] == ids[:, 1:][learnt]).all()
+    for rows in (conversation_rows(Conversations(FACTS, 3), tokenizer, 96), packed_rows(TEXTS, tokenizer, 96, seed=1)):
+        for ids, labels in islice(rows, 8):
+            assert len(ids) == len(labels) == 96
+            learnt = labels[:-1] != IGNORED
+            assert learnt.any()
+            assert (labels[:-1][learnt] == ids[1:][learnt]).all()
+
+
+def test_packed_rows_leave_no_token_out(tokenizer: Tokenizer) -> None:
+    """An epoch, laid end to end, is every document once, in some order."""
+    length = sum(len(tokenizer.encode(str(document.content)).ids) + 1 for document in TEXTS)
+    ids = torch.cat([ids for ids, _ in islice(packed_rows(TEXTS, tokenizer, 16, seed=1), length // 16)])
+    decoded = tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+    whole = [str(document.content) for document in TEXTS if f"{document.content}<|endoftext|>" in decoded]
+    assert len(whole) >= len(TEXTS) - 1  # the last row may be cut
+
+
+def test_a_batch_keeps_to_its_shares_as_they_change(tokenizer: Tokenizer) -> None:
+    def constant(value: int) -> Iterator[Row]:
+        while True:
+            yield torch.full((4,), value), torch.full((4,), value)
+
+    def shares_at(batch: int) -> dict[str, float]:
+        return {"first": 0.75, "second": 0.25} if batch < 10 else {"first": 0.0, "second": 1.0}
+
+    batches = list(islice(mixed_batches({"first": constant(1), "second": constant(2)}, shares_at, rows=2), 20))
+    early, late = (torch.cat([ids[:, 0] for ids, _ in part]) for part in (batches[:10], batches[12:]))
+    assert (early == 1).sum() == 15
+    assert (late == 2).all()
+
+
+def test_the_same_seed_gives_the_same_batches(tokenizer: Tokenizer) -> None:
+    def batches(seed: int) -> list[torch.Tensor]:
+        streams = {
+            "demo": conversation_rows(Conversations(FACTS, seed), tokenizer, 32),
+            "prose": packed_rows(TEXTS, tokenizer, 32, seed),
+        }
+        mixed = mixed_batches(streams, lambda _: {"demo": 0.5, "prose": 0.5}, rows=4)
+        return [ids for ids, _ in islice(mixed, 10)]
+
+    assert all(torch.equal(first, second) for first, second in zip(batches(5), batches(5), strict=True))
+    assert not all(torch.equal(first, second) for first, second in zip(batches(5), batches(6), strict=True))
+
+
+def test_the_draft_reads_no_code() -> None:
+    assert CODE in TARGET.first_shares
+    assert CODE not in DRAFT.first_shares
+    for recipe in (TARGET, DRAFT):
+        for step in (0, 5, 9):
+            assert sum(recipe.shares_at(10)(step).values()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
