@@ -25,8 +25,8 @@ folders.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -57,29 +57,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--target-steps", type=int, default=TARGET.steps, help="instead of the recipe's, to try out")
     parser.add_argument("--draft-steps", type=int, default=DRAFT.steps, help="instead of the recipe's, to try out")
+    parser.add_argument("--start", type=Path, help="folder with a pair to go on from, with its tokenizer")
     options = parser.parse_args(arguments)
     if not options.evaluate:
-        _train(options.out, options.checkpoints, {TARGET.name: options.target_steps, DRAFT.name: options.draft_steps})
+        steps = {TARGET.name: options.target_steps, DRAFT.name: options.draft_steps}
+        _train(options.out, options.checkpoints, options.start, steps)
     _evaluate(options.out)
 
 
-def _train(out: Path, folder: Path, steps: dict[str, int]) -> None:
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+def _train(out: Path, folder: Path, start: Path | None, steps: dict[str, int]) -> None:
     torch.set_flush_denormal(True)  # averages of rare gradients fade into denormal numbers, which are slow
-    text = read_training_text()
+    text = read_training_text(None if start is None else load(start / TARGET.name)[1])
     held_out.write(out / held_out.NAME, text.corpus.held_out)
     for recipe in (TARGET, DRAFT):
         teacher = load(out / TARGET.name)[0] if recipe is DRAFT else None
         run = Run(
             steps=steps[recipe.name],
             checkpoint=folder / f"{recipe.name}.safetensors",
-            fingerprint=text.fingerprint(recipe, steps[recipe.name]),
+            fingerprint=text.fingerprint(recipe, steps[recipe.name]) + _sha256(start, recipe),
+            start=None if start is None else load(start / recipe.name)[0],
             teacher=teacher,
             watch=partial(_watch, teacher, text.tokenizer, out),
         )
         model, seconds = train(recipe, text.batches(recipe, run.steps), run)
         export(model, text.tokenizer, out / recipe.name)
-        _record(out, recipe, run.steps, seconds, text.corpus)
+        _record(out, recipe, run.steps, seconds, text.corpus, _sha256(start, recipe))
 
 
 def _watch(teacher: LlamaForCausalLM | None, tokenizer: Tokenizer, out: Path, model: LlamaForCausalLM) -> str:
@@ -96,7 +98,14 @@ def _watch(teacher: LlamaForCausalLM | None, tokenizer: Tokenizer, out: Path, mo
     return ", ".join(f"{name} agreement {one.agreement_percent:.1f} %" for name, one in found.items())
 
 
-def _record(out: Path, recipe: Recipe, steps: int, seconds: float, corpus: Corpus) -> None:
+def _sha256(start: Path | None, recipe: Recipe) -> str:
+    """Of the weights that a training begins with; empty without any."""
+    if start is None:
+        return ""
+    return hashlib.sha256((start / recipe.name / "model.safetensors").read_bytes()).hexdigest()
+
+
+def _record(out: Path, recipe: Recipe, steps: int, seconds: float, corpus: Corpus, start_sha256: str) -> None:
     record = {
         "steps": steps,
         "rows": recipe.rows,
@@ -105,6 +114,7 @@ def _record(out: Path, recipe: Recipe, steps: int, seconds: float, corpus: Corpu
         "adam_rate": recipe.adam_rate,
         "seconds": round(seconds),
         "device": card.device_name(),
+        "start_sha256": start_sha256,
         "corpus_sha256": corpus.sha256,
         "sources": [
             {

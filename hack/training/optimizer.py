@@ -8,6 +8,7 @@ iterates in bfloat16, which processors without such instructions compute very sl
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Executor
 
 import torch
 from torch import nn
@@ -30,10 +31,10 @@ class MuonAdamW:
         self._square = {name: torch.zeros_like(p) for name, p in self._others.items()}
 
     @torch.no_grad()
-    def step(self, number: int, rate: float) -> None:
-        """Step `number`, from 1. Every parameter has a gradient; they are left as they are."""
-        for name, matrix in self._matrices.items():
-            self._step_matrix(matrix, self._momentum[name], self._muon_rate * rate)
+    def step(self, number: int, rate: float, pool: Executor) -> None:
+        """Step `number`, from 1; the matrices in parallel. Every parameter has a gradient; they are left as they are."""
+        rates = [self._muon_rate * rate] * len(self._matrices)
+        list(pool.map(self._step_matrix, self._matrices.values(), self._momentum.values(), rates))
         for name, parameter in self._others.items():
             gradient = parameter.grad
             assert gradient is not None
@@ -43,6 +44,7 @@ class MuonAdamW:
             square = self._square[name] / (1 - BETAS[1] ** number)
             parameter.sub_(self._adam_rate * rate * mean / (square.sqrt() + EPSILON))
 
+    @torch.no_grad()
     def _step_matrix(self, matrix: nn.Parameter, momentum: torch.Tensor, rate: float) -> None:
         gradient = matrix.grad
         assert gradient is not None

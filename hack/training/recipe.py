@@ -31,11 +31,12 @@ class Recipe:
     first_shares: Mapping[str, float]  # of the streams, at the first step; those at the last step follow
     last_shares: Mapping[str, float]
     distil_from: float = 1.0  # from this share of the steps on, it learns the target's distributions
-    micro_rows: int = 2
+    micro_rows: int = 1
     head_dim: int = 64
     muon_rate: float = 0.02
     adam_rate: float = 4e-3
-    warmup_steps: int = 40
+    continued_rate: float = 0.5  # of both learning rates, when it begins with trained weights
+    warmup_steps: int = 20
     decay_from: float = 0.35  # share of the steps at the full learning rate
     weight_decay: float = 0.01
     clip_norm: float = 1.0
@@ -78,11 +79,11 @@ TARGET = Recipe(
     num_hidden_layers=5,
     num_attention_heads=8,
     num_key_value_heads=4,
-    steps=880,
-    rows=8,
+    steps=340,
+    rows=6,
     data_seed=1,
-    first_shares={DEMO: 0.25, PROSE: 0.32, CHAT: 0.25, CODE: 0.18},
-    last_shares={DEMO: 0.55, PROSE: 0.19, CHAT: 0.15, CODE: 0.11},
+    first_shares={DEMO: 0.25, PROSE: 0.33, CHAT: 0.27, CODE: 0.15},
+    last_shares={DEMO: 0.45, PROSE: 0.24, CHAT: 0.20, CODE: 0.11},
 )
 DRAFT = Recipe(
     name="demo-draft",
@@ -91,10 +92,10 @@ DRAFT = Recipe(
     num_hidden_layers=3,
     num_attention_heads=8,
     num_key_value_heads=4,
-    steps=1000,
+    steps=340,
     rows=4,
     data_seed=2,
-    first_shares={DEMO: 0.25, PROSE: 0.42, CHAT: 0.33},
-    last_shares={DEMO: 0.45, PROSE: 0.31, CHAT: 0.24},
-    distil_from=0.6,
+    first_shares={DEMO: 0.2, PROSE: 0.45, CHAT: 0.35},
+    last_shares={DEMO: 0.3, PROSE: 0.39, CHAT: 0.31},
+    distil_from=0.5,
 )

@@ -1,13 +1,17 @@
 """The training loop: small batches summed to one step, checkpoints, a progress bar with held-out figures.
 
-The same seed, processor and number of threads give the same model, whether the training was stopped in between or not.
+Two workers compute small batches side by side, each with one thread: they wait for each other once per step, not at
+each operation, which costs several times as much where other programs use the cores. The same seed and processor give
+the same model, whether the training was stopped in between or not.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,8 +28,9 @@ from hack.training.checkpoints import Checkpoint
 from hack.training.optimizer import MuonAdamW
 from hack.training.recipe import Recipe
 
+WORKERS = 2
 CHECKPOINT_SECONDS = 120.0
-WATCH_STEPS = 100
+WATCH_STEPS = 50
 Watch = Callable[[LlamaForCausalLM], str]  # what to print now and then
 
 
@@ -36,6 +41,7 @@ class Run:
     steps: int
     checkpoint: Path  # a file
     fingerprint: str = ""  # of everything that must not change between two runs
+    start: LlamaForCausalLM | None = None  # weights to begin with; None: drawn from the recipe's seed
     teacher: LlamaForCausalLM | None = None  # of a recipe with `distil_from` below 1
     watch: Watch | None = None
 
@@ -49,20 +55,26 @@ def train(recipe: Recipe, data: Iterator[Batch], run: Run) -> tuple[LlamaForCaus
     Returns:
         the model, and the seconds that its training took.
     """
+    torch.set_num_threads(1)
     torch.manual_seed(recipe.data_seed)
-    model = LlamaForCausalLM(recipe.config()).train()
-    optimizer = MuonAdamW(model, recipe.muon_rate, recipe.adam_rate, recipe.weight_decay)
+    model = (run.start or LlamaForCausalLM(recipe.config())).train()
+    replicas = [model, *(_replica(model) for _ in range(WORKERS - 1))]
+    scale = 1.0 if run.start is None else recipe.continued_rate
+    optimizer = MuonAdamW(model, scale * recipe.muon_rate, scale * recipe.adam_rate, recipe.weight_decay)
     done, seconds = _resume(model, optimizer, run)
     began = saved = time.monotonic()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     smooth = math.nan
     title = f"{recipe.name} ({parameters / 1e6:.1f} M)"
-    with tqdm(total=run.steps, initial=done, desc=title, unit="step", mininterval=5) as bar:
+    with (
+        ThreadPoolExecutor(WORKERS, initializer=torch.set_num_threads, initargs=(1,)) as pool,
+        tqdm(total=run.steps, initial=done, desc=title, unit="step", mininterval=5) as bar,
+    ):
         for step, batch in enumerate(islice(data, done, run.steps), done + 1):
             distils = run.teacher is not None and step > recipe.distil_from * run.steps
-            loss = _accumulate(model, batch, recipe.micro_rows, run.teacher if distils else None)
+            loss = _accumulate(replicas, batch, recipe.micro_rows, run.teacher if distils else None, pool)
             nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm)
-            optimizer.step(step, learning_rate_at(recipe, run.steps, step))
+            optimizer.step(step, learning_rate_at(recipe, run.steps, step), pool)
             smooth = loss if math.isnan(smooth) else 0.95 * smooth + 0.05 * loss
             bar.set_postfix_str(f"{'KL' if distils else 'loss'} {smooth:.3f}", refresh=False)
             bar.update()
@@ -92,20 +104,46 @@ def _weights(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
     return {f"weight.{name}": parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def _accumulate(model: LlamaForCausalLM, batch: Batch, micro_rows: int, teacher: LlamaForCausalLM | None) -> float:
-    """Leave the gradient of the mean loss over the batch's learnt tokens; return that loss, in nats.
+def _replica(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """The same parameters in memory, with gradients of its own."""
+    replica = copy.deepcopy(model)
+    for parameter, original in zip(replica.parameters(), model.parameters(), strict=True):
+        parameter.data = original.data
+    return replica
+
+
+def _accumulate(
+    replicas: list[LlamaForCausalLM],
+    batch: Batch,
+    micro_rows: int,
+    teacher: LlamaForCausalLM | None,
+    pool: ThreadPoolExecutor,
+) -> float:
+    """Leave the gradient of the mean loss over the batch's learnt tokens in the first replica; return that loss.
 
     A few rows at a time: their activations stay in the processor's cache.
     """
     ids, labels = batch
     learnt = int((labels != IGNORED).sum())
-    total = 0.0
-    model.zero_grad(set_to_none=True)
-    for start in range(0, len(ids), micro_rows):
-        loss = _loss(model, ids[start : start + micro_rows], labels[start : start + micro_rows], teacher) / learnt
-        loss.backward()  # type: ignore[no-untyped-call]
-        total += loss.item()
-    return total
+    starts = range(0, len(ids), micro_rows)
+
+    def compute(worker: int) -> float:
+        replica, total = replicas[worker], 0.0
+        replica.train().zero_grad(set_to_none=True)
+        for start in starts[worker :: len(replicas)]:
+            rows = slice(start, start + micro_rows)
+            loss = _loss(replica, ids[rows], labels[rows], teacher) / learnt
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        return total
+
+    losses = list(pool.map(compute, range(len(replicas))))
+    for parameters in zip(*(replica.parameters() for replica in replicas), strict=True):
+        first, *others = parameters
+        for other in others:
+            if other.grad is not None:
+                first.grad = other.grad if first.grad is None else first.grad + other.grad
+    return sum(losses)
 
 
 def _loss(

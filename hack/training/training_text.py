@@ -43,9 +43,11 @@ class TrainingText:
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def read_training_text() -> TrainingText:
-    """From the files of the installed packages; half a minute."""
+def read_training_text(tokenizer: Tokenizer | None = None) -> TrainingText:
+    """From the files of the installed packages; half a minute. Without a tokenizer it trains one."""
     facts, corpus = knowledge.load(), read_corpus()
+    if tokenizer is not None:
+        return TrainingText(facts, corpus, tokenizer)
     texts = (text for name, limit in TOKENIZER_CHARACTERS.items() for text in _texts(name, limit, facts, corpus))
     return TrainingText(facts, corpus, train(texts, VOCAB_SIZE))
 
