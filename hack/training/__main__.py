@@ -74,7 +74,7 @@ def _train(out: Path, folder: Path, start: Path | None, steps: dict[str, int]) -
         run = Run(
             steps=steps[recipe.name],
             checkpoint=folder / f"{recipe.name}.safetensors",
-            fingerprint=text.fingerprint(recipe, steps[recipe.name]) + _sha256(start, recipe),
+            fingerprint=text.fingerprint(recipe) + _sha256(start, recipe),
             start=None if start is None else load(start / recipe.name)[0],
             teacher=teacher,
             watch=partial(_watch, teacher, text.tokenizer, out),

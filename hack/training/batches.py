@@ -29,9 +29,7 @@ def conversation_rows(conversations: Conversations, tokenizer: Tokenizer, row_to
         yield _row(tokens[: row_tokens + 1] + [end] * missing, learnt[: row_tokens + 1] + [False] * missing)
 
 
-def packed_rows(
-    documents: Sequence[CorpusDocument], tokenizer: Tokenizer, row_tokens: int, seed: int
-) -> Iterator[Row]:
+def packed_rows(documents: Sequence[CorpusDocument], tokenizer: Tokenizer, row_tokens: int, seed: int) -> Iterator[Row]:
     """Endless rows cut from documents that stand one after another, without padding, in another order each epoch."""
     end = tokenizer.token_to_id(END_OF_TEXT)
     order = random.Random(seed)

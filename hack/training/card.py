@@ -61,9 +61,7 @@ def write(
         + _training(out, DRAFT, draft)
         + _measured(evaluation.draft_perplexity, evaluation.draft_exact_percent, evaluation)
         + f"Its greedy token equals that of demo-chat at **{evaluation.draft_agreement_percent:.1f} %** of the "
-        "positions of demo-chat's own answers.\n\n"
-        + _measured_on_slices(slices)
-        + _limits(),
+        "positions of demo-chat's own answers.\n\n" + _measured_on_slices(slices) + _limits(),
         encoding="utf-8",
     )
 

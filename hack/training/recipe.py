@@ -11,7 +11,7 @@ from hack.training.corpus.documents import CHAT, CODE, PROSE
 
 DEMO = "demo"  # the stream of the demo's conversations, beside the slices of the corpus
 VOCAB_SIZE = 2048
-ROW_TOKENS = 512
+ROW_TOKENS = 256
 MAX_POSITION_EMBEDDINGS = 16384
 
 
@@ -31,7 +31,7 @@ class Recipe:
     first_shares: Mapping[str, float]  # of the streams, at the first step; those at the last step follow
     last_shares: Mapping[str, float]
     distil_from: float = 1.0  # from this share of the steps on, it learns the target's distributions
-    micro_rows: int = 1
+    micro_rows: int = 2
     head_dim: int = 64
     muon_rate: float = 0.02
     adam_rate: float = 4e-3
@@ -46,8 +46,10 @@ class Recipe:
 
         def shares(step: int) -> Mapping[str, float]:
             progress = step / max(1, steps - 1)
-            return {name: (1 - progress) * self.first_shares[name] + progress * self.last_shares[name]
-                    for name in self.first_shares}
+            return {
+                name: (1 - progress) * self.first_shares[name] + progress * self.last_shares[name]
+                for name in self.first_shares
+            }
 
         return shares
 
@@ -79,11 +81,11 @@ TARGET = Recipe(
     num_hidden_layers=5,
     num_attention_heads=8,
     num_key_value_heads=4,
-    steps=340,
-    rows=6,
+    steps=200,
+    rows=8,
     data_seed=1,
-    first_shares={DEMO: 0.25, PROSE: 0.33, CHAT: 0.27, CODE: 0.15},
-    last_shares={DEMO: 0.45, PROSE: 0.24, CHAT: 0.20, CODE: 0.11},
+    first_shares={DEMO: 0.20, PROSE: 0.38, CHAT: 0.29, CODE: 0.13},
+    last_shares={DEMO: 0.40, PROSE: 0.28, CHAT: 0.22, CODE: 0.10},
 )
 DRAFT = Recipe(
     name="demo-draft",
@@ -92,8 +94,8 @@ DRAFT = Recipe(
     num_hidden_layers=3,
     num_attention_heads=8,
     num_key_value_heads=4,
-    steps=340,
-    rows=4,
+    steps=200,
+    rows=8,
     data_seed=2,
     first_shares={DEMO: 0.2, PROSE: 0.45, CHAT: 0.35},
     last_shares={DEMO: 0.3, PROSE: 0.39, CHAT: 0.31},

@@ -30,7 +30,7 @@ from hack.training.recipe import Recipe
 
 WORKERS = 2
 CHECKPOINT_SECONDS = 120.0
-WATCH_STEPS = 50
+WATCH_STEPS = 60
 Watch = Callable[[LlamaForCausalLM], str]  # what to print now and then
 
 

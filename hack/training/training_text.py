@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tokenizers import Tokenizer
 
@@ -37,9 +37,9 @@ class TrainingText:
                 streams[name] = packed_rows(documents, self.tokenizer, ROW_TOKENS, recipe.data_seed)
         return mixed_batches(streams, recipe.shares_at(steps), recipe.rows)
 
-    def fingerprint(self, recipe: Recipe, steps: int) -> str:
-        """Of all that decides the weights, but for the machine."""
-        parts = (recipe, steps, self.corpus.sha256, self.tokenizer.to_str(), self.facts)
+    def fingerprint(self, recipe: Recipe) -> str:
+        """Of all that decides the weights, but for the machine and the number of steps, which a stop may change."""
+        parts = (replace(recipe, steps=0), self.corpus.sha256, self.tokenizer.to_str(), self.facts)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

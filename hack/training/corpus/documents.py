@@ -76,9 +76,7 @@ def read_corpus(sources: Sequence[TextSource] = SOURCES) -> Corpus:
     return Corpus(*parts)
 
 
-def _documents(
-    source: TextSource, path: str, text: str, seen: set[str], held_out: bool
-) -> Iterator[CorpusDocument]:
+def _documents(source: TextSource, path: str, text: str, seen: set[str], held_out: bool) -> Iterator[CorpusDocument]:
     documented = [fresh for entry in entries(text) if (fresh := _without_repeats(entry, seen))]
     contents: list[tuple[str, str | tuple[Message, ...]]]
     if _is_chat(source.name, path):

@@ -29,7 +29,9 @@ def entries(text: str) -> list[Entry]:
     except (SyntaxError, ValueError, RecursionError):
         return []
     return [
-        Entry(kind, name, found) for kind, name, documentation in _walk(tree, "") if (found := paragraphs(documentation))
+        Entry(kind, name, found)
+        for kind, name, documentation in _walk(tree, "")
+        if (found := paragraphs(documentation))
     ]
 
 

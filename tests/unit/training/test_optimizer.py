@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from transformers import LlamaForCausalLM
@@ -31,7 +33,8 @@ def test_the_matrices_of_layers_are_muons_and_all_parameters_move() -> None:
     optimizer = MuonAdamW(model, muon_rate=0.02, adam_rate=1e-3, weight_decay=0.01)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     model(input_ids=torch.arange(12)[None]).logits.square().mean().backward()
-    optimizer.step(1, rate=1.0)
+    with ThreadPoolExecutor(2) as pool:
+        optimizer.step(1, 1.0, pool)
     assert all(not torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
     momenta = {name for name in optimizer.state() if name.startswith("momentum.")}
     assert len(momenta) == 7 * DRAFT.num_hidden_layers

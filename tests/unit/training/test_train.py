@@ -106,6 +106,18 @@ def test_rows_of_a_step_count_the_same_in_small_batches(tmp_path: Path) -> None:
         assert torch.allclose(tensor, apart.state_dict()[name], atol=1e-4), name
 
 
+def test_a_training_can_begin_with_trained_weights(tmp_path: Path) -> None:
+    batch = next(different_batches(VOCAB_SIZE))
+    start, _ = train(TINY, repeat(batch), Run(TINY.steps, tmp_path / "start"))
+    fresh, _ = train(TINY, repeat(batch), Run(1, tmp_path / "fresh"))
+    further, _ = train(TINY, repeat(batch), Run(1, tmp_path / "further", start=start))
+
+    def right(model: LlamaForCausalLM) -> int:
+        return int((model(input_ids=batch[0]).logits.argmax(-1) == batch[1]).sum())
+
+    assert right(further) > right(fresh) + 4
+
+
 def test_distillation_moves_a_draft_towards_the_targets_distribution(tmp_path: Path) -> None:
     recipe = replace(TINY, distil_from=0.0)
     teacher, _ = train(replace(TINY, data_seed=1), different_batches(VOCAB_SIZE), Run(5, tmp_path / "teacher"))
