@@ -91,8 +91,9 @@ def _watch(teacher: LlamaForCausalLM | None, tokenizer: Tokenizer, out: Path, mo
         taken[line["slice"]] = taken.get(line["slice"], 0) + 1
         if taken[line["slice"]] <= WATCHED_DOCUMENTS:
             lines.append(line)
-    pair = (model.eval(), None) if teacher is None else (teacher, model.eval())
-    found = evaluate_slices(*pair, tokenizer, lines)
+    target, draft = (model, None) if teacher is None else (teacher, model)
+    model.eval()
+    found = evaluate_slices(target, draft, tokenizer, lines)
     if teacher is None:
         return ", ".join(f"{name} perplexity {one.target_perplexity:.1f}" for name, one in found.items())
     return ", ".join(f"{name} agreement {one.agreement_percent:.1f} %" for name, one in found.items())

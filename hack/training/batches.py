@@ -22,7 +22,7 @@ def conversation_rows(conversations: Conversations, tokenizer: Tokenizer, row_to
 
     A row starts where a conversation starts, since that is where the first question of a user stands.
     """
-    end = tokenizer.token_to_id(END_OF_TEXT)
+    end = _end(tokenizer)
     for item in conversations:
         tokens, learnt = _encode(tokenizer, item, end)
         missing = row_tokens + 1 - len(tokens)
@@ -31,7 +31,7 @@ def conversation_rows(conversations: Conversations, tokenizer: Tokenizer, row_to
 
 def packed_rows(documents: Sequence[CorpusDocument], tokenizer: Tokenizer, row_tokens: int, seed: int) -> Iterator[Row]:
     """Endless rows cut from documents that stand one after another, without padding, in another order each epoch."""
-    end = tokenizer.token_to_id(END_OF_TEXT)
+    end = _end(tokenizer)
     order = random.Random(seed)
     tokens: list[int] = []
     learnt: list[bool] = []
@@ -65,6 +65,10 @@ def mixed_batches(
             chosen.append(next(streams[name]))
         yield torch.stack([ids for ids, _ in chosen]), torch.stack([labels for _, labels in chosen])
         batch += 1
+
+
+def _end(tokenizer: Tokenizer) -> int:
+    return tokenizer.encode(END_OF_TEXT).ids[0]
 
 
 def _row(tokens: list[int], learnt: list[bool]) -> Row:

@@ -81,5 +81,5 @@ def orthogonalized(matrix: torch.Tensor) -> torch.Tensor:
         factor = polynomial if iteration == 0 else polynomial @ factor
         if iteration + 1 < NEWTON_SCHULZ_STEPS:
             gram = polynomial @ gram @ polynomial
-    x = factor @ x
-    return x.T if is_tall else x
+    orthogonal: torch.Tensor = factor @ x
+    return orthogonal.T if is_tall else orthogonal

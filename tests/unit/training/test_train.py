@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice, repeat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -146,7 +147,7 @@ def test_the_learning_rate_rises_stays_and_falls() -> None:
 def test_a_model_agrees_with_itself_on_every_slice(tmp_path: Path) -> None:
     tokenizer = train_tokenizer((fact.paragraph for fact in knowledge.load()), vocab_size=600)
     model, _ = train(TINY, different_batches(600), Run(1, tmp_path / "checkpoint"))
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"slice": "prose", "text": "A pod is the smallest unit."},
         {"slice": "chat", "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]},
     ]
