@@ -85,7 +85,7 @@ def _train(out: Path, folder: Path, start: Path | None, steps: dict[str, int]) -
 
 
 def _watch(teacher: LlamaForCausalLM | None, tokenizer: Tokenizer, out: Path, model: LlamaForCausalLM) -> str:
-    """Held-out figures of a few documents: of the target alone, or of a draft beside it."""
+    """Held-out figures of a few documents: of the target alone, or of a draft with it."""
     lines, taken = [], dict[str, int]()
     for line in held_out.read(out / held_out.NAME):
         taken[line["slice"]] = taken.get(line["slice"], 0) + 1

@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 
 from hack.training.corpus.documents import CHAT, CODE, PROSE
 
-DEMO = "demo"  # the stream of the demo's conversations, beside the slices of the corpus
+DEMO = "demo"  # the stream of the demo's conversations, next to the slices of the corpus
 VOCAB_SIZE = 2048
 ROW_TOKENS = 256
 MAX_POSITION_EMBEDDINGS = 16384

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hack.training.conversations import Message
-from hack.training.corpus.python_files import Entry, code, entries
+from hack.training.corpus.python_files import DocumentedItem, code, entries
 from hack.training.corpus.sources import SOURCES, TextSource, files, is_held_out
 
 PROSE, CODE, CHAT = "prose", "code", "chat"
@@ -91,7 +91,7 @@ def _documents(source: TextSource, path: str, text: str, seen: set[str], held_ou
             yield document
 
 
-def prose(documented: Sequence[Entry]) -> str:
+def prose(documented: Sequence[DocumentedItem]) -> str:
     """Paragraphs below each other; that of a field begins with its name."""
     lines = []
     for entry in documented:
@@ -100,7 +100,7 @@ def prose(documented: Sequence[Entry]) -> str:
     return "\n\n".join(lines)
 
 
-def chats(documented: Sequence[Entry], module: str) -> list[tuple[Message, ...]]:
+def chats(documented: Sequence[DocumentedItem], module: str) -> list[tuple[Message, ...]]:
     """Conversations of at most CHAT_TURNS questions, about neighbours of one file."""
     exchanges = [_exchange(entry, module) for entry in documented]
     return [
@@ -122,7 +122,7 @@ def pieces(text: str) -> list[str]:
     return ["\n\n".join(blocks) for blocks in found]
 
 
-def _exchange(entry: Entry, module: str) -> tuple[Message, Message]:
+def _exchange(entry: DocumentedItem, module: str) -> tuple[Message, Message]:
     name = entry.name or module
     phrasings = QUESTIONS[entry.kind]
     question = phrasings[_digest(name) % len(phrasings)].format(name=name)
@@ -134,11 +134,11 @@ def _exchange(entry: Entry, module: str) -> tuple[Message, Message]:
     return Message("user", question), Message("assistant", answer)
 
 
-def _without_repeats(entry: Entry, seen: set[str]) -> Entry | None:
+def _without_repeats(entry: DocumentedItem, seen: set[str]) -> DocumentedItem | None:
     """The entry with the paragraphs that are met for the first time; None without any."""
     fresh = tuple(paragraph for paragraph in entry.paragraphs if paragraph not in seen)
     seen.update(fresh)
-    return Entry(entry.kind, entry.name, fresh) if fresh else None
+    return DocumentedItem(entry.kind, entry.name, fresh) if fresh else None
 
 
 def _code_without_repeats(text: str, seen: set[str], held_out: bool) -> str:

@@ -14,7 +14,7 @@ _ROLE = re.compile(r":[a-z:]+:`~?\.?([^`<]+)(?: <[^`]*>)?`")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DocumentedItem:
     """The documentation of one thing."""
 
     kind: str  # module, class, function or field
@@ -22,14 +22,14 @@ class Entry:
     paragraphs: tuple[str, ...]  # at least one
 
 
-def entries(text: str) -> list[Entry]:
+def entries(text: str) -> list[DocumentedItem]:
     """Docstrings, strings below attributes, and `description=` of fields; an unreadable file has none."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return []
     return [
-        Entry(kind, name, found)
+        DocumentedItem(kind, name, found)
         for kind, name, documentation in _walk(tree, "")
         if (found := paragraphs(documentation))
     ]

@@ -27,7 +27,7 @@ class TextSource:
     license: str  # SPDX
     folders: tuple[str, ...]
     without: tuple[str, ...] = ()  # folders below these, by name
-    has_code: bool = False  # whether its code is training text too, beside its documentation
+    has_code: bool = False  # whether its code is training text too, next to its documentation
 
     @property
     def root(self) -> Path:
