@@ -23,7 +23,8 @@ SECRET_LIMIT_BYTES = 4096
 def add_source_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> argparse._MutuallyExclusiveGroup:
     """The flags; the returned group takes one more kind of source."""
     kind = parser.add_mutually_exclusive_group(required=required)
-    kind.add_argument("--hugging-face", metavar="ORG/NAME", help=f"repository on the hub, or on ${ENDPOINT_VARIABLE}")
+    about = f"repository on the hub, or on ${ENDPOINT_VARIABLE}; of several GGUF files ORG/NAME:Q4_K_M"
+    kind.add_argument("--hugging-face", metavar="ORG/NAME", help=about)
     kind.add_argument("--image", metavar="REFERENCE", help="OCI image with the model in /models, or OCI artifact")
     flag = parser.add_argument
     flag("--revision", metavar="REVISION", help="branch, tag or commit of --hugging-face (default: main)")

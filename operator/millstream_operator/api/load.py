@@ -42,7 +42,7 @@ HINTS = {  # what a pattern means, by the field's name
     "progressDeadline": "a duration such as 30m or 1h",
     "drainTimeout": "a duration such as 30s or 10m",
     "p95": "a latency such as 200ms or 1s",
-    "repository": "a repository such as org/name",
+    "repository": "a repository such as org/name, or org/name:Q4_K_M for one of its GGUF files",
     "reference": "an image reference such as registry.example.com/model:1.0",
     "path": "a folder below the model root or an absolute one, without '..' or segments that start with a dot",
     "servedName": "letters, digits and . _ - : / with a letter or digit at both ends",

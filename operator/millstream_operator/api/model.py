@@ -20,7 +20,7 @@ IMAGE_PATTERN = (
     r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
     r"(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?(@sha256:[0-9a-f]{64})?$"
 )
-REPOSITORY_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$"
+REPOSITORY_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(:[A-Za-z0-9][A-Za-z0-9._-]{0,63})?$"
 STORAGE_PATTERN = r"^[1-9][0-9]{0,14}(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 REVISION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
 Image = Annotated[str, StringConstraints(pattern=IMAGE_PATTERN, min_length=1, max_length=512)]
@@ -50,7 +50,7 @@ class HuggingFaceSource(ApiModel):
     """A repository of a Hugging Face hub. Each pod downloads it before the runtime starts, verified by digest."""
 
     repository: Annotated[str, StringConstraints(pattern=REPOSITORY_PATTERN, min_length=3, max_length=200)] = Field(
-        description="Repository as org/name."
+        description="Repository as org/name; one of several GGUF files by a word of its name: org/name:Q4_K_M."
     )
     revision: Annotated[str, StringConstraints(pattern=REVISION_PATTERN, min_length=1, max_length=128)] | None = Field(
         None, description="Branch, tag or commit, in quotes. Default: main."

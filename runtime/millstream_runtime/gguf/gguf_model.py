@@ -81,7 +81,7 @@ def gguf_files_of(names: Collection[str], where: str) -> list[str]:
         raise RuntimeFailure(
             FailureReason.CHECKPOINT_INVALID,
             f"{where} holds {len(models)} GGUF models ({', '.join(found[:3])}{', …' if len(found) > 3 else ''}); give "
-            "a folder, image or repository with one of them.",
+            "a folder or image with one of them, or name one of a repository as org/name:Q4_K_M.",
         )
     for stem, count in models:
         if count and found != (all_parts := [f"{stem}-{part:05}-of-{count}.gguf" for part in range(1, int(count) + 1)]):

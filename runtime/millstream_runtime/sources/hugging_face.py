@@ -26,7 +26,13 @@ from millstream_runtime.sources.client import (
     TransferError,
     without_query,
 )
-from millstream_runtime.sources.selection import is_support_file, is_weights_file, safe_relative_path
+from millstream_runtime.sources.selection import (
+    GGUF_SUFFIX,
+    gguf_files_of_variant,
+    is_support_file,
+    is_weights_file,
+    safe_relative_path,
+)
 from millstream_runtime.sources.source import ResolvedSource
 from millstream_runtime.sources.transfer import Digest, RemoteFile
 
@@ -35,16 +41,17 @@ LISTING_LIMIT_BYTES = 32 << 20
 HEAD_THREADS = 8
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
+_VARIANT = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
 _REVISION = re.compile(r"[A-Za-z0-9][\w./+-]{0,254}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
 
 
 class HuggingFace:
-    """`repository` at `revision`.
+    """`repository` at `revision`; `org/name:Q4_K_M` is the one GGUF model of several whose name has that word.
 
     Raises:
-        InvalidConfigError: a repository, revision or endpoint that cannot be one.
+        InvalidConfigError: a repository, variant, revision or endpoint that cannot be one.
     """
 
     def __init__(
@@ -56,14 +63,15 @@ class HuggingFace:
         token: str | None = None,
         policy: RetryPolicy | None = None,
     ) -> None:
-        if not _REPOSITORY.fullmatch(repository) or ".." in repository:
-            raise InvalidConfigError(f"--hugging-face is {repository!r}; it must be like org/name.")
+        name, colon, variant = repository.partition(":")
+        if not _REPOSITORY.fullmatch(name) or ".." in name or (colon and not _VARIANT.fullmatch(variant)):
+            raise InvalidConfigError(f"--hugging-face is {repository!r}; it must be like org/name or org/name:Q4_K_M.")
         if not _REVISION.fullmatch(revision) or ".." in revision:
             raise InvalidConfigError(f"--revision is {revision!r}; it must be a branch, a tag or a commit.")
         endpoint = endpoint.rstrip("/")
         if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).hostname:
             raise InvalidConfigError(f"HF_ENDPOINT is {endpoint!r}; it must be like {DEFAULT_ENDPOINT}.")
-        self.repository = repository
+        self.repository, self.variant = name, variant
         self.requested_revision = revision
         self.endpoint = endpoint
         self._token = token
@@ -71,14 +79,14 @@ class HuggingFace:
         self.client = Client(BearerAuth(token, endpoint) if token else NoAuth(), policy)
 
     def __str__(self) -> str:
-        return f"{self.repository} at {self.requested_revision}"
+        return f"{self._asked} at {self.requested_revision}"
 
     @property
     def identity(self) -> Mapping[str, str]:
-        return {"kind": "huggingFace", "repository": self.repository}
+        return {"kind": "huggingFace", "repository": self._asked}
 
     def at(self, revision: str) -> HuggingFace:
-        return HuggingFace(self.repository, revision, endpoint=self.endpoint, token=self._token, policy=self._policy)
+        return HuggingFace(self._asked, revision, endpoint=self.endpoint, token=self._token, policy=self._policy)
 
     def resolve(self) -> ResolvedSource:
         """The commit and its top-level files that a server may need.
@@ -95,10 +103,17 @@ class HuggingFace:
         commit, siblings = _read_listing(body, url)
         named = [(sibling, _plain_name(sibling)) for sibling in siblings]
         listed = [(sibling, name) for sibling, name in named if name is not None]
+        if self.variant:
+            chosen = gguf_files_of_variant([name for _, name in listed], self.variant, str(self))
+            listed = [(sibling, name) for sibling, name in listed if not name.endswith(GGUF_SUFFIX) or name in chosen]
         with ThreadPoolExecutor(HEAD_THREADS) as threads:
             files = list(threads.map(lambda pair: self._file(commit, *pair), listed))
         others = frozenset(sibling["rfilename"] for sibling, name in named if name is None)
         return ResolvedSource(commit, {file.name: file for file in files}, others=others)
+
+    @property
+    def _asked(self) -> str:
+        return f"{self.repository}:{self.variant}" if self.variant else self.repository
 
     def explain(self, error: TransferError, what: str) -> RuntimeFailure:
         about = f"{self.repository} on {urlsplit(self.endpoint).hostname}"

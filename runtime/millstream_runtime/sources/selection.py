@@ -12,6 +12,7 @@ copy of the weights that many repositories carry (`consolidated.safetensors`).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
@@ -68,6 +69,23 @@ def weights_files(names: Collection[str], index: bytes | None, where: str) -> li
     if pickles:
         raise invalid(f"{where} has only pickled weights ({pickles[0]}), which can run code; convert to safetensors.")
     raise invalid(f"{where} has no *.safetensors and no *.gguf file.")
+
+
+def gguf_files_of_variant(names: Collection[str], variant: str, where: str) -> set[str]:
+    """The GGUF files whose name has this word, such as Q4_K_M; case does not matter.
+
+    Raises:
+        RuntimeFailure: CheckpointInvalid, there is none; the message names those that there are.
+    """
+    word = re.compile(rf"(?<![A-Za-z0-9]){re.escape(variant)}(?![A-Za-z0-9_])", re.IGNORECASE)
+    found = sorted(name for name in names if name.endswith(GGUF_SUFFIX))
+    chosen = {name for name in found if word.search(name.removesuffix(GGUF_SUFFIX))}
+    if not chosen:
+        raise invalid(
+            f"{where} has no {variant} among its {len(found)} GGUF files ({', '.join(found[:8])}"
+            f"{', …' if len(found) > 8 else ''}); name one of them as org/name:VARIANT."
+        )
+    return chosen
 
 
 def read_index(index: bytes, where: str) -> set[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from millstream_operator.catalog.inspected_model import read_answer, read_inspected
-from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.models.registry import load_model_config
 from millstream_runtime.sources.client import RetryPolicy
 from millstream_runtime.sources.fetch import FetchOptions, fetch
@@ -112,3 +112,40 @@ def test_safetensors_come_before_a_gguf_file(
     hub.files |= {NAME: b"GGUF"}
     fetch(HuggingFace("org/tiny", endpoint=hub.url, policy=policy), tmp_path, lambda line: None, options)
     assert not (tmp_path / NAME).exists()
+
+
+@pytest.mark.parametrize("variant", ["Q4_K_M", "q4_k_m", "tiny-Q4_K_M"])
+def test_one_of_several_models_is_named_by_a_word(
+    hub: LocalHub,
+    cdn: LocalCDN,
+    policy: RetryPolicy,
+    options: FetchOptions,
+    content: bytes,
+    tmp_path: Path,
+    variant: str,
+) -> None:
+    hub.files = {NAME: content, "tiny-Q8_0.gguf": content, "tiny-IQ4_K_M.gguf": b"", "tiny-Q4_K_M_L.gguf": b""}
+    source = HuggingFace(f"org/tiny:{variant}", endpoint=hub.url, policy=policy)
+    shape = inspect_source(source)
+    require_shape(shape, content)
+    assert shape["source"] == {"kind": "huggingFace", "repository": f"org/tiny:{variant}"}
+    for kept in (False, True):
+        result = fetch(source, tmp_path, lambda line: None, options)
+        assert result.kept is kept
+    assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} == {NAME}
+    other = HuggingFace("org/tiny:Q8_0", endpoint=hub.url, policy=policy)
+    with pytest.raises(InvalidConfigError):
+        fetch(other, tmp_path, lambda line: None, options)
+
+
+def test_a_word_that_no_file_has_is_refused_with_those_that_there_are(hub: LocalHub, policy: RetryPolicy) -> None:
+    hub.files = {NAME: b"GGUF", "tiny-Q8_0.gguf": b"GGUF"}
+    said = r"org/tiny:Q5_K_M at main has no Q5_K_M among its 2 GGUF files \(tiny-Q4_K_M\.gguf, tiny-Q8_0\.gguf\)"
+    with pytest.raises(RuntimeFailure, match=said):
+        inspect_source(HuggingFace("org/tiny:Q5_K_M", endpoint=hub.url, policy=policy))
+
+
+@pytest.mark.parametrize("repository", ["org/tiny:", "org/tiny:a/b", "org/tiny:-x", "org/tiny:a:b", "org/tiny:.."])
+def test_a_word_that_no_file_can_have_is_refused(repository: str) -> None:
+    with pytest.raises(InvalidConfigError, match="it must be like org/name or org/name:Q4_K_M"):
+        HuggingFace(repository)

@@ -76,6 +76,16 @@ def test_a_hub_model_is_downloaded_to_where_the_runtime_reads_it() -> None:
     assert mounts[given.into]["readOnly"] is True, "and the server reads only"
 
 
+def test_one_of_several_gguf_files_has_a_folder_of_its_own() -> None:
+    """In the pod's arguments as it is written; in a path as two dashes."""
+    source = {"huggingFace": {"repository": "org/name-GGUF:Q4_K_M"}}
+    assert "--hugging-face=org/name-GGUF:Q4_K_M" in pod(source)["initContainers"][0]["args"]
+    other = {"huggingFace": {"repository": "org/name-GGUF:Q8_0"}}
+    cached = [served_folder(one, cache={"size": "9Gi"}) for one in (source, other)]
+    assert cached[0] != cached[1]
+    assert ":" not in cached[0]
+
+
 def test_without_a_revision_the_download_is_of_main() -> None:
     assert "--revision=main" in pod(hub())["initContainers"][0]["args"]
 
