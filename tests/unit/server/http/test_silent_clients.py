@@ -7,97 +7,32 @@ end, and the well-behaved one is served.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import resource
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from millstream_runtime.server.http.connection_limits import ConnectionLimits, connection_limits, max_connections
-from millstream_runtime.server.http.connection_table import CloseReason
+from millstream_runtime.server.http.connection_limits import ConnectionLimits
 from millstream_runtime.server.http.limits import MAX_BODY_BYTES
 from tests.support.asgi_thread import serving_app
-from tests.support.server_thread import PATIENCE_SECONDS, ServerThread, serving, wait_for
-from tests.support.slow_steps import SlowSteps
-
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-FOREVER_SECONDS = 10 * PATIENCE_SECONDS
-SHORT_SECONDS = 1.0
-KERNEL_BYTES = 16 << 10
-MAX_NUM_SEQS = 2
-CAPACITY = MAX_NUM_SEQS + 64
-
-
-def limits(**overrides: Any) -> ConnectionLimits:
-    """No limit but those of `overrides`."""
-    endless = {"head_seconds": FOREVER_SECONDS, "body_seconds": FOREVER_SECONDS, "write_seconds": FOREVER_SECONDS}
-    return ConnectionLimits(**{**endless, **overrides})
-
-
-@contextmanager
-def served(folder: Path, **overrides: Any) -> Iterator[tuple[ServerThread, SlowSteps]]:
-    """A small server with these limits, whose kernel keeps little of what a client does not read."""
-    slow = SlowSteps()
-    with serving(
-        folder, make_engine=slow.make, max_num_seqs=MAX_NUM_SEQS, limits_of_connections=limits(**overrides)
-    ) as server:
-        server._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BYTES)  # connections inherit it
-        yield server.wait_ready(), slow
-
-
-def connected(server: ServerThread) -> socket.socket:
-    link = socket.socket()
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, KERNEL_BYTES)
-    link.settimeout(PATIENCE_SECONDS)
-    link.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
-    return link
-
-
-def chat(**overrides: Any) -> bytes:
-    body = {
-        "model": "tiny",
-        "messages": [{"role": "user", "content": "hi"}],
-        "max_tokens": 2,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
-    payload = json.dumps({**body, **overrides}).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}"
-    return head.encode() + b"\r\n\r\n" + payload
-
-
-def long_stream(answers: int) -> bytes:
-    """A stream of far more than the kernel keeps, from generations that end by themselves."""
-    return chat(n=answers, max_tokens=12, stream=True, logprobs=True, top_logprobs=20)
-
-
-def to_the_end(link: socket.socket) -> bytes:
-    """What comes until the server closes the connection, however it does."""
-    received = b""
-    with suppress(ConnectionResetError):
-        while piece := link.recv(1 << 16):
-            received += piece
-    return received
-
-
-def status_and_code(answer: bytes) -> tuple[int, str]:
-    head, _, body = answer.partition(b"\r\n\r\n")
-    return int(head.split(b" ", 2)[1]), json.loads(body)["error"]["code"]
-
-
-def require_service(server: ServerThread) -> None:
-    """A well-behaved client gets its answer."""
-    body = {"model": "tiny", "prompt": "hi", "max_tokens": 2, "temperature": 0, "ignore_eos": True}
-    answer = server.post(TEXT, body)
-    assert answer.status_code == 200, answer.text
+from tests.support.raw_clients import (
+    CAPACITY,
+    CHAT,
+    KERNEL_BYTES,
+    SHORT_SECONDS,
+    TEXT,
+    chat,
+    connected,
+    long_stream,
+    require_service,
+    served,
+    status_and_code,
+    to_the_end,
+)
+from tests.support.server_thread import wait_for
 
 
 def test_answers_that_nobody_reads_hold_no_place(tiny_model: Path) -> None:
@@ -278,85 +213,6 @@ def test_a_request_in_one_piece_with_a_late_body_is_answered_whole() -> None:
             received += link.recv(1 << 16)
         link.sendall(b"lateGET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert to_the_end(link).endswith(b"ok")
-
-
-def test_many_idle_connections_give_way_to_a_new_one_and_running_answers_do_not(tiny_model: Path) -> None:
-    with served(tiny_model, max_connections=12) as (server, slow):
-        slow.gate.clear()
-        with connected(server) as streaming:
-            streaming.sendall(chat(stream=True))
-            wait_for(lambda: server.server.service.connections.num_busy == 1, "the stream")
-            idle = [connected(server) for _ in range(40)]
-            wait_for(lambda: server.server.service.connections.num_waiting == 11, "the cap to be reached")
-            for link in idle[:29]:  # the oldest
-                assert to_the_end(link) == b""
-            idle[-1].sendall(b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert idle[-1].recv(1 << 16).startswith(b"HTTP/1.1 200 ")
-            slow.gate.set()
-            require_service(server)
-            received = b""
-            while b"0\r\n\r\n" not in received:
-                received += streaming.recv(1 << 16)
-            assert b"data: [DONE]" in received
-            assert server.metric("millstream_http_connections_closed_total", reason="too_many_connections") >= 29.0
-            for link in idle:
-                link.close()
-
-
-def test_probes_are_answered_while_as_many_connections_are_busy_as_may_be(
-    tiny_model: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with served(tiny_model, max_connections=5) as (server, slow):
-        slow.gate.clear()
-        streams = [connected(server) for _ in range(5)]
-        for link in streams:
-            link.sendall(chat(stream=True))
-        wait_for(lambda: server.server.service.connections.num_busy == 5, "every connection to be busy")
-        for path in ("/health", "/ready", "/metrics"):
-            assert server.get(path).status_code == 200
-        refused = httpx.post(server.url + TEXT, json={}, headers={"X-Request-Id": "mine"}, timeout=PATIENCE_SECONDS)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_connections")
-        assert refused.headers["x-request-id"] == "mine"
-        (line,) = [vars(one)["fields"] for one in caplog.records if one.message == "request_failed"]
-        assert (line["request_id"], line["code"]) == ("mine", "too_many_connections")
-        idle = [connected(server) for _ in range(40)]
-        wait_for(
-            lambda: server.server.service.connections.closed[CloseReason.TOO_MANY] >= 32, "the oldest to be closed"
-        )
-        assert server.get("/ready").status_code == 200
-        slow.gate.set()
-        for link in streams:
-            received = b""
-            while b"0\r\n\r\n" not in received:
-                received += link.recv(1 << 16)
-            assert b"data: [DONE]" in received
-        require_service(server)
-        for link in (*streams, *idle):
-            link.close()
-
-
-def test_a_kept_connection_is_served_again_and_again_below_the_cap(tiny_model: Path) -> None:
-    with served(tiny_model, max_connections=1) as (server, _), httpx.Client(base_url=server.url, timeout=60) as client:
-        for _ in range(5):
-            assert client.get("/version").status_code == 200
-        wait_for(lambda: server.server.service.connections.num_waiting == 1, "the connection to be kept")
-
-
-def test_the_soft_limit_of_open_files_is_raised_for_the_connections() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    low = min(soft, 1024)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))
-        found = connection_limits(admission_capacity=320).max_connections
-        assert found == max_connections(admission_capacity=320, open_files=hard)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_the_cap_leaves_room_for_every_admitted_request_and_for_other_files() -> None:
-    assert max_connections(admission_capacity=320, open_files=1 << 20) == 4096
-    assert max_connections(admission_capacity=20_480, open_files=1 << 20) == 21_504
-    assert max_connections(admission_capacity=320, open_files=1024) == 448
 
 
 def test_a_drain_waits_for_a_slow_reader_and_not_for_one_that_never_reads(tiny_model: Path) -> None:

@@ -1,0 +1,104 @@
+"""What a refused request is answered: one sentence that names the parameter, in words of JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.server_thread import ServerThread
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+GOOD_CHAT = {"model": "tiny", "messages": MESSAGES, "max_tokens": 1}
+GOOD_TEXT = {"model": "tiny", "prompt": "hi", "max_tokens": 1}
+MESSAGE = 'an object such as {"role": "user", "content": "Hello"}'
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"messages": [1]}, f"Invalid 'messages.0': it must be {MESSAGE}; got 1."),
+        ({"messages": ["hi"]}, f"Invalid 'messages.0': it must be {MESSAGE}; got 'hi'."),
+        ({"messages": [*MESSAGES, []]}, f"Invalid 'messages.1': it must be {MESSAGE}; got an empty list."),
+        ({"messages": "hi"}, "Invalid 'messages': it must be a list; got 'hi'."),
+        ({"messages": {"role": "user"}}, "Invalid 'messages': it must be a list; got an object."),
+        ({"max_tokens": "7"}, "Invalid 'max_tokens': it must be an integer; got '7'."),
+        ({"max_tokens": 0}, "Invalid 'max_tokens': it must be from 1 to 1048576; got 0."),
+        ({"repetition_penalty": 1e-39}, "Invalid 'repetition_penalty': it must be from 0.01 to 10; got 1e-39."),
+        ({"temperature": 2.5}, "Invalid 'temperature': it must be from 0 to 2; got 2.5."),
+        ({"top_k": -2}, "Invalid 'top_k': it must be from -1 to 1048576; got -2."),
+        ({"stop_token_ids": [5, -1]}, "Invalid 'stop_token_ids.1': it must be at least 0; got -1."),
+        ({"temperature": "hot"}, "Invalid 'temperature': it must be a number; got 'hot'."),
+        ({"stream": "yes"}, "Invalid 'stream': it must be true or false; got 'yes'."),
+        ({"stream": True, "stream_options": 1}, "Invalid 'stream_options': it must be an object; got 1."),
+        ({"logit_bias": [1]}, "Invalid 'logit_bias': it must be an object; got a list."),
+        ({"messages": [{"role": "user", "content": 3}]}, "Invalid 'messages.0.content': it must be a string; got 3."),
+    ],
+)
+def test_a_value_of_another_type_is_named_in_the_words_of_json(
+    server: ServerThread, change: dict[str, Any], message: str
+) -> None:
+    assert server.post(CHAT, GOOD_CHAT | change).json()["error"]["message"] == message
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "message"),
+    [
+        (TEXT, {"prompt": ["a"] * 65}, "Invalid 'prompt': it may have at most 64 entries, and has 65."),
+        (TEXT, {"prompt": []}, "Invalid 'prompt': it is empty."),
+        (CHAT, {"stop": ["x"] * 17}, "Invalid 'stop': it may have at most 16 entries, and has 17."),
+        (CHAT, {"messages": []}, "Invalid 'messages': it is empty."),
+        (CHAT, {"cache_salt": ""}, "Invalid 'cache_salt': it is empty."),
+        (CHAT, {"cache_salt": "x" * 257}, "Invalid 'cache_salt': it may have at most 256 characters, and has 257."),
+    ],
+)
+def test_a_wrong_length_is_named(server: ServerThread, path: str, change: dict[str, Any], message: str) -> None:
+    """`prompt` and `stop` were called of the wrong type."""
+    answer = server.post(path, {**(GOOD_CHAT if path == CHAT else GOOD_TEXT), **change})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
+
+
+def error_of(server: ServerThread, body: bytes) -> Any:
+    answer = httpx.post(server.url + TEXT, content=body, headers={"content-type": "application/json"}, timeout=60)
+    return answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"model": "tiny", "prompt": "a\x00b"}', "Invalid control character at character 30"),
+        (b'{"model": "tiny"}{}', "Extra data at character 17"),
+        (b'{"model": "tiny"', "Expecting ',' delimiter at character 16"),
+        (b"[" * 100_000, "its lists or objects are nested too deeply"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "a number has too many digits"),
+        (b'{"model": "\xff"}', "it is not UTF-8"),
+    ],
+)
+def test_a_body_that_cannot_be_read_says_why(server: ServerThread, body: bytes, message: str) -> None:
+    assert error_of(server, body)["message"] == f"The request body is not valid JSON: {message}."
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("\ud800", "Invalid 'prompt': it has a lone surrogate, which is not a character."),
+        (["a", "\ud800"], "Invalid 'prompt': it has a lone surrogate, which is not a character."),
+    ],
+)
+def test_a_prompt_is_named_without_the_words_of_the_validator(server: ServerThread, prompt: Any, message: str) -> None:
+    error = error_of(server, json.dumps({**GOOD_TEXT, "prompt": prompt}).encode())
+    assert (error["message"], error["param"]) == (message, "prompt")
+
+
+def test_a_name_that_is_no_text_is_called_so(server: ServerThread) -> None:
+    error = error_of(server, json.dumps({**GOOD_TEXT, "\ud800": 1}).encode())
+    assert error["message"] == "A parameter's name has a lone surrogate, which is not a character."
+
+
+def test_a_long_unknown_name_is_not_sent_back_whole(server: ServerThread) -> None:
+    answer = server.post(TEXT, {**GOOD_TEXT, "x" * 50_000: 1})
+    assert answer.json()["error"]["param"] == "x" * 80
+    assert len(answer.content) < 500
