@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import machine
-from millstream_runtime.engine.kv.kv_layout import KVLayout, group_layers, one_group
 from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.engine.scheduling.hybrid_block_manager import make_block_manager
 from millstream_runtime.engine.scheduling.scheduler import Scheduler
 from millstream_runtime.engine.scheduling.sequence import Sequence
+from millstream_runtime.kv_layout import KVLayout, group_layers, one_group
 
 RESULT = Path(__file__).parent / "results" / "kv_groups.json"
 KV_BYTES = 16 << 30

@@ -26,6 +26,8 @@ CONTRACT_FILES = (
     "config_files.py",
     "context_limit.py",
     "errors.py",
+    "kv_layout.py",
+    "layer_windows.py",
     "model_families.py",
     "strict_json.py",
 )

@@ -30,6 +30,7 @@ TENSOR_PARALLEL_SIZE_LIMIT = 8  # ranks of one pod: the GPUs that one node conne
 MAX_DURATION_SECONDS = 86_400
 MAX_TARGET_ITL_MILLISECONDS = 60_000
 DEFAULT_HEARTBEAT_INTERVAL_SECONDS = 30
+DEFAULT_BLOCK_SIZE_TOKENS = 16
 MAX_PROBE_KEYS = 4
 # Fields of BootConfig that came later: absent from boot.json and the hash at their defaults: upgrades restart nothing.
 LATER_FIELDS = frozenset({"target_itl_milliseconds", "enable_hybrid_kv_cache_manager"})
@@ -81,6 +82,8 @@ class Capabilities:
     speculation_methods: frozenset[str]
     max_tensor_parallel_size: int
     max_pipeline_parallel_size: int
+    # Of the KV cache where a model mixes windows: one block table for all layers, or one per group of layers.
+    kv_layouts: frozenset[str] = frozenset({"OneTable"})
 
 
 CAPABILITIES = Capabilities(
@@ -93,6 +96,7 @@ CAPABILITIES = Capabilities(
     speculation_methods=frozenset({"Disabled"}),
     max_tensor_parallel_size=TENSOR_PARALLEL_SIZE_LIMIT,
     max_pipeline_parallel_size=1,
+    kv_layouts=frozenset({"OneTable", "TablePerGroup"}),
 )
 
 
@@ -140,13 +144,14 @@ class BootConfig:
     max_model_len: int | None = None  # tokens, prompt and answer together
     max_num_batched_tokens: int = 2048  # tokens one step may compute
     max_num_seqs: int = 64  # requests one step may hold
-    block_size_tokens: int = 16
+    block_size_tokens: int = DEFAULT_BLOCK_SIZE_TOKENS
     gpu_memory_utilization_percent: int = 90
     kv_cache_memory_bytes: int | None = None  # of all ranks; on a CPU None takes a share of the container's memory
     enable_prefix_caching: bool = True  # share KV blocks among requests that begin alike
     enforce_eager: bool = False  # no CUDA graphs; a CPU has none in any case
     target_itl_milliseconds: int | None = None  # how long a step with prompts may make running answers wait
-    enable_hybrid_kv_cache_manager: bool = False  # layers with a window keep no blocks behind it, beside full layers
+    # Whether windowed layers keep no blocks behind their window where other layers keep all; see `kv_layout`.
+    enable_hybrid_kv_cache_manager: bool | None = None
     api_keys_file: str | None = None  # one key a line; None: everyone may ask
     drain_timeout_seconds: int = 600
     host: str = "0.0.0.0"  # noqa: S104 - a pod is reached through its Service
@@ -285,7 +290,8 @@ def argument_parser(parser: argparse.ArgumentParser | None = None) -> argparse.A
         metavar="true|false",
         nargs="?",
         const=True,
-        help="free KV blocks behind the windows of models that mix them with full layers (default: false)",
+        help="free KV blocks behind the windows of models that mix them with full layers (default: on a CPU, where "
+        "that saves memory)",
     )
     integer(
         "--target-itl-milliseconds",

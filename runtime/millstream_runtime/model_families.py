@@ -60,6 +60,22 @@ class GptNeoxTraits:
     """GPT-NeoX: no gated MLP; its config.json says the rest."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowTraits:
+    """Which layers of a family have a sliding window, by `layer_windows.py`. Defaults are those of `transformers`."""
+
+    default_tokens: int | None = None  # where config.json has no `sliding_window`; None: no window then
+    on_request: bool = False  # only where `use_sliding_window` is true
+    full_every: int | None = None  # each n-th layer attends to all tokens
+    pattern_is_read: bool = False  # `sliding_window_pattern` takes the place of `full_every`
+    first_full_layers: int | None = None  # where config.json has no `max_window_layers`, before which layers are full
+
+    @property
+    def in_every_layer(self) -> bool:
+        """Whether all layers are windowed, whatever `layer_types` says."""
+        return self.full_every is None and self.first_full_layers is None
+
+
 Traits = DenseTraits | ExpertTraits | LatentTraits | FalconTraits | GptNeoxTraits
 
 
@@ -75,6 +91,7 @@ class ModelFamily:
     aliases: tuple[str, ...] = ()  # other values of model_type, of older folders or of the language part alone
     models: str = ""  # which published models, where the architecture's name does not say it (docs)
     beyond_llama: str = ""  # what the module adds to Llama (docs)
+    windows: WindowTraits | None = None  # None: every layer attends to all tokens
 
 
 # Error messages list families in this order.
@@ -93,6 +110,7 @@ FAMILIES: tuple[ModelFamily, ...] = (
         vision_architectures=("Mistral3ForConditionalGeneration",),
         module="mistral",
         beyond_llama="a sliding window in every layer",
+        windows=WindowTraits(default_tokens=4096),  # version 0.1 had no field for it; later ones say null
         traits=DenseTraits(max_position_embeddings=131072),
     ),
     ModelFamily(
@@ -101,6 +119,7 @@ FAMILIES: tuple[ModelFamily, ...] = (
         module="qwen2",
         models="Qwen2, 2.5",
         beyond_llama="bias on Q, K, V; a window in later layers on request",
+        windows=WindowTraits(default_tokens=4096, on_request=True, first_full_layers=28),
         traits=DenseTraits(qkv_bias=True, max_position_embeddings=32768),
     ),
     ModelFamily(
@@ -108,6 +127,7 @@ FAMILIES: tuple[ModelFamily, ...] = (
         architecture="Qwen3ForCausalLM",
         module="qwen3",
         beyond_llama="RMS norm on query and key heads",
+        windows=WindowTraits(default_tokens=4096, on_request=True, first_full_layers=28),
         traits=DenseTraits(query_key_norms=True, head_size=128, max_position_embeddings=32768),
     ),
     ModelFamily(
@@ -120,6 +140,7 @@ FAMILIES: tuple[ModelFamily, ...] = (
         architecture="Gemma2ForCausalLM",
         module="gemma",
         beyond_llama="norms before and after each block, scaled embeddings, soft caps, alternating windows",
+        windows=WindowTraits(default_tokens=4096, full_every=2),
         traits=DenseTraits(norms_per_layer=4, tied=True, head_size=256, max_position_embeddings=8192),
     ),
     ModelFamily(
@@ -129,6 +150,7 @@ FAMILIES: tuple[ModelFamily, ...] = (
         module="gemma",
         aliases=("gemma3_text",),
         beyond_llama="Q/K norm, a rotary base of its own for windowed layers",
+        windows=WindowTraits(default_tokens=4096, full_every=6, pattern_is_read=True),
         traits=DenseTraits(
             norms_per_layer=4,
             query_key_norms=True,
@@ -146,6 +168,7 @@ FAMILIES: tuple[ModelFamily, ...] = (
         module="phi3",
         models="Phi-3, 3.5, 4, 4-mini",
         beyond_llama="fused tensors, partial rotary embedding, LongRoPE",
+        windows=WindowTraits(),
         traits=DenseTraits(),
     ),
     ModelFamily(
@@ -153,6 +176,7 @@ FAMILIES: tuple[ModelFamily, ...] = (
         architecture="MixtralForCausalLM",
         module="mixtral",
         beyond_llama="routed experts",
+        windows=WindowTraits(),
         traits=ExpertTraits(
             experts_field="num_local_experts",
             width_field="intermediate_size",
@@ -178,6 +202,7 @@ FAMILIES: tuple[ModelFamily, ...] = (
         architecture="Qwen3MoeForCausalLM",
         module="qwen3_moe",
         beyond_llama="small experts in most layers",
+        windows=WindowTraits(default_tokens=4096, on_request=True),
         traits=ExpertTraits(
             experts_field="num_experts",
             width_field="moe_intermediate_size",
@@ -212,7 +237,14 @@ FAMILIES: tuple[ModelFamily, ...] = (
 )
 
 RUNNABLE = tuple(family for family in FAMILIES if family.module is not None)
+_BY_ARCHITECTURE = {family.architecture: family for family in FAMILIES}
 _BY_MODEL_TYPE = {name: family for family in FAMILIES for name in (family.model_type, *family.aliases)}
+
+
+def windows_of_architecture(architecture: str) -> WindowTraits | None:
+    """The windows of the family with this architecture; None where it has none, or there is no such row."""
+    family = _BY_ARCHITECTURE.get(architecture)
+    return family.windows if family is not None else None
 
 
 def family_of(model_type: str) -> ModelFamily | None:

@@ -188,6 +188,7 @@ CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts] = {
     "engine.maxNumSeqs": Changes(17),
     "engine.gpuMemoryUtilizationPercent": Changes(81),
     "engine.prefixCaching": Changes("Enabled"),
+    "engine.hybridKvCacheManager": Changes("Disabled"),
     "warmup.heartbeatInterval": Changes("0s", kinds=(LIVE, "PrometheusRule")),
     "warmup.timeout": Changes("16m", kinds=(DEPLOYMENT, "PrometheusRule")),
     "rollout.strategy": Changes("Availability"),

@@ -69,6 +69,7 @@ _FULL_SPEC: dict[str, Any] = {
         "maxNumSeqs": 16,
         "gpuMemoryUtilizationPercent": 80,
         "prefixCaching": "Disabled",
+        "hybridKvCacheManager": "Enabled",
     },
     "warmup": {"heartbeatInterval": "45s", "timeout": "15m"},
     "rollout": {"strategy": "ResourceAware", "progressDeadline": "40m", "drainTimeout": "5m"},

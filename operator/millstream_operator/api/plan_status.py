@@ -57,6 +57,9 @@ class EngineStatus(ApiModel):
         None, ge=1, le=99, description="Share of the GPU's memory in use. Absent on a CPU."
     )
     prefix_caching: Name | None = Field(None, description="Enabled: KV blocks are shared among requests.")
+    hybrid_kv_cache_manager: Name | None = Field(
+        None, description="Enabled: KV blocks behind sliding windows are freed. Absent: the spec does not say."
+    )
 
 
 class SpeculationStatus(ApiModel):

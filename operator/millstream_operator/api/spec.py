@@ -86,6 +86,11 @@ class Engine(ApiModel):
     prefix_caching: Switch | None = Field(
         None, description="Share KV blocks among requests that begin alike, or not. Default: Enabled."
     )
+    hybrid_kv_cache_manager: Switch | None = Field(
+        None,
+        description="Free the KV blocks behind the sliding windows of models that have full layers too (Gemma 2, 3) or "
+        "keep all. Default: on a CPU what takes less memory; on a GPU, where it was not measured, Disabled.",
+    )
 
 
 class Warmup(ApiModel):

@@ -69,11 +69,18 @@ class ModelShape:
     # What rope scaling allows beyond `max_position_embeddings`, to those who ask for it.
     extended_context_tokens: int | None = field(default=None, repr=False)
     dtype: str = field(default="BF16", repr=False)  # in which a GPU computes with weights that are not quantised
+    # How many layers have which sliding window, in tokens (None: they attend to all); () where no layer has one.
+    windowed_layers: tuple[tuple[int | None, int], ...] = field(default=(), repr=False)
 
     @property
     def longest_context_tokens(self) -> int:
         """The largest `engine.maxModelLen` that the runtime accepts."""
         return self.extended_context_tokens or self.max_position_embeddings
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each layer, those of one window together; () where no layer has one."""
+        return tuple(tokens for tokens, layers in self.windowed_layers for _ in range(layers))
 
     @property
     def compute_bytes(self) -> int:
@@ -100,7 +107,7 @@ class ModelShape:
         """Elements of keys and values (or latents) that one rank keeps for one token.
 
         MLA's latent belongs to all heads, so every rank keeps the whole of it. Layers with a sliding window are
-        counted in full: a pool that all layers share must hold them.
+        counted in full, as they are where all layers share a block table; `sizing/kv_pool.py` knows the other layout.
         """
         layers = self.num_layers if num_layers is None else num_layers
         if self.latent_kv_elements is not None:

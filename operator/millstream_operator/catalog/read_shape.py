@@ -8,8 +8,10 @@ model and a vision tower (`text_config`) are read as the language model, which i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import islice
 from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, assert_never
@@ -21,6 +23,7 @@ from millstream_operator.catalog.families import classic, dense, experts, latent
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.catalog.unquantized_layers import dequantized_parameters, unquantized_parameters
 from millstream_runtime.context_limit import extended_context_tokens
+from millstream_runtime.layer_windows import WindowError, layer_windows
 from millstream_runtime.model_families import (
     FAMILIES,
     DenseTraits,
@@ -87,7 +90,7 @@ def read_shape(config: Mapping[str, Any], source: str = "config.json") -> ModelS
         dtype=_RUNTIME_DTYPES.get(dtype, "BF16"),
     )
     extended = extended_context_tokens(values, shape.max_position_embeddings)
-    shape = replace(shape, extended_context_tokens=extended)
+    shape = replace(shape, extended_context_tokens=extended, windowed_layers=_windowed_layers(fields, family, shape))
     if quantization is not None and quantization.elements:
         plain = shape.parameters.linear - gguf_quantized_elements(quantization.elements)
         if plain < 0:
@@ -103,6 +106,22 @@ def read_shape(config: Mapping[str, Any], source: str = "config.json") -> ModelS
             dequantized_parameters=dequantized_parameters(shape, *lists),
         )
     return _checked(shape, fields)
+
+
+def _windowed_layers(
+    fields: ConfigFields, family: ModelFamily, shape: ModelShape
+) -> tuple[tuple[int | None, int], ...]:
+    """By the runtime's own rule. An inspection writes a long `layer_types` as how often each word occurs."""
+    values, types = fields.values, fields.values.get("layer_types")
+    if isinstance(types, Mapping):
+        counted = ((word, count) for word, count in types.items() if isinstance(count, int))
+        words = (word for word, count in counted for _ in range(count))
+        values = {**values, "layer_types": [*islice(words, shape.num_layers + 1)]}
+    try:
+        windows = layer_windows(values, shape.num_layers, family.windows)
+    except WindowError as error:
+        raise fields.contradiction(str(error)) from None
+    return tuple(Counter(windows).items())
 
 
 def _count(fields: ConfigFields, family: ModelFamily) -> ModelShape:

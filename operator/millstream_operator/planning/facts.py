@@ -24,6 +24,7 @@ EVERYTHING = Capabilities(
     speculation_methods=frozenset({"Disabled", "NGram", "DraftModel", "EAGLE", "Medusa"}),
     max_tensor_parallel_size=64,
     max_pipeline_parallel_size=16,
+    kv_layouts=frozenset({"OneTable", "TablePerGroup"}),
 )
 
 

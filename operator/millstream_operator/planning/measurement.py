@@ -11,6 +11,7 @@ from typing import Any
 
 from millstream_operator.catalog.gpu import GpuPart
 from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.planning.sizing.kv_pool import kv_pool
 from millstream_operator.planning.sizing.memory_ledger import (
     MemoryLedger,
     activations_bytes,
@@ -82,7 +83,8 @@ def measurement(plan: Plan, shape: ModelShape, part: GpuPart, measured: PodMeasu
     machine = _machine(plan, shape, part)
     return Measurement(
         parts_of(ledger) | {name: _predicted_microseconds(machine, sample) for name, sample in steps.items()},
-        _measured_parts(plan, ledger, measured.memory) | {name: sample.microseconds for name, sample in steps.items()},
+        _measured_parts(plan, shape, ledger, measured.memory)
+        | {name: sample.microseconds for name, sample in steps.items()},
         steps["batch"].sequences if "batch" in steps else 1,
     )
 
@@ -134,17 +136,29 @@ def _ledger(plan: Plan, shape: ModelShape, part: GpuPart) -> MemoryLedger:
     return gpu_ledger(part, engine["gpuMemoryUtilizationPercent"], shape, weights, activations, ranks=tensor)
 
 
-def _measured_parts(plan: Plan, ledger: MemoryLedger, measured: Mapping[str, int]) -> dict[str, int]:
+def _measured_parts(plan: Plan, shape: ModelShape, ledger: MemoryLedger, measured: Mapping[str, int]) -> dict[str, int]:
     fields = {"weights": "weightsBytes", "activations": "activationsBytes", "graphs": "graphsBytes"}
     found = {name: measured[field] for name, field in fields.items() if field in measured}
-    if len(found) == len(fields) and measured.get("kvCacheBytes") and not _fills_its_pool(plan, measured):
+    if len(found) == len(fields) and measured.get("kvCacheBytes") and not _fills_its_pool(plan, shape, measured):
         used = sum(found.values()) + measured["kvCacheBytes"]
         found["other"] = ledger.usable_bytes - ledger.headroom_bytes - used
     return found
 
 
-def _fills_its_pool(plan: Plan, measured: Mapping[str, int]) -> bool:
-    """Whether the KV cache was limited by the number of requests, so that it says nothing of the memory left."""
+def _fills_its_pool(plan: Plan, shape: ModelShape, measured: Mapping[str, int]) -> bool:
+    """Whether the KV cache was limited by the number of requests or blocks, so that it says nothing of the memory."""
     engine = plan["engine"]
     length, tokens = engine.get("maxModelLen"), measured.get("kvCacheTokens")
-    return length is None or tokens is None or tokens * 100 >= length * engine["maxNumSeqs"] * FULL_POOL_PERCENT
+    if length is None or tokens is None:
+        return True
+    largest_bytes = kv_pool(
+        shape,
+        kv_bytes_per_token(shape, plan.get("kvCache") or "None", plan["tensorParallelSize"]),
+        max_model_len=length,
+        max_num_batched_tokens=engine["maxNumBatchedTokens"],
+        max_num_seqs=engine["maxNumSeqs"],
+        is_grouped=engine.get("hybridKvCacheManager") == "Enabled",
+    ).largest_bytes
+    if largest_bytes is not None:
+        return measured["kvCacheBytes"] * 100 >= largest_bytes * FULL_POOL_PERCENT
+    return tokens * 100 >= length * engine["maxNumSeqs"] * FULL_POOL_PERCENT

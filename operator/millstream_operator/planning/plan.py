@@ -44,6 +44,7 @@ class EnginePlan:
     max_num_seqs: int
     gpu_memory_utilization_percent: int | None
     prefix_caching: bool = True
+    hybrid_kv_cache_manager: bool | None = None
 
     def as_dict(self) -> dict[str, int | str]:
         engine = {
@@ -52,6 +53,7 @@ class EnginePlan:
             "maxNumSeqs": self.max_num_seqs,
             "gpuMemoryUtilizationPercent": self.gpu_memory_utilization_percent,
             "prefixCaching": "Enabled" if self.prefix_caching else "Disabled",
+            "hybridKvCacheManager": {True: "Enabled", False: "Disabled", None: None}[self.hybrid_kv_cache_manager],
         }
         return {name: value for name, value in engine.items() if value is not None}
 

@@ -19,6 +19,7 @@ from millstream_operator.api.spec import Accelerator, AcceleratorType
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part
 from millstream_operator.inventory.node_kinds import Inventory
 from millstream_operator.planning.choices.candidates import Question
+from millstream_operator.planning.choices.kv_layout import is_grouped, planned_cpu_memory
 from millstream_operator.planning.choices.outcome import Outcome, Problem, Stage
 from millstream_operator.planning.choices.placement import Choice, NoPlacement, choose_placement
 from millstream_operator.planning.choices.placement_reasons import (
@@ -37,7 +38,7 @@ from millstream_operator.planning.pod_resources import replica_resources
 from millstream_operator.planning.requires import refusal
 from millstream_operator.planning.resolved_spec import ResolvedSpec, resolve_spec
 from millstream_operator.planning.restart_fields import input_hash
-from millstream_operator.planning.sizing.cpu_memory import cpu_memory, shortest_length
+from millstream_operator.planning.sizing.cpu_memory import shortest_length
 from millstream_operator.planning.spec_plan import missing_capabilities, plan_from_spec
 from millstream_operator.planning.unknown_inventory import (
     FITS_ANYWHERE,
@@ -50,7 +51,8 @@ from millstream_operator.planning.unknown_inventory import (
     waits_for_machines,
 )
 
-KEPT_REASONS = ("accelerator", "runtime.image", "engine.prefixCaching")  # of the plan from the spec alone
+# Of the plan from the spec alone.
+KEPT_REASONS = ("accelerator", "runtime.image", "engine.prefixCaching", "engine.hybridKvCacheManager")
 
 
 def decide(
@@ -173,6 +175,7 @@ def _search(
             draft_method=None if draft_method == "Auto" else draft_method,
             inventory=Inventory(kinds, inventory.refused, inventory.hypothetical),
             calibration=facts.calibration,
+            is_grouped=bool(is_grouped(deployment.spec, facts.runtime)),
         ),
         explain=explain,
     )
@@ -233,6 +236,7 @@ def _engine_of(best: Outcome, resolved: ResolvedSpec, blind: Plan) -> EnginePlan
         best.max_num_seqs,
         resolved.gpu_memory_utilization_percent,
         blind.engine.prefix_caching,
+        blind.engine.hybrid_kv_cache_manager,
     )
 
 
@@ -252,16 +256,16 @@ def _decide_cpu(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts,
     """A CPU replica: the same plan as without facts, with its ledger, or what is short."""
     shape = facts.shape
     assert shape is not None  # noqa: S101 - `decide` asked
-    memory = cpu_memory(deployment.spec, shape)
+    memory = planned_cpu_memory(deployment.spec, shape, facts.runtime)
     length = shortest_length(deployment.spec, shape)
-    if memory.kv_cache_tokens >= length:
+    if memory.holds(length):
         blind = plan_from_spec(deployment, defaults, facts)
         pool = f"The KV pool holds {memory.kv_cache_tokens:,} tokens of the container's memory."
         replicas = deployment.spec.replicas
         return replace(
             blind, replicas=replicas, memory=memory.ledger, reasons=(*blind.reasons, PlanReason("memory", pool))
         )
-    missing_bytes = memory.limit_for(length, shape) - memory.ledger.usable_bytes
+    missing_bytes = memory.limit_for(length) - memory.ledger.usable_bytes
     message = (
         f"A CPU replica with {memory.ledger.usable_bytes >> 20} MiB of memory has room for "
         f"{max(0, memory.kv_cache_tokens)} tokens of KV cache next to its float32 weights; {length} are wanted: "

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.model import ModelSource
-from millstream_operator.api.spec import Accelerator, AcceleratorType, LLMDeploymentSpec
+from millstream_operator.api.spec import Accelerator, AcceleratorType, Engine, LLMDeploymentSpec, Switch
 from millstream_operator.api.workload import Workload
 from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.planning.choices.kv_layout import TABLE_PER_GROUP
 from millstream_operator.planning.choices.quantization import NEEDS_QUANTIZED_CHECKPOINT
 from millstream_operator.planning.facts import Facts
 from millstream_runtime.config import Capabilities
@@ -21,6 +22,7 @@ _MEANINGS = {
     "source": "a model from {}",
     "quantization": "{} weights",
     "kvCache": "a KV cache in {}",
+    "kvLayout": "a KV cache with a {} for layers with a sliding window",
     "speculation": "speculation by {}",
     "tensorParallelSize": "{} GPUs that share a layer",
     "pipelineParallelSize": "{} groups of GPUs that share the layers",
@@ -81,6 +83,10 @@ def requirements(
         found.append(f"checkpointFormat={shape.quantization.cpu_problem}")
     if kv_cache not in runtime.kv_cache_methods:
         found.append(f"kvCache={kv_cache}")
+    if (deployment.spec.engine or Engine()).hybrid_kv_cache_manager is Switch.ENABLED and (
+        TABLE_PER_GROUP not in runtime.kv_layouts
+    ):
+        found.append(f"kvLayout={TABLE_PER_GROUP}")
     if speculation not in runtime.speculation_methods:
         found.append(f"speculation={speculation}")
     if tensor > runtime.max_tensor_parallel_size:

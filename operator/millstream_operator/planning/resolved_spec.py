@@ -48,15 +48,20 @@ class ResolvedSpec:
         return self.requests_per_minute is not None or self.concurrency is not None
 
     @property
-    def kv_floor_tokens(self) -> int:
-        """Tokens that the KV pool of a replica must hold for it to count as fitting."""
+    def kv_floor_requests(self) -> tuple[tuple[int, int], ...]:
+        """What the KV pool of a replica must hold for it to count as fitting: any of these, `(requests, tokens)`."""
         usual = self.input_tokens + self.output_tokens
         requests = min(KV_POOL_REQUESTS, self.max_num_seqs)
         if self.tensor is not None:  # the spec insists on its GPUs: one full-length request must do
-            return self.max_model_len
+            return ((1, self.max_model_len),)
         if self.has_load:  # replicas follow from the load, so one need not hold more than a few usual requests
-            return max(self.max_model_len, requests * usual)
-        return requests * self.max_model_len
+            return ((1, self.max_model_len), (requests, usual))
+        return ((requests, self.max_model_len),)
+
+    @property
+    def kv_floor_tokens(self) -> int:
+        """The most tokens of `kv_floor_requests`."""
+        return max(requests * tokens for requests, tokens in self.kv_floor_requests)
 
 
 def resolve_spec(spec: LLMDeploymentSpec, shape: ModelShape) -> ResolvedSpec:

@@ -13,6 +13,7 @@ from millstream_operator.api.spec import Accelerator, AcceleratorType, Engine, L
 from millstream_operator.api.workload import Workload
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part
 from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.planning.choices.kv_layout import hybrid_flag
 from millstream_operator.planning.choices.speculation import SpeculationChoice, choose_speculation
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.facts_hash import facts_hash
@@ -76,7 +77,7 @@ def plan_from_spec(deployment: LLMDeployment, defaults: PlanDefaults, facts: Fac
     """
     spec, facts = deployment.spec, facts or Facts()
     placement = _spec_placement(spec, facts.shape)
-    engine, engine_reasons = _engine(spec, placement.on_gpu)
+    engine, engine_reasons = _engine(spec, facts, placement.on_gpu)
     image, image_reason = _runtime_image(spec, defaults)
     resources, resources_reason = replica_resources(spec, facts, placement.gpus, placement.tensor)
     speculation = choose_speculation(spec, facts.choosable)
@@ -181,8 +182,9 @@ def _accelerator(accelerator: Accelerator) -> tuple[AcceleratorType, PlanReason]
     return AcceleratorType.GPU, PlanReason("accelerator", why)
 
 
-def _engine(spec: LLMDeploymentSpec, on_gpu: bool) -> tuple[EnginePlan, Reasons]:
+def _engine(spec: LLMDeploymentSpec, facts: Facts, on_gpu: bool) -> tuple[EnginePlan, Reasons]:
     length, caching = (spec.engine or Engine()).max_model_len, (spec.engine or Engine()).prefix_caching
+    hybrid = hybrid_flag(spec, facts.runtime)
     tokens, sequences, utilization, batching_reasons = batching(spec, on_cpu=not on_gpu)
     otherwise = "Requests that begin alike share their KV blocks and compute them once."
     asked = f"spec.engine.prefixCaching asks for {caching}."
@@ -190,9 +192,17 @@ def _engine(spec: LLMDeploymentSpec, on_gpu: bool) -> tuple[EnginePlan, Reasons]
         given_or(length, "engine.maxModelLen", "Absent: the runtime takes what the model allows."),
         *batching_reasons,
         PlanReason("engine.prefixCaching", asked if caching else otherwise),
+        *_hybrid_reason(hybrid),
     )
     used_utilization = utilization if on_gpu else None
-    return EnginePlan(length, tokens, sequences, used_utilization, caching is not Switch.DISABLED), reasons
+    return EnginePlan(length, tokens, sequences, used_utilization, caching is not Switch.DISABLED, hybrid), reasons
+
+
+def _hybrid_reason(hybrid: bool | None) -> Reasons:
+    if hybrid is None:
+        return ()
+    asked = Switch.ENABLED if hybrid else Switch.DISABLED
+    return (PlanReason("engine.hybridKvCacheManager", f"spec.engine.hybridKvCacheManager asks for {asked}."),)
 
 
 def _product_labels(spec: LLMDeploymentSpec, facts: Facts) -> tuple[str, ...]:

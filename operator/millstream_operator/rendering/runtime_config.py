@@ -47,6 +47,7 @@ def boot_config(
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_num_seqs=engine.max_num_seqs,
         enable_prefix_caching=engine.prefix_caching,
+        enable_hybrid_kv_cache_manager=engine.hybrid_kv_cache_manager,
         drain_timeout_seconds=plan.drain_timeout_seconds,
         api_keys_file=api_keys_path(plan.api_keys),
         host=host,

@@ -63,6 +63,7 @@ CONFIG_FIELDS = (
     "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "bos_token_id", "eos_token_id",
 )
 # fmt: on
+NULL_COUNTS = ("sliding_window",)  # no window; where the field is absent, Mistral and Gemma have their default one
 NESTED_CONFIGS = ("text_config", "llm_config", "language_config")  # where multimodal models keep the decoder's sizes
 # fmt: off
 QUANTIZATION_FIELDS = (
@@ -197,7 +198,12 @@ def _dispensable(shape: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _pick(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: _short(values[name]) for name in names if values.get(name) is not None}
+    return {name: _short(values[name]) for name in names if values.get(name) is not None or _is_null(values, name)}
+
+
+def _is_null(values: Mapping[str, Any], name: str) -> bool:
+    """Whether the file says `null` of a field where that differs from saying nothing."""
+    return name in NULL_COUNTS and name in values
 
 
 def _short(value: Any, depth: int = 0) -> Any:

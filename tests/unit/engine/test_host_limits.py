@@ -9,6 +9,7 @@ import pytest
 from millstream_runtime.engine.host_limits import memory_limit_bytes, usable_cpus
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.errors import RuntimeFailure
+from millstream_runtime.kv_layout import MOST_BLOCKS
 
 GIB = 1 << 30
 
@@ -58,7 +59,7 @@ def test_the_pool_takes_what_it_may() -> None:
 
 
 def test_the_pool_has_no_more_blocks_than_can_be_counted_quickly() -> None:
-    assert size(1 << 40).num_blocks == pool_size.MOST_BLOCKS
+    assert size(1 << 40).num_blocks == MOST_BLOCKS
     assert size(1 << 40, max_num_seqs=8000).num_blocks == 63 * 8000, "but as many as running requests need"
 
 

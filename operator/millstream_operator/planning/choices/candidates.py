@@ -32,6 +32,7 @@ class Question:
     draft_method: str | None
     inventory: Inventory
     calibration: Calibration = NO_CALIBRATION  # of this model with this image
+    is_grouped: bool = False  # groups of layers have block tables of their own (`kv_layout`)
 
 
 @dataclass(frozen=True, slots=True)

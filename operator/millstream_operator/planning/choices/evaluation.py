@@ -15,6 +15,7 @@ from millstream_operator.planning.choices.outcome import Outcome, Problem, Stage
 from millstream_operator.planning.plan import SpeculationPlan
 from millstream_operator.planning.resolved_spec import ResolvedSpec
 from millstream_operator.planning.sizing.cost import cost_of, monthly_usd
+from millstream_operator.planning.sizing.kv_pool import KvPool, kv_pool
 from millstream_operator.planning.sizing.memory_ledger import MemoryLedger, activations_bytes, gpu_ledger
 from millstream_operator.planning.sizing.roofline import Machine, Prediction, SpeculationSpeed, chunk_seconds, predict
 from millstream_operator.planning.sizing.tensor_parallel import tensor_parallel_problem
@@ -76,15 +77,16 @@ def _sized(question: Question, candidate: Candidate) -> Outcome:
     speculation = _speculation(question.speculation, draft)
     tokens = _max_step_tokens(resolved, machine)
     seqs = resolved.max_num_seqs
-    per_token = machine.kv_bytes + (draft.kv_bytes if draft else 0)
     while True:
         ledger = _ledger(question, candidate, machine, draft, tokens, seqs)
-        kv_tokens = ledger.kv_cache_bytes // per_token
-        if kv_tokens < resolved.kv_floor_tokens:
-            return Outcome(candidate, _memory_problem(resolved, candidate, ledger, per_token), tokens, seqs, ledger)
+        pool = _kv_pool(question, machine, draft, tokens, seqs)
+        need_bytes = pool.bytes_for(resolved.kv_floor_requests)
+        if ledger.kv_cache_bytes < need_bytes:
+            return Outcome(candidate, _memory_problem(resolved, candidate, ledger, need_bytes), tokens, seqs, ledger)
         prediction = predict(
             machine,
-            kv_cache_tokens=kv_tokens,
+            kv_cache_tokens=pool.tokens(ledger.kv_cache_bytes),
+            kv_cache_requests=pool.requests(ledger.kv_cache_bytes, resolved.input_tokens + resolved.output_tokens),
             max_num_seqs=seqs,
             max_num_batched_tokens=tokens,
             input_tokens=resolved.input_tokens,
@@ -118,6 +120,19 @@ def _ledger(
         ranks=machine.tensor * machine.pipeline,
         draft=draft.weights if draft else None,
         correction=correction_for(question, candidate),
+    )
+
+
+def _kv_pool(question: Question, machine: Machine, draft: Machine | None, tokens: int, seqs: int) -> KvPool:
+    """Return the KV pool for steps of `tokens` tokens. A draft model and stages share one block table."""
+    is_divided = draft is not None or machine.pipeline > 1
+    return kv_pool(
+        machine.shape,
+        machine.kv_bytes + (draft.kv_bytes if draft else 0),
+        max_model_len=question.resolved.max_model_len,
+        max_num_batched_tokens=tokens,
+        max_num_seqs=seqs,
+        is_grouped=question.is_grouped and not is_divided,
     )
 
 
@@ -166,8 +181,7 @@ def _max_step_tokens(resolved: ResolvedSpec, machine: Machine) -> int:
     return tokens
 
 
-def _memory_problem(resolved: ResolvedSpec, candidate: Candidate, ledger: MemoryLedger, per_token: int) -> Problem:
-    need = resolved.kv_floor_tokens * per_token
+def _memory_problem(resolved: ResolvedSpec, candidate: Candidate, ledger: MemoryLedger, need: int) -> Problem:
     requests = resolved.kv_floor_tokens // resolved.max_model_len
     left = max(0, ledger.kv_cache_bytes)
     what = f"{requests} × {resolved.max_model_len} tokens" if requests > 1 else f"{resolved.kv_floor_tokens} tokens"

@@ -68,6 +68,7 @@ def _one_layer(shape: ModelShape) -> ModelShape:
     return replace(
         shape,
         num_layers=1,
+        windowed_layers=(),
         parameters=parameters,
         vocab_size=1,
         num_experts=0,

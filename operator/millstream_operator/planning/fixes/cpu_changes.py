@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.planning.choices.kv_layout import planned_cpu_memory
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.fixes.change import Change, edit, spec_of
 from millstream_operator.planning.fixes.least_change import change_of
-from millstream_operator.planning.sizing.cpu_memory import cpu_memory, shortest_length
+from millstream_operator.planning.sizing.cpu_memory import shortest_length
 
 MEMORY_LIMIT = "podTemplate.spec.containers[runtime].resources.limits.memory"
 GIB = 1 << 30
@@ -20,8 +21,8 @@ def memory_changes(deployment: LLMDeployment, facts: Facts) -> Iterator[Change]:
     """Yield the smallest memory limit in whole GiB with which the model and one request fit."""
     if facts.shape is None:
         return
-    memory = cpu_memory(deployment.spec, facts.shape)
-    wanted_bytes = memory.limit_for(shortest_length(deployment.spec, facts.shape), facts.shape)
+    memory = planned_cpu_memory(deployment.spec, facts.shape, facts.runtime)
+    wanted_bytes = memory.limit_for(shortest_length(deployment.spec, facts.shape))
     if (change := _with_memory(deployment, facts, f"{-(-wanted_bytes // GIB)}Gi")) is not None:
         yield replace(change, step=change_of(memory.ledger.usable_bytes, wanted_bytes))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.planning.sizing.kv_pool import KvPool, kv_pool
 from millstream_operator.planning.sizing.memory_ledger import MemoryLedger
 from millstream_operator.planning.sizing.weights import linear_bytes, weight_format
 
@@ -27,14 +28,23 @@ _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kMGT]i?|Ki|)")
 
 @dataclass(frozen=True, slots=True)
 class CpuMemory:
-    """`kv_cache_tokens` is negative where not even the weights fit."""
+    """`kv_cache_bytes` of the ledger is negative where not even the weights fit."""
 
     ledger: MemoryLedger
-    kv_cache_tokens: int
+    pool: KvPool
 
-    def limit_for(self, tokens: int, shape: ModelShape) -> int:
-        """Return the bytes of a memory limit with which the pool holds that many tokens."""
-        need, ledger = tokens * shape.kv_elements_per_token() * FLOAT32_BYTES, self.ledger
+    @property
+    def kv_cache_tokens(self) -> int:
+        """Tokens that the pool holds."""
+        return self.pool.tokens(self.ledger.kv_cache_bytes)
+
+    def holds(self, tokens: int) -> bool:
+        """Whether the pool holds a request of so many tokens."""
+        return self.ledger.kv_cache_bytes >= self.pool.bytes_for([(1, tokens)])
+
+    def limit_for(self, tokens: int) -> int:
+        """Return the bytes of a memory limit with which the pool holds a request of so many tokens."""
+        need, ledger = self.pool.bytes_for([(1, tokens)]), self.ledger
         rest = ledger.context_bytes + ledger.activations_bytes + ledger.weights_bytes + ledger.embeddings_bytes
         return max(rest + need, -(-need * 100 // POOL_SHARE_PERCENT))
 
@@ -65,8 +75,15 @@ def cpu_weights_bytes(shape: ModelShape) -> int:
     return total_bytes - quantized * FLOAT32_BYTES + packed_bytes
 
 
-def cpu_memory(spec: LLMDeploymentSpec, shape: ModelShape) -> CpuMemory:
-    """The ledger of one replica on a CPU."""
+def cpu_memory(
+    spec: LLMDeploymentSpec,
+    shape: ModelShape,
+    *,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    is_grouped: bool | None,
+) -> CpuMemory:
+    """The ledger and the KV pool of one replica on a CPU. `is_grouped`: see `kv_layout.choose_layout`."""
     limit = memory_limit_bytes(spec)
     tables = (shape.parameters.embedding + shape.parameters.head) * FLOAT32_BYTES
     weights = cpu_weights_bytes(shape) - tables
@@ -84,4 +101,14 @@ def cpu_memory(spec: LLMDeploymentSpec, shape: ModelShape) -> CpuMemory:
         activations_bytes=RESERVE_BYTES,
         kv_cache_bytes=pool,
     )
-    return CpuMemory(ledger, pool // (shape.kv_elements_per_token() * FLOAT32_BYTES))
+    return CpuMemory(
+        ledger,
+        kv_pool(
+            shape,
+            shape.kv_elements_per_token() * FLOAT32_BYTES,
+            max_model_len=(spec.engine.max_model_len if spec.engine else None) or shape.max_position_embeddings,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            is_grouped=is_grouped,
+        ),
+    )

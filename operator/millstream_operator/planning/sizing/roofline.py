@@ -130,14 +130,15 @@ def predict(
     machine: Machine,
     *,
     kv_cache_tokens: int,
+    kv_cache_requests: int,
     max_num_seqs: int,
     max_num_batched_tokens: int,
     input_tokens: int,
     output_tokens: int,
     speculation: SpeculationSpeed | None,
 ) -> Prediction:
-    """Latencies and capacity for requests of a usual length."""
-    sequences = max(1, min(max_num_seqs, kv_cache_tokens // (input_tokens + output_tokens)))
+    """Latencies and capacity for requests of a usual length, of which the KV cache holds `kv_cache_requests`."""
+    sequences = max(1, min(max_num_seqs, kv_cache_requests))
     context = input_tokens + output_tokens // 2
     prefill = prefill_seconds(machine, input_tokens, max_num_batched_tokens)
     alone = decode_seconds(machine, 1, context, speculation)

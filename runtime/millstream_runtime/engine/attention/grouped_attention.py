@@ -1,4 +1,4 @@
-"""Attention of a step in which groups of layers have block tables of their own (see `kv.kv_layout`)."""
+"""Attention of a step in which groups of layers have block tables of their own (see `kv_layout`)."""
 
 from __future__ import annotations
 

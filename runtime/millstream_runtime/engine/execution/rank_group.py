@@ -25,8 +25,8 @@ from millstream_runtime.engine.execution.execution_mode import Execution, choose
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
-from millstream_runtime.engine.kv.kv_layout import KVLayout
 from millstream_runtime.errors import RuntimeFailure
+from millstream_runtime.kv_layout import KVLayout
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
 from millstream_runtime.models.registry import OnRead, expected_weights
 

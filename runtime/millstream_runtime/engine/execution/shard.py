@@ -6,7 +6,6 @@ With one rank that is all of it. Every rank runs this same code over the same co
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,9 +25,8 @@ from millstream_runtime.engine.execution.step_memory import worst_step_bytes
 from millstream_runtime.engine.host_limits import container_limit_bytes, memory_limit_bytes, resident_bytes
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
-from millstream_runtime.engine.kv.kv_layout import KVLayout, group_layers, one_group
-from millstream_runtime.engine.scheduling.block_manager import held_blocks_limit
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
+from millstream_runtime.kv_layout import RequestBlocks, choose_layout
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.shares import RankInfo, rank_config
@@ -105,11 +103,21 @@ def load(
         raise too_large from None
 
 
-def kv_layout(config: RuntimeConfig, model_config: ModelConfig) -> KVLayout:
-    """Return which layers share a block table: all of them, or those of a window where the model mixes windows."""
-    if config.enable_hybrid_kv_cache_manager and model_config.windows:
-        return group_layers(model_config.windows, model_config.max_model_len)
-    return one_group(model_config.num_layers, model_config.longest_window)
+def request_blocks(config: RuntimeConfig, shard_config: ShardConfig) -> RequestBlocks:
+    """Return which layers share a block table, and what a request takes of the pool.
+
+    Without a wish of the configuration there are groups where they save memory, on a CPU alone: no GPU has run them.
+    """
+    model, is_grouped = shard_config.model_config, config.enable_hybrid_kv_cache_manager
+    layout = choose_layout(
+        model.windows,
+        model.num_layers,
+        max_model_len=model.max_model_len,
+        block_size_tokens=config.block_size_tokens,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        is_grouped=False if is_grouped is None and shard_config.device.type != "cpu" else is_grouped,
+    )
+    return RequestBlocks(layout, config.block_size_tokens, config.max_num_batched_tokens)
 
 
 def make_kv_cache(
@@ -128,7 +136,7 @@ def make_kv_cache(
         config.block_size_tokens,
         shard_config.dtype,
         shard_config.device,
-        layout=kv_layout(config, shard_config.model_config),
+        layout=request_blocks(config, shard_config).layout,
         num_padding_blocks=num_padding_blocks,
         zeros=shard_config.policy.zeros,
     )
@@ -180,26 +188,14 @@ def memory_use(
     graphs_bytes: int = 0,
 ) -> pool_size.MemoryUse:
     """Return what this rank has taken, as far as measured. `graphs_bytes`: of the graphs recorded so far."""
-    blocks_per_request = blocks_for(config, cache.layout, pool.max_model_len)
+    held = RequestBlocks(cache.layout, config.block_size_tokens, config.max_num_batched_tokens)
     return pool_size.MemoryUse(
         weights_bytes=model.weight_bytes,
         activations_bytes=budget.activations_bytes,
         graphs_bytes=graphs_bytes,
         kv_cache_bytes=cache.num_bytes,
-        kv_cache_tokens=(
-            cache.num_blocks * cache.block_size_tokens
-            if cache.layout.num_groups == 1
-            else cache.num_blocks * pool.max_model_len // blocks_per_request
-        ),
+        kv_cache_tokens=held.tokens(cache.num_blocks, pool.max_model_len),
     )
-
-
-def blocks_for(config: RuntimeConfig, layout: KVLayout, num_tokens: int) -> int:
-    """Return the most blocks that a request of `num_tokens` holds at any time."""
-    if layout.num_groups == 1:
-        return -(-num_tokens // config.block_size_tokens)
-    block, lookahead = config.block_size_tokens, config.max_num_batched_tokens
-    return sum(held_blocks_limit(num_tokens, block, window, lookahead) for window in layout.windows)
 
 
 def size_pool(
@@ -211,18 +207,18 @@ def size_pool(
         RuntimeFailure: OutOfMemory, with the budget.
     """
     shape = rank_config(shard_config.model_config, ranks)
-    layout = kv_layout(config, shard_config.model_config)
-    token_bytes = shape.kv_bytes_per_token(shard_config.dtype.itemsize) // shape.num_layers * layout.layers_per_group
+    held = request_blocks(config, shard_config)
+    layer_token_bytes = shape.kv_bytes_per_token(shard_config.dtype.itemsize) // shape.num_layers
     asked_bytes = config.kv_cache_memory_bytes
     return pool_size.size_pool(
         budget,
         asked_bytes=None if asked_bytes is None else asked_bytes // ranks.size,
-        block_bytes=token_bytes * config.block_size_tokens,
+        block_bytes=layer_token_bytes * held.layout.layers_per_group * config.block_size_tokens,
         block_size_tokens=config.block_size_tokens,
         max_model_len=shard_config.model_config.max_model_len,
         max_model_len_is_explicit=config.max_model_len is not None,
         max_num_seqs=config.max_num_seqs,
-        blocks_for=partial(blocks_for, config, layout),
+        blocks_for=held.most,
     )
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from millstream_runtime.engine.kv.kv_layout import KVLayout, one_group
 from millstream_runtime.engine.transfer import on_device
+from millstream_runtime.kv_layout import KVLayout, one_group
 from millstream_runtime.models.config.model_config import ModelConfig
 
 

@@ -12,13 +12,12 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.kv_layout import MOST_BLOCKS
 
 # What the planner promises the pool on a CPU, of the memory limit; also its share of a machine that others use too.
 CPU_POOL_SHARE_PERCENT = 30
 CPU_RESERVE_BYTES = 256 << 20  # code made for products, the HTTP process, what malloc keeps
 CPU_MARGIN_PERCENT = 5  # of a container's limit: beyond it the kernel kills
-# More blocks than a device can use well would only make their bookkeeping slow: 4 million tokens in blocks of 16.
-MOST_BLOCKS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

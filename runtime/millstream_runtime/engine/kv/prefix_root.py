@@ -7,7 +7,7 @@ import json
 
 import torch
 
-from millstream_runtime.engine.kv.kv_layout import KVLayout
+from millstream_runtime.kv_layout import KVLayout
 from millstream_runtime.models.config.model_config import ModelConfig
 
 LAYOUT = "heads-first-1"  # of `KVCache.heads`; another number for any other order of a block's bytes

@@ -33,11 +33,9 @@ from millstream_runtime.engine.scheduling.block_pool import BlockPool
 from millstream_runtime.engine.scheduling.prefix_cache import PrefixCache, extend_hashes
 from millstream_runtime.engine.scheduling.rows import longest_run
 from millstream_runtime.engine.scheduling.sequence import BlockTable, Sequence
+from millstream_runtime.kv_layout import LEAST_WINDOW_TOKENS, held_blocks_limit
 
 Table = Sequence | BlockTable  # a sequence is the block table of its first group of layers
-# The last two computed tokens may be of steps that are not read yet. If these gave NaN, their blocks must still be held
-# by the sequence to be zeroed.
-LEAST_WINDOW_TOKENS = 3
 
 
 class BlockManager:
@@ -367,17 +365,6 @@ class BlockManager:
         for block in table.block_table[max(next_block, table.num_passed_blocks) :]:
             if counts[block] > 1:
                 raise RuntimeError(f"KV block {block} is shared, but request {request_id} would write to it.")
-
-
-def held_blocks_limit(
-    num_tokens: int, block_size_tokens: int, window_tokens: int | None, lookahead_tokens: int | None
-) -> int:
-    """Blocks that a sequence of `num_tokens` holds at most at any time in one group of layers."""
-    all_blocks = -(-num_tokens // block_size_tokens)
-    if window_tokens is None or lookahead_tokens is None:
-        return all_blocks
-    seen_tokens = max(window_tokens, LEAST_WINDOW_TOKENS) + lookahead_tokens
-    return min(all_blocks, -(-seen_tokens // block_size_tokens) + 1)
 
 
 def _append(table: Table, block: int) -> None:

@@ -7,18 +7,19 @@ family's file; `registry.load_model_config` puts both together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from millstream_runtime.context_limit import extended_context_tokens
 from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.kv_layout import longest_window
+from millstream_runtime.layer_windows import WindowError, Windows, layer_windows
+from millstream_runtime.model_families import windows_of_architecture
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.rope_config import RopeConfig, read_rope
 from millstream_runtime.quantization_config.scheme import QuantizationScheme, read_scheme
 
 LAYERS_LIMIT = 1024
-SLIDING, FULL = "sliding_attention", "full_attention"  # the words of `layer_types`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class ModelConfig:
     max_model_len: int  # prompt and answer together; starts as max_position_embeddings, the engine may lower it
     extended_context_tokens: int | None = None  # what rope scaling allows beyond max_position_embeddings
     quantization: QuantizationScheme | None = None  # of linear layers; None: 16 or 32 bit
-    windows: tuple[int | None, ...] = ()  # by layer: how far back a token sees, itself included; () is no limit at all
+    windows: Windows = ()
 
     @property
     def longest_context_tokens(self) -> int:
@@ -58,8 +59,7 @@ class ModelConfig:
     @property
     def longest_window(self) -> int | None:
         """Tokens that some later token may still read; None where a layer reads all. Older KV blocks may be freed."""
-        limited = [window for window in self.windows if window is not None]
-        return max(limited) if len(limited) == self.num_layers else None
+        return longest_window(self.windows)
 
     @property
     def has_plain_attention(self) -> bool:
@@ -132,12 +132,13 @@ def common_fields(
     if head_dim % 2:
         raise fields.invalid("head_dim", f"{head_dim}; rotary embedding needs an even number")
     max_position_embeddings = fields.integer("max_position_embeddings", 2048)
+    num_layers = fields.integer("num_hidden_layers", maximum=LAYERS_LIMIT)
     return {
         "architecture": architecture_of(fields),
         "vocab_size": fields.integer("vocab_size"),
         "hidden_size": hidden_size,
         "intermediate_size": fields.integer("intermediate_size"),
-        "num_layers": fields.integer("num_hidden_layers", maximum=LAYERS_LIMIT),
+        "num_layers": num_layers,
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
@@ -152,6 +153,7 @@ def common_fields(
         "eos_token_ids": _eos_token_ids(fields),
         "max_model_len": max_position_embeddings,
         "quantization": _quantization(fields),
+        "windows": _windows(fields, num_layers),
     }
 
 
@@ -163,19 +165,12 @@ def architecture_of(fields: Fields) -> str:
     return str(names[0])
 
 
-def windows_of(fields: Fields, window: int | None, default_types: Sequence[str]) -> tuple[int | None, ...]:
-    """The window of each layer by `layer_types`, or by `default_types` where the file has none."""
-    types = fields.get("layer_types") or default_types
-    if (
-        not isinstance(types, list | tuple)
-        or len(types) != len(default_types)
-        or any(one not in (SLIDING, FULL) for one in types)
-    ):
-        raise fields.invalid(
-            "layer_types", f"{types!r:.80}; it must name {SLIDING} or {FULL} for each of {len(default_types)} layers"
-        )
-    windows = tuple(window if one == SLIDING else None for one in types)
-    return windows if any(windows) else ()
+def _windows(fields: Fields, num_layers: int) -> Windows:
+    """By the rule of the family."""
+    try:
+        return layer_windows(fields.values, num_layers, windows_of_architecture(architecture_of(fields)))
+    except WindowError as error:
+        raise fields.invalid(error.field, error.what) from None
 
 
 def _quantization(fields: Fields) -> QuantizationScheme | None:

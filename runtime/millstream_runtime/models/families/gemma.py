@@ -12,15 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from millstream_runtime.layer_windows import FULL, SLIDING
 from millstream_runtime.models.config.fields import Fields
-from millstream_runtime.models.config.model_config import (
-    FULL,
-    SLIDING,
-    ModelConfig,
-    architecture_of,
-    common_fields,
-    windows_of,
-)
+from millstream_runtime.models.config.model_config import ModelConfig, architecture_of, common_fields
 from millstream_runtime.models.config.rope_config import RopeConfig, scaled_rope
 from millstream_runtime.models.layers.attention import (
     AttentionBlock,
@@ -35,7 +29,6 @@ from millstream_runtime.models.layers.norm import RmsNorm
 from millstream_runtime.models.loading.weights import Weights
 
 DEFAULT_HEAD_DIM = DEFAULT_QUERY_SCALAR = 256  # what `transformers` takes where config.json does not say
-DEFAULT_WINDOW = 4096
 GEMMA3 = "Gemma3ForCausalLM"
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0  # Gemma 3
 NORMS = ("input", "post_attention", "pre_feedforward", "post_feedforward")
@@ -68,7 +61,7 @@ def _read_gemma2(fields: Fields) -> GemmaConfig:
         activation=("hidden_activation", "gelu_pytorch_tanh"),
         tie_word_embeddings=True,
     )
-    return _read(fields, common, full_every=2, softcaps=(50.0, 30.0))
+    return _read(fields, common, softcaps=(50.0, 30.0))
 
 
 def _read_gemma3(fields: Fields) -> GemmaConfig:
@@ -81,8 +74,7 @@ def _read_gemma3(fields: Fields) -> GemmaConfig:
         tie_word_embeddings=True,
         rope=rope,
     )
-    full_every = fields.integer("sliding_window_pattern", 6)
-    return _read(fields, common | {"qk_norm": True, "local_rope": local_rope}, full_every, softcaps=(None, None))
+    return _read(fields, common | {"qk_norm": True, "local_rope": local_rope}, softcaps=(None, None))
 
 
 def build(config: GemmaConfig, weights: Weights) -> Decoder:
@@ -154,15 +146,10 @@ def _load_layer(config: GemmaConfig, weights: Weights, layer: int) -> GemmaLayer
     )
 
 
-def _read(
-    fields: Fields, common: dict[str, object], full_every: int, softcaps: tuple[float | None, float | None]
-) -> GemmaConfig:
-    """`full_every`: every n-th layer attends to all tokens; `softcaps`: defaults for those of scores and logits."""
-    num_layers = fields.integer("num_hidden_layers")
-    types = [FULL if (layer + 1) % full_every == 0 else SLIDING for layer in range(num_layers)]
-    window = fields.optional_integer("sliding_window", DEFAULT_WINDOW)
+def _read(fields: Fields, common: dict[str, object], softcaps: tuple[float | None, float | None]) -> GemmaConfig:
+    """`softcaps`: defaults for those of scores and logits."""
     return GemmaConfig(
-        **common | {"mlp_bias": False, "windows": windows_of(fields, window, types)},  # type: ignore[arg-type]
+        **common | {"mlp_bias": False},  # type: ignore[arg-type]
         query_pre_attn_scalar=fields.number("query_pre_attn_scalar", DEFAULT_QUERY_SCALAR),
         attention_softcap=fields.optional_number("attn_logit_softcapping", softcaps[0]),
         logit_softcap=fields.optional_number("final_logit_softcapping", softcaps[1]),

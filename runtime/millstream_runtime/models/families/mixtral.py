@@ -26,11 +26,9 @@ class MixtralConfig(ModelConfig):
 
 def read_config(fields: Fields) -> MixtralConfig:
     common = common_fields(fields, rms_norm_eps=1e-5, rope_theta=1_000_000.0)
-    window = fields.optional_integer("sliding_window")
-    windows = (window,) * common["num_layers"] if window else ()
     num_experts, top_k = read_experts(fields, "num_local_experts")
     return MixtralConfig(
-        **common | {"attention_bias": False, "mlp_bias": False, "windows": windows},
+        **common | {"attention_bias": False, "mlp_bias": False},
         num_experts=num_experts,
         num_experts_per_token=top_k,
     )

@@ -7,8 +7,6 @@ and `must_recompute`), as `transformers` does.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, common_fields
 from millstream_runtime.models.config.rope_config import read_rope
@@ -25,9 +23,7 @@ def read_config(fields: Fields) -> ModelConfig:
     head_dim = fields.integer("head_dim", fields.integer("hidden_size") // fields.integer("num_attention_heads"))
     rope = read_rope(fields, head_dim, allow_partial=True, types=ROPE_TYPES, aliases=OLD_ROPE_TYPES)
     common = common_fields(fields, rms_norm_eps=1e-5, rope=rope)
-    config = ModelConfig(**common | {"attention_bias": False, "mlp_bias": False})
-    window = fields.optional_integer("sliding_window")
-    return replace(config, windows=(window,) * config.num_layers if window else ())
+    return ModelConfig(**common | {"attention_bias": False, "mlp_bias": False})
 
 
 def build(config: ModelConfig, weights: Weights) -> Decoder:

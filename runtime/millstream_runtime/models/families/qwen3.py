@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, common_fields
-from millstream_runtime.models.families.qwen2 import with_windows
 from millstream_runtime.models.layers.attention import GroupedQueryAttention, grouped_query_attention, qk_norm_of
 from millstream_runtime.models.layers.decoder import Decoder, pre_norm_layer
 from millstream_runtime.models.layers.mlp import gated_mlp
@@ -14,8 +13,7 @@ DEFAULT_HEAD_DIM = 128  # what `transformers` takes where config.json does not s
 
 
 def read_config(fields: Fields) -> ModelConfig:
-    common = common_fields(fields, head_dim=DEFAULT_HEAD_DIM) | {"mlp_bias": False}
-    return with_windows(fields, ModelConfig(**common))
+    return ModelConfig(**common_fields(fields, head_dim=DEFAULT_HEAD_DIM) | {"mlp_bias": False})
 
 
 def attention(config: ModelConfig, weights: Weights, layer: int) -> GroupedQueryAttention:

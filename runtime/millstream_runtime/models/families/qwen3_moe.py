@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, common_fields
-from millstream_runtime.models.families.qwen2 import DEFAULT_WINDOW
 from millstream_runtime.models.families.qwen3 import attention
 from millstream_runtime.models.layers.decoder import Decoder, pre_norm_layer
 from millstream_runtime.models.layers.mlp import Mlp, gated_mlp
@@ -31,10 +30,9 @@ class Qwen3MoeConfig(ModelConfig):
 
 def read_config(fields: Fields) -> Qwen3MoeConfig:
     common = common_fields(fields) | {"mlp_bias": False}
-    window = fields.optional_integer("sliding_window", DEFAULT_WINDOW) if fields.flag("use_sliding_window") else None
     num_experts, top_k = read_experts(fields, "num_experts" if "num_experts" in fields else "num_local_experts")
     return Qwen3MoeConfig(
-        **common | {"windows": (window,) * common["num_layers"] if window else ()},
+        **common,
         num_experts=num_experts,
         num_experts_per_token=top_k,
         expert_intermediate_size=fields.integer("moe_intermediate_size"),

@@ -1,4 +1,7 @@
-"""Where every layer has a window, a cached prefix needs only the blocks that the next token attends to."""
+"""Blocks that a sliding window has passed are freed, and a cached prefix needs only those within it.
+
+Where all layers have a window there is one block table; where full layers are among them, one per group of layers.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,14 @@ import pytest
 
 from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
+from millstream_runtime.engine.scheduling.hybrid_block_manager import HybridBlockManager, make_block_manager
 from millstream_runtime.engine.scheduling.scheduler import Scheduler
 from millstream_runtime.engine.scheduling.sequence import Sequence
 
-BLOCK, WINDOW = 4, 10
+BLOCK, WINDOW, CHUNK = 4, 10, 16
+Windows = tuple[int | None, ...]
+WINDOWED: Windows = (WINDOW,)
+MIXED: Windows = (WINDOW, None)
 
 
 def sequence(number: int, tokens: list[int]) -> Sequence:
@@ -19,9 +26,19 @@ def sequence(number: int, tokens: list[int]) -> Sequence:
     return Sequence(request, number, seed=0, token_ids=list(tokens), num_prompt_tokens=len(tokens))
 
 
-def pool(num_blocks: int, num_rows: int = 2) -> tuple[BlockManager, Scheduler]:
-    blocks = BlockManager(num_blocks, BLOCK, num_rows, enable_prefix_caching=True, window_tokens=WINDOW)
-    return blocks, Scheduler(blocks, 16, num_rows)  # chunks of at most four blocks
+def pool(
+    num_blocks: int, num_rows: int = 2, windows: Windows = WINDOWED, chunk: int = CHUNK
+) -> tuple[BlockManager, Scheduler]:
+    blocks = make_block_manager(
+        windows, num_blocks, BLOCK, num_rows, lookahead_tokens=chunk, enable_prefix_caching=True
+    )
+    return blocks, Scheduler(blocks, chunk, num_rows)
+
+
+def hybrid_pool(num_blocks: int, num_rows: int = 2) -> tuple[HybridBlockManager, Scheduler]:
+    blocks, scheduler = pool(num_blocks, num_rows, MIXED)
+    assert isinstance(blocks, HybridBlockManager)
+    return blocks, scheduler
 
 
 def run(blocks: BlockManager, scheduler: Scheduler, one: Sequence) -> None:
@@ -58,8 +75,7 @@ def test_a_hit_holds_only_what_the_window_reaches() -> None:
 
 
 def test_room_is_set_aside_only_for_what_a_hit_holds() -> None:
-    blocks = BlockManager(32, BLOCK, 2, enable_prefix_caching=True, window_tokens=WINDOW)
-    scheduler = Scheduler(blocks, 64, 2)
+    blocks, scheduler = pool(32, chunk=64)
     conversation = list(range(80))
     run(blocks, scheduler, sequence(0, conversation))
     newcomer, again = sequence(1, [90] * 48), sequence(2, [*conversation, 1])
@@ -94,10 +110,85 @@ def test_a_prefix_shorter_than_the_window_needs_all_of_its_blocks() -> None:
     assert blocks.match_prefix(sequence(1, [*range(12), 1])) == []
 
 
+def test_a_long_prompt_holds_its_window_and_a_chunk_in_windowed_layers() -> None:
+    blocks, scheduler = hybrid_pool(64)
+    one = sequence(0, list(range(160)))
+    scheduler.add(one)
+    most = 0
+    while one.num_uncomputed_tokens:
+        chunks = scheduler.apply(scheduler.plan())
+        windowed = len(one.held_blocks)
+        most = max(most, windowed)
+        assert len(one.other_tables[0].held_blocks) == 40, "the full layers keep all"
+        scheduler.advance(chunks)
+    assert most <= blocks.most_held_blocks(160) - 40
+    assert most <= -(-(WINDOW + CHUNK) // BLOCK) + 1
+    assert len(one.held_blocks) * BLOCK < WINDOW + BLOCK, "behind the prompt it holds its window"
+    blocks.check_integrity([one])
+
+
+def test_a_hit_needs_only_the_window_of_windowed_layers() -> None:
+    blocks, scheduler = hybrid_pool(64)
+    conversation = list(range(80))
+    first = sequence(0, conversation)
+    run(blocks, scheduler, first)
+    cache = blocks._cache
+    assert cache is not None
+    for block_hash in first.block_hashes[:17]:  # position 80 sees 71 .. 80: blocks 17, 18, 19
+        block = cache.find(block_hash)
+        if block is not None:
+            cache.remove(block)
+            blocks._pool.evictable.pop(block)
+            blocks._pool.free[block] = None
+    again = sequence(1, [*conversation, 1, 2])
+    run(blocks, scheduler, again)
+    assert again.num_cached_tokens == 80
+
+
+@pytest.mark.parametrize("lost", [17, 18, 19])
+@pytest.mark.parametrize("group", [0, 1])
+def test_a_block_lost_in_one_group_is_a_hit_in_none(lost: int, group: int) -> None:
+    blocks, scheduler = hybrid_pool(64)
+    conversation = list(range(80))
+    first = sequence(0, conversation)
+    run(blocks, scheduler, first)
+    assert len(blocks.match_prefix(sequence(1, [*conversation, 1]))) == 20
+    cache = (blocks._cache, blocks._others[0]._cache)[group]
+    assert cache is not None
+    block = cache.find(first.block_hashes[lost])
+    assert block is not None
+    cache.remove(block)
+    hits = blocks.match_prefix(sequence(1, [*conversation, 1]))
+    assert len(hits) == lost == len(hits.others[0])
+
+
+def test_a_block_kept_behind_the_window_fails_the_check() -> None:
+    blocks, scheduler = hybrid_pool(64)
+    one = sequence(0, list(range(80)))
+    scheduler.add(one)
+    for _ in range(3):
+        scheduler.advance(scheduler.apply(scheduler.plan()))
+    blocks.check_integrity([one])
+    one.num_computed_tokens += BLOCK
+    with pytest.raises(RuntimeError, match="window has passed it"):
+        blocks.check_integrity([one])
+
+
+@pytest.mark.parametrize("windows", [WINDOWED, MIXED, (6, WINDOW, None)])
+def test_the_pool_always_holds_one_request_of_the_greatest_length(windows: Windows) -> None:
+    for length in range(1, 120):
+        needed = pool(1000, windows=windows)[0].most_held_blocks(length)
+        blocks, scheduler = pool(needed, 1, windows)
+        run(blocks, scheduler, sequence(0, [5] * length))
+        assert scheduler.num_preemptions_total == 0
+
+
+@pytest.mark.parametrize("windows", [WINDOWED, MIXED, (6, WINDOW, WINDOW, None), (WINDOW, 30)])
 @pytest.mark.parametrize("seed", range(10))
-def test_random_turns_lose_and_miscount_no_block(seed: int) -> None:
+def test_random_turns_lose_and_miscount_no_block(seed: int, windows: Windows) -> None:
     rng = random.Random(seed)
-    blocks, scheduler = pool(rng.randint(30, 60), 4)
+    needed = pool(1000, 4, windows)[0].most_held_blocks(120)
+    blocks, scheduler = pool(needed + rng.randint(0, 3), 4, windows)
     turns: list[list[int]] = []
     for number in range(150):
         base = rng.choice(turns) if turns and rng.random() < 0.6 else []

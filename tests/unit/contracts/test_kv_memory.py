@@ -1,0 +1,201 @@
+"""The KV memory that the planner counts for a model is what the engine allocates, also where layers mix windows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.kv_groups import SHAPES, running_at_once
+from millstream_operator.catalog.gpu import load_catalog
+from millstream_operator.catalog.gpu_names import parse_island
+from millstream_operator.catalog.read_shape import read_shape, read_shape_file
+from millstream_operator.inventory.node_kinds import inventory_of
+from millstream_operator.planning.facts import Facts
+from millstream_operator.planning.plan import Plan, PlanDefaults
+from millstream_operator.planning.planner import decide
+from millstream_operator.planning.sizing.cpu_memory import FLOAT32_BYTES
+from millstream_operator.planning.sizing.kv_pool import KvPool, kv_pool
+from millstream_operator.rendering.runtime_config import boot_config
+from millstream_runtime.config import CAPABILITIES, Device, DType, RuntimeConfig
+from millstream_runtime.engine.execution import shard
+from millstream_runtime.engine.kv.pool_size import MemoryBudget
+from millstream_runtime.engine.request import Request
+from millstream_runtime.errors import FailureReason, RuntimeFailure
+from tests.support.engines import greedy
+from tests.support.family_cases import dense
+from tests.support.llmdeployments import deployment
+from tests.support.tiny_families import make_engine, write_family
+
+LENGTH, CHUNK, WINDOW, REQUESTS = 2048, 128, 160, 4  # tokens, and requests at once
+CATALOG = load_catalog()
+SAMPLES = Path(__file__).resolve().parents[2] / "data" / "model_configs"
+
+
+def hybrid(model_type: str, layers: int, **fields: Any) -> dict[str, Any]:
+    """Small weights, and 512 bytes of keys and values per token and layer."""
+    shape = {"num_hidden_layers": layers, "head_dim": 32, "max_position_embeddings": LENGTH, "sliding_window": WINDOW}
+    return dense(model_type, **shape, **fields)
+
+
+ALTERNATING = ["sliding_attention", "full_attention"]
+MODELS: dict[str, dict[str, Any]] = {
+    "gemma 2: every second layer": hybrid("gemma2", 6, query_pre_attn_scalar=32),
+    "gemma 3: five of six, which do not divide": hybrid("gemma3_text", 13, query_pre_attn_scalar=32),
+    "gpt-oss-like: a short window": hybrid("qwen2", 8, use_sliding_window=True, layer_types=ALTERNATING * 4)
+    | {"sliding_window": 32},
+    "phi 3: every layer": hybrid("phi3", 4),
+    "llama: no layer": dense("llama", num_hidden_layers=4, head_dim=32, max_position_embeddings=LENGTH),
+}
+MIXED = [name for name in MODELS if "every layer" not in name and "no layer" not in name]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made = {}
+    for name, config in MODELS.items():
+        made[name] = tmp_path_factory.mktemp("kv")
+        write_family(made[name], **config)
+    return made
+
+
+def planned(folder: Path, is_grouped: bool | None = None) -> KvPool:
+    """The planner's arithmetic for an engine with these limits, in float32."""
+    shape = read_shape_file(folder / "config.json")
+    return kv_pool(
+        shape,
+        shape.kv_elements_per_token() * FLOAT32_BYTES,
+        max_model_len=LENGTH,
+        max_num_batched_tokens=CHUNK,
+        max_num_seqs=REQUESTS,
+        is_grouped=is_grouped,
+    )
+
+
+SETTINGS = {"max_model_len": LENGTH, "max_num_batched_tokens": CHUNK, "max_num_seqs": REQUESTS}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_engine_allocates_what_was_planned(name: str, folders: dict[str, Path]) -> None:
+    """The memory that is planned for four requests holds them, and their tokens are counted alike."""
+    pool = planned(folders[name])
+    pool_bytes = pool.bytes_for([(REQUESTS, LENGTH)])
+    engine = make_engine(folders[name], kv_cache_memory_bytes=pool_bytes, **SETTINGS)
+    use = engine.memory_use
+    assert (len(engine._blocks.windows) > 1) == (name in MIXED), "groups where they save memory, by default"
+    assert use.kv_cache_bytes == pytest.approx(pool_bytes, rel=0.01)
+    assert use.kv_cache_tokens == pytest.approx(pool.tokens(pool_bytes), rel=0.01)
+    assert use.kv_cache_tokens == pytest.approx(REQUESTS * LENGTH, rel=0.01)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_request_fits_into_what_was_planned_for_it_and_not_into_less(name: str, folders: dict[str, Path]) -> None:
+    need_bytes = planned(folders[name]).bytes_for([(1, LENGTH)])
+    make_engine(folders[name], kv_cache_memory_bytes=need_bytes, **SETTINGS)
+    with pytest.raises(RuntimeFailure) as caught:
+        make_engine(folders[name], kv_cache_memory_bytes=need_bytes * 99 // 100, **SETTINGS)
+    assert caught.value.reason is FailureReason.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_a_running_request_holds_at_most_what_was_planned(name: str, folders: dict[str, Path]) -> None:
+    pool = planned(folders[name])
+    engine = make_engine(
+        folders[name],
+        kv_cache_memory_bytes=pool.bytes_for([(REQUESTS, LENGTH)]),
+        enable_prefix_caching=False,
+        **SETTINGS,
+    )
+    prompt = [1 + index % 60 for index in range(LENGTH - 8)]
+    engine.add_request(Request("one", prompt, greedy(8)))
+    most_blocks = 0
+    while engine.has_work():
+        engine.step()
+        most_blocks = max(most_blocks, engine.stats().kv_blocks_used)
+    most_bytes = most_blocks * pool.block_bytes
+    need_bytes = pool.bytes_for([(1, LENGTH)])
+    assert most_bytes <= need_bytes
+    # Read between steps, when the window has passed what the step no longer needs.
+    assert most_bytes >= 0.9 * need_bytes
+
+
+PUBLISHED = ("gemma-2-27b", "gemma-3-1b", "llama-3.2-1b", "mistral-7b", "qwen2.5-7b")
+FLAGS = {"Enabled": True, "Disabled": False, None: None}
+
+
+@pytest.mark.parametrize("asked", FLAGS)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_plan_for_a_gpu_promises_the_tokens_that_the_runtime_will_report(
+    name: str, asked: str | None, tmp_path: Path
+) -> None:
+    config = json.loads((SAMPLES / f"{name}.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plan = decided(config, asked)
+    assert plan.memory is not None
+    assert plan.predicted is not None
+    boot = replace(boot_config(plan), model=str(tmp_path), device=Device.CPU, dtype=DType.BFLOAT16)
+    assert boot.enable_hybrid_kv_cache_manager is FLAGS[asked]
+    # Where nothing is asked for, a GPU keeps one table, and a CPU, which computes here, chooses.
+    runtime = RuntimeConfig.of(replace(boot, enable_hybrid_kv_cache_manager=FLAGS[asked] or False))
+    shard_config = shard.resolve_shard_config(runtime)
+    budget = MemoryBudget(limit_bytes=0, used_bytes=0, reserve_bytes=0, available_bytes=plan.memory.kv_cache_bytes)
+    found = shard.size_pool(runtime, shard_config, budget)
+    held = shard.request_blocks(runtime, shard_config)
+    tokens = held.tokens(found.num_blocks, found.max_model_len)
+    assert tokens == pytest.approx(plan.predicted.kv_cache_tokens, rel=0.01)
+
+
+def decided(
+    config: dict[str, Any], asked: str | None, product: str = "A100-80GB", length: int = 8192, **facts: Any
+) -> Plan:
+    """The plan for one GPU and chunks of 2048 tokens."""
+    engine: dict[str, Any] = {"maxModelLen": length, "maxNumBatchedTokens": 2048}
+    engine |= {"hybridKvCacheManager": asked} if asked else {}
+    owner = deployment(accelerator={"type": "GPU"}, engine=engine, parallelism={"tensor": 1})
+    inventory = inventory_of([parse_island(CATALOG, f"{product}:1")])
+    known = Facts(shape=read_shape(config), inventory=inventory, catalog=CATALOG)
+    plan = decide(owner, PlanDefaults("registry.example.com/runtime:1"), replace(known, **facts))
+    assert isinstance(plan, Plan), plan.message
+    return plan
+
+
+def test_a_plan_promises_the_requests_that_the_scheduler_admits() -> None:
+    """Gemma 3 1B, requests of 8,192 tokens, 16 GiB: the engine's own scheduler runs as many at once."""
+    config = json.loads((SAMPLES / "gemma-3-1b.json").read_text())
+    shape, benchmark = read_shape(config), SHAPES["gemma-3-1b"]
+    pool = kv_pool(
+        shape,
+        shape.kv_elements_per_token() * 2,
+        max_model_len=8193,
+        max_num_batched_tokens=2048,
+        max_num_seqs=512,
+        is_grouped=True,
+    )
+    assert (*shape.windows,) == (*sorted(benchmark.windows, key=lambda one: one is None),)
+    assert pool.blocks is not None
+    running = running_at_once(benchmark, pool.blocks.layout, 8192)
+    assert running == pytest.approx(pool.requests(16 << 30, 8192), rel=0.01)
+
+
+def test_groups_hold_more_requests_and_more_tokens_in_a_plan() -> None:
+    config = json.loads((SAMPLES / "gemma-3-1b.json").read_text())
+    before, after = (decided(config, asked, "L4", 32768) for asked in ("Disabled", "Enabled"))
+    assert before.predicted is not None
+    assert after.predicted is not None
+    assert after.memory == before.memory
+    assert after.predicted.kv_cache_tokens > 2 * before.predicted.kv_cache_tokens
+
+
+def test_a_runtime_without_groups_is_planned_with_one_block_table() -> None:
+    config = json.loads((SAMPLES / "gemma-3-1b.json").read_text())
+    old = replace(CAPABILITIES, kv_layouts=frozenset({"OneTable"}))
+    expected = decided(config, None)
+    assert decided(config, None, runtime=old, choosable=old).predicted == expected.predicted
+    asked = decided(config, "Enabled", runtime=old, choosable=old)
+    assert asked.predicted == expected.predicted
+    assert asked.requires == ("kvLayout=TablePerGroup",), "and a wish for groups is refused by name"
+    refused = decided(config, "Disabled", runtime=old, choosable=old)
+    assert boot_config(refused).enable_hybrid_kv_cache_manager is None, "it would refuse a flag that it does not know"
