@@ -161,4 +161,5 @@ def _fills_its_pool(plan: Plan, shape: ModelShape, measured: Mapping[str, int]) 
     ).largest_bytes
     if largest_bytes is not None:
         return measured["kvCacheBytes"] * 100 >= largest_bytes * FULL_POOL_PERCENT
-    return tokens * 100 >= length * engine["maxNumSeqs"] * FULL_POOL_PERCENT
+    most_tokens: int = length * engine["maxNumSeqs"]
+    return tokens * 100 >= most_tokens * FULL_POOL_PERCENT

@@ -13,7 +13,7 @@ from torch import Tensor
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
 from millstream_runtime.engine.attention.paged_attention import TorchAttention
 from millstream_runtime.engine.kv.kv_cache import KVCache
-from millstream_runtime.engine.kv.kv_layout import KVLayout
+from millstream_runtime.kv_layout import KVLayout
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.registry import family_code
 from millstream_runtime.quantize.layers.layer_weights import LayerWeights

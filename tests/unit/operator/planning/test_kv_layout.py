@@ -26,7 +26,7 @@ MEMORY = {"spec": {"containers": [{"name": "runtime", "resources": {"limits": {"
 
 
 def decided(facts: Facts | None = None, image: str | None = None, **engine: Any) -> Plan | Infeasible:
-    spec = {"runtime": {"image": image}} if image else {}
+    spec: dict[str, Any] = {"runtime": {"image": image}} if image else {}
     owner = deployment(podTemplate=MEMORY, engine={"maxModelLen": 32768, **engine}, **spec)
     return decide(owner, DEFAULTS, facts or Facts(shape=GEMMA))
 
