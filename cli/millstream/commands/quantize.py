@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING
 from millstream.arguments import CommandLineParser
 from millstream.termination import unwind_on_sigterm
 from millstream_runtime.errors import InvalidConfigError
-from millstream_runtime.quantize.settings import ActOrder, QuantizeSettings, check_group_size, method_named
+from millstream_runtime.quantize.settings import (
+    FOUR_BIT,
+    ActivationScheme,
+    ActOrder,
+    Method,
+    QuantizeSettings,
+    check_group_size,
+    method_named,
+)
 
 if TYPE_CHECKING:
     from millstream_runtime.quantize.make import MadeModel
@@ -115,10 +123,18 @@ def _settings(given: argparse.Namespace) -> QuantizeSettings:
         if not low <= value <= high:
             raise InvalidConfigError(f"{flag} is {value}; it must be {low} to {high}.")
     check_group_size(given.group_size)
+    method = method_named(given.method)
+    for flag, value, methods in (
+        ("--group-size", given.group_size, FOUR_BIT),
+        ("--act-order", given.act_order, (Method.GPTQ,)),
+        ("--activation-scheme", given.activation_scheme, (Method.FP8,)),
+    ):
+        if value is not None and method not in methods:
+            raise InvalidConfigError(f"{flag} is for --method {', '.join(methods)}; --method {method} has none.")
     return QuantizeSettings(
         model=given.model,
         out=Path(given.out.absolute()),
-        method=method_named(given.method),
+        method=method,
         group_size=given.group_size,
         calibration=given.calibration,
         held_out=given.held_out,
@@ -127,7 +143,8 @@ def _settings(given: argparse.Namespace) -> QuantizeSettings:
         seed=given.seed,
         device=given.device,
         with_quality=not given.no_quality,
-        act_order=ActOrder(given.act_order),
+        act_order=ActOrder(given.act_order or ActOrder.STATIC),
+        activation_scheme=ActivationScheme(given.activation_scheme or ActivationScheme.DYNAMIC),
     )
 
 
@@ -140,13 +157,14 @@ def _parser() -> CommandLineParser:
     )
     flag = parser.add_argument
     flag("model", type=Path, metavar="MODEL", help="folder of the model, in 16 or 32 bits")
-    flag("--method", required=True, metavar="METHOD", help="rtn, awq, gptq: see docs/quantization.md")
+    flag("--method", required=True, metavar="METHOD", help="rtn, awq, gptq, int8, fp8: see docs/quantization.md")
     flag("--out", type=Path, required=True, metavar="DIR", help="folder to make; it must not exist, or be empty")
     flag("--calibration", type=Path, metavar="FILE.jsonl", help="documents like those that the model will serve")
     flag("--held-out", type=Path, metavar="FILE.jsonl", help="judge by these, and hold none of --calibration out")
     flag("--no-quality", action="store_true", help="do not compare the result with its base")
     flag("--group-size", type=int, metavar="N", help="weights per scale (default: 128, 64 or 32, what fits all layers)")
-    flag("--act-order", choices=[*ActOrder], default="static", help="of gptq: order of rounding (default: static)")
+    flag("--act-order", choices=[*ActOrder], help="of gptq: order of rounding (default: static)")
+    flag("--activation-scheme", choices=[*ActivationScheme], help="of fp8: scales of activations (default: dynamic)")
     flag("--sequence-tokens", type=int, default=512, metavar="N", help="length of a sequence (default: 512)")
     flag("--max-sequences", type=int, default=128, metavar="N", help="sequences to calibrate with (default: 128)")
     flag("--seed", type=int, default=0, metavar="N", help="seed of what is held out and of the order (default: 0)")

@@ -27,7 +27,7 @@ from millstream_runtime.models.registry import expected_weights, load_model_conf
 from millstream_runtime.quality.comparison import ComparisonSettings, compare
 from millstream_runtime.quantize.calibration import MAX_JUDGED_TOKENS, CalibrationData, read_calibration
 from millstream_runtime.quantize.layer_loop import LayerLoop, OnProgress
-from millstream_runtime.quantize.methods.layer_method import method_for
+from millstream_runtime.quantize.methods.method_choice import method_for
 from millstream_runtime.quantize.output import model_card
 from millstream_runtime.quantize.output.packing import (
     ModuleChoice,
@@ -35,10 +35,9 @@ from millstream_runtime.quantize.output.packing import (
     choose_modules,
     group_size_for,
     output_bytes,
-    packing_for,
 )
 from millstream_runtime.quantize.output.work_folder import WorkFolder
-from millstream_runtime.quantize.settings import Method, QuantizeSettings
+from millstream_runtime.quantize.settings import QuantizeSettings
 from millstream_runtime.quantize.source_model import SourceModel
 from millstream_runtime.sources.lock import FolderLock
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
@@ -79,17 +78,18 @@ def make(settings: QuantizeSettings, say: Callable[[str], None], on_progress: On
     _check_out(settings)
     source = SourceModel.open(settings.model)
     group_size = settings.group_size or group_size_for(source.outline)
-    packing = packing_for(settings.method, group_size, settings.act_order)
+    method = method_for(settings, group_size)
+    packing = method.packing
     choice = choose_modules(source.outline, packing)
     _say_unfit(source, choice, say)
-    data = _calibration(settings, source)
+    data = _calibration(settings, source, needs_data=method.needs_data)
     work = WorkFolder(settings.out, len(source.outline.layers))
     job = _job(settings, source, packing, choice)
     work.prepare()
     with FolderLock(work.path, say):
         _check_out(settings)  # another process may have made it meanwhile
         work.open(job)
-        loop = LayerLoop(source, method_for(settings.method, packing), choice, work, _device(settings))
+        loop = LayerLoop(source, method, choice, work, _device(settings))
         work.require_space(
             output_bytes(source.outline, packing, choice, source.element_bytes) + loop.scratch_bytes(data)
         )
@@ -98,7 +98,10 @@ def make(settings: QuantizeSettings, say: Callable[[str], None], on_progress: On
         loop.run(data.sequences if data is not None else [], on_progress)
         _write_settings(source, packing, choice, work)
         report = _judge(settings, data, work, on_progress)
-        described = _described(settings, packing, data)
+        described = {"method": settings.method.value} | packing.described()
+        if method.needs_data and data is not None:
+            count, length = len(data.sequences), len(data.sequences[0])
+            described["calibration"] = f"{count} sequences of {length} tokens, seed {settings.seed}"
         text = model_card.card(settings.out.name, settings.model.name, described, choice.unfit, report)
         work.write(work.model / CARD_NAME, lambda path: path.write_text(text, encoding="utf-8"))
         work.finish()
@@ -125,8 +128,7 @@ def _say_unfit(source: SourceModel, choice: ModuleChoice, say: Callable[[str], N
         say(f"these modules stay in 16 bit, because groups do not divide their sizes: {', '.join(choice.unfit[:12])}")
 
 
-def _calibration(settings: QuantizeSettings, source: SourceModel) -> CalibrationData | None:
-    needs_data = settings.method is not Method.RTN
+def _calibration(settings: QuantizeSettings, source: SourceModel, *, needs_data: bool) -> CalibrationData | None:
     if settings.calibration is None:
         if needs_data:
             raise InvalidConfigError(f"--method {settings.method} needs --calibration FILE.jsonl.")
@@ -157,16 +159,6 @@ def _device(settings: QuantizeSettings) -> torch.device:
         raise InvalidConfigError("--device cuda, but torch finds no CUDA device; use --device cpu.")
     on_cuda = settings.device != "cpu" and torch.cuda.is_available()
     return torch.device("cuda" if on_cuda else "cpu")
-
-
-def _described(settings: QuantizeSettings, packing: Packing, data: CalibrationData | None) -> dict[str, object]:
-    """The settings that the card shows."""
-    found = {"method": settings.method.value} | packing.described()
-    if settings.method is not Method.RTN and data is not None:
-        found["calibration"] = (
-            f"{len(data.sequences)} sequences of {len(data.sequences[0])} tokens, seed {settings.seed}"
-        )
-    return found
 
 
 def _job(settings: QuantizeSettings, source: SourceModel, packing: Packing, choice: ModuleChoice) -> dict[str, Any]:

@@ -18,6 +18,8 @@ class Method(StrEnum):
     RTN = "rtn"
     AWQ = "awq"
     GPTQ = "gptq"
+    INT8 = "int8"
+    FP8 = "fp8"
 
 
 class ActOrder(StrEnum):
@@ -29,10 +31,16 @@ class ActOrder(StrEnum):
     GROUP = "group"
 
 
+class ActivationScheme(StrEnum):
+    """Where the scales of FP8 activations come from: the server, token by token, or the calibration data."""
+
+    DYNAMIC = "dynamic"
+    STATIC = "static"
+
+
+FOUR_BIT = (Method.RTN, Method.AWQ, Method.GPTQ)
 # Methods of `--method` that exist elsewhere, and why they are refused.
 NOT_YET = {
-    "int8": "making INT8 checkpoints is not implemented yet",
-    "fp8": "making FP8 checkpoints is not implemented yet",
     "nf4": "making NF4 checkpoints is not implemented yet; this version only loads them",
     "gguf": "making GGUF files is not implemented yet; this version only loads them",
 }
@@ -54,6 +62,7 @@ class QuantizeSettings:
     device: str  # auto | cpu | cuda
     with_quality: bool
     act_order: ActOrder = ActOrder.STATIC
+    activation_scheme: ActivationScheme = ActivationScheme.DYNAMIC
 
 
 def method_named(name: str) -> Method:

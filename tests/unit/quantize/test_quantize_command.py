@@ -18,14 +18,23 @@ from tests.support.tiny_families import engine_answers, make_engine, model_logit
 from tests.support.tiny_model import write_tiny_model
 from tests.unit.quantize.conftest import quantize
 
-FORMATS = {"rtn": "awq", "awq": "awq", "gptq": "gptq"}
+FORMATS = {
+    "rtn": "awq",
+    "awq": "awq",
+    "gptq": "gptq",
+    "int8": "compressed-tensors",
+    "fp8": "compressed-tensors",
+    "fp8-static": "compressed-tensors",
+}
 FEW = ("--max-sequences=32", "--sequence-tokens=128")
 
 
 @pytest.fixture(scope="module", params=FORMATS)
 def made(request: pytest.FixtureRequest, tiny: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out: Path = tmp_path_factory.mktemp("made") / request.param
-    code = quantize(tiny, out, f"--method={request.param}", f"--calibration={data}", *FEW)
+    method, _, scheme = request.param.partition("-")
+    flags = [f"--activation-scheme={scheme}"] if scheme else []
+    code = quantize(tiny, out, f"--method={method}", f"--calibration={data}", *FEW, *flags)
     assert code == (0 if json.loads((out / "quality.json").read_text())["verdict"] == "passed" else 3)
     return out
 
@@ -60,7 +69,9 @@ def test_it_is_served(made: Path) -> None:
 
 def test_memory_and_file_are_as_planned(made: Path) -> None:
     planned = cpu_weights_bytes(read_shape(json.loads((made / "config.json").read_text())))
-    assert expected_weights(load_model_config(made), torch.float32).num_bytes == pytest.approx(planned, rel=0.01)
+    # A plan leaves out the scales of outputs in formats of 8 bits: 3 % of a weight with 64 inputs, 0.1 % with 4096.
+    rel = 0.03 if FORMATS[made.name] == "compressed-tensors" else 0.01
+    assert expected_weights(load_model_config(made), torch.float32).num_bytes == pytest.approx(planned, rel=rel)
 
 
 def test_card_and_report_say_how_it_compares(made: Path) -> None:
@@ -81,6 +92,8 @@ def test_card_and_report_say_how_it_compares(made: Path) -> None:
         ("mixtral", "awq"),
         ("deepseek-v3", "awq"),
         ("deepseek-v3", "gptq"),
+        ("deepseek-v3", "int8"),
+        ("qwen3-moe", "fp8"),
     ],
 )
 def test_every_kind_of_family_can_be_made(family: str, method: str, tiny: Path, data: Path, tmp_path: Path) -> None:
@@ -88,7 +101,8 @@ def test_every_kind_of_family_can_be_made(family: str, method: str, tiny: Path, 
     write_family(tmp_path / "model", **CASES[family].config | sizes | {"vocab_size": 272})
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tiny / name, tmp_path / "model" / name)
-    flags = (f"--method={method}", f"--calibration={data}", *FEW, "--no-quality", "--group-size=32")
+    flags = [f"--method={method}", f"--calibration={data}", *FEW, "--no-quality"]
+    flags += [] if method in ("int8", "fp8") else ["--group-size=32"]
     assert quantize(tmp_path / "model", tmp_path / "out", *flags) == 0
     (prompt,) = prompts_of([20])
     base, logits = (model_logits(tmp_path / name, prompt, 20).log_softmax(-1) for name in ("model", "out"))
@@ -120,7 +134,11 @@ def test_the_group_size_is_chosen_to_fit_all_layers(tmp_path: Path) -> None:
         (["--method=nf4"], "--method nf4: making NF4 checkpoints is not implemented yet"),
         (["--method=gguf"], "--method gguf: making GGUF files is not implemented yet"),
         (["--method=rtn", "--group-size=100"], "--group-size is 100"),
-        (["--method=fp8"], "--method fp8: making FP8 checkpoints is not implemented yet; this version makes: rtn"),
+        (["--method=int8"], "--method int8 needs --calibration"),
+        (["--method=fp8", "--activation-scheme=static"], "--method fp8 needs --calibration"),
+        (["--method=fp8", "--group-size=64"], "--group-size is for --method rtn, awq, gptq; --method fp8 has none"),
+        (["--method=awq", "--act-order=group"], "--act-order is for --method gptq; --method awq has none"),
+        (["--method=rtn", "--activation-scheme=static"], "--activation-scheme is for --method fp8"),
         (["--method=awq"], "--method awq needs --calibration"),
         (["--method=rtn", "--sequence-tokens=1"], "--sequence-tokens is 1"),
         (["--method=awq", "--calibration=x", "--max-sequences=4"], "--max-sequences 4 of 512 tokens are 2048 tokens"),

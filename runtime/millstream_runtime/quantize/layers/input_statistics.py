@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class InputStatistics:
-    """Sums over the rows so far, float32. `second_moments` None: not asked for."""
+    """Sums over the rows so far, float32. `moment_sum` None: second moments were not asked for."""
 
     num_rows: int
     absolute_sum: Tensor  # [in]

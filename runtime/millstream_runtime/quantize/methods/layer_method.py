@@ -11,15 +11,10 @@ from torch import Tensor
 
 from millstream_runtime.quantize.layers.input_statistics import InputStatistics
 from millstream_runtime.quantize.layers.layer_calibration import LayerCalibration, OnShare
-from millstream_runtime.quantize.methods.awq_search import ScaledModules, search_scales, search_shrinks
-from millstream_runtime.quantize.methods.gptq_solve import solve
-from millstream_runtime.quantize.methods.rounding import round_to_groups
+from millstream_runtime.quantize.methods.awq_search import ScaledModules
 from millstream_runtime.quantize.methods.scale_folds import find_folds
 from millstream_runtime.quantize.model_outline import LayerOutline, LinearGroup
-from millstream_runtime.quantize.output.packing import BITS, AwqPacking, GptqPacking, Packing
-from millstream_runtime.quantize.settings import Method
-
-DAMPING = 0.01  # of GPTQ, as its authors chose it
+from millstream_runtime.quantize.output.packing import Packing
 
 
 @dataclass(slots=True)
@@ -66,94 +61,26 @@ class LayerMethod(Protocol):
     def quantize(self, job: LayerJob) -> QuantizedLayer: ...
 
 
-class RoundToNearest:
-    """Each weight becomes the nearest code: no data, seconds per billion weights, and the largest loss of quality."""
-
-    needs_data = False
-
-    def __init__(self, packing: AwqPacking) -> None:
-        self.packing = packing
-        self._group_size = packing.group_size
-
-    def quantize(self, job: LayerJob) -> QuantizedLayer:
-        found = QuantizedLayer()
-        for group in job.groups:
-            for module in group.modules:
-                codes = round_to_groups(job.tensors.pop(f"{module}.weight"), BITS, self._group_size)
-                found.packed |= self.packing.pack(module, codes)
-        return found
-
-
-class Awq:
-    """See `awq_search`."""
-
-    needs_data = True
-
-    def __init__(self, packing: AwqPacking) -> None:
-        self.packing = packing
-        self._group_size = packing.group_size
-
-    def quantize(self, job: LayerJob) -> QuantizedLayer:
-        statistics = job.statistics(with_moments=True)
-        found = QuantizedLayer()
-        scale_inputs(job, statistics, found, self._search)
-        for group in job.groups:
-            inputs = statistics.pop(group.modules)
-            for module in group.modules:
-                weight = job.tensors[f"{module}.weight"]
-                shrinks = search_shrinks(weight, inputs, BITS, self._group_size)
-                codes = round_to_groups(weight, BITS, self._group_size, shrinks)
-                job.tensors[f"{module}.weight"] = codes.dequantized()
-                found.packed |= self.packing.pack(module, codes)
-        return found
-
-    def _search(self, groups: Sequence[ScaledModules], powers_of_two: bool) -> Tensor:
-        return search_scales(groups, BITS, self._group_size, powers_of_two=powers_of_two)
-
-
-class Gptq:
-    """See `gptq_solve`."""
-
-    needs_data = True
-
-    def __init__(self, packing: GptqPacking) -> None:
-        self.packing = packing
-
-    def quantize(self, job: LayerJob) -> QuantizedLayer:
-        statistics = job.statistics(with_moments=True)
-        found = QuantizedLayer()
-        for group in job.groups:
-            inputs = statistics.pop(group.modules)
-            for module in group.modules:
-                codes = solve(
-                    job.tensors[f"{module}.weight"],
-                    inputs,
-                    BITS,
-                    self.packing.group_size,
-                    act_order=self.packing.act_order,
-                    damping=DAMPING,
-                    symmetric=True,
-                )
-                job.tensors[f"{module}.weight"] = codes.dequantized()
-                found.packed |= self.packing.pack(module, codes)
-        return found
-
-
 def scale_inputs(
     job: LayerJob,
     statistics: dict[tuple[str, ...], InputStatistics],
     found: QuantizedLayer,
     search: Callable[[Sequence[ScaledModules], bool], Tensor],
+    *,
+    norms_only: bool = False,
 ) -> None:
     """Scale the inputs of modules by what `search` finds, and move the inverse into what makes them.
 
     Args:
         search: gets the modules that read one input, and whether scales must be powers of two.
+        norms_only: leave inputs alone that another module makes.
     """
     if job.calibration is None:
         return
     prefix = job.layer.prefix
     for fold in find_folds(job.layer, job.groups, job.tensors, job.calibration.sample):
+        if norms_only and fold.offset is None:
+            continue
         readers = [tuple(prefix + module for module in group) for group in fold.consumers]
         scaled = [
             ScaledModules(torch.cat([job.tensors[f"{module}.weight"] for module in modules]), statistics[modules])
@@ -164,15 +91,6 @@ def scale_inputs(
         for modules in readers:
             statistics[modules].divide(scales)
         found.changed |= {prefix + name for name in fold.changed if prefix + name in job.tensors}
-
-
-def method_for(method: Method, packing: Packing) -> LayerMethod:
-    """Return what quantizes a layer in that format."""
-    if isinstance(packing, GptqPacking):
-        return Gptq(packing)
-    if not isinstance(packing, AwqPacking):
-        raise ValueError(f"{method} has no packing {packing!r}")
-    return Awq(packing) if method is Method.AWQ else RoundToNearest(packing)
 
 
 def stored_names(layer: LayerOutline, groups: Sequence[LinearGroup], present: Mapping[str, object]) -> list[str]:

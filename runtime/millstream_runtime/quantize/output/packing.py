@@ -13,7 +13,7 @@ from torch import Tensor
 from millstream_runtime.quantization.awq import PER_WORD, PLACES
 from millstream_runtime.quantize.methods.rounding import GroupedCodes
 from millstream_runtime.quantize.model_outline import HEAD, LayerOutline, LinearGroup, ModelOutline
-from millstream_runtime.quantize.settings import GROUP_SIZES, ActOrder, Method
+from millstream_runtime.quantize.settings import GROUP_SIZES, ActOrder
 
 BITS = 4
 
@@ -111,11 +111,6 @@ class GptqPacking:
         if choice.unfit or choice.others:
             found["modules_in_block_to_quantize"] = [[*choice.packed]]
         return found
-
-
-def packing_for(method: Method, group_size: int, act_order: ActOrder) -> AwqPacking | GptqPacking:
-    """Return the format that a method is written in."""
-    return GptqPacking(group_size, act_order) if method is Method.GPTQ else AwqPacking(group_size)
 
 
 def pack_words(codes: Tensor, bits: int, order: Sequence[int] | None = None) -> Tensor:
