@@ -42,7 +42,7 @@ from millstream_runtime.quantize.source_model import SourceModel
 from millstream_runtime.sources.lock import FolderLock
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
-JOB_VERSION = 1  # changes when the same job gives other bytes
+JOB_VERSION = 2  # changes when the same job gives other bytes
 QUALITY_NAME, CARD_NAME = "quality.json", "README.md"
 # Files next to the weights that a loader or a reader of the model needs.
 COPIED = (

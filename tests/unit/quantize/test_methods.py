@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -20,7 +21,7 @@ from millstream_runtime.quality.scored_model import ScoredModel
 from millstream_runtime.quality.token_scores import score
 from millstream_runtime.quantize.layers.input_statistics import InputStatistics
 from millstream_runtime.quantize.methods.awq_search import ScaledModules, search_scales, search_shrinks
-from millstream_runtime.quantize.methods.gptq_solve import solve
+from millstream_runtime.quantize.methods.gptq_solve import RoundingOrder, solve
 from millstream_runtime.quantize.methods.rounding import round_to_groups
 from millstream_runtime.quantize.settings import ActOrder
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
@@ -54,7 +55,7 @@ def error(changed: Tensor, weight: Tensor, rows: Tensor) -> float:
 def test_moments_give_the_error_of_the_rows(layer: tuple[Tensor, Tensor, InputStatistics]) -> None:
     weight, rows, statistics = layer
     change = round_to_groups(weight, 4, GROUP).dequantized() - weight
-    by_moments = float(((change @ statistics.second_moments) * change).sum()) / len(weight)
+    by_moments = float(((change @ statistics.second_moments) * change).sum()) / len(weight) / len(rows)
     assert by_moments == pytest.approx(error(weight + change, weight, rows), rel=1e-3)
 
 
@@ -65,7 +66,8 @@ def test_gptq_loses_less_than_rounding(
 ) -> None:
     weight, rows, statistics = layer
     nearest = round_to_groups(weight, 4, GROUP, symmetric=symmetric).dequantized()
-    solved = solve(weight, statistics, 4, GROUP, act_order=act_order, damping=0.01, symmetric=symmetric)
+    shared = RoundingOrder.of(copy.deepcopy(statistics), GROUP, act_order, 0.01)
+    solved = solve(weight, shared, 4, GROUP, symmetric=symmetric)
     assert error(solved.dequantized(), weight, rows) <= 0.8 * error(nearest, weight, rows)
 
 
@@ -73,9 +75,10 @@ def test_gptq_loses_less_than_rounding(
 def test_gptq_takes_inputs_that_are_never_seen_or_always_the_same(act_order: ActOrder) -> None:
     weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
     statistics = InputStatistics.empty(64, torch.device("cpu"), with_moments=True)
-    unseen = solve(weight, statistics, 4, GROUP, act_order=act_order, damping=0.01, symmetric=True)
+    shared = RoundingOrder.of(copy.deepcopy(statistics), GROUP, act_order, 0.01)
+    unseen = solve(weight, shared, 4, GROUP, symmetric=True)
     statistics.add(torch.cat([torch.ones(3, 40), torch.zeros(3, 24)], dim=1))
-    once = solve(weight, statistics, 4, GROUP, act_order=act_order, damping=0.01, symmetric=True)
+    once = solve(weight, RoundingOrder.of(statistics, GROUP, act_order, 0.01), 4, GROUP, symmetric=True)
     for found in (unseen, once):
         assert (found.dequantized() - weight).abs().max() < weight.abs().max()
 
@@ -91,7 +94,7 @@ def test_awq_scales_what_large_activations_read(layer: tuple[Tensor, Tensor, Inp
 def test_awq_clips_ranges_where_that_loses_less(layer: tuple[Tensor, Tensor, InputStatistics]) -> None:
     weight, rows, statistics = layer
     nearest = round_to_groups(weight, 4, GROUP).dequantized()
-    shrinks = search_shrinks(weight, statistics, 4, GROUP)
+    shrinks = search_shrinks(weight, statistics.group_moments(GROUP), 4)
     clipped = round_to_groups(weight, 4, GROUP, shrinks).dequantized()
     assert 0 < int((shrinks < 1).sum()) < shrinks.numel()
     assert error(clipped, weight, rows) < error(nearest, weight, rows)

@@ -1,6 +1,6 @@
 """What calibration keeps of the inputs of a linear module: no rows, so memory does not grow with them.
 
-second moments   mean of x x^T, [in, in]    the error of a changed weight W + D on the data is trace(D M D^T),
+second moments   sum of x x^T, [in, in]     the error of a changed weight W + D on the data is trace(D M D^T),
                                             exactly: so AWQ's and GPTQ's objectives need no rows
 mean |x|         [in]                       AWQ's importance of an input
 max |x|          [in]                       SmoothQuant, static scales of activations
@@ -42,10 +42,16 @@ class InputStatistics:
 
     @property
     def second_moments(self) -> Tensor:
-        """`[in, in]`. Raises ValueError: they were not asked for."""
+        """The sum of x x^T, `[in, in]`; not a copy. Raises ValueError: they were not asked for."""
         if self.moment_sum is None:
             raise ValueError("second moments were not collected")
-        return self.moment_sum / max(1, self.num_rows)
+        return self.moment_sum
+
+    def group_moments(self, group_size: int) -> Tensor:
+        """The part of it within each group of inputs, `[groups, group, group]`."""
+        num_groups = len(self.second_moments) // group_size
+        blocks = self.second_moments.view(num_groups, group_size, num_groups, group_size)
+        return blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1).contiguous()
 
     def divide(self, scales: Tensor) -> None:
         """As if every row had been divided by `scales` `[in]`."""

@@ -60,16 +60,13 @@ def search_scales(groups: Sequence[ScaledModules], bits: int, group_size: int, *
     return best
 
 
-def search_shrinks(
-    weight: Tensor, inputs: InputStatistics, bits: int, group_size: int, *, symmetric: bool = False
-) -> Tensor:
-    """Return what is kept of the range of each output and group, `[out, groups]`, 1 where nothing smaller is better."""
-    num_groups = weight.shape[1] // group_size
+def search_shrinks(weight: Tensor, moments: Tensor, bits: int, *, symmetric: bool = False) -> Tensor:
+    """Return what is kept of the range of each output and group, `[out, groups]`, 1 where nothing smaller is better.
+
+    `moments`: `InputStatistics.group_moments`; zeros where no row was seen.
+    """
+    num_groups, group_size = moments.shape[:2]
     shrinks = torch.ones(len(weight), num_groups, device=weight.device)
-    if not inputs.num_rows:
-        return shrinks
-    blocks = inputs.second_moments.view(num_groups, group_size, num_groups, group_size)
-    moments = blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)  # [groups, group, group]
     for start in range(0, len(weight), ROWS_AT_ONCE):
         rows = weight[start : start + ROWS_AT_ONCE]
         kept = shrinks[start : start + ROWS_AT_ONCE]
@@ -96,7 +93,7 @@ def _candidates() -> list[tuple[float, bool]]:
 def _error(one: ScaledModules, scales: Tensor, bits: int, group_size: int) -> float:
     """The squared error of the outputs, summed over the rows that were seen."""
     change = round_to_groups(one.weight * scales, bits, group_size).dequantized() / scales - one.weight
-    return float(((change @ one.inputs.second_moments) * change).sum()) * one.inputs.num_rows
+    return float(((change @ one.inputs.second_moments) * change).sum())
 
 
 def _some_rows(weight: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from millstream_runtime.quantize.methods.awq_search import ScaledModules, search_scales, search_shrinks
-from millstream_runtime.quantize.methods.gptq_solve import solve
+from millstream_runtime.quantize.methods.gptq_solve import RoundingOrder, solve
 from millstream_runtime.quantize.methods.layer_method import LayerJob, QuantizedLayer, scale_inputs
 from millstream_runtime.quantize.methods.rounding import round_to_groups
 from millstream_runtime.quantize.output.packing import BITS, AwqPacking, GptqPacking
@@ -47,10 +47,10 @@ class Awq:
         found = QuantizedLayer()
         scale_inputs(job, statistics, found, self._search)
         for group in job.groups:
-            inputs = statistics.pop(group.modules)
+            moments = statistics.pop(group.modules).group_moments(self._group_size)
             for module in group.modules:
                 weight = job.tensors[f"{module}.weight"]
-                shrinks = search_shrinks(weight, inputs, BITS, self._group_size)
+                shrinks = search_shrinks(weight, moments, BITS)
                 codes = round_to_groups(weight, BITS, self._group_size, shrinks)
                 job.tensors[f"{module}.weight"] = codes.dequantized()
                 found.packed |= self.packing.pack(module, codes)
@@ -73,16 +73,10 @@ class Gptq:
         found = QuantizedLayer()
         for group in job.groups:
             inputs = statistics.pop(group.modules)
+            shared = RoundingOrder.of(inputs, self.packing.group_size, self.packing.act_order, DAMPING)
             for module in group.modules:
-                codes = solve(
-                    job.tensors[f"{module}.weight"],
-                    inputs,
-                    BITS,
-                    self.packing.group_size,
-                    act_order=self.packing.act_order,
-                    damping=DAMPING,
-                    symmetric=True,
-                )
+                weight = job.tensors[f"{module}.weight"]
+                codes = solve(weight, shared, BITS, self.packing.group_size, symmetric=True)
                 job.tensors[f"{module}.weight"] = codes.dequantized()
                 found.packed |= self.packing.pack(module, codes)
         return found

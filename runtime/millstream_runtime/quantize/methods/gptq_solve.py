@@ -10,6 +10,8 @@ into one group, which the file then names per input (`g_idx`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -22,53 +24,72 @@ LEAST_BLOCK = 128  # inputs whose later changes are applied at once
 DAMPING_STEPS = 4  # each ten times the one before
 
 
-def solve(
-    weight: Tensor,
-    inputs: InputStatistics,
-    bits: int,
-    group_size: int,
-    *,
-    act_order: ActOrder,
-    damping: float,
-    symmetric: bool,
-) -> GroupedCodes:
-    """Round `weight`, float32 `[out, in]`.
+@dataclass(frozen=True, slots=True)
+class RoundingOrder:
+    """What all modules that read one input share.
 
-    Args:
-        damping: share of the mean of M's diagonal that is added to it.
+    Attributes:
+        order: int64 `[in]`, the inputs in the order of rounding.
+        factor: U, `[in, in]` in that order; None where no data was seen.
+        group_moments: see `InputStatistics.group_moments`.
     """
-    moments = inputs.second_moments.clone()
-    diagonal = moments.diagonal()
-    unseen = diagonal <= 0
-    diagonal += torch.where(unseen, diagonal.mean().clamp(min=1e-12), torch.zeros_like(diagonal))
-    num_inputs = weight.shape[1]
-    order = torch.arange(num_inputs, device=weight.device)
-    if act_order is not ActOrder.NONE:
-        order = diagonal.argsort(descending=True, stable=True)
-    factor = _inverse_factor(moments[order][:, order], damping)
-    if factor is None or not inputs.num_rows:
+
+    order: Tensor
+    factor: Tensor | None
+    group_moments: Tensor
+    act_order: ActOrder
+
+    @classmethod
+    def of(cls, inputs: InputStatistics, group_size: int, act_order: ActOrder, damping: float) -> RoundingOrder:
+        """`inputs` lose their second moments: for a wide module they are the largest thing in memory.
+
+        Args:
+            damping: share of the mean of M's diagonal that is added to it.
+        """
+        group_moments = inputs.group_moments(group_size)
+        moments, inputs.moment_sum = inputs.second_moments, None
+        diagonal = moments.diagonal()
+        mean = float(diagonal.mean())
+        diagonal += torch.where(diagonal <= 0, mean, 0.0)
+        order = torch.arange(len(moments), device=moments.device)
+        if act_order is not ActOrder.NONE:
+            order = diagonal.argsort(descending=True, stable=True)
+            del diagonal
+            moments = moments[order]
+            moments = moments[:, order]
+        factor = _inverse_factor(moments, damping * mean) if mean > 0 else None
+        return cls(order, factor, group_moments, act_order)
+
+
+def solve(weight: Tensor, shared: RoundingOrder, bits: int, group_size: int, *, symmetric: bool) -> GroupedCodes:
+    """Round `weight`, float32 `[out, in]`."""
+    if shared.factor is None:
         return round_to_groups(weight, bits, group_size, symmetric=symmetric)
-    position = torch.arange(num_inputs, device=weight.device) // group_size
-    groups = position[order.argsort()] if act_order is ActOrder.GROUP else position  # of each input
+    order = shared.order
+    position = torch.arange(weight.shape[1], device=weight.device) // group_size
+    groups = position[order.argsort()] if shared.act_order is ActOrder.GROUP else position  # of each input
     grid = None
-    if act_order is ActOrder.STATIC:
-        shrinks = search_shrinks(weight, inputs, bits, group_size, symmetric=symmetric)
+    if shared.act_order is ActOrder.STATIC:
+        shrinks = search_shrinks(weight, shared.group_moments, bits, symmetric=symmetric)
         grid = grid_of_groups(weight.view(len(weight), -1, group_size), bits, shrinks, symmetric=symmetric)
     rounding = _Rounding(bits, group_size, symmetric, groups[order], grid)
-    codes, scales, zeros = rounding.run(weight[:, order].clone(), factor)
+    codes, scales, zeros = rounding.run(weight[:, order], shared.factor)
     found = torch.empty_like(codes)
     found[:, order] = codes
     return GroupedCodes(found, scales, zeros, groups)
 
 
 def _inverse_factor(moments: Tensor, damping: float) -> Tensor | None:
-    """U with U^T U the inverse of the damped moments; None where even strong damping leaves them singular."""
-    mean = float(moments.diagonal().mean())
+    """U with U^T U the inverse of the damped moments; None where even strong damping leaves them singular. `moments`
+    are changed."""
+    added = 0.0
     for step in range(DAMPING_STEPS):
-        damped = moments + torch.eye(len(moments), device=moments.device) * (mean * damping * 10**step)
-        lower, failed = torch.linalg.cholesky_ex(damped)
+        moments.diagonal().add_(damping * 10**step - added)
+        added = damping * 10**step
+        lower, failed = torch.linalg.cholesky_ex(moments)
         if not int(failed):
             inverse = torch.cholesky_inverse(lower)
+            del lower
             upper: Tensor
             upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
             if not int(failed) and bool(torch.isfinite(upper).all()):
