@@ -1,8 +1,8 @@
 """`python -m benchmarks.scripted_engine FD`: an engine process that computes nothing.
 
-It speaks the protocol of `engine_process`: a step gives every running request its next token, from a fixed list, as
-fast as the HTTP process takes them, or after STEP_SECONDS_VARIABLE. So what is measured is the HTTP process alone, at
-the highest load there can be or at that of one GPU.
+It speaks the protocol of `engine_process`: a step gives the first `max_num_seqs` requests their next token, from a
+fixed list, as fast as the HTTP process takes them, or after STEP_SECONDS_VARIABLE; the others wait in order. So what is
+measured is the HTTP process alone, at the highest load there can be or at that of one GPU.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from millstream_runtime.boot import Phase
 from millstream_runtime.config import RuntimeConfig
@@ -58,8 +59,9 @@ class ScriptedEngine:
     threads: ScriptedThreads = ScriptedThreads()
     step_times: tuple[TimedStep, ...] = ()
     step_seconds: float = 0.0
+    max_num_seqs: int = 64
     steps: int = 0
-    running: dict[str, tuple[Request, int]] = field(default_factory=dict)  # and the tokens it has
+    requests: dict[str, tuple[Request, int]] = field(default_factory=dict)  # in order, with the tokens that each has
 
     def set_target_itl(self, milliseconds: int | None) -> None:
         """There are no steps to bound."""
@@ -74,29 +76,31 @@ class ScriptedEngine:
         """There is nothing to compute."""
 
     def add_request(self, request: Request) -> None:
-        self.running[request.request_id] = (request, 0)
+        self.requests[request.request_id] = (request, 0)
 
     def abort(self, request_id: str) -> None:
-        self.running.pop(request_id, None)
+        self.requests.pop(request_id, None)
 
     def has_work(self) -> bool:
-        return bool(self.running)
+        return bool(self.requests)
 
     def step(self) -> Sequence[TokenOutput]:
         self.steps += 1
         time.sleep(self.step_seconds)
-        return [self._next_token(request, count) for request, count in list(self.running.values())]
+        running = list(islice(self.requests.values(), self.max_num_seqs))
+        return [self._next_token(request, count) for request, count in running]
 
     def stats(self) -> EngineStats:
-        return EngineStats(len(self.running), 0, 1, len(self.running), 16, 0, self.steps)
+        running = min(len(self.requests), self.max_num_seqs)
+        return EngineStats(running, len(self.requests) - running, 1, running, 16, 0, self.steps)
 
     def _next_token(self, request: Request, count: int) -> TokenOutput:
         token_id = TOKEN_IDS[count % len(TOKEN_IDS)]
         is_last = count + 1 == request.sampling.max_tokens
         if is_last:
-            del self.running[request.request_id]
+            del self.requests[request.request_id]
         else:
-            self.running[request.request_id] = (request, count + 1)
+            self.requests[request.request_id] = (request, count + 1)
         alternatives = request.sampling.logprobs
         top = tuple((token, -1.0) for token in TOKEN_IDS[: alternatives or 0])
         return TokenOutput(
@@ -112,7 +116,8 @@ def make_scripted_engine(config: RuntimeConfig, on_phase: OnPhase) -> EngineLike
     """Its boot is its phases."""
     for phase in (Phase.LOADING_WEIGHTS, Phase.SIZING_KV_CACHE, Phase.WARMING_UP):
         on_phase(phase, "")
-    return ScriptedEngine(step_seconds=float(os.environ.get(STEP_SECONDS_VARIABLE, 0)))
+    step_seconds = float(os.environ.get(STEP_SECONDS_VARIABLE, 0))
+    return ScriptedEngine(step_seconds=step_seconds, max_num_seqs=config.max_num_seqs)
 
 
 if __name__ == "__main__":

@@ -6,5 +6,5 @@
 
 The operator runs as its own process, as in a pod, and knows nothing of all this: the harness uses the CRD, the API
 server and the process's signals, so it holds for any version of the operator. `python -m tests.soak --help` lists what
-can be run; `make soak` runs all of it and writes `tests/soak/results/`.
+can be run; `make soak` runs all of it and writes `tests/soak/results/`. `schedules/` does the same for the engine.
 """

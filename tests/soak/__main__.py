@@ -61,9 +61,28 @@ PROOFS: dict[str, Proof] = {
     ),
 }
 
+SCHEDULES = "schedules"  # of the engine: they need no cluster
+SCHEDULES_TEXT = "random schedules of the engine in all its execution modes, each request against itself alone"
+
 
 def main() -> int:
     options = _parser().parse_args()
+    names = options.names or [*PROOFS, SCHEDULES]
+    if options.only is not None:
+        from tests.soak.schedules.proof import run_one  # torch, which the other proofs do not need
+
+        return 0 if run_one(options.only, options.seed, print) else 1
+    bad = 0
+    if SCHEDULES in names:
+        missed = _prove_schedules(options)
+        bad += bool(missed)
+        if any(line.startswith("interrupted") for line in missed):
+            return 130
+    of_cluster = [name for name in names if name != SCHEDULES]
+    return _main_of_cluster(of_cluster, options, bad) if of_cluster else min(bad, 1)
+
+
+def _main_of_cluster(names: list[str], options: argparse.Namespace, bad: int) -> int:
     steps = Steps()
     try:
         found = tools.ensure(steps)
@@ -72,8 +91,7 @@ def main() -> int:
         return 1
     finally:
         steps.close()
-    bad = 0
-    for name in options.names or PROOFS:
+    for name in names:
         try:
             missed = asyncio.run(_prove(name, found, options))
             bad += bool(missed)
@@ -94,9 +112,33 @@ async def _prove(name: str, found: tools.Tools, options: argparse.Namespace) -> 
         if options.keep:
             _say(f"logs: {where.plane.folder}")
         result = await proof.run(where, options)
+    return _write(name, began, result, results.OPERATOR)
+
+
+def _prove_schedules(options: argparse.Namespace) -> list[str]:
+    from tests.soak.schedules.proof import prove
+
+    _say(f"{SCHEDULES}: {SCHEDULES_TEXT}")
+    began, state = time.monotonic(), results.FOLDER / "schedules.partial.jsonl"
+    result = prove(
+        count=options.schedules,
+        seed=options.seed,
+        processes=options.processes,
+        state=state,
+        version=results.commit(results.RUNTIME),
+        say=_say,
+    )
+    missed = _write(SCHEDULES, began, result, results.RUNTIME)
+    if not result["interrupted"] and not result["crashes"]:
+        state.unlink(missing_ok=True)
+    return missed
+
+
+def _write(name: str, began: float, result: dict[str, Any], sources: tuple[str, ...]) -> list[str]:
+    """Write a result; return the goals that it misses."""
     missed = results.missed(name, result)
-    command = "python -m tests.soak " + " ".join(sys.argv[1:] or list(PROOFS))
-    path = results.write(name, command, time.monotonic() - began, result, missed)
+    command = "python -m tests.soak " + " ".join(sys.argv[1:] or [*PROOFS, SCHEDULES])
+    path = results.write(name, command, time.monotonic() - began, result, missed, sources)
     for line in missed or ["every goal reached"]:
         _say(f"  {line}")
     _say(f"  {path}")
@@ -104,13 +146,14 @@ async def _prove(name: str, found: tools.Tools, options: argparse.Namespace) -> 
 
 
 def _parser() -> argparse.ArgumentParser:
+    texts = {name: proof.text for name, proof in PROOFS.items()} | {SCHEDULES: SCHEDULES_TEXT}
     parser = argparse.ArgumentParser(
         prog="python -m tests.soak",
-        description="The operator under faults and at scale.",
-        epilog="\n".join(f"{name:12} {proof.text}" for name, proof in PROOFS.items()),
+        description="The operator under faults and at scale, the engine under random schedules.",
+        epilog="\n".join(f"{name:12} {text}" for name, text in texts.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="*", choices=[*PROOFS, []], metavar="NAME", help="which; all of them by default")
+    parser.add_argument("names", nargs="*", choices=[*texts, []], metavar="NAME", help="which; all of them by default")
     parser.add_argument("--seed", type=int, default=1, help="of what is drawn by chance")
     parser.add_argument("--places", type=int, help="so many places a fault and scenario, instead of every one")
     parser.add_argument("--outage", type=float, default=300.0, help="seconds without an API server")
@@ -121,6 +164,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nodes", type=int, help="simulated GPU nodes, instead of what the proof wants")
     parser.add_argument("--samples", type=int, default=200, help="timed changes of each kind in the scale run")
     parser.add_argument("--idle", type=float, default=600.0, help="seconds of rest in the scale run")
+    parser.add_argument("--schedules", type=int, default=10_000, help="of the engine")
+    parser.add_argument("--processes", type=int, help="that run schedules; by default one for each core")
+    parser.add_argument("--only", type=int, metavar="N", help="run schedule N of the engine, and say what it does")
     parser.add_argument("--keep", action="store_true", help="leave the folder with all logs")
     return parser
 

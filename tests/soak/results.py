@@ -13,6 +13,8 @@ from typing import Any
 Result = dict[str, Any]
 MANY = 50  # runs, from which on a share says something
 FOLDER = Path(__file__).resolve().parent / "results"
+OPERATOR = (":/operator", ":/crds", ":/charts")  # what was run, by git's paths
+RUNTIME = (":/runtime", ":/tests/soak/schedules")
 SHOWN = 5  # transitions that differ, in full; all of them are in the JSON
 
 
@@ -34,10 +36,10 @@ def hardware() -> Result:
     }
 
 
-def commit() -> str:
-    """The commit that ran, with `-dirty` where the operator's sources differ from it; "" without git."""
+def commit(sources: tuple[str, ...] = OPERATOR) -> str:
+    """The commit that ran, with `-dirty` where what was run differs from it; "" without git."""
     try:
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/operator", ":/crds", ":/charts")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", *sources)
         return _git("rev-parse", "--short=9", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return ""
@@ -48,7 +50,9 @@ def _git(*words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
 
 
-def write(name: str, command: str, seconds: float, result: Result, missed: list[str]) -> Path:
+def write(
+    name: str, command: str, seconds: float, result: Result, missed: list[str], sources: tuple[str, ...] = OPERATOR
+) -> Path:
     """`tests/soak/results/<name>.json`."""
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{name}.json"
@@ -56,7 +60,7 @@ def write(name: str, command: str, seconds: float, result: Result, missed: list[
         "what": name,
         "command": command,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "commit": commit(),
+        "commit": commit(sources),
         "hardware": hardware(),
         "took_seconds": round(seconds),
         "goals_missed": missed,
@@ -68,7 +72,7 @@ def write(name: str, command: str, seconds: float, result: Result, missed: list[
 
 def missed(name: str, result: Result) -> list[str]:
     """The goals that a result does not reach, in a sentence each."""
-    failures = [f"the operator crashed: {crash}" for crash in result.get("crashes", ())]
+    failures = [f"crashed: {crash}" for crash in result.get("crashes", ())]
     failures += [f"left behind: {orphan}" for orphan in result.get("orphans", ())]
     failures += [f"problem: {problem}" for problem in result.get("problems", ())]
     failures += [f"interrupted after {result['runs']} runs"] if result.get("interrupted") else []
@@ -91,6 +95,21 @@ def _transitions(result: Result) -> list[str]:
     failures = [told] if bad else []
     if result["runs"] >= MANY and reached < result["runs"] / 2:
         failures.append(f"{reached} of {result['runs']} transitions reached a rendered change, fewer than half")
+    return failures
+
+
+def _schedules(result: Result) -> list[str]:
+    bad = result["runs"] - result["equal"]
+    kinds = ", ".join(f"{count} × {kind}" for kind, count in result["wrong"].items())
+    shown = [f"schedule {one['number']}: {one['wrong'][0]}" for one in result["failures"][:SHOWN]]
+    failures = ["; ".join([f"{bad} of {result['runs']} schedules are wrong ({kinds})", *shown])] if bad else []
+    if result["runs"] >= MANY:
+        met = result["schedules_that_met"]
+        failures += [
+            f"{met.get(name, 0)} of {result['runs']} schedules met {name}, too few to say something"
+            for name in ("cancelled", "given up", "preemptions", "prefix hit tokens", "replayed steps", "cut prompts")
+            if met.get(name, 0) < result["runs"] / 50
+        ]
     return failures
 
 
@@ -122,4 +141,4 @@ def _over(result: Result, limits: dict[str, float], word: str = "") -> list[str]
     return [f"{word}{name} is {result[name]}, over {limit}" for name, limit in limits.items() if result[name] > limit]
 
 
-_GOALS = {"transitions": _transitions, "outage": _outage, "leaders": _leaders, "scale": _scale}
+_GOALS = {"schedules": _schedules, "transitions": _transitions, "outage": _outage, "leaders": _leaders, "scale": _scale}

@@ -62,9 +62,24 @@ def _rest(found: dict[str, Document]) -> str:
         rows.append(["A → B → A and A → bad → A equal to a fresh create", "all", f"{ways['equal']} of {ways['runs']}"])
         if (reached := ways.get("reached_a_rendered_change")) is not None:
             rows.append(["Transitions whose spec in between was rendered", "≥ half", f"{reached} of {ways['runs']}"])
+    if engine := found.get("schedules", {}).get("result"):
+        rows += _schedules(engine)
     if scale := found.get("scale", {}).get("result"):
         rows += _scale(scale)
     return _markdown(["what", "goal", "found"], rows) if rows else ""
+
+
+def _schedules(result: Document) -> list[list[str]]:
+    wrong, compared, ties = result["wrong"], result["counts"]["compared tokens"], result["near_ties"]
+    differing, leaks = wrong.get("differing token", 0), wrong.get("leak", 0)
+    return [
+        [
+            f"{result['runs']} random schedules of the engine: tokens that differ from those of the request alone",
+            "0",
+            f"{differing} of {compared} ({ties['tokens']} tokens are near-ties, met {ties['times']} times)",
+        ],
+        ["Leaks after these schedules; other defects", "0; 0", f"{leaks}; {sum(wrong.values()) - differing - leaks}"],
+    ]
 
 
 def _scale(result: Document) -> list[list[str]]:

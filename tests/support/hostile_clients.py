@@ -23,7 +23,7 @@ class Misdeed(StrEnum):
     HALF_BODY = "sends half of its body"
     NO_HTTP = "sends something else than HTTP"
     NEVER_READS = "asks for a long stream and reads nothing"
-    CANCELS = "leaves in the middle of its answer"
+    CANCELS = "leaves before or in the middle of its answer"
     PIPELINES = "sends several requests in one piece"
     READS_SLOWLY = "reads its stream a little at a time"
 
@@ -76,6 +76,8 @@ class HostileClient:
         }.get(self.misdeed, whole)
         if sent:
             await loop.sock_sendall(link, sent)
+        if self.misdeed is Misdeed.CANCELS and not self.cancels_after_bytes:
+            return "left"
         if self.misdeed is Misdeed.NEVER_READS:
             await asyncio.sleep(self.patience_seconds)
         while True:
@@ -127,7 +129,7 @@ def hostile_crowd(
             if misdeed in (Misdeed.PIPELINES, Misdeed.READS_SLOWLY)
             else rng.uniform(0.1, 1.0) * patience_seconds,
             max_tokens=rng.randint(most_tokens // 10, most_tokens),
-            cancels_after_bytes=rng.randint(1, 20_000),
+            cancels_after_bytes=rng.choice((0, 1, rng.randint(1, 20_000))),
             pause_seconds=rng.uniform(0.005, 0.05),
         )
         for number in range(count)

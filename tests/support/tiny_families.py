@@ -19,6 +19,8 @@ from millstream_runtime.engine.attention.paged_attention import TorchAttention
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.request import Request, SamplingParams
+from millstream_runtime.models.config.model_config import ModelConfig
+from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.shares import rank_config
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
 from millstream_runtime.models.registry import load_model, load_model_config
@@ -125,11 +127,18 @@ def model_logits(
 
     With `ranks` its share of the work; the logits are rank 0's.
     """
-    cpu = torch.device("cpu")
     config = load_model_config(folder)
-    model = load_model(config, folder, dtype, cpu, ranks)
+    model = load_model(config, folder, dtype, torch.device("cpu"), ranks)
+    return logits_of(model, rank_config(config, ranks), prompt, chunk_tokens, dtype)
+
+
+@torch.inference_mode()
+def logits_of(
+    model: Decoder, config: ModelConfig, prompt: list[int], chunk_tokens: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """The logits of every position by a model that is loaded. `config`: of this rank."""
     num_blocks = -(-len(prompt) // BLOCK_SIZE_TOKENS)
-    cache = KVCache(rank_config(config, ranks), num_blocks, BLOCK_SIZE_TOKENS, dtype, cpu)
+    cache = KVCache(config, num_blocks, BLOCK_SIZE_TOKENS, dtype, torch.device("cpu"))
     offset = config.rotary_offset(len(prompt))
     logits = []
     for start in range(0, len(prompt), chunk_tokens):

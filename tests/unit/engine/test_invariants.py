@@ -29,9 +29,9 @@ from tests.support.crowded import Crowded, crowd
 from tests.support.eager_recorder import EagerRecorder
 from tests.support.engines import MakeEngine, WriteModel, generate
 from tests.support.family_cases import CASES, UNEVEN_HEADS, Models
+from tests.support.small_pool import shrink_pool
 from tests.support.tape_recorder import TapeRecorder
 from tests.support.tiny_families import prompts_of, reference_answers
-from tests.unit.engine.test_parity import shrink_pool
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NEW_TOKENS = 20

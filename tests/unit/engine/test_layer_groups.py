@@ -19,9 +19,9 @@ from millstream_runtime.engine.request import Request
 from tests.support.eager_recorder import EagerRecorder
 from tests.support.engines import MakeEngine, generate, greedy
 from tests.support.family_cases import Models
+from tests.support.small_pool import shrink_pool
 from tests.support.tiny_families import prompts_of, reference_answers
 from tests.unit.engine.test_invariants import CHUNKED, NO_CACHE, Way, all_at_once, hits, preempts, twice
-from tests.unit.engine.test_parity import shrink_pool
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FAMILIES = ("gemma2", "gemma3", "qwen2-windows")

@@ -14,9 +14,9 @@ from millstream_runtime.engine.execution import graphs
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.out_of_memory import is_out_of_memory
 from millstream_runtime.engine.request import FinishReason, Request, RequestError, SamplingParams, TokenOutput
-from millstream_runtime.models.layers.attention import Attention
 from tests.support.crowded import crowd
 from tests.support.engines import MakeEngine, WriteModel, generate
+from tests.support.short_of_memory import ShortOfMemory
 from tests.unit.engine.test_invariants import CROWDED, EXECUTIONS, SAMPLINGS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -34,39 +34,6 @@ ERRORS: dict[str, Callable[[], Exception]] = {
 @pytest.fixture(autouse=True)
 def _graphs_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "MEETINGS_BEFORE_RECORDING", 2)
-
-
-class ShortOfMemory:
-    """Takes the place of a model: some of its passes find no memory, after they have changed what they write first."""
-
-    def __init__(self, engine: Engine, make_error: Callable[[], Exception]) -> None:
-        self._model, self._make_error = engine._runner._forward.model, make_error
-        self._forward, self._logits = self._model.forward, self._model.logits
-        self.passes_left: int | None = None  # until one fails; None: none does
-        self.num_failed = 0
-        self._model.forward = self._fail_half_way  # type: ignore[method-assign, assignment]
-        self._model.logits = self._fail_at_the_head  # type: ignore[method-assign]
-
-    def _is_due(self) -> bool:
-        if self.passes_left is None:
-            return False
-        self.passes_left -= 1
-        if self.passes_left >= 0:
-            return False
-        self.passes_left = None
-        self.num_failed += 1
-        return True
-
-    def _fail_half_way(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
-        if self._is_due():
-            self._forward(token_ids, positions, attention, num_layers=1)
-            raise self._make_error()
-        return self._forward(token_ids, positions, attention)
-
-    def _fail_at_the_head(self, residual: torch.Tensor) -> torch.Tensor:
-        if self._is_due():
-            raise self._make_error()
-        return self._logits(residual)
 
 
 def make_requests(sampling: SamplingParams, name: str = "") -> list[Request]:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy, requests_for
+from tests.support.small_pool import shrink_pool
 
 NEW_TOKENS = 24
 LLAMA3_ROPE = {
@@ -165,26 +166,3 @@ def test_damaged_weights_are_refused(tmp_path: Path, write_model: WriteModel, ma
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(RuntimeFailure, match=r"layers\.1\.mlp\.down_proj"):
         make_engine(tmp_path)
-
-
-def shrink_pool(
-    engine: Any, num_blocks: int, *, enable_prefix_caching: bool = False, frees_outside_window: bool = True
-) -> None:
-    """Give the engine a block manager over the first `num_blocks` of its pool: the smallest config is too roomy.
-
-    Without `frees_outside_window` a model with windows keeps all its blocks, so that it runs short as others do.
-    """
-    from millstream_runtime.engine.scheduling.hybrid_block_manager import make_block_manager
-    from millstream_runtime.engine.scheduling.scheduler import Scheduler
-
-    old = engine._scheduler
-    rows = len(old._free_rows)
-    engine._blocks = make_block_manager(
-        engine._blocks.windows if frees_outside_window else (None,),
-        num_blocks,
-        16,
-        rows,
-        lookahead_tokens=old._max_num_batched_tokens,
-        enable_prefix_caching=enable_prefix_caching,
-    )
-    engine._scheduler = Scheduler(engine._blocks, old._max_num_batched_tokens, rows)

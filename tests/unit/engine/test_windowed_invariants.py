@@ -21,8 +21,8 @@ from tests.support.crowded import crowd
 from tests.support.eager_recorder import EagerRecorder
 from tests.support.engines import MakeEngine, generate, greedy
 from tests.support.family_cases import dense
+from tests.support.small_pool import shrink_pool
 from tests.support.tiny_families import write_family
-from tests.unit.engine.test_parity import shrink_pool
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WINDOW_TOKENS, NEW_TOKENS, VOCABULARY = 24, 20, 96

@@ -13,6 +13,16 @@ FAILURE = {"scenario": "create", "fault": "500", "number": 3, "struck": "PATCH /
 GOOD: dict[str, dict[str, Any]] = {
     "kills": {"runs": 3, "converged": 3, "failures": [], "crashes": [], "orphans": []},
     "transitions": {"runs": 60, "equal": 60, "reached_a_rendered_change": 30, "failures": [], "crashes": []},
+    "schedules": {
+        "runs": 100,
+        "equal": 100,
+        "wrong": {},
+        "schedules_that_met": dict.fromkeys(
+            ("cancelled", "given up", "preemptions", "prefix hit tokens", "replayed steps", "cut prompts"), 5
+        ),
+        "failures": [],
+        "crashes": [],
+    },
     "outage": {
         "recovered_seconds": 3,
         "same_process": True,
@@ -41,6 +51,9 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("kills", {"orphans": ["run-1: services/demo"]}),
     ("transitions", {"equal": 59, "failures": [{"number": 7, "differences": ["no Service"]}]}),
     ("transitions", {"reached_a_rendered_change": 29}),
+    ("schedules", {"equal": 99, "wrong": {"leak": 1}, "failures": [{"number": 7, "wrong": ["leak: blocks"]}]}),
+    ("schedules", {"crashes": ["a process ended"]}),
+    ("schedules", {"schedules_that_met": {**GOOD["schedules"]["schedules_that_met"], "preemptions": 1}}),
     ("outage", {"recovered_seconds": 31}),
     ("outage", {"same_process": False}),
     ("leaders", {"slowest_takeover_seconds": 20.5}),

@@ -1,0 +1,53 @@
+"""Schedules are drawn alike everywhere, and a run that was interrupted goes on where it was."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from tests.soak.schedules.findings import Difference, Findings, Kind
+from tests.soak.schedules.proof import CHUNK, prove
+from tests.soak.schedules.schedule import EXECUTIONS, Drain, draw
+from tests.soak.schedules.tally import Tally, TallyFile
+from tests.soak.schedules.tiny_models import MODELS
+
+
+def test_a_number_is_always_the_same_schedule() -> None:
+    assert draw(1, 5) == draw(1, 5)
+    assert draw(1, 5) != draw(2, 5)
+
+
+def test_a_thousand_schedules_reach_every_model_and_execution() -> None:
+    drawn = [draw(1, number) for number in range(1000)]
+    assert {one.settings.model for one in drawn} == MODELS.keys()
+    assert {one.settings.execution for one in drawn} == EXECUTIONS.keys()
+    assert all(isinstance(one.actions[-1], Drain) for one in drawn)
+    assert Counter(type(action).__name__ for one in drawn for action in one.actions).keys() == {
+        *("Arrive", "Cancel", "Step", "Drain", "Spoil", "NoMemory", "Target"),
+    }
+
+
+def findings_of(number: int) -> Findings:
+    found = Findings(counts=Counter(tokens=7))
+    if number == 3:
+        found.add(Kind.TOKEN, "token 4 of request 9 is 5, and alone 6")
+        found.near_ties.append(Difference(9, 4, 5, 6))
+    return found
+
+
+def test_chunks_that_are_done_are_not_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "state.jsonl"
+    for chunk in range(2):
+        tally = Tally(seconds=2.0)
+        for number in range(chunk * CHUNK, chunk * CHUNK + CHUNK):
+            tally.add(number, draw(1, number).settings, findings_of(number))
+        TallyFile(path, "commit 1").add(f"{chunk * CHUNK}-{chunk * CHUNK + CHUNK}", tally)
+    lines: list[str] = []
+    result = prove(count=2 * CHUNK, seed=1, state=path, version="commit", say=lines.append)
+    assert (result["runs"], result["equal"], result["interrupted"]) == (2 * CHUNK, 2 * CHUNK - 1, False)
+    assert result["wrong"] == {"differing token": 1}
+    assert result["near_ties"] == {"tokens": 1, "times": 1}
+    assert result["counts"] == {"tokens": 14 * CHUNK}
+    assert [one["number"] for one in result["failures"]] == [3]
+    assert lines == [f"  {2 * CHUNK} of {2 * CHUNK} were run before"]
+    assert TallyFile(path, "another commit 1").read() == {}
