@@ -222,7 +222,10 @@ class BlockManager:
         """How many of the first `num_tokens` tokens a sequence has places for, at most."""
         if self._lookahead_tokens is None:
             return num_tokens
-        return min(num_tokens, max(num_computed, self.window_tokens or 0) + self._lookahead_tokens)
+        # Whole blocks, so that a prefix found after room was set aside takes no more: its window and what comes behind
+        # are then no more blocks than both together.
+        lookahead_tokens = self.blocks_for(self._lookahead_tokens) * self.block_size_tokens
+        return min(num_tokens, max(num_computed, self.window_tokens or 0) + lookahead_tokens)
 
     def _missing(self, table: Table, num_computed: int, num_tokens: int) -> int:
         return max(0, self.blocks_for(self._holdable(num_computed, num_tokens)) - len(table.block_table))

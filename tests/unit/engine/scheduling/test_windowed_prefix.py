@@ -12,6 +12,7 @@ import pytest
 from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
 from millstream_runtime.engine.scheduling.hybrid_block_manager import HybridBlockManager, make_block_manager
+from millstream_runtime.engine.scheduling.prefix_cache import extend_hashes
 from millstream_runtime.engine.scheduling.scheduler import Scheduler
 from millstream_runtime.engine.scheduling.sequence import Sequence
 
@@ -209,3 +210,33 @@ def test_random_turns_lose_and_miscount_no_block(seed: int, windows: Windows) ->
         scheduler.remove(one)
     blocks.check_integrity([])
     assert blocks.num_free_blocks == blocks.num_blocks
+
+
+def test_what_is_found_in_the_step_itself_takes_no_room_that_was_not_set_aside() -> None:
+    """Another prompt of the step fills a hole in a cached chain, so all behind it is found.
+
+    Each windowed group then holds the window behind the hole and the next chunk, each rounded up to blocks. That may be
+    one block more than window and chunk together.
+    """
+    windows = (WINDOW, WINDOW, WINDOW, None)
+    blocks, scheduler = pool(120, 3, windows, chunk=17)  # whose end is not that of a block
+    conversation = list(range(40))
+    run(blocks, scheduler, sequence(0, conversation))
+    one, other = sequence(1, [*conversation[:BLOCK], 1]), sequence(2, [*conversation, 2, *range(60, 80)])
+    for cache in blocks._pool.caches:  # the first block is evicted in all groups
+        block = cache.find(extend_hashes(one, BLOCK, cache.root)[0])
+        if block is not None:
+            del blocks._pool.evictable[block]
+            blocks._pool.forget(block)
+            blocks._pool.free[block] = None
+    scheduler.add(one)
+    scheduler.add(other)
+    plan = scheduler.plan()
+    assert set(plan.admitted) == {one, other}
+    before = blocks.num_free_blocks
+    set_aside = sum(blocks.fresh_blocks(each, hits) for each, hits in plan.admitted.items())
+    chunks = scheduler.apply(plan)
+    assert other.num_computed_tokens == 40  # found in this step
+    assert before - blocks.num_free_blocks <= set_aside
+    scheduler.advance(chunks)
+    blocks.check_integrity([one, other])
