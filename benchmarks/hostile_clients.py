@@ -101,10 +101,7 @@ class Watch:
         return {
             "requests": len(ranked),
             "refused": self.refused,
-            # None: refused.
-            "first_token_milliseconds": {
-                name: round(one, 2) if one < math.inf else None for name, one in found.items()
-            },
+            "first_token_milliseconds": {name: _milliseconds(one) for name, one in found.items()},
             "most_connections": max(self.connections),
             "probes": self.probes,
             "not_ready": self.not_ready,
