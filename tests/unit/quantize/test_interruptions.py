@@ -118,7 +118,11 @@ def test_ctrl_c_says_how_to_go_on(
         real(self, number, tensors)  # type: ignore[arg-type]
 
     monkeypatch.setattr(work_folder.WorkFolder, "write_shard", interrupted)
-    assert quantize(tiny, tmp_path / "out", "--method=rtn", "--no-quality") == 130
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background begins with it ignored
+    try:
+        assert quantize(tiny, tmp_path / "out", "--method=rtn", "--no-quality") == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert "interrupted; run the same command again" in capsys.readouterr().err
     monkeypatch.undo()
     assert quantize(tiny, tmp_path / "out", "--method=rtn", "--no-quality") == 0
