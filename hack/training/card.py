@@ -42,12 +42,12 @@ def write(
     evaluation: Evaluation,
     slices: Mapping[str, SliceEvaluation],
 ) -> None:
-    """models/demo-chat/README.md and models/demo-draft/README.md."""
+    """models/study-target/README.md and models/study-draft/README.md."""
     samples = "\n".join(f"> **{question}**<br>\n> {answer_text(target, tokenizer, question)}\n" for question in SAMPLES)
     (out / TARGET.name / "README.md").write_text(
         _head(
             TARGET,
-            "A small chat model that explains Kubernetes and model serving. It exists for Millstream's demo and tests.",
+            "A small model for studies of quantization and speculative decoding; it read documentation and code.",
         )
         + _training(out, TARGET, target)
         + _measured(evaluation.target_perplexity, evaluation.target_exact_percent, evaluation)
@@ -57,11 +57,14 @@ def write(
         encoding="utf-8",
     )
     (out / DRAFT.name / "README.md").write_text(
-        _head(DRAFT, "The draft of demo-chat for speculative decoding: the same tokenizer, a quarter of its size.")
+        _head(
+            DRAFT,
+            f"The draft of {TARGET.name}: the same tokenizer, a quarter of its size, and no code in its training.",
+        )
         + _training(out, DRAFT, draft)
         + _measured(evaluation.draft_perplexity, evaluation.draft_exact_percent, evaluation)
-        + f"Its greedy token equals that of demo-chat at **{evaluation.draft_agreement_percent:.1f} %** of the "
-        "positions of demo-chat's own answers.\n\n" + _measured_on_slices(slices) + _limits(),
+        + f"Its greedy token equals that of {TARGET.name} at **{evaluation.draft_agreement_percent:.1f} %** of the "
+        f"positions of {TARGET.name}'s own answers.\n\n" + _measured_on_slices(slices) + _limits(),
         encoding="utf-8",
     )
 
@@ -90,9 +93,9 @@ or never.
 
 `python -m hack.training` repeats the training from its seed: {steps} steps of {rows} rows, {tokens:.1f} M tokens, of
 which the demo's conversations are {first_demo:.0%} of the rows at the begin and {last_demo:.0%} at the end; Muon with a
-peak learning rate of {muon_rate} for the layers, AdamW with {adam_rate} for the rest.{distilled} It took
-{minutes:.0f} minutes on {device}, shared with other work. The order of the text is the same each time; the weights are
-the same to the bit only on the same processor, with the same number of threads and the same versions.
+peak learning rate of {muon_rate} for the layers, AdamW with {adam_rate} for the rest.{distilled}{start} It took
+{minutes:.0f} minutes on {device}, shared with other work.{note} The order of the text is the same each time; the
+weights are the same to the bit only on the same processor and with the same versions.
 
 """
     return text.format(
@@ -111,6 +114,8 @@ the same to the bit only on the same processor, with the same number of threads 
         first_demo=recipe.first_shares[DEMO],
         last_demo=recipe.last_shares[DEMO],
         distilled=_distilled(recipe),
+        start=_start(record, recipe),
+        note=record.get("note", ""),
         sources=_sources(record["sources"]),
         **{name: record[name] for name in ("steps", "rows", "row_tokens", "muon_rate", "adam_rate", "device")},
     )
@@ -120,6 +125,15 @@ def _distilled(recipe: Recipe) -> str:
     if recipe.distil_from >= 1:
         return ""
     return f" From {recipe.distil_from:.0%} of the steps on it learns the distributions of {TARGET.name}."
+
+
+def _start(record: Mapping[str, str], recipe: Recipe) -> str:
+    if not record["start_sha256"]:
+        return ""
+    return (
+        " It began with the weights of an earlier training (sha256 "
+        f"`{record['start_sha256'][:16]}…`) and its tokenizer, at {recipe.continued_rate:g} of these rates."
+    )
 
 
 def _sources(rows: list[dict[str, object]]) -> str:

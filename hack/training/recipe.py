@@ -28,6 +28,7 @@ class Recipe:
     steps: int
     rows: int  # of ROW_TOKENS each, in a step
     data_seed: int
+    start_name: str  # of the trained model that it may begin with
     first_shares: Mapping[str, float]  # of the streams, at the first step; those at the last step follow
     last_shares: Mapping[str, float]
     distil_from: float = 1.0  # from this share of the steps on, it learns the target's distributions
@@ -75,26 +76,28 @@ class Recipe:
 
 
 TARGET = Recipe(
-    name="demo-chat",
+    name="study-target",
+    start_name="demo-chat",
     hidden_size=256,
     intermediate_size=1024,
     num_hidden_layers=5,
     num_attention_heads=8,
     num_key_value_heads=4,
-    steps=200,
+    steps=280,
     rows=8,
     data_seed=1,
     first_shares={DEMO: 0.20, PROSE: 0.38, CHAT: 0.29, CODE: 0.13},
     last_shares={DEMO: 0.40, PROSE: 0.28, CHAT: 0.22, CODE: 0.10},
 )
 DRAFT = Recipe(
-    name="demo-draft",
+    name="study-draft",
+    start_name="demo-draft",
     hidden_size=128,
     intermediate_size=512,
     num_hidden_layers=3,
     num_attention_heads=8,
     num_key_value_heads=4,
-    steps=200,
+    steps=320,
     rows=8,
     data_seed=2,
     first_shares={DEMO: 0.2, PROSE: 0.45, CHAT: 0.35},

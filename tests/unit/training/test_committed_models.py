@@ -31,8 +31,9 @@ def test_the_models_are_as_small_as_promised_and_16_bit(name: str, limit: int) -
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
 
 
-def test_both_together_stay_small_in_git() -> None:
-    assert sum(path.stat().st_size for path in MODELS.rglob("*") if path.is_file()) <= 25 << 20
+def test_all_models_together_stay_small_in_git() -> None:
+    assert sum(path.stat().st_size for name in NAMES for path in (MODELS / name).iterdir()) <= 17_000_000
+    assert sum(path.stat().st_size for path in MODELS.rglob("*") if path.is_file()) <= 34_000_000
 
 
 @pytest.mark.parametrize("name", NAMES)
