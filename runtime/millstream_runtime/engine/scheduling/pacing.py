@@ -5,7 +5,7 @@ the inter-token latency (ITL), or three decode steps where that is more. Within 
 a prompt that takes longer enters chunk by chunk. The bound is on time, not on tokens: what a token of a prompt costs
 depends on the model, the machine and the context it attends to, so it is measured.
 
-Where the target is nobody's objective and several prompts wait, the bound grows with prompts per answer, up to eight
+Where the target is a default and several prompts wait, the bound grows with the prompts per answer, up to eight
 decode steps: in a burst few answers wait a little, and many first tokens come sooner.
 
     step       | decodes | prompts ...............|
@@ -28,7 +28,7 @@ from millstream_runtime.engine.scheduling.scheduler import Chunk
 from millstream_runtime.models.config.model_config import ModelConfig
 
 LEAST_RATIO = 3.0  # decode steps that a step with prompts may last, where that is more than the target
-MOST_RATIO = 8.0  # the same while a crowd waits, and nobody has asked for a target
+MOST_RATIO = 8.0  # the same while several prompts wait and the target is a default
 MIXED_STEPS_PER_DECODE_STEP = 32  # where a load never pauses: one step in 32 measures decodes
 MIXED_STEPS_THAT_AGE_DECODES = 4  # so many at least between two decode steps that are there to be timed
 DOUBTFUL_CHANGE = 1.5  # of what prompts seem to cost, since decodes were last timed
