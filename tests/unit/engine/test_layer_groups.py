@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 FAMILIES = ("gemma2", "gemma3", "qwen2-windows")
 PROMPT_LENGTHS, NEW_TOKENS = (31, 47, 63), 8  # each ends with one block more than it begins with
 # By the number of groups: enough to admit two requests, and not for both to grow.
-TIGHT_BLOCKS = {2: 11, 3: 13}
+TIGHT_BLOCKS = {2: 10, 3: 14}
 WAYS = {
     "batched": Way(all_at_once, NO_CACHE),
     "chunked": Way(all_at_once, NO_CACHE | CHUNKED),
