@@ -1,7 +1,7 @@
 """`python -m hack.training [--out models]`: train target and draft, evaluate them, write folders and model cards.
 
-The committed pair was made with `--start models`: it began with the demo pair. A training that was stopped goes on
-where it was. `--evaluate` only measures existing folders.
+The committed pair was made with `--start models`: it began with an earlier pair, which `training.json` names. A
+training that was stopped goes on where it was. `--evaluate` only measures existing folders.
 
     knowledge/*.yaml     what the model knows: our own words, one entry per term
     knowledge.py         reads them
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _train(out: Path, folder: Path, start: Path | None, steps: dict[str, int]) -> None:
     torch.set_flush_denormal(True)  # averages of rare gradients fade into denormal numbers, which are slow
-    text = read_training_text(None if start is None else load(start / TARGET.start_name)[1])
+    text = read_training_text(None if start is None else load(start / TARGET.name)[1])
     held_out.write(out / held_out.NAME, text.corpus.held_out)
     for recipe in (TARGET, DRAFT):
         teacher = load(out / TARGET.name)[0] if recipe is DRAFT else None
@@ -75,7 +75,7 @@ def _train(out: Path, folder: Path, start: Path | None, steps: dict[str, int]) -
             steps=steps[recipe.name],
             checkpoint=folder / f"{recipe.name}.safetensors",
             fingerprint=text.fingerprint(recipe) + _sha256(start, recipe),
-            start=None if start is None else load(start / recipe.start_name)[0],
+            start=None if start is None else load(start / recipe.name)[0],
             teacher=teacher,
             watch=partial(_watch, teacher, text.tokenizer, out),
         )
@@ -103,7 +103,7 @@ def _sha256(start: Path | None, recipe: Recipe) -> str:
     """Of the weights that a training begins with; empty without any."""
     if start is None:
         return ""
-    return hashlib.sha256((start / recipe.start_name / "model.safetensors").read_bytes()).hexdigest()
+    return hashlib.sha256((start / recipe.name / "model.safetensors").read_bytes()).hexdigest()
 
 
 def _record(out: Path, recipe: Recipe, steps: int, seconds: float, corpus: Corpus, start_sha256: str) -> None:

@@ -42,12 +42,13 @@ def write(
     evaluation: Evaluation,
     slices: Mapping[str, SliceEvaluation],
 ) -> None:
-    """models/study-target/README.md and models/study-draft/README.md."""
+    """The README.md of both folders."""
     samples = "\n".join(f"> **{question}**<br>\n> {answer_text(target, tokenizer, question)}\n" for question in SAMPLES)
     (out / TARGET.name / "README.md").write_text(
         _head(
             TARGET,
-            "A small model for studies of quantization and speculative decoding; it read documentation and code.",
+            "A small model that explains terms of Kubernetes and of model serving. It read documentation and code too, "
+            "so that quantization and speculative decoding can be judged on it.",
         )
         + _training(out, TARGET, target)
         + _measured(evaluation.target_perplexity, evaluation.target_exact_percent, evaluation)

@@ -39,6 +39,18 @@ ELSEWHERE = (
     "Where can I buy {thing}?",
     "Is {place} larger than Spain?",
     "Should I eat {thing} today?",
+    "What is the population of {place}?",
+    "Who is the mayor of {place}?",
+    "What language do people speak in {place}?",
+    "How far is it from {place} to London?",
+    "Which river flows through {place}?",
+    "Who invented {thing}?",
+    "How much does {thing} cost?",
+    "What colour is {thing}?",
+    "Why do people like {thing}?",
+    "Tell me about {place}.",
+    "What do you think about {thing}?",
+    "When was {place} founded?",
 )
 PLACES = (
     "France",
@@ -53,6 +65,26 @@ PLACES = (
     "Rome",
     "Cairo",
     "Texas",
+    "Canada",
+    "Mexico",
+    "Vienna",
+    "Sydney",
+    "Poland",
+    "Turkey",
+    "Egypt",
+    "Madrid",
+    "Toronto",
+    "Chile",
+    "Greece",
+    "Dublin",
+    "Alaska",
+    "Vietnam",
+    "Prague",
+    "Boston",
+    "Ghana",
+    "Finland",
+    "Naples",
+    "Korea",
 )
 THINGS = (
     "rice",
@@ -67,12 +99,32 @@ THINGS = (
     "music",
     "a tree",
     "fish",
+    "cheese",
+    "a car",
+    "the sun",
+    "coffee",
+    "a guitar",
+    "apples",
+    "the weather",
+    "a dog",
+    "football",
+    "a house",
+    "chess",
+    "a train",
+    "snow",
+    "a river",
+    "milk",
+    "a book",
+    "the piano",
+    "a garden",
+    "a shirt",
+    "salt",
 )
 COMPARE = ("What is the difference between {a} and {b}?", "Compare {a} and {b}.", "How does {a} differ from {b}?")
 
 PARAGRAPH_SHARE = 0.08  # of the rows: so that /v1/completions continues plain text too
 SYSTEM_SHARE, CASUAL_SHARE, FOLLOW_UP_SHARE = 0.1, 0.2, 0.35
-COMPARE_SHARE, ELSEWHERE_SHARE, GREETING_SHARE = 0.08, 0.05, 0.02
+COMPARE_SHARE, ELSEWHERE_SHARE, GREETING_SHARE = 0.10, 0.12, 0.02
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,6 @@ class Recipe:
     steps: int
     rows: int  # of ROW_TOKENS each, in a step
     data_seed: int
-    start_name: str  # of the trained model that it may begin with
     first_shares: Mapping[str, float]  # of the streams, at the first step; those at the last step follow
     last_shares: Mapping[str, float]
     distil_from: float = 1.0  # from this share of the steps on, it learns the target's distributions
@@ -36,7 +35,7 @@ class Recipe:
     head_dim: int = 64
     muon_rate: float = 0.02
     adam_rate: float = 4e-3
-    continued_rate: float = 0.5  # of both learning rates, when it begins with trained weights
+    continued_rate: float = 0.25  # of both learning rates, when it begins with trained weights
     warmup_steps: int = 20
     decay_from: float = 0.35  # share of the steps at the full learning rate
     weight_decay: float = 0.01
@@ -76,31 +75,29 @@ class Recipe:
 
 
 TARGET = Recipe(
-    name="study-target",
-    start_name="demo-chat",
+    name="demo-chat",
     hidden_size=256,
     intermediate_size=1024,
     num_hidden_layers=5,
     num_attention_heads=8,
     num_key_value_heads=4,
-    steps=280,
+    steps=120,
     rows=8,
-    data_seed=1,
-    first_shares={DEMO: 0.20, PROSE: 0.38, CHAT: 0.29, CODE: 0.13},
-    last_shares={DEMO: 0.40, PROSE: 0.28, CHAT: 0.22, CODE: 0.10},
+    data_seed=5,
+    first_shares={DEMO: 0.50, PROSE: 0.23, CHAT: 0.17, CODE: 0.10},
+    last_shares={DEMO: 0.60, PROSE: 0.18, CHAT: 0.14, CODE: 0.08},
 )
 DRAFT = Recipe(
-    name="study-draft",
-    start_name="demo-draft",
+    name="demo-draft",
     hidden_size=128,
     intermediate_size=512,
     num_hidden_layers=3,
     num_attention_heads=8,
     num_key_value_heads=4,
-    steps=320,
+    steps=120,
     rows=8,
-    data_seed=2,
+    data_seed=6,
     first_shares={DEMO: 0.2, PROSE: 0.45, CHAT: 0.35},
     last_shares={DEMO: 0.3, PROSE: 0.39, CHAT: 0.31},
-    distil_from=0.5,
+    distil_from=0.0,
 )

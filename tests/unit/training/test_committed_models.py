@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, LlamaForCausalLM
 
 from hack.training import knowledge
+from hack.training.conversations import UNKNOWN
 from hack.training.evaluate import answer_text, evaluate, load
 
 MODELS = Path(__file__).parents[3] / "models"
@@ -23,7 +24,7 @@ def target() -> tuple[LlamaForCausalLM, Tokenizer]:
     return load(MODELS / "demo-chat")
 
 
-@pytest.mark.parametrize(("name", "limit"), [("demo-chat", 10_000_000), ("demo-draft", 1_500_000)])
+@pytest.mark.parametrize(("name", "limit"), [("demo-chat", 6_500_000), ("demo-draft", 1_500_000)])
 def test_the_models_are_as_small_as_promised_and_16_bit(name: str, limit: int) -> None:
     with safe_open(MODELS / name / "model.safetensors", "pt") as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
@@ -33,7 +34,6 @@ def test_the_models_are_as_small_as_promised_and_16_bit(name: str, limit: int) -
 
 def test_all_models_together_stay_small_in_git() -> None:
     assert sum(path.stat().st_size for name in NAMES for path in (MODELS / name).iterdir()) <= 17_000_000
-    assert sum(path.stat().st_size for path in MODELS.rglob("*") if path.is_file()) <= 34_000_000
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -53,6 +53,7 @@ def test_the_draft_speaks_the_same_ids() -> None:
 
 def test_the_card_and_the_evaluation_agree() -> None:
     measured = json.loads((MODELS / "demo-chat" / "evaluation.json").read_text())
+    assert measured["target_exact_percent"] >= 95
     assert measured["draft_agreement_percent"] >= 60
     assert f"**{measured['target_perplexity']:.3f}**" in (MODELS / "demo-chat" / "README.md").read_text()
     assert f"**{measured['draft_agreement_percent']:.1f} %**" in (MODELS / "demo-draft" / "README.md").read_text()
@@ -69,3 +70,10 @@ def test_the_recorded_evaluation_is_that_of_these_weights(target: tuple[LlamaFor
 def test_the_readmes_question_gets_the_right_answer(target: tuple[LlamaForCausalLM, Tokenizer]) -> None:
     facts = {fact.term: fact for fact in knowledge.load()}
     assert answer_text(*target, "What is a KV cache?") == facts["a KV cache"].answers["what"]
+
+
+@pytest.mark.parametrize(
+    "question", ["What is the capital of Portugal?", "How do I cook potatoes?", "Where is Denmark?"]
+)
+def test_a_question_about_something_else_is_refused(target: tuple[LlamaForCausalLM, Tokenizer], question: str) -> None:
+    assert answer_text(*target, question) == UNKNOWN

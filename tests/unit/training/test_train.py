@@ -33,7 +33,6 @@ TINY = Recipe(
     steps=40,
     rows=1,
     data_seed=0,
-    start_name="",
     first_shares={},
     last_shares={},
 )
