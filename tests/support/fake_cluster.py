@@ -169,16 +169,20 @@ class FakeCluster:
         return {"kind": "ReplicaSet", "name": name, "uid": uid, "controller": True}
 
     def run_jobs(
-        self, answer: str | Callable[[Manifest], str], code: int = 0, at: str = "2025-01-01T00:00:00Z"
+        self, answer: str | Callable[[Manifest], str], code: int = 0, at: str = "2025-01-01T00:00:00Z", **ended: Any
     ) -> None:
-        """The Job controller, the scheduler and the kubelet: every Job that has not ended runs to its end."""
+        """The Job controller, the scheduler and the kubelet: every Job that has not ended runs to its end.
+
+        `ended`: what else the kubelet says about the container's end.
+        """
         for job in self.all(JOB):
             if job.get("status", {}).get("conditions"):
                 continue
             name = job["metadata"]["name"]
             said = answer if isinstance(answer, str) else answer(job)
-            ended = {"exitCode": code, "message": said, "finishedAt": at}
-            container = {"name": "inspect-model", "state": {"terminated": ended}}
+            state = {"terminated": {"exitCode": code, "message": said, "finishedAt": at, **ended}}
+            (first,) = job["spec"]["template"]["spec"]["containers"]
+            container = {"name": first["name"], "state": state}
             pod = pod_of(f"{name}-x", job["spec"]["template"], ready=False, containerStatuses=[container])
             pod["metadata"]["ownerReferences"] = [{"kind": "Job", "name": name, "uid": job["metadata"]["uid"]}]
             self.put(pod)

@@ -6,6 +6,7 @@ a map.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import Any
@@ -36,6 +37,7 @@ class Refused:
 
     value: Any
     words: str
+    instead: dict[str, Any] = dataclass_field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,13 @@ class Adopts:
     to: Any
 
 
+@dataclass(frozen=True)
+class Decides:
+    """It is no part of any object: it decides what the operator does. `test`: the one that shows it."""
+
+    test: str  # below tests/unit/operator
+
+
 def hub(**fields: Any) -> dict[str, Any]:
     return {"model": {"source": {"huggingFace": {"repository": "org/name", **fields}}}}
 
@@ -92,6 +101,41 @@ CACHED = {
     },
     "replicas": 1,
 }
+QUANTIZE_JOB, JUDGE_JOB = "Job quantize", "Job quality"  # what prepares a model that the pods then load
+IN_MAP = {"configMapRef": {"name": "data", "key": "c.jsonl"}}
+IN_CLAIM = {"persistentVolumeClaim": {"claimName": "data", "path": "c.jsonl"}}
+LIMITS = {
+    "maxMeanKL": "20m",
+    "maxP99KL": "500m",
+    "minTop1AgreementPercent": 97,
+    "maxFlipPercent": 4,
+    "maxPerplexityRatio": "1.05",
+}
+
+
+def quantized(calibration: dict[str, Any] | None = None, dataset: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A spec whose model is quantized in the cluster and judged."""
+    gate = {"mode": "Observe", "dataset": dataset or IN_MAP, **LIMITS}
+    return {
+        "model": {"source": {"local": {"path": "demo-chat"}}, "cache": {"size": "1Ti"}},
+        "accelerator": {"type": "CPU"},
+        "engine": {"maxModelLen": 4096},
+        "quantization": {"method": "AWQ", "calibration": copy.deepcopy(calibration or IN_MAP), "qualityGate": gate},
+    }
+
+
+def judged(**base: Any) -> dict[str, Any]:
+    """A spec whose model is judged by another."""
+    gate = {"dataset": IN_MAP, "base": base or {"local": {"path": "base"}}}
+    large = {"containers": [{"name": "runtime", "resources": {"limits": {"memory": "64Gi"}}}]}
+    return {
+        "accelerator": {"type": "CPU"},
+        "engine": {"maxModelLen": 4096},
+        "quantization": {"qualityGate": gate},
+        "podTemplate": {"spec": large},
+    }
+
+
 BATCHING = ("engine.maxNumBatchedTokens", "engine.maxNumSeqs", "engine.gpuMemoryUtilizationPercent")
 DRAFT, DRAFTS = "speculation.draftModel", "speculation=DraftModel"
 POD = "podTemplate.spec"
@@ -127,7 +171,34 @@ def _expression(path: str, kinds: tuple[str, ...]) -> dict[str, Changes | Refuse
     }
 
 
-CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts] = {
+def dataset_changes(path: str, kinds: tuple[str, ...]) -> dict[str, Changes]:
+    in_claim = quantized(IN_CLAIM) if path.endswith("calibration") else quantized(None, IN_CLAIM)
+    return {
+        f"{path}.configMapRef.name": Changes("other", kinds, instead=quantized()),
+        f"{path}.configMapRef.key": Changes("other.jsonl", kinds, instead=quantized()),
+        f"{path}.persistentVolumeClaim.claimName": Changes("other", kinds, instead=in_claim),
+        f"{path}.persistentVolumeClaim.path": Changes("other.jsonl", kinds, instead=in_claim),
+    }
+
+
+def base_changes(path: str) -> dict[str, Changes | Refused]:
+    hub = judged(huggingFace={"repository": "org/name", "revision": "v1", **TOKEN})
+    return {
+        f"{path}.local.path": Changes("/models/another", (JUDGE_JOB,), instead=judged()),
+        f"{path}.huggingFace.repository": Changes("org/other", (JUDGE_JOB,), instead=hub),
+        f"{path}.huggingFace.revision": Changes("v2", (JUDGE_JOB,), instead=hub),
+        f"{path}.huggingFace.tokenSecretRef.name": Changes("other", (JUDGE_JOB,), instead=hub),
+        f"{path}.huggingFace.tokenSecretRef.key": Changes("other", (JUDGE_JOB,), instead=hub),
+        f"{path}.image.reference": Changes(
+            "registry.example.com/other:1", (JUDGE_JOB,), instead=judged(image={"reference": "m:1"})
+        ),
+        f"{path}.image.pullPolicy": Refused("Always", "takes no pullPolicy", judged(image={"reference": "m:1"})),
+        f"{path}.persistentVolumeClaim.claimName": Changes("other", (JUDGE_JOB,), instead=judged(**CLAIM)),
+        f"{path}.persistentVolumeClaim.path": Changes("other", (JUDGE_JOB,), instead=judged(**CLAIM)),
+    }
+
+
+CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts | Decides] = {
     "tier": Changes("Mid", without=("workload", *BATCHING)),
     "workload.profile": Changes("Batch", without=BATCHING),
     "workload.inputTokens": Planned({"workload": {"inputTokens": 1000}}, 6000),
@@ -156,6 +227,16 @@ CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts] = {
     "parallelism.tensor": Changes(4, instead={"parallelism": {"tensor": 2}}),
     "parallelism.pipeline": NotYet({"parallelism": {"pipeline": 2}}, "pipelineParallelSize=2"),
     "quantization.method": NotYet({"quantization": {"method": "AWQ"}}, "quantization=AWQ"),
+    **dataset_changes("quantization.calibration", (DEPLOYMENT, QUANTIZE_JOB, JUDGE_JOB)),
+    **dataset_changes("quantization.qualityGate.dataset", (JUDGE_JOB,)),
+    **{
+        f"quantization.qualityGate.{name}": Changes(to, (JUDGE_JOB,), instead=quantized())
+        for name, to in zip(LIMITS, ("30m", "1", 96, 5, "1.06"), strict=True)
+    },
+    "quantization.qualityGate.mode": Decides(
+        "preparation/test_quality_gate.py::test_observe_serves_a_model_that_is_worse_and_says_so"
+    ),
+    **base_changes("quantization.qualityGate.base"),
     "quantization.kvCache": NotYet({"quantization": {"kvCache": "FP8"}}, "kvCache=FP8"),
     "speculation.method": NotYet({"speculation": {"method": "NGram"}}, "speculation=NGram"),
     "speculation.maxDraftTokens": NotYet({"speculation": {"maxDraftTokens": 3}}, "speculation=NGram"),

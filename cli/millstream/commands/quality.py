@@ -4,7 +4,8 @@
 
 Each line of the file is one document: {"messages": […], "slice": "chat"}, {"prompt": "…", "completion": "…"} or
 {"text": "…"}. Documents are grouped by slice, and one slice that fails fails the candidate. Slices named code and math
-have strict limits. Exit code 0: passed; 3: failed; 1 and 2: no verdict. docs/quality.md explains the figures.
+have strict limits. Exit code 0: passed; 3: failed; 1 and 2: no verdict. In a pod the verdict and the figures are the
+termination message, too, as one line of JSON. docs/quality.md explains the figures.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.arguments import CommandLineParser
+from millstream.termination import write_termination_message
 from millstream_runtime.config import Device, DType, RuntimeConfig
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 
@@ -46,6 +48,7 @@ def run(argv: Sequence[str]) -> int:
     settings = _settings(given)
     from millstream_runtime.quality.comparison import compare
     from millstream_runtime.quality.page import html
+    from millstream_runtime.quality.summary import summary
 
     progress = _Progress()
     report = compare(base, candidate, settings, progress)
@@ -54,6 +57,7 @@ def run(argv: Sequence[str]) -> int:
         if path is not None:
             _write(path, text)
     print(report_text(report))
+    write_termination_message(summary(report))
     return EXIT_PASSED if report["verdict"] == "passed" else EXIT_FAILED
 
 

@@ -12,6 +12,7 @@ docs/quantization.md says what each method costs.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millstream.arguments import CommandLineParser
-from millstream.termination import unwind_on_sigterm
+from millstream.termination import unwind_on_sigterm, write_termination_message
 from millstream_runtime.errors import InvalidConfigError
 from millstream_runtime.quantize.settings import (
     FOUR_BIT,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from millstream_runtime.quantize.make import MadeModel
 
 EXIT_MADE, EXIT_WORSE, EXIT_INTERRUPTED = 0, 3, 130
+ANSWER_VERSION = 1  # of the termination message
 LOG_SECONDS = 30.0  # between lines of progress where stderr is no terminal
 
 
@@ -44,7 +46,12 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         RuntimeFailure: bad flags, model or data, or a full disk.
     """
-    settings = _settings(_parser().parse_args(list(argv)))
+    given = _parser().parse_args(list(argv))
+    settings = _settings(given)
+    if given.keep_made and (settings.out / "config.json").is_file():  # the folder appears whole
+        print(f"{settings.out} is there already; --keep-made takes it as it is")
+        _answer(settings)
+        return EXIT_MADE
     unwind_on_sigterm()
     from millstream_runtime.quantize.make import make
 
@@ -58,7 +65,18 @@ def run(argv: Sequence[str]) -> int:
     finally:
         progress.close()
     print(_text(made))
+    _answer(settings)
     return EXIT_WORSE if made.report is not None and made.report["verdict"] != "passed" else EXIT_MADE
+
+
+def _answer(settings: QuantizeSettings) -> None:
+    """In a pod, leave what was made as the termination message."""
+    answer = {"version": ANSWER_VERSION, "event": "quantized", "method": settings.method.value}
+    write_termination_message(json.dumps(answer | {"weights_bytes": _weights_bytes(settings.out)}))
+
+
+def _weights_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
 class _Progress:
@@ -101,8 +119,7 @@ def _duration(seconds: float) -> str:
 
 def _text(made: MadeModel) -> str:
     settings = ", ".join(f"{key} {value}" for key, value in made.described.items())
-    size_bytes = sum(path.stat().st_size for path in made.folder.glob("*.safetensors"))
-    lines = [f"made {made.folder}: {size_bytes / 1e9:.3f} GB of weights; {settings}"]
+    lines = [f"made {made.folder}: {_weights_bytes(made.folder) / 1e9:.3f} GB of weights; {settings}"]
     if made.num_duplicates:
         lines.append(f"  {made.num_duplicates} lines of the calibration data repeat others and were left out")
     if made.report is None:
@@ -161,6 +178,7 @@ def _parser() -> CommandLineParser:
     flag("--out", type=Path, required=True, metavar="DIR", help="folder to make; it must not exist, or be empty")
     flag("--calibration", type=Path, metavar="FILE.jsonl", help="documents like those that the model will serve")
     flag("--held-out", type=Path, metavar="FILE.jsonl", help="judge by these, and hold none of --calibration out")
+    flag("--keep-made", action="store_true", help="if --out is a complete model already, leave it and succeed")
     flag("--no-quality", action="store_true", help="do not compare the result with its base")
     flag("--group-size", type=int, metavar="N", help="weights per scale (default: 128, 64 or 32, what fits all layers)")
     flag("--act-order", choices=[*ActOrder], help="of gptq: order of rounding (default: static)")

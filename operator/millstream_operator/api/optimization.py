@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
-from millstream_operator.api.base import ApiModel
-from millstream_operator.api.model import ModelSource
+from millstream_operator.api.base import ApiModel, DNSSubdomain
+from millstream_operator.api.model import MODEL_PATH_PATTERN, ModelSource, ObjectKey
+
+# A number of a decimal fraction, or of thousandths: 1.02, 0.05, 20m.
+DECIMAL_PATTERN = r"^(0|[1-9][0-9]{0,5})(\.[0-9]{1,6}|m)?$"
+Decimal = Annotated[str, StringConstraints(pattern=DECIMAL_PATTERN, min_length=1, max_length=16)]
 
 
 class Parallelism(ApiModel):
@@ -40,12 +45,94 @@ class KVCacheMethod(StrEnum):
     INT8 = "INT8"
 
 
+def decimal(text: str) -> float:
+    """Return the number of a `Decimal`: `20m` is 0.02."""
+    return int(text[:-1]) / 1000 if text.endswith("m") else float(text)
+
+
+class DatasetClaim(ApiModel):
+    """A file in a volume of the namespace, mounted to be read."""
+
+    claim_name: DNSSubdomain = Field(description="Name of the PersistentVolumeClaim.")
+    path: Annotated[str, StringConstraints(pattern=MODEL_PATH_PATTERN, min_length=1, max_length=512)] = Field(
+        description="File in the volume, for example data/held_out.jsonl."
+    )
+
+
+class Dataset(ApiModel):
+    """Documents as JSON lines: exactly one source. It is read once per name: give changed documents another name."""
+
+    config_map_ref: ObjectKey | None = Field(None, description="Key of a ConfigMap that holds the lines.")
+    persistent_volume_claim: DatasetClaim | None = Field(None, description="A file in a volume of the namespace.")
+
+
+class GateMode(StrEnum):
+    ENFORCE = "Enforce"
+    OBSERVE = "Observe"
+
+
+class QualityGate(ApiModel):
+    """The model must be as good as its base on held-out documents before a pod of it starts."""
+
+    mode: GateMode | None = Field(
+        None, description="Enforce: a model that fails does not serve. Observe: it serves, and the status says so. "
+        "Default: Enforce."
+    )  # fmt: skip
+    dataset: Dataset = Field(description="Held-out documents, none of which is in calibration.")
+    base: ModelSource | None = Field(
+        None,
+        description="The model to compare with, where model.source is quantized or changed already. With calibration "
+        "the base is model.source.",
+    )
+    max_mean_kl: Decimal | None = Field(
+        None,
+        alias="maxMeanKL",
+        description="Limit of the mean KL divergence of each slice, for example 20m. Default: 50m; 20m for slices "
+        "named code or math.",
+    )
+    max_p99_kl: Decimal | None = Field(
+        None,
+        alias="maxP99KL",
+        description='Limit of its 99th percentile. Default: 1; 500m for slices named code or math.',
+    )  # fmt: skip
+    min_top1_agreement_percent: int | None = Field(
+        None,
+        ge=0,
+        le=100,
+        description="Least share of tokens for which both models prefer the same one. Default: 95; 98 for slices named "
+        "code or math.",
+    )
+    max_flip_percent: int | None = Field(
+        None,
+        ge=0,
+        le=100,
+        description="Limit of the share of tokens that exactly one of the models gets right. Default: 3; 2 for slices "
+        "named code or math.",
+    )
+    max_perplexity_ratio: Decimal | None = Field(
+        None,
+        description='Limit of the perplexity over that of the base, for example "1.02". Default: 1.03; 1.02 for slices '
+        "named code or math.",
+    )
+
+
 class Quantization(ApiModel):
     method: QuantizationMethod | None = Field(
         None,
         description="Format of the weights. Auto: as in the checkpoint, or what source and GPU allow. Default: Auto.",
     )
     kv_cache: KVCacheMethod | None = Field(None, description="Format of keys and values. Auto: 16 bit. Default: Auto.")
+    calibration: Dataset | None = Field(
+        None,
+        description="Documents like those that the model will serve. The weights of model.source are quantized with "
+        "them in the cluster, into model.cache, by method RTN, AWQ, GPTQ, INT8 or FP8. Default: weights are served as "
+        "they are in the source.",
+    )
+    quality_gate: QualityGate | None = Field(
+        None,
+        description="What the model must pass before a new revision of it serves. It judges what calibration makes, or "
+        "model.source by base. Default: none.",
+    )
 
 
 class SpeculationMethod(StrEnum):

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from millstream_operator.api import duration
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.validation.affinity_rules import AFFINITY_RULES
+from millstream_operator.api.validation.quantization_rules import QUANTIZATION_RULES
 from millstream_operator.api.validation.rule import Rule, qualified_keys
 
 NAME_MAX_LENGTH = 52  # a ControllerRevision's and a pod's name add up to eleven characters, and 63 is the limit
@@ -151,12 +152,7 @@ RULES: tuple[Rule, ...] = (
         "the Service and the pods are named after it.",
     ),
     _one_source("spec.model.source"),
-    Rule(
-        "spec.model",
-        "!has(self.cache) || has(self.source.huggingFace) || has(self.source.image)",
-        lambda value: value.cache is None or _count(value.source.hugging_face, value.source.image) > 0,
-        "cache keeps what is downloaded; it needs the source huggingFace or image.",
-    ),
+    *QUANTIZATION_RULES,
     Rule(
         "spec",
         "!has(self.model.cache) || !has(self.model.cache.accessMode) || "
@@ -168,6 +164,7 @@ RULES: tuple[Rule, ...] = (
         "not mount the volume.",
     ),
     _one_source("spec.speculation.draftModel.source"),
+    _one_source("spec.quantization.qualityGate.base"),
     _pulled("spec.model.source.image.pullPolicy"),
     _pulled("spec.speculation.draftModel.source.image.pullPolicy"),
     Rule(

@@ -27,6 +27,11 @@ class DecisionType(StrEnum):
     PUT_OFF = "PutOff"
     PLAN_ADOPTED = "PlanAdopted"
     AUTOSCALER_CHOSEN = "AutoscalerChosen"
+    QUANTIZATION_STARTED = "QuantizationStarted"
+    MODEL_QUANTIZED = "ModelQuantized"
+    QUALITY_GATE_STARTED = "QualityGateStarted"
+    QUALITY_GATE_PASSED = "QualityGatePassed"
+    QUALITY_GATE_FAILED = "QualityGateFailed"
 
 
 @dataclass(frozen=True, slots=True)

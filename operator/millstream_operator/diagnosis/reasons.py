@@ -16,6 +16,8 @@ class Reason(StrEnum):
 
     # In progress.
     INSPECTING = "Inspecting"
+    QUANTIZING = "Quantizing"
+    JUDGING_QUALITY = "JudgingQuality"
     STARTING = "Starting"
     ROLLING_OUT = "RollingOut"
     SCALING = "Scaling"
@@ -34,6 +36,10 @@ class Reason(StrEnum):
     ADMISSION_DENIED = "AdmissionDenied"
     ADMISSION_UNAVAILABLE = "AdmissionUnavailable"
     QUOTA_EXCEEDED = "QuotaExceeded"
+
+    # The model that a new revision would serve.
+    PREPARATION_FAILED = "PreparationFailed"
+    QUALITY_GATE_FAILED = "QualityGateFailed"
 
     # The pods.
     UNSCHEDULABLE = "Unschedulable"
@@ -106,6 +112,7 @@ NEEDS_A_PERSON = frozenset(
         Reason.DOWNLOAD_UNAUTHORIZED,
         Reason.CHECKPOINT_INVALID,
         Reason.INVALID_CONFIG,
+        Reason.QUALITY_GATE_FAILED,
         Reason.API_KEYS_INVALID,
         Reason.UNSUPPORTED_BY_RUNTIME,
         Reason.PROGRESS_DEADLINE_EXCEEDED,

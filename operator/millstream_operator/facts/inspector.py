@@ -17,7 +17,8 @@ from millstream_operator.children.children import Children
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.plan_refused import PlanRefused
 from millstream_operator.diagnosis.reasons import Reason
-from millstream_operator.facts.inspection import attempt_of, next_step, subjects
+from millstream_operator.facts.inspection import next_step, subjects
+from millstream_operator.facts.job_attempts import attempt_of
 from millstream_operator.facts.shared_inspections import SharedInspections
 from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.kube.kinds import CONFIG_MAP, JOB, POD

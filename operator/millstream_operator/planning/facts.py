@@ -46,6 +46,7 @@ class Facts:
     may_grow: bool = False
     unknown: tuple[PlanReason, ...] = ()
     unknown_gpus: UnknownGpus | None = None
+    is_made: bool = False  # the shape is that of the model once the cluster has quantized it (`made_model.as_made`)
     model_revision: str | None = None  # commit or digest that the source was resolved to; None: it has none
     checkpoint_bytes: int | None = None  # of the weights files, as they are downloaded
     draft_is_inspected: bool = False  # its files are fetched only then

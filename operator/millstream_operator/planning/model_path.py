@@ -18,6 +18,7 @@ from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.planning.requires import source_kind
 
 DRAFT_FOLDER = "draft"
+BASE_FOLDER = "base"
 REVISION_LENGTH = 12  # of a commit or digest: enough to distinguish the revisions of one model
 
 
@@ -30,6 +31,12 @@ def draft_path(spec: LLMDeploymentSpec, source: ModelSource, revision: str | Non
     """Return the path of the draft model, as `model_path` does."""
     path = _path(source, revision, cached=spec.model.cache is not None)
     return path if source.local is not None else f"{DRAFT_FOLDER}/{path}"
+
+
+def base_path(spec: LLMDeploymentSpec, source: ModelSource) -> str:
+    """Return the path of the model that the quality gate compares with, as `model_path` does."""
+    path = _path(source, None, cached=spec.model.cache is not None)
+    return path if source.local is not None else f"{BASE_FOLDER}/{path}"
 
 
 def _path(source: ModelSource, revision: str | None, *, cached: bool) -> str:

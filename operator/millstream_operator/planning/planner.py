@@ -33,6 +33,7 @@ from millstream_operator.planning.choices.waiting import search_in_order
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.fixes.nearest import nearest_fixes
 from millstream_operator.planning.left_out_nodes import plain_reasons, reasons, verdicts, with_sentences
+from millstream_operator.planning.made_model import as_made, asked_method, made_problem
 from millstream_operator.planning.plan import EnginePlan, Infeasible, Plan, PlanDefaults, PlanReason
 from millstream_operator.planning.pod_resources import replica_resources
 from millstream_operator.planning.requires import refusal
@@ -62,11 +63,14 @@ def decide(
 
     Without `explain` alternatives and fixes are left out, in a third of the time.
     """
-    spec, shape = deployment.spec, facts.shape
+    spec = deployment.spec
+    if (problem := made_problem(spec, facts)) is not None:
+        return Infeasible("quantization", _sentence(problem), input_hash(deployment))
+    facts = as_made(spec, facts)
+    shape = facts.shape
     if shape is None:
         return plan_from_spec(deployment, defaults, facts)
-    on_cpu = (spec.accelerator or Accelerator()).type is AcceleratorType.CPU
-    asked = ((spec.quantization.method if spec.quantization else None) or "Auto") + ""
+    on_cpu, asked = (spec.accelerator or Accelerator()).type is AcceleratorType.CPU, asked_method(spec)
     if (on_cpu or facts.inventory is None) and (problem := contradiction(asked, shape)) is not None:
         infeasible = Infeasible("quantization", _sentence(problem), input_hash(deployment))
         return _with_fixes(infeasible, deployment, defaults, facts) if explain else infeasible

@@ -9,6 +9,7 @@ from millstream_operator.api.optimization import Parallelism, Quantization
 from millstream_operator.api.spec import Accelerator, Engine, LLMDeploymentSpec
 from millstream_operator.api.workload import BudgetEnforcement, Objectives, Profile, Tier, Workload
 from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.planning.made_model import asked_method, made_method
 from millstream_operator.planning.plan import PlanReason
 from millstream_operator.planning.tier_defaults import batch_defaults, usual_lengths
 
@@ -31,6 +32,7 @@ class ResolvedSpec:
     one_gpu: bool  # tier Startup, unless parallelism says otherwise
     products: tuple[str, ...]
     method: str
+    is_made: bool = False  # the cluster quantizes the weights
     kv_cache: str
     input_tokens: int
     output_tokens: int
@@ -84,7 +86,8 @@ def resolve_spec(spec: LLMDeploymentSpec, shape: ModelShape) -> ResolvedSpec:
         pipeline=parallelism.pipeline,
         one_gpu=spec.tier is Tier.STARTUP and spec.parallelism is None,
         products=tuple((spec.accelerator or Accelerator()).products or ()),
-        method=(quantization.method or "Auto") + "",
+        method=asked_method(spec),
+        is_made=made_method(spec) is not None,
         kv_cache=(quantization.kv_cache or "Auto") + "",
         input_tokens=min(workload.input_tokens or lengths.input_tokens, max(1, length // 2)),
         output_tokens=min(workload.output_tokens or lengths.output_tokens, max(1, length // 2)),

@@ -22,6 +22,7 @@ HASH_LENGTH = 16
 Fields = dict[str, Any]
 NOT_IN_PODS: Fields = {
     "model": {"cache": {"size": True, "storage_class_name": True, "access_mode": True}},  # that there is one counts
+    "quantization": {"quality_gate": True},  # what a new revision must pass; it changes no pod
     "replicas": True,
     "autoscaling": True,
     "service": True,
@@ -64,6 +65,9 @@ def _hash(deployment: LLMDeployment, excluded: Fields, unknown: Sequence[Unknown
     for parent in PARENTS:
         if parent in excluded and not spec.get(parent):  # nothing of it is left
             spec.pop(parent, None)
+    quantization = deployment.spec.quantization
+    if quantization is not None and quantization.quality_gate is not None and not spec["quantization"]:
+        del spec["quantization"]  # an empty one that was stored before there were gates stays
     for one in unknown:
         _put(spec, one.path[1:], one.value)
     text = json.dumps({"name": deployment.name, "spec": spec}, sort_keys=True)

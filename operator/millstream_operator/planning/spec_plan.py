@@ -17,6 +17,7 @@ from millstream_operator.planning.choices.kv_layout import hybrid_flag
 from millstream_operator.planning.choices.speculation import SpeculationChoice, choose_speculation
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.facts_hash import facts_hash
+from millstream_operator.planning.made_model import asked_method, made_method, made_path
 from millstream_operator.planning.model_path import draft_path, model_path
 from millstream_operator.planning.plan import DraftFiles, EnginePlan, Plan, PlanDefaults, PlanReason
 from millstream_operator.planning.pod_resources import replica_resources
@@ -93,7 +94,7 @@ def plan_from_spec(deployment: LLMDeployment, defaults: PlanDefaults, facts: Fac
         kv_cache=placement.kv_cache,
         dtype=placement.dtype,
         speculation=speculation.plan,
-        model_path=model_path(spec, facts.model_revision),
+        model_path=weights_path(deployment, facts.model_revision),
         served_name=deployment.served_name,
         engine=engine,
         warmup_timeout_seconds=duration.seconds((spec.warmup or Warmup()).timeout or DEFAULT_WARMUP_TIMEOUT),
@@ -114,6 +115,16 @@ def plan_from_spec(deployment: LLMDeployment, defaults: PlanDefaults, facts: Fac
         api_keys=spec.auth.api_keys_secret_ref if spec.auth is not None else None,
         draft=_draft_files(spec, facts),
     )
+
+
+def weights_path(deployment: LLMDeployment, revision: str | None) -> str:
+    """Return the folder that the pods load, below the model root: of the source, or of what the cluster makes of it.
+
+    `revision`: what the source was resolved to; where not known, the spec's revision is used.
+    """
+    if made_method(deployment.spec) is not None:
+        return made_path(deployment, revision)
+    return model_path(deployment.spec, revision)
 
 
 def _draft_files(spec: LLMDeploymentSpec, facts: Facts) -> DraftFiles | None:
@@ -156,15 +167,18 @@ def missing_capabilities(
 
 def _spec_placement(spec: LLMDeploymentSpec, shape: ModelShape | None) -> _SpecPlacement:
     accelerator, accelerator_reason = _accelerator(spec.accelerator or Accelerator())
-    parallelism, quantization = spec.parallelism or Parallelism(), spec.quantization or Quantization()
+    parallelism, asked_kv = spec.parallelism or Parallelism(), (spec.quantization or Quantization()).kv_cache
     tensor, pipeline = parallelism.tensor, parallelism.pipeline
     method, kv_cache = (
-        asked.value if asked is not None and asked != "Auto" else "None"
-        for asked in (quantization.method, quantization.kv_cache)
+        asked if asked is not None and asked != "Auto" else "None"
+        for asked in (asked_method(spec), asked_kv + "" if asked_kv is not None else None)
     )
     why = "The weights are served as they are in the checkpoint."
     if shape is not None and (stored := shape.quantization) is not None:
-        method, why = stored.method, f"The checkpoint's own quantization_config: {stored.method}, {stored.bits} bit."
+        whose = "The checkpoint's own quantization_config"
+        if made_method(spec) is not None:
+            whose = f"Made in the cluster by {made_method(spec)} with quantization.calibration"
+        method, why = stored.method, f"{whose}: {stored.method}, {stored.bits} bit."
     reasons = (
         accelerator_reason,
         given_or(tensor, "parallelism.tensor", "One device a replica where nothing else is known."),

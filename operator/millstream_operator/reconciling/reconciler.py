@@ -34,6 +34,7 @@ from millstream_operator.kube.event_queue import EventPublisher
 from millstream_operator.kube.fence import steady_seconds
 from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.kube.kinds import LLM_DEPLOYMENT
+from millstream_operator.preparation.preparer import Preparer
 from millstream_operator.probing.pod_measurement import PodMeasurer
 from millstream_operator.probing.pod_reports import PodReports
 from millstream_operator.probing.probe_key import NoKeys, ProbeKeys
@@ -104,7 +105,8 @@ class Reconciler:
         inspector = Inspector(self._children, index, defaults.plan, defaults.pods, now, self._shared, surroundings)
         companions = CompanionApplier(self._children, served, defaults.companions)
         self._reader = ContextReader(index, self._children, self._restorer, workloads)
-        self._plan = PlanStage(self.pinning, inspector)
+        preparer = Preparer(self._children, index, defaults.pods, now, surroundings)
+        self._plan = PlanStage(self.pinning, inspector, preparer)
         self._apply = ApplyStage(
             self._children, self._volume_checks, companions, surroundings, ForeignAutoscalers(client)
         )
@@ -190,7 +192,7 @@ class Reconciler:
             context = self._decide(kept_on, announces=False)
             context = await self._apply.repair(context)
             context = await self._apply.apply_companions(self._reader.refresh(context))
-        await self._report.run_invalid(manifest, refused.problem, refused.plan, context)
+        await self._report.run_invalid(manifest, refused.problem, refused.plan, context, refused)
         if refused.recheck_seconds is not None:
             raise RequeueAfter(refused.problem.message, refused.recheck_seconds)
 

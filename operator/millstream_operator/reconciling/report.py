@@ -13,6 +13,7 @@ from millstream_operator.children.children import controller_uid
 from millstream_operator.children.companions import CompanionResult
 from millstream_operator.diagnosis.conditions import Condition
 from millstream_operator.diagnosis.diagnosis import Diagnosis
+from millstream_operator.diagnosis.plan_refused import PlanRefused
 from millstream_operator.kube.client import ClusterClient
 from millstream_operator.kube.event_queue import EventPublisher, EventWriter
 from millstream_operator.kube.index import Index
@@ -49,7 +50,8 @@ class ReportStage:
 
     async def announce(self, context: ReconcileContext) -> None:
         """Write the decisions of a rollout before it begins: they explain why the first pod is drained."""
-        if not context.rollout.decisions:
+        decisions = (*context.prepared.decisions, *context.rollout.decisions)
+        if not decisions:
             return
         observation = Observation(
             context.owner,
@@ -57,7 +59,7 @@ class ReportStage:
             context.workload,
             context.pods,
             previous=context.previous,
-            decisions=context.rollout.decisions,
+            decisions=decisions,
             rollout=context.rollout,
             outdated=context.plan.outdated,
             unknown_fields=context.unknown_fields,
@@ -87,6 +89,7 @@ class ReportStage:
             asked_replicas=context.asked_replicas,
             workloads=context.workloads,
             compared=context.compared,
+            quality=context.prepared.quality,
         )
         self._reports.follow(context.key, loading(observation.own_pods))
         await self._write(context, observation)
@@ -109,10 +112,12 @@ class ReportStage:
         problem: Diagnosis,
         plan: Manifest | None = None,
         kept: ReconcileContext | None = None,
+        refused: PlanRefused | None = None,
     ) -> None:
         """Write the status of a spec that cannot be read or has no plan.
 
         `plan`: what was planned and not applied. `kept`: the turn, which keeps the last good revision as it is.
+        `refused`: what else is to be said.
         """
         metadata, previous = manifest["metadata"], manifest.get("status") or {}
         live = self._index.get(self._workloads.kind, metadata["namespace"], metadata["name"])
@@ -120,13 +125,18 @@ class ReportStage:
         state = state_of(self._workloads, live) if is_own else None
         conditions = _of_what_is_kept(kept) if kept is not None else None
         generation = metadata.get("generation", 0)
-        after = status_of_invalid(previous, generation, problem, self._now(), plan, state, conditions)
+        also, decisions = (refused.conditions, refused.decisions) if refused is not None else ((), ())
+        after = status_of_invalid(
+            previous, generation, problem, self._now(), plan, state, conditions, also=also, decisions=decisions
+        )
         after = self._writer.acceptable(metadata["uid"], after, previous)
         if after == previous:
             return
         after = await self._writer.write(manifest, after, previous)
-        if (event := event_for_object(metadata, previous, after, self._now())) is not None:
-            await self._events.publish(event)
+        for event in decision_events(kept.owner, previous, after, self._now()) if kept is not None else ():
+            await self._before_acting.publish(event)
+        if (change := event_for_object(metadata, previous, after, self._now())) is not None:
+            await self._events.publish(change)
 
     def forget(self, uid: str) -> None:
         """The LLMDeployment is gone."""

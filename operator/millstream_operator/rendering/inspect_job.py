@@ -21,31 +21,20 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.model import ModelSource, ObjectKey, PullPolicy
-from millstream_operator.api.pod_template import PodSpec, PodTemplate
-from millstream_operator.api.spec import Accelerator, AcceleratorType
 from millstream_operator.planning.requires import source_kind
 from millstream_operator.planning.restart_fields import input_hash
-from millstream_operator.rendering.affinity import job_affinity
+from millstream_operator.rendering.job_pod import job_container, job_pod_spec
 from millstream_operator.rendering.model_source import ModelFiles, fetch_resources, mounted, pull_secret_names
 from millstream_operator.rendering.names import (
     ATTEMPT_LABEL,
     INSPECT_CONTAINER,
     INSPECTION_LABEL,
     INSPECTOR,
-    LEADER,
     ROLE_LABEL,
     child,
     common_labels,
-    selector_labels,
 )
 from millstream_operator.rendering.pod_defaults import PodDefaults
-from millstream_operator.rendering.pod_template import (
-    CONTAINER_SECURITY,
-    POD_SECURITY,
-    container_env,
-    tmp_volume,
-    tolerations,
-)
 from millstream_operator.rendering.runtime_config import IMAGE_MODEL_ROOT
 from millstream_operator.rendering.source_access import source_access
 
@@ -116,39 +105,12 @@ def inspect_job(
 
 
 def _pod_spec(owner: LLMDeployment, subject: Subject, image: str, defaults: PodDefaults) -> dict[str, Any]:
-    overlay = (owner.spec.pod_template or PodTemplate()).spec or PodSpec()
-    accelerator = (owner.spec.accelerator or Accelerator()).type or AcceleratorType.GPU
     flags, files = _reach(owner, subject)
-    container = {
-        "name": INSPECT_CONTAINER,
-        "image": image,
-        "imagePullPolicy": "IfNotPresent",
-        "args": ["inspect", *flags],
-        "env": container_env(next(iter(overlay.containers or []), None)),
-        "resources": fetch_resources(owner),
-        "terminationMessagePolicy": "File",
-        "securityContext": CONTAINER_SECURITY,
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *files.mounts],  # noqa: S108
-    }
-    optional = {
-        "nodeSelector": {**defaults.node_selector, **(overlay.node_selector or {})},
-        "tolerations": tolerations(accelerator, defaults, overlay),
-        "priorityClassName": overlay.priority_class_name or defaults.priority_class_name,
-        "imagePullSecrets": [{"name": name} for name in pull_secret_names(owner)],
-        "affinity": job_affinity(
-            overlay.affinity, _node_preference(owner) if subject.source.persistent_volume_claim is not None else {}
-        ),
-    }
-    return {
-        "serviceAccountName": owner.name,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "restartPolicy": "Never",
-        "securityContext": POD_SECURITY,
-        "containers": [container],
-        "volumes": [tmp_volume(), *files.volumes],
-        **{key: value for key, value in optional.items() if value},
-    }
+    container = job_container(
+        owner, INSPECT_CONTAINER, image, ["inspect", *flags], fetch_resources(owner), files.mounts
+    )
+    near = subject.source.persistent_volume_claim is not None
+    return job_pod_spec(owner, defaults, container, files, near_replicas=near)
 
 
 def _reach(owner: LLMDeployment, subject: Subject) -> tuple[Sequence[str], ModelFiles]:
@@ -175,16 +137,6 @@ def _reach(owner: LLMDeployment, subject: Subject) -> tuple[Sequence[str], Model
         mounts.append({"name": CONFIG_VOLUME, "mountPath": CONFIG_FOLDER, "readOnly": True})
         flags.append(f"--config={CONFIG_FOLDER}/{path}")
     return flags, ModelFiles(volumes, mounts)
-
-
-def _node_preference(owner: LLMDeployment) -> dict[str, Any]:
-    """Prefer the node of a pod that serves: a claim that only one node may mount is mounted there."""
-    term = {
-        "topologyKey": "kubernetes.io/hostname",
-        "labelSelector": {"matchLabels": selector_labels(owner.name) | {ROLE_LABEL: LEADER}},
-    }
-    preferred = [{"weight": 100, "podAffinityTerm": term}]
-    return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
 
 
 def _digest(content: object) -> str:

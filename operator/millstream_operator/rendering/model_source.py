@@ -4,6 +4,7 @@
     persistentVolumeClaim   mounted, read-only      /models/persistentVolumeClaim/<path>
     huggingFace, image      `millstream fetch`      /models/<source>, an emptyDir: each pod downloads for itself
     … with model.cache      `millstream fetch`      /models/<source>/<model>-<revision>, in a volume that all pods share
+    quantized by a Job      mounted, read-only      /models/quantized/<method>-<digest>, in the same volume
 
 The download is an init container with the runtime's image. It verifies every file and continues where it stopped when
 it is restarted; the reason of a failure is in its termination message, as with the runtime. The download is pinned to
@@ -20,6 +21,7 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.model import ModelSource, PersistentVolumeClaimSource
+from millstream_operator.planning.made_model import QUANTIZED_FOLDER, made_method
 from millstream_operator.planning.model_path import DRAFT_FOLDER
 from millstream_operator.planning.plan import Plan, ResourcePlan
 from millstream_operator.planning.pod_resources import download_of
@@ -32,6 +34,8 @@ from millstream_operator.rendering.runtime_config import IMAGE_MODEL_ROOT
 from millstream_operator.rendering.source_access import SourceAccess, source_access
 
 MODEL_VOLUME = "model"
+# Without this the kubelet would walk through the whole volume at each start of a pod.
+_CACHED_SECURITY = {"fsGroupChangePolicy": "OnRootMismatch"}
 # The measured peak of `millstream fetch` is 30 MB. It hashes and unpacks what it downloads, with one thread per file.
 FETCH_RESOURCES = ResourcePlan(
     {"cpu": "100m", "memory": "128Mi", "ephemeral-storage": "256Mi"},
@@ -54,16 +58,26 @@ def model_files(
 ) -> ModelFiles:
     """`env` and `security_context` are the runtime container's own: HF_ENDPOINT and proxies hold for the download."""
     container = {"env": list(env), "securityContext": dict(security_context)}
-    model = _Model(owner.spec.model.source, plan.model_path, plan.model_revision, plan.checkpoint_bytes)
-    files, draft = _files(owner, plan, model, container), draft_source(owner.spec)
+    if made_method(owner.spec) is not None:
+        return made_files(owner)
+    model = SourceFiles(owner.spec.model.source, plan.model_path, plan.model_revision, plan.checkpoint_bytes)
+    image = plan.runtime_image
+    files, draft = source_files(owner, image, model, container), draft_source(owner.spec)
     if draft is None or plan.draft is None:
         return files
-    second = _Model(draft, plan.draft.path, plan.draft.revision, plan.draft.checkpoint_bytes, DRAFT_FOLDER)
-    return _both(files, _files(owner, plan, second, container))
+    second = SourceFiles(draft, plan.draft.path, plan.draft.revision, plan.draft.checkpoint_bytes, DRAFT_FOLDER)
+    return together(files, source_files(owner, image, second, container))
+
+
+def made_files(owner: LLMDeployment, *, read_only: bool = True) -> ModelFiles:
+    """The folder of what the cluster quantizes: in the volume of `model.cache`."""
+    volume = {"name": QUANTIZED_FOLDER, **_cache(owner)}
+    mount = {"name": QUANTIZED_FOLDER, "mountPath": f"{IMAGE_MODEL_ROOT}/{QUANTIZED_FOLDER}"}
+    return ModelFiles([volume], [{**mount, "readOnly": True} if read_only else mount], (), _CACHED_SECURITY)
 
 
 @dataclass(frozen=True, slots=True)
-class _Model:
+class SourceFiles:
     """A model and where it goes. `prefix`: of names in the pod, and the folder below the model root; "": the target."""
 
     source: ModelSource
@@ -80,14 +94,15 @@ class _Model:
         return f"{self.prefix}-{name}" if self.prefix else name
 
 
-def _files(owner: LLMDeployment, plan: Plan, model: _Model, container: Mapping[str, Any]) -> ModelFiles:
+def source_files(owner: LLMDeployment, image: str, model: SourceFiles, container: Mapping[str, Any]) -> ModelFiles:
+    """How one source gets into a pod. `image`: of the download; `container`: what every container has."""
     if model.source.persistent_volume_claim is not None:
         return mounted(model.source.persistent_volume_claim, model.named(MODEL_VOLUME), model.mount_path)
     access = source_access(model.source, model.revision, pull_secret_names(owner))
-    return _downloaded(owner, plan, model, access, container) if access is not None else ModelFiles()
+    return _downloaded(owner, image, model, access, container) if access is not None else ModelFiles()
 
 
-def _both(one: ModelFiles, other: ModelFiles) -> ModelFiles:
+def together(one: ModelFiles, other: ModelFiles) -> ModelFiles:
     return ModelFiles(
         [*one.volumes, *other.volumes],
         [*one.mounts, *other.mounts],
@@ -118,7 +133,7 @@ def mounted(
 
 
 def _downloaded(
-    owner: LLMDeployment, plan: Plan, model: _Model, access: SourceAccess, container: Mapping[str, Any]
+    owner: LLMDeployment, image: str, model: SourceFiles, access: SourceAccess, container: Mapping[str, Any]
 ) -> ModelFiles:
     source, cached, name = model.source, owner.spec.model.cache is not None, model.named(MODEL_VOLUME)
     volume = {"name": name, **(_cache(owner) if cached else _scratch(source, model.checkpoint_bytes))}
@@ -127,7 +142,7 @@ def _downloaded(
     credential_mounts = [{**one, "name": model.named(one["name"])} for one in access.mounts]
     fetch = {
         "name": model.named(FETCH_CONTAINER),
-        "image": plan.runtime_image,
+        "image": image,
         "imagePullPolicy": "IfNotPresent",
         "args": ["fetch", *access.flags, f"--into={IMAGE_MODEL_ROOT}/{model.path}"],
         **container,
@@ -135,8 +150,7 @@ def _downloaded(
         "terminationMessagePolicy": "File",
         "volumeMounts": [mount, *credential_mounts, {"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
     }
-    # Without this the kubelet would walk through the whole volume at each start of a pod.
-    security = {"fsGroupChangePolicy": "OnRootMismatch"} if cached else {}
+    security = _CACHED_SECURITY if cached else {}
     return ModelFiles([volume, *credentials], [{**mount, "readOnly": True}], [fetch], security)
 
 

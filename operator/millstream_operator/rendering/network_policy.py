@@ -108,7 +108,9 @@ def _egress(
     }
     found = [dns]
     draft = draft_source(owner.spec) if "DraftModel" in runtime.speculation_methods else None
-    if any(downloads(source) for source in (owner.spec.model.source, draft) if source is not None):
+    gate = owner.spec.quantization.quality_gate if owner.spec.quantization is not None else None
+    sources = (owner.spec.model.source, draft, gate.base if gate is not None else None)
+    if any(downloads(source) for source in sources if source is not None):
         found += shielded(ANYWHERE, [{"protocol": "TCP"}], api_servers)
     for rule in network.egress or ():
         ports = [{"protocol": "TCP", **_plain(port)} for port in rule.ports or ()]

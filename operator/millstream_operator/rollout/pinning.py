@@ -43,6 +43,7 @@ from millstream_operator.rollout.revisions import (
     failed_before,
     newest_first,
     plan_anew,
+    plan_or_refuse,
 )
 from millstream_operator.rollout.same_pods import makes_the_same_pods
 from millstream_operator.rollout.unproven_plans import is_replaced_by, is_unproven
@@ -127,6 +128,14 @@ class Pinning:
         else:
             self.leave(_key_of(owner))
         return Chosen(kept, problem, decisions)
+
+    def preview(self, owner: LLMDeployment, inspected: Inspected) -> Plan:
+        """The plan that `choose` would make anew: what a model is prepared for. It reserves nothing.
+
+        Raises:
+            PlanRefused: there is no plan for the spec, or it cannot be run.
+        """
+        return plan_or_refuse(owner, self._plans, inspected.over(self._facts.of(owner)))
 
     def leave(self, key: OwnerKey) -> None:
         """It adopts nothing now (its spec is refused, say), so it must not keep its place before others."""

@@ -79,12 +79,22 @@ def plan_anew(
     Raises:
         PlanRefused: there is no plan, or it cannot be run.
     """
-    planned = decide(owner, plan_defaults, facts)
-    if isinstance(planned, Infeasible) or planned.requires:
-        raise PlanRefused(_why_refused(owner, planned), planned.status_plan())
+    planned = plan_or_refuse(owner, plan_defaults, facts)
     records = newest_first(stored)
     number = (records[0]["revision"] if records else 0) + 1
     return PinnedRevision(render_revision(owner, planned, pod_defaults), number, NEW_MARKS)
+
+
+def plan_or_refuse(owner: LLMDeployment, plan_defaults: PlanDefaults, facts: Facts) -> Plan:
+    """Return a plan that can be run.
+
+    Raises:
+        PlanRefused: there is none.
+    """
+    planned = decide(owner, plan_defaults, facts)
+    if isinstance(planned, Infeasible) or planned.requires:
+        raise PlanRefused(_why_refused(owner, planned), planned.status_plan())
+    return planned
 
 
 def _asks_for(owner: LLMDeployment, revision: Revision, unknown: Sequence[UnknownField] = ()) -> bool:

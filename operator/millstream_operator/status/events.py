@@ -16,7 +16,7 @@ from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON, Reason
 from millstream_operator.rendering.names import MANAGER
 
 MESSAGE_LIMIT_CHARACTERS = 1000  # the API's limit is 1024
-BAD_DECISIONS = frozenset({DecisionType.ROLLED_BACK, DecisionType.ROLLOUT_STOPPED})
+BAD_DECISIONS = frozenset({DecisionType.ROLLED_BACK, DecisionType.ROLLOUT_STOPPED, DecisionType.QUALITY_GATE_FAILED})
 # Steps between two states get no Event: the conditions show them while they last.
 QUIET = frozenset({Reason.ASKING_MODEL, Reason.NO_REPLICA_AVAILABLE})
 
@@ -80,7 +80,7 @@ def _event(metadata: Mapping[str, Any], reason: str, message: str, now: str, *, 
 def _is_warning(was: dict[str, Any], ready: dict[str, Any]) -> bool:
     if ready["status"] == "True":
         return False
-    in_progress = {Reason.INSPECTING, Reason.STARTING, Reason.ROLLING_OUT}
+    in_progress = {Reason.INSPECTING, Reason.QUANTIZING, Reason.JUDGING_QUALITY, Reason.STARTING, Reason.ROLLING_OUT}
     if ready["reason"] in in_progress and was.get("observedGeneration") != ready.get("observedGeneration"):
         return False  # the spec asked for it
     return was.get("status") == "True" or ready["reason"] in NEEDS_A_PERSON or ready["reason"] not in in_progress

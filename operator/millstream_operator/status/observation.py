@@ -47,6 +47,7 @@ class Observation:
     compared: Measurement | None = None  # what a pod measured, with the predictions for it
     asked_replicas: int | None = None  # spec.replicas, where the budget holds the owner's to fewer
     workloads: Workload = DEPLOYMENTS  # what reads the live object and groups the pods
+    quality: str = ""  # what the quality gate says about the wanted revision
 
     @property
     def running(self) -> Revision:

@@ -41,4 +41,7 @@ def model_ready(observation: Observation) -> Condition:
         return Condition(
             conditions.MODEL_READY, False, observation.answer.failure.reason, observation.answer.failure.message
         )
-    return Condition(conditions.MODEL_READY, True, Reason.ANSWERING, "The model answered through its Service.")
+    is_wanted = observation.running.digest == observation.revision.digest
+    of_the_gate = f" {observation.quality}" if observation.quality and is_wanted else ""
+    message = f"The model answered through its Service.{of_the_gate}"
+    return Condition(conditions.MODEL_READY, True, Reason.ANSWERING, message)

@@ -12,7 +12,7 @@ from typing import Any
 from millstream_operator.api.status import RolloutPhase
 from millstream_operator.diagnosis import conditions
 from millstream_operator.diagnosis.conditions import Condition
-from millstream_operator.diagnosis.decisions import journal
+from millstream_operator.diagnosis.decisions import Decision, journal
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON
 from millstream_operator.planning.scaling_cost import with_scaling_cost
@@ -81,12 +81,15 @@ def status_of_invalid(
     plan: Manifest | None = None,
     state: WorkloadState | None = None,
     companions: Sequence[Condition] | None = None,
+    *,
+    also: Sequence[Condition] = (),
+    decisions: Sequence[Decision] = (),
 ) -> Manifest:
     """Return the status for a spec that cannot be parsed, run, or planned yet; all else stays, as the pods do.
 
     `plan` is what was planned and not applied, so that a person can see it. `state` is that of the live workload: it is
     still watched, so the replica counts stay correct. `companions` None: they were not observed, so their conditions
-    stay.
+    stay. `also`: conditions of the refusal's own; `decisions`: those that the journal may lack.
     """
     live: Mapping[str, int] = state.counts if state is not None else {}
     found = [
@@ -101,12 +104,15 @@ def status_of_invalid(
     ]
     if conditions.find(previous.get("conditions", ()), conditions.AVAILABLE) or live:
         found.append(serves(bool(live.get("availableReplicas"))))
-    kept = [one for one in previous.get("conditions", ()) if one["type"] in KEPT_WHILE_INVALID]
+    found += also
+    news = {one.type for one in also}
+    kept = [c for c in previous.get("conditions", ()) if c["type"] in KEPT_WHILE_INVALID and c["type"] not in news]
     kept += _not_observed(previous, companions)
     found += companions or ()
     return (
         previous
         | ({"plan": plan} if plan is not None else {})
+        | ({"decisions": journal(previous.get("decisions", ()), decisions, now)} if decisions else {})
         | {count: live.get(count, 0) for count in REPLICA_COUNTS if count in live or count in previous}
         | {
             "observedGeneration": generation,

@@ -11,6 +11,7 @@ import copy
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +28,8 @@ from millstream_operator.diagnosis.plan_refused import PlanRefused
 from millstream_operator.facts.inspection import subjects
 from millstream_operator.inventory.node_kinds import inventory_of
 from millstream_operator.planning.facts import Facts
-from millstream_operator.planning.plan import PlanDefaults
+from millstream_operator.planning.plan import Plan, PlanDefaults
+from millstream_operator.planning.planner import decide
 from millstream_operator.planning.restart_fields import input_hash
 from millstream_operator.rendering.companions import (
     POD_MONITOR,
@@ -41,6 +43,7 @@ from millstream_operator.rendering.companions import (
 from millstream_operator.rendering.inspect_job import inspect_job
 from millstream_operator.rendering.objects import objects
 from millstream_operator.rendering.pod_defaults import PodDefaults
+from millstream_operator.rendering.preparation_job import preparation_job, steps_of
 from millstream_operator.rendering.revision import controller_revision
 from millstream_operator.rollout.pinning import Pinning
 from tests.support.fake_operator import CONFIG as CONFIG_JSON
@@ -50,6 +53,7 @@ from tests.support.field_changes import (
     SAYS_THE_DEFAULT,
     Adopts,
     Changes,
+    Decides,
     NotYet,
     Planned,
     Refused,
@@ -85,7 +89,17 @@ def applied(stored: Manifest, facts: Facts | None = None) -> Objects:
     known = Facts(read_shape(LONG)) if jobs else None
     pin = choose(owner, DEFAULTS, PodDefaults(), [], facts or known)
     rendered = [*jobs, *objects(owner, pin.revision), *companions_of(owner)]
-    return {one["kind"]: one for one in rendered if not one.get("immutable")}
+    found = {one["kind"]: one for one in rendered if not one.get("immutable")}
+    return found | prepared(owner, facts or known or Facts())
+
+
+def prepared(owner: LLMDeployment, facts: Facts) -> Objects:
+    """The Jobs that quantize and judge the model, by what they run."""
+    planned = decide(owner, DEFAULTS, facts)
+    assert isinstance(planned, Plan)
+    steps = steps_of(owner, planned.model_path, planned.model_revision)
+    jobs = [preparation_job(owner, step, planned, None, PodDefaults()) for step in steps]
+    return {f"Job {job['spec']['template']['spec']['containers'][0]['args'][0]}": job for job in jobs}
 
 
 def companions_of(owner: LLMDeployment) -> Iterator[Manifest]:
@@ -140,11 +154,15 @@ def test_a_field_changed_alone_changes_what_is_applied_or_is_refused(path: str) 
     if isinstance(change, Planned):
         changes_the_plan_or_is_refused(path, change)
         return
+    if isinstance(change, Decides):
+        file, _, test = change.test.partition("::")
+        assert f"def {test}(" in (Path(__file__).parent / file).read_text(encoding="utf-8")
+        return
     if isinstance(change, Adopts):
         takes_over_what_an_older_operator_pinned(path, change)
         return
     base = without(full_manifest(), change.without if isinstance(change, Changes) else ())
-    base["spec"] |= copy.deepcopy(change.instead) if isinstance(change, Changes) else {}
+    base["spec"] |= copy.deepcopy(change.instead) if isinstance(change, Changes | Refused) else {}
     mutated = copy.deepcopy(base)
     parent, key = place(mutated["spec"], path)
     if isinstance(change, Refused):

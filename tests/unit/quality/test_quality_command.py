@@ -11,6 +11,10 @@ import pytest
 import torch
 
 from millstream.cli import main
+from millstream.termination import TERMINATION_LOG_VARIABLE
+from millstream_operator.preparation.step_answers import failures_in_words, has_passed, read_step_answer
+from millstream_operator.rendering.preparation_job import StepKind
+from millstream_runtime.quality.summary import FIGURES, summary
 from tests.support.tiny_model import write_tiny_model
 from tests.unit.quality.conftest import Change, noise, texts, write_data
 
@@ -128,3 +132,36 @@ def test_too_little_data_and_a_missing_folder_are_refused_before_weights_are_rea
     assert "has 3 documents" in capsys.readouterr().err
     assert quality(base, tmp_path / "absent", data)[0] == 1
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_in_a_pod_verdict_and_figures_are_the_termination_message_that_the_operator_reads(
+    base: Path, changed: Changed, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "termination-log"
+    log.touch()
+    monkeypatch.setenv(TERMINATION_LOG_VARIABLE, str(log))
+    code, report = quality(base, changed(noise(0.5)), data)
+    answer = read_step_answer(StepKind.JUDGE, log.read_text())
+    assert code == 3
+    assert isinstance(answer, dict)
+    assert not has_passed(answer)
+    assert {one["slice"] for one in answer["slices"]} == {"chat", "code"}
+    figures = {one["figures"]["slice"]: one["figures"] for one in report["slices"]}
+    for one in answer["slices"]:
+        assert one["mean_kl"] == pytest.approx(figures[one["slice"]]["mean_kl"]["value"], rel=1e-4)
+    assert "code: mean_kl" in failures_in_words(answer)
+
+
+def test_many_slices_stay_within_a_termination_message_and_those_that_failed_come_first() -> None:
+    value = {name: {"value": 0.123456789} for name in FIGURES}
+    slices = [
+        {"figures": {"slice": f"slice-{i}", "num_documents": 20, "num_tokens": 1000, **value}, "failures": []}
+        for i in range(200)
+    ]
+    slices[-1]["failures"] = ["mean_kl " + "9" * 1000]
+    line = summary({"verdict": "failed", "slices": slices})
+    assert len(line.encode()) <= 4096
+    answer = read_step_answer(StepKind.JUDGE, line)
+    assert isinstance(answer, dict)
+    assert answer["slices"][0]["slice"] == "slice-199"
+    assert len(answer["slices"]) + answer["slices_left_out"] == 200

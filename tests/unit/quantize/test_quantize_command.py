@@ -9,14 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from millstream.termination import TERMINATION_LOG_VARIABLE
 from millstream_operator.catalog.read_shape import read_shape
+from millstream_operator.planning.facts import Facts
+from millstream_operator.planning.made_model import as_made, weights_file_bytes
 from millstream_operator.planning.sizing.cpu_memory import cpu_weights_bytes
+from millstream_operator.preparation.step_answers import read_step_answer
+from millstream_operator.rendering.preparation_job import StepKind
 from millstream_runtime.models.registry import expected_weights, load_model_config
 from tests.support.family_cases import CASES
+from tests.support.llmdeployments import deployment
 from tests.support.thread_ranks import on_ranks
 from tests.support.tiny_families import engine_answers, make_engine, model_logits, prompts_of, write_family
 from tests.support.tiny_model import write_tiny_model
-from tests.unit.quantize.conftest import quantize
+from tests.unit.quantize.conftest import contents, quantize
 
 FORMATS = {
     "rtn": "awq",
@@ -191,3 +197,28 @@ def test_its_own_held_out_documents_judge(tiny: Path, data: Path, tmp_path: Path
     assert quantize(tiny, tmp_path / "out", "--method=rtn", f"--held-out={held_out}") in (0, 3)
     (found,) = json.loads((tmp_path / "out/quality.json").read_text())["slices"]
     assert (found["figures"]["slice"], found["figures"]["num_documents"]) == ("mine", 25)
+
+
+@pytest.mark.parametrize("method", ["rtn", "awq", "gptq", "int8", "fp8"])
+def test_in_a_pod_the_bytes_are_the_termination_message_and_what_the_operator_predicted(
+    method: str, tiny: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, out = tmp_path / "termination-log", tmp_path / "made"
+    log.touch()
+    monkeypatch.setenv(TERMINATION_LOG_VARIABLE, str(log))
+    flags = (f"--method={method}", f"--calibration={data}", *FEW, "--no-quality", "--keep-made")
+    assert quantize(tiny, out, *flags) == 0
+    first, before = log.read_text(), contents(out)
+    answer = read_step_answer(StepKind.QUANTIZE, first)
+    assert isinstance(answer, dict)
+    spec = deployment(
+        model={"source": {"local": {"path": "tiny"}}, "cache": {"size": "1Gi"}},
+        quantization={"method": method.upper(), "calibration": {"configMapRef": {"name": "c", "key": "k"}}},
+    ).spec
+    shape = as_made(spec, Facts(read_shape(json.loads((tiny / "config.json").read_text())))).shape
+    assert shape is not None
+    # What a plan leaves out weighs more with 64 inputs than with 4096: the header, GPTQ's index, scales of outputs.
+    assert answer["weights_bytes"] == pytest.approx(weights_file_bytes(shape), rel=0.1)
+    log.write_text("")
+    assert quantize(tiny, out, *flags) == 0, "an attempt whose answer nobody read is made up for"
+    assert (log.read_text(), contents(out)) == (first, before)

@@ -44,7 +44,10 @@ def choose_formats(resolved: ResolvedSpec, shape: ModelShape, choosable: Capabil
         problem = contradiction(asked, shape)
         groups = f", groups of {stored.group_size}" if stored.group_size else ""
         warning = _warning(stored.method, resolved, shape)
-        why = f"The checkpoint's own quantization_config: {stored.bits} bit{groups}.{warning}"
+        whose = "The checkpoint's own quantization_config"
+        if resolved.is_made:
+            whose = "Made in the cluster with quantization.calibration"
+        why = f"{whose}: {stored.bits} bit{groups}.{warning}"
         return Formats((stored.method,), kv_cache, (PlanReason("quantization", why), kv_reason), problem=problem)
     if asked != "Auto":
         why = f"spec.quantization.method asks for {asked}.{_warning(asked, resolved, shape)}"

@@ -53,7 +53,7 @@ def without_unsupported(deployment: LLMDeployment, facts: Facts) -> Change | Non
     gone: dict[str, None] = {}
     quantization, parallelism = spec.quantization or Quantization(), spec.parallelism or Parallelism()
     stored = facts.shape.quantization.method if facts.shape is not None and facts.shape.quantization else "None"
-    if quantization.method not in (None, "Auto", stored):
+    if quantization.calibration is None and quantization.method not in (None, "Auto", stored):
         gone["quantization__method"] = None
     if quantization.kv_cache not in (None, "Auto", *runtime.kv_cache_methods):
         gone["quantization__kvCache"] = None

@@ -37,6 +37,11 @@ def metadata(**fields: Any) -> Manifest:
     return manifest(podTemplate={"metadata": fields})
 
 
+def made(**quantization: Any) -> Manifest:
+    return manifest(model={"source": {"local": LOCAL}, "cache": {"size": "1Gi"}}, quantization=quantization)
+
+
+DATASET = {"configMapRef": {"name": "c", "key": "k"}}
 SECRET = {"secretKeyRef": {"name": "n", "key": "k"}}
 CONFIG = {"configMapKeyRef": {"name": "n", "key": "k"}}
 
@@ -59,6 +64,17 @@ GOOD: dict[str, Manifest] = {
     "a cache on one node": manifest(
         model={"source": {"image": {"reference": "m:1"}}, "cache": {"size": "9", "accessMode": "ReadWriteOnce"}},
         replicas=1,
+    ),
+    "a cache of what is quantized": manifest(
+        model={"source": {"local": LOCAL}, "cache": {"size": "1Gi"}},
+        quantization={
+            "method": "AWQ",
+            "calibration": {"configMapRef": {"name": "c", "key": "k"}},
+            "qualityGate": {"dataset": {"persistentVolumeClaim": {"claimName": "c", "path": "h.jsonl"}}},
+        },
+    ),
+    "a gate of what is quantized already": manifest(
+        quantization={"qualityGate": {"base": {"local": LOCAL}, "dataset": {"configMapRef": {"name": "c", "key": "k"}}}}
     ),
     "a claim": source(persistentVolumeClaim={"claimName": "models"}),
     "a draft": manifest(speculation={"method": "DraftModel", "draftModel": {"source": {"local": LOCAL}}}),
@@ -139,8 +155,56 @@ BAD: dict[str, tuple[Manifest, str, str]] = {
     ),
     "a cache of what is there": (
         manifest(model={"source": {"local": LOCAL}, "cache": {"size": "1Gi"}}),
-        "spec.model",
+        "spec",
         "huggingFace or image",
+    ),
+    "quantized into nothing": (
+        manifest(quantization={"method": "AWQ", "calibration": DATASET}),
+        "spec",
+        "calibration needs model.cache",
+    ),
+    "quantized by no method": (made(calibration=DATASET), "spec.quantization", "calibration needs method"),
+    "quantized by what only loads": (
+        made(method="NF4", calibration=DATASET),
+        "spec.quantization",
+        "calibration needs method",
+    ),
+    "calibrated with nothing": (
+        made(method="AWQ", calibration={}),
+        "spec.quantization.calibration",
+        "exactly one source",
+    ),
+    "judged by nothing": (
+        manifest(quantization={"qualityGate": {"dataset": {}, "base": {"local": LOCAL}}}),
+        "spec.quantization.qualityGate.dataset",
+        "exactly one source",
+    ),
+    "compared with nothing": (
+        manifest(quantization={"qualityGate": {"dataset": DATASET}}),
+        "spec.quantization",
+        "one of calibration and qualityGate.base",
+    ),
+    "compared with two": (
+        made(method="AWQ", calibration=DATASET, qualityGate={"dataset": DATASET, "base": {"local": LOCAL}}),
+        "spec.quantization",
+        "one of calibration and qualityGate.base",
+    ),
+    "a base from nowhere": (
+        manifest(quantization={"qualityGate": {"dataset": DATASET, "base": {}}}),
+        "spec.quantization.qualityGate.base",
+        "exactly one",
+    ),
+    "a base that is always pulled": (
+        manifest(
+            quantization={
+                "qualityGate": {
+                    "dataset": DATASET,
+                    "base": {"image": {"reference": "m:1", "pullPolicy": "Always"}},
+                }
+            }
+        ),
+        "spec.quantization.qualityGate.base.image",
+        "takes no pullPolicy",
     ),
     "a cache that two nodes cannot mount": (
         manifest(

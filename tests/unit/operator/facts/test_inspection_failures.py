@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from millstream_operator.facts.inspection import LONGEST_RETRY_SECONDS, retry_seconds
+from millstream_operator.facts.job_attempts import LONGEST_RETRY_SECONDS, retry_seconds
 from millstream_operator.kube.kinds import (
     CONFIG_MAP,
     CONTROLLER_REVISION,

@@ -1,0 +1,89 @@
+"""A model is quantized in the cluster and judged before it serves; one that got worse never replaces what serves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from e2e.cluster import Cluster, Object, eventually
+from e2e.deployments import MODEL, condition, is_ready, llmd, pods, read, uid_and_restarts, wait_ready
+from e2e.durations import Durations
+from e2e.node_volume import STORAGE_CLASS, node_volume
+from e2e.release import Release
+
+HELD_OUT = Path(__file__).resolve().parent.parent / "models" / "held_out.jsonl"
+NAME = "quantized"
+JOBS_SECONDS = 600.0  # a Job waits for the images, the volume and two noisy cores
+
+
+def documents() -> Object:
+    """Two files of one slice: every second document to calibrate with, the others to judge by."""
+    lines = [line for line in HELD_OUT.read_text(encoding="utf-8").splitlines() if json.loads(line)["slice"] == "chat"]
+    data = {"calibration.jsonl": "\n".join(lines[::2]), "held_out.jsonl": "\n".join(lines[1::2])}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "documents"}, "data": data}
+
+
+def dataset(key: str) -> Object:
+    return {"configMapRef": {"name": "documents", "key": key}}
+
+
+def gate(**limits: object) -> Object:
+    return {"dataset": dataset("held_out.jsonl"), **limits}
+
+
+def worse() -> Object:
+    """The small draft in the place of the model: it has the same vocabulary, and other answers."""
+    model = {"servedName": MODEL, "source": {"local": {"path": "demo-draft"}}}
+    return llmd(NAME, model=model, quantization={"qualityGate": gate(base={"local": {"path": MODEL}})})
+
+
+def made() -> Object:
+    cache = {"size": "1Gi", "storageClassName": STORAGE_CLASS, "accessMode": "ReadWriteOnce"}
+    model = {"servedName": MODEL, "source": {"local": {"path": MODEL}}, "cache": cache}
+    limits = {"maxMeanKL": "1", "maxP99KL": "10", "minTop1AgreementPercent": 50, "maxFlipPercent": 50}
+    quantization = {
+        "method": "RTN",
+        "calibration": dataset("calibration.jsonl"),
+        "qualityGate": gate(**limits, maxPerplexityRatio="2"),
+    }
+    return llmd(NAME, model=model, quantization=quantization)
+
+
+def decision(deployment: Object, kind: str) -> str:
+    """The newest entry of a type in the journal."""
+    return next((one["message"] for one in deployment["status"].get("decisions", []) if one["type"] == kind), "")
+
+
+def test_a_worse_model_is_refused_while_the_old_pod_serves_and_a_quantized_one_is_made_gated_and_served(
+    cluster: Cluster, release: Release, warm_image: None, namespace: str, durations: Durations
+) -> None:
+    cluster.apply(namespace, documents())
+    cluster.apply(namespace, llmd(NAME))
+    wait_ready(cluster, namespace, NAME)
+    (before,) = pods(cluster, namespace, NAME)
+
+    with durations.measure("worse model -> QualityGateFailed"):
+        cluster.apply(namespace, worse())
+        refused = eventually(
+            lambda: read(cluster, namespace, NAME),
+            lambda one: condition(one, "ModelReady").get("reason") == "QualityGateFailed",
+            what="QualityGateFailed",
+            timeout_seconds=JOBS_SECONDS,
+        )
+    assert "chat: mean_kl" in condition(refused, "ModelReady")["message"]
+    assert condition(refused, "Available")["status"] == "True"
+    (kept,) = pods(cluster, namespace, NAME)
+    assert uid_and_restarts(kept) == uid_and_restarts(before)
+
+    with node_volume(cluster, namespace, f"{NAME}-model-cache", release.runtime_image):
+        with durations.measure("16-bit source -> quantized, gated, Ready"):
+            cluster.apply(namespace, made())
+            ready = eventually(
+                lambda: read(cluster, namespace, NAME), is_ready, what="Ready", timeout_seconds=JOBS_SECONDS
+            )
+        assert "The quality gate passed: chat: mean KL" in condition(ready, "ModelReady")["message"]
+        assert ready["status"]["plan"]["quantization"] == "AWQ"
+        assert "predicted" in decision(ready, "ModelQuantized")
+        assert decision(ready, "QualityGatePassed")
+        eventually(lambda: cluster.items("jobs", "-n", namespace), lambda jobs: not jobs, what="no Job left")
+        cluster.kubectl("delete", "llmd", NAME, "-n", namespace, "--wait=true")

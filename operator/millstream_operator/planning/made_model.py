@@ -1,0 +1,112 @@
+"""A model that the cluster quantizes itself: where it is written, and what it is like before it is there. Pure.
+
+    spec.quantization.calibration, method AWQ     16-bit source -> /models/quantized/awq-0123456789 in model.cache
+
+The folder is named by what it is made from, so that another source, method or dataset makes another folder, and a spec
+that goes back finds the one that it had. The plan is made for the folder before it exists, by the shape of the source.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.model import ModelSource
+from millstream_operator.api.spec import LLMDeploymentSpec
+from millstream_operator.catalog.checkpoint_quantization import CheckpointQuantization
+from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.planning.facts import Facts
+from millstream_operator.planning.sizing.weights import linear_bytes, weight_format
+
+QUANTIZED_FOLDER = "quantized"
+HASH_LENGTH = 10
+GROUP_SIZES = (128, 64, 32)  # tried in this order by `millstream quantize`
+# spec.quantization.method -> what `millstream quantize` writes: RTN is written as AWQ.
+STORED_AS: Mapping[str, str] = {"RTN": "AWQ", "AWQ": "AWQ", "GPTQ": "GPTQ", "INT8": "INT8", "FP8": "FP8"}
+BITS = {"AWQ": 4, "GPTQ": 4, "INT8": 8, "FP8": 8}
+
+
+def made_method(spec: LLMDeploymentSpec) -> str | None:
+    """Return the method that the cluster quantizes with; None where the source is served as it is."""
+    quantization = spec.quantization
+    method = quantization.method if quantization is not None else None
+    if quantization is None or quantization.calibration is None or method is None:
+        return None
+    return method.value if method in STORED_AS else None
+
+
+def asked_method(spec: LLMDeploymentSpec) -> str:
+    """Return the format of the weights that the spec asks for, as a checkpoint stores it; `Auto`: it names none."""
+    asked = ((spec.quantization.method if spec.quantization else None) or "Auto") + ""
+    return STORED_AS[asked] if made_method(spec) is not None else asked
+
+
+def made_path(owner: LLMDeployment, revision: str | None) -> str:
+    """Return the folder below the model root. `revision`: what the source was resolved to."""
+    method = made_method(owner.spec) or ""
+    assert owner.spec.quantization is not None  # noqa: S101 - asked only where there is a method
+    dataset = owner.spec.quantization.calibration
+    named = {
+        "source": named_source(owner, owner.spec.model.source, revision),
+        "method": method,
+        "dataset": dataset.model_dump(mode="json", by_alias=True, exclude_none=True) if dataset is not None else None,
+    }
+    return f"{QUANTIZED_FOLDER}/{method.lower()}-{digest(named)}"
+
+
+def named_source(owner: LLMDeployment, source: ModelSource, revision: str | None) -> dict[str, Any]:
+    """Return what names the weights of a source: not its token, and for a folder of the image the image."""
+    named: dict[str, Any] = source.model_dump(mode="json", by_alias=True, exclude_none=True)
+    named.get("huggingFace", {}).pop("tokenSecretRef", None)
+    named.get("image", {}).pop("pullPolicy", None)
+    if source.local is not None and owner.spec.runtime is not None and owner.spec.runtime.image is not None:
+        named["runtimeImage"] = owner.spec.runtime.image
+    return named | ({"revision": revision} if revision is not None else {})
+
+
+def digest(named: object) -> str:
+    """Return ten hex digits: equal for equal contents, on every machine."""
+    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:HASH_LENGTH]
+
+
+def as_made(spec: LLMDeploymentSpec, facts: Facts) -> Facts:
+    """Return the facts of the model as the pods will load it; unchanged where it is served as it is in the source."""
+    method, shape = made_method(spec), facts.shape
+    if method is None or facts.is_made or shape is None or shape.quantization is not None:
+        return facts
+    stored = STORED_AS[method]
+    group = _group_size(shape) if BITS[stored] == 4 else None
+    quantized = replace(shape, quantization=CheckpointQuantization(stored, BITS[stored], group))
+    return replace(facts, shape=quantized, checkpoint_bytes=None, is_made=True)
+
+
+def made_problem(spec: LLMDeploymentSpec, facts: Facts) -> str | None:
+    """Return why the source cannot be quantized; None where it can, or is not to be."""
+    stored = facts.shape.quantization if facts.shape is not None else None
+    if made_method(spec) is None or facts.is_made or stored is None:
+        return None
+    return (
+        f"quantization.calibration quantizes a source of 16 or 32 bits, and this one is stored as {stored.method} with "
+        f"{stored.bits} bits. Leave calibration out, or name the source that it was made from"
+    )
+
+
+def weights_file_bytes(shape: ModelShape) -> int:
+    """Return the bytes of a checkpoint's tensors: packed linear layers, the rest as in the source."""
+    if shape.quantization is None:
+        return shape.parameters.total * shape.weight_bytes
+    quantized = shape.parameters.linear - shape.unquantized_parameters
+    rest_bytes = (shape.parameters.total - quantized) * shape.weight_bytes
+    return rest_bytes + linear_bytes(quantized, weight_format(shape, shape.quantization.method))
+
+
+def _group_size(shape: ModelShape) -> int | None:
+    """As `millstream quantize` chooses it: the largest that divides the inputs of every layer."""
+    widths = (shape.hidden_size, shape.num_heads * shape.head_size, *shape.intermediate_sizes)
+    common = math.gcd(*widths)
+    return next((size for size in GROUP_SIZES if common % size == 0), GROUP_SIZES[-1])

@@ -1,0 +1,83 @@
+"""What the Jobs of a preparation answer, and the same in words. Pure.
+
+    {"version": 1, "event": "quantized", "weights_bytes": 3400000, …}
+    {"version": 1, "event": "judged", "verdict": "passed", "slices": [{"slice": "chat", "mean_kl": 0.004, …}], …}
+
+Both are written by the command line (`millstream quantize`, `millstream quality`) as the pod's termination message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from millstream_operator.diagnosis.diagnosis import Diagnosis
+from millstream_operator.diagnosis.reasons import Reason
+from millstream_operator.rendering.preparation_job import StepKind
+from millstream_runtime.strict_json import read_strict_json
+
+VERSION = 1
+EVENTS = {StepKind.QUANTIZE: "quantized", StepKind.JUDGE: "judged"}
+COMMANDS = {StepKind.QUANTIZE: "quantize", StepKind.JUDGE: "quality"}
+MAX_SLICES, MAX_FAILURES = 6, 3  # in words: a condition is read by people
+FIGURES = ("mean_kl", "top1_agreement_percent", "perplexity_ratio")
+
+
+def read_step_answer(kind: StepKind, text: str) -> dict[str, Any] | Diagnosis:
+    """Return the answer in a termination message, or why it is none."""
+    try:
+        answer = read_strict_json(text)
+    except (ValueError, RecursionError):
+        answer = None
+    is_known = isinstance(answer, dict) and (answer.get("version"), answer.get("event")) == (VERSION, EVENTS[kind])
+    if not is_known or not isinstance(answer, dict):
+        return _unknown(kind)
+    if kind is StepKind.QUANTIZE:
+        return answer if _is_count(answer.get("weights_bytes")) else _unknown(kind)
+    slices = answer.get("slices")
+    judged = isinstance(slices, list) and all(isinstance(one, dict) for one in slices)
+    return answer if judged and answer.get("verdict") in ("passed", "failed") else _unknown(kind)
+
+
+def has_passed(answer: Mapping[str, Any]) -> bool:
+    """Whether a model that was judged may serve."""
+    return answer.get("verdict") == "passed"
+
+
+def figures_in_words(answer: Mapping[str, Any]) -> str:
+    """`chat: mean KL 0.004, top-1 98.6 %, perplexity × 1.002; code: …`."""
+    slices = answer["slices"]
+    words = [_slice_in_words(one) for one in slices[:MAX_SLICES]]
+    left_out = len(slices) - len(words) + (answer.get("slices_left_out") or 0)
+    return "; ".join(words) + (f"; {left_out} more slices" if left_out else "")
+
+
+def failures_in_words(answer: Mapping[str, Any]) -> str:
+    """`code: mean_kl 0.31 (0.2 to 0.4), limit 0.02`: of the slices that failed."""
+    words = [
+        f"{one.get('slice', '?')}: {', '.join(str(failure) for failure in (one.get('failures') or ())[:MAX_FAILURES])}"
+        for one in answer["slices"]
+        if one.get("failures")
+    ]
+    return "; ".join(words[:MAX_SLICES])
+
+
+def _slice_in_words(one: Mapping[str, Any]) -> str:
+    kl, top1, ratio = (one.get(name) for name in FIGURES)
+    return f"{one.get('slice', '?')}: mean KL {_number(kl)}, top-1 {_number(top1)} %, perplexity × {_number(ratio)}"
+
+
+def _number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) and not isinstance(value, bool) else "not finite"
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 60
+
+
+def _unknown(kind: StepKind) -> Diagnosis:
+    return Diagnosis(
+        Reason.INVALID_CONFIG,
+        f"The runtime image answered `millstream {COMMANDS[kind]}` in a form that this operator does not read (version "
+        f"{VERSION} is what it reads); use an image of the operator's own version.",
+    )

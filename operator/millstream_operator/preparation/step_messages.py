@@ -1,0 +1,129 @@
+"""What the status and the journal say about the steps of a preparation. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.diagnosis.decisions import Decision, DecisionType
+from millstream_operator.diagnosis.diagnosis import Diagnosis, sentence
+from millstream_operator.diagnosis.reasons import Reason
+from millstream_operator.facts.job_attempts import JobWork, attempt_of
+from millstream_operator.planning.made_model import made_method
+from millstream_operator.preparation.step_answers import (
+    failures_in_words,
+    figures_in_words,
+    has_passed,
+    read_step_answer,
+)
+from millstream_operator.rendering.inspect_job import Subject
+from millstream_operator.rendering.preparation_job import Step, StepKind, gate_of
+
+Manifest = dict[str, Any]
+MEMORY_FIX = "Raise podTemplate.spec.containers[runtime].resources.limits.memory; its Jobs have the same."
+OLD_PODS = "Pods of an earlier revision keep serving."
+
+
+def work_of(owner: LLMDeployment, steps: Sequence[Step], step: Step, jobs: Sequence[Manifest]) -> JobWork:
+    """Return what the Jobs of a step do, in the words of the status."""
+    quantizes = step.kind is StepKind.QUANTIZE
+    return JobWork(
+        container=step.kind.container,
+        what="Quantizing the model" if quantizes else "Judging the model",
+        under_way=Diagnosis(
+            Reason.QUANTIZING if quantizes else Reason.JUDGING_QUALITY,
+            f"Step {steps.index(step) + 1} of {len(steps)}: {_doing(owner, step)}{_since(jobs)}.",
+            OLD_PODS,
+        ),
+        failure=Reason.PREPARATION_FAILED,
+        read=lambda message: read_step_answer(step.kind, message),
+        exit_codes=frozenset({0}) if quantizes else frozenset({0, 3}),  # 3: the model is worse than the limits
+        memory_fix=MEMORY_FIX,
+    )
+
+
+def failed(owner: LLMDeployment, step: Step, problem: Diagnosis) -> Diagnosis:
+    """Return why a step has no answer, and what to do."""
+    hint = problem.hint
+    if not hint and problem.reason is Reason.INVALID_CONFIG:
+        hint = f"Mend what it names; {_dataset(owner, step)}."
+    return Diagnosis(problem.reason, sentence(f"{_what(step)} failed: {problem.detail}"), f"{hint} {OLD_PODS}".strip())
+
+
+def gate_failed(answer: Mapping[str, Any]) -> Diagnosis:
+    """Return why a model that was judged does not serve."""
+    return Diagnosis(
+        Reason.QUALITY_GATE_FAILED,
+        sentence(f"The model is worse than quantization.qualityGate allows: {failures_in_words(answer)}"),
+        f"Choose another method, calibration closer to the requests, or wider limits. {OLD_PODS}",
+    )
+
+
+def gate_in_words(answer: Mapping[str, Any]) -> str:
+    """Return the figures of a model that serves."""
+    if has_passed(answer):
+        return sentence(f"The quality gate passed: {figures_in_words(answer)}")
+    return sentence(f"The quality gate failed and mode is Observe: {failures_in_words(answer)}")
+
+
+def started(owner: LLMDeployment, step: Step, path: str) -> Decision:
+    """The journal's entry for a step that begins."""
+    if step.kind is StepKind.QUANTIZE:
+        detail = f"{_doing(owner, step)} into {path} of model.cache, before a pod of it starts."
+        return Decision(DecisionType.QUANTIZATION_STARTED, _capital(detail))
+    return Decision(DecisionType.QUALITY_GATE_STARTED, _capital(f"{_doing(owner, step)}, before a pod of it starts."))
+
+
+def quantized(answer: Mapping[str, Any], path: str, predicted_bytes: int | None) -> Decision:
+    """The journal's entry for a model that is made: the bytes of its weights, predicted and measured."""
+    predicted = f", {predicted_bytes / 1e6:.2f} MB predicted" if predicted_bytes is not None else ""
+    return Decision(
+        DecisionType.MODEL_QUANTIZED,
+        f"{path} of model.cache is complete: {answer['weights_bytes'] / 1e6:.2f} MB of weights{predicted}.",
+    )
+
+
+def judged(answer: Mapping[str, Any], path: str) -> Decision:
+    """The journal's entry for a model that was compared with its base."""
+    if has_passed(answer):
+        return Decision(DecisionType.QUALITY_GATE_PASSED, sentence(f"{path}: {figures_in_words(answer)}"))
+    return Decision(DecisionType.QUALITY_GATE_FAILED, sentence(f"{path}: {failures_in_words(answer)}"))
+
+
+def _doing(owner: LLMDeployment, step: Step) -> str:
+    if step.kind is StepKind.QUANTIZE:
+        return f"quantizing {Subject(owner.spec.model.source)} with {made_method(owner.spec)}"
+    gate = gate_of(owner)
+    base = gate.base if gate is not None and gate.base is not None else owner.spec.model.source
+    return f"comparing the model with {Subject(base)} on held-out documents"
+
+
+def _since(jobs: Sequence[Manifest]) -> str:
+    """Which Job does it, where there is one."""
+    newest = max(jobs, key=attempt_of, default=None)
+    if newest is None:
+        return ""
+    metadata = newest["metadata"]
+    began = f", since {metadata['creationTimestamp']}" if metadata.get("creationTimestamp") else ""
+    return f" (Job {metadata['name']}, attempt {attempt_of(newest)}{began})"
+
+
+def _what(step: Step) -> str:
+    return "Quantizing the model" if step.kind is StepKind.QUANTIZE else "Judging the model"
+
+
+def _dataset(owner: LLMDeployment, step: Step) -> str:
+    field = "calibration" if step.kind is StepKind.QUANTIZE else "qualityGate.dataset"
+    quantization, gate = owner.spec.quantization, gate_of(owner)
+    dataset = gate.dataset if gate is not None else None
+    if step.kind is StepKind.QUANTIZE:
+        dataset = quantization.calibration if quantization is not None else None
+    if dataset is None or dataset.config_map_ref is None:
+        return f"the documents are the file of quantization.{field}.persistentVolumeClaim"
+    named = dataset.config_map_ref
+    return f"the documents are key {named.key} of ConfigMap {named.name} (quantization.{field})"
+
+
+def _capital(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}"

@@ -1,0 +1,243 @@
+"""The Jobs of a model that is quantized in the cluster, or judged before it serves.
+
+    QUANTIZE   millstream quantize /models/<source> --method=awq --out=/models/quantized/awq-0123456789
+    JUDGE      millstream quality /models/<base> /models/<candidate> --data=<dataset>
+
+One Job is one attempt. Sources are downloaded by init containers, as for the pods that serve, and pinned to the same
+revision. `quantize` goes on where an attempt before it was stopped, and takes a folder that is complete as it is. The
+answer is the pod's termination message.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.model import PersistentVolumeClaimSource
+from millstream_operator.api.optimization import Dataset, QualityGate, decimal
+from millstream_operator.catalog.inspected_model import InspectedModel
+from millstream_operator.planning.made_model import digest, made_method, named_source
+from millstream_operator.planning.model_path import BASE_FOLDER, base_path, model_path
+from millstream_operator.planning.plan import Plan, ResourcePlan
+from millstream_operator.rendering.container_resources import container_resources
+from millstream_operator.rendering.job_pod import job_container, job_pod_spec, overlay_of
+from millstream_operator.rendering.model_source import (
+    ModelFiles,
+    SourceFiles,
+    made_files,
+    mounted,
+    source_files,
+    together,
+)
+from millstream_operator.rendering.names import (
+    ATTEMPT_LABEL,
+    JUDGE_CONTAINER,
+    PREPARATION_LABEL,
+    PREPARER,
+    QUANTIZE_CONTAINER,
+    ROLE_LABEL,
+    child,
+    common_labels,
+)
+from millstream_operator.rendering.pod_defaults import PodDefaults
+from millstream_operator.rendering.pod_template import CONTAINER_SECURITY, container_env
+from millstream_operator.rendering.runtime_config import IMAGE_MODEL_ROOT
+
+DEADLINE_SECONDS = 48 * 3600  # GPTQ of a 70B model takes hours on a CPU
+TTL_SECONDS = 24 * 3600  # the operator deletes a Job that it has read; this is for the time when there is no operator
+DATASET_FOLDER = "/var/run/millstream/dataset"
+DATASET_VOLUME = "dataset"
+MIB, GIB = 1 << 20, 1 << 30
+PROCESS_BYTES = 1 * GIB  # Python, torch and the tokenized documents
+CALIBRATION_BYTES = 1 * GIB  # activations that `millstream quantize` keeps in memory; the rest is on disk
+
+
+class StepKind(StrEnum):
+    QUANTIZE = "quantize"
+    JUDGE = "judge"
+
+    @property
+    def container(self) -> str:
+        return QUANTIZE_CONTAINER if self is StepKind.QUANTIZE else JUDGE_CONTAINER
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the preparation, named by what its result follows from."""
+
+    kind: StepKind
+    key: str
+
+
+def steps_of(owner: LLMDeployment, path: str, revision: str | None) -> tuple[Step, ...]:
+    """Return what must be done before pods load `path`, in order. `revision`: what the source was resolved to."""
+    found: list[Step] = []
+    if made_method(owner.spec) is not None:
+        found.append(Step(StepKind.QUANTIZE, path.rpartition("-")[2]))
+    gate = gate_of(owner)
+    if gate is not None:
+        named = {
+            "candidate": path,
+            "source": named_source(owner, owner.spec.model.source, revision),
+            "base": named_source(owner, gate.base, None) if gate.base is not None else None,
+            "gate": gate.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"mode", "base"}),
+        }
+        found.append(Step(StepKind.JUDGE, digest(named)))
+    return tuple(found)
+
+
+def gate_of(owner: LLMDeployment) -> QualityGate | None:
+    return owner.spec.quantization.quality_gate if owner.spec.quantization is not None else None
+
+
+def preparation_job(
+    owner: LLMDeployment,
+    step: Step,
+    plan: Plan,
+    source: InspectedModel | None,
+    defaults: PodDefaults,
+    attempt: int = 1,
+) -> dict[str, Any]:
+    """Return one attempt at a step. `source`: what was inspected of `spec.model.source`."""
+    labels = {PREPARATION_LABEL: step.key, ATTEMPT_LABEL: str(attempt)}
+    template = {
+        "metadata": {"labels": {**defaults.labels, **common_labels(owner.name), ROLE_LABEL: PREPARER, **labels}},
+        "spec": _pod_spec(owner, step, plan, source, defaults),
+    }
+    job = child(owner, "batch/v1", "Job", name=f"{owner.name}-{digest(template)}")
+    job["metadata"]["labels"] |= {ROLE_LABEL: PREPARER, **labels}
+    return job | {
+        "spec": {
+            "backoffLimit": 0,  # the operator tries again, with the reason in the status meanwhile
+            "activeDeadlineSeconds": DEADLINE_SECONDS,
+            "ttlSecondsAfterFinished": TTL_SECONDS,
+            "template": template,
+        }
+    }
+
+
+def _pod_spec(
+    owner: LLMDeployment, step: Step, plan: Plan, source: InspectedModel | None, defaults: PodDefaults
+) -> dict[str, Any]:
+    quantizes = step.kind is StepKind.QUANTIZE
+    args, files = _quantize(owner, plan, source) if quantizes else _judge(owner, plan, source)
+    resources = container_resources(_resources(plan, source, step.kind), _given_resources(owner))
+    container = job_container(owner, step.kind.container, plan.runtime_image, args, resources, files.mounts)
+    return job_pod_spec(owner, defaults, container, files, near_replicas=owner.spec.model.cache is not None)
+
+
+def _quantize(owner: LLMDeployment, plan: Plan, source: InspectedModel | None) -> tuple[list[str], ModelFiles]:
+    assert owner.spec.quantization is not None  # noqa: S101 - the step says so
+    assert owner.spec.quantization.calibration is not None  # noqa: S101
+    dataset, data = dataset_file(owner.spec.quantization.calibration)
+    path, files = _source(owner, plan, source)
+    args = [
+        "quantize",
+        path,
+        f"--method={(made_method(owner.spec) or '').lower()}",
+        f"--calibration={dataset}",
+        f"--out={_in_models(plan.model_path)}",
+        "--keep-made",
+        "--no-quality",
+        "--device=cpu",
+    ]
+    return args, together(together(files, made_files(owner, read_only=False)), data)
+
+
+def _judge(owner: LLMDeployment, plan: Plan, source: InspectedModel | None) -> tuple[list[str], ModelFiles]:
+    gate = gate_of(owner)
+    assert gate is not None  # noqa: S101 - the step says so
+    dataset, data = dataset_file(gate.dataset)
+    path, files = _source(owner, plan, source)
+    base, candidate = path, _in_models(plan.model_path)
+    if gate.base is not None:
+        base = base_path(owner.spec, gate.base)
+        wanted = SourceFiles(gate.base, base, None, None, BASE_FOLDER)
+        base = _in_models(base)
+        files = together(files, source_files(owner, plan.runtime_image, wanted, _container(owner)))
+    else:
+        files = together(files, made_files(owner))
+    return ["quality", base, candidate, f"--data={dataset}", *_limits(gate), "--device=cpu"], together(files, data)
+
+
+def _limits(gate: QualityGate) -> list[str]:
+    """The limits of the spec's own; an absent one is that of `millstream quality`."""
+    fractions = {
+        "max-mean-kl": gate.max_mean_kl,
+        "max-p99-kl": gate.max_p99_kl,
+        "max-perplexity-ratio": gate.max_perplexity_ratio,
+    }
+    percents = {
+        "min-top1-agreement-percent": gate.min_top1_agreement_percent,
+        "max-flip-percent": gate.max_flip_percent,
+    }
+    return [f"--{name}={decimal(value):g}" for name, value in fractions.items() if value is not None] + [
+        f"--{name}={value}" for name, value in percents.items() if value is not None
+    ]
+
+
+def _source(owner: LLMDeployment, plan: Plan, source: InspectedModel | None) -> tuple[str, ModelFiles]:
+    """Return the folder of `spec.model.source` in the pod, and how it gets there."""
+    path = model_path(owner.spec, plan.model_revision)
+    size_bytes = source.checkpoint_bytes if source is not None else None
+    wanted = SourceFiles(owner.spec.model.source, path, plan.model_revision, size_bytes)
+    return _in_models(path), source_files(owner, plan.runtime_image, wanted, _container(owner))
+
+
+def _container(owner: LLMDeployment) -> dict[str, Any]:
+    return {"env": container_env(overlay_of(owner)), "securityContext": dict(CONTAINER_SECURITY)}
+
+
+def _in_models(path: str) -> str:
+    return posixpath.join(IMAGE_MODEL_ROOT, path)
+
+
+def dataset_file(dataset: Dataset) -> tuple[str, ModelFiles]:
+    """Return the file in the pod, and how it gets there.
+
+    A missing ConfigMap is optional for the kubelet: it would keep the pod waiting without a message, while the command
+    names the file, whose path names ConfigMap and key.
+    """
+    if (claim := dataset.persistent_volume_claim) is not None:
+        folder = f"{DATASET_FOLDER}/{claim.claim_name}"
+        files = mounted(PersistentVolumeClaimSource(claim_name=claim.claim_name), DATASET_VOLUME, folder)
+        return f"{folder}/{claim.path.strip('/')}", files
+    reference = dataset.config_map_ref
+    assert reference is not None  # noqa: S101 - a rule of the API
+    path = f"{reference.name}/{reference.key}"
+    items = [{"key": reference.key, "path": path}]
+    volume = {"name": DATASET_VOLUME, "configMap": {"name": reference.name, "items": items, "optional": True}}
+    mount = {"name": DATASET_VOLUME, "mountPath": DATASET_FOLDER, "readOnly": True}
+    return f"{DATASET_FOLDER}/{path}", ModelFiles([volume], [mount])
+
+
+def _given_resources(owner: LLMDeployment) -> Any:
+    overlay = overlay_of(owner)
+    return overlay.resources if overlay is not None else None
+
+
+def _resources(plan: Plan, source: InspectedModel | None, kind: StepKind) -> ResourcePlan:
+    """Of one pod: memory for one layer and its statistics, or for both models in float32.
+
+    The disk is that of the runtime's own container. Without an inspection the plan's memory has to do.
+    """
+    planned = plan.resources
+    if source is None:
+        return planned
+    weights_bytes = 4 * source.shape.parameters.total
+    if kind is StepKind.JUDGE:
+        needed_bytes = PROCESS_BYTES + 2 * weights_bytes
+    else:
+        tables_bytes = 4 * (source.shape.parameters.embedding + source.shape.parameters.head)
+        layer_bytes = (weights_bytes - tables_bytes) // source.shape.num_layers
+        widest = max((source.shape.hidden_size, *source.shape.intermediate_sizes))
+        hessians_bytes = 4 * (widest**2 + 3 * source.shape.hidden_size**2)
+        needed_bytes = PROCESS_BYTES + CALIBRATION_BYTES + tables_bytes + 2 * (layer_bytes + hessians_bytes)
+    memory = f"{-(-needed_bytes // (256 * MIB)) * 256}Mi"
+    double = f"{-(-2 * needed_bytes // (256 * MIB)) * 256}Mi"
+    gpus = {name for name in planned.limits if name not in ("cpu", "memory", "ephemeral-storage")}
+    limits = {name: value for name, value in planned.limits.items() if name not in gpus}
+    return ResourcePlan({**planned.requests, "memory": memory}, {**limits, "memory": double})

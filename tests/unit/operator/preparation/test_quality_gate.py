@@ -1,0 +1,184 @@
+"""No pod of a new revision starts before its model passed the gate; what serves stays, and the status says why."""
+
+from __future__ import annotations
+
+import pytest
+
+from millstream_operator.kube.kinds import DEPLOYMENT, JOB
+from tests.support.fake_operator import FakeOperator, judged, respec, served
+from tests.support.llmdeployments import manifest
+from tests.support.prepared_models import (
+    FAILURE,
+    GATE,
+    JUDGED,
+    MADE,
+    arguments,
+    commands,
+    journal,
+    preparing,
+    records,
+    until,
+)
+
+
+async def failed_gate(operator: FakeOperator) -> None:
+    """The Job that judges ends with a verdict of failed."""
+    operator.cluster.run_jobs(judged("failed", [FAILURE]), 3)
+    operator.cluster.collect_garbage()
+    await operator.turn()
+
+
+async def test_what_was_made_is_compared_with_its_source_by_the_limits_of_the_spec() -> None:
+    limits = {
+        "maxMeanKL": "20m",
+        "maxP99KL": "0.5",
+        "minTop1AgreementPercent": 97,
+        "maxFlipPercent": 2,
+        "maxPerplexityRatio": "1.02",
+    }
+    quantization = MADE["quantization"] | {"qualityGate": GATE | limits}
+    operator = await preparing("quality", model=MADE["model"], quantization=quantization)
+    words = the_arguments(operator)
+    assert words[1] == "/models/demo-chat"
+    assert words[2].startswith("/models/quantized/awq-")
+    assert words[3:] == [
+        "--data=/var/run/millstream/dataset/held-out/data.jsonl",
+        "--max-mean-kl=0.02",
+        "--max-p99-kl=0.5",
+        "--max-perplexity-ratio=1.02",
+        "--min-top1-agreement-percent=97",
+        "--max-flip-percent=2",
+        "--device=cpu",
+    ]
+
+
+def the_arguments(operator: FakeOperator) -> list[str]:
+    (found,) = [arguments(job) for job in operator.cluster.all(JOB)]
+    return found
+
+
+async def test_a_model_that_passed_serves_and_the_condition_has_its_figures() -> None:
+    operator = await served(manifest(**MADE))
+    assert journal(operator) == [
+        "QuantizationStarted",
+        "ModelQuantized",
+        "QualityGateStarted",
+        "QualityGatePassed",
+    ]
+    message = operator.condition("ModelReady")["message"]
+    assert "chat: mean KL 0.004, top-1 98.6 %, perplexity × 1.002" in message
+    await operator.turn()
+    assert operator.condition("ModelReady")["message"] == message, "of a plan that is kept, too"
+    assert operator.writes == []
+
+
+async def test_while_the_gate_judges_the_old_pods_serve_and_no_new_one_starts() -> None:
+    operator = await served(manifest())
+    before = operator.cluster.the(DEPLOYMENT)["spec"]["template"]
+    respec(operator.cluster, **MADE)
+    await until(operator, "quality")
+    await operator.turn()
+    assert operator.cluster.the(DEPLOYMENT)["spec"]["template"] == before
+    found = operator.condition("ModelReady")
+    assert (found["status"], found["reason"]) == ("False", "JudgingQuality")
+    assert "Step 2 of 2" in found["message"]
+
+
+@pytest.mark.parametrize("spec", [MADE, JUDGED], ids=["made", "quantized already"])
+async def test_a_model_that_is_worse_is_refused_for_good_while_the_old_pods_serve(spec: dict[str, object]) -> None:
+    operator = await served(manifest())
+    before = operator.cluster.the(DEPLOYMENT)["spec"]["template"]
+    respec(operator.cluster, **spec)
+    await until(operator, "quality")
+    await failed_gate(operator)
+    found = operator.condition("ModelReady")
+    assert (found["status"], found["reason"]) == ("False", "QualityGateFailed")
+    assert f"code: {FAILURE}" in found["message"]
+    assert operator.condition("Stalled")["reason"] == "QualityGateFailed"
+    assert operator.condition("Available")["status"] == "True"
+    assert journal(operator)[-1] == "QualityGateFailed"
+    operator.client.requests.clear()
+    operator.now = "2025-01-02T00:00:00Z"
+    await operator.settle(inspected="no Job is started")
+    assert commands(operator) == []
+    assert ("apply", "Job") not in operator.writes, "the verdict is on record"
+    assert operator.cluster.the(DEPLOYMENT)["spec"]["template"] == before
+
+
+async def test_back_to_the_old_spec_is_back_to_ready() -> None:
+    operator = await served(manifest())
+    respec(operator.cluster, **MADE)
+    await until(operator, "quality")
+    await failed_gate(operator)
+    respec(operator.cluster, model=manifest()["spec"]["model"], quantization=None)
+    await operator.settle()
+    assert operator.condition("Ready")["status"] == "True"
+    assert operator.condition("ModelReady")["reason"] == "Answering"
+
+
+async def test_wider_limits_judge_anew_and_make_nothing_anew() -> None:
+    operator = await served(manifest())
+    respec(operator.cluster, **MADE)
+    await until(operator, "quality")
+    await failed_gate(operator)
+    respec(operator.cluster, quantization=MADE["quantization"] | {"qualityGate": GATE | {"maxMeanKL": "1"}})
+    await operator.turn()
+    assert commands(operator) == ["quality"]
+    await operator.settle()
+    assert operator.condition("Ready")["status"] == "True"
+
+
+async def test_observe_serves_a_model_that_is_worse_and_says_so() -> None:
+    operator = await served(manifest())
+    quantization = MADE["quantization"] | {"qualityGate": GATE | {"mode": "Observe"}}
+    respec(operator.cluster, model=MADE["model"], quantization=quantization)
+    await until(operator, "quality")
+    await failed_gate(operator)
+    await operator.settle()
+    found = operator.condition("ModelReady")
+    assert (found["status"], operator.condition("Ready")["status"]) == ("True", "True")
+    assert f"mode is Observe: code: {FAILURE}" in found["message"]
+
+
+async def test_enforcing_what_was_observed_takes_nothing_down() -> None:
+    quantization = MADE["quantization"] | {"qualityGate": GATE | {"mode": "Observe"}}
+    operator = await served(manifest(model=MADE["model"], quantization=quantization))
+    before = operator.cluster.the(DEPLOYMENT)["spec"]["template"]
+    respec(operator.cluster, **MADE)
+    await operator.settle(inspected="no Job is started")
+    assert operator.condition("Ready")["status"] == "True"
+    assert operator.cluster.the(DEPLOYMENT)["spec"]["template"] == before
+
+
+async def test_a_gate_that_is_added_to_a_model_that_serves_waits_for_the_next_revision() -> None:
+    operator = await served(manifest())
+    respec(operator.cluster, quantization={"qualityGate": GATE | {"base": {"local": {"path": "other"}}}})
+    await operator.settle(inspected="no Job is started")
+    assert commands(operator) == []
+    assert "has not judged this revision" in operator.condition("ModelReady")["message"]
+    assert operator.condition("Ready")["status"] == "True"
+
+
+async def test_the_base_of_a_quantized_source_is_downloaded_next_to_it() -> None:
+    operator = await preparing(
+        "quality",
+        model={"source": {"huggingFace": {"repository": "org/name-awq"}}},
+        quantization={"qualityGate": GATE | {"base": {"huggingFace": {"repository": "org/name"}}}},
+    )
+    words = the_arguments(operator)
+    assert words[1:3] == ["/models/base/huggingFace", "/models/huggingFace"]
+
+
+async def test_a_gate_that_cannot_run_is_one_reason_and_is_tried_again() -> None:
+    operator = await served(manifest())
+    respec(operator.cluster, **MADE)
+    await until(operator, "quality")
+    operator.cluster.run_jobs("", 1)
+    await operator.turn()
+    found = operator.condition("ModelReady")
+    assert (found["reason"], "exit code 1" in found["message"]) == ("PreparationFailed", True)
+    assert operator.condition("Available")["status"] == "True"
+    operator.now = "2025-01-01T01:00:00Z"
+    await operator.settle()
+    assert operator.condition("Ready")["status"] == "True"
+    assert len(records(operator)) == 2
