@@ -38,7 +38,7 @@ def worse() -> Object:
 
 
 def made() -> Object:
-    cache = {"size": "1Gi", "storageClassName": STORAGE_CLASS, "accessMode": "ReadWriteOnce"}
+    cache = {"size": "1Gi", "storageClassName": STORAGE_CLASS}
     model = {"servedName": MODEL, "source": {"local": {"path": MODEL}}, "cache": cache}
     limits = {"maxMeanKL": "1", "maxP99KL": "10", "minTop1AgreementPercent": 50, "maxFlipPercent": 50}
     quantization = {

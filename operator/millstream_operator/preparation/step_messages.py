@@ -71,8 +71,9 @@ def started(owner: LLMDeployment, step: Step, path: str) -> Decision:
     """The journal's entry for a step that begins."""
     if step.kind is StepKind.QUANTIZE:
         detail = f"{_doing(owner, step)} into {path} of model.cache, before a pod of it starts."
-        return Decision(DecisionType.QUANTIZATION_STARTED, _capital(detail))
-    return Decision(DecisionType.QUALITY_GATE_STARTED, _capital(f"{_doing(owner, step)}, before a pod of it starts."))
+        return Decision(DecisionType.QUANTIZATION_STARTED, f"{detail[:1].upper()}{detail[1:]}")
+    detail = f"{path}: {_doing(owner, step)}, before a pod of it starts."
+    return Decision(DecisionType.QUALITY_GATE_STARTED, detail)
 
 
 def quantized(answer: Mapping[str, Any], path: str, predicted_bytes: int | None) -> Decision:
@@ -123,7 +124,3 @@ def _dataset(owner: LLMDeployment, step: Step) -> str:
         return f"the documents are the file of quantization.{field}.persistentVolumeClaim"
     named = dataset.config_map_ref
     return f"the documents are key {named.key} of ConfigMap {named.name} (quantization.{field})"
-
-
-def _capital(words: str) -> str:
-    return f"{words[:1].upper()}{words[1:]}"

@@ -116,6 +116,13 @@ async def test_back_to_the_old_spec_is_back_to_ready() -> None:
     assert operator.condition("ModelReady")["reason"] == "Answering"
 
 
+async def test_the_journal_has_the_steps_of_each_model_that_is_tried() -> None:
+    operator = await served(manifest(**JUDGED))
+    respec(operator.cluster, model={"source": {"local": {"path": "another"}}})
+    await operator.settle()
+    assert journal(operator) == ["QualityGateStarted", "QualityGatePassed"] * 2
+
+
 async def test_wider_limits_judge_anew_and_make_nothing_anew() -> None:
     operator = await served(manifest())
     respec(operator.cluster, **MADE)
