@@ -116,7 +116,10 @@ def load_model(
 
         report()
         weights = LoadedWeights(checkpoint, dtype, device, ranks, report, copy_budget_bytes, _layout_of(config))
-        return family_code(config.architecture).build(config, weights)
+        model: Decoder = family_code(config.architecture).build(config, weights)
+        if weights.implementations and ranks.rank == 0:
+            log.info("quantized_layers", computed_by=dict(weights.implementations))
+        return model
 
 
 def _layout_of(config: ModelConfig) -> LayoutOf | None:

@@ -11,6 +11,8 @@ from torch import Tensor
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.linear.linear import Linear
 from millstream_runtime.quantization.block_weight import BlockLinear, BlockWeight
+from millstream_runtime.quantization.cpu import code_table
+from millstream_runtime.quantization.cpu.table_linear import TableLinear
 from millstream_runtime.quantization.grouped_weight import GroupedWeight
 from millstream_runtime.quantization.quantized_linear import DequantizingLinear
 from millstream_runtime.quantization.weight_layout import TensorSource
@@ -55,16 +57,28 @@ def linear_for(source: TensorSource, weight: QuantizedWeight, bias: Tensor | Non
 
 
 def _on_a_cpu(source: TensorSource, weight: QuantizedWeight, bias: Tensor | None) -> Linear:
-    """Dequantized once where there is memory for it. Only in float32 and wider: there both ways round alike."""
-    source.count(weight.num_bytes)
+    """Dequantized once where there is memory for it. Only in float32 and wider: there all ways round alike."""
     num_elements = weight.num_inputs * weight.num_outputs
     more_bytes = num_elements * source.dtype.itemsize - weight.num_bytes
     if source.dtype.itemsize < torch.float32.itemsize or not source.memory.reserve(more_bytes):
-        return BlockLinear(weight, bias) if isinstance(weight, BlockWeight) else DequantizingLinear(weight, bias)
+        return _packed_on_a_cpu(source, weight, bias)
+    source.count(weight.num_bytes)
+    source.note_implementation("dequantized when loaded")
     dense = weight.dense(source.dtype)
     if source.memory.is_output_major(num_elements):
         dense = dense.t().contiguous().t()
     return source.memory.linear(dense, bias)
+
+
+def _packed_on_a_cpu(source: TensorSource, weight: QuantizedWeight, bias: Tensor | None) -> Linear:
+    if isinstance(weight, GroupedWeight) and source.dtype == torch.float32 and code_table.fits(weight):
+        table = code_table.code_table(weight)
+        source.count(table.num_bytes)
+        source.note_implementation("computed from packed codes")
+        return TableLinear(table, bias)
+    source.count(weight.num_bytes)
+    source.note_implementation("dequantized in each product")
+    return BlockLinear(weight, bias) if isinstance(weight, BlockWeight) else DequantizingLinear(weight, bias)
 
 
 _IMPLEMENTATIONS = (Implementation((2, 3, 4, 5, 6, 8), "cpu", 0, _on_a_cpu),)

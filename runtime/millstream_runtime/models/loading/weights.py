@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ class Weights(ABC):
     """The `TensorSource` of weight layouts, and what families build their layers from.
 
     Attributes: `ranks`, among whom the model is shared; `dtype` and `device` of the tensors; `memory`, the layout of
-    dense linear weights.
+    dense linear weights; `implementations`, quantized layers by the name of what computes them.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Weights(ABC):
         self.ranks = ranks
         self.memory: MemoryLayout = memory if memory is not None else PlainLayout()
         self._layout_of = layout_of or (lambda module: UNQUANTIZED)
+        self.implementations: Counter[str] = Counter()
         self._tensor_bytes = 0
 
     @property
@@ -88,6 +90,10 @@ class Weights(ABC):
     def count(self, num_bytes: int) -> None:
         """Add bytes of weights that were not made by `empty` to `num_bytes`."""
         self._tensor_bytes += num_bytes
+
+    def note_implementation(self, name: str) -> None:
+        """Count a quantized layer by what computes it."""
+        self.implementations[name] += 1
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """An uninitialised tensor for a weight, counted in `num_bytes`."""
