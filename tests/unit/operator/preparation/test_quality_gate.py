@@ -48,6 +48,7 @@ async def test_what_was_made_is_compared_with_its_source_by_the_limits_of_the_sp
         "--max-perplexity-ratio=1.02",
         "--min-top1-agreement-percent=97",
         "--max-flip-percent=2",
+        "--worst=0",
         "--device=cpu",
     ]
 
