@@ -24,6 +24,7 @@ from millstream.termination import unwind_on_sigterm, write_termination_message
 from millstream_runtime.errors import InvalidConfigError
 from millstream_runtime.quantize.settings import (
     FOUR_BIT,
+    GGUF_TYPES,
     ActivationScheme,
     ActOrder,
     Method,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 EXIT_MADE, EXIT_WORSE, EXIT_INTERRUPTED = 0, 3, 130
 ANSWER_VERSION = 1  # of the termination message
+WEIGHTS = (".safetensors", ".gguf")
 LOG_SECONDS = 30.0  # between lines of progress where stderr is no terminal
 
 
@@ -76,7 +78,7 @@ def _answer(settings: QuantizeSettings) -> None:
 
 
 def _weights_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return sum(path.stat().st_size for path in folder.iterdir() if path.suffix in WEIGHTS)
 
 
 class _Progress:
@@ -145,6 +147,7 @@ def _settings(given: argparse.Namespace) -> QuantizeSettings:
         ("--group-size", given.group_size, FOUR_BIT),
         ("--act-order", given.act_order, (Method.GPTQ,)),
         ("--activation-scheme", given.activation_scheme, (Method.FP8,)),
+        ("--gguf-type", given.gguf_type, (Method.GGUF,)),
     ):
         if value is not None and method not in methods:
             raise InvalidConfigError(f"{flag} is for --method {', '.join(methods)}; --method {method} has none.")
@@ -162,6 +165,7 @@ def _settings(given: argparse.Namespace) -> QuantizeSettings:
         with_quality=not given.no_quality,
         act_order=ActOrder(given.act_order or ActOrder.STATIC),
         activation_scheme=ActivationScheme(given.activation_scheme or ActivationScheme.DYNAMIC),
+        gguf_type=given.gguf_type or GGUF_TYPES[0],
     )
 
 
@@ -174,7 +178,12 @@ def _parser() -> CommandLineParser:
     )
     flag = parser.add_argument
     flag("model", type=Path, metavar="MODEL", help="folder of the model, in 16 or 32 bits")
-    flag("--method", required=True, metavar="METHOD", help="rtn, awq, gptq, int8, fp8: see docs/quantization.md")
+    flag(
+        "--method",
+        required=True,
+        metavar="METHOD",
+        help="rtn, awq, gptq, int8, fp8, nf4, gguf: see docs/quantization.md",
+    )
     flag("--out", type=Path, required=True, metavar="DIR", help="folder to make; it must not exist, or be empty")
     flag("--calibration", type=Path, metavar="FILE.jsonl", help="documents like those that the model will serve")
     flag("--held-out", type=Path, metavar="FILE.jsonl", help="judge by these, and hold none of --calibration out")
@@ -182,6 +191,7 @@ def _parser() -> CommandLineParser:
     flag("--no-quality", action="store_true", help="do not compare the result with its base")
     flag("--group-size", type=int, metavar="N", help="weights per scale (default: 128, 64 or 32, what fits all layers)")
     flag("--act-order", choices=[*ActOrder], help="of gptq: order of rounding (default: static)")
+    flag("--gguf-type", choices=GGUF_TYPES, help="of gguf: blocks of the layers (default: Q4_K)")
     flag("--activation-scheme", choices=[*ActivationScheme], help="of fp8: scales of activations (default: dynamic)")
     flag("--sequence-tokens", type=int, default=512, metavar="N", help="length of a sequence (default: 512)")
     flag("--max-sequences", type=int, default=128, metavar="N", help="sequences to calibrate with (default: 128)")

@@ -47,3 +47,16 @@ def hugging_face_name(name: str, *, is_gemma: bool) -> str | None:
     layer, part, suffix = match.groups()
     module = (LINEAR | (_GEMMA_NORMS if is_gemma else _NORMS)).get(part)
     return None if module is None else f"model.layers.{int(layer)}.{module}.{suffix}"
+
+
+def llama_cpp_name(name: str) -> str:
+    """The inverse, for models other than Gemma. Raises ValueError: llama.cpp has no name for it."""
+    for theirs, ours in _FIXED.items():
+        if ours == name:
+            return theirs
+    layer, _, rest = name.removeprefix("model.layers.").partition(".")
+    module, _, suffix = rest.rpartition(".")
+    for theirs, ours in (LINEAR | _NORMS).items():
+        if ours == module and layer.isdecimal():
+            return f"blk.{layer}.{theirs}.{suffix}"
+    raise ValueError(f"llama.cpp has no name for {name}")

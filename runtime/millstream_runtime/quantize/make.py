@@ -21,14 +21,17 @@ import torch
 
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.errors import InvalidConfigError, RuntimeFailure
-from millstream_runtime.models.loading.checkpoint import Checkpoint
 from millstream_runtime.models.loading.checkpoint_digest import checkpoint_digest
+from millstream_runtime.models.loading.open_checkpoint import open_checkpoint
 from millstream_runtime.models.registry import expected_weights, load_model_config
 from millstream_runtime.quality.comparison import ComparisonSettings, compare
 from millstream_runtime.quantize.calibration import MAX_JUDGED_TOKENS, CalibrationData, read_calibration
 from millstream_runtime.quantize.layer_loop import LayerLoop, OnProgress
 from millstream_runtime.quantize.methods.method_choice import method_for
 from millstream_runtime.quantize.output import model_card
+from millstream_runtime.quantize.output.gguf_metadata import check_convertible
+from millstream_runtime.quantize.output.gguf_model import write_gguf_model
+from millstream_runtime.quantize.output.gguf_packing import GgufPacking
 from millstream_runtime.quantize.output.packing import (
     ModuleChoice,
     Packing,
@@ -42,7 +45,7 @@ from millstream_runtime.quantize.source_model import SourceModel
 from millstream_runtime.sources.lock import FolderLock
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
-JOB_VERSION = 2  # changes when the same job gives other bytes
+JOB_VERSION = 3  # changes when the same job gives other bytes
 QUALITY_NAME, CARD_NAME = "quality.json", "README.md"
 # Files next to the weights that a loader or a reader of the model needs.
 COPIED = (
@@ -80,23 +83,24 @@ def make(settings: QuantizeSettings, say: Callable[[str], None], on_progress: On
     group_size = settings.group_size or group_size_for(source.outline)
     method = method_for(settings, group_size)
     packing = method.packing
+    if isinstance(packing, GgufPacking):
+        check_convertible(source.values)
     choice = choose_modules(source.outline, packing)
     _say_unfit(source, choice, say)
     data = _calibration(settings, source, needs_data=method.needs_data)
-    work = WorkFolder(settings.out, len(source.outline.layers))
+    work = WorkFolder(settings.out, len(source.outline.layers), keeps_layers=not isinstance(packing, GgufPacking))
     job = _job(settings, source, packing, choice)
     work.prepare()
     with FolderLock(work.path, say):
         _check_out(settings)  # another process may have made it meanwhile
         work.open(job)
         loop = LayerLoop(source, method, choice, work, _device(settings))
-        work.require_space(
-            output_bytes(source.outline, packing, choice, source.element_bytes) + loop.scratch_bytes(data)
-        )
+        needed_bytes = output_bytes(source.outline, packing, choice, source.element_bytes)
+        work.require_space(needed_bytes * (2 if isinstance(packing, GgufPacking) else 1) + loop.scratch_bytes(data))
         if work.num_done():
             say(f"going on after layer {work.num_done()} of {len(source.outline.layers)}")
         loop.run(data.sequences if data is not None else [], on_progress)
-        _write_settings(source, packing, choice, work)
+        _write_model(source, packing, choice, work, say)
         report = _judge(settings, data, work, on_progress)
         described = {"method": settings.method.value} | packing.described()
         if method.needs_data and data is not None:
@@ -178,19 +182,28 @@ def _job(settings: QuantizeSettings, source: SourceModel, packing: Packing, choi
     }
 
 
-def _write_settings(source: SourceModel, packing: Packing, choice: ModuleChoice, work: WorkFolder) -> None:
-    """Index, config.json and what is copied; then the checkpoint is read as a loader would."""
-    work.write_index()
-    values = source.values | {"quantization_config": packing.config(source.outline, choice)}
-    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
-    work.write(work.model / "config.json", lambda path: path.write_text(text, encoding="utf-8"))
+def _write_model(
+    source: SourceModel, packing: Packing, choice: ModuleChoice, work: WorkFolder, say: Callable[[str], None]
+) -> None:
+    """What makes layers a model, and what is copied; then the checkpoint is read as a loader would."""
+    if isinstance(packing, GgufPacking):
+        tensors = work.tensors()
+        work.write(
+            work.model / f"model-{packing.type_name}.gguf",
+            lambda path: write_gguf_model(path, source.folder, source.values, packing, tensors, say),
+        )
+    else:
+        work.write_index()
+        values = source.values | {"quantization_config": packing.config(source.outline, choice)}
+        text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+        work.write(work.model / "config.json", lambda path: path.write_text(text, encoding="utf-8"))
     for name in COPIED:
         file = source.folder / name
         if file.is_file() and file.stat().st_size <= MAX_COPIED_BYTES:
             work.write(work.model / name, partial(shutil.copyfile, file))
     wanted = expected_weights(load_model_config(work.model), torch.float32)
-    with Checkpoint(work.model) as checkpoint:
-        checkpoint.check(wanted.expected.items(), wanted.dtypes, wanted.optional, wanted.squeezable)
+    with open_checkpoint(work.model) as checkpoint:
+        checkpoint.check(wanted.expected.items(), wanted.dtypes, wanted.optional, wanted.squeezable, wanted.documents)
 
 
 def _judge(

@@ -20,6 +20,8 @@ class Method(StrEnum):
     GPTQ = "gptq"
     INT8 = "int8"
     FP8 = "fp8"
+    NF4 = "nf4"
+    GGUF = "gguf"
 
 
 class ActOrder(StrEnum):
@@ -39,11 +41,7 @@ class ActivationScheme(StrEnum):
 
 
 FOUR_BIT = (Method.RTN, Method.AWQ, Method.GPTQ)
-# Methods of `--method` that exist elsewhere, and why they are refused.
-NOT_YET = {
-    "nf4": "making NF4 checkpoints is not implemented yet; this version only loads them",
-    "gguf": "making GGUF files is not implemented yet; this version only loads them",
-}
+GGUF_TYPES = ("Q4_K", "Q8_0")  # the first one where the user names none
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +61,16 @@ class QuantizeSettings:
     with_quality: bool
     act_order: ActOrder = ActOrder.STATIC
     activation_scheme: ActivationScheme = ActivationScheme.DYNAMIC
+    gguf_type: str = GGUF_TYPES[0]
 
 
 def method_named(name: str) -> Method:
     """Return the method of a name.
 
     Raises:
-        InvalidConfigError: it is unknown, or not made by this version; the message says which are.
+        InvalidConfigError: it is unknown; the message says which are known.
     """
     known = ", ".join(Method)
-    if name in NOT_YET:
-        raise InvalidConfigError(f"--method {name}: {NOT_YET[name]}; this version makes: {known}.")
     try:
         return Method(name)
     except ValueError:

@@ -7,7 +7,7 @@ the container's memory for the KV pool.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.catalog.model_shape import ModelShape
@@ -71,8 +71,19 @@ def cpu_weights_bytes(shape: ModelShape) -> int:
     if shape.quantization is None:
         return total_bytes
     quantized = shape.parameters.linear - shape.unquantized_parameters - shape.dequantized_parameters
-    packed_bytes = linear_bytes(quantized, weight_format(shape, shape.quantization.method))
-    return total_bytes - quantized * FLOAT32_BYTES + packed_bytes
+    stored = replace(weight_format(shape, shape.quantization.method), inputs_per_output=_inputs_per_output(shape))
+    return total_bytes - quantized * FLOAT32_BYTES + linear_bytes(quantized, stored)
+
+
+def _inputs_per_output(shape: ModelShape) -> int:
+    """Of the linear modules, the mean: an attention's read the hidden states, two of three of an MLP do, too."""
+    hidden, parameters = shape.hidden_size, shape.parameters
+    outputs = parameters.attention / hidden
+    if shape.intermediate_sizes:
+        dense, routed = shape.intermediate_sizes[0], shape.intermediate_sizes[-1]
+        for weights, width in ((parameters.mlp, dense), (parameters.experts, routed)):
+            outputs += weights * (2 * width + hidden) / (3 * width * hidden)
+    return max(1, round(parameters.linear / outputs))
 
 
 def cpu_memory(

@@ -1,7 +1,7 @@
 """Bytes of weights: by format, and by what one rank holds of them. Integers throughout, so plans never differ.
 
 AWQ, GPTQ, RTN   bits a weight, and for each group of weights a 16-bit scale and a zero point of `bits`
-FP8, INT8        one byte a weight; scales by block or row are a few parts in ten thousand
+FP8, INT8        one byte a weight and a 32-bit scale for each output, or for each block
 NF4              4 bits a weight and a 32-bit scale for 64 weights (arXiv 2305.14314; double quantisation is undone when
                  it is loaded); where rows are no multiple of 64 long, scales of shorter groups
 GGUF             the blocks of the file; where it is not known Q4_K_M: 4.85 bits a weight, as llama.cpp reports it
@@ -31,6 +31,7 @@ class WeightFormat:
     bits: int = 16
     group_size: int | None = None
     millibits: int = 4850  # GGUF: thousandths of a bit a weight, scales included
+    inputs_per_output: int = 4096  # FP8 and INT8: weights per scale; of the small models that a CPU serves, fewer
 
 
 def weight_format(shape: ModelShape, method: str) -> WeightFormat:
@@ -66,7 +67,7 @@ def linear_bytes(parameters: int, stored: WeightFormat) -> int:
         groups = -(-parameters // stored.group_size)
         return weights + groups * SCALE_BYTES + groups * stored.bits // 8
     if stored.method in ("FP8", "INT8"):
-        return weights + parameters // 4096 * 4
+        return weights + parameters // stored.inputs_per_output * 4
     return weights
 
 

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from millstream_runtime.quantize.layers.input_statistics import InputStatistics
 from millstream_runtime.quantize.methods.awq_search import search_shrinks
+from millstream_runtime.quantize.methods.inverse_factor import InverseFactor, inverse_factor
 from millstream_runtime.quantize.methods.rounding import GroupedCodes, grid_of_groups, round_to_groups
 from millstream_runtime.quantize.settings import ActOrder
 
 LEAST_BLOCK = 128  # inputs whose later changes are applied at once
-DAMPING_STEPS = 4  # each ten times the one before
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class RoundingOrder:
 
     Attributes:
         order: int64 `[in]`, the inputs in the order of rounding.
-        factor: U, `[in, in]` in that order; None where no data was seen.
+        factor: U, in that order; None where no data was seen.
         group_moments: see `InputStatistics.group_moments`.
     """
 
     order: Tensor
-    factor: Tensor | None
+    factor: InverseFactor | None
     group_moments: Tensor
     act_order: ActOrder
 
@@ -54,10 +54,7 @@ class RoundingOrder:
         order = torch.arange(len(moments), device=moments.device)
         if act_order is not ActOrder.NONE:
             order = diagonal.argsort(descending=True, stable=True)
-            del diagonal
-            moments = moments[order]
-            moments = moments[:, order]
-        factor = _inverse_factor(moments, damping * mean) if mean > 0 else None
+        factor = inverse_factor(moments, order, damping * mean) if mean > 0 else None
         return cls(order, factor, group_moments, act_order)
 
 
@@ -79,24 +76,6 @@ def solve(weight: Tensor, shared: RoundingOrder, bits: int, group_size: int, *, 
     return GroupedCodes(found, scales, zeros, groups)
 
 
-def _inverse_factor(moments: Tensor, damping: float) -> Tensor | None:
-    """U with U^T U the inverse of the damped moments; None where even strong damping leaves them singular. `moments`
-    are changed."""
-    added = 0.0
-    for step in range(DAMPING_STEPS):
-        moments.diagonal().add_(damping * 10**step - added)
-        added = damping * 10**step
-        lower, failed = torch.linalg.cholesky_ex(moments)
-        if not int(failed):
-            inverse = torch.cholesky_inverse(lower)
-            del lower
-            upper: Tensor
-            upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
-            if not int(failed) and bool(torch.isfinite(upper).all()):
-                return upper
-    return None
-
-
 class _Rounding:
     """The inputs in the order of rounding: `groups[k]` of the k-th; `grid`: of all groups, where it is known before."""
 
@@ -106,7 +85,7 @@ class _Rounding:
         self._bits, self._group_size, self._symmetric = bits, group_size, symmetric
         self._groups, self._grid = groups, grid
 
-    def run(self, weight: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def run(self, weight: Tensor, factor: InverseFactor) -> tuple[Tensor, Tensor, Tensor]:
         """Return codes uint8 `[out, in]`, scales and zero points `[out, groups]`. `weight` is changed."""
         num_outputs, num_inputs = weight.shape
         num_groups = num_inputs // self._group_size
@@ -116,22 +95,35 @@ class _Rounding:
             scales = torch.empty(num_outputs, num_groups, device=weight.device)
             zeros = torch.empty_like(scales)
         codes = torch.empty(num_outputs, num_inputs, dtype=torch.uint8, device=weight.device)
-        group_of = self._groups.tolist()
         block = max(LEAST_BLOCK, self._group_size)
         for start in range(0, num_inputs, block):
             stop = min(start + block, num_inputs)
-            errors = torch.zeros(num_outputs, stop - start, device=weight.device)
-            for column in range(start, stop):
-                group = group_of[column]
-                if self._grid is None and column % self._group_size == 0:
-                    run = weight[:, column : column + self._group_size].unsqueeze(1)
-                    scale, zero = grid_of_groups(run, self._bits, None, symmetric=self._symmetric)
-                    scales[:, group], zeros[:, group] = scale[:, 0], zero[:, 0]
-                scale, zero = scales[:, group], zeros[:, group]
-                code = (weight[:, column] / scale).round_().add_(zero).clamp_(0, (1 << self._bits) - 1)
-                codes[:, column] = code.to(torch.uint8)
-                error = (weight[:, column] - (code - zero) * scale) / factor[column, column]
-                weight[:, column:stop].addr_(error, factor[column, column:stop], alpha=-1)
-                errors[:, column - start] = error
-            weight[:, stop:].addmm_(errors, factor[start:stop, stop:], alpha=-1)
+            rows = factor.rows(start, stop)
+            found, errors = self._block(weight[:, start:stop].t().contiguous(), start, rows, scales, zeros)
+            codes[:, start:stop] = found.t()
+            weight[:, stop:].addmm_(errors.t(), rows[:, stop - start :], alpha=-1)
         return codes, scales, zeros.to(torch.uint8)
+
+    def _block(self, block: Tensor, start: int, factor: Tensor, scales: Tensor, zeros: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes uint8 and errors, `[block, out]`, of neighbours in the order of rounding.
+
+        Args:
+            block: their weights, `[block, out]`; is changed.
+            start: the first one's place in the order.
+            factor: rows of U, from the column `start` on.
+            scales, zeros: `[out, groups]`; filled here where they were not known before.
+        """
+        codes = torch.empty(block.shape, dtype=torch.uint8, device=block.device)
+        errors = torch.empty_like(block)
+        groups = self._groups[start : start + len(block)].tolist()
+        for index, group in enumerate(groups):
+            if self._grid is None and (start + index) % self._group_size == 0:
+                run = block[index : index + self._group_size].t().unsqueeze(1)
+                scale, zero = grid_of_groups(run, self._bits, None, symmetric=self._symmetric)
+                scales[:, group], zeros[:, group] = scale[:, 0], zero[:, 0]
+            scale, zero = scales[:, group], zeros[:, group]
+            code = (block[index] / scale).round_().add_(zero).clamp_(0, (1 << self._bits) - 1)
+            codes[index] = code.to(torch.uint8)
+            error = torch.div(block[index] - (code - zero) * scale, factor[index, index], out=errors[index])
+            block[index:].addr_(factor[index, index : len(block)], error, alpha=-1)
+        return codes, errors

@@ -87,6 +87,7 @@ def scale_inputs(
             for modules in readers
         ]
         scales = search(scaled, bool(fold.routers))
+        del scaled  # as large as the weights themselves
         scales = fold.apply(job.layer, job.tensors, scales, job.stored[prefix + fold.producer])
         for modules in readers:
             statistics[modules].divide(scales)

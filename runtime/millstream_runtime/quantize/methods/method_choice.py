@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from millstream_runtime.quantize.methods.eight_bit import Fp8, Int8
 from millstream_runtime.quantize.methods.four_bit import Awq, Gptq, RoundToNearest
+from millstream_runtime.quantize.methods.gguf_rounding import GgufBlocks
 from millstream_runtime.quantize.methods.layer_method import LayerMethod
+from millstream_runtime.quantize.methods.nf4_rounding import Nf4
+from millstream_runtime.quantize.output.bitsandbytes import Nf4Packing
 from millstream_runtime.quantize.output.compressed_tensors import EightBitPacking
+from millstream_runtime.quantize.output.gguf_packing import GgufPacking
 from millstream_runtime.quantize.output.packing import AwqPacking, GptqPacking
 from millstream_runtime.quantize.settings import ActivationScheme, Method, QuantizeSettings
 
@@ -24,3 +28,7 @@ def method_for(settings: QuantizeSettings, group_size: int) -> LayerMethod:
         case Method.FP8:
             is_static = settings.activation_scheme is ActivationScheme.STATIC
             return Fp8(EightBitPacking(is_float=True, has_static_inputs=is_static))
+        case Method.NF4:
+            return Nf4(Nf4Packing())
+        case Method.GGUF:
+            return GgufBlocks(GgufPacking(settings.gguf_type))

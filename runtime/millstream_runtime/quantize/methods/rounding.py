@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-24, 65504.0  # of float16, subnormal numbers included
+ROWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,14 @@ class GroupedCodes:
 
     def dequantized(self) -> Tensor:
         """float32 `[out, in]`, exactly what a loader computes with."""
-        found = self.codes.float().sub_(self.zeros.float().index_select(1, self.group_of_input))
-        return found.mul_(self.scales.index_select(1, self.group_of_input))
+        found = torch.empty(self.codes.shape, device=self.codes.device)
+        for start in range(0, len(found), ROWS_AT_ONCE):
+            rows = slice(start, start + ROWS_AT_ONCE)
+            zeros, scales = (
+                one[rows].float().index_select(1, self.group_of_input) for one in (self.zeros, self.scales)
+            )
+            torch.mul(self.codes[rows].float().sub_(zeros), scales, out=found[rows])
+        return found
 
 
 def grid_of_groups(grouped: Tensor, bits: int, shrinks: Tensor | None, *, symmetric: bool) -> tuple[Tensor, Tensor]:

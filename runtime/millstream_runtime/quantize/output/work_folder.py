@@ -6,6 +6,7 @@
         hidden-00003.f32    the hidden states before layer 3, where a method needs them
         model/              becomes OUT, in one rename, once it is complete
             model-00004-of-00033.safetensors    exists once its layer is done
+        layers/             has those files instead, where the model becomes one GGUF file
 
 Every file is written under another name, flushed and renamed. A layer's file is renamed last, so it says that all of
 the layer is done.
@@ -34,12 +35,13 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class WorkFolder:
-    """`prepare` makes the folder, `open` what is in it."""
+    """`prepare` makes the folder, `open` what is in it. `keeps_layers`: the files of layers belong to the model."""
 
-    def __init__(self, out: Path, num_layers: int) -> None:
+    def __init__(self, out: Path, num_layers: int, *, keeps_layers: bool = True) -> None:
         self.out = out
         self.path = out.parent / f".{out.name}.quantize"
         self.model = self.path / "model"
+        self._layers = self.model if keeps_layers else self.path / "layers"
         self.held_out = self.path / "held_out.jsonl"
         self._num_layers = num_layers
 
@@ -61,7 +63,8 @@ class WorkFolder:
             self._require_same(json.loads(note.read_text(encoding="utf-8")), job)
         with writing(self.path):
             self.model.mkdir(parents=True, exist_ok=True)
-            for partial in [*self.path.glob(f"*{PARTIAL}"), *self.model.glob(f"*{PARTIAL}")]:
+            self._layers.mkdir(exist_ok=True)
+            for partial in self.path.rglob(f"*{PARTIAL}"):
                 partial.unlink()
         self.write(note, lambda path: path.write_text(text, encoding="utf-8"))
 
@@ -74,7 +77,7 @@ class WorkFolder:
 
     def shard(self, number: int) -> Path:
         """Return the file of a layer, counted from 1; 0 is that of the tensors outside of the layers."""
-        return self.model / f"model-{number + 1:05}-of-{self._num_layers + 1:05}.safetensors"
+        return self._layers / f"model-{number + 1:05}-of-{self._num_layers + 1:05}.safetensors"
 
     def hidden(self, layer: int) -> Path:
         """Return the file of the hidden states before a layer, counted from 0."""
@@ -101,13 +104,19 @@ class WorkFolder:
                 partial.unlink(missing_ok=True)
                 raise
 
+    def tensors(self) -> dict[str, TensorInFile]:
+        """All tensors by name, those outside of the layers first."""
+        found: dict[str, TensorInFile] = {}
+        for number in range(self._num_layers + 1):
+            found |= dict(sorted(tensors_of(self.shard(number)).items()))
+        return found
+
     def write_index(self) -> None:
         """Write the index of all files, which must be there."""
         weight_map, total_bytes = {}, 0
-        for number in range(self._num_layers + 1):
-            for name, one in sorted(tensors_of(self.shard(number)).items()):
-                weight_map[name] = one.path.name
-                total_bytes += one.num_bytes
+        for name, one in self.tensors().items():
+            weight_map[name] = one.path.name
+            total_bytes += one.num_bytes
         index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
         self.write(self.model / INDEX_NAME, lambda path: path.write_text(text, encoding="utf-8"))

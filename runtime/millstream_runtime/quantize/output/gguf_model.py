@@ -1,0 +1,89 @@
+"""A GGUF file from the layers that were made: names and rows in llama.cpp's order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from millstream_runtime.gguf.block_types import BLOCK_TYPES, BlockType
+from millstream_runtime.gguf.config_values import ARCHITECTURES
+from millstream_runtime.gguf.tensor_names import llama_cpp_name
+from millstream_runtime.quantize.output.gguf_file import TensorToWrite, write_gguf_file
+from millstream_runtime.quantize.output.gguf_metadata import (
+    ARCHITECTURE_OF,
+    model_fields,
+    rope_factors,
+    vocabulary_fields,
+)
+from millstream_runtime.quantize.output.gguf_packing import GgufPacking
+from millstream_runtime.quantize.output.safetensors_file import TensorInFile
+
+FLOATS = {"F32": BLOCK_TYPES["F32"], "F16": BLOCK_TYPES["F16"], "BF16": BLOCK_TYPES["BF16"]}
+HEADS_OF = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+NO_VOCABULARY = {"tokenizer.ggml.model": "no_vocab"}
+
+
+def write_gguf_model(
+    path: Path,
+    folder: Path,
+    values: Mapping[str, Any],
+    packing: GgufPacking,
+    tensors: Mapping[str, TensorInFile],
+    say: Callable[[str], None],
+) -> None:
+    """Write the file.
+
+    Args:
+        folder, values: of the model that it is made from, and its config.json.
+        tensors: by their names in a Hugging Face checkpoint; those of U8 are blocks `[out, bytes of a row]`.
+        say: shows one sentence, where other programs could not use the vocabulary.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    vocabulary = vocabulary_fields(folder, values)
+    if vocabulary is None:
+        say(
+            "the GGUF file has no vocabulary, because llama.cpp has no name for this model's tokenizer: programs that "
+            "read tokenizer.json next to the file can use it"
+        )
+    metadata = model_fields(values, packing.type_name, folder.name) | (vocabulary or NO_VOCABULARY)
+    found = [_tensor(name, one, values, packing.kind) for name, one in tensors.items()]
+    if factors := rope_factors(values):
+        data = torch.tensor(factors).numpy().tobytes()
+        found.append(TensorToWrite("rope_freqs.weight", (len(factors),), FLOATS["F32"], lambda: [data]))
+    write_gguf_file(path, metadata, found)
+
+
+def _tensor(name: str, one: TensorInFile, values: Mapping[str, Any], kind: BlockType) -> TensorToWrite:
+    target = llama_cpp_name(name)
+    order = _order(name, one.shape[0], values)
+    if one.dtype == "U8":
+        shape = (one.shape[0], one.shape[1] // kind.block_bytes * kind.block_elements)
+        return TensorToWrite(target, shape, kind, lambda: _rows(one, order, None))
+    if len(one.shape) == 1:  # llama.cpp computes with norms and biases in float32
+        return TensorToWrite(target, one.shape, FLOATS["F32"], lambda: _rows(one, order, torch.float32))
+    return TensorToWrite(target, one.shape, FLOATS[one.dtype], lambda: _rows(one, order, None))
+
+
+def _rows(one: TensorInFile, order: torch.Tensor | None, dtype: torch.dtype | None) -> Iterable[bytes | memoryview]:
+    if order is None and dtype is None:
+        return one.chunks()
+    tensor = one.load() if order is None else one.load().index_select(0, order)
+    tensor = tensor if dtype is None else tensor.to(dtype)
+    return [tensor.contiguous().view(-1).view(torch.uint8).numpy().data]
+
+
+def _order(name: str, num_rows: int, values: Mapping[str, Any]) -> torch.Tensor | None:
+    """For each row of the file its row in Hugging Face's order; None where they are the same.
+
+    Rows i and i + half of a head become 2i and 2i + 1, as llama.cpp's `llama` turns them.
+    """
+    field = HEADS_OF.get(name.split(".")[-2])
+    if field is None or not ARCHITECTURES[ARCHITECTURE_OF[values["model_type"]]].permuted:
+        return None
+    heads = values.get(field) or values["num_attention_heads"]
+    return torch.arange(num_rows).view(heads, 2, -1).transpose(1, 2).flatten()
