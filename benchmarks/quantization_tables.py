@@ -1,0 +1,77 @@
+"""The tables of `benchmarks.quantization_quality` in Markdown, and which goals are met. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+MEAN = "mean"
+MOST_RATIO = {"AWQ g128": 1.03, "GPTQ g128": 1.03, "FP8": 1.01, "INT8": 1.005}
+
+
+def goals(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each with its value, its limit and whether it is met."""
+    methods, outliers = found["methods"], found["outliers"]
+    checked: list[tuple[str, float, float]] = []
+    for name, limit in MOST_RATIO.items():
+        for key, one in methods[name]["slices"].items():
+            checked.append((f"{name}: perplexity ratio, {key}", one["perplexity_ratio"], limit))
+    rtn = mean_kl(methods["RTN g128"])
+    checked += [
+        ("GPTQ g128: mean KL by RTN's", mean_kl(methods["GPTQ g128"]) / rtn, 0.8),
+        ("AWQ g128: mean KL by RTN's", mean_kl(methods["AWQ g128"]) / rtn, 1.0),
+        ("AWQ g128: mean KL by RTN's, transplanted outliers", outliers["AWQ g128"] / outliers["RTN g128"], 0.35),
+        ("AWQ g128: bytes by those of 16 bits", methods["AWQ g128"]["bytes_ratio"], 0.27),
+        ("GPTQ g128: bytes by those of 16 bits", methods["GPTQ g128"]["bytes_ratio"], 0.27),
+    ]
+    for name, by_calibration in found["domains"].items():
+        own = statistics.mean(by_calibration[key][key] for key in by_calibration)
+        foreign = statistics.mean(foreign_kl(by_calibration, key) for key in by_calibration)
+        checked.append((f"{name}: mean KL of own calibration by foreign", own / foreign, 1.0))
+    return [
+        {"goal": words, "value": round(value, 4), "at_most": limit, "met": value <= limit}
+        for words, value, limit in checked
+    ]
+
+
+def mean_kl(method: dict[str, Any]) -> float:
+    """Over slices, each counted once."""
+    return float(statistics.mean(one["mean_kl"] for one in method["slices"].values()))
+
+
+def foreign_kl(by_calibration: dict[str, dict[str, float]], judged: str) -> float:
+    """On one slice, calibrated on the others: the mean."""
+    return float(statistics.mean(of[judged] for name, of in by_calibration.items() if name != judged))
+
+
+def tables(found: dict[str, Any]) -> str:
+    """For docs/quantization.md."""
+    slices = list(next(iter(found["methods"].values()))["slices"])
+    lines = [
+        f"| method | bytes | {' | '.join(slices)} |",
+        f"|---|---|{'---|' * len(slices)}",
+    ]
+    for name, method in found["methods"].items():
+        cells = [_cell(method["slices"][key]) for key in slices]
+        lines.append(f"| {name} | {method['bytes_ratio']:.3f} | {' | '.join(cells)} |")
+    lines += ["", f"| method, mean KL | judged on | own | {' | '.join(f'calibrated on {one}' for one in slices)} |"]
+    lines += [f"|---|---|---|{'---|' * len(slices)}"]
+    for name, by_calibration in found["domains"].items():
+        for key in slices:
+            cells = [f"{by_calibration[one][key]:.5f}" for one in slices]
+            ratio = by_calibration[key][key] / foreign_kl(by_calibration, key)
+            lines.append(f"| {name} | {key} | {ratio:.2f} × foreign | {' | '.join(cells)} |")
+    lines += ["", "| transplanted outliers | mean KL |", "|---|---|"]
+    lines += [f"| {name} | {value:.5f} |" for name, value in found["outliers"].items()]
+    lines += [""] + [
+        f"{'met   ' if one['met'] else 'MISSED'} {one['goal']}: {one['value']:.4f}, at most {one['at_most']}"
+        for one in found["goals"]
+    ]
+    return "\n".join(lines)
+
+
+def _cell(one: dict[str, float]) -> str:
+    return (
+        f"{one['perplexity_ratio']:.4f} · {one['mean_kl']:.4f} · {one['p99_kl']:.3f} · "
+        f"{one['top1_agreement_percent']:.1f} %"
+    )
