@@ -26,6 +26,7 @@ CONTRACT_FILES = (
     "config_files.py",
     "context_limit.py",
     "errors.py",
+    "kv_formats.py",
     "kv_layout.py",
     "layer_windows.py",
     "model_families.py",

@@ -33,7 +33,7 @@ DEFAULT_HEARTBEAT_INTERVAL_SECONDS = 30
 DEFAULT_BLOCK_SIZE_TOKENS = 16
 MAX_PROBE_KEYS = 4
 # Fields of BootConfig that came later: absent from boot.json and the hash at their defaults: upgrades restart nothing.
-LATER_FIELDS = frozenset({"target_itl_milliseconds", "enable_hybrid_kv_cache_manager"})
+LATER_FIELDS = frozenset({"target_itl_milliseconds", "enable_hybrid_kv_cache_manager", "kv_cache_dtype"})
 OPTIONAL_LIVE_FIELDS = frozenset({"probe_key_digests", "target_itl_milliseconds"})  # absent from live.json when empty
 Value = TypeVar("Value", bound=StrEnum)
 _SHA256_HEX = re.compile("[0-9a-f]{64}")
@@ -48,12 +48,25 @@ class Device(StrEnum):
 
 
 class DType(StrEnum):
-    """Arithmetic of weights and KV cache. `AUTO`: the checkpoint's own on CUDA, float32 on a CPU."""
+    """Arithmetic of the model. `AUTO`: the checkpoint's own on CUDA, float32 on a CPU."""
 
     AUTO = "auto"
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
+
+
+class KVCacheDType(StrEnum):
+    """How keys and values are stored (`kv_formats`). `AUTO`: as the model computes."""
+
+    AUTO = "auto"
+    FP8 = "fp8"
+    INT8 = "int8"
+
+    @property
+    def method(self) -> str:
+        """The same in the words of the API."""
+        return "None" if self is KVCacheDType.AUTO else self.value.upper()
 
 
 class LogLevel(StrEnum):
@@ -78,12 +91,13 @@ class Capabilities:
     quantization_methods: frozenset[str]  # of weights, on a GPU; the empty method is "None"
     cpu_quantization_methods: frozenset[str]  # of weights, on a CPU
     online_quantization_methods: frozenset[str]  # those that 16-bit weights can be brought into while loading
-    kv_cache_methods: frozenset[str]
+    kv_cache_methods: frozenset[str]  # of keys and values, on a GPU
     speculation_methods: frozenset[str]
     max_tensor_parallel_size: int
     max_pipeline_parallel_size: int
     # Of the KV cache where a model mixes windows: one block table for all layers, or one per group of layers.
     kv_layouts: frozenset[str] = frozenset({"OneTable"})
+    cpu_kv_cache_methods: frozenset[str] = frozenset({"None"})  # of keys and values, on a CPU
 
 
 CAPABILITIES = Capabilities(
@@ -97,6 +111,7 @@ CAPABILITIES = Capabilities(
     max_tensor_parallel_size=TENSOR_PARALLEL_SIZE_LIMIT,
     max_pipeline_parallel_size=1,
     kv_layouts=frozenset({"OneTable", "TablePerGroup"}),
+    cpu_kv_cache_methods=frozenset({"None", "FP8", "INT8"}),
 )
 
 
@@ -152,6 +167,7 @@ class BootConfig:
     target_itl_milliseconds: int | None = None  # how long a step with prompts may make running answers wait
     # Whether windowed layers keep no blocks behind their window where other layers keep all; see `kv_layout`.
     enable_hybrid_kv_cache_manager: bool | None = None
+    kv_cache_dtype: KVCacheDType = KVCacheDType.AUTO  # how keys and values are stored
     api_keys_file: str | None = None  # one key a line; None: everyone may ask
     drain_timeout_seconds: int = 600
     host: str = "0.0.0.0"  # noqa: S104 - a pod is reached through its Service
@@ -275,6 +291,7 @@ def argument_parser(parser: argparse.ArgumentParser | None = None) -> argparse.A
     integer("--block-size-tokens", "tokens in one KV block (default: 16)")
     integer("--gpu-memory-utilization-percent", "share of GPU memory to use (default: 90)")
     integer("--kv-cache-memory-bytes", "size of the KV pool on a CPU (default: a share of the container's memory)")
+    one_of("--kv-cache-dtype", KVCacheDType, "how keys and values are stored; auto: as the model computes")
     flag("--enable-prefix-caching", type=_switch, metavar="true|false", help="share KV blocks (default: true)")
     flag(
         "--enforce-eager",

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.arguments import CommandLineParser
 from millstream.termination import write_termination_message
-from millstream_runtime.config import Device, DType, RuntimeConfig
+from millstream_runtime.config import Device, DType, KVCacheDType, RuntimeConfig
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def run(argv: Sequence[str]) -> int:
     """
     given = _parser().parse_args(list(argv))
     base, candidate = (_config(path, given) for path in (given.base, given.candidate))
+    candidate = replace(candidate, kv_cache_dtype=KVCacheDType(given.candidate_kv_cache_dtype))
     for path in (given.json, given.page):
         if path is not None and not path.parent.is_dir():
             raise InvalidConfigError(f"Cannot write {path}: its folder does not exist.")
@@ -169,6 +170,12 @@ def _parser() -> CommandLineParser:
     flag("--seed", type=int, default=0, metavar="N", help="seed of the intervals (default: 0)")
     flag("--device", choices=[*Device], default=Device.AUTO.value, help="default: CUDA where there is one")
     flag("--dtype", choices=[*DType], default=DType.AUTO.value, help="arithmetic of both models (default: auto)")
+    flag(
+        "--candidate-kv-cache-dtype",
+        choices=[*KVCacheDType],
+        default=KVCacheDType.AUTO.value,
+        help="how the candidate, which may be the base itself, stores keys and values (default: auto)",
+    )
     flag("--json", type=Path, metavar="FILE", help="save the report")
     flag("--page", type=Path, metavar="FILE.html", help="save the report as a page with a plot")
     return parser

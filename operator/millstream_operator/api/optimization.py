@@ -121,7 +121,9 @@ class Quantization(ApiModel):
         None,
         description="Format of the weights. Auto: as in the checkpoint, or what source and GPU allow. Default: Auto.",
     )
-    kv_cache: KVCacheMethod | None = Field(None, description="Format of keys and values. Auto: 16 bit. Default: Auto.")
+    kv_cache: KVCacheMethod | None = Field(
+        None, description="Format of keys and values. Auto: that of the model's arithmetic. Default: Auto."
+    )
     calibration: Dataset | None = Field(
         None,
         description="Documents like those that the model will serve. The weights of model.source are quantized with "

@@ -25,6 +25,7 @@ EVERYTHING = Capabilities(
     max_tensor_parallel_size=64,
     max_pipeline_parallel_size=16,
     kv_layouts=frozenset({"OneTable", "TablePerGroup"}),
+    cpu_kv_cache_methods=frozenset({"None", "FP8", "INT8"}),
 )
 
 

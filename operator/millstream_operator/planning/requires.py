@@ -81,7 +81,7 @@ def requirements(
         found.append(f"quantization={method}")
     elif on_cpu and shape is not None and shape.quantization is not None and shape.quantization.cpu_problem:
         found.append(f"checkpointFormat={shape.quantization.cpu_problem}")
-    if kv_cache not in runtime.kv_cache_methods:
+    if kv_cache not in (runtime.cpu_kv_cache_methods if on_cpu else runtime.kv_cache_methods):
         found.append(f"kvCache={kv_cache}")
     if (deployment.spec.engine or Engine()).hybrid_kv_cache_manager is Switch.ENABLED and (
         TABLE_PER_GROUP not in runtime.kv_layouts

@@ -179,10 +179,12 @@ def _spec_placement(spec: LLMDeploymentSpec, shape: ModelShape | None) -> _SpecP
         if made_method(spec) is not None:
             whose = f"Made in the cluster by {made_method(spec)} with quantization.calibration"
         method, why = stored.method, f"{whose}: {stored.method}, {stored.bits} bit."
+    kv_reason = PlanReason("kvCache", f"spec.quantization.kvCache asks for {kv_cache}.")
     reasons = (
         accelerator_reason,
         given_or(tensor, "parallelism.tensor", "One device a replica where nothing else is known."),
         PlanReason("quantization", why),
+        *((kv_reason,) if kv_cache != "None" else ()),
     )
     known = shape.dtype if shape is not None else None
     dtype = known if accelerator is AcceleratorType.GPU else CPU_DTYPE

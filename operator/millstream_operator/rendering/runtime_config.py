@@ -14,13 +14,14 @@ from millstream_operator.api.spec import AcceleratorType, LLMDeploymentSpec, Log
 from millstream_operator.planning.plan import Plan
 from millstream_operator.rendering.api_keys import api_keys_path
 from millstream_runtime import config
-from millstream_runtime.config import BootConfig, Device, LiveConfig
+from millstream_runtime.config import BootConfig, Device, KVCacheDType, LiveConfig
 
 IMAGE_MODEL_ROOT = "/models"
 RUNTIME_PORT = 8000
 DEFAULT_HEARTBEAT_INTERVAL = "30s"
 
 _DEVICES = {AcceleratorType.GPU: Device.CUDA, AcceleratorType.CPU: Device.CPU}
+_KV_CACHE_DTYPES = {stored.method: stored for stored in KVCacheDType}
 
 
 def boot_config(
@@ -48,6 +49,7 @@ def boot_config(
         max_num_seqs=engine.max_num_seqs,
         enable_prefix_caching=engine.prefix_caching,
         enable_hybrid_kv_cache_manager=engine.hybrid_kv_cache_manager,
+        kv_cache_dtype=_KV_CACHE_DTYPES[plan.kv_cache],
         drain_timeout_seconds=plan.drain_timeout_seconds,
         api_keys_file=api_keys_path(plan.api_keys),
         host=host,

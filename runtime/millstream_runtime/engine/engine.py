@@ -115,8 +115,8 @@ class Engine:
 
     def _prefix_root(self, config: RuntimeConfig, loaded: LoadedModel) -> bytes:
         digest, dtype = checkpoint_digest(Path(config.model)), loaded.shard_config.dtype
-        num_ranks = self._rank_group.ranks.size
-        return prefix_root(digest, self.model_config, dtype, config.block_size_tokens, num_ranks, loaded.layout)
+        num_ranks, block, stored = self._rank_group.ranks.size, config.block_size_tokens, config.kv_cache_dtype
+        return prefix_root(digest, self.model_config, dtype, block, num_ranks, loaded.layout, stored)
 
     def _make_runner(self, config: RuntimeConfig, loaded: LoadedModel) -> None:
         """The model runner, and what decides how much of prompts it computes."""

@@ -71,7 +71,8 @@ def compare(
     verdicts = [judge(one, settings.workload, settings.limits) for one in by_slice(scores, settings.seed)]
     worst = [_worst(models, tokenizer, one) for one in report.worst_documents(scores, settings.num_worst)]
     sides = [
-        report.JudgedModel(one.model, model.weights_bytes) for one, model in zip((base, candidate), models, strict=True)
+        report.JudgedModel(one.model, model.weights_bytes, one.kv_cache_dtype.value)
+        for one, model in zip((base, candidate), models, strict=True)
     ]
     return report.build(sides[0], sides[1], settings.data, scores, verdicts, worst)
 

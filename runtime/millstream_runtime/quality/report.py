@@ -24,6 +24,7 @@ class JudgedModel:
 
     path: str
     weights_bytes: int
+    kv_cache_dtype: str
 
 
 @dataclass(frozen=True, slots=True)

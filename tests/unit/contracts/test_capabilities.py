@@ -9,5 +9,6 @@ def test_doing_nothing_is_always_possible() -> None:
     assert "None" in CAPABILITIES.quantization_methods
     assert "None" in CAPABILITIES.cpu_quantization_methods
     assert "None" in CAPABILITIES.kv_cache_methods
+    assert "None" in CAPABILITIES.cpu_kv_cache_methods
     assert "Disabled" in CAPABILITIES.speculation_methods
     assert CAPABILITIES.online_quantization_methods <= CAPABILITIES.quantization_methods

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream_runtime.config import BootConfig, Device, LiveConfig, LogLevel, RuntimeConfig
+from millstream_runtime.config import BootConfig, Device, KVCacheDType, LiveConfig, LogLevel, RuntimeConfig
 from millstream_runtime.config_files import MAX_FILE_BYTES, dump, parse_boot, parse_live, read_boot
 from millstream_runtime.errors import InvalidConfigError
 
@@ -41,7 +41,12 @@ def test_a_field_that_older_runtimes_do_not_know_is_in_the_file_and_the_hash_onl
     assert "target_itl_milliseconds" not in dump(BOOT)
     assert BOOT.config_hash() == "3581a311b3323de7"
     assert "enable_hybrid_kv_cache_manager" not in dump(BOOT)
-    for asked in (replace(BOOT, target_itl_milliseconds=50), replace(BOOT, enable_hybrid_kv_cache_manager=True)):
+    assert "kv_cache_dtype" not in dump(BOOT)
+    for asked in (
+        replace(BOOT, target_itl_milliseconds=50),
+        replace(BOOT, enable_hybrid_kv_cache_manager=True),
+        replace(BOOT, kv_cache_dtype=KVCacheDType.INT8),
+    ):
         assert parse_boot(dump(asked), Path("boot.json")) == asked
         assert asked.config_hash() != BOOT.config_hash()
 

@@ -17,6 +17,7 @@ HEAVY = ("torch", "triton", "transformers", "fastapi", "uvicorn")
         "millstream_runtime.config",
         "millstream_runtime.context_limit",
         "millstream_runtime.errors",
+        "millstream_runtime.kv_formats",
         "millstream_runtime.kv_layout",
         "millstream_runtime.layer_windows",
         "millstream_runtime.model_families",

@@ -1,4 +1,5 @@
-"""The KV memory that the planner counts for a model is what the engine allocates, also where layers mix windows."""
+"""The KV memory that the planner counts for a model is what the engine allocates, also where layers mix windows, and
+where keys and values are quantized."""
 
 from __future__ import annotations
 
@@ -15,18 +16,20 @@ from millstream_operator.catalog.gpu_names import parse_island
 from millstream_operator.catalog.read_shape import read_shape, read_shape_file
 from millstream_operator.inventory.node_kinds import inventory_of
 from millstream_operator.planning.facts import Facts
+from millstream_operator.planning.fixes.spec_changes import without_unsupported
 from millstream_operator.planning.plan import Plan, PlanDefaults
 from millstream_operator.planning.planner import decide
 from millstream_operator.planning.sizing.cpu_memory import FLOAT32_BYTES
 from millstream_operator.planning.sizing.kv_pool import KvPool, kv_pool
+from millstream_operator.planning.sizing.memory_ledger import kv_bytes_per_token
 from millstream_operator.rendering.runtime_config import boot_config
-from millstream_runtime.config import CAPABILITIES, Device, DType, RuntimeConfig
+from millstream_runtime.config import CAPABILITIES, Device, DType, KVCacheDType, RuntimeConfig
 from millstream_runtime.engine.execution import shard
 from millstream_runtime.engine.kv.pool_size import MemoryBudget
 from millstream_runtime.engine.request import Request
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from tests.support.engines import greedy
-from tests.support.family_cases import dense
+from tests.support.family_cases import CASES, dense
 from tests.support.llmdeployments import deployment
 from tests.support.tiny_families import make_engine, write_family
 
@@ -49,6 +52,8 @@ MODELS: dict[str, dict[str, Any]] = {
     | {"sliding_window": 32},
     "phi 3: every layer": hybrid("phi3", 4),
     "llama: no layer": dense("llama", num_hidden_layers=4, head_dim=32, max_position_embeddings=LENGTH),
+    "deepseek: no layer, a latent": CASES["deepseek-v2"].config
+    | {"max_position_embeddings": LENGTH, "kv_lora_rank": 200},
 }
 MIXED = [name for name in MODELS if "every layer" not in name and "no layer" not in name]
 
@@ -62,12 +67,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-def planned(folder: Path, is_grouped: bool | None = None) -> KvPool:
-    """The planner's arithmetic for an engine with these limits, in float32."""
+def planned(folder: Path, is_grouped: bool | None = None, kv_cache: str = "None") -> KvPool:
+    """The planner's arithmetic for an engine with these limits, in float32 where `kv_cache` is None."""
     shape = read_shape_file(folder / "config.json")
     return kv_pool(
         shape,
-        shape.kv_elements_per_token() * FLOAT32_BYTES,
+        kv_bytes_per_token(shape, kv_cache, dtype_bytes=FLOAT32_BYTES),
         max_model_len=LENGTH,
         max_num_batched_tokens=CHUNK,
         max_num_seqs=REQUESTS,
@@ -78,12 +83,13 @@ def planned(folder: Path, is_grouped: bool | None = None) -> KvPool:
 SETTINGS = {"max_model_len": LENGTH, "max_num_batched_tokens": CHUNK, "max_num_seqs": REQUESTS}
 
 
+@pytest.mark.parametrize("stored", KVCacheDType)
 @pytest.mark.parametrize("name", MODELS)
-def test_the_engine_allocates_what_was_planned(name: str, folders: dict[str, Path]) -> None:
+def test_the_engine_allocates_what_was_planned(name: str, stored: KVCacheDType, folders: dict[str, Path]) -> None:
     """The memory that is planned for four requests holds them, and their tokens are counted alike."""
-    pool = planned(folders[name])
+    pool = planned(folders[name], kv_cache=stored.method)
     pool_bytes = pool.bytes_for([(REQUESTS, LENGTH)])
-    engine = make_engine(folders[name], kv_cache_memory_bytes=pool_bytes, **SETTINGS)
+    engine = make_engine(folders[name], kv_cache_memory_bytes=pool_bytes, kv_cache_dtype=stored, **SETTINGS)
     use = engine.memory_use
     assert (len(engine._blocks.windows) > 1) == (name in MIXED), "groups where they save memory, by default"
     assert use.kv_cache_bytes == pytest.approx(pool_bytes, rel=0.01)
@@ -160,6 +166,58 @@ def decided(
     plan = decide(owner, PlanDefaults("registry.example.com/runtime:1"), replace(known, **facts))
     assert isinstance(plan, Plan), plan.message
     return plan
+
+
+@pytest.mark.parametrize("kv_cache", ["INT8", "FP8"])
+@pytest.mark.parametrize(
+    ("name", "memory"), [("llama-3.2-1b", "12Gi"), ("gemma-3-1b", "6Gi"), ("deepseek-v2-lite", "96Gi")]
+)
+def test_a_plan_for_a_cpu_promises_the_tokens_of_a_quantized_pool(
+    name: str, memory: str, kv_cache: str, tmp_path: Path
+) -> None:
+    config = json.loads((SAMPLES / f"{name}.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    limits = {"spec": {"containers": [{"name": "runtime", "resources": {"limits": {"memory": memory}}}]}}
+    engine = {"maxModelLen": 8192}
+    plans = []
+    for asked in ("None", kv_cache):
+        owner = deployment(engine=engine, podTemplate=limits, quantization={"kvCache": asked})
+        plan = decide(owner, PlanDefaults("registry.example.com/runtime:1"), Facts(shape=read_shape(config)))
+        assert isinstance(plan, Plan), plan.message
+        assert not plan.requires
+        plans.append(plan)
+    plain, quantized = plans
+    assert plain.memory == quantized.memory
+    assert quantized.memory is not None
+    tokens = [_promised_tokens(plan) for plan in plans]
+    assert tokens[1] > 3.7 * tokens[0], "32 bits become 8 and a scale"
+    runtime = RuntimeConfig.of(replace(boot_config(quantized), model=str(tmp_path)))
+    assert runtime.kv_cache_dtype.method == kv_cache
+    shard_config = shard.resolve_shard_config(runtime)
+    budget = MemoryBudget(limit_bytes=0, used_bytes=0, reserve_bytes=0, available_bytes=quantized.memory.kv_cache_bytes)
+    found = shard.size_pool(runtime, shard_config, budget)
+    held = shard.request_blocks(runtime, shard_config)
+    assert held.tokens(found.num_blocks, found.max_model_len) == pytest.approx(tokens[1], rel=0.01)
+
+
+def _promised_tokens(plan: Plan) -> int:
+    [words] = [one.reason for one in plan.reasons if one.field == "memory"]
+    return int(words.split(" tokens")[0].rsplit(" ", 1)[1].replace(",", ""))
+
+
+@pytest.mark.parametrize("kv_cache", ["INT8", "FP8"])
+def test_a_gpu_is_refused_a_quantized_pool_by_name_and_the_fix_leaves_it_out(kv_cache: str) -> None:
+    config = json.loads((SAMPLES / "llama-3.2-1b.json").read_text())
+    asked = {"kvCache": kv_cache}
+    owner = deployment(accelerator={"type": "GPU"}, parallelism={"tensor": 1}, quantization=asked)
+    inventory = inventory_of([parse_island(CATALOG, "H100-80GB:1")])
+    facts = Facts(shape=read_shape(config), inventory=inventory, catalog=CATALOG)
+    plan = decide(owner, PlanDefaults("registry.example.com/runtime:1"), facts)
+    assert isinstance(plan, Plan), plan.message
+    assert plan.requires == (f"kvCache={kv_cache}",)
+    change = without_unsupported(owner, facts)
+    assert change is not None
+    assert change.deployment.spec.quantization is None or change.deployment.spec.quantization.kv_cache is None
 
 
 def test_a_plan_promises_the_requests_that_the_scheduler_admits() -> None:

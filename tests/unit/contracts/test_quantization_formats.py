@@ -15,7 +15,7 @@ from millstream_operator.catalog.known_models import known_shape
 from millstream_operator.planning.choices.quantization import FOUR_BIT, NEEDS_QUANTIZED_CHECKPOINT
 from millstream_operator.planning.facts import EVERYTHING
 from millstream_operator.planning.sizing.weights import linear_bytes, weight_format
-from millstream_runtime.config import CAPABILITIES
+from millstream_runtime.config import CAPABILITIES, KVCacheDType
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.registry import load_model_config
 
@@ -36,6 +36,7 @@ WITHOUT_CHECKPOINT = {"None", "RTN"}
 def test_every_format_can_be_planned_and_has_a_least_gpu() -> None:
     assert METHODS == EVERYTHING.quantization_methods == EVERYTHING.cpu_quantization_methods == MINIMUM_SM.keys()
     assert KV_METHODS == EVERYTHING.kv_cache_methods == MINIMUM_SM_KV_CACHE.keys()
+    assert KV_METHODS == EVERYTHING.cpu_kv_cache_methods == {stored.method for stored in KVCacheDType}
 
 
 @pytest.mark.parametrize("method", sorted(METHODS - {"None"}))
@@ -55,7 +56,7 @@ def test_a_format_comes_from_the_checkpoint_or_is_made_while_loading() -> None:
 
 def test_the_runtime_claims_no_format_that_the_api_lacks() -> None:
     assert CAPABILITIES.quantization_methods | CAPABILITIES.cpu_quantization_methods <= METHODS
-    assert CAPABILITIES.kv_cache_methods <= KV_METHODS
+    assert CAPABILITIES.kv_cache_methods | CAPABILITIES.cpu_kv_cache_methods <= KV_METHODS
 
 
 def test_every_format_has_a_checkpoint_that_the_catalogue_reads() -> None:

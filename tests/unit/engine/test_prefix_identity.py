@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from millstream_runtime.config import DType
+from millstream_runtime.config import DType, KVCacheDType
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.kv.prefix_root import prefix_root
 from millstream_runtime.engine.request import Request
@@ -82,6 +82,8 @@ def test_each_part_of_the_layout_counts(config: ModelConfig) -> None:
         prefix_root(b"digest", replace(config, head_dim=2), torch.float32, 16, 1),
         prefix_root(b"digest", replace(config, rope=rope), torch.float32, 16, 1),
         prefix_root(b"digest", replace(config, windows=(4, None)), torch.float32, 16, 1),
+        prefix_root(b"digest", config, torch.float32, 16, 1, stored=KVCacheDType.INT8),
+        prefix_root(b"digest", config, torch.float32, 16, 1, stored=KVCacheDType.FP8),
     ]
     assert len({root, *others}) == len(others) + 1
 

@@ -34,6 +34,16 @@ def quality(base: Path, candidate: Path, data: Path, *flags: str) -> tuple[int, 
     return code, json.loads(saved.read_text()) if saved.exists() else {}
 
 
+@pytest.mark.parametrize("stored", ["int8", "fp8"])
+def test_a_model_is_judged_with_keys_and_values_in_8_bits(stored: str, base: Path, data: Path) -> None:
+    code, report = quality(base, base, data, f"--candidate-kv-cache-dtype={stored}")
+    assert (code, report["verdict"]) == (0, "passed")
+    assert [report[side]["kv_cache_dtype"] for side in ("base", "candidate")] == ["auto", stored]
+    for one in report["slices"]:
+        assert one["figures"]["mean_kl"]["value"] > 0, "nothing was quantized"
+        assert one["figures"]["perplexity_ratio"]["value"] == pytest.approx(1, abs=0.02)
+
+
 def test_a_model_passes_against_itself(base: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, report = quality(base, base, data)
     assert (code, report["verdict"]) == (0, "passed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from millstream_operator.api.optimization import KVCacheMethod
 from millstream_operator.api.spec import Accelerator, AcceleratorType, Engine, LLMDeploymentSpec, Runtime, Switch
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.planning.resolved_spec import batching
@@ -37,10 +38,12 @@ def hybrid_flag(spec: LLMDeploymentSpec, runtime: Capabilities) -> bool | None:
 def planned_cpu_memory(spec: LLMDeploymentSpec, shape: ModelShape, runtime: Capabilities) -> CpuMemory:
     """Return the ledger and the KV pool of one replica on a CPU, with the engine limits that it gets."""
     max_num_batched_tokens, max_num_seqs, _, _ = batching(spec, on_cpu=True)
+    asked = spec.quantization.kv_cache if spec.quantization is not None else None
     return cpu_memory(
         spec,
         shape,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
         is_grouped=is_grouped(spec, runtime),
+        kv_cache="None" if asked in (None, KVCacheMethod.AUTO) else asked.value,
     )

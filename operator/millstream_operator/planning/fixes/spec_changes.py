@@ -55,7 +55,9 @@ def without_unsupported(deployment: LLMDeployment, facts: Facts) -> Change | Non
     stored = facts.shape.quantization.method if facts.shape is not None and facts.shape.quantization else "None"
     if quantization.calibration is None and quantization.method not in (None, "Auto", stored):
         gone["quantization__method"] = None
-    if quantization.kv_cache not in (None, "Auto", *runtime.kv_cache_methods):
+    on_cpu = (spec.accelerator or Accelerator()).type is AcceleratorType.CPU
+    kv_cache_methods = runtime.cpu_kv_cache_methods if on_cpu else runtime.kv_cache_methods
+    if quantization.kv_cache not in (None, "Auto", *kv_cache_methods):
         gone["quantization__kvCache"] = None
     if (
         spec.speculation is not None

@@ -1,7 +1,7 @@
 """The memory of a replica on a CPU: what the runtime will find in its container.
 
 The shares are the runtime's own (`engine/kv/pool_size.py`): float32 or packed weights, a reserve, and at most 30 % of
-the container's memory for the KV pool.
+the container's memory for the KV pool, in float32 or in the format that the spec names.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.planning.sizing.kv_pool import KvPool, kv_pool
-from millstream_operator.planning.sizing.memory_ledger import MemoryLedger
+from millstream_operator.planning.sizing.memory_ledger import MemoryLedger, kv_bytes_per_token
 from millstream_operator.planning.sizing.weights import linear_bytes, weight_format
 
 CPU_MEMORY_LIMIT = "4Gi"
@@ -93,8 +93,14 @@ def cpu_memory(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     is_grouped: bool | None,
+    kv_cache: str = "None",
 ) -> CpuMemory:
-    """The ledger and the KV pool of one replica on a CPU. `is_grouped`: see `kv_layout.choose_layout`."""
+    """The ledger and the KV pool of one replica on a CPU.
+
+    Args:
+        is_grouped: see `kv_layout.choose_layout`.
+        kv_cache: the format of keys and values.
+    """
     limit = memory_limit_bytes(spec)
     tables = (shape.parameters.embedding + shape.parameters.head) * FLOAT32_BYTES
     weights = cpu_weights_bytes(shape) - tables
@@ -116,7 +122,7 @@ def cpu_memory(
         ledger,
         kv_pool(
             shape,
-            shape.kv_elements_per_token() * FLOAT32_BYTES,
+            kv_bytes_per_token(shape, kv_cache, dtype_bytes=FLOAT32_BYTES),
             max_model_len=(spec.engine.max_model_len if spec.engine else None) or shape.max_position_embeddings,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,

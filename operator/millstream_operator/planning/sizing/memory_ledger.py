@@ -15,6 +15,7 @@ from millstream_operator.catalog.gpu import GpuPart
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.planning.calibration import NO_CORRECTION, Correction
 from millstream_operator.planning.sizing.weights import RankWeights, WeightFormat
+from millstream_runtime.kv_formats import kv_token_bytes
 
 CONTEXT_BYTES = 512 << 20  # CUDA context, cuBLAS handles and their workspaces
 GRAPHS_BYTES_PER_LAYER = 8 << 20  # captured decode batches of one layer, all sizes in one pool
@@ -109,11 +110,21 @@ def activations_bytes(
     return (2 * tokens * hidden + max(attention, mlp)) * shape.compute_bytes + logits + unpacked
 
 
-def kv_bytes_per_token(shape: ModelShape, kv_cache: str, tensor: int = 1, num_layers: int | None = None) -> int:
-    """Bytes that one rank keeps for one token. INT8 keeps a 16-bit scale for each head of each token."""
+def kv_bytes_per_token(
+    shape: ModelShape,
+    kv_cache: str,
+    tensor: int = 1,
+    num_layers: int | None = None,
+    *,
+    dtype_bytes: int | None = None,
+) -> int:
+    """Bytes that one rank keeps for one token. INT8 keeps a 16-bit scale for each head of each token.
+
+    `dtype_bytes`: of a number that is not quantized; by default those of the model's dtype.
+    """
     elements = shape.kv_elements_per_token(tensor, num_layers)
-    if kv_cache == "FP8":
-        return elements
-    if kv_cache == "INT8":
-        return elements + elements // shape.head_size * 2
-    return elements * shape.compute_bytes
+    if shape.latent_kv_elements is not None:  # one head in each layer
+        heads = shape.num_layers if num_layers is None else num_layers
+    else:
+        heads = elements // shape.head_size
+    return kv_token_bytes(kv_cache, heads, elements // heads, dtype_bytes or shape.compute_bytes)

@@ -20,6 +20,7 @@ from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
 from millstream_runtime.engine.attention.masks import line_for
 from millstream_runtime.engine.attention.scaled_dot_product import attend_decodes, keys_values
 from millstream_runtime.engine.kv.kv_cache import KVCache
+from millstream_runtime.engine.kv.layer_pool import LayerPool
 from millstream_runtime.engine.transfer import on_device
 from millstream_runtime.models.layers.attention import AttentionSpec
 
@@ -44,7 +45,7 @@ class Lengths:
     def seen(self, window: int | None) -> tuple[int, Tensor | None]:
         """`first`, and a mask `[rows, 1, 1, longest - first]`; None where all see all.
 
-        The mask is 0 on what a row sees and minus infinity elsewhere, in the cache's dtype.
+        The mask is 0 on what a row sees and minus infinity elsewhere, in the dtype of keys and values as they are read.
         """
         if window not in self._seen:
             first, ragged = self.first(window), len(set(self._lens)) > 1
@@ -76,19 +77,20 @@ class StridedDecode:
         self.rows = slice(start, start + len(chunks))
         self._first_slot = homes[0] * block
         self._stride_slots = (homes[1] - homes[0]) * block if len(homes) > 1 else 0
-        self._lens = Lengths([chunk.context_len for chunk in chunks], cache.heads[0])
+        self._lens = Lengths([chunk.context_len for chunk in chunks], cache.like)
 
     def tokens_read(self, window: int | None) -> int:
         """What the call reads of a layer with that window."""
         return self._lens.columns(window)
 
-    def __call__(self, pool: Tensor, query: Tensor, spec: AttentionSpec) -> Tensor:
+    def __call__(self, pool: LayerPool, query: Tensor, spec: AttentionSpec) -> Tensor:
         """`[rows, KV, group, D]`, of this call's rows."""
         first = self._lens.first(spec.window)
-        head, slot, element = pool.stride()
-        size = (self._lens.count, pool.shape[0], self._lens.longest - first, pool.shape[2])
+        numbers = pool.in_place
+        head, slot, element = numbers.stride()
+        size = (self._lens.count, numbers.shape[0], self._lens.longest - first, numbers.shape[2])
         stride = (self._stride_slots * slot, head, slot, element)
-        tokens = pool.as_strided(size, stride, (self._first_slot + first) * slot)
+        tokens = numbers.as_strided(size, stride, (self._first_slot + first) * slot)
         return _attend_side_by_side(query, tokens, self._lens, spec)
 
 
@@ -97,18 +99,18 @@ class GatheredDecode:
 
     def __init__(self, cache: KVCache, chunks: list[AttentionChunk], start: int) -> None:
         self.rows = slice(start, start + len(chunks))
-        self._lens = Lengths([chunk.context_len for chunk in chunks], cache.heads[0])
+        self._lens = Lengths([chunk.context_len for chunk in chunks], cache.like)
         width = -(-self._lens.longest // cache.block_size_tokens)
         # Padding names the sequence's own last block: the mask takes it out.
         tables = [_padded(chunk.block_table[:width], width) for chunk in chunks]
-        self._blocks = on_device(tables, cache.heads[0].device)
+        self._blocks = on_device(tables, cache.like.device)
         self._block_size_tokens = cache.block_size_tokens
 
     def tokens_read(self, window: int | None) -> int:
         """What the call reads of a layer with that window."""
         return self._lens.columns(window)
 
-    def __call__(self, pool: Tensor, query: Tensor, spec: AttentionSpec) -> Tensor:
+    def __call__(self, pool: LayerPool, query: Tensor, spec: AttentionSpec) -> Tensor:
         """`[rows, KV, group, D]`."""
         first = self._lens.first(spec.window)
         first_block = first // self._block_size_tokens
@@ -142,13 +144,13 @@ def _attend_side_by_side(query: Tensor, tokens: Tensor, lens: Lengths, spec: Att
     return torch.cat(alone)
 
 
-def gather(pool: Tensor, blocks: Tensor, block_size_tokens: int) -> Tensor:
+def gather(pool: LayerPool, blocks: Tensor, block_size_tokens: int) -> Tensor:
     """A copy of blocks: `pool` `[heads, tokens, D]` and `blocks` `[rows, n]` to `[rows, heads, n blocks of tokens, D]`.
 
     Every head of a block is one run of memory, and they are copied as such.
     """
     num_heads, num_tokens, head_dim = pool.shape
     num_rows, width = blocks.shape
-    starts = torch.arange(num_heads, device=pool.device)[:, None] * (num_tokens // block_size_tokens)
-    runs = pool.view(-1, block_size_tokens * head_dim).index_select(0, (blocks[:, None, :] + starts).view(-1))
+    starts = torch.arange(num_heads, device=blocks.device)[:, None] * (num_tokens // block_size_tokens)
+    runs = pool.runs((blocks[:, None, :] + starts).view(-1), block_size_tokens)
     return runs.view(num_rows, num_heads, width * block_size_tokens, head_dim)

@@ -3,7 +3,8 @@
 The plan sorts the step's work once, so that a layer makes as few calls as possible and copies nothing it can view:
 
     decodes in regions  rows an equal distance apart in the pool -> one strided view of the pool, one call
-    decodes elsewhere   blocks gathered into a padded batch, one call for up to GATHER_LIMIT_BYTES
+    decodes elsewhere   blocks gathered into a padded batch, one call for up to GATHER_LIMIT_BYTES;
+                        also those whose keys and values are quantized, dequantized in the copy
     prompt chunks       one call each, over a view (contiguous blocks) or a gathered copy
 
 On CUDA, FlashAttention takes all decodes at home in one call, all such chunks in another (`varlen_attention`).
@@ -28,6 +29,7 @@ from millstream_runtime.engine.attention.decodes import CALL_BYTES, GatheredDeco
 from millstream_runtime.engine.attention.prefill import KeptMasks, PromptCall
 from millstream_runtime.engine.attention.varlen_attention import VarlenCall
 from millstream_runtime.engine.kv.kv_cache import KVCache
+from millstream_runtime.engine.kv.layer_pool import LayerPool
 from millstream_runtime.models.layers.attention import AttentionSpec
 
 # What one gathered call copies of a layer's keys and values, unless a single sequence is longer.
@@ -63,8 +65,8 @@ class TorchAttention:
 
     def __call__(self, layer: int, query: Tensor, key_value: Tensor, spec: AttentionSpec) -> Tensor:
         """See `models.attention.Attention`."""
-        pool = self._cache.heads[layer]
-        pool.index_copy_(1, self._slots, key_value.transpose(0, 1))
+        pool = self._cache.layer(layer)
+        pool.write(self._slots, key_value)
         num_tokens, num_heads, head_dim = query.shape
         num_kv_heads = 1 if spec.latent_dim else pool.shape[0] // 2
         grouped = query.view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
@@ -83,11 +85,10 @@ class TorchAttention:
             self._plans[use_varlen] = _plan(self._cache, self._chunks, self._kept, use_varlen=use_varlen)
         return self._plans[use_varlen]
 
-    def _attend(self, call: Call, pool: Tensor, query: Tensor, spec: AttentionSpec) -> Tensor:
+    def _attend(self, call: Call, pool: LayerPool, query: Tensor, spec: AttentionSpec) -> Tensor:
         if self._kv_read is None:
             return call(pool, query, spec)
-        token_bytes = pool.shape[0] * pool.shape[2] * pool.element_size()
-        with self._kv_read(call.tokens_read(spec.window) * token_bytes):
+        with self._kv_read(call.tokens_read(spec.window) * self._cache.token_bytes):
             return call(pool, query, spec)
 
 
@@ -112,10 +113,11 @@ def _plan(cache: KVCache, chunks: Seq[AttentionChunk], kept: KeptMasks, *, use_v
 
 def _plan_decodes(cache: KVCache, chunks: list[AttentionChunk], first_row: int) -> list[StridedDecode | GatheredDecode]:
     """Cut the decodes, in order, into strided groups and gathered ones."""
-    if cache.heads[0].device.type != "cpu":
+    if cache.like.device.type != "cpu":
         return _plan_without_padding(cache, chunks, first_row)
-    pool = cache.heads[0]
-    call_tokens = CALL_BYTES // (pool.shape[0] * pool.shape[2] * pool.element_size())
+    call_tokens = CALL_BYTES // cache.token_bytes
+    if not cache.is_in_place:
+        return [*_gathered(cache, chunks, first_row, call_tokens)]
     calls: list[StridedDecode | GatheredDecode] = []
     start = 0
     while start < len(chunks):
@@ -134,23 +136,28 @@ def _plan_without_padding(
     cache: KVCache, chunks: list[AttentionChunk], first_row: int
 ) -> list[StridedDecode | GatheredDecode]:
     """One strided call where all sequences are equally long; else gathered copies, whose padding can be set to 0."""
-    homes = _strided_run(chunks, cache, 0)
+    homes = _strided_run(chunks, cache, 0) if cache.is_in_place else []
     if len(homes) == len(chunks):
         return [StridedDecode(cache, chunks, homes, first_row)]
     return [*_gathered(cache, chunks, first_row)]
 
 
-def _gathered(cache: KVCache, chunks: list[AttentionChunk], first_row: int) -> list[GatheredDecode]:
-    """As few calls as copy no more than GATHER_LIMIT_BYTES each."""
-    pool = cache.heads[0]
-    most_tokens = GATHER_LIMIT_BYTES // (pool.shape[0] * pool.shape[2] * pool.element_size())
+def _gathered(
+    cache: KVCache, chunks: list[AttentionChunk], first_row: int, call_tokens: int | None = None
+) -> list[GatheredDecode]:
+    """As few calls as copy no more than GATHER_LIMIT_BYTES each.
+
+    `call_tokens`: the padding that a call may have for each call that it saves; None is no bound.
+    """
+    most_tokens = GATHER_LIMIT_BYTES // cache.token_bytes
     calls: list[GatheredDecode] = []
-    start = longest = 0
+    start = longest = total = 0
     for index, chunk in enumerate(chunks):
-        longest = max(longest, chunk.context_len)
-        if index > start and longest * (index + 1 - start) > most_tokens:
+        longest, total = max(longest, chunk.context_len), total + chunk.context_len
+        copied, num_rows = longest * (index + 1 - start), index - start
+        if num_rows and (copied > most_tokens or (call_tokens is not None and copied - total > call_tokens * num_rows)):
             calls.append(GatheredDecode(cache, chunks[start:index], first_row + start))
-            start, longest = index, chunk.context_len
+            start, longest, total = index, chunk.context_len, chunk.context_len
     return [*calls, GatheredDecode(cache, chunks[start:], first_row + start)]
 
 

@@ -28,6 +28,7 @@ from millstream_runtime.engine.attention.scaled_dot_product import (
     queries_within,
 )
 from millstream_runtime.engine.kv.kv_cache import KVCache
+from millstream_runtime.engine.kv.layer_pool import LayerPool
 from millstream_runtime.engine.transfer import on_device
 from millstream_runtime.models.layers.attention import AttentionSpec
 
@@ -69,7 +70,7 @@ class PromptCall:
         self._kept = kept
         self.rows = slice(start, start + chunk.num_tokens)
         self._block_size_tokens = cache.block_size_tokens
-        self._like = cache.heads[0]
+        self._like = cache.like
 
     @cached_property
     def _blocks(self) -> Tensor:
@@ -81,7 +82,7 @@ class PromptCall:
         seen = context_len if window is None else min(context_len, window + num_tokens)
         return seen * max(1, num_tokens // QUERIES_A_READING)
 
-    def __call__(self, pool: Tensor, query: Tensor, spec: AttentionSpec) -> Tensor:
+    def __call__(self, pool: LayerPool, query: Tensor, spec: AttentionSpec) -> Tensor:
         """`[num_tokens, KV, group, D]`."""
         num_tokens, context_len = self._chunk.num_tokens, self._chunk.context_len
         tokens = self._tokens(pool)
@@ -99,12 +100,12 @@ class PromptCall:
             attended = self._in_slabs(rows, tokens, window, spec)
         return attended.permute(2, 0, 1, 3)
 
-    def _tokens(self, pool: Tensor) -> Tensor:
-        """`[heads, context_len, D]`: a view, or a copy of scattered blocks."""
+    def _tokens(self, pool: LayerPool) -> Tensor:
+        """`[heads, context_len, D]`: a view, or a copy where blocks are scattered or quantized."""
         context_len = self._chunk.context_len
         if self._chunk.is_contiguous:
             first = self._chunk.block_table[0] * self._block_size_tokens
-            return pool[:, first : first + context_len]
+            return pool.between(first, first + context_len)
         return gather(pool, self._blocks, self._block_size_tokens)[0, :, :context_len]
 
     @staticmethod

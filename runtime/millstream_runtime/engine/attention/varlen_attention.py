@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.engine.kv.kv_cache import KVCache
+from millstream_runtime.engine.kv.layer_pool import LayerPool
 from millstream_runtime.engine.transfer import on_device
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.layers.attention import AttentionSpec
@@ -72,15 +73,15 @@ class VarlenCall:
 
     def __init__(self, cache: KVCache, chunks: Seq[PlacedChunk], first_row: int) -> None:
         self.rows = slice(first_row, first_row + sum(chunk.num_tokens for chunk in chunks))
-        self._placed = PlacedSequences.of(chunks, cache.block_size_tokens, cache.heads[0].device)
+        self._placed = PlacedSequences.of(chunks, cache.block_size_tokens, cache.like.device)
 
     def tokens_read(self, window: int | None) -> int:
         """0: no CPU runs this call, so it needs no threads."""
         return 0
 
-    def __call__(self, pool: Tensor, query: Tensor, spec: AttentionSpec) -> Tensor:
+    def __call__(self, pool: LayerPool, query: Tensor, spec: AttentionSpec) -> Tensor:
         """`[rows, KV, group, D]`, of this call's rows."""
-        return attend(pool, query.flatten(1, 2), self._placed, spec).view(query.shape)
+        return attend(pool.in_place, query.flatten(1, 2), self._placed, spec).view(query.shape)
 
 
 def can_read(pool: Tensor) -> bool:

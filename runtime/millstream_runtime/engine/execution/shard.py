@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from millstream_runtime.config import CAPABILITIES, Device, DType, RuntimeConfig
+from millstream_runtime.config import CAPABILITIES, Device, DType, KVCacheDType, RuntimeConfig
 from millstream_runtime.engine.attention import varlen_attention
 from millstream_runtime.engine.device_policy import DevicePolicy
 from millstream_runtime.engine.devices import device_policy_for
@@ -26,11 +26,13 @@ from millstream_runtime.engine.host_limits import container_limit_bytes, memory_
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
+from millstream_runtime.kv_formats import kv_token_bytes
 from millstream_runtime.kv_layout import RequestBlocks, choose_layout
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.shares import RankInfo, rank_config
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
+from millstream_runtime.models.loading.kv_scales import read_kv_scales
 from millstream_runtime.models.registry import OnRead, expected_weights, load_model, load_model_config
 
 PROFILED_LAYERS = 8  # enough for each kind: families that mix windows and experts do so within a few layers
@@ -56,6 +58,7 @@ def resolve_shard_config(config: RuntimeConfig, ranks: RankInfo = SINGLE_PROCESS
     model_config = _with_max_model_len(load_model_config(Path(config.model)), config)
     device = _device(config, ranks)
     _require_format(model_config, device)
+    _require_kv_format(config.kv_cache_dtype, device)
     policy = device_policy_for(device, ranks.size)
     return ShardConfig(model_config, device, _dtype(config, model_config, device), policy)
 
@@ -69,6 +72,16 @@ def _require_format(model_config: ModelConfig, device: torch.device) -> None:
             FailureReason.UNSUPPORTED_BY_RUNTIME,
             f"This version does not serve {method} weights on {device.type}; take the model's checkpoint of 16 bits"
             + ("." if on_cpu else ", or serve it on a CPU (--device cpu)."),
+        )
+
+
+def _require_kv_format(stored: KVCacheDType, device: torch.device) -> None:
+    on_cpu = device.type == "cpu"
+    if stored.method not in (CAPABILITIES.cpu_kv_cache_methods if on_cpu else CAPABILITIES.kv_cache_methods):
+        raise RuntimeFailure(
+            FailureReason.UNSUPPORTED_BY_RUNTIME,
+            f"--kv-cache-dtype is '{stored}', which this version does not have on {device.type}; leave it out (auto)"
+            + ("." if on_cpu else ", or serve the model on a CPU (--device cpu)."),
         )
 
 
@@ -128,7 +141,12 @@ def make_kv_cache(
     *,
     num_padding_blocks: int = 0,
 ) -> KVCache:
-    """Allocate this rank's part of the KV pool: all blocks, its heads."""
+    """Allocate this rank's part of the KV pool: all blocks, its heads.
+
+    Raises:
+        RuntimeFailure: CheckpointInvalid, a scale of an FP8 cache is no scale.
+    """
+    is_fp8 = config.kv_cache_dtype is KVCacheDType.FP8
     shape = rank_config(shard_config.model_config, ranks)
     return KVCache(
         shape,
@@ -139,6 +157,8 @@ def make_kv_cache(
         layout=request_blocks(config, shard_config).layout,
         num_padding_blocks=num_padding_blocks,
         zeros=shard_config.policy.zeros,
+        stored=config.kv_cache_dtype,
+        fp8_scales=read_kv_scales(Path(config.model), shape.num_layers) if is_fp8 else (),
     )
 
 
@@ -168,8 +188,7 @@ def graphed_decodes(
     on_cuda = device.type == "cuda"
     total_bytes = torch.cuda.mem_get_info(device)[1] if on_cuda else memory_limit_bytes()
     limit_bytes = total_bytes * config.gpu_memory_utilization_percent // 100
-    layer_bytes = cache.num_bytes // (cache.num_blocks + cache.num_padding_blocks) // cache.layout.layers_per_group
-    block_bytes = layer_bytes * model.config.num_layers
+    block_bytes = cache.token_bytes * config.block_size_tokens * model.config.num_layers  # as graphs copy them
     in_place = varlen_attention.can_serve(model.config, cache.heads[0])
     buckets = _buckets(config, model.config, block_bytes, max_model_len, limit_bytes, in_place=in_place)
     if buckets.largest is None:
@@ -208,7 +227,7 @@ def size_pool(
     """
     shape = rank_config(shard_config.model_config, ranks)
     held = request_blocks(config, shard_config)
-    layer_token_bytes = shape.kv_bytes_per_token(shard_config.dtype.itemsize) // shape.num_layers
+    layer_token_bytes = _layer_token_bytes(config, shape, shard_config.dtype)
     asked_bytes = config.kv_cache_memory_bytes
     return pool_size.size_pool(
         budget,
@@ -222,16 +241,22 @@ def size_pool(
     )
 
 
+def _layer_token_bytes(config: RuntimeConfig, shape: ModelConfig, dtype: torch.dtype) -> int:
+    """What one token keeps in one layer of this rank's pool."""
+    return kv_token_bytes(config.kv_cache_dtype.method, *shape.kv_shape, dtype.itemsize)
+
+
 def _cpu_budget(config: RuntimeConfig, shard_config: ShardConfig, ranks: RankInfo) -> pool_size.MemoryBudget:
     limit_bytes, used_bytes = memory_limit_bytes() // ranks.size, resident_bytes()
     shape, dtype_bytes = rank_config(shard_config.model_config, ranks), shard_config.dtype.itemsize
-    token_bytes = shape.kv_bytes_per_token(dtype_bytes)
+    token_bytes = _layer_token_bytes(config, shape, shard_config.dtype) * shape.num_layers
     activations_bytes = worst_step_bytes(
         shape,
         dtype_bytes,
         num_tokens=config.max_num_batched_tokens,
         num_rows=config.max_num_seqs,
         longest_tokens=min(shape.max_model_len, max(1, (limit_bytes - used_bytes) // token_bytes)),
+        kv_method=config.kv_cache_dtype.method,
     )
     is_container = container_limit_bytes() is not None
     return pool_size.cpu_budget(limit_bytes, used_bytes, activations_bytes, is_container=is_container)

@@ -66,14 +66,14 @@ class StaticDecode:
             raise ValueError("static decodes need a pool with padding blocks")
         self._model = model
         self._cache = cache
-        self.device = cache.heads[0].device
+        self.device = cache.like.device
         sizes = list(buckets)
         num_groups = cache.layout.num_groups
         num_elements = max(_num_elements(size, num_groups) for size in sizes)
         self._buffer = torch.zeros(num_elements, dtype=torch.int64, device=self.device)
         # Blocks that every layer of a group has passed may be another's by now.
         self._windows = cache.layout.windows if num_groups > 1 else (model.config.longest_window,)
-        hidden, dtype = model.config.hidden_size, cache.heads[0].dtype
+        hidden, dtype = model.config.hidden_size, cache.like.dtype
         self._residual = torch.zeros(max(size.rows for size in sizes), hidden, dtype=dtype, device=self.device)
 
     def fill(self, bucket: Bucket, step: StepInput) -> DecodeBuffers:
@@ -133,9 +133,9 @@ class InPlaceAttention:
 
     def __call__(self, layer: int, query: Tensor, key_value: Tensor, spec: AttentionSpec) -> Tensor:
         """See `models.attention.Attention`."""
-        pool = self._cache.heads[layer]
-        pool.index_copy_(1, self._slots, key_value.transpose(0, 1))
-        return varlen_attention.attend(pool, query, self._placed, spec).view(query.shape[0], -1)
+        pool = self._cache.layer(layer)
+        pool.write(self._slots, key_value)
+        return varlen_attention.attend(pool.in_place, query, self._placed, spec).view(query.shape[0], -1)
 
 
 class _WindowPlan(NamedTuple):
@@ -157,14 +157,14 @@ class StaticAttention:
 
     def __call__(self, layer: int, query: Tensor, key_value: Tensor, spec: AttentionSpec) -> Tensor:
         """See `models.attention.Attention`."""
-        pool = self._cache.heads[layer]
-        pool.index_copy_(1, self._inputs.slots, key_value.transpose(0, 1))
+        pool = self._cache.layer(layer)
+        pool.write(self._inputs.slots, key_value)
         num_rows, num_heads, head_dim = query.shape
         num_pool_heads = pool.shape[0]
         num_kv_heads = 1 if spec.latent_dim else num_pool_heads // 2
         plan, block = self._plan(spec.window), self._cache.block_size_tokens
         # Every head of a block is one run of memory; they are copied as such.
-        gathered = pool.view(-1, block * head_dim).index_select(0, plan.runs)
+        gathered = pool.runs(plan.runs, block)
         last = gathered.index_select(0, plan.last_runs).view(num_rows, num_pool_heads, block, head_dim)
         gathered.index_copy_(0, plan.last_runs, last.masked_fill_(plan.stale, 0.0).view(-1, block * head_dim))
         tokens = gathered.view(num_rows, num_pool_heads, -1, head_dim)
@@ -178,19 +178,19 @@ class StaticAttention:
         """The same for all layers of a window, so the first of them makes it."""
         if window not in self._plans:
             blocks, positions = self._seen_blocks(window)
-            pool, block = self._cache.heads[0], self._cache.block_size_tokens
-            heads = torch.arange(pool.shape[0], device=pool.device)
+            pool, block, like = self._cache.layer(0), self._cache.block_size_tokens, self._cache.like
+            heads = torch.arange(pool.shape[0], device=like.device)
             lengths = self._inputs.lengths[:, None]
             seen = positions < lengths
             if window is not None:
                 seen &= positions >= lengths - window
-            mask = torch.zeros(seen.shape, dtype=pool.dtype, device=pool.device).masked_fill_(~seen, float("-inf"))
+            mask = torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, float("-inf"))
             runs = blocks[:, None, :] + (heads * (pool.shape[1] // block))[None, :, None]  # [rows, heads, n]
             last = lengths - 1
             last_columns = (last - positions[:, :1]).div(block, rounding_mode="floor")  # [rows, 1]
-            rows = torch.arange(len(lengths), device=pool.device)[:, None]
+            rows = torch.arange(len(lengths), device=like.device)[:, None]
             last_runs = (rows * len(heads) + heads) * blocks.shape[1] + last_columns
-            stale = torch.arange(block, device=pool.device) > last % block
+            stale = torch.arange(block, device=like.device) > last % block
             self._plans[window] = _WindowPlan(
                 runs.flatten(), mask[:, None, None, :], last_runs.flatten(), stale[:, None, :, None]
             )

@@ -12,6 +12,7 @@ from millstream_runtime.engine.attention.paged_attention import GATHER_LIMIT_BYT
 from millstream_runtime.engine.attention.prefill import MASK_LIMIT_BYTES, MOST_MERGED_QUERIES
 from millstream_runtime.engine.attention.scaled_dot_product import SCORES_LIMIT_BYTES
 from millstream_runtime.engine.sampling.logprobs import PROMPT_SLAB_ROWS
+from millstream_runtime.kv_formats import kv_token_bytes
 from millstream_runtime.models.config.model_config import ModelConfig
 
 RESIDUAL_COPIES = 8  # the residual, its normed copy, what norms and rotations take, rows in and out of experts
@@ -37,11 +38,18 @@ def activations_bytes(config: ModelConfig, dtype_bytes: int, *, num_tokens: int,
     return num_tokens * elements_per_token * dtype_bytes + logits_bytes
 
 
-def attention_bytes(config: ModelConfig, dtype_bytes: int, *, longest_tokens: int, num_rows: int) -> int:
-    """Return what attention takes at most, where a request has `longest_tokens`."""
+def attention_bytes(
+    config: ModelConfig, dtype_bytes: int, *, longest_tokens: int, num_rows: int, kv_method: str = "None"
+) -> int:
+    """Return what attention takes at most, where a request has `longest_tokens`. `kv_method`: of the KV cache."""
     rows, elements = config.kv_shape
-    longest_copy_bytes = longest_tokens * rows * elements * dtype_bytes
+    token_bytes = rows * elements * dtype_bytes
+    longest_copy_bytes = longest_tokens * token_bytes
     gathered_bytes = max(longest_copy_bytes, min(GATHER_LIMIT_BYTES, num_rows * longest_copy_bytes))
+    if kv_method != "None":  # the copy of codes and scales, and the scales in float32
+        more_bytes = kv_token_bytes(kv_method, rows, elements, dtype_bytes) + rows * FLOAT32_BYTES
+        more_bytes += rows * elements * (FLOAT32_BYTES if dtype_bytes < FLOAT32_BYTES else 0)  # scaled, then rounded
+        gathered_bytes += gathered_bytes * more_bytes // token_bytes
     group = config.num_heads if rows == 1 else -(-config.num_heads * 2 // rows)
     mask_bytes = min(MASK_LIMIT_BYTES, group * MOST_MERGED_QUERIES * longest_tokens * dtype_bytes)
     kept_bytes = min(MASK_LIMIT_BYTES, num_rows * mask_bytes)
@@ -50,8 +58,17 @@ def attention_bytes(config: ModelConfig, dtype_bytes: int, *, longest_tokens: in
 
 
 def worst_step_bytes(
-    config: ModelConfig, dtype_bytes: int, *, num_tokens: int, num_rows: int, longest_tokens: int
+    config: ModelConfig,
+    dtype_bytes: int,
+    *,
+    num_tokens: int,
+    num_rows: int,
+    longest_tokens: int,
+    kv_method: str = "None",
 ) -> int:
     """Return the memory of a step of `num_tokens` whose requests have up to `longest_tokens`."""
     activations = activations_bytes(config, dtype_bytes, num_tokens=num_tokens, num_rows=num_rows)
-    return activations + attention_bytes(config, dtype_bytes, longest_tokens=longest_tokens, num_rows=num_rows)
+    attention = attention_bytes(
+        config, dtype_bytes, longest_tokens=longest_tokens, num_rows=num_rows, kv_method=kv_method
+    )
+    return activations + attention

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from millstream_runtime.config import KVCacheDType
+from millstream_runtime.engine.kv.layer_pool import Fp8Pool, Int8Pool, LayerPool, PlainPool
 from millstream_runtime.engine.transfer import on_device
 from millstream_runtime.kv_layout import KVLayout, one_group
 from millstream_runtime.models.config.model_config import ModelConfig
+
+_CODE_DTYPES = {KVCacheDType.INT8: torch.int8, KVCacheDType.FP8: torch.uint8}
 
 
 class KVCache:
@@ -22,6 +26,9 @@ class KVCache:
     one view `[2 * KV, tokens, D]` (see BlockManager).
 
     `layers[i]` is the same by blocks: `[num_blocks, block_size_tokens, 2 * KV, D]`, a strided view.
+
+    Where keys and values are quantized, these are their codes, and `layer` reads and writes numbers (`layer_pool`).
+    `like` has no elements: its dtype is that of the numbers, its device that of the pool.
 
     Layers of different groups share tensors, in which they have different blocks: see `kv_layout`.
 
@@ -41,24 +48,58 @@ class KVCache:
         layout: KVLayout | None = None,
         num_padding_blocks: int = 0,
         zeros: Callable[[tuple[int, ...], torch.dtype], Tensor] | None = None,
+        stored: KVCacheDType = KVCacheDType.AUTO,
+        fp8_scales: Sequence[tuple[float, float]] = (),
     ) -> None:
-        """`layout`: by default one group of all layers. `zeros(shape, dtype)`: allocates a tensor; `torch.zeros` on
-        `device` by default."""
+        """Allocate the pool, zeroed.
+
+        Args:
+            dtype: of the model's arithmetic.
+            layout: by default one group of all layers.
+            zeros: `zeros(shape, dtype)` allocates a tensor; `torch.zeros` on `device` by default.
+            stored: how numbers are stored; AUTO: in `dtype`.
+            fp8_scales: of keys and of values, by layer; () is 1 for all.
+        """
         self.layout = layout if layout is not None else one_group(config.num_layers, None)
         self.num_blocks = num_blocks
         self.num_padding_blocks = num_padding_blocks
         self.block_size_tokens = block_size_tokens
+        self.stored = stored
+        self.like = torch.empty(0, dtype=dtype, device=device)
         num_heads, head_dim = config.kv_shape
-        num_all_blocks = num_blocks + num_padding_blocks
-        shape = (num_heads, num_all_blocks * block_size_tokens, head_dim)
-        tensors = [
-            torch.zeros(shape, dtype=dtype, device=device) if zeros is None else zeros(shape, dtype)
-            for _ in range(self.layout.layers_per_group)
-        ]
-        by_block = (num_heads, num_all_blocks, block_size_tokens, head_dim)
-        self._by_block = [heads.view(by_block).permute(1, 2, 0, 3) for heads in tensors]
-        self.heads = [tensors[place] for place in self.layout.place_of]
+        num_slots = (num_blocks + num_padding_blocks) * block_size_tokens
+
+        def allocate(of: torch.dtype, *sizes: int) -> list[Tensor]:
+            shape = (num_heads, num_slots, *sizes)
+            tensors = range(self.layout.layers_per_group)
+            return [torch.zeros(shape, dtype=of, device=device) if zeros is None else zeros(shape, of) for _ in tensors]
+
+        heads = allocate(_CODE_DTYPES.get(stored, dtype), head_dim)
+        scales = allocate(torch.float16) if stored is KVCacheDType.INT8 else []
+        self._by_block = [_by_block(tensor, block_size_tokens) for tensor in (*heads, *scales)]
+        self.heads = [heads[place] for place in self.layout.place_of]
         self.layers = [self._by_block[place] for place in self.layout.place_of]
+        self._int8_scales = [scales[place] for place in self.layout.place_of] if scales else []
+        self._fp8_scales = [_per_head(one, num_heads, self.like) for one in fp8_scales]
+
+    def layer(self, layer: int) -> LayerPool:
+        """Where a layer's keys and values are written and read."""
+        heads, dtype = self.heads[layer], self.like.dtype
+        if self.stored is KVCacheDType.INT8:
+            return Int8Pool(heads, self._int8_scales[layer], dtype)
+        if self.stored is KVCacheDType.FP8:
+            return Fp8Pool(heads, dtype, self._fp8_scales[layer] if self._fp8_scales else None)
+        return PlainPool(heads)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether numbers can be read where they are stored."""
+        return self.stored is KVCacheDType.AUTO
+
+    @property
+    def token_bytes(self) -> int:
+        """What attention reads of one token in one layer, in the model's arithmetic."""
+        return self.heads[0].shape[0] * self.heads[0].shape[2] * self.like.element_size()
 
     @property
     def sink_block(self) -> int:
@@ -79,4 +120,19 @@ class KVCache:
         """Zero the blocks of a request that produced NaN: attention multiplies padding by 0, and 0 * NaN is NaN."""
         index = on_device(block_table, self.heads[0].device)
         for tensor in self._by_block:
-            tensor.index_fill_(0, index, 0.0)
+            tensor.index_fill_(0, index, 0)
+
+
+def _by_block(tensor: Tensor, block_size_tokens: int) -> Tensor:
+    """`[heads, slots, ..]` to `[blocks, block_size_tokens, heads, ..]`: a view."""
+    heads, slots, *sizes = tensor.shape
+    return tensor.view(heads, slots // block_size_tokens, block_size_tokens, *sizes).movedim(0, 2)
+
+
+def _per_head(scales: tuple[float, float], num_heads: int, like: Tensor) -> Tensor | None:
+    """Scales of keys and of values as `[heads, 1, 1]`; of a latent that of keys. None: both are 1."""
+    if scales == (1.0, 1.0):
+        return None
+    wide = torch.promote_types(like.dtype, torch.float32)
+    of_keys, of_values = (like.new_full((-(-num_heads // 2), 1, 1), scale, dtype=wide) for scale in scales)
+    return torch.cat((of_keys, of_values))[:num_heads]

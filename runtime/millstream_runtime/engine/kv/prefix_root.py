@@ -7,6 +7,7 @@ import json
 
 import torch
 
+from millstream_runtime.config import KVCacheDType
 from millstream_runtime.kv_layout import KVLayout
 from millstream_runtime.models.config.model_config import ModelConfig
 
@@ -20,6 +21,7 @@ def prefix_root(
     block_size_tokens: int,
     num_ranks: int,
     layout: KVLayout | None = None,
+    stored: KVCacheDType = KVCacheDType.AUTO,
 ) -> bytes:
     """Return 32 bytes that differ wherever blocks of equal tokens would hold other bytes.
 
@@ -28,6 +30,7 @@ def prefix_root(
     Args:
         num_ranks: among whom the heads of a block are divided.
         layout: which layers a block holds; None: all.
+        stored: how numbers are stored; what scales there are is in the checkpoint.
     """
     parts = [
         checkpoint_digest.hex(),
@@ -40,6 +43,7 @@ def prefix_root(
         block_size_tokens,
         num_ranks,
         LAYOUT,
+        stored.value,
         None if layout is None else [layout.windows, layout.group_of, layout.place_of],
     ]
     return hashlib.sha256(b"millstream kv\0" + json.dumps(parts).encode()).digest()

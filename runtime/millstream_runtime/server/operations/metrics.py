@@ -243,7 +243,7 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 def cache_config_labels(config: RuntimeConfig) -> dict[str, str]:
     """Labels of `vllm:cache_config_info`, as vLLM writes its own configuration of the cache."""
     return {
-        "cache_dtype": "auto",  # the model's
+        "cache_dtype": config.kv_cache_dtype.value,  # auto: the model's
         "enable_prefix_caching": str(config.enable_prefix_caching),
         "gpu_memory_utilization": str(config.gpu_memory_utilization_percent / 100),
         "kv_cache_memory_bytes": str(config.kv_cache_memory_bytes),

@@ -1,7 +1,8 @@
 """The body of `/ready`, which the operator's `boot_report.py` and people read. Pure.
 
 Unknown values are left out: `progress` and `eta_seconds` are there while the weights load, `memory`, `threads` and
-`step_times` once they are measured, `api_keys_problem` while some key of the file cannot be used.
+`step_times` once they are measured, `api_keys_problem` while some key of the file cannot be used, `kv_cache_dtype`
+where keys and values are quantized.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from millstream_runtime.boot import BootSnapshot, Phase
 from millstream_runtime.boot_eta import eta_seconds
-from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.config import KVCacheDType, RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.kv.pool_size import MemoryUse
 from millstream_runtime.engine.step_times import TimedStep
@@ -49,6 +50,8 @@ def ready_body(
         body["eta_seconds"] = round(eta, 1)
     if memory is not None:
         body["memory"] = memory.measured()
+    if config.kv_cache_dtype is not KVCacheDType.AUTO:
+        body["kv_cache_dtype"] = config.kv_cache_dtype.value
     if threads:
         body["threads"] = [{"most_tokens": one.most_tokens, "threads": one.threads} for one in threads]
     if api_keys_problem:

@@ -21,8 +21,8 @@ from millstream_runtime.models.layers.rope import rotary_table, rotate_
 BLOCK = 16
 
 
-def cache_of(num_kv_heads: int, head_dim: int, num_blocks: int = 64) -> KVCache:
-    config = ModelConfig(
+def config_of(num_kv_heads: int, head_dim: int) -> ModelConfig:
+    return ModelConfig(
         architecture="LlamaForCausalLM",
         vocab_size=8,
         hidden_size=8,
@@ -41,7 +41,10 @@ def cache_of(num_kv_heads: int, head_dim: int, num_blocks: int = 64) -> KVCache:
         eos_token_ids=frozenset(),
         max_model_len=256,
     )
-    cache = KVCache(config, num_blocks, BLOCK, torch.float32, torch.device("cpu"))
+
+
+def cache_of(num_kv_heads: int, head_dim: int, num_blocks: int = 64) -> KVCache:
+    cache = KVCache(config_of(num_kv_heads, head_dim), num_blocks, BLOCK, torch.float32, torch.device("cpu"))
     cache.layers[0].normal_(generator=torch.Generator().manual_seed(1))
     return cache
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.config import KVCacheDType, RuntimeConfig
 from millstream_runtime.engine.attention.scaled_dot_product import SCORES_LIMIT_BYTES
 from millstream_runtime.engine.cpu.policy import CpuPolicy
 from millstream_runtime.engine.execution import shard, step_memory
@@ -27,14 +27,20 @@ CPU = torch.device("cpu")
 SHAPE = {"hidden_size": 96, "intermediate_size": 256, "max_position_embeddings": LONGEST, "vocab_size": 90}
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "mistral", "mixtral", "deepseek-v3"])
+@pytest.mark.parametrize(
+    ("family", "stored"),
+    [
+        *((family, KVCacheDType.AUTO) for family in ("llama", "gemma2", "mistral", "mixtral", "deepseek-v3")),
+        *((family, one) for family in ("llama", "deepseek-v3") for one in (KVCacheDType.INT8, KVCacheDType.FP8)),
+    ],
+)
 @torch.inference_mode()
-def test_a_step_takes_what_was_counted(family: str, tmp_path: Path) -> None:
+def test_a_step_takes_what_was_counted(family: str, stored: KVCacheDType, tmp_path: Path) -> None:
     """A prompt behind a long context in scattered blocks. All blocks of the table are one: the pool is not measured."""
     write_family(tmp_path, **CASES[family].config | SHAPE)
     config = replace(load_model_config(tmp_path), max_model_len=LONGEST)
     model = load_model(config, tmp_path, torch.float32, CPU)
-    forward = Forward(model, KVCache(config, 2, 16, torch.float32, CPU), CpuPolicy())
+    forward = Forward(model, KVCache(config, 2, 16, torch.float32, CPU, stored=stored), CpuPolicy())
     chunk = ChunkInput(NUM_TOKENS, LONGEST, 0, 0, LONGEST // 16, [0] * (LONGEST // 16))
 
     def compute() -> None:
@@ -44,12 +50,16 @@ def test_a_step_takes_what_was_counted(family: str, tmp_path: Path) -> None:
     compute()  # what is kept from step to step
     measured = peak_bytes(compute)
     rows, elements = config.kv_shape
-    copy_bytes = LONGEST * rows * elements * 4
+    plain_bytes, attention_bytes = (
+        step_memory.attention_bytes(config, 4, longest_tokens=LONGEST, num_rows=1, kv_method=method)
+        for method in ("None", stored.method)
+    )
+    copy_bytes = LONGEST * rows * elements * 4 + attention_bytes - plain_bytes
     scores_bytes = 0 if config.has_plain_attention or config.longest_window else SCORES_LIMIT_BYTES
     counted = step_memory.activations_bytes(config, 4, num_tokens=NUM_TOKENS, num_rows=8)
     assert measured <= counted + copy_bytes + scores_bytes
     assert counted <= 4 * measured
-    assert copy_bytes + scores_bytes <= step_memory.attention_bytes(config, 4, longest_tokens=LONGEST, num_rows=1)
+    assert copy_bytes + scores_bytes <= attention_bytes
 
 
 @pytest.mark.parametrize(("num_rows", "prompt_tokens", "prompt_logprobs"), [(48, 1, None), (8, 100, 5)])
