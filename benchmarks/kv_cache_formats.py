@@ -96,16 +96,19 @@ def step_milliseconds(model: Path) -> list[dict[str, Any]]:
 
 def decode_seconds(engine: Engine, num_requests: int, context_tokens: int) -> list[float]:
     """Of STEPS steps in which all requests decode."""
-    sampling = SamplingParams(max_tokens=STEPS + 8, temperature=0.0, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=2048, temperature=0.0, ignore_eos=True)
     for number in range(num_requests):
         prompt = [3 + (number * 7 + index) % 500 for index in range(context_tokens)]
         engine.add_request(Request(str(number), prompt, sampling))
     seconds: list[float] = []
-    while engine.has_work():
+    while len(seconds) < STEPS:
         began = time.perf_counter()
         outputs = engine.step()
-        if len(outputs) == num_requests and len(seconds) < STEPS:
+        if len(outputs) == num_requests:
             seconds.append(time.perf_counter() - began)
+    for number in range(num_requests):
+        engine.abort(str(number))
+    engine.step()
     return seconds[2:]
 
 

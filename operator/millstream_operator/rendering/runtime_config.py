@@ -49,7 +49,7 @@ def boot_config(
         max_num_seqs=engine.max_num_seqs,
         enable_prefix_caching=engine.prefix_caching,
         enable_hybrid_kv_cache_manager=engine.hybrid_kv_cache_manager,
-        kv_cache_dtype=_KV_CACHE_DTYPES[plan.kv_cache],
+        kv_cache_dtype=_kv_cache_dtype(plan),
         drain_timeout_seconds=plan.drain_timeout_seconds,
         api_keys_file=api_keys_path(plan.api_keys),
         host=host,
@@ -58,6 +58,12 @@ def boot_config(
     if engine.gpu_memory_utilization_percent is None:
         return boot
     return replace(boot, gpu_memory_utilization_percent=engine.gpu_memory_utilization_percent)
+
+
+def _kv_cache_dtype(plan: Plan) -> KVCacheDType:
+    """Of a GPU always that of the model: a plan with another is never applied (`requires`), and older operators, which
+    rendered none, have stored such plans."""
+    return _KV_CACHE_DTYPES[plan.kv_cache] if plan.accelerator is AcceleratorType.CPU else KVCacheDType.AUTO
 
 
 def live_config(spec: LLMDeploymentSpec, probe_key_digests: tuple[str, ...] = ()) -> LiveConfig:
