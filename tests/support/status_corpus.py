@@ -124,7 +124,7 @@ async def _unanswered() -> FakeCluster:
 
 async def _refused_while_serving() -> FakeCluster:
     operator = await served()
-    respec(operator.cluster, speculation={"method": "NGram"})
+    respec(operator.cluster, speculation={"method": "EAGLE"})
     await operator.turn()
     return operator.cluster
 

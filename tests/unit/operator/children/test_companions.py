@@ -237,7 +237,7 @@ async def test_a_wish_that_cannot_be_had_leaves_the_autoscaler_that_is_there() -
 async def test_a_spec_that_is_refused_still_has_its_autoscaler() -> None:
     """The last good state serves on, and what no plan decides follows the spec."""
     operator = await running(*OPTIONAL, **SCALED)
-    respec(operator.cluster, quantization={"kvCache": "FP8"}, autoscaling={"maxReplicas": 7})
+    respec(operator.cluster, speculation={"method": "EAGLE"}, autoscaling={"maxReplicas": 7})
     await operator.settle()
     assert said(operator, "Ready")[0] == "False"
     assert operator.cluster.the(SCALED_OBJECT)["spec"]["maxReplicaCount"] == 7
