@@ -160,7 +160,7 @@ def _judge(owner: LLMDeployment, plan: Plan, source: InspectedModel | None) -> t
         files = together(files, source_files(owner, plan.runtime_image, wanted, _container(owner)))
     else:
         files = together(files, made_files(owner))
-    # Worst answers side by side are generated token by token, and nobody would see them: only figures are kept.
+    # Worst answers side by side are generated token by token, and the record keeps figures alone.
     flags = [f"--data={dataset}", *_limits(gate), "--worst=0", "--device=cpu"]
     return ["quality", base, candidate, *flags], together(files, data)
 

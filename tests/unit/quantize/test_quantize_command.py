@@ -220,5 +220,5 @@ def test_in_a_pod_the_bytes_are_the_termination_message_and_what_the_operator_pr
     # What a plan leaves out weighs more with 64 inputs than with 4096: the header, GPTQ's index, scales of outputs.
     assert answer["weights_bytes"] == pytest.approx(weights_file_bytes(shape), rel=0.1)
     log.write_text("")
-    assert quantize(tiny, out, *flags) == 0, "an attempt whose answer nobody read is made up for"
+    assert quantize(tiny, out, *flags) == 0, "an attempt whose answer was lost is made up for"
     assert (log.read_text(), contents(out)) == (first, before)
