@@ -1,1 +1,1 @@
-"""Kernels: one operation a file, each held to a plain torch reference."""
+"""Kernels: one operation a file, each held to plain mathematics. docs/kernels.md lists them."""

@@ -1,0 +1,1 @@
+"""What the Triton kernels compile to, without a GPU."""

@@ -1,0 +1,7 @@
+"""The one table of production variants: what is compiled ahead, and what the compile gate of `hack.kernels` holds."""
+
+from __future__ import annotations
+
+from millstream_kernels.variant import Variant
+
+VARIANTS: tuple[Variant, ...] = ()
