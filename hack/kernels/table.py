@@ -47,7 +47,8 @@ def write_all(tables: dict[str, Table]) -> None:
         if stale.stem not in tables:
             stale.unlink()
     for kernel, table in tables.items():
-        (FOLDER / f"{kernel}.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+        rows = ",\n".join(f" {json.dumps(name)}: {json.dumps(row)}" for name, row in table.items())
+        (FOLDER / f"{kernel}.json").write_text(f"{{\n{rows}\n}}\n", encoding="utf-8")
 
 
 def differences(before: dict[str, Table], now: dict[str, Table]) -> list[str]:

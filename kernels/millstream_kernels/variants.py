@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from millstream_kernels.attention.decode import decode_variants
 from millstream_kernels.variant import Variant
 
-VARIANTS: tuple[Variant, ...] = ()
+VARIANTS: tuple[Variant, ...] = (*decode_variants(),)
