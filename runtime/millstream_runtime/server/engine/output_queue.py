@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 
 from millstream_runtime.engine.request import TokenOutput
+
+# Tokens that one `get` returns. A client that stops reading for a second leaves thousands; each costs 0.1 ms to send,
+# and the event loop would serve nobody else meanwhile.
+MAX_TOKENS_PER_GET = 64
 
 
 class OutputQueue:
@@ -16,9 +21,10 @@ class OutputQueue:
         `on_generation_ended`: called for each generation that the engine is done with, also while the task is busy."""
         self._tokens_per_wakeup = tokens_per_wakeup
         self.generation_ended = on_generation_ended
-        self._arrived: list[tuple[float, TokenOutput]] = []
+        self._arrived: deque[tuple[float, TokenOutput]] = deque()
         self._failure: Exception | None = None
         self._is_due = False  # the task has something to wake for
+        self._left_some = False  # the last `get` returned MAX_TOKENS_PER_GET of more
         self._waiting: asyncio.Future[None] | None = None  # the task, while it sleeps
         self._idle_since_seconds = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -39,8 +45,9 @@ class OutputQueue:
         self.wake()
 
     async def get(self, idle_seconds: float | None) -> list[tuple[float, TokenOutput]]:
-        """Return everything that arrived since the last call; [] if nothing came for `idle_seconds` (None: no limit).
+        """Return what has arrived, at most MAX_TOKENS_PER_GET; [] if nothing came for `idle_seconds` (None: no limit).
 
+        What is left comes with the next call, after other tasks have run.
         One future, and one timer for all calls, which restarts itself when it fires too early: `asyncio.wait_for`
         would make a task for every token of every stream, and one timer per call a queue of cancelled timers.
 
@@ -55,10 +62,12 @@ class OutputQueue:
                     self._start_timer(idle_seconds, idle_seconds)
             self._waiting = loop.create_future()
             await self._waiting
+        elif self._left_some:
+            await asyncio.sleep(0)
         if self._failure is not None:
             raise self._failure
-        self._is_due = False
-        arrived, self._arrived = self._arrived, []
+        arrived = [self._arrived.popleft() for _ in range(min(len(self._arrived), MAX_TOKENS_PER_GET))]
+        self._is_due = self._left_some = bool(self._arrived)
         return arrived
 
     def wake(self) -> None:
