@@ -170,9 +170,14 @@ class RequestBlocks:
 def held_blocks_limit(
     num_tokens: int, block_size_tokens: int, window_tokens: int | None, lookahead_tokens: int | None
 ) -> int:
-    """Blocks that a sequence of `num_tokens` holds at most at any time in one group of layers."""
+    """Blocks that a sequence of `num_tokens` holds at most at any time in one group of layers.
+
+    A windowed group sets whole blocks of lookahead aside, and neither their end nor the window's start need be where a
+    block ends.
+    """
     all_blocks = -(-num_tokens // block_size_tokens)
     if window_tokens is None or lookahead_tokens is None:
         return all_blocks
-    seen_tokens = max(window_tokens, LEAST_WINDOW_TOKENS) + lookahead_tokens
-    return min(all_blocks, -(-seen_tokens // block_size_tokens) + 1)
+    lookahead_blocks = -(-lookahead_tokens // block_size_tokens)
+    window_blocks = -(-(max(window_tokens, LEAST_WINDOW_TOKENS) - 1) // block_size_tokens) + 1
+    return min(all_blocks, window_blocks + lookahead_blocks)

@@ -104,6 +104,7 @@ class ScheduleRun:
         self._running: dict[str, Client] = {}
         self._all: list[Client] = []
         self._num_given_up = 0
+        self._left_in_this_step: set[str] = set()  # clients that went after one of its outputs
 
     # Actions
 
@@ -165,6 +166,7 @@ class ScheduleRun:
     def _step(self) -> int:
         """Take a step; return how many outputs it had."""
         outputs = self._engine.step()
+        self._left_in_this_step.clear()
         self._engine.check_integrity()
         self.findings.counts["steps"] += 1
         for output in outputs:
@@ -191,6 +193,8 @@ class ScheduleRun:
     # Outputs
 
     def _receive(self, output: TokenOutput) -> None:
+        if output.request_id in self._left_in_this_step:
+            return  # the engine had given it all of the step's outputs before its client left
         client = self._running.get(output.request_id)
         if client is None:
             self.findings.add(Kind.ANSWER, f"{output.request_id} has an output after its end")
@@ -202,6 +206,7 @@ class ScheduleRun:
         if output.finish_reason is not None:
             del self._running[output.request_id]
         elif client.arrival.leaves_after == len(client.tokens):
+            self._left_in_this_step.add(output.request_id)
             self._cancel(output.request_id)
 
     def _given_up(self, client: Client, output: TokenOutput) -> None:

@@ -184,6 +184,22 @@ def test_the_pool_always_holds_one_request_of_the_greatest_length(windows: Windo
         assert scheduler.num_preemptions_total == 0
 
 
+@pytest.mark.parametrize("window", [1, 4, 6, 9, 11])
+def test_it_holds_one_request_whatever_the_steps_leave_of_a_block(window: int) -> None:
+    rng, windows = random.Random(window), (window, None)
+    for chunk in range(1, 12):
+        for length in (30, 61, 90):
+            needed = pool(1000, windows=windows, chunk=chunk)[0].most_held_blocks(length)
+            blocks, scheduler = pool(needed, 1, windows, chunk)
+            one = sequence(0, [5] * length)
+            scheduler.add(one)
+            while one.num_uncomputed_tokens:
+                scheduler._max_num_batched_tokens = rng.randint(1, chunk)  # as pacing cuts it
+                scheduler.advance(scheduler.apply(scheduler.plan()))
+                blocks.check_integrity(scheduler.running)
+                assert scheduler.num_preemptions_total == 0
+
+
 @pytest.mark.parametrize("windows", [WINDOWED, MIXED, (6, WINDOW, WINDOW, None), (WINDOW, 30)])
 @pytest.mark.parametrize("seed", range(10))
 def test_random_turns_lose_and_miscount_no_block(seed: int, windows: Windows) -> None:
