@@ -45,29 +45,47 @@ def foreign_kl(by_calibration: dict[str, dict[str, float]], judged: str) -> floa
 
 
 def tables(found: dict[str, Any]) -> str:
-    """For docs/quantization.md."""
-    slices = list(next(iter(found["methods"].values()))["slices"])
-    lines = [
-        f"| method | bytes | {' | '.join(slices)} |",
-        f"|---|---|{'---|' * len(slices)}",
-    ]
-    for name, method in found["methods"].items():
-        cells = [_cell(method["slices"][key]) for key in slices]
-        lines.append(f"| {name} | {method['bytes_ratio']:.3f} | {' | '.join(cells)} |")
-    lines += ["", f"| method, mean KL | judged on | own | {' | '.join(f'calibrated on {one}' for one in slices)} |"]
-    lines += [f"|---|---|---|{'---|' * len(slices)}"]
-    for name, by_calibration in found["domains"].items():
-        for key in slices:
-            cells = [f"{by_calibration[one][key]:.5f}" for one in slices]
-            ratio = by_calibration[key][key] / foreign_kl(by_calibration, key)
-            lines.append(f"| {name} | {key} | {ratio:.2f} × foreign | {' | '.join(cells)} |")
-    lines += ["", "| transplanted outliers | mean KL |", "|---|---|"]
-    lines += [f"| {name} | {value:.5f} |" for name, value in found["outliers"].items()]
-    lines += [""] + [
+    """What a run prints: every table, then the goals."""
+    told = [
         f"{'met   ' if one['met'] else 'MISSED'} {one['goal']}: {one['value']:.4f}, at most {one['at_most']}"
         for one in found["goals"]
     ]
-    return "\n".join(lines)
+    return "\n\n".join([methods_table(found), domains_table(found), outliers_table(found), "\n".join(told)])
+
+
+def methods_table(found: dict[str, Any]) -> str:
+    """Per method and slice: perplexity ratio, mean KL, p99 KL, top-1 agreement."""
+    slices = _slices(found)
+    rows = [
+        [name, f"{one['bytes_ratio']:.3f}", *(_cell(one["slices"][key]) for key in slices)]
+        for name, one in found["methods"].items()
+    ]
+    return _table(["method", "bytes", *slices], rows)
+
+
+def domains_table(found: dict[str, Any]) -> str:
+    """Mean KL by what the calibration data were."""
+    slices = _slices(found)
+    rows = []
+    for name, by_calibration in found["domains"].items():
+        for key in slices:
+            ratio = by_calibration[key][key] / foreign_kl(by_calibration, key)
+            cells = [f"{by_calibration[one][key]:.5f}" for one in slices]
+            rows.append([name, key, *cells, f"{ratio:.2f} ×"])
+    return _table(["method", "judged on", *(f"calibrated on {one}" for one in slices), "own by foreign"], rows)
+
+
+def outliers_table(found: dict[str, Any]) -> str:
+    """Mean KL on the model with transplanted outlier channels."""
+    return _table(["method", "mean KL"], [[name, f"{value:.5f}"] for name, value in found["outliers"].items()])
+
+
+def _slices(found: dict[str, Any]) -> list[str]:
+    return list(next(iter(found["methods"].values()))["slices"])
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows]).replace(" --- ", "---")
 
 
 def _cell(one: dict[str, float]) -> str:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from benchmarks import quantization_tables
 from benchmarks.servers import tables
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -42,6 +43,13 @@ def test_the_benchmark_page_has_the_tables_of_the_server_results(tmp_path: Path)
     page.write_text(committed, encoding="utf-8")
     tables.write(page, RESULTS)
     assert page.read_text(encoding="utf-8") == committed, "run `python -m benchmarks.servers --tables`"
+
+
+def test_the_quantization_page_has_the_tables_of_its_results() -> None:
+    text = (ROOT / "docs/quantization.md").read_text(encoding="utf-8")
+    found = json.loads((RESULTS / "quantization_quality.json").read_text(encoding="utf-8"))
+    for table in ("methods_table", "domains_table", "outliers_table"):
+        assert getattr(quantization_tables, table)(found) in text
 
 
 def test_the_engine_page_gives_the_results_on_a_gpu() -> None:
