@@ -34,7 +34,8 @@ def test_after_a_backlog_the_queue_waits_again() -> None:
 
 async def take_backlog() -> tuple[list[list[TokenOutput]], int]:
     """What each `get` returned until the last token, and how often another task ran meanwhile."""
-    queue, taken, turns = OutputQueue(tokens_per_wakeup=16), [], 0
+    queue, turns = OutputQueue(tokens_per_wakeup=16), 0
+    taken: list[list[TokenOutput]] = []
 
     async def other() -> None:
         nonlocal turns
