@@ -16,7 +16,6 @@ from triton.compiler import ASTSource
 
 from millstream_kernels.variant import TensorCores, Variant
 
-CAPABILITIES = (80, 90)
 MAX_REGISTERS = 255  # of a thread; beyond, ptxas spills
 REGISTERS_OF_AN_SM = 65536
 MAX_SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}  # that one block may ask for

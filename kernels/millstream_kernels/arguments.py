@@ -41,3 +41,11 @@ def require_unit_stride(argument: str, tensor: Tensor) -> None:
     """The last dimension is dense."""
     dense = tensor.stride(-1) == 1 or tensor.shape[-1] <= 1
     require(dense, argument, f"has a stride of {tensor.stride(-1)} in its last dimension; 1 is expected")
+
+
+def capability_of(tensor: Tensor) -> int:
+    """Compute capability of a tensor's GPU, 90 for sm_90. In the interpreter a tensor is on the CPU: 90."""
+    if not tensor.is_cuda:
+        return 90
+    major, minor = torch.cuda.get_device_capability(tensor.device)
+    return 10 * major + minor

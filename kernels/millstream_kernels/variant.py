@@ -20,7 +20,7 @@ class TensorCores(StrEnum):
 class Variant:
     """One compiled form of a kernel. `kernel` is the function under `triton.jit`."""
 
-    name: str  # unique among the variants of a kernel: "bf16-head128-group4"
+    name: str  # unique among the variants of a kernel and a GPU: "bf16-head128-window"
     kernel: Any
     arguments: Mapping[str, str]  # at run time, in order: "*bf16" a pointer, "i32", "i64", "fp32"
     constants: Mapping[str, int | float | bool | None]  # the `tl.constexpr` arguments
@@ -30,6 +30,7 @@ class Variant:
     # Arguments that are multiples of 16 (pointers: bytes). By default every pointer; of the others, none: a value that
     # changes its divisibility from step to step would compile anew.
     unaligned: frozenset[str] = field(default_factory=frozenset)
+    capabilities: tuple[int, ...] = (80, 90)  # the GPUs that it is compiled for; 80 stands for all before sm_90
     wide_loads: bool = True  # 16 bytes in one load, where it reads what takes the time
 
     @property

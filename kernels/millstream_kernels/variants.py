@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from millstream_kernels.attention.decode import decode_variants
+from millstream_kernels.attention.prefill import prefill_variants
 from millstream_kernels.variant import Variant
 
-VARIANTS: tuple[Variant, ...] = (*decode_variants(),)
+VARIANTS: tuple[Variant, ...] = (*decode_variants(), *prefill_variants())

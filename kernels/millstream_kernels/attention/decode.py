@@ -38,6 +38,7 @@ from millstream_kernels.attention.specification import (
     Scores,
     Shape,
     check,
+    variant_name,
 )
 from millstream_kernels.attention.tile import attend_tile, scores_of, token_slots
 from millstream_kernels.variant import TensorCores, Variant
@@ -340,12 +341,11 @@ def decode_variants() -> Iterator[Variant]:
     """Those of models in 16 bits with blocks of 16 tokens."""
     for dtype, head_dim, scores in PRODUCTION:
         own = tiles(head_dim)
-        kind = f"{dtype}-head{head_dim}{'-window' if scores.window else ''}{'-softcap' if scores.softcap else ''}"
         pointers = {"query": f"*{dtype}", "pool": f"*{dtype}"}
         partials = {"attended_out": "*fp32", "maxima": "*fp32", "sums": "*fp32"}
         integers = paged_decode.arg_names[8:17]
         yield Variant(
-            kind,
+            variant_name(dtype, head_dim, scores),
             paged_decode,
             pointers | INDICES | partials | dict.fromkeys(integers, "i32") | {"scale": "fp32", "softcap": "fp32"},
             _decode_constants(own, head_dim, 16, scores),

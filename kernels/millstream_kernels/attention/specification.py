@@ -120,3 +120,8 @@ PRODUCTION = [
     *(("bf16", head_dim, Scores(1.0, window=1)) for head_dim in (64, 96, 128, 256)),
     *(("bf16", head_dim, Scores(1.0, window, softcap=1.0)) for head_dim in (128, 256) for window in (None, 1)),
 ]
+
+
+def variant_name(dtype: str, head_dim: int, scores: Scores) -> str:
+    """`bf16-head128-window-softcap`."""
+    return f"{dtype}-head{head_dim}{'-window' if scores.window else ''}{'-softcap' if scores.softcap else ''}"
