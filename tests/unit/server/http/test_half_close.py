@@ -61,7 +61,8 @@ def test_a_whole_request_is_answered_after_its_client_has_ended_its_side(
         answer = to_the_end(link)
     assert OK in answer
     assert answer.count(b'"finish_reason":"length"') == 1
-    assert b"connection: close\r\n" in answer
+    if version == "1.0":  # in 1.1 the head of the answer may be sent before the client's end is seen
+        assert b"connection: close\r\n" in answer
     assert answer.endswith(b"0\r\n\r\n" if stream and version == "1.1" else b"[DONE]\n\n" if stream else b"}")
 
 
