@@ -17,6 +17,7 @@ from itertools import islice
 from millstream_runtime.boot import Phase
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
+from millstream_runtime.engine.kernel_backends import KernelChoice
 from millstream_runtime.engine.kv.pool_size import MemoryUse
 from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill, Request, TokenLogprobs, TokenOutput
 from millstream_runtime.engine.step_times import TimedStep
@@ -56,6 +57,7 @@ class ScriptedEngine:
             weights_bytes=0, activations_bytes=None, graphs_bytes=None, kv_cache_bytes=0, kv_cache_tokens=MAX_MODEL_LEN
         )
     )
+    kernels: tuple[KernelChoice, ...] = ()
     threads: ScriptedThreads = ScriptedThreads()
     step_times: tuple[TimedStep, ...] = ()
     step_seconds: float = 0.0

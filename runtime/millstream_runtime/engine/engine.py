@@ -23,6 +23,7 @@ from millstream_runtime.engine.execution.last_tokens import LastTokens
 from millstream_runtime.engine.execution.model_runner import ModelRunner, Sampled
 from millstream_runtime.engine.execution.overlap import StepInFlight, reasons_to_wait
 from millstream_runtime.engine.execution.rank_group import LoadedModel, RankGroup, load_on_ranks, start_rank_group
+from millstream_runtime.engine.kernel_backends import KernelChoice
 from millstream_runtime.engine.kv.pool_size import MemoryUse
 from millstream_runtime.engine.kv.prefix_root import prefix_root
 from millstream_runtime.engine.out_of_memory import is_out_of_memory
@@ -49,6 +50,7 @@ class Engine:
 
     Attributes:
         model_config: the model's shape; `max_model_len` and `eos_token_ids` as this engine applies them.
+        kernels: which parts of the model Triton kernels compute, and why.
         memory_use: bytes that weights and pool take on this device, as far as measured.
         step_times: steps that the warm-up timed; empty before it.
         processors_for: makes the logits processors of a request; none by default.
@@ -83,6 +85,7 @@ class Engine:
             self._rank_group.close()
             raise
         self.memory_use: MemoryUse = loaded.memory_use
+        self.kernels: tuple[KernelChoice, ...] = loaded.kernels
         self.model_config: ModelConfig = replace(
             loaded.shard_config.model_config, max_model_len=loaded.pool.max_model_len
         )

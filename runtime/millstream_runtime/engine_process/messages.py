@@ -15,6 +15,7 @@ import msgspec
 from millstream_runtime.boot import WeightsProgress
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
+from millstream_runtime.engine.kernel_backends import KernelChoice
 from millstream_runtime.engine.kv.pool_size import MemoryUse
 from millstream_runtime.engine.request import EngineStats, Request, TokenOutput
 from millstream_runtime.engine.step_times import TimedStep
@@ -81,6 +82,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     limits: ModelLimits
     topology: Topology | None = None  # of several ranks
     memory: MemoryUse | None = None
+    kernels: tuple[KernelChoice, ...] = ()
 
 
 class StepThreads(msgspec.Struct, frozen=True):

@@ -74,6 +74,7 @@ def _add_probes(app: FastAPI, service: Service) -> None:
             boot,
             topology=engine.topology,
             memory=engine.memory,
+            kernels=engine.kernels,
             threads=engine.threads,
             step_times=engine.step_times,
             now_seconds=time.monotonic(),

@@ -15,16 +15,19 @@ import torch
 
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.engine.execution.recorders import CudaRecorder, Recorder
+from millstream_runtime.engine.kernel_backends import Backend
 from millstream_runtime.logs import log
 from millstream_runtime.models.config.model_config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """`recorder`: None is eager. `overlapped`: step N + 1 is launched before the tokens of step N are read."""
+    """`recorder`: None is eager. `overlapped`: step N + 1 is launched before the tokens of step N are read.
+    `backend`: of the kernels; None: as `kernel_choice` says for the device."""
 
     recorder: Recorder | None = None
     overlapped: bool = False
+    backend: Backend | None = None
 
 
 def choose(config: RuntimeConfig, model_config: ModelConfig, device: torch.device, num_ranks: int) -> Execution:

@@ -14,6 +14,7 @@ from millstream_runtime.engine.attention.prefill import KeptMasks
 from millstream_runtime.engine.device_policy import DevicePolicy
 from millstream_runtime.engine.execution.graphs import FillTokens, GraphedDecodes, leave_tokens
 from millstream_runtime.engine.execution.step_input import ChunkInput, StepInput
+from millstream_runtime.engine.kernel_backends import Backend
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.transfer import on_device
 from millstream_runtime.models.layers.attention import Attention
@@ -24,12 +25,18 @@ class Forward:
     """A model (or a rank's share) and its KV pool."""
 
     def __init__(
-        self, model: Decoder, cache: KVCache, policy: DevicePolicy, graphs: GraphedDecodes | None = None
+        self,
+        model: Decoder,
+        cache: KVCache,
+        policy: DevicePolicy,
+        graphs: GraphedDecodes | None = None,
+        backend: Backend = Backend.TORCH,
     ) -> None:
-        """`graphs`: serves what steps of decodes it can."""
+        """`graphs`: serves what steps of decodes it can. `backend`: what computes the attention of the other steps."""
         self.model = model
         self._cache = cache
         self._policy = policy
+        self._backend = backend
         self.device = cache.heads[0].device
         self.reads_in_place = varlen_attention.can_serve(model.config, cache.heads[0])
         self.graphs = graphs
@@ -63,14 +70,21 @@ class Forward:
         by_group = [[chunk.of_group(group) for chunk in chunks] for group in range(self.num_groups)]
         slots = [_slots(group, self._cache.block_size_tokens) for group in by_group]
         inputs = on_device([token_ids, positions, *slots], self.device)
-        kv_read, kept = self._policy.kv_read(), KeptMasks()
-        attentions = [
-            TorchAttention(self._cache, own_slots, [_attention_chunk(chunk) for chunk in group], kv_read, kept)
-            for own_slots, group in zip(inputs[2:], by_group, strict=True)
-        ]
+        attentions = self._attentions(inputs[2:], [[_attention_chunk(chunk) for chunk in group] for group in by_group])
         if len(attentions) == 1:
             return inputs[0], inputs[1], attentions[0]
         return inputs[0], inputs[1], GroupedAttention(attentions, self._cache.layout.group_of)
+
+    def _attentions(self, slots: Tensor, by_group: list[list[AttentionChunk]]) -> list[Attention]:
+        """The plan of each group of layers."""
+        if self._backend is Backend.TRITON:
+            from millstream_runtime.engine.attention.triton_attention import TritonAttention
+
+            return [TritonAttention(self._cache, own, group) for own, group in zip(slots, by_group, strict=True)]
+        kv_read, kept = self._policy.kv_read(), KeptMasks()
+        return [
+            TorchAttention(self._cache, own, group, kv_read, kept) for own, group in zip(slots, by_group, strict=True)
+        ]
 
     def logits(self, residual: Tensor, rows: Sequence[int]) -> Tensor:
         """`[len(rows), vocab]` of some rows, ascending; on ranks beyond 0 none."""

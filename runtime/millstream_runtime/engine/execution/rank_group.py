@@ -23,10 +23,14 @@ from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.execution import shard
 from millstream_runtime.engine.execution.execution_mode import Execution, choose
 from millstream_runtime.engine.execution.forward import Forward
+from millstream_runtime.engine.execution.kernel_choice import backend_of, choose_kernels
+from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.kv_layout import KVLayout
+from millstream_runtime.logs import log
+from millstream_runtime.models.linear.shares import rank_config
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
 from millstream_runtime.models.registry import OnRead, expected_weights
 
@@ -124,6 +128,7 @@ class LoadedModel:
     layout: KVLayout
     memory_use: pool_size.MemoryUse  # rank 0's
     execution: Execution
+    kernels: tuple[KernelChoice, ...]
 
 
 def load_on_ranks(
@@ -160,12 +165,31 @@ def load_on_ranks(
     padding_blocks = 0 if recorder is None else KVCache.PADDING_BLOCKS
     cache = shard.make_kv_cache(config, shard_config, pool.num_blocks, ranks, num_padding_blocks=padding_blocks)
     shard_config.policy.after_loading()
-    forward = Forward(model, cache, shard_config.policy)
+    kernels = _choose_kernels(config, shard_config, ranks, execution)
+    forward = Forward(model, cache, shard_config.policy, backend=backend_of("attention", kernels))
     graphs_bytes = 0
     if recorder is not None:
         on_phase("WarmingUp", "Recording the first CUDA graphs.")
-        forward.graphs = shard.graphed_decodes(config, model, cache, pool.max_model_len, recorder)
+        backend = backend_of("static_decode", kernels)
+        forward.graphs = shard.graphed_decodes(config, model, cache, pool.max_model_len, recorder, backend)
         if forward.graphs is not None:
             graphs_bytes = forward.graphs.record_first().num_bytes
     use = shard.memory_use(config, model, cache, pool, budget, graphs_bytes)
-    return LoadedModel(shard_config, forward, pool, cache.layout, use, execution)
+    return LoadedModel(shard_config, forward, pool, cache.layout, use, execution, kernels)
+
+
+def _choose_kernels(
+    config: RuntimeConfig, shard_config: shard.ShardConfig, ranks: Ranks, execution: Execution
+) -> tuple[KernelChoice, ...]:
+    kernels = choose_kernels(
+        rank_config(shard_config.model_config, ranks),
+        shard_config.device,
+        shard_config.dtype,
+        config.kv_cache_dtype,
+        config.block_size_tokens,
+        # The other ranks compute with torch.
+        execution.backend if ranks.size == 1 else Backend.TORCH,
+    )
+    for choice in kernels:
+        log.info("kernels", part=choice.part, backend=choice.backend.value, reason=choice.reason)
+    return kernels

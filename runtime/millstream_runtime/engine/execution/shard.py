@@ -23,6 +23,7 @@ from millstream_runtime.engine.execution.static_decode import StaticDecode
 from millstream_runtime.engine.execution.step_input import BlockRun, ChunkInput, StepInput
 from millstream_runtime.engine.execution.step_memory import worst_step_bytes
 from millstream_runtime.engine.host_limits import container_limit_bytes, memory_limit_bytes, resident_bytes
+from millstream_runtime.engine.kernel_backends import Backend
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
@@ -181,20 +182,28 @@ def measure_memory(
 
 
 def graphed_decodes(
-    config: RuntimeConfig, model: Decoder, cache: KVCache, max_model_len: int, recorder: Recorder
+    config: RuntimeConfig,
+    model: Decoder,
+    cache: KVCache,
+    max_model_len: int,
+    recorder: Recorder,
+    backend: Backend = Backend.TORCH,
 ) -> GraphedDecodes | None:
-    """Return the graph manager of this rank, with nothing recorded; None where no padded step is small enough."""
+    """Return the graph manager of this rank, with nothing recorded; None where no padded step is small enough.
+
+    `backend`: what computes the attention of its steps.
+    """
     device = cache.heads[0].device
     on_cuda = device.type == "cuda"
     total_bytes = torch.cuda.mem_get_info(device)[1] if on_cuda else memory_limit_bytes()
     limit_bytes = total_bytes * config.gpu_memory_utilization_percent // 100
     block_bytes = cache.token_bytes * config.block_size_tokens * model.config.num_layers  # as graphs copy them
-    in_place = varlen_attention.can_serve(model.config, cache.heads[0])
+    in_place = backend is Backend.TORCH and varlen_attention.can_serve(model.config, cache.heads[0])
     buckets = _buckets(config, model.config, block_bytes, max_model_len, limit_bytes, in_place=in_place)
     if buckets.largest is None:
         return None
     budget = estimate_bytes(buckets, block_bytes=block_bytes, num_layers=model.config.num_layers) if on_cuda else None
-    decode = StaticDecode(model, cache, buckets)
+    decode = StaticDecode(model, cache, buckets, backend)
     return GraphedDecodes(decode, buckets, recorder, cache.block_size_tokens, budget)
 
 

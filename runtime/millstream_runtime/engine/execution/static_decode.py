@@ -15,8 +15,9 @@ reads the *zero block*, which is never written. The mask takes these tokens out,
 0 * NaN is NaN: so padding must never name memory that holds another request's numbers, nor what padded rows made. The
 rest of a request's last block may hold what an earlier owner left, so it is set to 0 in the copy.
 
-The gather copies every key and value once, which the eager path avoids by views (`attention`). It is this backend's
-price for fixed shapes; a paged kernel that reads tables and lengths on the device takes the place of `StaticAttention`.
+The gather copies every key and value once, which the eager path avoids by views (`attention`). It is the price of
+fixed shapes in torch; Triton's paged kernel, which reads tables and lengths on the device, takes the place of
+`StaticAttention` where it was chosen (`kernel_choice`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from millstream_runtime.engine.attention.scaled_dot_product import attend_decode
 from millstream_runtime.engine.attention.varlen_attention import PlacedSequences
 from millstream_runtime.engine.execution.buckets import Bucket
 from millstream_runtime.engine.execution.step_input import StepInput
+from millstream_runtime.engine.kernel_backends import Backend
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.transfer import staging
 from millstream_runtime.models.layers.attention import Attention, AttentionSpec
@@ -60,11 +62,17 @@ class DecodeBuffers:
 class StaticDecode:
     """The model's pass over a padded step of decodes: `fill` the buffers, `compute` (or replay it), read `residual`."""
 
-    def __init__(self, model: Decoder, cache: KVCache, buckets: Iterable[Bucket]) -> None:
-        """`cache` has padding blocks. The buffers are as large as the largest of `buckets` needs."""
+    def __init__(
+        self, model: Decoder, cache: KVCache, buckets: Iterable[Bucket], backend: Backend = Backend.TORCH
+    ) -> None:
+        """`cache` has padding blocks. The buffers are as large as the largest of `buckets` needs.
+
+        `backend`: what computes attention; Triton's kernel reads tables on the device and gathers nothing.
+        """
         if cache.num_padding_blocks < KVCache.PADDING_BLOCKS:
             raise ValueError("static decodes need a pool with padding blocks")
         self._model = model
+        self._backend = backend
         self._cache = cache
         self.device = cache.like.device
         sizes = list(buckets)
@@ -100,12 +108,19 @@ class StaticDecode:
         if bucket.in_place:
             attention = InPlaceAttention(self._cache, inputs, bucket.width_blocks * self._cache.block_size_tokens)
         elif len(groups) == 1:
-            attention = StaticAttention(self._cache, inputs)
+            attention = self._attention(inputs)
         else:
-            own = [StaticAttention(self._cache, group) for group in groups]
+            own = [self._attention(group) for group in groups]
             attention = GroupedAttention(own, self._cache.layout.group_of)
         residual = self._model.forward(inputs.token_ids, inputs.positions, attention)
         self._residual[: bucket.rows].copy_(residual)
+
+    def _attention(self, inputs: DecodeBuffers) -> Attention:
+        if self._backend is Backend.TRITON:
+            from millstream_runtime.engine.attention.triton_attention import TritonStaticAttention
+
+            return TritonStaticAttention(self._cache, inputs.slots, inputs.tables, inputs.lengths)
+        return StaticAttention(self._cache, inputs)
 
     def residual(self, num_rows: int) -> Tensor:
         """`[num_rows, hidden]` of the pass before: a view, until the next pass."""

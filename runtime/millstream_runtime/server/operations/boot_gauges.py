@@ -1,12 +1,13 @@
-"""The boot ledger and the measured memory as Prometheus gauges."""
+"""The boot ledger, the measured memory and the choice of kernels as Prometheus gauges."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from millstream_runtime.boot import BootSnapshot
+from millstream_runtime.engine.kernel_backends import KernelChoice
 from millstream_runtime.engine.kv.pool_size import MemoryUse
 
 
@@ -33,6 +34,20 @@ def boot_gauges(labels: Mapping[str, str], boot: BootSnapshot, memory: MemoryUse
         yield family
     if memory is not None:
         yield from _memory(labels, memory.measured())
+
+
+def kernel_gauges(labels: Mapping[str, str], kernels: Sequence[KernelChoice]) -> Iterable[Metric]:
+    """What computes each part of the model, and why; nothing before the model is loaded."""
+    if not kernels:
+        return
+    family = GaugeMetricFamily(
+        "millstream_kernel_backend",
+        "1 for the code that computes a part of the model: torch or triton",
+        labels=[*labels, "part", "backend", "reason"],
+    )
+    for one in kernels:
+        family.add_metric([*labels.values(), one.part, one.backend.value, one.reason], 1)
+    yield family
 
 
 def _memory(labels: Mapping[str, str], measured: Mapping[str, int]) -> Iterable[Metric]:

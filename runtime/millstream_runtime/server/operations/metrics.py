@@ -18,7 +18,7 @@ from millstream_runtime.boot import BootLedger, Phase
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill
 from millstream_runtime.server.engine.client import EngineClient
-from millstream_runtime.server.operations.boot_gauges import boot_gauges
+from millstream_runtime.server.operations.boot_gauges import boot_gauges, kernel_gauges
 from millstream_runtime.server.operations.http_metrics import HttpMetrics
 from millstream_runtime.server.operations.instruments import LoopCounter, LoopHistogram
 from millstream_runtime.server.operations.topology_view import topology_gauges
@@ -269,6 +269,7 @@ class _EngineView:
         boot = self._ledger.snapshot()
         yield self._gauge("millstream_ready", "1 while the model answers", float(boot.phase is Phase.READY))
         yield from boot_gauges(self._labels, boot, self._engine.memory)
+        yield from kernel_gauges(self._labels, self._engine.kernels)
         restarts = CounterMetricFamily(
             "millstream_engine_restarts", "Engines started again after one had died", labels=[*self._labels]
         )

@@ -1,8 +1,8 @@
 """The body of `/ready`, which the operator's `boot_report.py` and people read. Pure.
 
-Unknown values are left out: `progress` and `eta_seconds` are there while the weights load, `memory`, `threads` and
-`step_times` once they are measured, `api_keys_problem` while some key of the file cannot be used, `kv_cache_dtype`
-where keys and values are quantized.
+Unknown values are left out: `progress` and `eta_seconds` are there while the weights load, `kernels` once they are
+chosen, `memory`, `threads` and `step_times` once they are measured, `api_keys_problem` while some key of the file
+cannot be used, `kv_cache_dtype` where keys and values are quantized.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from millstream_runtime.boot import BootSnapshot, Phase
 from millstream_runtime.boot_eta import eta_seconds
 from millstream_runtime.config import KVCacheDType, RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
+from millstream_runtime.engine.kernel_backends import KernelChoice
 from millstream_runtime.engine.kv.pool_size import MemoryUse
 from millstream_runtime.engine.step_times import TimedStep
 from millstream_runtime.engine_process.messages import StepThreads
@@ -26,6 +27,7 @@ def ready_body(
     *,
     topology: Topology | None,
     memory: MemoryUse | None,
+    kernels: Sequence[KernelChoice] = (),
     threads: Sequence[StepThreads] = (),
     step_times: Sequence[TimedStep] = (),
     now_seconds: float,
@@ -52,6 +54,8 @@ def ready_body(
         body["memory"] = memory.measured()
     if config.kv_cache_dtype is not KVCacheDType.AUTO:
         body["kv_cache_dtype"] = config.kv_cache_dtype.value
+    if kernels:
+        body["kernels"] = {one.part: {"backend": one.backend.value, "reason": one.reason} for one in kernels}
     if threads:
         body["threads"] = [{"most_tokens": one.most_tokens, "threads": one.threads} for one in threads]
     if api_keys_problem:

@@ -1,0 +1,22 @@
+"""Which code computes a part of the model: torch's own operations, or a Triton kernel. Readable without torch."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Backend(StrEnum):
+    """The code that computes a part."""
+
+    TORCH = "torch"
+    TRITON = "triton"
+
+
+class KernelChoice(msgspec.Struct, frozen=True):
+    """What was chosen for a part when the engine started, and why; `/ready` shows it."""
+
+    part: str  # "attention" of an eager step, "static_decode" of steps that a CUDA graph replays
+    backend: Backend
+    reason: str

@@ -1,0 +1,168 @@
+"""The engine with Triton's kernels, in the interpreter: torch's tokens, one result for one row, and reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from millstream_runtime.config import KVCacheDType
+from millstream_runtime.engine.engine import Engine
+from millstream_runtime.engine.execution import kernel_choice
+from millstream_runtime.engine.execution.execution_mode import Execution
+from millstream_runtime.engine.execution.kernel_choice import choose_kernels
+from millstream_runtime.engine.kernel_backends import Backend
+from millstream_runtime.engine.request import Request, SamplingParams
+from millstream_runtime.models.registry import load_model_config
+from tests.support.eager_recorder import EagerRecorder
+from tests.support.engines import MakeEngine, WriteModel, generate, greedy
+from tests.support.kernel_launches import Launch, recording_launches
+from tests.support.tiny_families import prompts_of, with_fields
+from tests.support.triton_interpreter import interpreting
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NEW_TOKENS = 6
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def interpreter() -> Iterator[None]:
+    with interpreting():
+        yield
+
+
+@pytest.fixture
+def launches(interpreter: None) -> Iterator[list[Launch]]:
+    with recording_launches() as recorded:
+        yield recorded
+
+
+@pytest.fixture
+def folder(write_model: WriteModel) -> Path:
+    return write_model(hidden_size=64)
+
+
+def requests(sampling: SamplingParams) -> list[Request]:
+    prompts = prompts_of((1, 16, 40, 40, 61))
+    prompts[3] = [*prompts[2][:33], *prompts[3][:9]]  # blocks in common
+    return [Request(str(index), prompt, sampling) for index, prompt in enumerate(prompts)]
+
+
+TRITON = Execution(backend=Backend.TRITON)
+GREEDY = greedy(NEW_TOKENS)
+SEEDED = SamplingParams(NEW_TOKENS, temperature=0.9, top_k=40, top_p=0.95, seed=7, ignore_eos=True)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "config"),
+    [
+        (GREEDY, {}),
+        (GREEDY, {"max_num_batched_tokens": 20}),
+        (SEEDED, {"enable_prefix_caching": False}),
+    ],
+    ids=["together", "in chunks", "seeded, without a cache"],
+)
+def test_the_engine_answers_with_torchs_tokens(
+    sampling: SamplingParams, config: dict[str, Any], folder: Path, make_engine: MakeEngine, launches: list[Launch]
+) -> None:
+    expected = generate(make_engine(folder), requests(sampling))
+    assert not launches
+    engine = make_engine(folder, execution=TRITON, **config)
+    assert generate(engine, requests(sampling)) == expected
+    assert {launch.kernel for launch in launches} == {"paged_prefill", "paged_decode", "combine_splits"}
+    again = generate(engine, [replace(one, request_id=f"again-{one.request_id}") for one in requests(sampling)])
+    assert [*again.values()] == [*expected.values()]
+
+
+def test_steps_that_a_graph_replays_answer_alike(folder: Path, make_engine: MakeEngine, launches: list[Launch]) -> None:
+    expected = generate(make_engine(folder), requests(GREEDY))
+    engine = make_engine(folder, execution=Execution(EagerRecorder(), backend=Backend.TRITON))
+    assert generate(engine, requests(GREEDY)) == expected
+    assert engine.graphs is not None
+    assert engine.graphs.replayed_steps > 0
+    assert "paged_decode" in {launch.kernel for launch in launches}
+
+
+def test_a_model_with_windows_answers_alike(
+    write_model: WriteModel, make_engine: MakeEngine, launches: list[Launch], tmp_path: Path
+) -> None:
+    folder = windowed(write_model(hidden_size=64), tmp_path / "windowed")
+    expected = generate(make_engine(folder), requests(GREEDY))
+    for execution in (TRITON, Execution(EagerRecorder(), backend=Backend.TRITON)):
+        launches.clear()
+        assert generate(make_engine(folder, execution=execution), requests(GREEDY)) == expected
+        assert any(launch.constants.get("HAS_WINDOW") for launch in launches)
+
+
+def windowed(folder: Path, copy: Path) -> Path:
+    """A Llama's weights as a Mistral with a sliding window."""
+    return with_fields(
+        folder, copy, model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=24, head_dim=16
+    )
+
+
+def test_what_was_chosen_is_said_with_the_reason(folder: Path, make_engine: MakeEngine) -> None:
+    (attention, static) = make_engine(folder).kernels
+    assert (attention.part, static.part) == ("attention", "static_decode")
+    assert attention.backend is static.backend is Backend.TORCH
+    assert attention.reason == "kernels run on GPUs, and this engine computes on a CPU"
+    assert [one.backend for one in make_engine(folder, execution=TRITON).kernels] == [Backend.TRITON] * 2
+
+
+def test_a_model_that_the_kernels_do_not_take_is_served_by_torch(
+    write_model: WriteModel, make_engine: MakeEngine
+) -> None:
+    engine: Engine = make_engine(write_model(), execution=TRITON)  # heads of 12
+    assert [one.backend for one in engine.kernels] == [Backend.TORCH] * 2
+    assert engine.kernels[0].reason == "head size 12: multiples of 16 up to 256 are supported"
+    assert generate(engine, requests(GREEDY)) == generate(make_engine(write_model()), requests(GREEDY))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"stored": KVCacheDType.FP8}, "keys and values are stored as fp8"),
+        ({"block_size_tokens": 24}, "blocks of 24 tokens: a power of two is supported"),
+        ({"dtype": torch.float64}, "dtype float64"),
+        ({"asked": None}, "kernels run on GPUs, and this engine computes on a CPU"),
+        ({"asked": Backend.TORCH}, "it was asked for"),
+    ],
+)
+def test_a_reason_names_what_is_not_supported(change: dict[str, Any], reason: str, folder: Path) -> None:
+    arguments: dict[str, Any] = {
+        "device": CPU,
+        "dtype": torch.bfloat16,
+        "stored": KVCacheDType.AUTO,
+        "block_size_tokens": 16,
+        "asked": Backend.TRITON,
+    }
+    choices = choose_kernels(load_model_config(folder), **(arguments | change))
+    assert {choice.reason for choice in choices} == {reason}
+    assert {choice.backend for choice in choices} == {Backend.TORCH}
+
+
+@pytest.mark.parametrize(
+    ("capability", "reason"),
+    [((7, 5), "the GPU is sm_75; kernels need sm_80"), ((9, 0), "no kernel was measured on sm_90 yet")],
+)
+def test_a_gpu_has_a_reason_too(
+    capability: tuple[int, int], reason: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    config = load_model_config(folder)
+    choices = choose_kernels(config, torch.device("cuda", 0), torch.bfloat16, KVCacheDType.AUTO, 16)
+    assert {choice.reason for choice in choices} == {reason}
+
+
+def test_a_measured_gpu_uses_the_kernels_in_16_bits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(kernel_choice, "MEASURED_CAPABILITIES", frozenset({90}))
+    config, device = load_model_config(folder), torch.device("cuda", 0)
+    choices = kernel_choice.choose_kernels(config, device, torch.bfloat16, KVCacheDType.AUTO, 16)
+    assert {choice.backend for choice in choices} == {Backend.TRITON}
+    (reason,) = {one.reason for one in choose_kernels(config, device, torch.float32, KVCacheDType.AUTO, 16)}
+    assert reason == "float32 has no matrix instruction on a GPU"
