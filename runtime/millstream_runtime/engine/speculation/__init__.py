@@ -1,0 +1,1 @@
+"""Several tokens per step: drafts, and which of them stand."""

@@ -1,0 +1,232 @@
+"""How many drafts each decode of a step checks: what gives the most tokens per second, by what was measured.
+
+    choose -> a step with so many drafts -> observe_step, observe_drafts -> choose ...
+
+`Acceptance` says which drafts are likely to stand, `StepCosts` what a step with them takes (one per bucket of batch
+sizes; the time of drafting included), `goodput` puts both together. What is left here are three rules:
+
+- Hysteresis. A batch begins to draft where that promises `LEAST_GAIN` more, and stops where it gives less than none.
+- Exploration. What was not timed for long is tried: a step without drafts where there are always some, a step with
+  drafts where there are none. The seconds this loses stay below 1 % of all seconds of decoding.
+- Load. While the queue is long, before requests are refused, nothing drafts and nothing is tried.
+
+A draft length that follows goodput is TurboSpec's (Liu et al. 2024, arXiv 2406.14066). No torch, no clock, no
+randomness: equal observations lead to equal choices.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, TypeVar
+
+from millstream_runtime.engine.speculation.acceptance import Acceptance
+from millstream_runtime.engine.speculation.goodput import Goodput, best_goodput
+from millstream_runtime.engine.speculation.step_costs import StepCosts
+
+LEAST_GAIN = 1.02
+# Of the seconds of decoding. What trials lose beyond what was expected of them comes on top, and delays the next.
+PLANNED_EXPLORATION = 0.008
+STALE_STEPS, MOST_STALE_STEPS = 256, 4096  # since a length was timed, until it is tried again
+# Batch sizes above each of these share their times with those up to the next.
+BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+
+K = TypeVar("K", bound=Hashable)  # a request
+
+
+class LengthTotals(NamedTuple):
+    """What steps of one draft length gave. Tokens over seconds is their goodput."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GovernorStats:
+    """What was measured so far. Steps with prompts are not among it."""
+
+    length: float  # drafts per decode of the last step
+    by_length: tuple[LengthTotals, ...]  # by the drafts per decode of a step, rounded up
+    decode_seconds: float
+    exploration_seconds: float  # lost to steps that were not the best known
+    flips: int  # between drafting and not drafting
+
+
+class DraftLengths(Protocol):
+    """What decides how many of the proposed drafts a step checks."""
+
+    def choose(self, proposed: Mapping[K, int], num_decodes: int, *, is_crowded: bool) -> dict[K, int]:
+        """Return how many drafts each request of the next step checks, at most `proposed` of it. `num_decodes`:
+        requests of the step, also those without drafts. `is_crowded`: requests will soon be refused."""
+
+    def observe_drafts(self, request: Hashable, num_drafts: int, num_accepted: int) -> None:
+        """Learn how many drafts, checked or only compared, were the tokens that came."""
+
+    def observe_step(self, num_decodes: int, num_drafts: int, num_tokens: int, seconds: float) -> None:
+        """Learn from a step with decodes alone. `seconds`: of drafting and computing. `num_tokens`: that it gave."""
+
+    def forget(self, request: Hashable) -> None:
+        """The request has ended."""
+
+    def stats(self) -> GovernorStats | None:
+        """Totals since the start."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """What is known of steps of about one batch size."""
+
+    costs: StepCosts
+    drafts: bool = False  # whether steps draft, apart from trials
+    patience_steps: dict[int, int] = field(default_factory=dict)  # until a length is tried again
+
+    def is_due(self, length: int) -> bool:
+        """Whether steps of this length were not timed for long."""
+        return not self.costs.is_timed(length) or self.costs.age_steps(length) > self._patience_steps(length)
+
+    def tried(self, length: int) -> None:
+        """The next trial of this length waits twice as long: what was slower before is seldom quicker now."""
+        if self.costs.is_timed(length):
+            self.patience_steps[length] = min(2 * self._patience_steps(length), MOST_STALE_STEPS)
+
+    def _patience_steps(self, length: int) -> int:
+        return self.patience_steps.get(length, STALE_STEPS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A step that was chosen in order to learn. `usual`: what was thought best."""
+
+    tokens: float
+    usual: Goodput
+    expected_loss_seconds: float = field(default=0.0)
+
+
+class Governor:
+    """See above. `max_draft_tokens`: of one decode."""
+
+    def __init__(self, max_draft_tokens: int, *, compares_unchecked: bool = True) -> None:
+        """`compares_unchecked`: drafts that are not checked are observed too, as they cost nothing."""
+        self._max_draft_tokens = max_draft_tokens
+        self._acceptance = Acceptance(max_draft_tokens)
+        self._buckets: dict[int, _Bucket] = {}
+        self._trial: _Trial | None = None
+        self._compares_unchecked = compares_unchecked
+        self._unseen_steps: dict[Hashable, int] = {}  # since drafts of a request were observed
+        self._by_length = [LengthTotals()] * (max_draft_tokens + 1)
+        self._length = self._decode_seconds = self._exploration_seconds = 0.0
+        self._flips = 0
+
+    def choose(self, proposed: Mapping[K, int], num_decodes: int, *, is_crowded: bool) -> dict[K, int]:
+        """See `DraftLengths.choose`."""
+        self._end_trial()
+        bucket = self._bucket(num_decodes)
+        if is_crowded or not proposed or not bucket.costs.is_timed(0):
+            return {}
+        marginals = {one: self._acceptance.marginals(one)[:most] for one, most in proposed.items()}
+        likeliest = sorted((one for of in marginals.values() for one in of), reverse=True)
+        usual = self._usual(bucket, num_decodes, likeliest)
+        tried = self._try_step(bucket, num_decodes, marginals, usual)
+        if tried is not None:
+            return {one: min(tried, len(of)) for one, of in marginals.items()} if tried else {}
+        if not usual.num_drafts:
+            return self._try_request(bucket, marginals, num_decodes, usual)
+        least = likeliest[usual.num_drafts - 1]
+        lengths = {one: sum(marginal >= least for marginal in of) for one, of in marginals.items()}
+        return {one: length for one, length in lengths.items() if length}
+
+    def observe_drafts(self, request: Hashable, num_drafts: int, num_accepted: int) -> None:
+        """See `DraftLengths.observe_drafts`."""
+        self._unseen_steps.pop(request, None)
+        self._acceptance.observe(request, num_drafts, num_accepted)
+
+    def observe_step(self, num_decodes: int, num_drafts: int, num_tokens: int, seconds: float) -> None:
+        """See `DraftLengths.observe_step`."""
+        length = num_drafts / num_decodes
+        self._bucket(num_decodes).costs.observe(length, seconds)
+        self._length = length
+        self._decode_seconds += seconds
+        rounded = -(-num_drafts // num_decodes)
+        tokens_before, seconds_before = self._by_length[rounded]
+        self._by_length[rounded] = LengthTotals(tokens_before + num_tokens, seconds_before + seconds)
+        if self._trial is not None:
+            trial, self._trial = self._trial, None
+            self._exploration_seconds += max(0.0, seconds - trial.tokens / trial.usual.tokens_per_second)
+
+    def forget(self, request: Hashable) -> None:
+        """See `DraftLengths.forget`."""
+        self._acceptance.forget(request)
+        self._unseen_steps.pop(request, None)
+
+    def stats(self) -> GovernorStats:
+        """See `DraftLengths.stats`."""
+        return GovernorStats(
+            self._length, tuple(self._by_length), self._decode_seconds, self._exploration_seconds, self._flips
+        )
+
+    def _bucket(self, num_decodes: int) -> _Bucket:
+        place = bisect.bisect_left(BUCKETS, num_decodes)
+        bucket = self._buckets.get(place)
+        if bucket is None:
+            larger = min((one for one in self._buckets if one > place), default=None)
+            costs = None if larger is None else self._buckets[larger].costs
+            bucket = self._buckets[place] = _Bucket(StepCosts(self._max_draft_tokens, costs))
+        return bucket
+
+    def _usual(self, bucket: _Bucket, num_decodes: int, likeliest: list[float]) -> Goodput:
+        """The best number of drafts, or none where they gain too little to begin with them."""
+        line = bucket.costs.line()
+        best = best_goodput(num_decodes, likeliest, line)
+        none = Goodput(0, float(num_decodes), line[0])
+        gain = best.tokens_per_second / none.tokens_per_second
+        drafts = best.num_drafts > 0 and (bucket.drafts or gain >= LEAST_GAIN)
+        if drafts != bucket.drafts:
+            bucket.drafts = drafts
+            self._flips += 1
+        return best if drafts else none
+
+    def _try_step(
+        self, bucket: _Bucket, num_decodes: int, marginals: Mapping[K, list[float]], usual: Goodput
+    ) -> int | None:
+        """A length whose time is unknown or old, for all requests of a step; None where nothing is to be tried."""
+        longest = max(len(of) for of in marginals.values())
+        now = -(-usual.num_drafts // num_decodes)
+        for length in (longest, 1, 0, now + 1, now - 1):
+            if not 0 <= length <= longest or length == now or not bucket.is_due(length):
+                continue
+            tried = [one for of in marginals.values() for one in of[:length]]
+            seconds = bucket.costs.seconds(len(tried) / num_decodes)
+            trial = Goodput(len(tried), num_decodes + sum(tried), seconds)
+            if self._begin_trial(trial, usual):
+                bucket.tried(length)
+                return length
+        return None
+
+    def _try_request(
+        self, bucket: _Bucket, marginals: Mapping[K, list[float]], num_decodes: int, usual: Goodput
+    ) -> dict[K, int]:
+        """Drafts of the request of which none were seen for longest: it may have become easier to guess."""
+        if self._compares_unchecked:
+            return {}
+        for request in marginals:
+            self._unseen_steps[request] = self._unseen_steps.get(request, 0) + 1
+        oldest = max(marginals, key=lambda one: self._unseen_steps[one])
+        drafts = marginals[oldest]
+        seconds = bucket.costs.seconds(len(drafts) / num_decodes)
+        trial = Goodput(len(drafts), num_decodes + sum(drafts), seconds)
+        return {oldest: len(drafts)} if self._begin_trial(trial, usual) else {}
+
+    def _begin_trial(self, trial: Goodput, usual: Goodput) -> bool:
+        """Whether what a trial is expected to lose is within the budget."""
+        loss = max(0.0, trial.seconds - trial.tokens / usual.tokens_per_second)
+        if self._exploration_seconds + loss > PLANNED_EXPLORATION * self._decode_seconds:
+            return False
+        self._trial = _Trial(trial.tokens, usual, loss)
+        return True
+
+    def _end_trial(self) -> None:
+        """Count a trial whose step was not timed, since it had prompts, at what it was expected to lose."""
+        if self._trial is not None:
+            self._exploration_seconds += self._trial.expected_loss_seconds
+            self._trial = None

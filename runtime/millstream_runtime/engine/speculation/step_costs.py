@@ -1,0 +1,123 @@
+"""What a decode step takes, by its drafts per decode, for one bucket of batch sizes. Pure: no torch, no clock.
+
+    drafts per decode    0      1      2      3      4
+    seconds            1.3      ?      ?      ?    2.4     measured at knots, a line between them
+
+A step whose drafts per decode lie between two knots moves both, by its share of each (normalised least mean squares).
+Behind the last measured knot the line goes on. Where only steps without drafts were timed, drafts are taken to cost
+what they cost in a larger batch, where they weigh more; without one, each counts as much as a step.
+"""
+
+from __future__ import annotations
+
+import math
+
+RATE = 0.1  # of a step's deviation that is learned: about ten steps are remembered
+FIRST_STEPS = 4  # are averaged instead
+MOST_DEVIATION = 0.3  # of what is known: a step that another process held up teaches little
+
+
+class StepCosts:
+    """See above. `max_draft_tokens`: the last knot."""
+
+    def __init__(self, max_draft_tokens: int, larger: StepCosts | None = None) -> None:
+        """`larger`: of a larger batch, for what was not timed here."""
+        self._larger = larger
+        self._knots: list[float | None] = [None] * (max_draft_tokens + 1)
+        self._weights = [0.0] * (max_draft_tokens + 1)  # steps that each knot has seen, by their share
+        self._last_steps = [0] * (max_draft_tokens + 1)
+        self._num_steps = 0
+        self._line: list[float] | None = None  # `line`, until the next step
+
+    def is_timed(self, drafts_per_decode: int) -> bool:
+        """Whether this knot has seen enough steps to be believed."""
+        return self._weights[drafts_per_decode] >= FIRST_STEPS
+
+    def age_steps(self, drafts_per_decode: int) -> int:
+        """How many steps of this bucket were timed since this knot was last seen."""
+        return self._num_steps - self._last_steps[drafts_per_decode]
+
+    def observe(self, drafts_per_decode: float, seconds: float) -> None:
+        """Learn from a step that had decodes alone."""
+        self._num_steps += 1
+        self._line = None
+        low = math.floor(drafts_per_decode)
+        share = drafts_per_decode - low
+        touched = {low: 1 - share, low + 1: share} if share else {low: 1.0}
+        expected = self._begin(touched, drafts_per_decode, seconds)
+        deviation = min(seconds - expected, MOST_DEVIATION * expected)
+        norm = sum(weight * weight for weight in touched.values())
+        for knot, weight in touched.items():
+            known = self._knots[knot]
+            if known is None:
+                continue
+            # The first steps of a knot may have been held up too, so a quicker one counts half.
+            is_new = self._weights[knot] < FIRST_STEPS
+            rate = max(RATE, 1 / (1 + self._weights[knot]), 0.5 if is_new and deviation < 0 else 0.0)
+            self._knots[knot] = max(known + rate * deviation * weight / norm, seconds * 1e-3)
+            self._weights[knot] += weight
+            if weight >= 0.5:
+                self._last_steps[knot] = self._num_steps
+
+    def seconds(self, drafts_per_decode: float) -> float:
+        """What a step is expected to take; 0 where nothing was timed."""
+        low, high = self._around(drafts_per_decode)
+        if low is None:
+            return 0.0 if high is None else self._at(high)
+        at_low = self._at(low)
+        if drafts_per_decode == low:
+            return at_low
+        if high is not None:
+            return at_low + (self._at(high) - at_low) * (drafts_per_decode - low) / (high - low)
+        return at_low + self._slope_behind(low) * (drafts_per_decode - low)
+
+    def line(self) -> list[float]:
+        """`seconds` at all knots."""
+        if self._line is None:
+            self._line = [self.seconds(knot) for knot in range(len(self._knots))]
+        return self._line
+
+    def _begin(self, touched: dict[int, float], drafts_per_decode: float, seconds: float) -> float:
+        """Give knots that no step has touched a first value; return what this step was then expected to take."""
+        if any(self._knots[knot] is None for knot in touched):
+            base = self._knots[0]
+            for knot in touched:
+                if self._knots[knot] is None:
+                    at_base = seconds if base is None or not drafts_per_decode else base
+                    part = knot / drafts_per_decode if drafts_per_decode else 0.0
+                    self._knots[knot] = max(at_base + (seconds - at_base) * part, seconds * 1e-3)
+        return sum(self._at(knot) * weight for knot, weight in touched.items())
+
+    def relative_slope(self) -> float:
+        """Seconds that a draft per decode adds, over those of a step without drafts, at the most."""
+        line = self.line()
+        if not line[0] or self._knots[-1] is None:
+            return 1.0
+        return min(1.0, max((one / line[0] - 1) / knot for knot, one in enumerate(line[1:], 1)))
+
+    def _around(self, drafts_per_decode: float) -> tuple[int | None, int | None]:
+        """The nearest measured knots: at or below, and at or above."""
+        low = high = None
+        for knot, seconds in enumerate(self._knots):
+            if seconds is None:
+                continue
+            if knot <= drafts_per_decode:
+                low = knot
+            if knot >= drafts_per_decode:
+                high = knot
+                break
+        return low, high
+
+    def _slope_behind(self, last: int) -> float:
+        """Seconds per draft behind the last measured knot: as its segment, or as the line from the first if steeper."""
+        if not last:
+            return self._at(0) * (1.0 if self._larger is None else self._larger.relative_slope())
+        base = self._knots[0]
+        before = [knot for knot in range(last) if self._knots[knot] is not None]
+        if base is None or not before:
+            return self._at(last) / (1 + last)
+        of_segment = (self._at(last) - self._at(before[-1])) / (last - before[-1])
+        return max(0.0, of_segment, (self._at(last) - base) / last)
+
+    def _at(self, knot: int) -> float:
+        return self._knots[knot] or 0.0
