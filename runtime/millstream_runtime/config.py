@@ -32,8 +32,18 @@ MAX_TARGET_ITL_MILLISECONDS = 60_000
 DEFAULT_HEARTBEAT_INTERVAL_SECONDS = 30
 DEFAULT_BLOCK_SIZE_TOKENS = 16
 MAX_PROBE_KEYS = 4
+MAX_DRAFT_TOKENS_LIMIT = 16
+DEFAULT_NGRAM_DRAFT_TOKENS = 4
 # Fields of BootConfig that came later: absent from boot.json and the hash at their defaults: upgrades restart nothing.
-LATER_FIELDS = frozenset({"target_itl_milliseconds", "enable_hybrid_kv_cache_manager", "kv_cache_dtype"})
+LATER_FIELDS = frozenset(
+    {
+        "target_itl_milliseconds",
+        "enable_hybrid_kv_cache_manager",
+        "kv_cache_dtype",
+        "speculation_method",
+        "max_draft_tokens",
+    }
+)
 OPTIONAL_LIVE_FIELDS = frozenset({"probe_key_digests", "target_itl_milliseconds"})  # absent from live.json when empty
 Value = TypeVar("Value", bound=StrEnum)
 _SHA256_HEX = re.compile("[0-9a-f]{64}")
@@ -69,6 +79,13 @@ class KVCacheDType(StrEnum):
         return "None" if self is KVCacheDType.AUTO else self.value.upper()
 
 
+class SpeculationMethod(StrEnum):
+    """Who proposes the tokens that steps check; the API's words."""
+
+    DISABLED = "Disabled"
+    N_GRAM = "NGram"
+
+
 class LogLevel(StrEnum):
     """How much a runtime logs; each level holds those below it."""
 
@@ -98,6 +115,7 @@ class Capabilities:
     # Of the KV cache where a model mixes windows: one block table for all layers, or one per group of layers.
     kv_layouts: frozenset[str] = frozenset({"OneTable"})
     cpu_kv_cache_methods: frozenset[str] = frozenset({"None"})  # of keys and values, on a CPU
+    cpu_speculation_methods: frozenset[str] = frozenset({"Disabled"})  # `speculation_methods` are a GPU's
 
 
 CAPABILITIES = Capabilities(
@@ -112,6 +130,7 @@ CAPABILITIES = Capabilities(
     max_pipeline_parallel_size=1,
     kv_layouts=frozenset({"OneTable", "TablePerGroup"}),
     cpu_kv_cache_methods=frozenset({"None", "FP8", "INT8"}),
+    cpu_speculation_methods=frozenset(SpeculationMethod),
 )
 
 
@@ -168,6 +187,8 @@ class BootConfig:
     # Whether windowed layers keep no blocks behind their window where other layers keep all; see `kv_layout`.
     enable_hybrid_kv_cache_manager: bool | None = None
     kv_cache_dtype: KVCacheDType = KVCacheDType.AUTO  # how keys and values are stored
+    speculation_method: SpeculationMethod = SpeculationMethod.DISABLED
+    max_draft_tokens: int | None = None  # proposed at a time
     api_keys_file: str | None = None  # one key a line; None: everyone may ask
     drain_timeout_seconds: int = 600
     host: str = "0.0.0.0"  # noqa: S104 - a pod is reached through its Service
@@ -202,10 +223,24 @@ class BootConfig:
         if self.kv_cache_memory_bytes is not None:
             _in_range("--kv-cache-memory-bytes", self.kv_cache_memory_bytes, 1 << 20, 1 << 50)
         _require_target_itl(self.target_itl_milliseconds)
+        if self.max_draft_tokens is not None:
+            _in_range("--max-draft-tokens", self.max_draft_tokens, 1, MAX_DRAFT_TOKENS_LIMIT)
+            if self.speculation_method is SpeculationMethod.DISABLED:
+                raise InvalidConfigError(
+                    f"--max-draft-tokens is {self.max_draft_tokens}, but nothing proposes tokens; set "
+                    "--speculation-method too."
+                )
         if self.api_keys_file is not None:
             _require(bool(self.api_keys_file), "--api-keys-file", self.api_keys_file, "a file with one key a line")
         _in_range("--drain-timeout-seconds", self.drain_timeout_seconds, 0, MAX_DURATION_SECONDS)
         _in_range("--port", self.port, 0, 65_535)
+
+    @property
+    def draft_tokens(self) -> int:
+        """Tokens proposed at a time, at most; 0 without speculation."""
+        if self.speculation_method is SpeculationMethod.DISABLED:
+            return 0
+        return self.max_draft_tokens or DEFAULT_NGRAM_DRAFT_TOKENS
 
     def config_hash(self) -> str:
         """Sixteen hex digits of SHA-256 over this half: equal configs have equal hashes on every machine."""
@@ -314,6 +349,8 @@ def argument_parser(parser: argparse.ArgumentParser | None = None) -> argparse.A
         "--target-itl-milliseconds",
         "how long a step with prompts may last beside running answers (default: 50 on a CPU, no bound on a GPU)",
     )
+    one_of("--speculation-method", SpeculationMethod, "what proposes tokens for steps to check (default: Disabled)")
+    integer("--max-draft-tokens", "tokens proposed at a time, 1 to 16 (default: 4)")
     flag("--api-keys-file", metavar="FILE", help="one API key a line, read again when it changes (default: no keys)")
     integer("--heartbeat-interval-seconds", "idle time between warm-up heartbeats, 0 = off (default: 30)")
     one_of("--log-level", LogLevel, "default: $MILLSTREAM_LOG_LEVEL, else info")

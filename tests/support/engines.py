@@ -15,6 +15,7 @@ from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.rank_group import RankGroup
 from millstream_runtime.engine.request import Request, SamplingParams
+from millstream_runtime.engine.speculation.drafter import Drafter
 
 WriteModel = Callable[..., Path]
 MakeEngine = Callable[..., Engine]
@@ -70,10 +71,16 @@ def make_engine() -> MakeEngine:
     """`make_engine(folder, **config)`: an engine on the CPU, with a pool of 1 MiB by default.
 
     `rank_group`: ranks that are running already. `execution`: how it computes, where it is not as a CPU does.
+    `drafter`: what proposes tokens to it.
     """
 
     def make(
-        folder: Path, *, rank_group: RankGroup | None = None, execution: Execution | None = None, **config: Any
+        folder: Path,
+        *,
+        rank_group: RankGroup | None = None,
+        execution: Execution | None = None,
+        drafter: Drafter | None = None,
+        **config: Any,
     ) -> Engine:
         settings = {"max_num_seqs": 8, "kv_cache_memory_bytes": 1 << 20} | config
         return Engine(
@@ -81,6 +88,7 @@ def make_engine() -> MakeEngine:
             lambda phase, message: None,
             rank_group=rank_group,
             execution=execution,
+            drafter=drafter,
         )
 
     return make

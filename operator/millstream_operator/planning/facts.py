@@ -26,6 +26,7 @@ EVERYTHING = Capabilities(
     max_pipeline_parallel_size=16,
     kv_layouts=frozenset({"OneTable", "TablePerGroup"}),
     cpu_kv_cache_methods=frozenset({"None", "FP8", "INT8"}),
+    cpu_speculation_methods=frozenset({"Disabled", "NGram", "DraftModel", "EAGLE", "Medusa"}),
 )
 
 

@@ -87,7 +87,7 @@ def requirements(
         TABLE_PER_GROUP not in runtime.kv_layouts
     ):
         found.append(f"kvLayout={TABLE_PER_GROUP}")
-    if speculation not in runtime.speculation_methods:
+    if speculation not in (runtime.cpu_speculation_methods if on_cpu else runtime.speculation_methods):
         found.append(f"speculation={speculation}")
     if tensor > runtime.max_tensor_parallel_size:
         found.append(f"tensorParallelSize={tensor}")

@@ -14,7 +14,7 @@ from millstream_operator.api.spec import AcceleratorType, LLMDeploymentSpec, Log
 from millstream_operator.planning.plan import Plan
 from millstream_operator.rendering.api_keys import api_keys_path
 from millstream_runtime import config
-from millstream_runtime.config import BootConfig, Device, KVCacheDType, LiveConfig
+from millstream_runtime.config import BootConfig, Device, KVCacheDType, LiveConfig, SpeculationMethod
 
 IMAGE_MODEL_ROOT = "/models"
 RUNTIME_PORT = 8000
@@ -38,7 +38,10 @@ def boot_config(
     Raises:
         InvalidConfigError: never for a plan that the planner made; the bounds of the API are the runtime's own.
     """
-    engine = plan.engine
+    engine, speculation = plan.engine, plan.speculation
+    # A plan with a method that no runtime has is refused, not applied.
+    known = speculation.method in [*SpeculationMethod]
+    method = SpeculationMethod(speculation.method) if known else SpeculationMethod.DISABLED
     boot = BootConfig(
         model=posixpath.join(model_root, plan.model_path),
         served_model_name=plan.served_name,
@@ -50,6 +53,8 @@ def boot_config(
         enable_prefix_caching=engine.prefix_caching,
         enable_hybrid_kv_cache_manager=engine.hybrid_kv_cache_manager,
         kv_cache_dtype=_kv_cache_dtype(plan),
+        speculation_method=method,
+        max_draft_tokens=speculation.max_draft_tokens if method is not SpeculationMethod.DISABLED else None,
         drain_timeout_seconds=plan.drain_timeout_seconds,
         api_keys_file=api_keys_path(plan.api_keys),
         host=host,

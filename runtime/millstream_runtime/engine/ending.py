@@ -24,6 +24,12 @@ class Ending:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.is_at_length(sequence, sequence.num_read_tokens) else None
 
+    def tokens_left(self, sequence: Sequence) -> int:
+        """How many more tokens may come of a sequence before it is at its length."""
+        known = len(sequence.token_ids)
+        asked = sequence.num_prompt_tokens + sequence.request.sampling.max_tokens
+        return min(asked, self.max_model_len) - known
+
     def is_at_length(self, sequence: Sequence, num_tokens: int) -> bool:
         """Whether a sequence of `num_tokens` has reached `max_tokens` or `max_model_len`."""
         num_generated = num_tokens - sequence.num_prompt_tokens

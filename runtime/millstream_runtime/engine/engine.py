@@ -11,38 +11,34 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
+from millstream_runtime.engine.assembly import engine_stats, make_blocks, make_drafting, make_runner
 from millstream_runtime.engine.device_policy import ThreadCounts
 from millstream_runtime.engine.ending import Ending
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.graphs import GraphUse
-from millstream_runtime.engine.execution.last_tokens import LastTokens
-from millstream_runtime.engine.execution.model_runner import ModelRunner, Sampled
+from millstream_runtime.engine.execution.model_runner import Sampled
 from millstream_runtime.engine.execution.overlap import StepInFlight, reasons_to_wait
-from millstream_runtime.engine.execution.rank_group import LoadedModel, RankGroup, load_on_ranks, start_rank_group
+from millstream_runtime.engine.execution.rank_group import RankGroup, load_on_ranks, start_rank_group
 from millstream_runtime.engine.kernel_backends import KernelChoice
 from millstream_runtime.engine.kv.pool_size import MemoryUse
-from millstream_runtime.engine.kv.prefix_root import prefix_root
 from millstream_runtime.engine.out_of_memory import is_out_of_memory
 from millstream_runtime.engine.request import EngineStats, FinishReason, Request, RequestError, TokenOutput
 from millstream_runtime.engine.sampling.logits_processors import LogitsProcessor
 from millstream_runtime.engine.sampling.token_counts import TokenCounts
 from millstream_runtime.engine.sampling.validation import check_request
-from millstream_runtime.engine.scheduling.block_manager import BlockManager
 from millstream_runtime.engine.scheduling.decode_times import growth_of
-from millstream_runtime.engine.scheduling.hybrid_block_manager import make_block_manager
 from millstream_runtime.engine.scheduling.pacing import Pace, pace_for
-from millstream_runtime.engine.scheduling.scheduler import Chunk, Scheduler, StepPlan
+from millstream_runtime.engine.scheduling.scheduler import Chunk, Scheduler, StepPlan, tokens_alone
 from millstream_runtime.engine.scheduling.sequence import Sequence
+from millstream_runtime.engine.speculation.drafter import Drafter
 from millstream_runtime.engine.step_times import StepTimer, TimedStep, seconds_of_decodes
 from millstream_runtime.engine.warm_up import WarmUp
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.logs import log
 from millstream_runtime.models.config.model_config import ModelConfig
-from millstream_runtime.models.loading.checkpoint_digest import checkpoint_digest
 
 
 class Engine:
@@ -64,6 +60,7 @@ class Engine:
         rank_group: RankGroup | None = None,
         on_read: Callable[[int, int], None] | None = None,
         execution: Execution | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """Load the model and size the KV pool; `warm_up` comes after.
 
@@ -72,6 +69,7 @@ class Engine:
             rank_group: ranks that are running already; by default the engine starts its own.
             on_read: `on_read(done_bytes, total_bytes)` is called after each tensor of the checkpoint.
             execution: how steps are executed; by default as `execution_mode.choose` says for the device.
+            drafter: what proposes tokens for steps to check; by default as `config.speculation_method` says.
 
         Raises:
             RuntimeFailure: CheckpointInvalid, UnsupportedByRuntime, OutOfMemory, InvalidConfig or NCCLFailed.
@@ -91,8 +89,15 @@ class Engine:
         )
         self._ending = Ending(self.model_config.max_model_len, self.model_config.eos_token_ids)
         self._max_num_seqs, self._max_step_tokens = config.max_num_seqs, config.max_num_batched_tokens
-        self._make_scheduler(config, loaded)
-        self._make_runner(config, loaded)
+        num_ranks = self._rank_group.ranks.size
+        self._blocks = make_blocks(config, loaded, self.model_config, num_ranks)
+        self._scheduler = Scheduler(self._blocks, config.max_num_batched_tokens, config.max_num_seqs)
+        self._runner = make_runner(config, loaded, self.model_config, self._rank_group.broadcast)
+        self._drafting = make_drafting(config, drafter, loaded.execution, self.model_config, self._ending)
+        self._policy, self._overlaps = loaded.shard_config.policy, loaded.execution.overlapped
+        self._first_target = config.target_itl_milliseconds
+        self._pace: Pace | None = None  # `max_num_batched_tokens` alone bounds the prompts of a step
+        self.set_target_itl(None)
         self._in_flight: StepInFlight | None = None
         self._read_at_seconds = 0.0  # by the step clock
         self.step_clock: Callable[[], float] = time.perf_counter  # measures the pace
@@ -103,40 +108,6 @@ class Engine:
         self._last_step_tokens = 0
         self.step_times: tuple[TimedStep, ...] = ()
         self.processors_for: Callable[[Request], tuple[LogitsProcessor, ...]] = lambda request: ()
-
-    def _make_scheduler(self, config: RuntimeConfig, loaded: LoadedModel) -> None:
-        self._blocks: BlockManager = make_block_manager(
-            loaded.layout.windows,
-            loaded.pool.num_blocks,
-            config.block_size_tokens,
-            config.max_num_seqs,
-            lookahead_tokens=config.max_num_batched_tokens,
-            enable_prefix_caching=config.enable_prefix_caching,
-            prefix_root=self._prefix_root(config, loaded) if config.enable_prefix_caching else b"",
-        )
-        self._scheduler = Scheduler(self._blocks, config.max_num_batched_tokens, config.max_num_seqs)
-
-    def _prefix_root(self, config: RuntimeConfig, loaded: LoadedModel) -> bytes:
-        digest, dtype = checkpoint_digest(Path(config.model)), loaded.shard_config.dtype
-        num_ranks, block, stored = self._rank_group.ranks.size, config.block_size_tokens, config.kv_cache_dtype
-        return prefix_root(digest, self.model_config, dtype, block, num_ranks, loaded.layout, stored)
-
-    def _make_runner(self, config: RuntimeConfig, loaded: LoadedModel) -> None:
-        """The model runner, and what decides how much of prompts it computes."""
-        self._policy = loaded.shard_config.policy
-        self._overlaps = loaded.execution.overlapped
-        last_tokens = LastTokens(config.max_num_seqs, loaded.forward.device) if self._overlaps else None
-        self._runner = ModelRunner(
-            loaded.forward,
-            self.model_config.eos_token_ids,
-            self._policy,
-            self._rank_group.broadcast,
-            TokenCounts(config.max_num_seqs, loaded.forward.device),
-            last_tokens,
-        )
-        self._first_target = config.target_itl_milliseconds
-        self._pace: Pace | None = None  # `max_num_batched_tokens` alone bounds the prompts of a step
-        self.set_target_itl(None)
 
     def set_target_itl(self, milliseconds: int | None) -> None:
         """Bound the time by which a step with prompts makes running answers wait. None: as the engine began."""
@@ -205,7 +176,7 @@ class Engine:
         return self._scheduler.has_work or self._rank_group.is_lost
 
     def step(self) -> list[TokenOutput]:
-        """Compute one step for all requests that fit in it; at most one new token per request.
+        """Compute one step for all requests that fit in it: one new token per request, and one more per accepted draft.
 
         Raises:
             RuntimeFailure: NCCLFailed, or what a rank failed with; the engine cannot be used after it.
@@ -232,14 +203,15 @@ class Engine:
         if self._in_flight is not None:
             outputs += self._read()
         if failed:
-            return [*outputs, *self._give_up_largest(plan)]
+            return [*outputs, *self._after_out_of_memory(plan)]
         self._in_flight = launched
         if launched is not None and not self._overlaps:
             outputs += self._read()
         return outputs
 
-    def _give_up_largest(self, plan: StepPlan) -> list[TokenOutput]:
-        """End the largest prompt of a step for which there was no memory; the others are computed again.
+    def _after_out_of_memory(self, plan: StepPlan) -> list[TokenOutput]:
+        """End the largest prompt of a step for which there was no memory; the others are computed again. A step with
+        drafts is computed again without them.
 
         Ranks that wait for each other cannot do this.
         """
@@ -250,6 +222,9 @@ class Engine:
         largest = max(left, key=lambda one: (sizes[one], len(one.token_ids), one.arrival), default=None)
         self._scheduler.roll_back(plan)
         log.warning("step_out_of_memory", num_sequences=len(sizes), num_tokens=sum(sizes.values()))
+        if self._drafting is not None and plan.drafts:
+            self._drafting.wait()
+            return []
         if largest is None:
             return []
         self._end(largest)
@@ -261,7 +236,13 @@ class Engine:
 
     def _plan(self) -> StepPlan:
         """Plan the next step."""
-        return self._scheduler.plan() if self._pace is None else self._scheduler.plan(self._pace.budget)
+        budget_of = tokens_alone if self._pace is None else self._pace.budget
+        if self._drafting is None:
+            return self._scheduler.plan(budget_of)
+        proposed = self._drafting.propose(self._scheduler.running)
+        plan = self._scheduler.plan(budget_of, proposed)
+        self._drafting.left_out(proposed, plan.drafts)
+        return plan
 
     def _launch(self, chunks: list[Chunk]) -> StepInFlight | None:
         """Give the device a step. From here on its tokens count as computed, and those it samples as known."""
@@ -306,8 +287,15 @@ class Engine:
         for sequence, _ in step.chunks:
             sequence.steps_in_flight -= 1
         leaving = [one for one, _ in step.chunks if one.has_ended and not one.steps_in_flight]
-        outputs = []
-        for sequence, one in zip(step.launched.sampling, sampled, strict=True):
+        outputs: list[TokenOutput] = []
+        place = 0
+        for sequence in step.launched.sampling:
+            if sequence.draft_ids:
+                run = sampled[place : place + 1 + len(sequence.draft_ids)]
+                outputs += self._accept_run(sequence, run)
+                place += len(run)
+                continue
+            one, place = sampled[place], place + 1
             if one.token_id is None:
                 sequence.has_bad_numbers = True
                 self._blocks.unpublish(sequence)
@@ -319,18 +307,13 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot; call it between steps."""
-        return EngineStats(
-            num_requests_running=len(self._sequences) - self._scheduler.num_waiting,
-            num_requests_waiting=self._scheduler.num_waiting,
-            kv_blocks_total=self._blocks.num_blocks,
-            kv_blocks_used=self._blocks.num_blocks - self._blocks.num_free_blocks,
-            block_size_tokens=self._blocks.block_size_tokens,
-            num_preemptions_total=self._scheduler.num_preemptions_total,
+        return engine_stats(
+            len(self._sequences),
+            self._scheduler,
+            self._blocks,
+            self._drafting,
             steps_total=self._steps_total,
             last_step_tokens=self._last_step_tokens,
-            recomputed_tokens_total=self._scheduler.recomputed_tokens_total,
-            prefix_cache_queried_tokens_total=self._scheduler.queried_tokens_total,
-            prefix_cache_hit_tokens_total=self._scheduler.hit_tokens_total,
         )
 
     def warm_up(self) -> None:
@@ -388,9 +371,41 @@ class Engine:
             sequence.kv_variant = self._runner.kv_variant(len(sequence.token_ids))
         return TokenOutput(request_id, token_id, reason, sampled.logprobs, prefill)
 
+    def _accept_run(self, sequence: Sequence, run: list[Sampled]) -> list[TokenOutput]:
+        """Accept the tokens of a check, drawn as without drafts, up to the first that is not the draft in its place.
+
+        What comes behind that one was drawn behind another token than it is, and counts for nothing.
+        """
+        drafts, sequence.draft_ids = sequence.draft_ids, []
+        if any(one.token_id is None for one in run):
+            self._compute_without_drafts(sequence)
+            return []
+        outputs: list[TokenOutput] = []
+        num_accepted = 0
+        for one, draft in zip(run, [*drafts, None], strict=True):
+            outputs.append(self._advance(sequence, one))
+            num_accepted += one.token_id == draft
+            if one.token_id != draft or sequence.has_ended:
+                break
+            self._scheduler.count_accepted(sequence)
+            sequence.expect()
+        if self._drafting is not None:
+            self._drafting.count(drafts, num_accepted)
+        return outputs
+
+    def _compute_without_drafts(self, sequence: Sequence) -> None:
+        """Take back a check with numbers that are not finite: a draft's keys may have spoiled it, and are zeroed."""
+        sequence.forget_expected()
+        self._runner.zero_blocks(self._blocks.unpublish(sequence))
+        self._scheduler.recompute(sequence)
+        if self._drafting is not None:
+            self._drafting.refuse(sequence)
+
     def _end(self, sequence: Sequence) -> None:
         """End a request: no output follows. It keeps row and blocks while a step that writes to them is in flight."""
         del self._sequences[sequence.request.request_id]
+        if self._drafting is not None:
+            self._drafting.forget(sequence)
         sequence.has_ended = sequence.is_complete = True
         if not sequence.steps_in_flight:
             self._release(sequence)

@@ -108,7 +108,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
-    """One new token of one request; the last one carries `finish_reason`.
+    """One new token of one request; the last one carries `finish_reason`. A step may give several, in order.
 
     A request that the engine gives up ends without a further token: `token_id is None`, with `error`. A token of the
     end-of-sequence kind is reported like any other: the server leaves it out of the text and counts it in `usage`.
@@ -120,6 +120,21 @@ class TokenOutput:
     logprobs: TokenLogprobs | None = None
     prefill: Prefill | None = None
     error: RequestError | None = None  # with `FinishReason.ERROR`
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """Totals of speculation. A check is a decode with drafts; each gives one token more than it accepts drafts."""
+
+    num_checks: int
+    num_draft_tokens: int
+    accepted_per_position: tuple[int, ...]  # drafts that stood, by their place among the drafts of a check
+    skipped: dict[str, int]  # decodes without drafts, by reason: see `speculation.drafting.Skip`
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Drafts that stood."""
+        return sum(self.accepted_per_position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +152,7 @@ class EngineStats:
     recomputed_tokens_total: int = 0  # computed a second time after a preemption
     prefix_cache_queried_tokens_total: int = 0
     prefix_cache_hit_tokens_total: int = 0
+    speculation: SpeculationStats | None = None  # None: it is off
 
     @property
     def kv_cache_usage(self) -> float:

@@ -11,4 +11,5 @@ def test_doing_nothing_is_always_possible() -> None:
     assert "None" in CAPABILITIES.kv_cache_methods
     assert "None" in CAPABILITIES.cpu_kv_cache_methods
     assert "Disabled" in CAPABILITIES.speculation_methods
+    assert "Disabled" in CAPABILITIES.cpu_speculation_methods
     assert CAPABILITIES.online_quantization_methods <= CAPABILITIES.quantization_methods

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream_runtime.config import BootConfig, Device, KVCacheDType, LiveConfig, LogLevel, RuntimeConfig
+from millstream_runtime.config import (
+    BootConfig,
+    Device,
+    KVCacheDType,
+    LiveConfig,
+    LogLevel,
+    RuntimeConfig,
+    SpeculationMethod,
+)
 from millstream_runtime.config_files import MAX_FILE_BYTES, dump, parse_boot, parse_live, read_boot
 from millstream_runtime.errors import InvalidConfigError
 
@@ -40,12 +48,14 @@ def test_a_field_that_older_runtimes_do_not_know_is_in_the_file_and_the_hash_onl
     """Or an upgrade of the operator would restart every pod, with a file that a pinned runtime refuses."""
     assert "target_itl_milliseconds" not in dump(BOOT)
     assert BOOT.config_hash() == "3581a311b3323de7"
-    assert "enable_hybrid_kv_cache_manager" not in dump(BOOT)
-    assert "kv_cache_dtype" not in dump(BOOT)
+    for name in ("enable_hybrid_kv_cache_manager", "kv_cache_dtype", "speculation_method", "max_draft_tokens"):
+        assert name not in dump(BOOT)
     for asked in (
         replace(BOOT, target_itl_milliseconds=50),
         replace(BOOT, enable_hybrid_kv_cache_manager=True),
         replace(BOOT, kv_cache_dtype=KVCacheDType.INT8),
+        replace(BOOT, speculation_method=SpeculationMethod.N_GRAM),
+        replace(BOOT, speculation_method=SpeculationMethod.N_GRAM, max_draft_tokens=16),
     ):
         assert parse_boot(dump(asked), Path("boot.json")) == asked
         assert asked.config_hash() != BOOT.config_hash()

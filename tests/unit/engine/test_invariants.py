@@ -5,7 +5,8 @@ preemptions, two ranks, ...). Whatever it is, every request must be answered as 
 cache, and afterwards every KV block must be free. A way also says how to see that its circumstance really arose.
 
 The first half holds this for many ways and samplings on one model, each also as a GPU would carry out steps: decodes
-replayed from recordings (a tape stands in for CUDA graphs), steps overlapped, and both. The second half holds it for
+replayed from recordings (a tape stands in for CUDA graphs), steps overlapped, and both; and with drafts, of which some
+are right, some wrong and some no tokens at all. The second half holds it for
 every model family and the ways that could treat families differently, against `transformers`.
 """
 
@@ -25,12 +26,16 @@ from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution import graphs
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.request import Request, SamplingParams
+from millstream_runtime.engine.speculation import drafting
+from millstream_runtime.engine.speculation.drafter import Drafter
 from tests.support.crowded import Crowded, crowd
+from tests.support.drafters import OftenRight
 from tests.support.eager_recorder import EagerRecorder
 from tests.support.engines import MakeEngine, WriteModel, generate
 from tests.support.family_cases import CASES, UNEVEN_HEADS, Models
 from tests.support.small_pool import shrink_pool
 from tests.support.tape_recorder import TapeRecorder
+from tests.support.tiny_families import VOCABULARY as FAMILY_VOCABULARY
 from tests.support.tiny_families import prompts_of, reference_answers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -112,6 +117,18 @@ def preempts(engine: Engine) -> bool:
     return engine.stats().num_preemptions_total > 0
 
 
+def accepts(engine: Engine) -> bool:
+    """Whether drafts stood."""
+    counts = engine.stats().speculation
+    return counts is not None and counts.num_accepted_tokens > 0
+
+
+def speculates(engine: Engine) -> bool:
+    """Whether drafts stood, and others fell."""
+    counts = engine.stats().speculation
+    return counts is not None and 0 < counts.num_accepted_tokens < counts.num_draft_tokens
+
+
 @dataclass(frozen=True)
 class Way:
     """How to run the requests, on which engine, and what must have happened meanwhile."""
@@ -123,6 +140,7 @@ class Way:
     ranks: int = 1
     execution: Callable[[], Execution] | None = None
     crowded: bool = False  # whether prompts that enter beside answers are cut into small chunks
+    drafts: bool = False  # whether tokens are proposed
 
 
 NO_CACHE = {"enable_prefix_caching": False}
@@ -182,10 +200,15 @@ CROWDED: dict[str, Callable[[], Execution]] = {
 }
 
 
+# The same with drafts. Their answers are known to the drafter.
+SPECULATING = ("speculating", "speculating, in small chunks")
+
+
 @pytest.fixture(autouse=True)
 def _graphs_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that short answers reach what a load reaches."""
     monkeypatch.setattr(graphs, "MEETINGS_BEFORE_RECORDING", 2)
+    monkeypatch.setattr(drafting, "MOST_DRAFTING_REQUESTS", 64)
 
 
 @pytest.fixture(scope="module")
@@ -211,10 +234,12 @@ def alone(write_model: WriteModel) -> Callable[[str], Answers]:
     return answers
 
 
-def engine_in(circumstance: Way, make_engine: MakeEngine, folder: Path, execution: str) -> Engine:
-    make_execution = (EXECUTIONS | CROWDED)[execution]
-    engine = make_engine(folder, execution=make_execution(), **circumstance.config)
-    if execution in CROWDED:
+def engine_in(
+    circumstance: Way, make_engine: MakeEngine, folder: Path, execution: str, drafter: Drafter | None = None
+) -> Engine:
+    make_execution = (EXECUTIONS | CROWDED | dict.fromkeys(SPECULATING, Execution))[execution]
+    engine = make_engine(folder, execution=make_execution(), drafter=drafter, **circumstance.config)
+    if "in small chunks" in execution:
         crowd(engine)
     if circumstance.pool_blocks is not None:
         caching = circumstance.config.get("enable_prefix_caching", True)
@@ -243,14 +268,35 @@ def test_a_request_is_answered_as_if_it_were_alone(
         assert engine.graphs is None or engine.graphs.replayed_steps > 0
 
 
-@pytest.mark.parametrize("execution", [*EXECUTIONS, *CROWDED])
+@pytest.mark.parametrize("execution", SPECULATING)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("way", WAYS)
+def test_drafts_change_no_token(
+    way: str,
+    sampling: str,
+    execution: str,
+    write_model: WriteModel,
+    make_engine: MakeEngine,
+    alone: Callable[[str], Answers],
+) -> None:
+    circumstance, requests = WAYS[way], make_requests(SAMPLINGS[sampling])
+    drafter = OftenRight.about(requests, alone(sampling), VOCABULARY)
+    engine = engine_in(circumstance, make_engine, write_model(), execution, drafter)
+    assert circumstance.run(engine, requests) == alone(sampling)
+    assert speculates(engine)
+    assert circumstance.happened(engine) or sampling == "seeded, filtered and stopped" or "small chunks" in execution
+
+
+@pytest.mark.parametrize("execution", [*EXECUTIONS, *CROWDED, *SPECULATING])
 @pytest.mark.parametrize("seed", range(3))
 def test_no_block_is_lost_whoever_ends_or_cancels_when(
     seed: int, execution: str, write_model: WriteModel, make_engine: MakeEngine
 ) -> None:
-    engine = engine_in(Way(all_at_once, {"max_num_batched_tokens": 24}, 20), make_engine, write_model(), execution)
-    rng = random.Random(seed)
     requests = [one for name in SAMPLINGS for one in make_requests(SAMPLINGS[name])]
+    drafter = OftenRight({}, VOCABULARY, seed) if execution in SPECULATING else None
+    way = Way(all_at_once, {"max_num_batched_tokens": 24}, 20)
+    engine = engine_in(way, make_engine, write_model(), execution, drafter)
+    rng = random.Random(seed)
     live: list[str] = []
     for step in range(120):
         if rng.random() < 0.5:
@@ -290,6 +336,15 @@ FAMILY_WAYS = {
     "at TP 2, beside answers, in small chunks": Way(all_at_once, NO_CACHE, happened=cuts, ranks=2, crowded=True),
     "at TP 2, chunked, with prefix hits": Way(twice, CHUNKED, happened=hits, ranks=2),
     "at TP 2, preempted": Way(all_at_once, NO_CACHE, TIGHT_POOL_BLOCKS, happened=preempts, ranks=2),
+    "speculating, with prefix hits": Way(twice, happened=lambda one: hits(one) and speculates(one), drafts=True),
+    "speculating, preempted": Way(
+        all_at_once,
+        NO_CACHE,
+        TIGHT_POOL_BLOCKS,
+        happened=lambda one: preempts(one) and accepts(one),  # too few steps for drafts of both kinds in all
+        drafts=True,
+    ),
+    "speculating at TP 2": Way(all_at_once, NO_CACHE, happened=speculates, ranks=2, drafts=True),
 }
 
 
@@ -343,13 +398,16 @@ def test_every_family_answers_like_transformers(
     rank_group = request.getfixturevalue("pair") if circumstance.ranks > 1 else None
     ranks = {"rank_group": rank_group, "tensor_parallel_size": circumstance.ranks} if rank_group else {}
     execution = circumstance.execution() if circumstance.execution else None
-    engine = make_engine(models.folder(family), execution=execution, **circumstance.config, **ranks)
+    prompts, drafter = prompts_of(FAMILY_PROMPT_LENGTHS), None
+    if circumstance.drafts:
+        known = dict(zip(map(tuple, prompts), by_transformers(family), strict=True))
+        drafter = OftenRight(known, FAMILY_VOCABULARY)
+    engine = make_engine(models.folder(family), execution=execution, drafter=drafter, **circumstance.config, **ranks)
     if circumstance.crowded:
         crowd(engine)
     if circumstance.pool_blocks is not None:
         shrink_pool(engine, circumstance.pool_blocks, frees_outside_window=False)
     sampling = SamplingParams(FAMILY_NEW_TOKENS, temperature=0.0, ignore_eos=True)
-    prompts = prompts_of(FAMILY_PROMPT_LENGTHS)
     answers = circumstance.run(engine, [Request(str(i), prompt, sampling) for i, prompt in enumerate(prompts)])
     assert list(answers.values()) == by_transformers(family)
     assert circumstance.happened(engine), "the circumstance did not arise: this proved nothing"

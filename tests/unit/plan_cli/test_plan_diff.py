@@ -123,6 +123,6 @@ def test_another_engine_limit_rolls_out_anew(server: ApiServer, capsys: pytest.C
 
 def test_what_cannot_run_changes_no_pod(server: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.stored = manifest()
-    text = said(server, manifest(speculation={"method": "NGram"}), capsys)
+    text = said(server, manifest(speculation={"method": "EAGLE"}), capsys)
     assert "Applying changes no pod." in text
-    assert "speculation=NGram" in text
+    assert "speculation=EAGLE" in text

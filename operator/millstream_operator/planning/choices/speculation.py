@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millstream_operator.api.optimization import Speculation
-from millstream_operator.api.spec import LLMDeploymentSpec
+from millstream_operator.api.spec import Accelerator, AcceleratorType, LLMDeploymentSpec
 from millstream_operator.api.workload import Profile
 from millstream_operator.planning.plan import PlanReason, Rejected, SpeculationPlan
 from millstream_runtime.config import Capabilities
@@ -45,6 +45,9 @@ def choose_speculation(spec: LLMDeploymentSpec, choosable: Capabilities) -> Spec
         return _chosen("Disabled", wanted, "No tier, profile or method asks for it.")
     who = f"Profile {profile}" if profile else f"Tier {spec.tier}" if spec.tier else "Method Auto"
     insisted = wanted.max_draft_tokens is not None
+    if (spec.accelerator or Accelerator()).type is AcceleratorType.CPU and not insisted:
+        why = f"{who}: n-grams on a CPU are not chosen by default; method NGram asks for them."
+        return _chosen("Disabled", wanted, why)
     if "NGram" not in choosable.speculation_methods and not insisted:
         rejected = Rejected(
             f"speculation NGram, {_tokens('NGram', wanted)} tokens", "This runtime cannot speculate by n-grams."

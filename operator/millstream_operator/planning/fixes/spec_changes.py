@@ -59,11 +59,11 @@ def without_unsupported(deployment: LLMDeployment, facts: Facts) -> Change | Non
     kv_cache_methods = runtime.cpu_kv_cache_methods if on_cpu else runtime.kv_cache_methods
     if quantization.kv_cache not in (None, "Auto", *kv_cache_methods):
         gone["quantization__kvCache"] = None
-    if (
-        spec.speculation is not None
-        and choose_speculation(spec, runtime).plan.method not in runtime.speculation_methods
-    ):
-        gone["speculation"] = None
+    if spec.speculation is not None:
+        method = choose_speculation(spec, runtime).plan.method
+        on_cpu = (spec.accelerator or Accelerator()).type is AcceleratorType.CPU
+        if method not in (runtime.cpu_speculation_methods if on_cpu else runtime.speculation_methods):
+            gone["speculation"] = None
     if (parallelism.pipeline or 1) > runtime.max_pipeline_parallel_size:
         gone["parallelism"] = None
     elif (parallelism.tensor or 1) > runtime.max_tensor_parallel_size:

@@ -30,6 +30,13 @@ class Sampled(NamedTuple):
     logprobs: TokenLogprobs | None = None
 
 
+class SampledRow(NamedTuple):
+    """A row of logits: a token of `sequence` is sampled from it, behind its known tokens and `num_drafts` drafts."""
+
+    sequence: Sequence
+    num_drafts: int = 0
+
+
 class PromptSlab(NamedTuple):
     """Rows of a step whose logits give the probabilities of a prompt's next tokens, few enough for one product.
 
@@ -42,7 +49,10 @@ class PromptSlab(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """A step that the device was given: the sequences that it samples for, and `read`, which waits for their tokens."""
+    """A step that the device was given: the sequences that it samples for, and `read`, which waits for their tokens.
+
+    There is a token for each sequence, behind its last known token, and one more behind each of its drafts.
+    """
 
     sampling: list[Sequence]
     read: Callable[[], list[Sampled]]
@@ -76,9 +86,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, chunks: list[Chunk]) -> Launched:
-        """Have all chunks computed, and a token sampled for each sequence whose chunk reaches its last known one."""
+        """Have all chunks computed, and a token sampled for each sequence whose chunk reaches its last known one, and
+        behind each of its drafts."""
         ordered = self._in_order(chunks)
-        slabs, last_rows, sampling = _logits_rows(ordered)
+        slabs, last_rows, sampled = _logits_rows(ordered)
         logits_rows = [*(list(slab.rows) for slab in slabs), *([last_rows] if last_rows else [])]
         step = StepInput(_tokens(ordered), [self._chunk_input(chunk) for chunk in ordered], logits_rows)
         self._broadcast(step)
@@ -87,7 +98,8 @@ class ModelRunner:
         residual = self._forward.residual(step, lambda tokens: self._fill(tokens, unread))
         self._policy.before_compute(len(last_rows))
         prompts = [self._describe_prompt(slab, self._forward.logits(residual, slab.rows)) for slab in slabs]
-        sample = self._sample(self._forward.logits(residual, last_rows), sampling) if sampling else list
+        sample = self._sample(self._forward.logits(residual, last_rows), sampled) if sampled else list
+        sampling = [row.sequence for row in sampled if not row.num_drafts]
 
         def read() -> list[Sampled]:
             for record in prompts:
@@ -113,29 +125,29 @@ class ModelRunner:
             [_block_run(table) for table in sequence.other_tables],
         )
 
-    def _sample(self, logits: Tensor, sequences: list[Sequence]) -> Callable[[], list[Sampled]]:
+    def _sample(self, logits: Tensor, rows: list[SampledRow]) -> Callable[[], list[Sampled]]:
         """Tokens for `logits` `[R, vocab]`; the result waits for them."""
-        if all(sequence.is_plain_greedy for sequence in sequences):
+        if all(row.sequence.is_plain_greedy for row in rows):
             if self._last_tokens is None:
                 tokens = greedy(logits)
                 return lambda: [Sampled(token if token >= 0 else None) for token in tokens]
-            return self._read_later(greedy_on_device(logits), sequences, dict)
-        asked = [sequence.request.sampling.logprobs for sequence in sequences]
+            return self._read_later(greedy_on_device(logits), rows, dict)
+        asked = [row.sequence.request.sampling.logprobs for row in rows]
         wanted = [index for index, count in enumerate(asked) if count is not None]
-        place = on_device(wanted, self.device) if 0 < len(wanted) < len(sequences) else None
+        place = on_device(wanted, self.device) if 0 < len(wanted) < len(rows) else None
         # Before the sampler changes the logits.
         raw = logprobs.log_softmax(_select(logits, place)) if wanted else None
-        sampled = sample(logits, [self._sampling_row(sequence) for sequence in sequences], self._token_counts)
+        sampled = sample(logits, [self._sampling_row(row) for row in rows], self._token_counts)
         if raw is None:
-            return self._read_later(sampled, sequences, dict)
+            return self._read_later(sampled, rows, dict)
         described = Described(raw, _select(sampled, place).clamp(min=0), [asked[index] or 0 for index in wanted])
-        return self._read_later(sampled, sequences, lambda: dict(zip(wanted, described.entries(), strict=True)))
+        return self._read_later(sampled, rows, lambda: dict(zip(wanted, described.entries(), strict=True)))
 
     def _read_later(
-        self, sampled: Tensor, sequences: list[Sequence], details: Callable[[], dict[int, TokenLogprobs]]
+        self, sampled: Tensor, rows: list[SampledRow], details: Callable[[], dict[int, TokenLogprobs]]
     ) -> Callable[[], list[Sampled]]:
         if self._last_tokens is not None:
-            self._last_tokens.keep([_row(one) for one in sequences], sampled)
+            self._last_tokens.keep([_row(one.sequence) for one in rows], sampled)
         back = ReadBack(sampled)
 
         def read() -> list[Sampled]:
@@ -183,18 +195,19 @@ class ModelRunner:
         """Equal numbers: equal tokens have equal keys. It differs where the length turns the angles (longrope)."""
         return self._model_config.rotary_offset(num_known_tokens)
 
-    def _sampling_row(self, sequence: Sequence) -> SamplingRow:
-        params = sequence.request.sampling
+    def _sampling_row(self, row: SampledRow) -> SamplingRow:
+        sequence, num_drafts = row
+        params, drafts = sequence.request.sampling, sequence.draft_ids[:num_drafts]
         suppressed: frozenset[int] = frozenset()
-        if sequence.num_generated_tokens < params.min_tokens:
+        if sequence.num_generated_tokens + num_drafts < params.min_tokens:
             suppressed = params.stop_token_ids | (frozenset() if params.ignore_eos else self._eos_token_ids)
         return SamplingRow(
             params,
             sequence.seed,
-            len(sequence.token_ids),
+            len(sequence.token_ids) + num_drafts,
             suppressed,
-            _history(sequence),
-            sequence.token_ids[sequence.num_prompt_tokens :] if sequence.processors else (),
+            _history(sequence, drafts),
+            [*sequence.token_ids[sequence.num_prompt_tokens :], *drafts] if sequence.processors else (),
             sequence.processors,
         )
 
@@ -215,13 +228,15 @@ def _row(sequence: Sequence) -> int:
     return sequence.row
 
 
-def _history(sequence: Sequence) -> History | None:
+def _history(sequence: Sequence, drafts: list[int]) -> History | None:
+    """`drafts`: those before the row."""
     params = sequence.request.sampling
     if not params.is_penalised:
         return None
     counts_prompt = params.repetition_penalty != 1.0
     known, num_prompt = sequence.token_ids, sequence.num_prompt_tokens
-    return History(_row(sequence), sequence.arrival, known, num_prompt, counts_prompt)
+    checked = drafts if sequence.draft_ids else None
+    return History(_row(sequence), sequence.arrival, known, num_prompt, counts_prompt, checked)
 
 
 def _by_place(chunks: list[Chunk]) -> list[Chunk]:
@@ -244,7 +259,8 @@ def _tokens(chunks: list[Chunk]) -> list[int]:
     token_ids: list[int] = []
     for sequence, num_tokens in chunks:
         start = sequence.num_computed_tokens
-        token_ids += sequence.token_ids[start : start + num_tokens]
+        token_ids += sequence.token_ids[start : start + num_tokens]  # the drafts are behind all known tokens
+        token_ids += sequence.draft_ids
     return token_ids
 
 
@@ -259,11 +275,11 @@ def _unread_inputs(chunks: list[Chunk]) -> UnreadInputs:
     return unread
 
 
-def _logits_rows(chunks: list[Chunk]) -> tuple[list[PromptSlab], list[int], list[Sequence]]:
+def _logits_rows(chunks: list[Chunk]) -> tuple[list[PromptSlab], list[int], list[SampledRow]]:
     """Rows of the chunks, one after another: those of prompt log-probabilities, those that are sampled, for whom."""
     slabs: list[PromptSlab] = []
     last_rows: list[int] = []
-    sampling: list[Sequence] = []
+    sampled: list[SampledRow] = []
     num_rows = 0
     for chunk in chunks:
         sequence = chunk.sequence
@@ -273,9 +289,10 @@ def _logits_rows(chunks: list[Chunk]) -> tuple[list[PromptSlab], list[int], list
             slabs += _prompt_slabs(chunk, first_row=num_rows)
         num_rows += chunk.num_tokens
         if chunk.samples:
-            last_rows.append(num_rows - 1)
-            sampling.append(sequence)
-    return slabs, last_rows, sampling
+            num_drafts = len(sequence.draft_ids)
+            last_rows += range(num_rows - 1 - num_drafts, num_rows)
+            sampled += [SampledRow(sequence, before) for before in range(num_drafts + 1)]
+    return slabs, last_rows, sampled
 
 
 def _prompt_slabs(chunk: Chunk, first_row: int) -> list[PromptSlab]:

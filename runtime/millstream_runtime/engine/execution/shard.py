@@ -26,6 +26,7 @@ from millstream_runtime.engine.host_limits import container_limit_bytes, memory_
 from millstream_runtime.engine.kernel_backends import Backend
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
+from millstream_runtime.engine.scheduling.scheduler import MOST_DRAFTING_REQUESTS
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.kv_formats import kv_token_bytes
 from millstream_runtime.kv_layout import RequestBlocks, choose_layout
@@ -263,7 +264,7 @@ def _cpu_budget(config: RuntimeConfig, shard_config: ShardConfig, ranks: RankInf
         shape,
         dtype_bytes,
         num_tokens=config.max_num_batched_tokens,
-        num_rows=config.max_num_seqs,
+        num_rows=sampled_rows(config),
         longest_tokens=min(shape.max_model_len, max(1, (limit_bytes - used_bytes) // token_bytes)),
         kv_method=config.kv_cache_dtype.method,
     )
@@ -310,7 +311,12 @@ def compute_largest_step(config: RuntimeConfig, max_model_len: int, forward: For
         _scattered_chunk(one.num_tokens, one.num_tokens, config.block_size_tokens, forward.num_groups) for one in chunks
     ]
     residual = forward.residual(StepInput(token_ids, starts, []))
-    forward.logits(residual, range(min(len(token_ids), config.max_num_seqs)))
+    forward.logits(residual, range(min(len(token_ids), sampled_rows(config))))
+
+
+def sampled_rows(config: RuntimeConfig) -> int:
+    """Return how many rows of logits a step has at most: one per request, and one per draft."""
+    return config.max_num_seqs + config.draft_tokens * min(MOST_DRAFTING_REQUESTS, config.max_num_seqs)
 
 
 def _scattered_chunk(num_tokens: int, context_len: int, block_size_tokens: int, num_groups: int) -> ChunkInput:

@@ -16,12 +16,18 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.engine.request import SamplingParams
+from millstream_runtime.engine.sampling.checked_counts import CheckedRows
 from millstream_runtime.engine.sampling.token_counts import CountedRows, History
 from millstream_runtime.engine.transfer import on_device
 
 
 class LogitsProcessor(Protocol):
-    """The seam for grammar-guided decoding. One object serves one request and may keep state between its tokens."""
+    """The seam for grammar-guided decoding. One object serves one request and may keep state between its tokens.
+
+    One with an attribute `follows_generated_ids` that is True does what follows from `generated_ids`, whichever calls
+    came before: the rows of a step that checks drafts are processed one after another, and some of them are dropped.
+    Requests with any other processor do not draft.
+    """
 
     def __call__(self, logits: Tensor, generated_ids: Seq[int]) -> None:
         """Change `logits` `[vocab]` in place; minus infinity forbids a token, but at least one must stay finite.
@@ -45,7 +51,7 @@ class LogitsRow(Protocol):
     def processors(self) -> Seq[LogitsProcessor]: ...
 
 
-def apply_all(logits: Tensor, rows: Seq[LogitsRow], counted: CountedRows | None = None) -> None:
+def apply_all(logits: Tensor, rows: Seq[LogitsRow], counted: CountedRows | CheckedRows | None = None) -> None:
     """Change `logits` `[R, vocab]` float32, contiguous, in place as the rows ask.
 
     `counted`: the tokens of those rows that have a history; None where none has.
@@ -74,7 +80,7 @@ def _suppress(logits: Tensor, rows: Seq[LogitsRow]) -> None:
         logits.index_put_(places, logits.new_full((), float("-inf")))
 
 
-def _penalise(logits: Tensor, rows: Seq[LogitsRow], counted: CountedRows) -> None:
+def _penalise(logits: Tensor, rows: Seq[LogitsRow], counted: CountedRows | CheckedRows) -> None:
     """OpenAI's presence and frequency penalties over the answer, and CTRL's repetition penalty over prompt and answer.
 
     The repetition penalty divides a positive logit and multiplies a negative one: both lower it. Equal tokens of a row

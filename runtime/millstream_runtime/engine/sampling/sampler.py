@@ -17,6 +17,7 @@ from torch import Tensor
 
 from millstream_runtime.engine.request import SamplingParams
 from millstream_runtime.engine.sampling import logits_processors
+from millstream_runtime.engine.sampling.checked_counts import select
 from millstream_runtime.engine.sampling.draw import draw
 from millstream_runtime.engine.sampling.logits_processors import LogitsProcessor
 from millstream_runtime.engine.sampling.token_counts import History, TokenCounts
@@ -101,7 +102,7 @@ def _sample_in_float32(logits: Tensor, rows: Seq[SamplingRow], counts: TokenCoun
     penalised = [index for index, row in enumerate(rows) if row.history is not None]
     counted = None
     if counts is not None and penalised:
-        counted = counts.select([row.history for row in rows if row.history is not None])
+        counted = select(counts, [row.history for row in rows if row.history is not None])
     logits_processors.apply_all(logits, rows, counted)
     highest = logits.amax(dim=-1)
     tokens = _unless_broken(highest, _choose(logits, highest, rows))

@@ -39,6 +39,7 @@ class History(NamedTuple):
     token_ids: Seq[int]  # prompt and answer; the last of them may be unread
     num_prompt_tokens: int
     counts_prompt: bool  # whether a token of the prompt is penalised (repetition penalty)
+    drafts: Seq[int] | None = None  # of a row of a check: the drafts before its token; see `checked_counts`
 
 
 @dataclass(slots=True)
@@ -79,7 +80,7 @@ class TokenCounts:
     """Entries of all penalised requests of a batch."""
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
-        self._device = device
+        self.device = self._device = device
         self._ids = torch.zeros(0, CHUNK_ENTRIES, dtype=torch.int64, device=device)
         self._counts = torch.zeros(0, CHUNK_ENTRIES, dtype=torch.int32, device=device)
         self._rows: list[_Row | None] = [None] * num_rows
@@ -121,7 +122,7 @@ class TokenCounts:
 
     def _load(self, histories: list[History], busy: set[int]) -> None:
         """Copy the tokens of requests from the host, which has read them all."""
-        entries = [_entries(one) for one in histories]
+        entries = [count_entries(one) for one in histories]
         for one, counted in zip(histories, entries, strict=True):
             chunks = self._allocate(len(counted) // CHUNK_ENTRIES + 1, busy)  # room for the next token
             self._rows[one.row] = _Row(one.owner, len(one.token_ids), len(counted), chunks)
@@ -176,7 +177,7 @@ def _flat(row: _Row) -> int:
     return row.chunks[chunk] * CHUNK_ENTRIES + entry
 
 
-def _entries(history: History) -> dict[int, int]:
+def count_entries(history: History) -> dict[int, int]:
     """Each token, and how often the answer has it."""
     known = history.token_ids
     counted = dict.fromkeys(known[: history.num_prompt_tokens], 0) if history.counts_prompt else {}

@@ -97,7 +97,7 @@ class Pace:
         """What a step is about to compute, its seconds still 0."""
         decodes, prompt_work = 0, 0.0
         for sequence, num_tokens in chunks:
-            if num_tokens == 1:
+            if num_tokens == 1 or sequence.draft_ids:  # a check is a decode
                 decodes += 1
             else:
                 prompt_work += work(num_tokens, sequence.num_computed_tokens, self._balance_tokens)

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,10 +32,12 @@ from millstream_runtime.engine.scheduling.sequence import Sequence
 
 # Blocks that an admission leaves free for running sequences: without them each admission soon costs a preemption.
 WATERMARK_PERCENT = 1
+# With more decodes in a step, a check costs more than the tokens that it saves (docs/speculation.md).
+MOST_DRAFTING_REQUESTS = 1
 
 
 class Chunk(NamedTuple):
-    """The next `num_tokens` uncomputed tokens of one sequence."""
+    """The next `num_tokens` uncomputed tokens of one sequence. Its drafts are the last of them."""
 
     sequence: Sequence
     num_tokens: int
@@ -42,8 +45,11 @@ class Chunk(NamedTuple):
     @property
     def samples(self) -> bool:
         """Whether this chunk reaches the last known token, so that a new one is sampled."""
-        return self.num_tokens == self.sequence.num_uncomputed_tokens
+        return self.num_tokens - len(self.sequence.draft_ids) == self.sequence.num_uncomputed_tokens
 
+
+Proposals = Mapping[Sequence, Seq[int]]
+"""Tokens that may follow the known ones of decodes: see `speculation.Drafter`."""
 
 BudgetOf = Callable[[StepLoad], PromptBudget]
 """Returns what a step of this load may compute of prompts: `Pace.budget`, or `tokens_alone`."""
@@ -64,6 +70,7 @@ class SchedulerState:
     num_free_rows: int
     max_num_batched_tokens: int
     budget_of: BudgetOf = tokens_alone  # for the prompts of a step that others share
+    proposals: Proposals = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -73,6 +80,7 @@ class StepPlan:
     chunks: dict[Sequence, int] = field(default_factory=dict)
     admitted: dict[Sequence, list[int]] = field(default_factory=dict)
     preempted: list[Sequence] = field(default_factory=list)
+    drafts: dict[Sequence, list[int]] = field(default_factory=dict)  # that decodes check; `chunks` count them
 
     @property
     def num_tokens(self) -> int:
@@ -93,6 +101,8 @@ def schedule(state: SchedulerState) -> StepPlan:
         else:
             builder.decode(sequence)
     builder.compute_prompts(prompts)
+    if state.proposals:
+        builder.add_drafts()
     return builder.plan
 
 
@@ -143,6 +153,35 @@ class _PlanBuilder:
             if sequence in hits:
                 self.plan.admitted[sequence] = hits[sequence]
 
+    def add_drafts(self) -> None:
+        """Let decodes check what is proposed for them, with what all else leaves of the budget and of the pool."""
+        if self.plan.preempted:
+            return
+        tokens_left = self._state.max_num_batched_tokens - self.plan.num_tokens
+        blocks_left = self._blocks_left - self._watermark_blocks
+        for sequence, proposed in self._state.proposals.items():
+            if self.plan.chunks.get(sequence) != 1:
+                continue  # it has no place in this step
+            num_known, drafts = len(sequence.token_ids), [*proposed[:tokens_left]]
+            missing = self._missing_for_drafts(sequence, num_known + len(drafts))
+            if missing > blocks_left:  # as many as fit into the blocks that it has by now
+                num_blocks = max(len(sequence.block_table), self._blocks.blocks_for(num_known))
+                drafts = drafts[: num_blocks * self._block_size_tokens - num_known]
+                missing = 0
+            if drafts:
+                self.plan.drafts[sequence] = drafts
+                self.plan.chunks[sequence] += len(drafts)
+                tokens_left, blocks_left = tokens_left - len(drafts), blocks_left - missing
+
+    def _missing_for_drafts(self, sequence: Sequence, num_tokens: int) -> int:
+        if num_tokens <= len(sequence.block_table) * self._block_size_tokens:
+            return 0
+        return self._blocks.missing_blocks(sequence, num_tokens) - self._taken.get(sequence, 0)
+
+    @property
+    def _watermark_blocks(self) -> int:
+        return max(1, self._blocks.num_blocks * WATERMARK_PERCENT // 100)
+
     def _reserve_for_waiting(self, budget: PromptBudget, needs: list[PromptNeed]) -> dict[Sequence, list[int]]:
         """Add the waiting for whom there is a row and blocks to `needs`, in order, until the budget is used.
 
@@ -178,7 +217,7 @@ class _PlanBuilder:
         reused = [block for block in held if block not in self._reused and not self._blocks.is_held(block)]
         # It gets the blocks of all its known tokens at once, so that no prompt preempts itself half-way.
         fresh_blocks = self._blocks.fresh_blocks(sequence, hits)
-        spare_blocks = 0 if is_first else max(1, self._blocks.num_blocks * WATERMARK_PERCENT // 100)
+        spare_blocks = 0 if is_first else self._watermark_blocks
         if fresh_blocks + len(reused) + spare_blocks > self._blocks_left:
             return None
         self._blocks_left -= fresh_blocks + len(reused)
@@ -251,10 +290,11 @@ class Scheduler:
         else:
             self._release(sequence)
 
-    def plan(self, budget_of: BudgetOf = tokens_alone) -> StepPlan:
+    def plan(self, budget_of: BudgetOf = tokens_alone, proposals: Proposals | None = None) -> StepPlan:
         """Return what the next step should be; nothing is changed.
 
-        `budget_of` bounds the prompts of a step that has decodes or several prompts.
+        `budget_of` bounds the prompts of a step that has decodes or several prompts. `proposals`: of sequences with one
+        uncomputed token; no more than may come before they end.
         """
         state = SchedulerState(
             self._blocks,
@@ -263,6 +303,7 @@ class Scheduler:
             len(self._free_rows),
             self._max_num_batched_tokens,
             budget_of,
+            proposals or {},
         )
         return schedule(state)
 
@@ -284,21 +325,30 @@ class Scheduler:
         for sequence, num_tokens in plan.chunks.items():
             if sequence in plan.admitted:
                 num_tokens = self._allocate_admitted(sequence, num_tokens)
+            if sequence in plan.drafts:
+                sequence.draft_ids = plan.drafts[sequence]
             # One in sixteen steps of a decode needs a block and one in sixteen fills one: the others skip the calls.
             target_tokens = sequence.num_computed_tokens + num_tokens
             if target_tokens > len(sequence.block_table) * block_size_tokens:
-                self._blocks.allocate(sequence, len(sequence.token_ids))
+                self._blocks.allocate(sequence, len(sequence.token_ids) + len(sequence.draft_ids))
             if target_tokens >= (sequence.num_published_blocks + 1) * block_size_tokens:
                 self._blocks.publish(sequence, target_tokens)
             chunks.append(Chunk(sequence, num_tokens))
         return chunks
 
     def advance(self, chunks: Iterable[Chunk]) -> None:
-        """Count the chunks' tokens as computed: what the device is given from now on comes after them."""
+        """Count the chunks' known tokens as computed: what the device is given from now on comes after them."""
         for sequence, num_tokens in chunks:
-            sequence.num_computed_tokens += num_tokens
+            sequence.num_computed_tokens += num_tokens - len(sequence.draft_ids)
             if sequence.num_computed_tokens >= sequence.window_passes_at_tokens:
                 self._blocks.free_outside_window(sequence)
+
+    def count_accepted(self, sequence: Sequence) -> None:
+        """Count the first known token that is not computed as computed: it was a draft of the step that is read."""
+        sequence.num_computed_tokens += 1
+        self._blocks.publish(sequence, sequence.num_computed_tokens)
+        if sequence.num_computed_tokens >= sequence.window_passes_at_tokens:
+            self._blocks.free_outside_window(sequence)
 
     def roll_back(self, plan: StepPlan) -> None:
         """Undo a step that was applied and failed before it was computed; its tokens are planned again.
@@ -307,6 +357,7 @@ class Scheduler:
         """
         for sequence in plan.chunks:
             sequence.forget_expected_prompt_logprobs()
+            sequence.draft_ids = []
             if sequence.row is not None:
                 self._blocks.unpublish_uncomputed(sequence)
         for sequence in plan.admitted:

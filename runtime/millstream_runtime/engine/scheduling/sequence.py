@@ -41,6 +41,9 @@ class Sequence:
 
     A decode is the special case of one uncomputed token; a preempted sequence is the case of none computed, and a
     prefix-cache hit the case of a new sequence with some computed.
+
+    `draft_ids` are no known tokens: a step checks them behind the last known one (see `engine.speculation`), and those
+    that stand become known when it is read. There are some only while their step is under way.
     """
 
     request: Request
@@ -66,6 +69,7 @@ class Sequence:
     is_plain_greedy: bool = False  # sampled by the argmax alone
     steps_in_flight: int = 0  # launched and not read; while there are any, the sequence keeps its row and blocks
     num_unread_tokens: int = 0
+    draft_ids: list[int] = field(default_factory=list)  # that the step under way checks
     is_complete: bool = False  # no more tokens of it are computed
     has_ended: bool = False  # its last output was returned, or it was aborted: what is still in flight is dropped
     has_bad_numbers: bool = False  # its logits were not finite: its blocks are zeroed before another request gets them
@@ -91,6 +95,12 @@ class Sequence:
         """Add a sampled token."""
         self.expect()
         self.accept(token_id)
+
+    def forget_expected(self) -> None:
+        """Take the last expected token back: its step counts for nothing. All steps before it are read."""
+        self.token_ids.pop()
+        self.num_unread_tokens -= 1
+        self.is_complete = False
 
     def forget_expected_prompt_logprobs(self) -> None:
         """Drop the places of log-probabilities that a failed step was to fill. All steps before it are read."""

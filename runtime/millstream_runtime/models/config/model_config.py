@@ -101,6 +101,12 @@ class ModelConfig:
         """Whether the token that made a sequence this long put its cached keys at wrong angles (longrope)."""
         return self.rope_switch_tokens is not None and num_known_tokens == self.rope_switch_tokens + 1
 
+    def tokens_at_same_angles(self, num_known_tokens: int) -> int:
+        """How many tokens behind the known ones have keys at the same angles as these (longrope)."""
+        switch = self.rope_switch_tokens
+        end = switch if switch is not None and num_known_tokens <= switch else self.max_model_len
+        return end - num_known_tokens
+
 
 def common_fields(
     fields: Fields,

@@ -21,6 +21,7 @@ from millstream_runtime.server.engine.client import EngineClient
 from millstream_runtime.server.operations.boot_gauges import boot_gauges, kernel_gauges
 from millstream_runtime.server.operations.http_metrics import HttpMetrics
 from millstream_runtime.server.operations.instruments import LoopCounter, LoopHistogram
+from millstream_runtime.server.operations.speculation_metrics import speculation_counters
 from millstream_runtime.server.operations.topology_view import topology_gauges
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -144,10 +145,11 @@ class ServerMetrics:
         self._counters["generation_tokens"].inc()
 
     def next_token(self, times: RequestTimes, at_seconds: float) -> None:
-        """Record a further token of an answer."""
-        last = times.last_token_at_seconds if times.last_token_at_seconds is not None else at_seconds
-        self._histograms["inter_token_latency_seconds"].observe(at_seconds - last)
-        times.last_token_at_seconds = at_seconds
+        """Record a further token of an answer. Tokens of one step have one interval, as in vLLM."""
+        if at_seconds != times.last_token_at_seconds:
+            last = times.last_token_at_seconds if times.last_token_at_seconds is not None else at_seconds
+            self._histograms["inter_token_latency_seconds"].observe(at_seconds - last)
+            times.last_token_at_seconds = at_seconds
         times.num_generated_tokens += 1
         self._counters["generation_tokens"].inc()
 
@@ -312,6 +314,7 @@ class _EngineView:
             family = CounterMetricFamily(name, text, labels=[*self._labels])
             family.add_metric([*self._labels.values()], value)
             yield family
+        yield from speculation_counters(self._labels, stats.speculation)
         sizes = {
             **self._cache_config,
             "block_size": str(stats.block_size_tokens),

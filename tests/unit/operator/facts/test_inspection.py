@@ -133,7 +133,7 @@ async def test_a_folder_of_the_image_is_looked_into_where_the_plan_depends_on_it
 
 
 async def test_a_plan_that_is_refused_whatever_the_model_is_inspects_nothing() -> None:
-    operator = await under_way(manifest(model=hub(), speculation={"method": "NGram"}))
+    operator = await under_way(manifest(model=hub(), speculation={"method": "EAGLE"}))
     assert operator.writes == [("apply", "LLMDeployment/status")]
     assert ready_reason(operator) == "UnsupportedByRuntime"
 

@@ -77,7 +77,7 @@ async def test_a_revision_that_needs_a_key_is_asked_with_one_though_the_spec_has
     model.key = RING.key(deployment())
     operator = FakeOperator(cluster, model=model, **OPTIONS)
     await operator.settle()
-    respec(cluster, auth=None, speculation={"method": "NGram"})
+    respec(cluster, auth=None, speculation={"method": "EAGLE"})
     await operator.settle()
     assert operator.condition("Ready")["reason"] == "UnsupportedByRuntime"
     assert live_config(operator)["probe_key_digests"] != []

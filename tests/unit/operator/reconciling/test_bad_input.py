@@ -69,7 +69,7 @@ async def test_a_webhook_that_is_away_is_told_and_passes() -> None:
 
 async def test_what_serves_is_watched_while_a_newer_spec_is_refused() -> None:
     operator = await served()
-    respec(operator.cluster, speculation={"method": "NGram"})
+    respec(operator.cluster, speculation={"method": "EAGLE"})
     await operator.turn()
     assert operator.condition("Available")["status"] == "True"
     live = operator.cluster.the(DEPLOYMENT)["status"]

@@ -93,7 +93,7 @@ async def test_the_condition_stays_across_restarts_and_goes_with_the_autoscaler(
 
 async def test_the_condition_is_kept_while_the_spec_is_refused() -> None:
     operator = await contested(autoscaler(OURS))
-    respec(operator.cluster, speculation={"method": "NGram"})
+    respec(operator.cluster, speculation={"method": "EAGLE"})
     await operator.settle()
     assert operator.condition("Ready")["reason"] == "UnsupportedByRuntime"
     assert operator.condition("AutoscalerConflict")["status"] == "True"

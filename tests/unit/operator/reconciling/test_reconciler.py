@@ -258,14 +258,14 @@ async def test_a_stored_spec_that_cannot_be_read_is_told_and_what_runs_runs_on()
 async def test_what_the_runtime_cannot_do_is_refused_by_name_and_the_last_good_pods_serve_on() -> None:
     operator = await served()
     before = operator.cluster.the(DEPLOYMENT)
-    respec(operator.cluster, speculation={"method": "NGram"})
+    respec(operator.cluster, speculation={"method": "EAGLE"})
     await operator.turn()
     ready = operator.condition("Ready")
     assert (ready["status"], ready["reason"]) == ("False", "UnsupportedByRuntime")
-    assert "speculation=NGram" in ready["message"]
+    assert "speculation=EAGLE" in ready["message"]
     assert operator.condition("Stalled")["reason"] == "UnsupportedByRuntime"
     assert operator.condition("Available")["status"] == "True"
-    assert operator.cluster.the(LLM_DEPLOYMENT)["status"]["plan"]["requires"] == ["speculation=NGram"]
+    assert operator.cluster.the(LLM_DEPLOYMENT)["status"]["plan"]["requires"] == ["speculation=EAGLE"]
     assert operator.cluster.the(DEPLOYMENT) == before
     assert operator.writes == [("apply", "LLMDeployment/status")]
     await operator.turn()
@@ -279,7 +279,7 @@ async def test_what_the_runtime_cannot_do_is_refused_by_name_and_the_last_good_p
 async def test_what_serves_is_repaired_and_scaled_while_a_newer_spec_is_refused() -> None:
     operator = await served()
     template = operator.cluster.the(DEPLOYMENT)["spec"]["template"]
-    respec(operator.cluster, speculation={"method": "NGram"}, replicas=3)
+    respec(operator.cluster, speculation={"method": "EAGLE"}, replicas=3)
     operator.cluster.remove(DEPLOYMENT, "demo")
     await operator.settle()
     repaired = operator.cluster.the(DEPLOYMENT)["spec"]
@@ -288,7 +288,7 @@ async def test_what_serves_is_repaired_and_scaled_while_a_newer_spec_is_refused(
 
 
 async def test_a_first_spec_that_cannot_be_run_makes_nothing() -> None:
-    operator = FakeOperator(world(manifest(speculation={"method": "NGram"})))
+    operator = FakeOperator(world(manifest(speculation={"method": "EAGLE"})))
     await operator.turn()
     assert operator.condition("Ready")["reason"] == "UnsupportedByRuntime"
     assert operator.writes == [("apply", "LLMDeployment/status")]

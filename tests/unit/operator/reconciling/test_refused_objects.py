@@ -230,7 +230,7 @@ async def test_a_field_that_only_the_answers_causes_name_is_in_the_message() -> 
 async def test_a_policy_that_is_refused_does_not_hold_what_serves_while_the_spec_has_no_plan() -> None:
     operator = await served()
     operator.cluster.refusing["NetworkPolicy"] = INVALID
-    respec(operator.cluster, replicas=2, speculation={"method": "NGram"}, **PEERS)
+    respec(operator.cluster, replicas=2, speculation={"method": "EAGLE"}, **PEERS)
     await some_turns(operator)
     assert operator.condition("Ready")["reason"] == "UnsupportedByRuntime"
     assert replicas(operator) == 2

@@ -13,7 +13,7 @@ from millstream_operator.rendering.alerts import Alert, alerts
 from millstream_operator.rendering.companions import POD_MONITOR, PROMETHEUS_RULE, CompanionDefaults, monitors
 from millstream_operator.rendering.scaled_object import scaled_object
 from millstream_runtime.boot import BootLedger
-from millstream_runtime.engine.request import EngineStats
+from millstream_runtime.engine.request import EngineStats, SpeculationStats
 from millstream_runtime.server.operations.metrics import ServerMetrics
 from tests.support.llmdeployments import deployment
 
@@ -37,7 +37,9 @@ class StillEngine:
     @property
     def stats(self) -> EngineStats:
         fields = EngineStats.__dataclass_fields__
-        return EngineStats(**dict.fromkeys(fields, 1))
+        numbers: dict[str, Any] = dict.fromkeys(fields, 1)
+        numbers["speculation"] = SpeculationStats(1, 1, (1,), {"no_room": 1})
+        return EngineStats(**numbers)
 
 
 def exported() -> set[str]:

@@ -160,7 +160,7 @@ async def test_a_refused_spec_does_not_keep_a_failed_one_from_being_rolled_back(
     one = await served("ResourceAware")
     one.controller.failing["slow"] = ended("", restarts=0)
     await one.apply(**image("slow"))
-    await one.apply(speculation={"method": "NGram"})
+    await one.apply(speculation={"method": "EAGLE"})
     one.controller.failing["slow"] = CRASHED
     (pod,) = one.controller.pods()
     one.cluster.set_status(POD, pod["metadata"]["name"], pod["status"] | CRASHED)
@@ -173,7 +173,7 @@ async def test_what_was_rolled_back_under_a_refused_spec_is_announced_when_the_s
     one = await served("ResourceAware")
     one.controller.failing["slow"] = ended("", restarts=0)
     await one.apply(**image("slow"))
-    await one.apply(speculation={"method": "NGram"})
+    await one.apply(speculation={"method": "EAGLE"})
     one.controller.failing["slow"] = CRASHED
     (pod,) = one.controller.pods()
     one.cluster.set_status(POD, pod["metadata"]["name"], pod["status"] | CRASHED)

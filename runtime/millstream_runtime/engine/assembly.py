@@ -1,0 +1,113 @@
+"""The parts of an engine, from its configuration and the loaded model, and what they have counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from millstream_runtime.config import DEFAULT_NGRAM_DRAFT_TOKENS, RuntimeConfig, SpeculationMethod
+from millstream_runtime.engine.ending import Ending
+from millstream_runtime.engine.execution.execution_mode import Execution
+from millstream_runtime.engine.execution.last_tokens import LastTokens
+from millstream_runtime.engine.execution.model_runner import ModelRunner
+from millstream_runtime.engine.execution.rank_group import LoadedModel
+from millstream_runtime.engine.execution.step_input import StepInput, ZeroBlocks
+from millstream_runtime.engine.kv.prefix_root import prefix_root
+from millstream_runtime.engine.request import EngineStats
+from millstream_runtime.engine.sampling.token_counts import TokenCounts
+from millstream_runtime.engine.scheduling.block_manager import BlockManager
+from millstream_runtime.engine.scheduling.hybrid_block_manager import make_block_manager
+from millstream_runtime.engine.scheduling.scheduler import Scheduler
+from millstream_runtime.engine.scheduling.sequence import Sequence
+from millstream_runtime.engine.speculation.drafter import Drafter
+from millstream_runtime.engine.speculation.drafting import Drafting, Skip
+from millstream_runtime.engine.speculation.ngram import NGramDrafter
+from millstream_runtime.logs import log
+from millstream_runtime.models.config.model_config import ModelConfig
+from millstream_runtime.models.loading.checkpoint_digest import checkpoint_digest
+
+
+def make_blocks(config: RuntimeConfig, loaded: LoadedModel, model: ModelConfig, num_ranks: int) -> BlockManager:
+    """Return the block tables over the loaded model's pool. `model`: as this engine applies it."""
+    root = b""
+    if config.enable_prefix_caching:
+        digest, dtype = checkpoint_digest(Path(config.model)), loaded.shard_config.dtype
+        block, stored = config.block_size_tokens, config.kv_cache_dtype
+        root = prefix_root(digest, model, dtype, block, num_ranks, loaded.layout, stored)
+    return make_block_manager(
+        loaded.layout.windows,
+        loaded.pool.num_blocks,
+        config.block_size_tokens,
+        config.max_num_seqs,
+        lookahead_tokens=config.max_num_batched_tokens,
+        enable_prefix_caching=config.enable_prefix_caching,
+        prefix_root=root,
+    )
+
+
+def make_runner(
+    config: RuntimeConfig,
+    loaded: LoadedModel,
+    model: ModelConfig,
+    broadcast: Callable[[StepInput | ZeroBlocks], None],
+) -> ModelRunner:
+    """Return what computes steps, on all ranks."""
+    device = loaded.forward.device
+    return ModelRunner(
+        loaded.forward,
+        model.eos_token_ids,
+        loaded.shard_config.policy,
+        broadcast,
+        TokenCounts(config.max_num_seqs, device),
+        LastTokens(config.max_num_seqs, device) if loaded.execution.overlapped else None,
+    )
+
+
+def make_drafting(
+    config: RuntimeConfig, drafter: Drafter | None, execution: Execution, model: ModelConfig, ending: Ending
+) -> Drafting | None:
+    """Return what decides which requests draft; None without speculation. `drafter`: None is what `config` says."""
+    if drafter is None and config.speculation_method is SpeculationMethod.DISABLED:
+        return None
+    blocked = _blocked(execution)
+    if blocked is not None:
+        log.warning("speculation_blocked", reason=blocked.value)
+
+    def most_tokens(sequence: Sequence) -> int:
+        at_same_angles = model.tokens_at_same_angles(len(sequence.token_ids))
+        return min(ending.tokens_left(sequence), at_same_angles + 1)
+
+    most_drafts = config.draft_tokens or DEFAULT_NGRAM_DRAFT_TOKENS
+    return Drafting(drafter or NGramDrafter(), most_drafts, model.vocab_size, most_tokens, blocked)
+
+
+def engine_stats(
+    num_requests: int,
+    scheduler: Scheduler,
+    blocks: BlockManager,
+    drafting: Drafting | None,
+    *,
+    steps_total: int,
+    last_step_tokens: int,
+) -> EngineStats:
+    """Return a snapshot between two steps. `num_requests`: running and waiting."""
+    return EngineStats(
+        num_requests_running=num_requests - scheduler.num_waiting,
+        num_requests_waiting=scheduler.num_waiting,
+        kv_blocks_total=blocks.num_blocks,
+        kv_blocks_used=blocks.num_blocks - blocks.num_free_blocks,
+        block_size_tokens=blocks.block_size_tokens,
+        num_preemptions_total=scheduler.num_preemptions_total,
+        steps_total=steps_total,
+        last_step_tokens=last_step_tokens,
+        recomputed_tokens_total=scheduler.recomputed_tokens_total,
+        prefix_cache_queried_tokens_total=scheduler.queried_tokens_total,
+        prefix_cache_hit_tokens_total=scheduler.hit_tokens_total,
+        speculation=None if drafting is None else drafting.stats(),
+    )
+
+
+def _blocked(execution: Execution) -> Skip | None:
+    if execution.overlapped:
+        return Skip.OVERLAPPED
+    return None if execution.recorder is None else Skip.GRAPHS

@@ -1,0 +1,166 @@
+"""Which requests draft in a step, what they may draft, and the count of all that.
+
+    Drafter.propose -> Drafting.propose -> Scheduler.plan -> a check is computed and sampled -> Drafting.count
+
+A step without drafts is always right, so whatever stands against drafting ends in one, with a reason that is counted.
+No torch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from enum import StrEnum
+
+from millstream_runtime.engine.request import SpeculationStats
+from millstream_runtime.engine.scheduling.scheduler import MOST_DRAFTING_REQUESTS
+from millstream_runtime.engine.scheduling.sequence import Sequence
+from millstream_runtime.engine.speculation.drafter import Drafter
+from millstream_runtime.logs import log
+
+STEPS_WITHOUT_DRAFTS = 64  # after a step for which there was no memory
+
+
+class Skip(StrEnum):
+    """Why a decode of a step has no drafts."""
+
+    OVERLAPPED = "overlapped"  # the step is planned before the last token is known
+    GRAPHS = "graphs"  # recorded for one token per request
+    BATCH_SIZE = "batch_size"
+    LOGITS_PROCESSORS = "logits_processors"
+    AT_LIMIT = "at_limit"  # one token is left, or the next is the first at other rotary angles
+    NO_PROPOSAL = "no_proposal"
+    NO_ROOM = "no_room"  # of the token budget or of KV blocks
+    NOT_FINITE = "not_finite"  # an earlier check of the request gave NaN
+    OUT_OF_MEMORY = "out_of_memory"
+    DRAFTER_FAILED = "drafter_failed"
+
+
+Proposed = dict[Sequence, list[int]]
+
+
+class Drafting:
+    """See above. `blocked`: why no step of this engine drafts; None: they may."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        max_draft_tokens: int,
+        vocab_size: int,
+        most_tokens: Callable[[Sequence], int],
+        blocked: Skip | None = None,
+    ) -> None:
+        """`most_tokens(sequence)`: how many more tokens may come of it before it ends or its keys become stale."""
+        self._drafter, self._max_draft_tokens, self._vocab_size = drafter, max_draft_tokens, vocab_size
+        self._most_tokens = most_tokens
+        self._blocked = blocked
+        self._steps_to_wait = 0
+        self._refused: set[Sequence] = set()
+        self._skipped: Counter[Skip] = Counter()
+        self._num_checks = self._num_draft_tokens = 0
+        self._accepted_per_position = [0] * max_draft_tokens
+
+    def propose(self, running: Iterable[Sequence]) -> Proposed:
+        """Return drafts for those decodes that may have some in the next step."""
+        decodes = [
+            one
+            for one in running
+            if one.num_uncomputed_tokens == 1 and not one.is_complete and not one.request.is_heartbeat
+        ]
+        if not decodes:
+            return {}
+        reason = self._reason_of_step(len(decodes))
+        if reason is not None:
+            self._skipped[reason] += len(decodes)
+            return {}
+        wanted: dict[Sequence, int] = {}
+        for one in decodes:
+            most, reason = self._most_drafts(one)
+            if reason is None:
+                wanted[one] = most
+            else:
+                self._skipped[reason] += 1
+        return self._ask(wanted) if wanted else {}
+
+    def left_out(self, proposed: Proposed, planned: Proposed) -> None:
+        """Count the proposals for which a step has no room."""
+        self._skipped[Skip.NO_ROOM] += len(proposed) - len(planned)
+
+    def count(self, drafts: Seq[int], num_accepted: int) -> None:
+        """Count a check that was read."""
+        self._num_checks += 1
+        self._num_draft_tokens += len(drafts)
+        for position in range(num_accepted):
+            self._accepted_per_position[position] += 1
+
+    def refuse(self, sequence: Sequence) -> None:
+        """Its check gave numbers that are not finite: it drafts no more."""
+        self._refused.add(sequence)
+        log.warning("check_not_finite", request_id=sequence.request.request_id)
+
+    def wait(self) -> None:
+        """There was no memory for a step with drafts."""
+        self._steps_to_wait = STEPS_WITHOUT_DRAFTS
+
+    def forget(self, sequence: Sequence) -> None:
+        """The request has ended."""
+        self._refused.discard(sequence)
+        self._call(lambda: self._drafter.forget(sequence))
+
+    def stats(self) -> SpeculationStats:
+        """Totals since the start."""
+        return SpeculationStats(
+            self._num_checks,
+            self._num_draft_tokens,
+            tuple(self._accepted_per_position),
+            {reason.value: self._skipped[reason] for reason in Skip},
+        )
+
+    def _reason_of_step(self, num_decodes: int) -> Skip | None:
+        if self._blocked is not None:
+            return self._blocked
+        if self._steps_to_wait:
+            self._steps_to_wait -= 1
+            return Skip.OUT_OF_MEMORY
+        return Skip.BATCH_SIZE if num_decodes > MOST_DRAFTING_REQUESTS else None
+
+    def _most_drafts(self, sequence: Sequence) -> tuple[int, Skip | None]:
+        if sequence in self._refused:
+            return 0, Skip.NOT_FINITE
+        if not all(getattr(one, "follows_generated_ids", False) for one in sequence.processors):
+            return 0, Skip.LOGITS_PROCESSORS
+        most = min(self._max_draft_tokens, self._most_tokens(sequence) - 1)  # behind the drafts comes one more token
+        return most, None if most > 0 else Skip.AT_LIMIT
+
+    def _ask(self, wanted: dict[Sequence, int]) -> Proposed:
+        answer: Proposed = {}
+
+        def ask() -> None:
+            for sequence, drafts in self._drafter.propose(wanted).items():
+                answer[sequence] = self._usable(drafts, wanted.get(sequence, 0))
+
+        self._call(ask)
+        proposed = {one: answer[one] for one in wanted if answer.get(one)}
+        skip = Skip.DRAFTER_FAILED if self._blocked is Skip.DRAFTER_FAILED else Skip.NO_PROPOSAL
+        self._skipped[skip] += len(wanted) - len(proposed)
+        return proposed
+
+    def _usable(self, drafts: Seq[int], most: int) -> list[int]:
+        """The drafts before the first that is no token of the model: it would be looked up in the embedding."""
+        usable: list[int] = []
+        for token_id in drafts[:most]:
+            if type(token_id) is not int or not 0 <= token_id < self._vocab_size:
+                break
+            usable.append(token_id)
+        return usable
+
+    def _call(self, function: Callable[[], None]) -> None:
+        """Call the drafter. Drafting ends with its first error, and no request does."""
+        if self._blocked is Skip.DRAFTER_FAILED:
+            return
+        try:
+            function()
+        except Exception as error:
+            self._blocked = Skip.DRAFTER_FAILED
+            log.warning("drafter_failed", error=type(error).__name__)  # its message might quote a request

@@ -1,0 +1,85 @@
+"""Drafters that know answers, and drafters that mean harm."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Seq
+
+from millstream_runtime.engine.request import Request
+from millstream_runtime.engine.scheduling.sequence import Sequence
+
+
+class EachAlone:
+    """Proposes for each request by itself: `guess(sequence, most)`."""
+
+    def __init__(self, guess: Callable[[Sequence, int], Seq[int]]) -> None:
+        self._guess = guess
+
+    def propose(self, wanted: Mapping[Sequence, int]) -> Mapping[Sequence, Seq[int]]:
+        return {one: self._guess(one, most) for one, most in wanted.items()}
+
+    def forget(self, sequence: Sequence) -> None:
+        pass
+
+
+class OftenRight(EachAlone):
+    """Knows the answers of some prompts, and proposes a part of them: as they are, or with a mistake somewhere.
+
+    Of what it does not know it proposes anything, also ids that no vocabulary has.
+    """
+
+    def __init__(self, answers: Mapping[tuple[int, ...], list[int]], vocab_size: int, seed: int = 0) -> None:
+        super().__init__(self._often_right)
+        self._answers, self._vocab_size, self._rng = answers, vocab_size, random.Random(seed)
+
+    @classmethod
+    def about(cls, requests: Iterable[Request], answers: Mapping[str, list[int]], vocab_size: int) -> OftenRight:
+        """`answers`: by request id. Their prompts alone decide, so the same prompt under another id is known too."""
+        known = {tuple(one.prompt_token_ids): answers[one.request_id] for one in requests}
+        return cls(known, vocab_size)
+
+    def _often_right(self, sequence: Sequence, most: int) -> list[int]:
+        rng = self._rng
+        answer = self._answers.get(tuple(sequence.request.prompt_token_ids), [])
+        done = sequence.num_generated_tokens
+        drafts = answer[done : done + rng.randint(0, most)]
+        while len(drafts) < most and rng.random() < 0.5:
+            drafts.append(rng.randrange(self._vocab_size))
+        if drafts and rng.random() < 0.4:
+            drafts[rng.randrange(len(drafts))] = rng.choice([-1, self._vocab_size, rng.randrange(self._vocab_size)])
+        return drafts
+
+
+def always_right(answers: Mapping[tuple[int, ...], list[int]]) -> EachAlone:
+    """Proposes the whole answer, and more behind its end. `answers`: by prompt."""
+
+    def guess(sequence: Sequence, most: int) -> list[int]:
+        answer, done = answers[tuple(sequence.request.prompt_token_ids)], sequence.num_generated_tokens
+        return [*answer[done:], *([0] * most)][:most]
+
+    return EachAlone(guess)
+
+
+def always(token_id: int) -> EachAlone:
+    """Proposes the same token again and again."""
+    return EachAlone(lambda sequence, most: [token_id] * most)
+
+
+def always_wrong(answers: Mapping[tuple[int, ...], list[int]], vocab_size: int) -> EachAlone:
+    """Proposes the tokens that do not come. `answers`: by prompt."""
+
+    def guess(sequence: Sequence, most: int) -> list[int]:
+        answer, done = answers[tuple(sequence.request.prompt_token_ids)], sequence.num_generated_tokens
+        return [(token_id + 1) % vocab_size for token_id in answer[done : done + most]]
+
+    return EachAlone(guess)
+
+
+def failing(error: Exception) -> EachAlone:
+    """Raises."""
+
+    def guess(sequence: Sequence, most: int) -> list[int]:
+        raise error
+
+    return EachAlone(guess)
