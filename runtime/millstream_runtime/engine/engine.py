@@ -296,6 +296,8 @@ class Engine:
                 place += len(run)
                 continue
             one, place = sampled[place], place + 1
+            if sequence.has_bad_prompt_logprobs:
+                one = Sampled(None)
             if one.token_id is None:
                 sequence.has_bad_numbers = True
                 self._blocks.unpublish(sequence)

@@ -154,3 +154,18 @@ def test_others_do_not_notice_with_flash_attention(
 ) -> None:
     varlen_reference.use_reference(monkeypatch)
     test_others_do_not_notice("llama", mode, make_bad_engine, alone)
+
+
+def test_log_probabilities_of_a_prompt_that_are_no_numbers_end_the_request(
+    make_engine: MakeEngine, models: Models
+) -> None:
+    """Its windows have left the NaN behind by the first token, which is right; what was asked of the prompt is not."""
+    engine = make_engine(models.folder("mistral"), max_num_batched_tokens=16)
+    prompt = [random.Random(5).randrange(2, 90) for _ in range(100)]
+    engine.add_request(Request("sick", prompt, replace(greedy(2), prompt_logprobs=1)))
+    engine.step()
+    engine.step()
+    sequence = engine._sequences["sick"]
+    for layer in engine._runner._forward._cache.layers:
+        layer[sequence.block_table[(sequence.num_computed_tokens - 1) // 16]] = float("nan")
+    assert [(one.token_id, one.finish_reason) for one in run(engine)] == [(None, FinishReason.ERROR)]

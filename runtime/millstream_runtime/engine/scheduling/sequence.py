@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -131,6 +132,12 @@ class Sequence:
     def uses_prefix_cache(self) -> bool:
         """Whether cached blocks serve it. Prompt log-probabilities need every position; heartbeats leave no trace."""
         return not self.request.is_heartbeat and self.request.sampling.prompt_logprobs is None
+
+    @property
+    def has_bad_prompt_logprobs(self) -> bool:
+        """Whether one that goes with the first token is no number. A window may leave the NaN behind before that token."""
+        is_first = self.num_read_tokens == self.num_prompt_tokens
+        return is_first and any(one is not None and math.isnan(one.logprob) for one in self.prompt_logprobs)
 
     def prefill(self) -> Prefill:
         """What is reported of the prompt with the first token."""
