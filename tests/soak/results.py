@@ -14,6 +14,16 @@ Result = dict[str, Any]
 MANY = 50  # runs, from which on a share says something
 FOLDER = Path(__file__).resolve().parent / "results"
 OPERATOR = (":/operator", ":/crds", ":/charts")  # what was run, by git's paths
+MET = (  # by enough schedules
+    "cancelled",
+    "given up",
+    "preemptions",
+    "prefix hit tokens",
+    "replayed steps",
+    "cut prompts",
+    "drafts that stood",
+    "drafts that fell",
+)
 RUNTIME = (":/runtime", ":/tests/soak/schedules")
 SHOWN = 5  # transitions that differ, in full; all of them are in the JSON
 
@@ -107,7 +117,7 @@ def _schedules(result: Result) -> list[str]:
         met = result["schedules_that_met"]
         failures += [
             f"{met.get(name, 0)} of {result['runs']} schedules met {name}, too few to say something"
-            for name in ("cancelled", "given up", "preemptions", "prefix hit tokens", "replayed steps", "cut prompts")
+            for name in MET
             if met.get(name, 0) < result["runs"] / 50
         ]
     return failures

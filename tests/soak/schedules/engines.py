@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from millstream_runtime.config import Device, RuntimeConfig
+from millstream_runtime.config import Device, RuntimeConfig, SpeculationMethod
 from millstream_runtime.distributed.leader import Leader
 from millstream_runtime.engine import engine as engine_module
 from millstream_runtime.engine.engine import Engine
@@ -20,17 +20,21 @@ from millstream_runtime.engine.execution import graphs, shard
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.recorders import Recorder
 from millstream_runtime.engine.scheduling.sequence import Sequence
+from millstream_runtime.engine.speculation import drafting
+from millstream_runtime.engine.speculation.drafter import Drafter
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
 from tests.soak.schedules.schedule import Schedule
-from tests.soak.schedules.tiny_models import MODELS, write_model
+from tests.soak.schedules.tiny_models import MODELS, VOCABULARY, write_model
 from tests.support import varlen_reference
 from tests.support.crowded import crowd
+from tests.support.drafters import OftenRight
 from tests.support.eager_recorder import EagerRecorder
 from tests.support.small_pool import small_pools
 from tests.support.tape_recorder import TapeRecorder
 
 POOL_BYTES = 1 << 20
+DRAFTS: dict[str, Any] = {"speculation_method": SpeculationMethod.N_GRAM}  # its place is taken by a drafter that knows
 
 
 class CountedSequence(Sequence):
@@ -68,7 +72,15 @@ class Engines:
         if self._pair is not None:
             self._pair.close()
 
-    def make(self, model: str, *, execution: Execution | None = None, ranks: int = 1, **config: Any) -> Engine:
+    def make(
+        self,
+        model: str,
+        *,
+        execution: Execution | None = None,
+        drafter: Drafter | None = None,
+        ranks: int = 1,
+        **config: Any,
+    ) -> Engine:
         """Make an engine on a pool of POOL_BYTES, unless `small_pools` holds."""
         folder, _ = write_model(model, self.root)
         settings = {"kv_cache_memory_bytes": POOL_BYTES, "tensor_parallel_size": ranks} | config
@@ -80,21 +92,27 @@ class Engines:
                 lambda phase, message: None,
                 rank_group=self._two_ranks() if ranks > 1 else None,
                 execution=execution,
+                drafter=drafter,
             )
 
     @contextmanager
-    def of_schedule(self, schedule: Schedule, longest_tokens: int) -> Iterator[Engine]:
-        """The engine of a schedule, whose longest request has `longest_tokens`."""
-        settings = schedule.settings
+    def of_schedule(
+        self, schedule: Schedule, longest_tokens: int, answers: Mapping[tuple[int, ...], list[int]]
+    ) -> Iterator[Engine]:
+        """The engine of a schedule, whose longest request has `longest_tokens`. `answers`: by prompt, for drafts."""
+        settings, drafts = schedule.settings, schedule.settings.max_draft_tokens
         with pytest.MonkeyPatch.context() as patch, small_pools(longest_tokens, settings.spare_blocks):
             patch.setattr(graphs, "MEETINGS_BEFORE_RECORDING", 2)  # so that short answers reach what a load reaches
+            patch.setattr(drafting, "MOST_DRAFTING_REQUESTS", settings.max_num_seqs)
             patch.setattr(engine_module, "Sequence", CountedSequence)
             if settings.reads_in_place:
                 varlen_reference.use_reference(patch)
             engine = self.make(
                 settings.model,
                 execution=_execution(settings.execution, has_experts=MODELS[settings.model].has_experts),
+                drafter=OftenRight(answers, VOCABULARY, schedule.seed) if drafts is not None else None,
                 ranks=2 if settings.execution == "on two ranks" else 1,
+                **({} if drafts is None else DRAFTS | {"max_draft_tokens": drafts}),
                 block_size_tokens=settings.block_size_tokens,
                 max_num_seqs=settings.max_num_seqs,
                 max_num_batched_tokens=settings.max_num_batched_tokens,

@@ -55,11 +55,11 @@ class Client:
 
 def run_schedule(schedule: Schedule, engines: Engines, catalogue: Catalogue) -> Findings:
     """Run a schedule to its end, and look at what is left."""
-    for one in schedule.actions:
-        if isinstance(one, Arrive):
-            catalogue.alone(one.request)  # before the engine is there, and what is replaced for it
+    asked = {one.request for one in schedule.actions if isinstance(one, Arrive)}
+    # Before the engine is there, and what is replaced for it.
+    answers = {tuple(catalogue.request(one).prompt_token_ids): catalogue.alone(one).token_ids for one in asked}
     longest = longest_tokens(schedule, catalogue)
-    with engines.of_schedule(schedule, longest) as engine:
+    with engines.of_schedule(schedule, longest, answers) as engine:
         run = ScheduleRun(schedule, engine, catalogue)
         if any(isinstance(one, NoMemory) for one in schedule.actions):
             run.short = ShortOfMemory(engine, MemoryError)
@@ -279,6 +279,11 @@ class ScheduleRun:
         if self._settings.execution != "on two ranks":
             for text in wrong_blocks(engine, self._known()):
                 findings.add(Kind.CONTENTS, text)
+        if stats.speculation is not None:
+            findings.counts["drafts that stood"] += stats.speculation.num_accepted_tokens
+            findings.counts["drafts that fell"] += (
+                stats.speculation.num_draft_tokens - stats.speculation.num_accepted_tokens
+            )
         findings.counts["preemptions"] += stats.num_preemptions_total
         findings.counts["prefix hit tokens"] += stats.prefix_cache_hit_tokens_total
         findings.counts["replayed steps"] += engine.graphs.replayed_steps if engine.graphs is not None else 0

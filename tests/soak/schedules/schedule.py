@@ -20,6 +20,8 @@ EXECUTIONS = {
     "on two ranks": 0,  # two processes: see TWO_RANKS_SHARE
 }  # how often each is drawn
 TWO_RANKS_SHARE = 0.01
+DRAFTING = ("plain", "on two ranks")  # steps of the others have no drafts yet
+DRAFTING_SHARE = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Settings:
         crowded_tokens: of prompts that a step computes beside others; None: as the pace says.
         is_paced: whether the time of steps bounds the prompts in them, as on a CPU.
         reads_in_place: whether attention takes the path of FlashAttention.
+        max_draft_tokens: that a decode checks, some right and some wrong; None: no drafts.
     """
 
     model: str
@@ -45,6 +48,7 @@ class Settings:
     crowded_tokens: int | None = None
     is_paced: bool = False
     reads_in_place: bool = False
+    max_draft_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +144,9 @@ def _draw_settings(rng: random.Random, name: str, model: TinyModel) -> Settings:
         reads_in_place=model.has_plain_attention and rng.random() < 0.2,
     )
     if model.can_split and rng.random() < TWO_RANKS_SHARE:
-        return replace(settings, execution="on two ranks", reads_in_place=False)
+        settings = replace(settings, execution="on two ranks", reads_in_place=False)
+    if settings.execution in DRAFTING and rng.random() < DRAFTING_SHARE:
+        settings = replace(settings, max_draft_tokens=rng.choice((1, 2, 3, 4, 8, 16)))
     return settings
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.soak.load import percentile
-from tests.soak.results import missed
+from tests.soak.results import MET, missed
 
 FAILURE = {"scenario": "create", "fault": "500", "number": 3, "struck": "PATCH /x", "differences": ["no Service"]}
 GOOD: dict[str, dict[str, Any]] = {
@@ -17,9 +17,7 @@ GOOD: dict[str, dict[str, Any]] = {
         "runs": 100,
         "equal": 100,
         "wrong": {},
-        "schedules_that_met": dict.fromkeys(
-            ("cancelled", "given up", "preemptions", "prefix hit tokens", "replayed steps", "cut prompts"), 5
-        ),
+        "schedules_that_met": dict.fromkeys(MET, 5),
         "failures": [],
         "crashes": [],
     },

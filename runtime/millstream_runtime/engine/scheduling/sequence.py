@@ -135,7 +135,7 @@ class Sequence:
 
     @property
     def has_bad_prompt_logprobs(self) -> bool:
-        """Whether one that goes with the first token is no number. A window may leave the NaN behind before that token."""
+        """Whether one of those that go with the first token is no number; windows may have left that NaN behind."""
         is_first = self.num_read_tokens == self.num_prompt_tokens
         return is_first and any(one is not None and math.isnan(one.logprob) for one in self.prompt_logprobs)
 
