@@ -104,7 +104,7 @@ class ScheduleRun:
         self._running: dict[str, Client] = {}
         self._all: list[Client] = []
         self._num_given_up = 0
-        self._left_in_this_step: set[str] = set()  # clients that went after one of its outputs
+        self._left_in_this_step: dict[str, Client] = {}  # who went after one of its outputs
 
     # Actions
 
@@ -194,7 +194,10 @@ class ScheduleRun:
 
     def _receive(self, output: TokenOutput) -> None:
         if output.request_id in self._left_in_this_step:
-            return  # the engine had given it all of the step's outputs before its client left
+            # The engine had given all of the step's outputs before the client left, and has cached their blocks.
+            if output.token_id is not None:
+                self._left_in_this_step[output.request_id].tokens.append(output.token_id)
+            return
         client = self._running.get(output.request_id)
         if client is None:
             self.findings.add(Kind.ANSWER, f"{output.request_id} has an output after its end")
@@ -206,7 +209,7 @@ class ScheduleRun:
         if output.finish_reason is not None:
             del self._running[output.request_id]
         elif client.arrival.leaves_after == len(client.tokens):
-            self._left_in_this_step.add(output.request_id)
+            self._left_in_this_step[output.request_id] = client
             self._cancel(output.request_id)
 
     def _given_up(self, client: Client, output: TokenOutput) -> None:
