@@ -38,10 +38,7 @@ def boot_config(
     Raises:
         InvalidConfigError: never for a plan that the planner made; the bounds of the API are the runtime's own.
     """
-    engine, speculation = plan.engine, plan.speculation
-    # A plan with a method that no runtime has is refused, not applied.
-    known = speculation.method in [*SpeculationMethod]
-    method = SpeculationMethod(speculation.method) if known else SpeculationMethod.DISABLED
+    engine, method = plan.engine, _speculation_method(plan)
     boot = BootConfig(
         model=posixpath.join(model_root, plan.model_path),
         served_model_name=plan.served_name,
@@ -54,7 +51,7 @@ def boot_config(
         enable_hybrid_kv_cache_manager=engine.hybrid_kv_cache_manager,
         kv_cache_dtype=_kv_cache_dtype(plan),
         speculation_method=method,
-        max_draft_tokens=speculation.max_draft_tokens if method is not SpeculationMethod.DISABLED else None,
+        max_draft_tokens=plan.speculation.max_draft_tokens if method is not SpeculationMethod.DISABLED else None,
         drain_timeout_seconds=plan.drain_timeout_seconds,
         api_keys_file=api_keys_path(plan.api_keys),
         host=host,
@@ -69,6 +66,12 @@ def _kv_cache_dtype(plan: Plan) -> KVCacheDType:
     """Of a GPU always that of the model: a plan with another is never applied (`requires`), and older operators, which
     rendered none, have stored such plans."""
     return _KV_CACHE_DTYPES[plan.kv_cache] if plan.accelerator is AcceleratorType.CPU else KVCacheDType.AUTO
+
+
+def _speculation_method(plan: Plan) -> SpeculationMethod:
+    """None on a GPU, likewise, and none that this runtime lacks."""
+    is_known = plan.accelerator is AcceleratorType.CPU and plan.speculation.method in [*SpeculationMethod]
+    return SpeculationMethod(plan.speculation.method) if is_known else SpeculationMethod.DISABLED
 
 
 def live_config(spec: LLMDeploymentSpec, probe_key_digests: tuple[str, ...] = ()) -> LiveConfig:
