@@ -233,6 +233,13 @@ class MeasuredStep(_Closed):
     step_microseconds: int
 
 
+class Kernel(_Closed):
+    """What computes one part of the engine, and why."""
+
+    backend: str
+    reason: str
+
+
 class Readiness(_Closed):
     """The answer of /ready, also with 503. What is not known is left out."""
 
@@ -248,6 +255,8 @@ class Readiness(_Closed):
     progress: Progress = Progress(done_bytes=0, total_bytes=0)
     eta_seconds: float = 0.0
     memory: dict[str, int] = Field(default_factory=dict)
+    kv_cache_dtype: str = ""
+    kernels: dict[str, Kernel] = Field(default_factory=dict)
     threads: list[Threads] = Field(default_factory=list)
     api_keys_problem: str = ""
     step_times: list[MeasuredStep] = Field(default_factory=list)

@@ -33,6 +33,7 @@ class StillEngine:
     restarts_total = 0
     topology = None
     memory = None
+    kernels = ()
 
     @property
     def stats(self) -> EngineStats:
