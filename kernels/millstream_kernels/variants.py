@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from millstream_kernels.attention.decode import decode_variants
 from millstream_kernels.attention.prefill import prefill_variants
+from millstream_kernels.elementwise.gated_activation import gated_activation_variants
+from millstream_kernels.elementwise.rms_norm import rms_norm_variants
 from millstream_kernels.variant import Variant
 
-VARIANTS: tuple[Variant, ...] = (*decode_variants(), *prefill_variants())
+VARIANTS: tuple[Variant, ...] = (
+    *decode_variants(),
+    *prefill_variants(),
+    *rms_norm_variants(),
+    *gated_activation_variants(),
+)
