@@ -21,9 +21,11 @@ from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution import graphs, shard
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.request import FinishReason, Request, TokenOutput
+from millstream_runtime.engine.speculation import drafting
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.quality.scored_model import ScoredModel
 from tests.support.crowded import crowd
+from tests.support.drafters import OftenRight
 from tests.support.eager_recorder import EagerRecorder
 from tests.support.engines import MakeEngine, generate, greedy
 from tests.support.family_cases import CASES, dense
@@ -166,6 +168,31 @@ def test_a_request_is_answered_as_if_it_were_alone(
     assert (len(engine._blocks.windows) > 1) == (model == GROUPED)
     assert run(engine) == alone(model, stored)
     assert engine.graphs is None or engine.graphs.replayed_steps > 0
+
+
+@pytest.mark.parametrize("way", ["together", "prefix hits", "small chunks beside answers", "preempted"])
+@pytest.mark.parametrize("stored", QUANTIZED)
+@pytest.mark.parametrize("model", MODELS)
+def test_drafts_change_no_token(
+    model: str,
+    stored: KVCacheDType,
+    way: str,
+    folders: dict[str, Path],
+    make_engine: MakeEngine,
+    alone: Callable[[str, KVCacheDType], Answers],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A draft that falls leaves quantized keys and values behind, which the next token overwrites."""
+    monkeypatch.setattr(drafting, "MOST_DRAFTING_REQUESTS", 64)
+    run, settings, _ = WAYS[way]
+    expected = alone(model, stored)
+    drafter = OftenRight.about(make_requests(), expected, VOCABULARY)
+    engine = make_engine(folders[model], drafter=drafter, **settings_for(model, stored), **settings)
+    assert (len(engine._blocks.windows) > 1) == (model == GROUPED)
+    assert run(engine) == expected
+    counts = engine.stats().speculation
+    assert counts is not None
+    assert 0 < counts.num_accepted_tokens < counts.num_draft_tokens
 
 
 @pytest.fixture(scope="module")
