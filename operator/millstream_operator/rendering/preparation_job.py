@@ -17,7 +17,7 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.model import PersistentVolumeClaimSource
-from millstream_operator.api.optimization import Dataset, QualityGate, decimal
+from millstream_operator.api.optimization import Dataset, KVCacheMethod, QualityGate, decimal
 from millstream_operator.catalog.inspected_model import InspectedModel
 from millstream_operator.planning.made_model import digest, made_method, named_source
 from millstream_operator.planning.model_path import BASE_FOLDER, base_path, model_path
@@ -85,12 +85,20 @@ def steps_of(owner: LLMDeployment, path: str, revision: str | None) -> tuple[Ste
             "base": named_source(owner, gate.base, None) if gate.base is not None else None,
             "gate": gate.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"mode", "base"}),
         }
+        if (kv_cache := _quantized_kv_cache(owner)) is not None:  # absent: the names of verdicts on record stay
+            named["kvCache"] = kv_cache.value
         found.append(Step(StepKind.JUDGE, digest(named)))
     return tuple(found)
 
 
 def gate_of(owner: LLMDeployment) -> QualityGate | None:
     return owner.spec.quantization.quality_gate if owner.spec.quantization is not None else None
+
+
+def _quantized_kv_cache(owner: LLMDeployment) -> KVCacheMethod | None:
+    """Return the format of 8-bit keys and values; None where they are stored as the model computes."""
+    asked = owner.spec.quantization.kv_cache if owner.spec.quantization is not None else None
+    return asked if asked in (KVCacheMethod.FP8, KVCacheMethod.INT8) else None
 
 
 def preparation_job(
@@ -162,6 +170,8 @@ def _judge(owner: LLMDeployment, plan: Plan, source: InspectedModel | None) -> t
         files = together(files, made_files(owner))
     # Worst answers side by side are generated token by token, and the record keeps figures alone.
     flags = [f"--data={dataset}", *_limits(gate), "--worst=0", "--device=cpu"]
+    if (kv_cache := _quantized_kv_cache(owner)) is not None:
+        flags.append(f"--candidate-kv-cache-dtype={kv_cache.value.lower()}")
     return ["quality", base, candidate, *flags], together(files, data)
 
 

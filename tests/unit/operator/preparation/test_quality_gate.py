@@ -53,6 +53,27 @@ async def test_what_was_made_is_compared_with_its_source_by_the_limits_of_the_sp
     ]
 
 
+@pytest.mark.parametrize(("asked", "flags"), [("INT8", ["int8"]), ("FP8", ["fp8"]), ("None", []), ("Auto", [])])
+async def test_the_gate_judges_the_kv_cache_that_the_pods_will_have(asked: str, flags: list[str]) -> None:
+    quantization = MADE["quantization"] | {"kvCache": asked}
+    operator = await preparing("quality", model=MADE["model"], quantization=quantization)
+    name = "--candidate-kv-cache-dtype="
+    assert [word.removeprefix(name) for word in the_arguments(operator) if word.startswith(name)] == flags
+
+
+async def test_another_format_of_the_kv_cache_is_judged_before_it_serves() -> None:
+    operator = await served(manifest(**MADE))
+    before = operator.cluster.the(DEPLOYMENT)["spec"]["template"]
+    respec(operator.cluster, quantization=MADE["quantization"] | {"kvCache": "INT8"})
+    await until(operator, "quality")
+    await failed_gate(operator)
+    assert operator.condition("ModelReady")["reason"] == "QualityGateFailed"
+    assert operator.cluster.the(DEPLOYMENT)["spec"]["template"] == before
+    respec(operator.cluster, quantization=MADE["quantization"])
+    await operator.settle(inspected="no Job is started")
+    assert operator.condition("Ready")["status"] == "True", "the verdict of the weights alone is on record"
+
+
 def the_arguments(operator: FakeOperator) -> list[str]:
     (found,) = [arguments(job) for job in operator.cluster.all(JOB)]
     return found
