@@ -85,6 +85,11 @@ def as_made(spec: LLMDeploymentSpec, facts: Facts) -> Facts:
     return replace(facts, shape=quantized, checkpoint_bytes=None, is_made=True)
 
 
+def as_four_bit(shape: ModelShape) -> ModelShape:
+    """Return the shape of what `millstream quantize --method awq` makes of a model of 16 or 32 bits."""
+    return replace(shape, quantization=CheckpointQuantization("AWQ", BITS["AWQ"], _group_size(shape)))
+
+
 def made_problem(spec: LLMDeploymentSpec, facts: Facts) -> str | None:
     """Return why the source cannot be quantized; None where it can, or is not to be."""
     stored = facts.shape.quantization if facts.shape is not None else None

@@ -19,6 +19,7 @@ from millstream_operator.api.spec import Accelerator, AcceleratorType
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part
 from millstream_operator.inventory.node_kinds import Inventory
 from millstream_operator.planning.choices.candidates import Question
+from millstream_operator.planning.choices.four_bit import may_advise, with_four_bits
 from millstream_operator.planning.choices.kv_layout import is_grouped, planned_cpu_memory
 from millstream_operator.planning.choices.outcome import Outcome, Problem, Stage
 from millstream_operator.planning.choices.placement import Choice, NoPlacement, choose_placement
@@ -33,7 +34,7 @@ from millstream_operator.planning.choices.waiting import search_in_order
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.fixes.nearest import nearest_fixes
 from millstream_operator.planning.left_out_nodes import plain_reasons, reasons, verdicts, with_sentences
-from millstream_operator.planning.made_model import as_made, asked_method, made_problem
+from millstream_operator.planning.made_model import as_four_bit, as_made, asked_method, made_problem
 from millstream_operator.planning.plan import EnginePlan, Infeasible, Plan, PlanDefaults, PlanReason
 from millstream_operator.planning.pod_resources import replica_resources
 from millstream_operator.planning.requires import refusal
@@ -131,6 +132,10 @@ def _decide_on_gpus(
         )
         return _with_fixes(infeasible, deployment, defaults, facts) if explain else infeasible
     planned = _planned(deployment, resolved, defaults, facts, choice, speculation)
+    if explain and may_advise(resolved, shape):
+        four_bits = without(replace(found.facts, shape=as_four_bit(shape)))
+        advised = with_four_bits(planned.rejected, choice.best, four_bits, facts.runtime)
+        planned = replace(planned, rejected=advised)
     if found.waits is not None:
         said = _left_out(facts, without if explain else None)
         return replace(planned, waits=True, reasons=(found.waits, *planned.reasons, *said))

@@ -16,6 +16,7 @@ from millstream_runtime.config import Capabilities
 
 SMALL_MODEL_PARAMETERS = 13_000_000_000
 NEEDS_QUANTIZED_CHECKPOINT = ("AWQ", "GPTQ", "GGUF")
+FOUR_BIT_SUMMARY = "AWQ weights"  # of the rejected alternative; `four_bit.py` puts figures in its place
 FOUR_BIT = ("AWQ", "GPTQ", "NF4", "RTN", "GGUF")
 
 
@@ -87,8 +88,8 @@ def quality_risk(resolved: ResolvedSpec, shape: ModelShape) -> str | None:
 
 def _four_bit(resolved: ResolvedSpec, shape: ModelShape) -> Rejected:
     if (why := quality_risk(resolved, shape)) is not None:
-        return Rejected("AWQ weights", f"4 bit costs quality with {why}; name quantization.method to have it.")
-    return Rejected("AWQ weights", "Needs a quantized checkpoint: name one as model.source.")
+        return Rejected(FOUR_BIT_SUMMARY, f"4 bit costs quality with {why}; name quantization.method to have it.")
+    return Rejected(FOUR_BIT_SUMMARY, "Needs a quantized checkpoint: name one as model.source.")
 
 
 def _warning(method: str, resolved: ResolvedSpec, shape: ModelShape) -> str:

@@ -89,6 +89,10 @@ CASES: dict[str, Case] = {
     ),
     "70b-h100-fp8-only-where-it-can": Case(LLAMA_70B, ("H100:8",), "tier: Mid", choosable=FIRST_RUNTIME),
     "70b-h100-fp8": Case(LLAMA_70B, ("H100:8",), "tier: Mid"),
+    # Four bits are shown with their figures where they may be had without a known loss, and never chosen.
+    "70b-fp16-a100-80gb-x4-four-bits-can-run": Case(LLAMA_70B, ("A100-80GB:4",), runtime=EVERYTHING),
+    "70b-fp16-a100-80gb-x4-code": Case(LLAMA_70B, ("A100-80GB:4",), "workload: {profile: Code}", runtime=EVERYTHING),
+    "14b-fp16-a100-80gb": Case("Qwen/Qwen2.5-14B-Instruct", ("A100-80GB:1",), runtime=EVERYTHING),
     "awq-asked-of-16-bit": Case(LLAMA_70B, ("A100-80GB:1",), "quantization: {method: AWQ}"),
     # Larger than a node, and MLA.
     "405b-bf16-two-nodes": Case(

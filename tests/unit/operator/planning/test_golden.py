@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from millstream_operator.api.plan_status import PlanStatus
-from millstream_operator.planning.plan import Infeasible, Plan
+from millstream_operator.planning.plan import Infeasible, Plan, Rejected
 from tests.unit.operator.planning.cases import CASES, Case
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -112,6 +112,34 @@ def test_what_the_runtime_lacks_is_not_chosen_by_itself() -> None:
 
 def test_four_bit_of_a_16_bit_source_needs_a_checkpoint_first() -> None:
     assert "quantizedCheckpoint" in planned("awq-asked-of-16-bit").requires
+
+
+def four_bits(name: str) -> Rejected:
+    (found,) = [line for line in planned(name).rejected if "AWQ" in line.summary]
+    return found
+
+
+def test_four_bits_that_save_gpus_are_shown_with_their_figures_and_how_to_have_them() -> None:
+    line = four_bits("70b-fp16-a100-80gb-x4-four-bits-can-run")
+    assert planned("70b-fp16-a100-80gb-x4-four-bits-can-run").quantization == "None", "not by itself"
+    assert (line.summary, line.gpus_per_replica) == ("1×A100-80GB TP1 AWQ", 1)
+    assert line.itl_microseconds is not None
+    assert "where the choice takes 4" in line.reason
+    for field in ("quantization.method AWQ", "quantization.calibration", "qualityGate"):
+        assert field in line.reason
+
+
+def test_what_the_runtime_cannot_run_is_not_advised() -> None:
+    reason = four_bits("70b-fp16-a100-80gb-x4").reason
+    assert "loads no AWQ weights on a GPU" in reason
+    assert "To have it" not in reason
+
+
+def test_four_bits_that_save_nothing_or_cost_quality_are_not_advised() -> None:
+    assert "as many GPUs per replica" in four_bits("14b-fp16-a100-80gb").reason
+    code = four_bits("70b-fp16-a100-80gb-x4-code")
+    assert (code.summary, code.gpus_per_replica) == ("AWQ weights", 0)
+    assert "profile Code" in code.reason
 
 
 def test_a_model_larger_than_a_node_is_cut_into_stages() -> None:
