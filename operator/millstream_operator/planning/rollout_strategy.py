@@ -33,3 +33,9 @@ def rollout_strategy(owner: LLMDeployment, plan: Mapping[str, Any], spare: bool 
         return asked
     on_cpu = not plan.get("gpusPerReplica")
     return AppliedStrategy.AVAILABILITY if on_cpu or spare is not False else AppliedStrategy.RESOURCE_AWARE
+
+
+def certainly_surges(owner: LLMDeployment, plan: Mapping[str, Any]) -> bool:
+    """Whether a rollout of this `status.plan` runs one pod more than wanted, whatever the cluster has room for."""
+    asked = asked_strategy(owner)
+    return asked is AppliedStrategy.AVAILABILITY or (asked is None and not plan.get("gpusPerReplica"))

@@ -16,6 +16,7 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.optimization import GateMode
 from millstream_operator.catalog.inspected_model import InspectedModel
 from millstream_operator.children.children import Children
+from millstream_operator.children.volume_checks import VolumeChecks
 from millstream_operator.diagnosis.conditions import MODEL_READY, Condition
 from millstream_operator.diagnosis.decisions import Decision
 from millstream_operator.diagnosis.diagnosis import Diagnosis
@@ -26,6 +27,7 @@ from millstream_operator.kube.kinds import CONFIG_MAP, JOB, POD
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.made_model import as_made, weights_file_bytes
 from millstream_operator.planning.plan import Plan
+from millstream_operator.planning.rollout_strategy import certainly_surges
 from millstream_operator.preparation import step_messages
 from millstream_operator.preparation.step_answers import has_passed, read_step_answer
 from millstream_operator.rendering.model_cache import model_cache
@@ -79,17 +81,22 @@ class Preparer:
         index: Index,
         pod_defaults: PodDefaults,
         now: Callable[[], str],
+        volume_checks: VolumeChecks,
         surroundings: Callable[[], Surroundings] = Surroundings,
     ) -> None:
         self._children, self._index, self._pod_defaults = children, index, pod_defaults
-        self._now, self._surroundings = now, surroundings
+        self._now, self._volume_checks, self._surroundings = now, volume_checks, surroundings
 
     async def ask(self, owner: LLMDeployment, key: OwnerKey, plan: Plan, source: InspectedModel | None) -> Prepared:
         """Return at once where nothing is to be done; else when all steps are done. `source`: what was inspected.
 
         Raises:
             NotPrepared: a step is under way or failed, or the model is not good enough.
+            PlanRefused: its pods could not mount their volumes, so no Job runs.
         """
+        surges = certainly_surges(owner, plan.status_plan())
+        if (problem := await self._volume_checks.problem(owner, surges=surges)) is not None:
+            raise PlanRefused(problem, plan.status_plan())
         steps = steps_of(owner, plan.model_path, plan.model_revision)
         await self._delete_others(owner, key, {step.key for step in steps})
         decisions: list[Decision] = []

@@ -105,7 +105,7 @@ class Reconciler:
         inspector = Inspector(self._children, index, defaults.plan, defaults.pods, now, self._shared, surroundings)
         companions = CompanionApplier(self._children, served, defaults.companions)
         self._reader = ContextReader(index, self._children, self._restorer, workloads)
-        preparer = Preparer(self._children, index, defaults.pods, now, surroundings)
+        preparer = Preparer(self._children, index, defaults.pods, now, self._volume_checks, surroundings)
         self._plan = PlanStage(self.pinning, inspector, preparer)
         self._apply = ApplyStage(
             self._children, self._volume_checks, companions, surroundings, ForeignAutoscalers(client)

@@ -181,6 +181,23 @@ async def test_no_model_is_made_for_gpus_that_could_not_load_it() -> None:
     assert commands(operator) == []
 
 
+RWO_CACHE: Manifest = {"cache": {"size": "2Gi", "accessMode": "ReadWriteOnce"}}
+
+
+@pytest.mark.parametrize("spec", [{}, {"rollout": {"strategy": "Availability"}}], ids=["Auto", "asked"])
+async def test_a_cache_that_a_rollout_could_not_mount_is_refused_before_a_job_runs_for_hours(spec: Manifest) -> None:
+    operator = await served(manifest(**spec))
+    respec(operator.cluster, model=LOCAL | RWO_CACHE, quantization=CALIBRATED)
+    await operator.settle()
+    ready = operator.condition("Ready")
+    assert (ready["reason"], records(operator)) == ("Infeasible", []), "nothing was made"
+    assert "Use ReadWriteMany, or rollout.strategy ResourceAware" in ready["message"]
+    assert (operator.condition("Stalled")["status"], operator.condition("Available")["status"]) == ("True", "True")
+    respec(operator.cluster, rollout={"strategy": "ResourceAware"})
+    await operator.settle()
+    assert operator.condition("Ready")["status"] == "True"
+
+
 # What fails
 
 
