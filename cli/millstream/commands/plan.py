@@ -131,6 +131,7 @@ def _facts(deployment: Any, catalog: Any, cluster: Any, arguments: argparse.Name
     return replace(
         facts,
         draft_shape=shape_of(draft.source, arguments.draft_config, "--draft-config") if draft else None,
+        draft_is_inspected=draft is not None,  # as it will be in the cluster
         choosable=EVERYTHING if arguments.ignore_runtime_limits else CAPABILITIES,
     )
 

@@ -45,6 +45,9 @@ class ModelStatus(ApiModel):
     resolved_revision: Annotated[str, StringConstraints(max_length=128)] | None = Field(
         None, description="Commit or image digest that all pods load, where the source has one."
     )
+    resolved_draft_revision: Annotated[str, StringConstraints(max_length=128)] | None = Field(
+        None, description="The same of the draft model."
+    )
 
 
 class RuntimeStatus(ApiModel):

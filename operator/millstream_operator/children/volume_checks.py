@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.diagnosis.diagnosis import Diagnosis
-from millstream_operator.diagnosis.volumes import cache_problem, shared_source_claim, source_problem
+from millstream_operator.diagnosis.volumes import cache_problem, shared_source_claims, source_problem
 from millstream_operator.kube.client import ClusterClient
 from millstream_operator.kube.index import Index
 from millstream_operator.kube.kinds import PERSISTENT_VOLUME_CLAIM
@@ -34,8 +34,11 @@ class VolumeChecks:
         live = self._index.get(PERSISTENT_VOLUME_CLAIM, namespace, cache_claim_name(owner))
         if (found := cache_problem(owner, live, surges=surges)) is not None:
             return found
-        name = shared_source_claim(owner)
-        return None if name is None else source_problem(owner, await self._modes_of(owner, namespace, name))
+        for field, name in shared_source_claims(owner).items():
+            modes = await self._modes_of(owner, namespace, name)
+            if (found := source_problem(owner, field, name, modes)) is not None:
+                return found
+        return None
 
     async def _modes_of(self, owner: LLMDeployment, namespace: str, name: str) -> frozenset[str]:
         """Return the claim's access modes; none for a missing claim, which its pods report with a better message."""

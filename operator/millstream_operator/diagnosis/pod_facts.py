@@ -69,6 +69,11 @@ def draft_fetch_status(pod: Pod) -> dict[str, Any]:
     return _named(pod.get("status", {}).get("initContainerStatuses"), DRAFT_FETCH_CONTAINER)
 
 
+def download_statuses(pod: Pod) -> list[dict[str, Any]]:
+    """The statuses of the downloads before the runtime, in their order; an empty one where there is none."""
+    return [fetch_status(pod), draft_fetch_status(pod)]
+
+
 def draft_source_of(pod: Pod) -> str:
     """The draft model that the pod downloads, as its download names it; "" where it downloads none."""
     args = _named(pod.get("spec", {}).get("initContainers"), DRAFT_FETCH_CONTAINER).get("args") or ()

@@ -15,25 +15,29 @@ from millstream_operator.api.model import STORAGE_PATTERN, CacheAccessMode, Mode
 from millstream_operator.api.validation.transitions import TRANSITIONS
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.reasons import Reason
+from millstream_operator.planning.requires import draft_source
 
 Manifest = dict[str, Any]
 SHARED_MODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 
 
-def shared_source_claim(owner: LLMDeployment) -> str | None:
-    """Return the source's claim where more than one replica mounts it, so that its access modes matter."""
-    claim = owner.spec.model.source.persistent_volume_claim
-    return claim.claim_name if claim is not None and owner.spec.replicas > 1 else None
+def shared_source_claims(owner: LLMDeployment) -> dict[str, str]:
+    """Return the sources' claims where more than one replica mounts them, so that their access modes matter.
+
+    By the field of the spec that names the claim: of the model and of its draft.
+    """
+    sources = {"model.source": owner.spec.model.source, "speculation.draftModel.source": draft_source(owner.spec)}
+    claims = {field: one.persistent_volume_claim for field, one in sources.items() if one is not None}
+    return {field: claim.claim_name for field, claim in claims.items() if claim is not None and owner.spec.replicas > 1}
 
 
-def source_problem(owner: LLMDeployment, modes: frozenset[str]) -> Diagnosis | None:
-    """Return why several replicas cannot share the source's claim, which has these access `modes`."""
-    name = shared_source_claim(owner)
-    if name is None or not modes or modes & SHARED_MODES:
+def source_problem(owner: LLMDeployment, field: str, name: str, modes: frozenset[str]) -> Diagnosis | None:
+    """Return why several replicas cannot share the claim `name` of a source, which has these access `modes`."""
+    if not modes or modes & SHARED_MODES:
         return None
     return Diagnosis(
         Reason.INFEASIBLE,
-        f"spec.replicas is {owner.spec.replicas}, and the claim {name} of model.source is {', '.join(sorted(modes))}: "
+        f"spec.replicas is {owner.spec.replicas}, and the claim {name} of {field} is {', '.join(sorted(modes))}: "
         "a replica on another node could never mount it. Set replicas to 1, or use a claim that is ReadOnlyMany or "
         "ReadWriteMany.",
     )

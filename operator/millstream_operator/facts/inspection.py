@@ -31,7 +31,8 @@ def subjects(owner: LLMDeployment, defaults: PlanDefaults, runtime: Capabilities
     """Return what must be inspected before a plan can be made: `model`, `draft`, both or nothing.
 
     Nothing is inspected for a plan that the runtime cannot run with any model, since it will be refused. A folder in
-    the runtime image is inspected only where the plan depends on it: a small model on a CPU starts at once.
+    the runtime image is inspected only where the plan depends on it: a small model on a CPU starts at once. A model and
+    its draft are inspected both: they must suit each other.
     """
     if set(plan_from_spec(owner, defaults, Facts(runtime=runtime)).requires) - WANTS_FACTS:
         return {}
@@ -39,8 +40,8 @@ def subjects(owner: LLMDeployment, defaults: PlanDefaults, runtime: Capabilities
     model, draft = owner.spec.model, draft_source(owner.spec)
     if model.config_map_ref is not None or source_kind(model.source) != "local" or _depends_on_the_model(owner):
         found["model"] = Subject(model.source, model.config_map_ref)
-    if draft is not None and ("model" in found or source_kind(draft) != "local"):
-        found["draft"] = Subject(draft)
+    if draft is not None:
+        found["draft"] = Subject(draft, field="speculation.draftModel.source")
     return found
 
 
@@ -49,7 +50,7 @@ def _depends_on_the_model(owner: LLMDeployment) -> bool:
     load = spec.workload or Workload()
     numbers = (load.input_tokens, load.output_tokens, load.requests_per_minute, load.concurrency)
     on_gpu = (spec.accelerator or Accelerator()).type is not AcceleratorType.CPU
-    if made_method(spec) is not None:
+    if made_method(spec) is not None or draft_source(spec) is not None:
         return True
     return on_gpu or spec.objectives is not None or spec.budget is not None or any(n is not None for n in numbers)
 
@@ -58,8 +59,8 @@ def next_step(subject: Subject, jobs: Sequence[Manifest], pods: Sequence[Manifes
     """Return the next step. `jobs`: the attempts at this subject in its current form; `now` is RFC 3339."""
     work = JobWork(
         container=INSPECT_CONTAINER,
-        what="The inspection of the model",
-        under_way=Diagnosis(Reason.INSPECTING, f"Reading the model's shape: {subject}."),
+        what=f"The inspection of the {subject.what}",
+        under_way=Diagnosis(Reason.INSPECTING, f"Reading the {subject.what}'s shape: {subject}."),
         failure=Reason.DOWNLOAD_FAILED,
         read=_read,
     )

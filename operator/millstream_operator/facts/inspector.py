@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
@@ -24,7 +25,7 @@ from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.kube.kinds import CONFIG_MAP, JOB, POD
 from millstream_operator.planning.inspected import Inspected
 from millstream_operator.planning.plan import PlanDefaults
-from millstream_operator.rendering.inspect_job import Subject, inspect_job, inspection_key
+from millstream_operator.rendering.inspect_job import MODEL_FIELD, Subject, inspect_job, inspection_key
 from millstream_operator.rendering.inspection_record import inspection_record, is_inspection, read_record
 from millstream_operator.rendering.names import INSPECTION_LABEL, INSPECTOR, role_of
 from millstream_operator.rendering.network_policy import network_policy
@@ -74,7 +75,7 @@ class Inspector:
         names = {inspection_key(owner, subject) for subject in wanted.values()}
         jobs = self._inspections(owner, key)
         await self._children.delete(owner, [job for job in jobs if _inspects(job) not in names])
-        return Inspected(**{name: await self._inspected(owner, key, subject) for name, subject in wanted.items()})
+        return Inspected(**{name: await self._named(owner, key, subject) for name, subject in wanted.items()})
 
     def known(self, owner: LLMDeployment, key: OwnerKey) -> Inspected:
         """Return what is on record, for a plan that exists already."""
@@ -87,6 +88,16 @@ class Inspector:
                 with contextlib.suppress(ConfigError):
                     found[name] = read_inspected(answer)
         return Inspected(**found)
+
+    async def _named(self, owner: LLMDeployment, key: OwnerKey, subject: Subject) -> InspectedModel:
+        """As `_inspected`. A draft model that fails is named with its field: the failure alone could be either's."""
+        try:
+            return await self._inspected(owner, key, subject)
+        except NotInspected as error:
+            if subject.field == MODEL_FIELD or error.problem.reason is Reason.INSPECTING:
+                raise
+            named = f"The {subject.what} {subject} ({subject.field}) cannot be inspected: {error.problem.detail}"
+            raise NotInspected(replace(error.problem, detail=named), error.recheck_seconds) from None
 
     async def _inspected(self, owner: LLMDeployment, key: OwnerKey, subject: Subject) -> InspectedModel:
         name = inspection_key(owner, subject)
@@ -116,7 +127,7 @@ class Inspector:
         name = inspection_key(owner, subject)
         other = self._shared.asked_by(name, key) if not jobs else None
         if other is not None:
-            message = f"Reading the model's shape, for the LLMDeployment {other.name}, too: {subject}."
+            message = f"Reading the {subject.what}'s shape, for the LLMDeployment {other.name}, too: {subject}."
             raise NotInspected(Diagnosis(Reason.INSPECTING, message), RECHECK_SECONDS, is_soon_over=True)
         self._shared.asking(name, key)
         try:

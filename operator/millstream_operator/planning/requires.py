@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.model import ModelSource
+from millstream_operator.api.optimization import SpeculationMethod
 from millstream_operator.api.spec import Accelerator, AcceleratorType, Engine, LLMDeploymentSpec, Switch
 from millstream_operator.api.workload import Workload
 from millstream_operator.catalog.model_shape import ModelShape
@@ -52,6 +53,21 @@ def draft_source(spec: LLMDeploymentSpec) -> ModelSource | None:
     return speculation.draft_model.source if speculation is not None and speculation.draft_model is not None else None
 
 
+def usable_draft(spec: LLMDeploymentSpec, runtime: Capabilities) -> ModelSource | None:
+    """Return the source of the draft model where the runtime drafts with it on the spec's device; else None.
+
+    A spec whose draft the runtime cannot use is refused, so nothing of it may reach the cluster.
+    """
+    method = spec.speculation.method if spec.speculation is not None else None
+    named = method if method not in (None, SpeculationMethod.AUTO) else SpeculationMethod.DRAFT_MODEL
+    return draft_source(spec) if named in _speculation_methods(spec, runtime) else None
+
+
+def _speculation_methods(spec: LLMDeploymentSpec, runtime: Capabilities) -> frozenset[str]:
+    on_cpu = (spec.accelerator or Accelerator()).type is AcceleratorType.CPU
+    return runtime.cpu_speculation_methods if on_cpu else runtime.speculation_methods
+
+
 def requirements(
     deployment: LLMDeployment,
     runtime: Capabilities,
@@ -87,7 +103,7 @@ def requirements(
         TABLE_PER_GROUP not in runtime.kv_layouts
     ):
         found.append(f"kvLayout={TABLE_PER_GROUP}")
-    if speculation not in (runtime.cpu_speculation_methods if on_cpu else runtime.speculation_methods):
+    if speculation not in _speculation_methods(deployment.spec, runtime):
         found.append(f"speculation={speculation}")
     if tensor > runtime.max_tensor_parallel_size:
         found.append(f"tensorParallelSize={tensor}")

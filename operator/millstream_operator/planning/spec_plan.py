@@ -21,7 +21,7 @@ from millstream_operator.planning.made_model import asked_method, made_method, m
 from millstream_operator.planning.model_path import draft_path, model_path
 from millstream_operator.planning.plan import DraftFiles, EnginePlan, Plan, PlanDefaults, PlanReason
 from millstream_operator.planning.pod_resources import replica_resources
-from millstream_operator.planning.requires import draft_source, requirements, unknown_facts
+from millstream_operator.planning.requires import requirements, unknown_facts, usable_draft
 from millstream_operator.planning.resolved_spec import batching, given_or
 from millstream_operator.planning.restart_fields import input_hash
 from millstream_operator.planning.timeouts import drain_timeout_seconds
@@ -128,8 +128,8 @@ def weights_path(deployment: LLMDeployment, revision: str | None) -> str:
 
 
 def _draft_files(spec: LLMDeploymentSpec, facts: Facts) -> DraftFiles | None:
-    """Nothing where the draft was not inspected, which is so for every runtime without draft models."""
-    source = draft_source(spec)
+    """Nothing where the draft was not inspected, which is so wherever the runtime does not draft with it."""
+    source = usable_draft(spec, facts.runtime)
     if source is None or not facts.draft_is_inspected:
         return None
     return DraftFiles(

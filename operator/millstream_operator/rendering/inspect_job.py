@@ -42,15 +42,22 @@ DEADLINE_SECONDS = 3600  # a compressed layer must be read to its end, and a nod
 TTL_SECONDS = 3600  # the operator deletes a Job that it has read; this is for the time when there is no operator
 HASH_LENGTH = 10
 CONFIG_VOLUME = "model-config"
+MODEL_FIELD = "model.source"
 CONFIG_FOLDER = "/var/run/millstream/config"
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A source to be inspected. `config`: a config.json that replaces the model's own."""
+    """A source to be inspected. `config`: a config.json that replaces the model's own; `field`: that of the source."""
 
     source: ModelSource
     config: ObjectKey | None = None
+    field: str = MODEL_FIELD
+
+    @property
+    def what(self) -> str:
+        """The model, in words."""
+        return "model" if self.field == MODEL_FIELD else "draft model"
 
     def __str__(self) -> str:
         """As a person writes it."""

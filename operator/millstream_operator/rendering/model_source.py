@@ -10,7 +10,7 @@ The download is an init container with the runtime's image. It verifies every fi
 it is restarted; the reason of a failure is in its termination message, as with the runtime. The download is pinned to
 the commit or digest that the inspection found, so that every pod of a revision, today or next month, has the same.
 A draft model gets there in the same way, below /models/draft, in volumes and containers with a `draft-` before their
-names. No plan with a draft model is applied yet: the runtime has none (`planning/requires.py`).
+names, by the same builders. With model.cache both are in its volume.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from millstream_operator.rendering.quantity import canonical
 from millstream_operator.rendering.runtime_config import IMAGE_MODEL_ROOT
 from millstream_operator.rendering.source_access import SourceAccess, source_access
 
-MODEL_VOLUME = "model"
+MODEL_VOLUME, DRAFT_MODEL_VOLUME = "model", "draft-model"
 # Without this the kubelet would walk through the whole volume at each start of a pod.
 _CACHED_SECURITY = {"fsGroupChangePolicy": "OnRootMismatch"}
 # The measured peak of `millstream fetch` is 30 MB. It hashes and unpacks what it downloads, with one thread per file.
@@ -57,16 +57,14 @@ def model_files(
     owner: LLMDeployment, plan: Plan, env: Sequence[Mapping[str, Any]], security_context: Mapping[str, Any]
 ) -> ModelFiles:
     """`env` and `security_context` are the runtime container's own: HF_ENDPOINT and proxies hold for the download."""
-    container = {"env": list(env), "securityContext": dict(security_context)}
-    if made_method(owner.spec) is not None:
-        return made_files(owner)
+    container, image = {"env": list(env), "securityContext": dict(security_context)}, plan.runtime_image
     model = SourceFiles(owner.spec.model.source, plan.model_path, plan.model_revision, plan.checkpoint_bytes)
-    image = plan.runtime_image
-    files, draft = source_files(owner, image, model, container), draft_source(owner.spec)
-    if draft is None or plan.draft is None:
+    is_made = made_method(owner.spec) is not None
+    files = made_files(owner) if is_made else source_files(owner, image, model, container)
+    if (source := draft_source(owner.spec)) is None or plan.draft is None:
         return files
-    second = SourceFiles(draft, plan.draft.path, plan.draft.revision, plan.draft.checkpoint_bytes, DRAFT_FOLDER)
-    return together(files, source_files(owner, image, second, container))
+    draft = SourceFiles(source, plan.draft.path, plan.draft.revision, plan.draft.checkpoint_bytes, DRAFT_FOLDER)
+    return together(files, source_files(owner, image, draft, container))
 
 
 def made_files(owner: LLMDeployment, *, read_only: bool = True) -> ModelFiles:

@@ -19,7 +19,7 @@ from pydantic import Field, field_validator
 from millstream_operator.api.access import IPBlock, LabelSelector, Network, NetworkMode, NetworkPeer
 from millstream_operator.api.base import ApiModel
 from millstream_operator.api.llmdeployment import LLMDeployment
-from millstream_operator.planning.requires import draft_source
+from millstream_operator.planning.requires import usable_draft
 from millstream_operator.rendering.closed_addresses import ApiServer, shielded
 from millstream_operator.rendering.model_source import downloads
 from millstream_operator.rendering.names import DEPLOYMENT_LABEL, HTTP_PORT_NAME, child
@@ -74,7 +74,7 @@ def network_policy(
 ) -> dict[str, Any] | None:
     """Return the policy; None where the mode is Disabled.
 
-    A draft model counts once the runtime has draft models: before, its spec is refused.
+    A draft model counts where the runtime drafts with it: elsewhere its spec is refused.
     """
     network = owner.spec.network or Network()
     if (network.mode or defaults.mode) is NetworkMode.DISABLED:
@@ -107,7 +107,7 @@ def _egress(
         ],
     }
     found = [dns]
-    draft = draft_source(owner.spec) if "DraftModel" in runtime.speculation_methods else None
+    draft = usable_draft(owner.spec, runtime)
     gate = owner.spec.quantization.quality_gate if owner.spec.quantization is not None else None
     sources = (owner.spec.model.source, draft, gate.base if gate is not None else None)
     if any(downloads(source) for source in sources if source is not None):

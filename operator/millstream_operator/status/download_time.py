@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
-from millstream_operator.diagnosis.pod_facts import digest_of_pod, fetch_status, seconds_between
+from millstream_operator.diagnosis.pod_facts import digest_of_pod, download_statuses, seconds_between
 from millstream_operator.rendering.download_size import download_seconds
 
 Manifest = dict[str, Any]
@@ -27,8 +27,16 @@ def remaining_download_seconds(
         return {}
     left: dict[str, float] = {}
     for pod in pods:
-        since = fetch_status(pod).get("state", {}).get("running", {}).get("startedAt")
-        took = seconds_between(since, now)
+        took = seconds_between(_downloading_since(pod), now)
         if digest_of_pod(pod) == digest and took is not None:
             left[str(pod["metadata"].get("uid"))] = download_seconds(plan, pod) - took
     return {uid: seconds for uid, seconds in left.items() if seconds > 0}
+
+
+def _downloading_since(pod: Manifest) -> str | None:
+    """Return when the first download of a pod began that downloads now; its draft's follows that of the model."""
+    states = [one.get("state", {}) for one in download_statuses(pod)]
+    if not any("running" in state for state in states):
+        return None
+    began = [(state.get("terminated") or state.get("running") or {}).get("startedAt") for state in states]
+    return next((time for time in began if time), None)

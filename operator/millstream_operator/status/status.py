@@ -68,9 +68,13 @@ def status_of(observation: Observation, now: str) -> Manifest:
 
 def _model(observation: Observation) -> Manifest:
     """The model as the running revision serves it."""
-    resolved = observation.running.resolved_revision
-    name = observation.running.served_name or observation.owner.served_name
-    return {"servedName": name} | ({"resolvedRevision": resolved} if resolved is not None else {})
+    running = observation.running
+    found = {
+        "servedName": running.served_name or observation.owner.served_name,
+        "resolvedRevision": running.resolved_revision,
+        "resolvedDraftRevision": running.resolved_draft_revision,
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def status_of_invalid(

@@ -47,12 +47,13 @@ def loading(pods: Iterable[Manifest]) -> list[Manifest]:
 
 def _containers(pod: Manifest) -> list[Manifest]:
     """The statuses of what a pod runs, in its order."""
-    return [pod_facts.fetch_status(pod), pod_facts.draft_fetch_status(pod), pod_facts.runtime_status(pod)]
+    return [*pod_facts.download_statuses(pod), pod_facts.runtime_status(pod)]
 
 
 def _is_in_between(pod: Manifest) -> bool:
-    """The download is complete, and the kubelet has not started the runtime yet."""
-    fetched = pod_facts.fetch_status(pod).get("state", {}).get("terminated", {}).get("exitCode") == 0
+    """A download is complete, and the kubelet has not started what comes next."""
+    ended = (one.get("state", {}).get("terminated", {}) for one in pod_facts.download_statuses(pod))
+    fetched = any(one.get("exitCode") == 0 for one in ended)
     waiting = pod_facts.runtime_status(pod).get("state", {}).get("waiting", {}).get("reason")
     return fetched and waiting in ("PodInitializing", "ContainerCreating")
 

@@ -9,7 +9,11 @@ from millstream_operator.api.validation.rule import Rule
 MADE_IN_THE_CLUSTER = ("RTN", "AWQ", "GPTQ", "INT8", "FP8")
 _MADE = " || ".join(f"self.method == '{method}'" for method in MADE_IN_THE_CLUSTER)
 _CALIBRATED = "has(self.quantization) && has(self.quantization.calibration)"
-_DOWNLOADED = "has(self.model.source.huggingFace) || has(self.model.source.image)"
+_DRAFT = "self.speculation.draftModel.source"
+_DOWNLOADED = (
+    "has(self.model.source.huggingFace) || has(self.model.source.image) || (has(self.speculation) && "
+    f"has(self.speculation.draftModel) && (has({_DRAFT}.huggingFace) || has({_DRAFT}.image)))"
+)
 
 
 def _one_dataset(path: str) -> Rule:
@@ -26,7 +30,9 @@ def _is_calibrated(spec: Any) -> bool:
 
 
 def _is_downloaded(spec: Any) -> bool:
-    return spec.model.source.hugging_face is not None or spec.model.source.image is not None
+    draft = spec.speculation.draft_model if spec.speculation is not None else None
+    sources = [spec.model.source, *([draft.source] if draft is not None else [])]
+    return any(source.hugging_face is not None or source.image is not None for source in sources)
 
 
 QUANTIZATION_RULES: tuple[Rule, ...] = (
@@ -34,8 +40,8 @@ QUANTIZATION_RULES: tuple[Rule, ...] = (
         "spec",
         f"!has(self.model.cache) || {_DOWNLOADED} || ({_CALIBRATED})",
         lambda spec: spec.model.cache is None or _is_downloaded(spec) or _is_calibrated(spec),
-        "model.cache keeps what is downloaded or quantized; it needs the source huggingFace or image, or "
-        "quantization.calibration.",
+        "model.cache keeps what is downloaded or quantized; it needs the source huggingFace or image, of the model or "
+        "of its draft, or quantization.calibration.",
     ),
     Rule(
         "spec",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from millstream_operator.api.load import ManifestError
 from millstream_operator.catalog.inspected_model import read_answer, read_inspected
+from millstream_operator.diagnosis.volumes import shared_source_claims, source_problem
+from millstream_operator.facts import inspector
 from millstream_operator.facts.inspection import subjects
 from millstream_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, JOB, NETWORK_POLICY
 from millstream_operator.planning.facts import EVERYTHING, Facts
@@ -19,7 +24,7 @@ from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.pod_template import pod_template
 from millstream_operator.rendering.revision import controller_revision, read_revision, render_revision
 from millstream_runtime.config import CAPABILITIES, Capabilities
-from tests.support.fake_operator import FakeOperator, answer_of, respec, served
+from tests.support.fake_operator import FakeOperator, answer_of, respec, served, world
 from tests.support.llmdeployments import deployment, manifest
 
 DEFAULTS = PlanDefaults("runtime:1")
@@ -29,6 +34,8 @@ DRAFT_HUB = {"huggingFace": {"repository": "org/draft", "tokenSecretRef": {"name
 CLAIM = {"persistentVolumeClaim": {"claimName": "drafts", "path": "small"}}
 LOCAL = {"local": {"path": "demo-chat"}}
 CACHE = {"size": "20Gi"}
+BOTH = {"model", "draft"}
+ON_CPUS = replace(CAPABILITIES, cpu_speculation_methods=EVERYTHING.cpu_speculation_methods)
 
 
 def spec(model: dict[str, Any], draft: dict[str, Any] | None, cache: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -52,8 +59,8 @@ def pod(**fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("model", "draft", "names"),
-    [(HUB, DRAFT_HUB, {"model", "draft"}), (HUB, LOCAL, {"model", "draft"}), (LOCAL, DRAFT_HUB, {"draft"}),
-     (LOCAL, CLAIM, {"draft"}), (LOCAL, LOCAL, set()), (HUB, None, {"model"})],
+    [(HUB, DRAFT_HUB, BOTH), (HUB, LOCAL, BOTH), (LOCAL, DRAFT_HUB, BOTH), (LOCAL, CLAIM, BOTH), (LOCAL, LOCAL, BOTH),
+     (HUB, None, {"model"}), (LOCAL, None, set())],
 )  # fmt: skip
 def test_both_sources_are_inspected_once_the_runtime_has_draft_models(
     model: dict[str, Any], draft: dict[str, Any] | None, names: set[str]
@@ -98,6 +105,62 @@ def test_a_draft_in_a_claim_is_mounted_and_one_in_a_cache_has_its_own_folder() -
         f"--into=/models/huggingFace/org--target-{TARGET[:12]}",
         f"--into=/models/draft/huggingFace/org--draft-{DRAFT[:12]}",
     ]
+
+
+def test_a_cache_may_be_for_the_draft_alone() -> None:
+    fields = spec(LOCAL, DRAFT_HUB, CACHE)
+    (fetch,) = pod(**fields)["initContainers"]
+    assert fetch["name"] == "draft-fetch-model"
+    assert fetch["args"][-1] == f"--into=/models/draft/huggingFace/org--draft-{DRAFT[:12]}"
+    with pytest.raises(ManifestError, match="of the model or of its draft"):
+        deployment(**spec(LOCAL, LOCAL, CACHE))
+
+
+def test_a_model_that_the_cluster_quantizes_keeps_its_draft() -> None:
+    made = {"quantization": {"method": "AWQ", "calibration": {"configMapRef": {"name": "data", "key": "c.jsonl"}}}}
+    found = pod(**spec(HUB, DRAFT_HUB, CACHE), **made)
+    mounts = {mount["name"]: mount["mountPath"] for mount in found["containers"][0]["volumeMounts"]}
+    assert mounts["quantized"] == "/models/quantized"
+    assert mounts["draft-model"] == "/models/draft/huggingFace"
+    assert [one["name"] for one in found["initContainers"]] == ["draft-fetch-model"]
+
+
+def test_a_gpu_gets_no_files_of_a_draft_that_the_runtime_uses_on_a_cpu_alone() -> None:
+    fields = spec(LOCAL, DRAFT_HUB)
+    for accelerator, expected in (("CPU", True), ("GPU", False)):
+        owner = deployment(**fields, accelerator={"type": accelerator})
+        plan = plan_from_spec(owner, DEFAULTS, inspected().over(Facts(runtime=ON_CPUS)))
+        assert (plan.draft is not None) is expected
+        assert ("speculation=DraftModel" in plan.requires) is not expected
+        policy = network_policy(owner, NetworkDefaults(), runtime=ON_CPUS)
+        assert policy is not None
+        assert (len(policy["spec"]["egress"]) > 1) is expected
+        assert bool(subjects(owner, DEFAULTS, ON_CPUS)) is expected
+
+
+async def test_a_draft_that_cannot_be_inspected_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspector, "subjects", lambda owner, defaults: subjects(owner, defaults, ON_CPUS))
+    operator = FakeOperator(world(manifest(**spec(HUB, DRAFT_HUB))))
+    await operator.turn()
+    assert "Reading the model's shape: org/target at main." in operator.condition("Ready")["message"]
+    operator.cluster.run_jobs(answer_of(TARGET))
+    await operator.turn()
+    assert "Reading the draft model's shape: org/draft at main." in operator.condition("Ready")["message"]
+    refused = {"reason": "DownloadUnauthorized", "message": "The hub answered HTTP 401."}
+    operator.cluster.run_jobs(json.dumps(refused), 1)
+    await operator.turn()
+    ready = operator.condition("Ready")
+    assert ready["reason"] == "DownloadUnauthorized"
+    named = "The draft model org/draft at main (speculation.draftModel.source) cannot be inspected: "
+    assert ready["message"] == f"{named}The hub answered HTTP 401."
+
+
+def test_a_claim_of_the_draft_that_one_node_mounts_is_refused_with_replicas() -> None:
+    owner = deployment(**spec(LOCAL, CLAIM), replicas=2)
+    assert shared_source_claims(owner) == {"speculation.draftModel.source": "drafts"}
+    found = source_problem(owner, "speculation.draftModel.source", "drafts", frozenset({"ReadWriteOnce"}))
+    assert found is not None
+    assert "the claim drafts of speculation.draftModel.source is ReadWriteOnce" in found.message
 
 
 def test_names_in_a_pod_are_unique() -> None:

@@ -9,7 +9,10 @@ import pytest
 from millstream_operator.kube.kinds import POD
 from millstream_operator.probing.pod_reports import LEAST_STALL_SECONDS
 from millstream_operator.rendering.download_size import download_bytes, download_seconds
+from millstream_operator.status.download_time import remaining_download_seconds
+from millstream_operator.status.warmup import loading
 from tests.support.fake_operator import FakeOperator
+from tests.support.llmdeployments import deployment
 from tests.support.rollout_world import World, image, served
 
 Manifest = dict[str, Any]
@@ -166,5 +169,31 @@ def test_the_default_deadline_has_time_for_the_download() -> None:
     assert download_seconds(PLAN, template()) > 3600, "400 GB over one Gbit/s take about an hour"
     assert download_bytes({}, template("3Gi")) == 3 << 30
     assert download_seconds({}, template("1Gi")) == 0, "a small model changes nothing"
+    both = template("3Gi")["spec"] | {"initContainers": [{"name": "fetch-model"}, {"name": "draft-fetch-model"}]}
+    both["volumes"].append({"name": "draft-model", "emptyDir": {"sizeLimit": "1Gi"}})
+    assert download_bytes({}, {"spec": both}) == 4 << 30, "one after the other"
+    ledger = {"memory": {"weightsBytes": 99 * 10**9, "embeddingsBytes": 10**9, "draftWeightsBytes": 10**9}}
+    alone = {"spec": {"initContainers": [{"name": "draft-fetch-model"}], "volumes": []}}
+    assert download_bytes(ledger, alone) == 10**9, "the model is in the image"
     for unknown in (template(), template("many"), template("9Gi", fetches=False), {}):
         assert download_seconds({}, unknown) == 0
+
+
+def test_the_time_for_a_draft_runs_from_the_first_download() -> None:
+    """Of 6 GB in all, after a minute: the model is there, and its draft is on its way."""
+    pod = template("4Gi")
+    pod["spec"]["initContainers"].append({"name": "draft-fetch-model"})
+    pod["spec"]["volumes"].append({"name": "draft-model", "emptyDir": {"sizeLimit": "2Gi"}})
+    done = {"name": "fetch-model", "state": {"terminated": {"exitCode": 0, "startedAt": "2025-01-01T00:00:00Z"}}}
+    running = {"name": "draft-fetch-model", "state": {"running": {"startedAt": "2025-01-01T00:00:50Z"}}}
+    pod["metadata"] = {"uid": "u", "labels": {"millstream.dev/revision": "r", "millstream.dev/role": "leader"}}
+    pod["status"] = {"initContainerStatuses": [done, running]}
+    left = remaining_download_seconds(deployment(), [pod], {}, "r", "2025-01-01T00:01:00Z")
+    assert left == {"u": download_seconds({}, pod) - 60}
+    assert loading([pod]) == [pod]
+    running["state"] = {"terminated": {"exitCode": 0}}
+    pod["status"]["containerStatuses"] = [{"name": "runtime", "state": {"waiting": {"reason": "PodInitializing"}}}]
+    assert remaining_download_seconds(deployment(), [pod], {}, "r", "2025-01-01T00:01:00Z") == {}
+    assert loading([pod]) == [pod], "between its downloads and its runtime"
+    pod["status"]["initContainerStatuses"] = [running]
+    assert loading([pod]) == [pod], "also where the draft alone is downloaded"
