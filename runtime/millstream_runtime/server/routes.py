@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -31,7 +32,6 @@ from millstream_runtime.server.openai.responses import (
     CompletionFormat,
     ResponseFormat,
     complete_response,
-    json_encoder,
     sse_events,
 )
 from millstream_runtime.server.operations.metrics import CONTENT_TYPE
@@ -186,8 +186,8 @@ async def _answer(
             events = sse_events(generation, response_format, body.streamed_usage, _request_id(request))
             return _SseResponse(generation, events, stack.pop_all())
         with on_disconnect(request.scope, generation.cancel):
-            answer = await complete_response(generation, response_format)
-    return _JsonResponse(json_encoder.encode(answer))
+            parts = await complete_response(generation, response_format)
+    return JsonResponse(parts)
 
 
 def _trace(traces: RequestTraces, request: Request, generation: Generation) -> None:
@@ -195,12 +195,23 @@ def _trace(traces: RequestTraces, request: Request, generation: Generation) -> N
     traces.finished(route, request_id, request.headers, generation.record)
 
 
-class _JsonResponse(Response):
+class JsonResponse(Response):
     """A complete answer. Its headers are known, so Starlette need not compute them."""
 
-    def __init__(self, body: bytes) -> None:
-        self.status_code, self.body, self.background = 200, body, None
-        self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
+    def __init__(self, parts: Sequence[bytes]) -> None:
+        """`parts`: sent one after another, with a turn for all other clients between two."""
+        self.status_code = 200
+        self._parts = parts
+        length = sum(len(part) for part in parts)
+        self.raw_headers = [(b"content-length", b"%d" % length), (b"content-type", b"application/json")]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        *parts, last = self._parts
+        for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 class _SseResponse(Response):

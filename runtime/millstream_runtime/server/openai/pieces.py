@@ -25,7 +25,16 @@ class Pieces(Generic[AnyStr]):
             self._groups.append(self._separator.join(self._recent))
             self._recent = []
 
+    @property
+    def are_many(self) -> bool:
+        """Whether they are more than one group."""
+        return bool(self._groups)
+
     def joined(self) -> AnyStr:
         """All so far."""
-        pieces: list[AnyStr] = self._groups + self._recent
-        return self._separator.join(pieces)
+        return self._separator.join(self.groups())
+
+    def groups(self) -> list[AnyStr]:
+        """All so far, in strings that a separator divides."""
+        rest = [self._separator.join(self._recent)] if self._recent else []
+        return self._groups + rest

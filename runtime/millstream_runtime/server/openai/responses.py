@@ -21,6 +21,7 @@ from millstream_runtime.server.http.disconnect import ClientDisconnectedError
 from millstream_runtime.server.http.failure_log import log_failure
 from millstream_runtime.server.openai.choice import Delta, LogprobEntry
 from millstream_runtime.server.openai.generation import Generation
+from millstream_runtime.server.openai.json_parts import EncodedList, json_parts
 from millstream_runtime.server.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from millstream_runtime.server.openai.pieces import Pieces
 from millstream_runtime.server.openai.requests import StreamedUsage
@@ -31,9 +32,10 @@ KEEP_ALIVE = b": keep-alive\n\n"  # an SSE comment: clients skip it
 
 
 class Answer:
-    """One choice, collected: each token is encoded when it comes, and the pieces are joined once, at the end.
+    """One choice, collected: each token is encoded when it comes, and the pieces are joined in groups.
 
-    A whole answer encoded in one call would block the event loop: 64k tokens with alternatives are 100 MB of JSON.
+    A whole answer encoded, joined or sent in one call would block the event loop: 64k tokens with alternatives are
+    100 MB of JSON.
     """
 
     def __init__(self, response_format: ResponseFormat) -> None:
@@ -60,10 +62,17 @@ class Answer:
         return self._text.joined()
 
     @property
-    def logprobs(self) -> dict[str, Any] | None:
+    def is_long(self) -> bool:
+        """Whether `logprobs` are EncodedLists."""
+        return self._logprobs is not None and any(pieces.are_many for pieces in self._logprobs.values())
+
+    @property
+    def logprobs(self) -> dict[str, msgspec.Raw | EncodedList] | None:
         """The lists of `choices[].logprobs`, encoded; None if log-probabilities were not requested."""
         if self._logprobs is None:
             return None
+        if self.is_long:
+            return {name: EncodedList(pieces.groups()) for name, pieces in self._logprobs.items()}
         return {name: msgspec.Raw(b"[%b]" % pieces.joined()) for name, pieces in self._logprobs.items()}
 
 
@@ -166,8 +175,8 @@ class CompletionFormat:
         }
 
 
-async def complete_response(generation: Generation, response_format: ResponseFormat) -> dict[str, Any]:
-    """Collect every delta into one response object.
+async def complete_response(generation: Generation, response_format: ResponseFormat) -> list[bytes]:
+    """Collect every delta into one response object, as JSON: one part, or of a long answer several.
 
     Raises:
         ApiError: the engine stopped.
@@ -180,7 +189,15 @@ async def complete_response(generation: Generation, response_format: ResponseFor
                 answers[delta.index].add(delta)
     for index, answer in enumerate(answers):
         answer.prompt_logprobs = prompt_logprobs(generation.prompt_logprobs(index), generation.token_bytes)
-    return response_format.complete([answers[index] for index in generation.shown_choices()], generation.usage)
+    shown = [answers[index] for index in generation.shown_choices()]
+    return encoded_response(response_format.complete(shown, generation.usage), shown)
+
+
+def encoded_response(response: dict[str, Any], answers: Sequence[Answer]) -> list[bytes]:
+    """The response object of `answers` as JSON."""
+    if any(answer.is_long for answer in answers):
+        return json_parts(response)
+    return [json_encoder.encode(response)]
 
 
 async def sse_events(

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tracemalloc
 from typing import Any
 
 import pytest
+from starlette.types import Message
 
 from millstream_runtime.engine.request import FinishReason
 from millstream_runtime.server.openai.choice import Delta, LogprobEntry
+from millstream_runtime.server.openai.json_parts import EncodedList, json_parts
+from millstream_runtime.server.openai.pieces import GROUP_SIZE
 from millstream_runtime.server.openai.responses import (
     Answer,
     ChatFormat,
     CompletionFormat,
     ResponseFormat,
+    encoded_response,
     json_encoder,
 )
+from millstream_runtime.server.routes import JsonResponse
 
 FORMATS = [ChatFormat("tiny"), CompletionFormat("tiny")]
 
@@ -30,7 +36,8 @@ def collected(response_format: ResponseFormat, deltas: list[Delta]) -> dict[str,
     answer = Answer(response_format)
     for one in deltas:
         answer.add(one)
-    choice: dict[str, Any] = json.loads(json_encoder.encode(response_format.complete([answer], {})))["choices"][0]
+    parts = encoded_response(response_format.complete([answer], {}), [answer])
+    choice: dict[str, Any] = json.loads(b"".join(parts))["choices"][0]
     return choice
 
 
@@ -70,3 +77,45 @@ def test_a_token_of_a_long_answer_copies_nothing_of_what_came_before(response_fo
     finally:
         tracemalloc.stop()
     assert allocated_bytes < 8000 * tokens  # 16,000 and more where the tokens so far are copied
+
+
+@pytest.mark.parametrize("response_format", FORMATS, ids=["chat", "completion"])
+def test_a_long_answer_is_encoded_in_parts_that_are_not_copied(response_format: ResponseFormat) -> None:
+    num_tokens = 3 * GROUP_SIZE + 7
+    answer, short = Answer(response_format), Answer(response_format)
+    for number in range(num_tokens):
+        answer.add(delta(number, is_last=number == num_tokens - 1))
+    short.add(delta(0, is_last=True))
+    parts = encoded_response(response_format.complete([short, answer], {}), [short, answer])
+    largest_group = max(len(json.dumps(response_format.logprobs((entry,)))) for entry in delta(num_tokens).tokens or ())
+    assert max(len(part) for part in parts) <= largest_group * GROUP_SIZE
+    choices = json.loads(b"".join(parts))["choices"]
+    assert [choice["finish_reason"] for choice in choices] == ["length", "length"]
+    for name in response_format.logprobs(()):
+        assert [len(choice["logprobs"][name]) for choice in choices] == [1, num_tokens]
+
+
+@pytest.mark.parametrize("value", [{}, [], {"a": []}, {"é\n": [1, {"b": None}, 'x"']}, "x", 1.5, None])
+def test_parts_are_the_document(value: object) -> None:
+    assert b"".join(json_parts(value)) == json_encoder.encode(value)
+    held = {"before": value, "list": EncodedList([b"1,2", b"3"]), "none": EncodedList([]), "after": value}
+    assert json.loads(b"".join(json_parts(held))) == {"before": value, "list": [1, 2, 3], "none": [], "after": value}
+
+
+def test_other_clients_have_a_turn_between_the_parts_of_a_long_answer() -> None:
+    log: list[str] = []
+
+    async def send(message: Message) -> None:
+        log.append(message["body"].decode() if message["type"] == "http.response.body" else message["type"])
+
+    async def receive() -> Message:
+        raise AssertionError("nothing is asked of the client")
+
+    async def main() -> None:
+        answer = asyncio.ensure_future(JsonResponse([b"a", b"b", b"c"])({}, receive, send))
+        while not answer.done():
+            log.append("turn")
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert log == ["turn", "http.response.start", "a", "turn", "b", "turn", "c"]
