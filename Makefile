@@ -93,7 +93,7 @@ clients: venv .tools/clients/.installed .tools/clients-node/.installed ## outsid
 .tools/clients-node/.installed: tests/clients/node/package.json tests/clients/node/package-lock.json
 	@mkdir -p .tools/clients-node
 	cp $^ .tools/clients-node
-	npm ci --prefix .tools/clients-node --no-audit --no-fund --silent
+	cd .tools/clients-node && npm ci --no-audit --no-fund --silent
 	@touch $@
 
 .PHONY: images
