@@ -6,6 +6,8 @@ from millstream_kernels.attention.decode import decode_variants
 from millstream_kernels.attention.prefill import prefill_variants
 from millstream_kernels.elementwise.gated_activation import gated_activation_variants
 from millstream_kernels.elementwise.rms_norm import rms_norm_variants
+from millstream_kernels.linear.splits import sum_splits_variants
+from millstream_kernels.linear.w4a16 import w4a16_variants
 from millstream_kernels.variant import Variant
 
 VARIANTS: tuple[Variant, ...] = (
@@ -13,4 +15,6 @@ VARIANTS: tuple[Variant, ...] = (
     *prefill_variants(),
     *rms_norm_variants(),
     *gated_activation_variants(),
+    *w4a16_variants(),
+    *sum_splits_variants(),
 )

@@ -40,8 +40,8 @@ class Launch:
 
 
 @contextmanager
-def recording_launches() -> Iterator[list[Launch]]:
-    """The kernels that are started in this block, in order. Inside `interpreting`."""
+def recording_launches(*, executing: bool = True) -> Iterator[list[Launch]]:
+    """The kernels that are started in this block, in order. Inside `interpreting`, unless nothing is to be computed."""
     launches: list[Launch] = []
     original = JITFunction.run
 
@@ -57,7 +57,8 @@ def recording_launches() -> Iterator[list[Launch]]:
                 frozenset(parameter.name for parameter in self.params if parameter.do_not_specialize),
             )
         )
-        original(self, *args, grid=grid, warmup=warmup, **named)
+        if executing:
+            original(self, *args, grid=grid, warmup=warmup, **named)
 
     with patch.object(JITFunction, "run", run):
         yield launches
