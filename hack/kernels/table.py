@@ -22,11 +22,13 @@ FOLDER = Path(__file__).with_name("compiled")
 Table = dict[str, dict[str, Any]]  # variant -> "sm_90" -> what it compiled to
 
 
-def compile_all() -> tuple[dict[str, Table], list[str]]:
-    """Kernel -> its table, and what is wrong with any of it."""
+def compile_all(kernel: str | None = None) -> tuple[dict[str, Table], list[str]]:
+    """Kernel -> its table, and what is wrong with any of it; of one kernel, or of all."""
     tables: dict[str, Table] = defaultdict(dict)
     wrong = []
     for variant in VARIANTS:
+        if kernel not in (None, variant.kernel_name):
+            continue
         row = tables[variant.kernel_name].setdefault(variant.name, {})
         for capability in variant.capabilities:
             if f"sm_{capability}" in row:
