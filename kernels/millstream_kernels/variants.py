@@ -6,8 +6,10 @@ from millstream_kernels.attention.decode import decode_variants
 from millstream_kernels.attention.prefill import prefill_variants
 from millstream_kernels.elementwise.gated_activation import gated_activation_variants
 from millstream_kernels.elementwise.rms_norm import rms_norm_variants
+from millstream_kernels.elementwise.rope_kv_write import rope_kv_write_variants
 from millstream_kernels.linear.splits import sum_splits_variants
 from millstream_kernels.linear.w4a16 import w4a16_variants
+from millstream_kernels.linear.w8a8 import w8a8_variants
 from millstream_kernels.variant import Variant
 
 VARIANTS: tuple[Variant, ...] = (
@@ -16,5 +18,7 @@ VARIANTS: tuple[Variant, ...] = (
     *rms_norm_variants(),
     *gated_activation_variants(),
     *w4a16_variants(),
+    *w8a8_variants(),
     *sum_splits_variants(),
+    *rope_kv_write_variants(),
 )

@@ -16,6 +16,8 @@ What is mended:
 - A sum of bfloat16 added the bits; it is refused, since on a GPU it rounds in each step.
 - A called function patched `triton.language` again and left it patched.
 - int32 arithmetic wraps as on a GPU; `checking_overflow=True` makes it an error.
+- A dot of float8 is exact; `short_float8_sums=True` keeps 14 bits of a running sum, as sm_90 does (DeepSeek-AI 2024,
+  arXiv 2412.19437, 3.5.2), unless `max_num_imprecise_acc` ends it.
 """
 
 from __future__ import annotations
@@ -50,14 +52,21 @@ Builder = interpreter.InterpreterBuilder
 
 
 @contextmanager
-def interpreting(*, checking_overflow: bool = False) -> Iterator[None]:
+def interpreting(*, checking_overflow: bool = False, short_float8_sums: bool = False) -> Iterator[None]:
     """Kernels that are launched in this block run in the interpreter, on CPU tensors."""
-    options = replace(interpreter.interpreter_builder.options, sanitize_overflow=checking_overflow, debug=True)
+    options = replace(
+        interpreter.interpreter_builder.options,
+        sanitize_overflow=checking_overflow,
+        debug=True,
+        max_num_imprecise_acc_default=1 << 30,  # as on sm_90
+    )
     with ExitStack() as patches:
         for owner, changes in _changes().items():
             for name, value in changes.items():
                 patches.enter_context(patch.object(owner, name, value, create=True))
         patches.enter_context(patch.object(interpreter.interpreter_builder, "options", options))
+        if short_float8_sums:
+            patches.enter_context(patch.object(Builder, "create_dot", _short_dot))
         yield
 
 
@@ -171,6 +180,26 @@ def _dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprec
         return Handle(np.matmul(a.data, b.data, dtype=d.data.dtype) + d.data, d.dtype.scalar)
     product = np.matmul(_wide(a).data, _wide(b).data, dtype=np.float64) + d.data
     return Handle(product.astype(d.data.dtype), d.dtype.scalar)
+
+
+def _short_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
+    """`_dot` of float8 by a matrix unit whose running sum has 14 bits: that of `d`, or of some inputs at a time."""
+    if a.dtype.scalar not in LARGEST:
+        return _dot(self, a, b, d, input_precision, max_num_imprecise_acc)
+    left, right, total = _wide(a).data.astype(np.float64), _wide(b).data.astype(np.float64), d.data
+    inputs = left.shape[-1]
+    if max_num_imprecise_acc > inputs:
+        total = _cut_to_14_bits(total + left @ right)
+    else:
+        for first in range(0, inputs, max_num_imprecise_acc):
+            some = slice(first, first + max_num_imprecise_acc)
+            total = (total + _cut_to_14_bits(left[:, some] @ right[some])).astype(np.float32)
+    return Handle(total.astype(d.data.dtype), d.dtype.scalar)
+
+
+def _cut_to_14_bits(numbers: Any) -> Any:
+    mantissa, exponent = np.frexp(numbers)
+    return np.ldexp(np.trunc(mantissa * 2**14) / 2**14, exponent)
 
 
 def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,274 @@
+"""Activations of 8 bits times a weight of 8 bits: INT8 and FP8 (e4m3), with scales per channel and token or per block.
+
+Mathematics:
+
+    channel x token   y[m, n] = a[m] * w[n] * sum over k of  x[m, k] * weight[n, k]   + bias[n]
+    block             y[m, n] = sum over tiles t of 128 inputs of  a[m, t] * w[n / 128, t] * (its sum)   + bias[n]
+
+A scale of a whole tensor is a channel's that all outputs share: the weight's scales are widened once, at load.
+
+    one program    [128 outputs, 128 inputs] x [128 inputs, 16, 64 or 128 rows]
+    inputs         | tile | tile | .. |      of one split (M <= 64), or of all
+                      sum    sum             INT8: int32, exact.  FP8: float32, promoted after each tile
+
+FP8's trap: on sm_90 the matrix unit adds float8 products to a running sum of about 14 bits. A sum that runs over all
+inputs loses what a bfloat16 result would keep. Here it never runs further than a tile of 128: `max_num_imprecise_acc`.
+
+A row has one result at every M up to 64, as in `w4a16`: splits follow from the weight's shape. Beyond, one program sums
+all inputs, which may differ in the last bits: a second sum in registers would spill. Float8 has matrix instructions
+from sm_89 on; the table of variants has FP8 for sm_90 alone.
+
+Bytes:  N * K, once for every 16, 64 or 128 rows; M * K of x per 128 outputs, from L2; the partial sums of `splits`.
+FLOPs:  2 * M * N * K, at twice the rate of 16 bits.   Memory-bound up to M of about 200.
+
+Dettmers et al. 2022 (arXiv 2208.07339); Micikevicius et al. 2022 (arXiv 2209.05433); DeepSeek-AI 2024 (arXiv
+2412.19437, 3.3.2) for blocks of 128 and the trap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import product
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from millstream_kernels.arguments import KernelArgumentError, capability_of, require, require_tensor
+from millstream_kernels.linear.splits import TILE, Splits, add_splits, splits_of
+from millstream_kernels.variant import TensorCores, Variant
+
+CODES = {torch.int8, torch.float8_e4m3fn}
+OUTPUTS = {torch.bfloat16, torch.float16, torch.float32}
+UNIT = 16  # sizes and strides of codes are passed in units of 16 bytes
+FEW_ROWS, SPLIT_ROWS = 16, 64  # up to here programs compute one split each
+FP8_CAPABILITY = 89
+
+
+class ScaleKind(StrEnum):
+    """What a scale belongs to."""
+
+    CHANNEL = "channel"  # weight_scales [N], x_scales [M]
+    BLOCK = "block"  # weight_scales [N / 128, K / 128], x_scales [M, K / 128], both rounded up
+
+
+@dataclass(frozen=True, slots=True)
+class W8A8Plan:
+    """How a product is computed. `splits` follows from the weight alone; the rest changes no bit of a row."""
+
+    block_rows: int
+    num_warps: int
+    num_stages: int
+    splits: Splits
+    writes_partials: bool
+
+
+def tiles(num_rows: int) -> tuple[int, int, int]:
+    """Rows of a tile, warps and stages."""
+    if num_rows <= FEW_ROWS:
+        return FEW_ROWS, 4, 4
+    return (64, 4, 4) if num_rows <= SPLIT_ROWS else (128, 8, 3)
+
+
+def plan(num_rows: int, num_outputs: int, num_inputs: int) -> W8A8Plan:
+    """Return how `num_rows` rows are multiplied."""
+    splits = splits_of(num_outputs, num_inputs)
+    return W8A8Plan(*tiles(num_rows), splits, writes_partials=num_rows <= SPLIT_ROWS)
+
+
+@triton.jit(
+    do_not_specialize=["x_row", "weight_row", "num_rows", "num_outputs", "num_inputs", "split_tiles", "has_bias"]
+)
+def w8a8_product(
+    x,
+    x_scales,
+    weight,
+    weight_scales,
+    bias,
+    output,
+    x_row,
+    weight_row,
+    num_rows,
+    num_outputs,
+    num_inputs,
+    split_tiles,
+    has_bias,
+    BLOCK_ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    UNIT: tl.constexpr,
+    IS_BLOCK: tl.constexpr,
+    PARTIAL: tl.constexpr,
+):
+    """One tile of outputs and rows. `x_row`, `weight_row`, `num_inputs`: in units of `UNIT` numbers.
+
+    PARTIAL: one split, to `output` float32 `[splits, M, tiles * TILE]`; else all, to `output` `[M, N]`.
+    """
+    SUMS: tl.constexpr = tl.int32 if x.dtype.element_ty == tl.int8 else tl.float32
+    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    split = tl.program_id(2)
+    is_row, is_output = rows < num_rows, columns < num_outputs
+    inputs = tl.arange(0, TILE)
+    size = num_inputs * UNIT
+    input_tiles = tl.cdiv(size, TILE)
+    x_places = x + rows.to(tl.int64)[None, :] * x_row * UNIT + inputs[:, None]
+    weight_places = weight + columns.to(tl.int64)[:, None] * weight_row * UNIT + inputs[None, :]
+    x_scale_places, weight_scale_places = x_scales + rows, weight_scales + columns
+    if IS_BLOCK:
+        x_scale_places = x_scales + rows.to(tl.int64) * input_tiles
+        weight_scale_places = weight_scales + tl.program_id(1).to(tl.int64) * input_tiles
+    else:
+        x_scale = tl.load(x_scale_places, mask=is_row, other=0.0)
+        weight_scale = tl.load(weight_scale_places, mask=is_output, other=0.0)
+        scale = x_scale[None, :] * weight_scale[:, None]
+
+    begin, end = 0, input_tiles
+    if PARTIAL:
+        begin = split * split_tiles
+        end = tl.minimum(begin + split_tiles, input_tiles)
+    of_split = tl.zeros((TILE, BLOCK_ROWS), tl.float32 if IS_BLOCK else SUMS)
+    for tile in range(begin, end):
+        first = tile * TILE
+        inside = first + inputs < size
+        w = tl.load(weight_places + first, mask=is_output[:, None] & inside[None, :], other=0.0)
+        numbers = tl.load(x_places + first, mask=is_row[None, :] & inside[:, None], other=0.0)
+        if IS_BLOCK:
+            of_tile = tl.dot(w, numbers, out_dtype=SUMS).to(tl.float32)
+            x_scale = tl.load(x_scale_places + tile, mask=is_row, other=0.0)
+            of_split += of_tile * (x_scale * tl.load(weight_scale_places + tile))[None, :]
+        else:
+            of_split = tl.dot(w, numbers, of_split, max_num_imprecise_acc=TILE, out_dtype=SUMS)
+
+    total = of_split if IS_BLOCK else of_split.to(tl.float32) * scale
+    if PARTIAL:
+        width = tl.num_programs(1) * TILE
+        first_row = (split * num_rows.to(tl.int64) + rows)[None, :] * width
+        tl.store(output + first_row + columns[:, None], total, mask=is_row[None, :])
+    else:
+        added = tl.load(bias + columns, mask=is_output & (has_bias != 0), other=0.0).to(tl.float32)
+        total += added[:, None]
+        places = output + rows.to(tl.int64)[None, :] * num_outputs + columns[:, None]
+        tl.store(places, total.to(output.dtype.element_ty), mask=is_row[None, :] & is_output[:, None])
+
+
+def w8a8_linear(
+    x: Tensor,
+    x_scales: Tensor,
+    weight: Tensor,
+    weight_scales: Tensor,
+    bias: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    output: Tensor | None = None,
+) -> Tensor:
+    """Return `(x * x_scales) @ (weight * weight_scales).T + bias`, `[M, N]`.
+
+    Args:
+        x: `[M, K]`, int8 or float8_e4m3fn (`elementwise.codes.Quantized.codes`, float8 as `view(torch.float8_e4m3fn)`);
+            dense rows; K and the distance of rows are multiples of 16.
+        x_scales: float32, contiguous: `[M]`, or `[M, K / 128]` with blocks.
+        weight: `[N, K]` in the type of x, as in a checkpoint; dense rows, a multiple of 16 apart.
+        weight_scales: float32, contiguous: `[N]`, or `[N / 128, K / 128]` rounded up, which means blocks.
+        bias: `[N]` in the output's type.
+        dtype: of the output that is allocated: bfloat16, float16 or float32.
+        output: `[M, N]`, contiguous.
+
+    Raises:
+        KernelArgumentError: naming the argument.
+    """
+    kind = _check(x, x_scales, weight, weight_scales)
+    num_rows, num_outputs = x.shape[0], weight.shape[0]
+    if output is None:
+        output = torch.empty((num_rows, num_outputs), dtype=dtype, device=x.device)
+    require_tensor("output", output, (num_rows, num_outputs), OUTPUTS)
+    require(output.is_contiguous(), "output", "is not contiguous")
+    if bias is not None:
+        require_tensor("bias", bias, (num_outputs,), {output.dtype})
+        require(bias.is_contiguous(), "bias", "is not contiguous")
+    if num_rows == 0:
+        return output
+    own = plan(num_rows, num_outputs, x.shape[1])
+    output_tiles = triton.cdiv(num_outputs, TILE)
+    target = output
+    if own.writes_partials:
+        partials = (own.splits.count, num_rows, output_tiles * TILE)
+        target = torch.empty(partials, dtype=torch.float32, device=x.device)
+    row_tiles = triton.cdiv(num_rows, own.block_rows)
+    w8a8_product[(row_tiles, output_tiles, own.splits.count if own.writes_partials else 1)](
+        x,
+        x_scales,
+        weight,
+        weight_scales,
+        output if bias is None else bias,
+        target,
+        x.stride(0) // UNIT,
+        weight.stride(0) // UNIT,
+        num_rows,
+        num_outputs,
+        x.shape[1] // UNIT,
+        own.splits.tiles,
+        int(bias is not None),
+        **_constants(own, kind),
+        num_warps=own.num_warps,
+        num_stages=own.num_stages,
+    )
+    if own.writes_partials:
+        add_splits(target, bias, output)
+    return output
+
+
+def _check(x: Tensor, x_scales: Tensor, weight: Tensor, weight_scales: Tensor) -> ScaleKind:
+    require_tensor("x", x, (None, None), CODES)
+    num_rows, size = x.shape
+    require(size > 0 and size % UNIT == 0, "x", f"has {size} inputs; give a multiple of {UNIT}")
+    require_tensor("weight", weight, (None, size), {x.dtype})
+    num_outputs = weight.shape[0]
+    require(num_outputs > 0, "weight", "has no outputs")
+    for name, codes in (("x", x), ("weight", weight)):
+        require(codes.stride(1) == 1, name, f"has a stride of {codes.stride(1)} in its last dimension; 1 is expected")
+        require(codes.stride(0) % UNIT == 0, name, f"has rows {codes.stride(0)} apart; give a multiple of {UNIT}")
+    if x.dtype == torch.float8_e4m3fn and capability_of(x) < FP8_CAPABILITY:
+        raise KernelArgumentError("x", f"is float8_e4m3fn; sm_{capability_of(x)} has no matrix instruction for it")
+    kind = ScaleKind.BLOCK if weight_scales.dim() == 2 else ScaleKind.CHANNEL
+    per_row: tuple[int, ...] = (num_rows,)
+    per_output: tuple[int, ...] = (num_outputs,)
+    if kind == ScaleKind.BLOCK:
+        input_tiles = triton.cdiv(size, TILE)
+        per_row, per_output = (num_rows, input_tiles), (triton.cdiv(num_outputs, TILE), input_tiles)
+    for name, scales, shape in (("x_scales", x_scales, per_row), ("weight_scales", weight_scales, per_output)):
+        require_tensor(name, scales, shape, {torch.float32})
+        require(scales.is_contiguous(), name, "is not contiguous")
+    return kind
+
+
+def _constants(own: W8A8Plan, kind: ScaleKind) -> dict[str, int | bool]:
+    return {
+        "BLOCK_ROWS": own.block_rows,
+        "TILE": TILE,
+        "UNIT": UNIT,
+        "IS_BLOCK": kind == ScaleKind.BLOCK,
+        "PARTIAL": own.writes_partials,
+    }
+
+
+def w8a8_variants() -> Iterator[Variant]:
+    """Models in bfloat16: INT8 by channel, FP8 by channel and by block."""
+    formats = [("i8", ScaleKind.CHANNEL, (80, 90)), ("fp8e4nv", ScaleKind.CHANNEL, (90,))]
+    formats.append(("fp8e4nv", ScaleKind.BLOCK, (90,)))
+    for (codes, kind, capabilities), num_rows in product(formats, (FEW_ROWS, SPLIT_ROWS, SPLIT_ROWS + 1)):
+        own = W8A8Plan(*tiles(num_rows), Splits(1, 1), writes_partials=num_rows <= SPLIT_ROWS)
+        arguments = {"x": f"*{codes}", "x_scales": "*fp32", "weight": f"*{codes}", "weight_scales": "*fp32"}
+        arguments |= {"bias": "*bf16", "output": "*fp32" if own.writes_partials else "*bf16"}
+        yield Variant(
+            f"{codes}-{kind}-rows{own.block_rows}",
+            w8a8_product,
+            arguments | dict.fromkeys(w8a8_product.arg_names[6:13], "i32"),
+            _constants(own, kind),
+            TensorCores.WGMMA,
+            own.num_warps,
+            own.num_stages,
+            capabilities=capabilities,
+        )
