@@ -19,6 +19,7 @@ from millstream_operator.api.spec import Accelerator, AcceleratorType
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part
 from millstream_operator.inventory.node_kinds import Inventory
 from millstream_operator.planning.choices.candidates import Question
+from millstream_operator.planning.choices.draft_fit import cpu_draft_problem
 from millstream_operator.planning.choices.four_bit import may_advise, with_four_bits
 from millstream_operator.planning.choices.kv_layout import is_grouped, planned_cpu_memory
 from millstream_operator.planning.choices.outcome import Outcome, Problem, Stage
@@ -37,10 +38,10 @@ from millstream_operator.planning.left_out_nodes import plain_reasons, reasons, 
 from millstream_operator.planning.made_model import as_four_bit, as_made, asked_method, made_problem
 from millstream_operator.planning.plan import EnginePlan, Infeasible, Plan, PlanDefaults, PlanReason
 from millstream_operator.planning.pod_resources import replica_resources
-from millstream_operator.planning.requires import refusal
+from millstream_operator.planning.requires import refusal, usable_draft_shape
 from millstream_operator.planning.resolved_spec import ResolvedSpec, resolve_spec
 from millstream_operator.planning.restart_fields import input_hash
-from millstream_operator.planning.sizing.cpu_memory import shortest_length
+from millstream_operator.planning.sizing.cpu_memory import CpuMemory, shortest_length
 from millstream_operator.planning.spec_plan import missing_capabilities, plan_from_spec
 from millstream_operator.planning.unknown_inventory import (
     FITS_ANYWHERE,
@@ -263,9 +264,12 @@ def _sentence(words: str) -> str:
 
 def _decide_cpu(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts, *, explain: bool) -> Plan | Infeasible:
     """A CPU replica: the same plan as without facts, with its ledger, or what is short."""
-    shape = facts.shape
+    shape, draft = facts.shape, usable_draft_shape(deployment.spec, facts)
     assert shape is not None  # noqa: S101 - `decide` asked
-    memory = planned_cpu_memory(deployment.spec, shape, facts.runtime)
+    if draft is not None and (problem := cpu_draft_problem(deployment.spec, shape, draft)) is not None:
+        infeasible = Infeasible("speculation", _sentence(problem), input_hash(deployment))
+        return _with_fixes(infeasible, deployment, defaults, facts) if explain else infeasible
+    memory = planned_cpu_memory(deployment.spec, shape, facts.runtime, draft)
     length = shortest_length(deployment.spec, shape)
     if memory.holds(length):
         blind = plan_from_spec(deployment, defaults, facts)
@@ -278,7 +282,13 @@ def _decide_cpu(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts,
     message = (
         f"A CPU replica with {memory.ledger.usable_bytes >> 20} MiB of memory has room for "
         f"{max(0, memory.kv_cache_tokens)} tokens of KV cache next to its float32 weights; {length} are wanted: "
-        f"{missing_bytes / (1 << 30):.1f} GiB are missing."
+        f"{missing_bytes / (1 << 30):.1f} GiB are missing.{_of_draft(memory)}"
     )
     infeasible = Infeasible("memory", message, input_hash(deployment))
     return _with_fixes(infeasible, deployment, defaults, facts) if explain else infeasible
+
+
+def _of_draft(memory: CpuMemory) -> str:
+    """Say what the draft model takes of the memory, so that a person sees what it costs."""
+    draft_bytes = memory.ledger.draft_weights_bytes
+    return f" The draft model takes {draft_bytes / (1 << 30):.1f} GiB for its weights." if draft_bytes else ""

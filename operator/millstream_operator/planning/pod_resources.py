@@ -21,7 +21,7 @@ from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import GPU_RESOURCE, PlanReason, ResourcePlan
-from millstream_operator.planning.requires import draft_source
+from millstream_operator.planning.requires import draft_source, usable_draft_shape
 from millstream_operator.planning.sizing.cpu_memory import (
     CPU_MEMORY_LIMIT,
     PROCESS_BYTES,
@@ -66,7 +66,7 @@ def replica_resources(spec: LLMDeploymentSpec, facts: Facts, gpus: int, tensor: 
     download = _replica_download(spec, facts)
     if gpus:
         return _on_gpus(gpus, tensor, facts.checkpoint_bytes or _unquantized_bytes(facts.shape), download)
-    return _on_a_cpu(_used_on_cpu(facts.shape), memory_limit_bytes(spec), download)
+    return _on_a_cpu(_used_on_cpu(spec, facts), memory_limit_bytes(spec), download)
 
 
 def download_of(source: ModelSource, checkpoint_bytes: int | None) -> Download:
@@ -132,8 +132,13 @@ def _unquantized_bytes(shape: ModelShape | None) -> int | None:
     return shape.parameters.total * shape.weight_bytes if shape is not None else None
 
 
-def _used_on_cpu(shape: ModelShape | None) -> int | None:
-    return PROCESS_BYTES + RESERVE_BYTES + cpu_weights_bytes(shape) if shape is not None else None
+def _used_on_cpu(spec: LLMDeploymentSpec, facts: Facts) -> int | None:
+    """Return the bytes of the process and all weights; None where the model is not known."""
+    if facts.shape is None:
+        return None
+    draft = usable_draft_shape(spec, facts)
+    weights_bytes = cpu_weights_bytes(facts.shape) + (cpu_weights_bytes(draft) if draft is not None else 0)
+    return PROCESS_BYTES + RESERVE_BYTES + weights_bytes
 
 
 def _rounded(amount_bytes: int) -> str:

@@ -63,6 +63,11 @@ def usable_draft(spec: LLMDeploymentSpec, runtime: Capabilities) -> ModelSource 
     return draft_source(spec) if named in _speculation_methods(spec, runtime) else None
 
 
+def usable_draft_shape(spec: LLMDeploymentSpec, facts: Facts) -> ModelShape | None:
+    """Return the shape of the draft model that the pods load; None where there is none, or it is not known."""
+    return facts.draft_shape if usable_draft(spec, facts.runtime) is not None else None
+
+
 def _speculation_methods(spec: LLMDeploymentSpec, runtime: Capabilities) -> frozenset[str]:
     on_cpu = (spec.accelerator or Accelerator()).type is AcceleratorType.CPU
     return runtime.cpu_speculation_methods if on_cpu else runtime.speculation_methods
@@ -78,8 +83,12 @@ def requirements(
     tensor: int,
     pipeline: int,
     shape: ModelShape | None,
+    draft: ModelShape | None = None,
 ) -> tuple[str, ...]:
-    """Return everything that is missing, each a word or `word=value`, in a fixed order."""
+    """Return everything that is missing, each a word or `word=value`, in a fixed order.
+
+    `draft`: of the draft model that the pods load, where it is known.
+    """
     sources = [source for source in (deployment.spec.model.source, draft_source(deployment.spec)) if source is not None]
     found = [f"source={kind}" for kind in dict.fromkeys(map(source_kind, sources)) if kind not in runtime.sources]
     if shape is not None and shape.family not in runtime.model_families:
@@ -105,11 +114,24 @@ def requirements(
         found.append(f"kvLayout={TABLE_PER_GROUP}")
     if speculation not in _speculation_methods(deployment.spec, runtime):
         found.append(f"speculation={speculation}")
+    found += _missing_for_draft(draft, runtime, on_cpu=on_cpu) if draft is not None else ()
     if tensor > runtime.max_tensor_parallel_size:
         found.append(f"tensorParallelSize={tensor}")
     if pipeline > runtime.max_pipeline_parallel_size:
         found.append(f"pipelineParallelSize={pipeline}")
-    return tuple(found)
+    return tuple(dict.fromkeys(found))
+
+
+def _missing_for_draft(draft: ModelShape, runtime: Capabilities, *, on_cpu: bool) -> list[str]:
+    """What the runtime lacks to load a draft model as it is stored."""
+    found = [f"modelFamily={draft.family}"] if draft.family not in runtime.model_families else []
+    if draft.quantization is None:
+        return found
+    if draft.quantization.method not in (runtime.cpu_quantization_methods if on_cpu else runtime.quantization_methods):
+        found.append(f"quantization={draft.quantization.method}")
+    elif on_cpu and draft.quantization.cpu_problem:
+        found.append(f"checkpointFormat={draft.quantization.cpu_problem}")
+    return found
 
 
 def unknown_facts(spec: LLMDeploymentSpec, facts: Facts) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from millstream_operator.planning.made_model import asked_method, made_method, m
 from millstream_operator.planning.model_path import draft_path, model_path
 from millstream_operator.planning.plan import DraftFiles, EnginePlan, Plan, PlanDefaults, PlanReason
 from millstream_operator.planning.pod_resources import replica_resources
-from millstream_operator.planning.requires import requirements, unknown_facts, usable_draft
+from millstream_operator.planning.requires import requirements, unknown_facts, usable_draft, usable_draft_shape
 from millstream_operator.planning.resolved_spec import batching, given_or
 from millstream_operator.planning.restart_fields import input_hash
 from millstream_operator.planning.timeouts import drain_timeout_seconds
@@ -162,6 +162,7 @@ def missing_capabilities(
         tensor=placed.tensor,
         pipeline=placed.pipeline,
         shape=facts.shape,
+        draft=usable_draft_shape(deployment.spec, facts),
     )
 
 

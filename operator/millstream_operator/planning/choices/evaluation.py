@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from millstream_operator.catalog.gpu import MINIMUM_SM, MINIMUM_SM_KV_CACHE
 from millstream_operator.planning.choices.candidates import Candidate, Question, correction_for
+from millstream_operator.planning.choices.draft_fit import vocabulary_problem
 from millstream_operator.planning.choices.machines import draft_machine, target_machine
 from millstream_operator.planning.choices.outcome import Outcome, Problem, Stage
 from millstream_operator.planning.plan import SpeculationPlan
@@ -58,16 +59,10 @@ def _incompatibility(question: Question, candidate: Candidate) -> Problem | None
                 f"{method} needs compute capability {needed} or newer; {part.name} has {part.compute_capability}",
             )
     draft = question.draft_shape
-    if (
-        draft is not None
-        and question.speculation.method == "DraftModel"
-        and draft.vocab_size != question.shape.vocab_size
-    ):
-        return Problem(
-            Stage.SPECULATION,
-            f"the draft's vocabulary of {draft.vocab_size} tokens is not the target's of {question.shape.vocab_size}",
-        )
-    return None
+    if draft is None or question.speculation.method != "DraftModel":
+        return None
+    why = vocabulary_problem(question.shape, draft)
+    return Problem(Stage.SPECULATION, why) if why is not None else None
 
 
 def _sized(question: Question, candidate: Candidate) -> Outcome:

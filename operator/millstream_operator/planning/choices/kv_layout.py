@@ -12,11 +12,12 @@ from millstream_runtime.config import Capabilities
 TABLE_PER_GROUP = "TablePerGroup"
 
 
-def is_grouped(spec: LLMDeploymentSpec, runtime: Capabilities) -> bool | None:
+def is_grouped(spec: LLMDeploymentSpec, runtime: Capabilities, *, has_draft: bool = False) -> bool | None:
     """Return what the runtime will do with a model that mixes windows; None: what saves memory (`kv_layout`).
 
-    A runtime does so by itself on a CPU alone. Of an image that the spec names this is not known, so its replicas are
-    planned as if they kept every block: such a plan holds for either.
+    A runtime does so by itself on a CPU alone, and not beside a draft model, whose pool has a block for each of theirs.
+    Of an image that the spec names this is not known, so its replicas are planned as if they kept every block: such a
+    plan holds for either.
     """
     asked = (spec.engine or Engine()).hybrid_kv_cache_manager
     if TABLE_PER_GROUP not in runtime.kv_layouts or asked is Switch.DISABLED:
@@ -24,7 +25,7 @@ def is_grouped(spec: LLMDeploymentSpec, runtime: Capabilities) -> bool | None:
     if asked is Switch.ENABLED:
         return True
     on_cpu = (spec.accelerator or Accelerator()).type is AcceleratorType.CPU
-    return None if on_cpu and (spec.runtime or Runtime()).image is None else False
+    return None if on_cpu and not has_draft and (spec.runtime or Runtime()).image is None else False
 
 
 def hybrid_flag(spec: LLMDeploymentSpec, runtime: Capabilities) -> bool | None:
@@ -35,8 +36,13 @@ def hybrid_flag(spec: LLMDeploymentSpec, runtime: Capabilities) -> bool | None:
     return asked is Switch.ENABLED if asked is not None else None
 
 
-def planned_cpu_memory(spec: LLMDeploymentSpec, shape: ModelShape, runtime: Capabilities) -> CpuMemory:
-    """Return the ledger and the KV pool of one replica on a CPU, with the engine limits that it gets."""
+def planned_cpu_memory(
+    spec: LLMDeploymentSpec, shape: ModelShape, runtime: Capabilities, draft: ModelShape | None = None
+) -> CpuMemory:
+    """Return the ledger and the KV pool of one replica on a CPU, with the engine limits that it gets.
+
+    `draft`: the draft model that the replica loads.
+    """
     max_num_batched_tokens, max_num_seqs, _, _ = batching(spec, on_cpu=True)
     asked = spec.quantization.kv_cache if spec.quantization is not None else None
     return cpu_memory(
@@ -44,6 +50,7 @@ def planned_cpu_memory(spec: LLMDeploymentSpec, shape: ModelShape, runtime: Capa
         shape,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
-        is_grouped=is_grouped(spec, runtime),
+        is_grouped=is_grouped(spec, runtime, has_draft=draft is not None),
         kv_cache="None" if asked in (None, KVCacheMethod.AUTO) else asked.value,
+        draft=draft,
     )

@@ -11,6 +11,7 @@ from millstream_operator.planning.choices.kv_layout import planned_cpu_memory
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.fixes.change import Change, edit, spec_of
 from millstream_operator.planning.fixes.least_change import change_of
+from millstream_operator.planning.requires import usable_draft_shape
 from millstream_operator.planning.sizing.cpu_memory import shortest_length
 
 MEMORY_LIMIT = "podTemplate.spec.containers[runtime].resources.limits.memory"
@@ -21,7 +22,8 @@ def memory_changes(deployment: LLMDeployment, facts: Facts) -> Iterator[Change]:
     """Yield the smallest memory limit in whole GiB with which the model and one request fit."""
     if facts.shape is None:
         return
-    memory = planned_cpu_memory(deployment.spec, facts.shape, facts.runtime)
+    draft = usable_draft_shape(deployment.spec, facts)
+    memory = planned_cpu_memory(deployment.spec, facts.shape, facts.runtime, draft)
     wanted_bytes = memory.limit_for(shortest_length(deployment.spec, facts.shape))
     if (change := _with_memory(deployment, facts, f"{-(-wanted_bytes // GIB)}Gi")) is not None:
         yield replace(change, step=change_of(memory.ledger.usable_bytes, wanted_bytes))

@@ -24,6 +24,7 @@ from millstream_operator.planning.fixes.number_changes import (
     shorter,
     smaller_steps,
 )
+from millstream_operator.planning.requires import draft_source
 from millstream_operator.planning.sizing.tensor_parallel import sizes, tensor_parallel_problem
 from millstream_operator.planning.sizing.weights import weight_format
 
@@ -38,6 +39,8 @@ def spec_changes(constraint: str, deployment: LLMDeployment, facts: Facts, repla
             yield from _given(shorter(deployment, facts, replan, shortest=16))
         if constraint == "quantization":
             yield from _given(edit(deployment, facts, quantization__method=method) for method in _other_formats(facts))
+        if constraint == "speculation" or (constraint == "memory" and draft_source(deployment.spec) is not None):
+            yield from _given(_without_draft(deployment, facts, method) for method in ("NGram", "Disabled"))
         return
     yield from _given(_for_constraint(constraint, deployment, facts, replan))
     yield from _given(_present_products(deployment, facts))

@@ -1,7 +1,8 @@
 """The memory of a replica on a CPU: what the runtime will find in its container.
 
 The shares are the runtime's own (`engine/kv/pool_size.py`): float32 or packed weights, a reserve, and at most 30 % of
-the container's memory for the KV pool, in float32 or in the format that the spec names.
+the container's memory for the KV pool, in float32 or in the format that the spec names. A draft model's weights, keys
+and values are counted as the model's are.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class CpuMemory:
     def limit_for(self, tokens: int) -> int:
         """Return the bytes of a memory limit with which the pool holds a request of so many tokens."""
         need, ledger = self.pool.bytes_for([(1, tokens)]), self.ledger
-        rest = ledger.context_bytes + ledger.activations_bytes + ledger.weights_bytes + ledger.embeddings_bytes
+        weights = ledger.weights_bytes + ledger.embeddings_bytes + ledger.draft_weights_bytes
+        rest = ledger.context_bytes + ledger.activations_bytes + weights
         return max(rest + need, -(-need * 100 // POOL_SHARE_PERCENT))
 
 
@@ -94,17 +96,20 @@ def cpu_memory(
     max_num_seqs: int,
     is_grouped: bool | None,
     kv_cache: str = "None",
+    draft: ModelShape | None = None,
 ) -> CpuMemory:
     """The ledger and the KV pool of one replica on a CPU.
 
     Args:
         is_grouped: see `kv_layout.choose_layout`.
         kv_cache: the format of keys and values.
+        draft: the draft model. Its pool has as many blocks as the model's, in the same format.
     """
     limit = memory_limit_bytes(spec)
     tables = (shape.parameters.embedding + shape.parameters.head) * FLOAT32_BYTES
     weights = cpu_weights_bytes(shape) - tables
-    rest = limit - PROCESS_BYTES - RESERVE_BYTES - weights - tables
+    draft_weights = cpu_weights_bytes(draft) if draft is not None else 0
+    rest = limit - PROCESS_BYTES - RESERVE_BYTES - weights - tables - draft_weights
     pool = min(rest, limit * POOL_SHARE_PERCENT // 100)
     ledger = MemoryLedger(
         usable_bytes=limit,
@@ -114,7 +119,7 @@ def cpu_memory(
         nccl_bytes=0,
         weights_bytes=weights,
         embeddings_bytes=tables,
-        draft_weights_bytes=0,
+        draft_weights_bytes=draft_weights,
         activations_bytes=RESERVE_BYTES,
         kv_cache_bytes=pool,
     )
@@ -127,5 +132,6 @@ def cpu_memory(
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
             is_grouped=is_grouped,
+            draft_token_bytes=0 if draft is None else kv_bytes_per_token(draft, kv_cache, dtype_bytes=FLOAT32_BYTES),
         ),
     )

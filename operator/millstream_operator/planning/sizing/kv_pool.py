@@ -76,12 +76,14 @@ def kv_pool(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     is_grouped: bool | None,
+    draft_token_bytes: int = 0,
 ) -> KvPool:
     """Return the pool for these engine limits.
 
     Args:
         token_bytes: of one token in all layers that share the pool.
         is_grouped: see `choose_layout`. False where a draft model or pipeline stages share the layers.
+        draft_token_bytes: of one token in the draft model's pool, which has as many blocks.
     """
     layout = choose_layout(
         shape.windows,
@@ -92,11 +94,11 @@ def kv_pool(
         is_grouped=is_grouped,
     )
     if layout.num_groups == 1:
-        return KvPool(token_bytes, max_model_len, max_num_seqs)
+        return KvPool(token_bytes + draft_token_bytes, max_model_len, max_num_seqs)
     return KvPool(
         token_bytes,
         max_model_len,
         max_num_seqs,
         RequestBlocks(layout, DEFAULT_BLOCK_SIZE_TOKENS, max_num_batched_tokens),
-        token_bytes // shape.num_layers * layout.layers_per_group * DEFAULT_BLOCK_SIZE_TOKENS,
+        (token_bytes // shape.num_layers * layout.layers_per_group + draft_token_bytes) * DEFAULT_BLOCK_SIZE_TOKENS,
     )
