@@ -68,6 +68,12 @@ class SpeculationStatus(ApiModel):
     assumed_acceptance_percent: int | None = Field(
         None, ge=0, le=100, description="Share of accepted tokens that predictions assume; not a measurement."
     )
+    most_speedup_percent: int | None = Field(
+        None,
+        ge=0,
+        description="On a CPU: tokens per second of one request over those without drafts, at most, if that share is "
+        "accepted. 139: 1.39 times.",
+    )
 
 
 class MemoryStatus(ApiModel):

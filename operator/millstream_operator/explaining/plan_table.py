@@ -81,6 +81,8 @@ def _facts(plan: Plan, style: Style, calibration: str | None) -> list[str]:
     speculation = plan.speculation
     if speculation.method != "Disabled":
         assumed = f"{speculation.assumed_acceptance_percent} % acceptance assumed"
+        if speculation.most_speedup_percent is not None:
+            assumed += f": at most {speculation.most_speedup_percent / 100:.2f} times as fast alone"
         rows.append(["speculation", f"{speculation.method}, {speculation.max_draft_tokens} tokens ({assumed})"])
     if predicted is not None:
         rows.append(

@@ -60,20 +60,26 @@ class EnginePlan:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationPlan:
-    """How tokens are proposed. `assumed_acceptance_percent` is assumed by predictions, not measured."""
+    """How tokens are proposed. `assumed_acceptance_percent` is assumed by predictions, not measured.
+
+    `most_speedup_percent`: what one request gains at most (`draft_gain`). None: a GPU's predictions have it, or a shape
+    is not known.
+    """
 
     method: str = "Disabled"
     max_draft_tokens: int = 0
     assumed_acceptance_percent: int = 0
+    most_speedup_percent: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         if self.method == "Disabled":
             return {"method": self.method}
+        most = {"mostSpeedupPercent": self.most_speedup_percent} if self.most_speedup_percent is not None else {}
         return {
             "method": self.method,
             "maxDraftTokens": self.max_draft_tokens,
             "assumedAcceptancePercent": self.assumed_acceptance_percent,
-        }
+        } | most
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from millstream_operator.api import duration
@@ -24,6 +24,8 @@ from millstream_operator.planning.pod_resources import replica_resources
 from millstream_operator.planning.requires import requirements, unknown_facts, usable_draft, usable_draft_shape
 from millstream_operator.planning.resolved_spec import batching, given_or
 from millstream_operator.planning.restart_fields import input_hash
+from millstream_operator.planning.sizing.draft_gain import draft_share, most_speedup_percent
+from millstream_operator.planning.sizing.roofline import SpeculationSpeed
 from millstream_operator.planning.timeouts import drain_timeout_seconds
 
 Reasons = tuple[PlanReason, ...]
@@ -82,6 +84,8 @@ def plan_from_spec(deployment: LLMDeployment, defaults: PlanDefaults, facts: Fac
     image, image_reason = _runtime_image(spec, defaults)
     resources, resources_reason = replica_resources(spec, facts, placement.gpus, placement.tensor)
     speculation = choose_speculation(spec, facts.choosable)
+    if not placement.on_gpu:
+        speculation = _with_gain(speculation, facts)
     missing = missing_capabilities(deployment, facts, placement, speculation)
     unknown = facts.unknown if placement.on_gpu else ()
     return Plan(
@@ -125,6 +129,22 @@ def weights_path(deployment: LLMDeployment, revision: str | None) -> str:
     if made_method(deployment.spec) is not None:
         return made_path(deployment, revision)
     return model_path(deployment.spec, revision)
+
+
+def _with_gain(choice: SpeculationChoice, facts: Facts) -> SpeculationChoice:
+    """The same with what it gains at most, and the assumption behind that; unchanged where a shape is not known."""
+    target, draft, plan = facts.shape, facts.draft_shape, choice.plan
+    if plan.method == "Disabled" or (plan.method != "NGram" and (target is None or draft is None)):
+        return choice
+    share = draft_share(target, draft) if target is not None and draft is not None else 0.0
+    accepted = plan.assumed_acceptance_percent / 100
+    most = most_speedup_percent(SpeculationSpeed(draft_tokens=plan.max_draft_tokens, acceptance=accepted), share)
+    gain = (
+        f" At most {most / 100:.2f} times the tokens per second of one request, if "
+        f"{plan.assumed_acceptance_percent} % of the drafts are accepted (assumed)."
+    )
+    reason = replace(choice.reason, reason=f"{choice.reason.reason}{gain}")
+    return replace(choice, plan=replace(plan, most_speedup_percent=most), reason=reason)
 
 
 def _draft_files(spec: LLMDeploymentSpec, facts: Facts) -> DraftFiles | None:

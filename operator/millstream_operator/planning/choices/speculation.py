@@ -16,6 +16,11 @@ from millstream_runtime.config import Capabilities
 
 DRAFT_TOKENS = {"DraftModel": 5, "EAGLE": 5, "Medusa": 4, "NGram": 4}
 ASSUMED_ACCEPTANCE_PERCENT = {"DraftModel": 70, "EAGLE": 80, "Medusa": 60, "NGram": 40}
+# Of what `speculation` leaves to Auto: whose answers repeat their prompt.
+REPEATING = {
+    Profile.CODE: "edited code repeats its prompt",
+    Profile.RAG: "answers quote the documents of their prompt",
+}
 WITHOUT = {
     Profile.CREATIVE: "Open-ended text follows no draft, so checking drafts costs more than it gains.",
     Profile.BATCH: "Full batches leave no idle arithmetic to check drafts with.",
@@ -31,7 +36,10 @@ class SpeculationChoice:
 
 
 def choose_speculation(spec: LLMDeploymentSpec, choosable: Capabilities) -> SpeculationChoice:
-    """What the spec names stands; what it leaves open follows from profile and tier."""
+    """What the spec names stands; what it leaves open follows from profile and tier.
+
+    Where `speculation` is absent, a plan is as it was before profiles decided: no stored plan changes.
+    """
     wanted = spec.speculation or Speculation()
     method = (wanted.method or "Auto") + ""
     if method == "Auto" and wanted.draft_model is not None:
@@ -44,11 +52,14 @@ def choose_speculation(spec: LLMDeploymentSpec, choosable: Capabilities) -> Spec
     if profile is None and spec.tier is None and spec.speculation is None:
         return _chosen("Disabled", wanted, "No tier, profile or method asks for it.")
     who = f"Profile {profile}" if profile else f"Tier {spec.tier}" if spec.tier else "Method Auto"
-    insisted = wanted.max_draft_tokens is not None
-    if (spec.accelerator or Accelerator()).type is AcceleratorType.CPU and not insisted:
+    on_cpu, insisted = (spec.accelerator or Accelerator()).type is AcceleratorType.CPU, wanted.max_draft_tokens
+    methods = choosable.cpu_speculation_methods if on_cpu else choosable.speculation_methods
+    if spec.speculation is not None and insisted is None and "NGram" in methods:
+        return _by_profile(profile, wanted)
+    if on_cpu and insisted is None:
         why = f"{who}: n-grams on a CPU are not chosen by default; method NGram asks for them."
         return _chosen("Disabled", wanted, why)
-    if "NGram" not in choosable.speculation_methods and not insisted:
+    if "NGram" not in methods and insisted is None:
         rejected = Rejected(
             f"speculation NGram, {_tokens('NGram', wanted)} tokens", "This runtime cannot speculate by n-grams."
         )
@@ -56,6 +67,17 @@ def choose_speculation(spec: LLMDeploymentSpec, choosable: Capabilities) -> Spec
             SpeculationPlan(), PlanReason("speculation", f"{who} would have n-grams; this runtime cannot."), (rejected,)
         )
     return _chosen("NGram", wanted, f"{who}: n-grams cost no memory and pay where answers repeat their prompt.")
+
+
+def _by_profile(profile: Profile | None, wanted: Speculation) -> SpeculationChoice:
+    """What Auto means without a draft model."""
+    if profile in REPEATING:
+        return _chosen("NGram", wanted, f"Profile {profile}: n-grams cost no memory, and {REPEATING[profile]}.")
+    if profile is Profile.CHAT:
+        why = "Profile Chat: a draft model pays where chats are drafted; name one as speculation.draftModel."
+        return _chosen("Disabled", wanted, why)
+    who = f"With profile {profile}" if profile else "Without a profile"
+    return _chosen("Disabled", wanted, f"{who} answers need not repeat their prompt; method NGram asks for n-grams.")
 
 
 def _chosen(method: str, wanted: Speculation, why: str) -> SpeculationChoice:

@@ -1,24 +1,32 @@
-"""N-grams on a CPU: rendered where a spec asks for them, chosen for nobody, and refused by name on a GPU."""
+"""N-grams on a CPU: rendered where a spec asks for them, by workload for Auto, refused on a GPU."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from millstream_operator.api.load import parse
-from millstream_operator.planning.facts import Facts
+from millstream_operator.catalog.read_shape import read_shape_file
+from millstream_operator.planning.choices.speculation import choose_speculation
+from millstream_operator.planning.facts import EVERYTHING, Facts
 from millstream_operator.planning.plan import Plan, PlanDefaults
 from millstream_operator.planning.planner import decide
+from millstream_operator.planning.sizing.draft_gain import draft_share, most_speedup_percent
+from millstream_operator.planning.sizing.roofline import SpeculationSpeed
 from millstream_operator.rendering.runtime_config import boot_config
-from millstream_runtime.config import SpeculationMethod
+from millstream_runtime.config import CAPABILITIES, SpeculationMethod
 from tests.support.llmdeployments import manifest
 
-CPU = {"accelerator": {"type": "CPU"}}
+CPU: dict[str, Any] = {"accelerator": {"type": "CPU"}}
+DRAFT: dict[str, Any] = {"draftModel": {"source": {"local": {"path": "demo-draft"}}}}
+MODELS = Path(__file__).resolve().parents[4] / "models"
 
 
-def planned(**spec: Any) -> Plan:
-    found = decide(parse(manifest(**spec)), PlanDefaults("runtime:1"), Facts())
+def planned(facts: Facts | None = None, **spec: Any) -> Plan:
+    found = decide(parse(manifest(**spec)), PlanDefaults("runtime:1"), facts or Facts())
     assert isinstance(found, Plan)
     return found
 
@@ -41,6 +49,62 @@ def test_other_methods_are_refused_on_a_cpu(method: str) -> None:
 
 def test_n_grams_on_a_gpu_are_refused() -> None:
     assert planned(accelerator={"type": "GPU"}, speculation={"method": "NGram"}).requires == ("speculation=NGram",)
+
+
+AUTO: dict[str, Any] = {"speculation": {"method": "Auto"}}
+CAN_DRAFT = replace(CAPABILITIES, cpu_speculation_methods=EVERYTHING.cpu_speculation_methods)
+
+
+@pytest.mark.parametrize(
+    ("profile", "method"),
+    [("Code", "NGram"), ("RAG", "NGram"), ("Chat", "Disabled"), ("Math", "Disabled"), ("Creative", "Disabled"),
+     ("Batch", "Disabled"), ("Edge", "Disabled"), (None, "Disabled")],
+)  # fmt: skip
+def test_auto_follows_the_workload(profile: str | None, method: str) -> None:
+    workload: dict[str, Any] = {"workload": {"profile": profile}} if profile else {}
+    same: tuple[dict[str, Any], ...] = (AUTO, {"speculation": {}})
+    for asked in same:
+        plan = planned(**CPU, **workload, **asked)
+        assert plan.speculation.method == method
+        assert plan.requires == ()
+    choice = choose_speculation(parse(manifest(**CPU, **workload, speculation=DRAFT)).spec, CAN_DRAFT)
+    assert choice.plan.method == "DraftModel", "a draft that is named is used: no field is accepted and ignored"
+
+
+def test_auto_chooses_only_what_the_device_can() -> None:
+    code: dict[str, Any] = {"workload": {"profile": "Code"}} | AUTO
+    assert planned(**code, accelerator={"type": "GPU"}).speculation.method == "Disabled"
+    without = replace(CAPABILITIES, cpu_speculation_methods=frozenset({"Disabled"}))
+    assert choose_speculation(parse(manifest(**CPU, **code)).spec, without).plan.method == "Disabled"
+    only_gpus = replace(without, speculation_methods=frozenset({"Disabled", "NGram"}))
+    assert choose_speculation(parse(manifest(**CPU, **code)).spec, only_gpus).plan.method == "Disabled"
+
+
+def test_the_plan_says_what_drafts_gain_at_most_and_what_that_assumes() -> None:
+    plan = planned(**CPU, speculation={"method": "NGram"})
+    # 1 + 0.4 + 0.16 + 0.064 + 0.0256 tokens per check
+    assert plan.status_plan()["speculation"] == {
+        "method": "NGram",
+        "maxDraftTokens": 4,
+        "assumedAcceptancePercent": 40,
+        "mostSpeedupPercent": 165,
+    }
+    (said,) = [one.reason for one in plan.reasons if one.field == "speculation"]
+    assert "At most 1.65 times" in said
+    assert "40 % of the drafts are accepted (assumed)" in said
+
+
+def test_a_draft_model_gains_less_the_larger_it_is() -> None:
+    chat, small = (read_shape_file(MODELS / name / "config.json") for name in ("demo-chat", "demo-draft"))
+    drafting = SpeculationSpeed(draft_tokens=5, acceptance=0.7)
+    tokens = (1 - 0.7**6) / (1 - 0.7)
+    share = small.parameters.total / chat.parameters.total  # both tie head and embedding
+    assert draft_share(chat, small) == pytest.approx(share)
+    assert most_speedup_percent(drafting, share) == round(100 * tokens / (1 + 5 * share))
+    assert most_speedup_percent(drafting, 1.0) == round(100 * tokens / 6)
+    plan = planned(Facts(shape=chat, draft_shape=small), **CPU, speculation=DRAFT)
+    assert plan.speculation.most_speedup_percent == most_speedup_percent(drafting, share)
+    assert planned(**CPU, speculation=DRAFT).speculation.most_speedup_percent is None, "shapes are not known"
 
 
 @pytest.mark.parametrize("asked", [{}, {"tier": "Mid"}, {"workload": {"profile": "Code"}}, {"speculation": {}}])
