@@ -10,6 +10,7 @@ from millstream_kernels.elementwise.rope_kv_write import rope_kv_write_variants
 from millstream_kernels.linear.splits import sum_splits_variants
 from millstream_kernels.linear.w4a16 import w4a16_variants
 from millstream_kernels.linear.w8a8 import w8a8_variants
+from millstream_kernels.sampling.sample import sample_variants
 from millstream_kernels.variant import Variant
 
 VARIANTS: tuple[Variant, ...] = (
@@ -21,4 +22,5 @@ VARIANTS: tuple[Variant, ...] = (
     *w8a8_variants(),
     *sum_splits_variants(),
     *rope_kv_write_variants(),
+    *sample_variants(),
 )

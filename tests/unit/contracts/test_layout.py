@@ -60,7 +60,7 @@ USED_FROM_OUTSIDE = {
     r".*/models/families/\w+\.py::(read_config|build)": "models/registry.py imports them",
     r".*/commands/\w+\.py::run": "cli.py imports the command that was asked for",
     r"kernels/.*/reference\.py::\w+": "the mathematics that kernels are tested against",
-    r"kernels/millstream_kernels/(elementwise|linear)/\w+\.py::[\w.]+": "kernels that the runtime does not start yet",
+    r"kernels/millstream_kernels/(elementwise|linear|sampling)/\w+\.py::[\w.]+": "kernels that no engine starts yet",
     r".*::NoProgress\.purge": "kopf calls it",
     r".*::FencedBody\.write_with_length": "aiohttp calls it",
     r".*::CappedHttpProtocol\.\w+": "uvicorn and httptools call them",
