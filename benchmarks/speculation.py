@@ -28,7 +28,6 @@ from millstream_runtime.config import Device, RuntimeConfig, SpeculationMethod
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.engine.scheduling import sequence as engine_sequence
-from millstream_runtime.engine.speculation import drafting
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
 RESULT = Path(__file__).parent / "results" / "speculation.json"
@@ -160,7 +159,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
-    drafting.MOST_DRAFTING_REQUESTS = 64  # type: ignore[attr-defined]
     results = []
     with tempfile.TemporaryDirectory() as scratch:
         first, again = conversation(DEMO_MODEL)

@@ -20,7 +20,6 @@ from millstream_runtime.engine.execution import graphs, shard
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.recorders import Recorder
 from millstream_runtime.engine.scheduling.sequence import Sequence
-from millstream_runtime.engine.speculation import drafting
 from millstream_runtime.engine.speculation.drafter import Drafter
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
@@ -103,7 +102,6 @@ class Engines:
         settings, drafts = schedule.settings, schedule.settings.max_draft_tokens
         with pytest.MonkeyPatch.context() as patch, small_pools(longest_tokens, settings.spare_blocks):
             patch.setattr(graphs, "MEETINGS_BEFORE_RECORDING", 2)  # so that short answers reach what a load reaches
-            patch.setattr(drafting, "MOST_DRAFTING_REQUESTS", settings.max_num_seqs)
             patch.setattr(engine_module, "Sequence", CountedSequence)
             if settings.reads_in_place:
                 varlen_reference.use_reference(patch)

@@ -26,7 +26,6 @@ from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution import graphs
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.request import Request, SamplingParams
-from millstream_runtime.engine.speculation import drafting
 from millstream_runtime.engine.speculation.drafter import Drafter
 from tests.support.crowded import Crowded, crowd
 from tests.support.drafters import OftenRight
@@ -208,7 +207,6 @@ SPECULATING = ("speculating", "speculating, in small chunks")
 def _graphs_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that short answers reach what a load reaches."""
     monkeypatch.setattr(graphs, "MEETINGS_BEFORE_RECORDING", 2)
-    monkeypatch.setattr(drafting, "MOST_DRAFTING_REQUESTS", 64)
 
 
 @pytest.fixture(scope="module")

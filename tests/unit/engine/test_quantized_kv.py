@@ -21,7 +21,6 @@ from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution import graphs, shard
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.request import FinishReason, Request, TokenOutput
-from millstream_runtime.engine.speculation import drafting
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.quality.scored_model import ScoredModel
 from tests.support.crowded import crowd
@@ -180,10 +179,8 @@ def test_drafts_change_no_token(
     folders: dict[str, Path],
     make_engine: MakeEngine,
     alone: Callable[[str, KVCacheDType], Answers],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A draft that falls leaves quantized keys and values behind, which the next token overwrites."""
-    monkeypatch.setattr(drafting, "MOST_DRAFTING_REQUESTS", 64)
     run, settings, _ = WAYS[way]
     expected = alone(model, stored)
     drafter = OftenRight.about(make_requests(), expected, VOCABULARY)

@@ -8,9 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AttentionChunk:
-    """`num_tokens` new tokens of one sequence, the last of `context_len` cached ones."""
+    """`num_tokens` new tokens of one sequence, the last of `context_len` cached ones.
+
+    `num_drafts` of them, the last, are drafts: the chunk is a check.
+    """
 
     num_tokens: int
     context_len: int
     block_table: Seq[int]
     is_contiguous: bool  # whether each block of the table follows the one before it
+    num_drafts: int = 0

@@ -24,23 +24,21 @@ from millstream_runtime.engine.kv.layer_pool import LayerPool
 from millstream_runtime.engine.transfer import on_device
 from millstream_runtime.models.layers.attention import AttentionSpec
 
-# A strided call reads every row up to the longest. A row that joins it saves a call, which costs about as much time as
-# reading this much; more where other processes want the cores, since the threads of each call wait for each other.
-CALL_BYTES = 512 << 10
-
 
 class Lengths:
-    """Context lengths of decodes side by side, and which of their columns a window leaves to be seen."""
+    """Context lengths of sequences side by side, and which of their columns a window leaves to be seen."""
 
-    def __init__(self, lens: list[int], like: Tensor) -> None:
-        self.count, self.longest = len(lens), max(lens)
-        self._lens = lens
-        self._like = like
+    def __init__(self, chunks: Seq[AttentionChunk], like: Tensor) -> None:
+        self._lens = [chunk.context_len for chunk in chunks]
+        # What the first query of each sees: a decode has one query, a check several.
+        self._first_lens = [chunk.context_len - chunk.num_tokens + 1 for chunk in chunks]
+        self.count, self.longest = len(chunks), max(self._lens)
+        self.like = like
         self._seen: dict[int | None, tuple[int, Tensor | None]] = {}
 
     def first(self, window: int | None) -> int:
-        """The first column that any row sees."""
-        return 0 if window is None else max(0, min(self._lens) - window)
+        """The first column that any query sees."""
+        return 0 if window is None else max(0, min(self._first_lens) - window)
 
     def seen(self, window: int | None) -> tuple[int, Tensor | None]:
         """`first`, and a mask `[rows, 1, 1, longest - first]`; None where all see all.
@@ -57,67 +55,75 @@ class Lengths:
         return self.count * (self.longest - self.first(window))
 
     def columns_of(self, row: int, window: int | None) -> slice:
-        """What one row sees, counted from `first`."""
-        first, length = self.first(window), self._lens[row]
-        return slice((0 if window is None else max(0, length - window)) - first, length - first)
+        """What the queries of one row see, counted from `first`."""
+        first = self.first(window)
+        own_first = 0 if window is None else max(0, self._first_lens[row] - window)
+        return slice(own_first - first, self._lens[row] - first)
 
     def _mask(self, window: int | None, first: int) -> Tensor:
         """Every row of the mask is a piece of the same line, found by where its zeros end: one operation for all."""
-        line, end = line_for(self.longest, window, self._like)
+        line, end = line_for(self.longest, window, self.like)
         pieces = line.unfold(0, self.longest - first, 1)
         starts = on_device([end - length + first for length in self._lens], line.device)
         return pieces.index_select(0, starts)[:, None, None, :]
 
 
-class StridedDecode:
-    """Decodes whose sequences lie an equal distance apart in the pool, read in place."""
+class StridedTokens:
+    """Keys and values of sequences that lie an equal distance apart in the pool, read in place."""
 
-    def __init__(self, cache: KVCache, chunks: list[AttentionChunk], homes: list[int], start: int) -> None:
+    def __init__(self, cache: KVCache, chunks: Seq[AttentionChunk], homes: list[int]) -> None:
         block = cache.block_size_tokens
-        self.rows = slice(start, start + len(chunks))
         self._first_slot = homes[0] * block
         self._stride_slots = (homes[1] - homes[0]) * block if len(homes) > 1 else 0
-        self._lens = Lengths([chunk.context_len for chunk in chunks], cache.like)
+        self.lens = Lengths(chunks, cache.like)
 
-    def tokens_read(self, window: int | None) -> int:
-        """What the call reads of a layer with that window."""
-        return self._lens.columns(window)
-
-    def __call__(self, pool: LayerPool, query: Tensor, spec: AttentionSpec) -> Tensor:
-        """`[rows, KV, group, D]`, of this call's rows."""
-        first = self._lens.first(spec.window)
+    def read(self, pool: LayerPool, window: int | None) -> Tensor:
+        """`[sequences, heads, longest - first, D]`."""
+        first = self.lens.first(window)
         numbers = pool.in_place
         head, slot, element = numbers.stride()
-        size = (self._lens.count, numbers.shape[0], self._lens.longest - first, numbers.shape[2])
+        size = (self.lens.count, numbers.shape[0], self.lens.longest - first, numbers.shape[2])
         stride = (self._stride_slots * slot, head, slot, element)
-        tokens = numbers.as_strided(size, stride, (self._first_slot + first) * slot)
-        return _attend_side_by_side(query, tokens, self._lens, spec)
+        return numbers.as_strided(size, stride, (self._first_slot + first) * slot)
 
 
-class GatheredDecode:
-    """Decodes whose blocks lie anywhere: copied side by side, padded to the longest."""
+class GatheredTokens:
+    """Keys and values of sequences whose blocks lie anywhere: copied side by side, padded to the longest."""
 
-    def __init__(self, cache: KVCache, chunks: list[AttentionChunk], start: int) -> None:
-        self.rows = slice(start, start + len(chunks))
-        self._lens = Lengths([chunk.context_len for chunk in chunks], cache.like)
-        width = -(-self._lens.longest // cache.block_size_tokens)
+    def __init__(self, cache: KVCache, chunks: Seq[AttentionChunk]) -> None:
+        self.lens = Lengths(chunks, cache.like)
+        width = -(-self.lens.longest // cache.block_size_tokens)
         # Padding names the sequence's own last block: the mask takes it out.
         tables = [_padded(chunk.block_table[:width], width) for chunk in chunks]
         self._blocks = on_device(tables, cache.like.device)
         self._block_size_tokens = cache.block_size_tokens
 
-    def tokens_read(self, window: int | None) -> int:
-        """What the call reads of a layer with that window."""
-        return self._lens.columns(window)
-
-    def __call__(self, pool: LayerPool, query: Tensor, spec: AttentionSpec) -> Tensor:
-        """`[rows, KV, group, D]`."""
-        first = self._lens.first(spec.window)
+    def read(self, pool: LayerPool, window: int | None) -> Tensor:
+        """`[sequences, heads, longest - first, D]`."""
+        first = self.lens.first(window)
         first_block = first // self._block_size_tokens
         gathered = gather(pool, self._blocks[:, first_block:], self._block_size_tokens)
         skipped = first_block * self._block_size_tokens
-        tokens = gathered[:, :, first - skipped : self._lens.longest - skipped]
-        return _attend_side_by_side(query, tokens, self._lens, spec)
+        return gathered[:, :, first - skipped : self.lens.longest - skipped]
+
+
+SequenceTokens = StridedTokens | GatheredTokens
+
+
+class DecodeCall:
+    """Decodes, one query each, from row `start` of the step's queries on."""
+
+    def __init__(self, tokens: SequenceTokens, start: int) -> None:
+        self._tokens = tokens
+        self.rows = slice(start, start + tokens.lens.count)
+
+    def tokens_read(self, window: int | None) -> int:
+        """What the call reads of a layer with that window."""
+        return self._tokens.lens.columns(window)
+
+    def __call__(self, pool: LayerPool, query: Tensor, spec: AttentionSpec) -> Tensor:
+        """`[rows, KV, group, D]`, of this call's rows."""
+        return _attend_side_by_side(query, self._tokens.read(pool, spec.window), self._tokens.lens, spec)
 
 
 def _padded(table: Seq[int], width: int) -> list[int]:

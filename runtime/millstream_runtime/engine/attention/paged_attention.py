@@ -5,6 +5,7 @@ The plan sorts the step's work once, so that a layer makes as few calls as possi
     decodes in regions  rows an equal distance apart in the pool -> one strided view of the pool, one call
     decodes elsewhere   blocks gathered into a padded batch, one call for up to GATHER_LIMIT_BYTES;
                         also those whose keys and values are quantized, dequantized in the copy
+    checks              like decodes, in calls of their own
     prompt chunks       one call each, over a view (contiguous blocks) or a gathered copy
 
 On CUDA, FlashAttention takes all decodes at home in one call, all such chunks in another (`varlen_attention`).
@@ -25,25 +26,24 @@ from torch import Tensor
 
 from millstream_runtime.engine.attention import varlen_attention
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
-from millstream_runtime.engine.attention.decodes import CALL_BYTES, GatheredDecode, StridedDecode
+from millstream_runtime.engine.attention.checks import CheckCall
+from millstream_runtime.engine.attention.decodes import DecodeCall
 from millstream_runtime.engine.attention.prefill import KeptMasks, PromptCall
+from millstream_runtime.engine.attention.side_by_side import side_by_side
 from millstream_runtime.engine.attention.varlen_attention import VarlenCall
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.kv.layer_pool import LayerPool
 from millstream_runtime.models.layers.attention import AttentionSpec
 
-# What one gathered call copies of a layer's keys and values, unless a single sequence is longer.
-GATHER_LIMIT_BYTES = 64 << 20
-
 KVRead = Callable[[int], AbstractContextManager[None]]
 """Returns a context for a call that reads this many bytes of the KV pool; see `DevicePolicy.kv_read`."""
 
 
-Call = StridedDecode | GatheredDecode | PromptCall | VarlenCall
+Call = DecodeCall | CheckCall | PromptCall | VarlenCall
 
 
 class TorchAttention:
-    """Attention of one step. Chunks of one token come first, in the order of the query's rows."""
+    """Attention of one step. Its chunks come in the order of the query's rows: decodes, then checks, then prompts."""
 
     def __init__(
         self,
@@ -96,89 +96,22 @@ def _plan(cache: KVCache, chunks: Seq[AttentionChunk], kept: KeptMasks, *, use_v
     """The calls for all chunks, in the order of their rows."""
     calls: list[Call] = []
     row = 0
-    for (is_prompt, is_varlen), group in groupby(
-        chunks, lambda chunk: (chunk.num_tokens > 1, use_varlen and chunk.is_contiguous)
-    ):
+    on_cpu = cache.like.device.type == "cpu"
+
+    def kind(chunk: AttentionChunk) -> tuple[bool, bool, bool]:
+        return chunk.num_tokens > 1, use_varlen and chunk.is_contiguous, on_cpu and chunk.num_drafts > 0
+
+    for (has_many, is_varlen, is_check), group in groupby(chunks, kind):
         alike = list(group)
+        starts = [*accumulate((chunk.num_tokens for chunk in alike), initial=row)]
         if is_varlen:
             calls.append(VarlenCall(cache, alike, row))
-        elif is_prompt:
-            starts = accumulate((chunk.num_tokens for chunk in alike), initial=row)
+        elif is_check:
+            for part, tokens in side_by_side(cache, alike):
+                calls.append(CheckCall(tokens, alike[part], starts[part.start], kept))
+        elif has_many:
             calls += [PromptCall(cache, chunk, start, kept) for chunk, start in zip(alike, starts, strict=False)]
         else:
-            calls += _plan_decodes(cache, alike, row)
-        row += sum(chunk.num_tokens for chunk in alike)
+            calls += [DecodeCall(tokens, row + part.start) for part, tokens in side_by_side(cache, alike)]
+        row = starts[-1]
     return calls
-
-
-def _plan_decodes(cache: KVCache, chunks: list[AttentionChunk], first_row: int) -> list[StridedDecode | GatheredDecode]:
-    """Cut the decodes, in order, into strided groups and gathered ones."""
-    if cache.like.device.type != "cpu":
-        return _plan_without_padding(cache, chunks, first_row)
-    call_tokens = CALL_BYTES // cache.token_bytes
-    if not cache.is_in_place:
-        return [*_gathered(cache, chunks, first_row, call_tokens)]
-    calls: list[StridedDecode | GatheredDecode] = []
-    start = 0
-    while start < len(chunks):
-        homes = _strided_run(chunks[start:], cache, call_tokens)
-        if homes:
-            stop = start + len(homes)
-            calls.append(StridedDecode(cache, chunks[start:stop], homes, first_row + start))
-        else:
-            stop = next((i for i in range(start + 1, len(chunks)) if chunks[i].is_contiguous), len(chunks))
-            calls += _gathered(cache, chunks[start:stop], first_row + start)
-        start = stop
-    return calls
-
-
-def _plan_without_padding(
-    cache: KVCache, chunks: list[AttentionChunk], first_row: int
-) -> list[StridedDecode | GatheredDecode]:
-    """One strided call where all sequences are equally long; else gathered copies, whose padding can be set to 0."""
-    homes = _strided_run(chunks, cache, 0) if cache.is_in_place else []
-    if len(homes) == len(chunks):
-        return [StridedDecode(cache, chunks, homes, first_row)]
-    return [*_gathered(cache, chunks, first_row)]
-
-
-def _gathered(
-    cache: KVCache, chunks: list[AttentionChunk], first_row: int, call_tokens: int | None = None
-) -> list[GatheredDecode]:
-    """As few calls as copy no more than GATHER_LIMIT_BYTES each.
-
-    `call_tokens`: the padding that a call may have for each call that it saves; None is no bound.
-    """
-    most_tokens = GATHER_LIMIT_BYTES // cache.token_bytes
-    calls: list[GatheredDecode] = []
-    start = longest = total = 0
-    for index, chunk in enumerate(chunks):
-        longest, total = max(longest, chunk.context_len), total + chunk.context_len
-        copied, num_rows = longest * (index + 1 - start), index - start
-        if num_rows and (copied > most_tokens or (call_tokens is not None and copied - total > call_tokens * num_rows)):
-            calls.append(GatheredDecode(cache, chunks[start:index], first_row + start))
-            start, longest, total = index, chunk.context_len, chunk.context_len
-    return [*calls, GatheredDecode(cache, chunks[start:], first_row + start)]
-
-
-def _strided_run(chunks: Seq[AttentionChunk], cache: KVCache, call_tokens: int) -> list[int]:
-    """First blocks of the longest start of `chunks` that one strided view covers; [] if `chunks[0]` is scattered.
-
-    The view needs contiguous sequences at equal distances, no more padding than `call_tokens` for each call that it
-    saves, and to end inside the pool.
-    """
-    homes: list[int] = []
-    longest = total = 0
-    for chunk in chunks:
-        home = chunk.block_table[0]
-        longest, total = max(longest, chunk.context_len), total + chunk.context_len
-        if not chunk.is_contiguous or (homes and home <= homes[-1]):
-            break
-        if len(homes) >= 2 and home - homes[-1] != homes[1] - homes[0]:
-            break
-        if longest * (len(homes) + 1) - total > call_tokens * len(homes):
-            break
-        if home * cache.block_size_tokens + longest > cache.num_blocks * cache.block_size_tokens:
-            break
-        homes.append(home)
-    return homes

@@ -99,7 +99,7 @@ class Forward:
 
 
 def _attention_chunk(chunk: ChunkInput) -> AttentionChunk:
-    return AttentionChunk(chunk.num_tokens, chunk.context_len, chunk.block_table, chunk.is_contiguous)
+    return AttentionChunk(chunk.num_tokens, chunk.context_len, chunk.block_table, chunk.is_contiguous, chunk.num_drafts)
 
 
 def _slots(chunks: Sequence[ChunkInput], block_size_tokens: int) -> list[int]:

@@ -123,6 +123,7 @@ class ModelRunner:
             len(blocks),
             None if sequence.blocks_are_contiguous else blocks,
             [_block_run(table) for table in sequence.other_tables],
+            len(sequence.draft_ids),
         )
 
     def _sample(self, logits: Tensor, rows: list[SampledRow]) -> Callable[[], list[Sampled]]:
@@ -240,8 +241,12 @@ def _history(sequence: Sequence, drafts: list[int]) -> History | None:
 
 
 def _by_place(chunks: list[Chunk]) -> list[Chunk]:
-    """Decodes first, in the order of their places in the pool: see TorchAttention."""
-    return sorted(chunks, key=lambda chunk: (chunk.num_tokens > 1, chunk.sequence.block_table[0]))
+    """Decodes first, then checks, each in the order of their places in the pool: see TorchAttention."""
+
+    def key(chunk: Chunk) -> tuple[bool, bool, int]:
+        return chunk.num_tokens > 1, not chunk.sequence.draft_ids, chunk.sequence.block_table[0]
+
+    return sorted(chunks, key=key)
 
 
 def _longest_first(chunks: list[Chunk]) -> list[Chunk]:

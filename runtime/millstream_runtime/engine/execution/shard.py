@@ -26,7 +26,7 @@ from millstream_runtime.engine.host_limits import container_limit_bytes, memory_
 from millstream_runtime.engine.kernel_backends import Backend
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
-from millstream_runtime.engine.scheduling.scheduler import MOST_DRAFTING_REQUESTS
+from millstream_runtime.engine.scheduling.scheduler import MOST_STEP_DRAFTS
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.kv_formats import kv_token_bytes
 from millstream_runtime.kv_layout import RequestBlocks, choose_layout
@@ -316,7 +316,7 @@ def compute_largest_step(config: RuntimeConfig, max_model_len: int, forward: For
 
 def sampled_rows(config: RuntimeConfig) -> int:
     """Return how many rows of logits a step has at most: one per request, and one per draft."""
-    return config.max_num_seqs + config.draft_tokens * min(MOST_DRAFTING_REQUESTS, config.max_num_seqs)
+    return config.max_num_seqs + min(MOST_STEP_DRAFTS, config.draft_tokens * config.max_num_seqs)
 
 
 def _scattered_chunk(num_tokens: int, context_len: int, block_size_tokens: int, num_groups: int) -> ChunkInput:

@@ -20,7 +20,10 @@ class BlockRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChunkInput(msgspec.Struct, frozen=True, array_like=True):
-    """`num_tokens` new tokens of one sequence, the last of `context_len` that are in the cache after the step."""
+    """`num_tokens` new tokens of one sequence, the last of `context_len` that are in the cache after the step.
+
+    `num_drafts` of them, the last, are drafts: the chunk is a check.
+    """
 
     num_tokens: int
     context_len: int
@@ -29,6 +32,7 @@ class ChunkInput(msgspec.Struct, frozen=True, array_like=True):
     num_blocks: int
     scattered_blocks: list[int] | None = None  # None: each block follows the one before it, as nearly always
     other_tables: list[BlockRun] = []
+    num_drafts: int = 0
 
     def of_group(self, group: int) -> ChunkInput:
         """The same tokens with the block table of a group of layers."""
@@ -36,7 +40,13 @@ class ChunkInput(msgspec.Struct, frozen=True, array_like=True):
             return self
         run = self.other_tables[group - 1]
         return ChunkInput(
-            self.num_tokens, self.context_len, self.rotary_offset, run.first_block, run.num_blocks, run.scattered_blocks
+            self.num_tokens,
+            self.context_len,
+            self.rotary_offset,
+            run.first_block,
+            run.num_blocks,
+            run.scattered_blocks,
+            num_drafts=self.num_drafts,
         )
 
     @property
@@ -54,7 +64,7 @@ class StepInput(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """One forward pass, and the calls of the output head after it."""
 
     token_ids: list[int]  # of all chunks, one after another
-    chunks: list[ChunkInput]  # those of one token first
+    chunks: list[ChunkInput]  # decodes first, then checks, then prompts
     logits_rows: list[list[int]]  # for each call of the head its rows of the residual stream, ascending
 
 

@@ -8,9 +8,9 @@ A GPU measures the same step (`shard.measure_memory`).
 
 from __future__ import annotations
 
-from millstream_runtime.engine.attention.paged_attention import GATHER_LIMIT_BYTES
 from millstream_runtime.engine.attention.prefill import MASK_LIMIT_BYTES, MOST_MERGED_QUERIES
 from millstream_runtime.engine.attention.scaled_dot_product import SCORES_LIMIT_BYTES
+from millstream_runtime.engine.attention.side_by_side import GATHER_LIMIT_BYTES
 from millstream_runtime.engine.sampling.logprobs import PROMPT_SLAB_ROWS
 from millstream_runtime.kv_formats import kv_token_bytes
 from millstream_runtime.models.config.model_config import ModelConfig

@@ -32,8 +32,8 @@ from millstream_runtime.engine.scheduling.sequence import Sequence
 
 # Blocks that an admission leaves free for running sequences: without them each admission soon costs a preemption.
 WATERMARK_PERCENT = 1
-# With more decodes in a step, a check costs more than the tokens that it saves (docs/speculation.md).
-MOST_DRAFTING_REQUESTS = 1
+# Drafts of a step. Each needs a row of logits, whose memory is set aside at boot.
+MOST_STEP_DRAFTS = 64
 
 
 class Chunk(NamedTuple):
@@ -157,7 +157,7 @@ class _PlanBuilder:
         """Let decodes check what is proposed for them, with what all else leaves of the budget and of the pool."""
         if self.plan.preempted:
             return
-        tokens_left = self._state.max_num_batched_tokens - self.plan.num_tokens
+        tokens_left = min(MOST_STEP_DRAFTS, self._state.max_num_batched_tokens - self.plan.num_tokens)
         blocks_left = self._blocks_left - self._watermark_blocks
         for sequence, proposed in self._state.proposals.items():
             if self.plan.chunks.get(sequence) != 1:

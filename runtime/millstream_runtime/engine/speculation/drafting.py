@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 from enum import StrEnum
 
 from millstream_runtime.engine.request import SpeculationStats
-from millstream_runtime.engine.scheduling.scheduler import MOST_DRAFTING_REQUESTS
+from millstream_runtime.engine.scheduling.scheduler import MOST_STEP_DRAFTS
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation.drafter import Drafter
 from millstream_runtime.logs import log
@@ -27,7 +27,6 @@ class Skip(StrEnum):
 
     OVERLAPPED = "overlapped"  # the step is planned before the last token is known
     GRAPHS = "graphs"  # recorded for one token per request
-    BATCH_SIZE = "batch_size"
     LOGITS_PROCESSORS = "logits_processors"
     AT_LIMIT = "at_limit"  # one token is left, or the next is the first at other rotary angles
     NO_PROPOSAL = "no_proposal"
@@ -70,13 +69,14 @@ class Drafting:
         ]
         if not decodes:
             return {}
-        reason = self._reason_of_step(len(decodes))
+        reason = self._reason_of_step()
         if reason is not None:
             self._skipped[reason] += len(decodes)
             return {}
         wanted: dict[Sequence, int] = {}
+        share = max(1, MOST_STEP_DRAFTS // len(decodes))
         for one in decodes:
-            most, reason = self._most_drafts(one)
+            most, reason = self._most_drafts(one, share)
             if reason is None:
                 wanted[one] = most
             else:
@@ -117,20 +117,21 @@ class Drafting:
             {reason.value: self._skipped[reason] for reason in Skip},
         )
 
-    def _reason_of_step(self, num_decodes: int) -> Skip | None:
+    def _reason_of_step(self) -> Skip | None:
         if self._blocked is not None:
             return self._blocked
         if self._steps_to_wait:
             self._steps_to_wait -= 1
             return Skip.OUT_OF_MEMORY
-        return Skip.BATCH_SIZE if num_decodes > MOST_DRAFTING_REQUESTS else None
+        return None
 
-    def _most_drafts(self, sequence: Sequence) -> tuple[int, Skip | None]:
+    def _most_drafts(self, sequence: Sequence, share: int) -> tuple[int, Skip | None]:
+        """`share`: of the drafts of a step."""
         if sequence in self._refused:
             return 0, Skip.NOT_FINITE
         if not all(getattr(one, "follows_generated_ids", False) for one in sequence.processors):
             return 0, Skip.LOGITS_PROCESSORS
-        most = min(self._max_draft_tokens, self._most_tokens(sequence) - 1)  # behind the drafts comes one more token
+        most = min(self._max_draft_tokens, share, self._most_tokens(sequence) - 1)  # behind drafts comes one more token
         return most, None if most > 0 else Skip.AT_LIMIT
 
     def _ask(self, wanted: dict[Sequence, int]) -> Proposed:

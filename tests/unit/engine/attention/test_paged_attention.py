@@ -49,9 +49,14 @@ def cache_of(num_kv_heads: int, head_dim: int, num_blocks: int = 64) -> KVCache:
     return cache
 
 
-def chunk(num_tokens: int, context_len: int, table: list[int]) -> AttentionChunk:
+def chunk(num_tokens: int, context_len: int, table: list[int], *, num_drafts: int = 0) -> AttentionChunk:
     contiguous = all(after == before + 1 for before, after in pairwise(table))
-    return AttentionChunk(num_tokens, context_len, table, contiguous)
+    return AttentionChunk(num_tokens, context_len, table, contiguous, num_drafts)
+
+
+def check(num_drafts: int, context_len: int, table: list[int]) -> AttentionChunk:
+    """A decode with drafts. `context_len`: with them."""
+    return chunk(1 + num_drafts, context_len, table, num_drafts=num_drafts)
 
 
 CASES = {
@@ -67,6 +72,22 @@ CASES = {
         chunk(1, 17, [9, 5]),
         chunk(4, 40, [30, 31, 32]),
         chunk(9, 9, [50]),
+    ],
+    "a check": [check(3, 40, [5, 6, 7])],
+    "equal checks": [check(4, 33, list(range(8 * i, 8 * i + 4))) for i in range(3)],
+    "checks an equal distance apart": [
+        check(drafts, n, list(range(8 * i, 8 * i + 5)))
+        for i, (drafts, n) in enumerate([(1, 33), (4, 50), (16, 17), (2, 70)])
+    ],
+    "scattered checks": [check(2, 40, [9, 2, 30]), check(5, 7, [60]), check(1, 17, [4, 1])],
+    "checks of very different lengths": [check(3, 500, list(range(32))), check(16, 20, [32, 33])],
+    "decodes, checks and prompts": [
+        chunk(1, 33, [0, 1, 2]),
+        chunk(1, 17, [9, 5]),
+        check(2, 35, [12, 13, 14]),
+        check(7, 40, [30, 31, 32]),
+        check(1, 21, [40, 37]),
+        chunk(4, 60, [50, 51, 52, 53]),
     ],
 }
 

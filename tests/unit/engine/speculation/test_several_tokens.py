@@ -15,6 +15,7 @@ from torch import Tensor
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.request import FinishReason, Request, SamplingParams, SpeculationStats, TokenOutput
+from millstream_runtime.engine.scheduling import scheduler
 from millstream_runtime.engine.speculation import drafting
 from millstream_runtime.engine.speculation.drafter import Drafter
 from tests.support.drafters import EachAlone, OftenRight, always, always_right, always_wrong, failing
@@ -30,11 +31,6 @@ VOCABULARY, MOST_DRAFTS = 199, 4
 PROMPT = tuple(random.Random(1).randrange(VOCABULARY) for _ in range(21))
 SEEDED = SamplingParams(24, temperature=0.8, top_p=0.9, seed=5, ignore_eos=True)
 Answer = list[int]
-
-
-@pytest.fixture(autouse=True)
-def _any_batch_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafting, "MOST_DRAFTING_REQUESTS", 64)
 
 
 @pytest.fixture
@@ -298,14 +294,21 @@ def test_modes_that_cannot_check_yet_say_so(
     assert skipped(engine) == {reason: 23}
 
 
-def test_above_the_batch_size_nothing_is_drafted(
+def test_many_requests_share_the_drafts_of_a_step(
     write_model: WriteModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drafting, "MOST_DRAFTING_REQUESTS", 1)
-    engine = make_engine(write_model(), drafter=always(3))
-    generate(engine, [Request(str(index), [index + 1], greedy(4 + 4 * index)) for index in range(2)])
-    assert skipped(engine)["batch_size"] == 6, "both requests' steps but the first, until one has ended"
-    assert counts(engine).num_checks > 0
+    """Rows of logits have room for so many, whoever proposes more."""
+    for module in (drafting, scheduler):
+        monkeypatch.setattr(module, "MOST_STEP_DRAFTS", 7)
+    requests = [Request(str(index), [index + 1] * 3, greedy(9)) for index in range(3)]
+    expected = generate(make_engine(write_model()), requests)
+    engine = make_engine(
+        write_model(),
+        drafter=always_right({tuple(one.prompt_token_ids): expected[one.request_id] for one in requests}),
+    )
+    steps = run(engine, *requests)
+    assert [len(outputs) for outputs in steps] == [3, 9, 9, 6], "two drafts each of seven"
+    assert counts(engine).num_draft_tokens == 3 * (2 + 2 + 1)
 
 
 def test_nan_in_a_draft_is_no_harm(write_model: WriteModel, make_engine: MakeEngine) -> None:

@@ -1,0 +1,152 @@
+"""Attention of checks: several queries per sequence, many sequences in one call.
+
+Keys and values are read as for decodes (`decodes`). The queries of a sequence are taken as more heads of its groups, so
+that they are read once for all of them. A mask says what each query sees:
+
+    first check    context of 5, one draft     0  0  0  0  -inf -inf      position 3, the last known token
+                                               0  0  0  0   0   -inf      position 4, the draft
+    second check   context of 6, one draft     0  0  0  0   0   -inf      position 4
+                                               0  0  0  0   0    0        position 5
+
+A check with fewer drafts than another of its call repeats its last query. Those rows are dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
+from millstream_runtime.engine.attention.decodes import SequenceTokens
+from millstream_runtime.engine.attention.masks import line_for
+from millstream_runtime.engine.attention.prefill import MASK_LIMIT_BYTES, QUERIES_A_READING, KeptMasks
+from millstream_runtime.engine.attention.scaled_dot_product import attend_decodes, keys_values, queries_within
+from millstream_runtime.engine.kv.layer_pool import LayerPool
+from millstream_runtime.engine.transfer import on_device
+from millstream_runtime.models.layers.attention import AttentionSpec
+
+ALL = slice(None)
+
+
+class CheckCall:
+    """Checks, one after another from row `start` of the step's queries on. On a CPU."""
+
+    def __init__(self, tokens: SequenceTokens, chunks: Seq[AttentionChunk], start: int, kept: KeptMasks) -> None:
+        self._tokens, self._lens, self._kept = tokens, tokens.lens, kept
+        self._num_queries = [chunk.num_tokens for chunk in chunks]
+        self._most_queries = max(self._num_queries)
+        self._context_lens = [chunk.context_len for chunk in chunks]
+        self.rows = slice(start, start + sum(self._num_queries))
+        self._is_even = min(self._num_queries) == self._most_queries
+        self._reads_padding = not self._is_even or min(self._context_lens) < max(self._context_lens)
+
+    def tokens_read(self, window: int | None) -> int:
+        """The time that the call takes, as tokens that a decode would read in it."""
+        return self._lens.columns(window) * max(1, self._most_queries // QUERIES_A_READING)
+
+    def __call__(self, pool: LayerPool, query: Tensor, spec: AttentionSpec) -> Tensor:
+        """`[rows, KV, group, D]`, of this call's rows."""
+        keys, values = keys_values(self._tokens.read(pool, spec.window), spec)
+        even = query if self._is_even else query.index_select(0, self._places)
+        queries = even.view(self._lens.count, self._most_queries, *even.shape[1:])
+        attended = self._attend(queries, keys, values, spec)
+        if self._reads_padding and not math.isfinite(attended.sum().item()):
+            attended = self._attend_alone(queries, keys, values, spec)
+        rows = attended.flatten(0, 1)
+        return rows if self._is_even else rows.index_select(0, self._rows_of_queries)
+
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
+        """`queries` `[sequences, most queries, KV, group, D]`; the result too."""
+        pieces = []
+        for sequences, places in self._slabs(queries, keys.shape[2], spec):
+            mask = self._kept_mask(sequences, places, queries.shape[3], spec.window)
+            own = queries[sequences, places]
+            pieces.append(_attend_as_heads(own, keys[sequences], values[sequences], mask, spec))
+        if len(pieces) == 1:
+            return pieces[0]
+        return torch.cat([piece.flatten(0, 1) for piece in pieces]).view(*queries.shape[:4], -1)
+
+    def _attend_alone(self, queries: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
+        """The same, each sequence over its own columns: numbers of others are not read."""
+        alone = []
+        for row in range(self._lens.count):
+            own, columns = slice(row, row + 1), self._lens.columns_of(row, spec.window)
+            own_keys, own_values = keys[own, :, columns], values[own, :, columns]
+            for _, places in self._slabs(queries[own], own_keys.shape[2], spec):
+                mask = self._mask(own, places, queries.shape[3], spec.window)[..., columns]
+                alone.append(_attend_as_heads(queries[own, places], own_keys, own_values, mask, spec).flatten(0, 1))
+        return torch.cat(alone).view(*queries.shape[:4], -1)
+
+    def _slabs(self, queries: Tensor, num_columns: int, spec: AttentionSpec) -> Iterator[tuple[slice, slice]]:
+        """Sequences and queries of them whose mask, and scores of a soft cap, stay within their limits, in order."""
+        count, num_queries, num_heads, group, _ = queries.shape
+        most = max(1, MASK_LIMIT_BYTES // (group * num_columns * queries.element_size()))
+        if spec.softcap is not None:
+            most = min(most, queries_within(num_heads * group * num_columns, queries.dtype))
+        if most >= num_queries:
+            step = most // num_queries
+            yield from ((slice(one, min(one + step, count)), ALL) for one in range(0, count, step))
+            return
+        for one in range(count):
+            for first in range(0, num_queries, most):
+                yield slice(one, one + 1), slice(first, min(first + most, num_queries))
+
+    def _kept_mask(self, sequences: slice, places: slice, group: int, window: int | None) -> Tensor:
+        key = (self.rows.start, self.rows.stop, window, group, *_ends(sequences), *_ends(places))
+        return self._kept.get(key, lambda: self._mask(sequences, places, group, window))
+
+    def _mask(self, sequences: slice, places: slice, group: int, window: int | None) -> Tensor:
+        """`[sequences, 1, queries * group, columns]`: every row is a piece of the same line (see `masks`)."""
+        first, longest = self._lens.first(window), self._lens.longest
+        line, end = line_for(longest, window, self._lens.like)
+        starts = [end - length + first for one in self._query_lens[sequences] for length in one[places]]
+        pieces = line.unfold(0, longest - first, 1)
+        rows = on_device(starts, line.device).repeat_interleave(group)
+        return pieces.index_select(0, rows).view(len(self._query_lens[sequences]), 1, -1, longest - first)
+
+    @cached_property
+    def _query_lens(self) -> list[list[int]]:
+        """How many tokens each query of each sequence sees, without a window."""
+        most = self._most_queries
+        return [
+            [length - queries + 1 + min(place, queries - 1) for place in range(most)]
+            for length, queries in zip(self._context_lens, self._num_queries, strict=True)
+        ]
+
+    @cached_property
+    def _places(self) -> Tensor:
+        """Rows of the queries, for each sequence as many: `[sequences * most queries]`."""
+        starts = accumulate(self._num_queries, initial=0)
+        return on_device(
+            [
+                start + min(place, queries - 1)
+                for start, queries in zip(starts, self._num_queries, strict=False)
+                for place in range(self._most_queries)
+            ],
+            self._lens.like.device,
+        )
+
+    @cached_property
+    def _rows_of_queries(self) -> Tensor:
+        """Where the queries are among `_places`: `[rows]`."""
+        most = self._most_queries
+        rows = [index * most + place for index, queries in enumerate(self._num_queries) for place in range(queries)]
+        return on_device(rows, self._lens.like.device)
+
+
+def _ends(one: slice) -> tuple[int | None, int | None]:
+    return one.start, one.stop
+
+
+def _attend_as_heads(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, spec: AttentionSpec) -> Tensor:
+    """`queries` `[sequences, n, KV, group, D]` over `[sequences, KV, columns, D]`, as n * group heads of each group."""
+    count, num_queries, num_heads, group, head_dim = queries.shape
+    heads = queries.transpose(1, 2).reshape(count, num_heads, num_queries * group, head_dim)
+    attended = attend_decodes(heads, keys, values, mask, spec)
+    return attended.view(count, num_heads, num_queries, group, -1).transpose(1, 2)
