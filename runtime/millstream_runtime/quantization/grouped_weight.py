@@ -31,6 +31,7 @@ class GroupedWeight:
     bits: int  # 4 or 8
     order: Tensor | None = None  # int32 [in]: row `k` multiplies input `order[k]`
     columns: Tensor | None = None  # int32 [out]: which column of `scales` an output has; None: its own
+    quantizes_activations: bool = False  # the format asks for products of 8-bit activations
     values: Tensor | None = None  # float32 [16]: what codes of 4 bits stand for, without zeros; None: themselves
 
     @property

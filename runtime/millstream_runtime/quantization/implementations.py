@@ -11,7 +11,7 @@ from torch import Tensor
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.linear.linear import Linear
 from millstream_runtime.quantization.block_weight import BlockLinear, BlockWeight
-from millstream_runtime.quantization.cpu import code_table
+from millstream_runtime.quantization.cpu import code_table, int8_linear
 from millstream_runtime.quantization.cpu.table_linear import TableLinear
 from millstream_runtime.quantization.grouped_weight import GroupedWeight
 from millstream_runtime.quantization.quantized_linear import DequantizingLinear
@@ -57,7 +57,12 @@ def linear_for(source: TensorSource, weight: QuantizedWeight, bias: Tensor | Non
 
 
 def _on_a_cpu(source: TensorSource, weight: QuantizedWeight, bias: Tensor | None) -> Linear:
-    """Dequantized once where there is memory for it. Only in float32 and wider: there all ways round alike."""
+    """By 8-bit activations where the format asks for them, else dequantized once: both where there is memory for it.
+
+    Dequantized in float32 and wider only: there all ways but that by 8-bit activations round alike.
+    """
+    if (linear := _by_int8_activations(source, weight, bias)) is not None:
+        return linear
     num_elements = weight.num_inputs * weight.num_outputs
     more_bytes = num_elements * source.dtype.itemsize - weight.num_bytes
     if source.dtype.itemsize < torch.float32.itemsize or not source.memory.reserve(more_bytes):
@@ -68,6 +73,17 @@ def _on_a_cpu(source: TensorSource, weight: QuantizedWeight, bias: Tensor | None
     if source.memory.is_output_major(num_elements):
         dense = dense.t().contiguous().t()
     return source.memory.linear(dense, bias)
+
+
+def _by_int8_activations(source: TensorSource, weight: QuantizedWeight, bias: Tensor | None) -> Linear | None:
+    if not isinstance(weight, GroupedWeight) or source.dtype != torch.float32 or not int8_linear.fits(weight):
+        return None
+    if not source.memory.reserve(max(0, int8_linear.packed_bytes(weight) - weight.num_bytes)):
+        return None
+    source.count(weight.num_bytes)
+    is_whole = int8_linear.levels() == 127
+    source.note_implementation("8-bit activations" if is_whole else "8-bit activations, 7 bits used")
+    return int8_linear.int8_linear(weight, bias)
 
 
 def _packed_on_a_cpu(source: TensorSource, weight: QuantizedWeight, bias: Tensor | None) -> Linear:

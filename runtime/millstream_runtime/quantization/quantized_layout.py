@@ -40,6 +40,7 @@ class QuantizedLayout(ABC):
 
     bits: int
     code_values: ClassVar[tuple[float, ...] | None] = None  # what codes of 4 bits stand for; None: numbers from 0 on
+    quantizes_activations: bool = False  # see `GroupedWeight`
 
     @abstractmethod
     def unpack(self, source: TensorSource, module: str, outputs: Size, inputs: Size) -> Unpacked | None:
@@ -112,6 +113,7 @@ class QuantizedLayout(ABC):
             bits=self.bits,
             order=order,
             columns=_columns(parts),
+            quantizes_activations=self.quantizes_activations,
             values=None if self.code_values is None else torch.tensor(self.code_values, device=codes.device),
         )
 

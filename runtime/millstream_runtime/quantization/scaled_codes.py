@@ -5,7 +5,8 @@
     bitsandbytes    weight int8 · SCB / 127 (Dettmers et al. 2022, arXiv 2208.07339)
 
 A scale is that of the tensor, of an output, of an output and a group of inputs, or of a block of both. Files write
-dimensions of size one or leave them out. Scales of activations are not read: activations stay in the model's dtype.
+dimensions of size one or leave them out. Scales of activations are not read: where activations are quantized, each row
+is by its own largest number.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ class ScaledCodesLayout(QuantizedLayout):
 
     stored: ScaledCodesFormat
     bits = 8
+
+    @property
+    def quantizes_activations(self) -> bool:  # type: ignore[override]
+        return self.stored.has_int8_activations
 
     def unpack(self, source: TensorSource, module: str, outputs: Size, inputs: Size) -> Unpacked | None:
         dtype = "F8_E4M3" if self.stored.is_float else "I8"

@@ -1,13 +1,15 @@
 """`config_groups` of compressed-tensors, what llm-compressor writes: one format for all groups. No torch.
 
     pack-quantized     integers of 4 or 8 bits in words; scales by output or group
-    int-quantized      int8; scales by tensor, output or group. Activations of 8 bits stay in the model's dtype here
+    int-quantized      int8; scales by tensor, output or group. Activations of 8 bits in all groups or in none
     float-quantized    float8_e4m3; scales by tensor, output or block
 
 Refused: sparse weights, NVFP4, MXFP4, and groups in different formats.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from millstream_runtime.quantization_config.formats import PackedIntegersFormat, ScaledCodesFormat, StoredFormat
 from millstream_runtime.quantization_config.settings import Settings
@@ -34,6 +36,8 @@ def read_groups(settings: Settings) -> tuple[str, StoredFormat, tuple[str, ...]]
         raise settings.unsupported("config_groups", "in several formats", "one format for all layers")
     targets = tuple(name for group in groups for name in group.names("targets"))
     method, stored = found[0]
+    if isinstance(stored, ScaledCodesFormat) and not stored.is_float and all(map(_has_int8_activations, groups)):
+        stored = replace(stored, has_int8_activations=True)
     return method, stored, targets
 
 
@@ -54,6 +58,11 @@ def _read_group(group: Settings, packing: str) -> tuple[str, StoredFormat]:
     if not symmetric:
         raise weights.unsupported("symmetric", False, "true")
     return ("FP8" if is_float else "INT8"), _scaled(weights, strategy, is_float)
+
+
+def _has_int8_activations(group: Settings) -> bool:
+    activations = group.section("input_activations")
+    return activations is not None and activations.text("type") in ("int", "") and activations.given("num_bits") == 8
 
 
 def _packed(weights: Settings, bits: int, strategy: str, symmetric: bool) -> tuple[str, StoredFormat]:

@@ -55,6 +55,7 @@ class ScaledCodesFormat:
     scaled_inputs: int | None  # inputs that share a scale; None: all
     scale_name: str  # the tensor, after the module's name
     scale_divisor: float = 1.0
+    has_int8_activations: bool = False  # inputs are meant to be int8, too
 
 
 StoredFormat = AwqFormat | GgufFormat | GptqFormat | PackedIntegersFormat | Nf4Format | ScaledCodesFormat
