@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.soak.schedules.findings import Difference, Findings, Kind
-from tests.soak.schedules.proof import CHUNK, prove
+from tests.soak.schedules.proof import CHUNK, at_most, prove
 from tests.soak.schedules.schedule import EXECUTIONS, Drain, draw
 from tests.soak.schedules.tally import Tally, TallyFile
 from tests.soak.schedules.tiny_models import MODELS
@@ -51,3 +54,17 @@ def test_chunks_that_are_done_are_not_run_again(tmp_path: Path) -> None:
     assert [one["number"] for one in result["failures"]] == [3]
     assert lines == [f"  {2 * CHUNK} of {2 * CHUNK} were run before"]
     assert TallyFile(path, "another commit 1").read() == {}
+
+
+def compute_for_ever() -> None:
+    while True:
+        pass
+
+
+def test_a_schedule_that_computes_or_waits_for_ever_ends_but_not_one_that_waits_for_a_processor() -> None:
+    with at_most(0.05, 600):
+        time.sleep(0.2)
+    with pytest.raises(TimeoutError, match="of a processor"), at_most(0.05, 600):
+        compute_for_ever()
+    with pytest.raises(TimeoutError, match=r"not done after 0\.1 s$"), at_most(600, 0.1):
+        time.sleep(600)
