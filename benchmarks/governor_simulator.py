@@ -71,6 +71,7 @@ class Fixed:
     """Always the same length."""
 
     def __init__(self, length: int) -> None:
+        self.explores = False
         self._length = length
 
     def choose(self, proposed: Mapping[K, int], num_decodes: int, *, is_crowded: bool) -> dict[K, int]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from millstream_runtime.boot import Phase
-from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.config import GovernorMode, RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.kernel_backends import KernelChoice
 from millstream_runtime.engine.kv.pool_size import MemoryUse
@@ -82,6 +82,9 @@ class ScriptedEngine:
 
     def abort(self, request_id: str) -> None:
         self.requests.pop(request_id, None)
+
+    def set_speculation_governor(self, mode: GovernorMode) -> None:
+        """Nothing drafts."""
 
     def has_work(self) -> bool:
         return bool(self.requests)

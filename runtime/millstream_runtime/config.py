@@ -44,7 +44,8 @@ LATER_FIELDS = frozenset(
         "max_draft_tokens",
     }
 )
-OPTIONAL_LIVE_FIELDS = frozenset({"probe_key_digests", "target_itl_milliseconds"})  # absent from live.json when empty
+# Absent from live.json at their defaults.
+OPTIONAL_LIVE_FIELDS = frozenset({"probe_key_digests", "target_itl_milliseconds", "speculation_governor"})
 Value = TypeVar("Value", bound=StrEnum)
 _SHA256_HEX = re.compile("[0-9a-f]{64}")
 
@@ -84,6 +85,14 @@ class SpeculationMethod(StrEnum):
 
     DISABLED = "Disabled"
     N_GRAM = "NGram"
+
+
+class GovernorMode(StrEnum):
+    """Whether measured gains decide how many of the proposed tokens a step checks; the API's words."""
+
+    ENFORCE = "Enforce"
+    OBSERVE = "Observe"  # all are checked; what would be chosen is reported
+    DISABLED = "Disabled"
 
 
 class LogLevel(StrEnum):
@@ -146,6 +155,7 @@ class LiveConfig:
     log_level: LogLevel | None = None  # None: what the environment says
     probe_key_digests: tuple[str, ...] = ()  # SHA-256, in hex, of the keys of the operator's probe
     target_itl_milliseconds: int | None = None  # as in BootConfig, which holds where this is None
+    speculation_governor: GovernorMode = GovernorMode.ENFORCE
 
     def __post_init__(self) -> None:
         _in_range("--heartbeat-interval-seconds", self.heartbeat_interval_seconds, 0, MAX_DURATION_SECONDS)
@@ -156,10 +166,15 @@ class LiveConfig:
             )
 
     def as_dict(self) -> dict[str, Any]:
-        """Field names to plain JSON values. Without digests and a target where there are none, as for most models."""
+        """Field names to plain JSON values. Without the optional fields that have their defaults."""
+        kept = {
+            field.name
+            for field in fields(self)
+            if field.name not in OPTIONAL_LIVE_FIELDS or getattr(self, field.name) != field.default
+        }
         found = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
         found["probe_key_digests"] = [*self.probe_key_digests]
-        return {name: value for name, value in found.items() if name not in OPTIONAL_LIVE_FIELDS or value}
+        return {name: value for name, value in found.items() if name in kept}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +276,7 @@ class RuntimeConfig(BootConfig):
     heartbeat_interval_seconds: int = DEFAULT_HEARTBEAT_INTERVAL_SECONDS
     log_level: LogLevel | None = None
     probe_key_digests: tuple[str, ...] = ()
+    speculation_governor: GovernorMode = GovernorMode.ENFORCE
 
     def __post_init__(self) -> None:
         BootConfig.__post_init__(self)
@@ -351,6 +367,11 @@ def argument_parser(parser: argparse.ArgumentParser | None = None) -> argparse.A
     )
     one_of("--speculation-method", SpeculationMethod, "what proposes tokens for steps to check (default: Disabled)")
     integer("--max-draft-tokens", "tokens proposed at a time, 1 to 16 (default: 4)")
+    one_of(
+        "--speculation-governor",
+        GovernorMode,
+        "whether measured gains choose how many are checked; Observe: they are only reported (default: Enforce)",
+    )
     flag("--api-keys-file", metavar="FILE", help="one API key a line, read again when it changes (default: no keys)")
     integer("--heartbeat-interval-seconds", "idle time between warm-up heartbeats, 0 = off (default: 30)")
     one_of("--log-level", LogLevel, "default: $MILLSTREAM_LOG_LEVEL, else info")

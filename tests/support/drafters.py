@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 
 from millstream_runtime.engine.request import Request
 from millstream_runtime.engine.scheduling.sequence import Sequence
+from millstream_runtime.engine.speculation.governor import K
 
 
 class EachAlone:
@@ -83,3 +84,29 @@ def failing(error: Exception) -> EachAlone:
         raise error
 
     return EachAlone(guess)
+
+
+class RandomLengths:
+    """A governor that flips at random: for some steps nothing is checked, for others any number of drafts."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.explores = True
+        self._rng, self._drafts = random.Random(seed), True
+
+    def choose(self, proposed: Mapping[K, int], num_decodes: int, *, is_crowded: bool) -> dict[K, int]:
+        if self._rng.random() < 0.2:
+            self._drafts = not self._drafts
+        lengths = {one: min(most, self._rng.randint(0, 2 * most)) for one, most in proposed.items()}
+        return {one: length for one, length in lengths.items() if length and self._drafts}
+
+    def observe_drafts(self, request: Hashable, num_drafts: int, num_accepted: int) -> None:
+        assert 0 <= num_accepted <= num_drafts
+
+    def observe_step(self, num_decodes: int, num_drafts: int, num_tokens: int, seconds: float) -> None:
+        assert seconds > 0
+
+    def forget(self, request: Hashable) -> None:
+        pass
+
+    def stats(self) -> None:
+        return None

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from millstream_runtime.config import Device, RuntimeConfig
+from millstream_runtime.config import Device, GovernorMode, RuntimeConfig
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.rank_group import RankGroup
@@ -83,6 +83,8 @@ def make_engine() -> MakeEngine:
         **config: Any,
     ) -> Engine:
         settings = {"max_num_seqs": 8, "kv_cache_memory_bytes": 1 << 20} | config
+        if drafter is not None:  # what is proposed is checked, whatever it costs
+            settings = {"speculation_governor": GovernorMode.DISABLED} | settings
         return Engine(
             RuntimeConfig(model=str(folder), served_model_name="test", device=Device.CPU, **settings),
             lambda phase, message: None,

@@ -78,7 +78,9 @@ def make_drafting(
         return min(ending.tokens_left(sequence), at_same_angles + 1)
 
     most_drafts = config.draft_tokens or DEFAULT_NGRAM_DRAFT_TOKENS
-    return Drafting(drafter or NGramDrafter(), most_drafts, model.vocab_size, most_tokens, blocked)
+    return Drafting(
+        drafter or NGramDrafter(), most_drafts, model.vocab_size, most_tokens, blocked, config.speculation_governor
+    )
 
 
 def engine_stats(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.config import GovernorMode, RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.assembly import engine_stats, make_blocks, make_drafting, make_runner
 from millstream_runtime.engine.device_policy import ThreadCounts
@@ -34,6 +34,7 @@ from millstream_runtime.engine.scheduling.pacing import Pace, pace_for
 from millstream_runtime.engine.scheduling.scheduler import Chunk, Scheduler, StepPlan, tokens_alone
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation.drafter import Drafter
+from millstream_runtime.engine.speculation.length_choice import crowd_of, decodes_alone
 from millstream_runtime.engine.step_times import StepTimer, TimedStep, seconds_of_decodes
 from millstream_runtime.engine.warm_up import WarmUp
 from millstream_runtime.errors import RuntimeFailure
@@ -98,8 +99,9 @@ class Engine:
         self._first_target = config.target_itl_milliseconds
         self._pace: Pace | None = None  # `max_num_batched_tokens` alone bounds the prompts of a step
         self.set_target_itl(None)
+        self._crowd = crowd_of(config.max_num_seqs)
         self._in_flight: StepInFlight | None = None
-        self._read_at_seconds = 0.0  # by the step clock
+        self._read_at_seconds = self._drafting_seconds = 0.0  # by the step clock
         self.step_clock: Callable[[], float] = time.perf_counter  # measures the pace
         self._sequences: dict[str, Sequence] = {}
         self._num_arrivals = 0
@@ -113,6 +115,11 @@ class Engine:
         """Bound the time by which a step with prompts makes running answers wait. None: as the engine began."""
         asked = milliseconds if milliseconds is not None else self._first_target
         self._pace = pace_for(asked, self._policy.default_target_itl_milliseconds, self._pace, self.model_config)
+
+    def set_speculation_governor(self, mode: GovernorMode) -> None:
+        """Whether measured gains decide how many drafts are checked, from the next step on."""
+        if self._drafting is not None:
+            self._drafting.lengths.mode = mode
 
     @property
     def target_itl_milliseconds(self) -> int | None:
@@ -239,7 +246,10 @@ class Engine:
         budget_of = tokens_alone if self._pace is None else self._pace.budget
         if self._drafting is None:
             return self._scheduler.plan(budget_of)
-        proposed = self._drafting.propose(self._scheduler.running)
+        began = self.step_clock()
+        is_crowded = self._scheduler.num_waiting >= self._crowd
+        proposed = self._drafting.propose(self._scheduler.running, is_crowded=is_crowded)
+        self._drafting_seconds = self.step_clock() - began
         plan = self._scheduler.plan(budget_of, proposed)
         self._drafting.left_out(proposed, plan.drafts)
         return plan
@@ -279,6 +289,7 @@ class Engine:
         with self._rank_group.computing():
             sampled = step.launched.read()
         now = self.step_clock()
+        decodes = None if self._drafting is None else decodes_alone(step.chunks)
         # The device began with it when it was launched, or when it was done with the step before.
         if step.shape is not None and self._pace is not None:
             seconds = now - max(step.began_at_seconds, self._read_at_seconds)
@@ -305,6 +316,9 @@ class Engine:
                 outputs.append(self._advance(sequence, one))
         for sequence in leaving:
             self._release(sequence)
+        if self._drafting is not None and decodes is not None:
+            seconds = now - step.began_at_seconds + self._drafting_seconds
+            self._drafting.lengths.observe_step(*decodes, len(outputs), seconds)
         return outputs
 
     def stats(self) -> EngineStats:
@@ -392,7 +406,7 @@ class Engine:
             self._scheduler.count_accepted(sequence)
             sequence.expect()
         if self._drafting is not None:
-            self._drafting.count(drafts, num_accepted)
+            self._drafting.count(sequence, drafts, num_accepted)
         return outputs
 
     def _compute_without_drafts(self, sequence: Sequence) -> None:

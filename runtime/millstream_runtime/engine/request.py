@@ -123,6 +123,19 @@ class TokenOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class GovernorReport:
+    """What the governor of draft lengths has measured, and what it chooses. Steps with prompts are not among it."""
+
+    mode: str
+    length: float  # drafts per decode of the last step
+    chosen_length: float  # the same as the governor chose it, whether or not it was used
+    tokens_by_length: tuple[int, ...]  # by the drafts per decode of a step, rounded up
+    seconds_by_length: tuple[float, ...]
+    exploration_seconds: float  # lost to steps that were not the best known
+    flips: int  # between drafting and not drafting
+
+
+@dataclass(frozen=True, slots=True)
 class SpeculationStats:
     """Totals of speculation. A check is a decode with drafts; each gives one token more than it accepts drafts."""
 
@@ -130,6 +143,7 @@ class SpeculationStats:
     num_draft_tokens: int
     accepted_per_position: tuple[int, ...]  # drafts that stood, by their place among the drafts of a check
     skipped: dict[str, int]  # decodes without drafts, by reason: see `speculation.drafting.Skip`
+    governor: GovernorReport | None = None  # None: it is disabled
 
     @property
     def num_accepted_tokens(self) -> int:

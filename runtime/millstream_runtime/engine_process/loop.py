@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.config import GovernorMode, RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.kernel_backends import KernelChoice
 from millstream_runtime.engine.kv.pool_size import MemoryUse
@@ -36,6 +36,7 @@ from millstream_runtime.engine_process.messages import (
     Ready,
     Refused,
     SetHeartbeatInterval,
+    SetSpeculationGovernor,
     SetTargetItl,
     StepDone,
     StepThreads,
@@ -89,6 +90,7 @@ class EngineLike(Protocol):
     def add_request(self, request: Request) -> None: ...
     def abort(self, request_id: str) -> None: ...
     def set_target_itl(self, milliseconds: int | None) -> None: ...
+    def set_speculation_governor(self, mode: GovernorMode) -> None: ...
     def step(self) -> Sequence[TokenOutput]: ...
     def has_work(self) -> bool: ...
     def stats(self) -> EngineStats: ...
@@ -194,6 +196,8 @@ class EngineLoop:
                 self._heartbeat_interval_seconds = seconds
             case SetTargetItl(milliseconds):
                 engine.set_target_itl(milliseconds)
+            case SetSpeculationGovernor(mode):
+                engine.set_speculation_governor(mode)
             case Load() | Stop():  # Load came before the loop started, and Stop ends it
                 pass
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from millstream_runtime.boot import WeightsProgress
-from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.config import GovernorMode, RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.kernel_backends import KernelChoice
 from millstream_runtime.engine.kv.pool_size import MemoryUse
@@ -57,6 +57,12 @@ class SetTargetItl(msgspec.Struct, frozen=True, tag=True):
     """How long a step with prompts may make running answers wait; None: what the engine was started with."""
 
     milliseconds: int | None
+
+
+class SetSpeculationGovernor(msgspec.Struct, frozen=True, tag=True):
+    """Whether measured gains decide how many drafts are checked."""
+
+    mode: GovernorMode
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
@@ -128,7 +134,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
         return RuntimeFailure(self.reason, self.message)
 
 
-Command = Load | Submit | Abort | SetHeartbeatInterval | SetTargetItl | Stop
+Command = Load | Submit | Abort | SetHeartbeatInterval | SetTargetItl | SetSpeculationGovernor | Stop
 Event = PhaseEntered | WeightsRead | Loaded | Ready | StepDone | Refused | Failed
 
 _encoder = msgspec.msgpack.Encoder()

@@ -120,6 +120,7 @@ class ModelServer:
         def apply(live: LiveConfig) -> None:
             self._on_loop(lambda: self.service.engine.set_heartbeat_interval(live.heartbeat_interval_seconds))
             self._on_loop(lambda: self.service.engine.set_target_itl(live.target_itl_milliseconds))
+            self._on_loop(lambda: self.service.engine.set_speculation_governor(live.speculation_governor))
             if (keys := self.service.api_keys) is not None:
                 self._on_loop(lambda: keys.accept_probe(live.probe_key_digests))
             if live.log_level is not None:

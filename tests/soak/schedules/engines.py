@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from millstream_runtime.config import Device, RuntimeConfig, SpeculationMethod
+from millstream_runtime.config import Device, GovernorMode, RuntimeConfig, SpeculationMethod
 from millstream_runtime.distributed.leader import Leader
 from millstream_runtime.engine import engine as engine_module
 from millstream_runtime.engine.engine import Engine
@@ -33,7 +33,10 @@ from tests.support.small_pool import small_pools
 from tests.support.tape_recorder import TapeRecorder
 
 POOL_BYTES = 1 << 20
-DRAFTS: dict[str, Any] = {"speculation_method": SpeculationMethod.N_GRAM}  # its place is taken by a drafter that knows
+DRAFTS: dict[str, Any] = {
+    "speculation_method": SpeculationMethod.N_GRAM,  # its place is taken by a drafter that knows
+    "speculation_governor": GovernorMode.DISABLED,  # what is proposed is checked, whatever it costs
+}
 
 
 class CountedSequence(Sequence):

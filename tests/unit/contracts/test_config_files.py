@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from millstream_runtime.config import (
     BootConfig,
     Device,
+    GovernorMode,
     KVCacheDType,
     LiveConfig,
     LogLevel,
@@ -32,7 +33,14 @@ def test_the_boot_half_survives_its_file(tmp_path: Path) -> None:
     assert read_boot(file).config_hash() == BOOT.config_hash()
 
 
-@given(st.builds(LiveConfig, heartbeat_interval_seconds=st.integers(0, 86_400), log_level=st.sampled_from(LogLevel)))
+@given(
+    st.builds(
+        LiveConfig,
+        heartbeat_interval_seconds=st.integers(0, 86_400),
+        log_level=st.sampled_from(LogLevel),
+        speculation_governor=st.sampled_from(GovernorMode),
+    )
+)
 def test_the_live_half_survives_its_file(live: LiveConfig) -> None:
     assert parse_live(dump(live), LIVE) == live
 

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream_runtime.config import Device, DType, KVCacheDType, LogLevel, RuntimeConfig, SpeculationMethod
+from millstream_runtime.config import (
+    Device,
+    DType,
+    GovernorMode,
+    KVCacheDType,
+    LogLevel,
+    RuntimeConfig,
+    SpeculationMethod,
+)
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from tests.support.runtime_args import from_args, to_args
 
@@ -24,6 +32,7 @@ configs = st.builds(
     enable_hybrid_kv_cache_manager=st.none() | st.booleans(),
     kv_cache_dtype=st.sampled_from(KVCacheDType),
     speculation_method=st.sampled_from(SpeculationMethod),
+    speculation_governor=st.sampled_from(GovernorMode),
     kv_cache_memory_bytes=st.none() | st.integers(1 << 20, 1 << 40),
     heartbeat_interval_seconds=st.integers(0, 86_400),
     log_level=st.none() | st.sampled_from(LogLevel),
@@ -57,6 +66,7 @@ def test_different_configs_have_different_hashes(one: RuntimeConfig, other: Runt
         (["--model=/m", "--target-itl-milliseconds=0"], "--target-itl-milliseconds is 0"),
         (["--model=/m", "--speculation-method=NGram", "--max-draft-tokens=17"], "--max-draft-tokens is 17"),
         (["--model=/m", "--speculation-method=NGram", "--max-draft-tokens=0"], "--max-draft-tokens is 0"),
+        (["--model=/m", "--speculation-governor=On"], "'On' is not one of Enforce, Observe, Disabled"),
         (["--model=/m", "--speculation-method=ngram"], "'ngram' is not one of Disabled, NGram"),
         (["--model=/m", "--max-draft-tokens=3"], "set --speculation-method too"),
         (["--model=/m", "--port=http"], "--port: 'http' is not an integer"),

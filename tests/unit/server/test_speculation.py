@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from millstream_runtime.config import RuntimeConfig, SpeculationMethod
+from millstream_runtime.config import GovernorMode, LiveConfig, RuntimeConfig, SpeculationMethod
+from millstream_runtime.config_files import dump
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine_process.loop import EngineLike, OnPhase
 from tests.support.chat_streams import CHAT, chat_body
 from tests.support.drafters import EachAlone
-from tests.support.server_thread import serving
+from tests.support.server_thread import serving, wait_for
 
 
 class Remembers:
@@ -29,7 +30,7 @@ class Remembers:
 
 
 def test_tokens_of_one_step_are_one_interval_and_end_at_a_stop_string(tiny_model: Path) -> None:
-    with serving(tiny_model, make_engine=Remembers().make_engine) as server:
+    with serving(tiny_model, make_engine=Remembers().make_engine, speculation_governor=GovernorMode.DISABLED) as server:
         server.wait_ready()
         first = server.post(CHAT, chat_body(max_tokens=21)).json()
         intervals = server.metric("vllm:inter_token_latency_seconds_count", model_name="tiny")
@@ -69,3 +70,32 @@ def test_the_flag_switches_n_grams_on(tiny_model: Path) -> None:
         assert 'spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="tiny",position="1"}' in (
             server.get("/metrics").text
         )
+
+
+def test_the_governor_is_seen_and_its_mode_changes_while_it_serves(tiny_model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "live.json"
+
+    def write(mode: GovernorMode) -> None:
+        file.write_text(dump(LiveConfig(speculation_governor=mode)))
+
+    write(GovernorMode.OBSERVE)
+    with serving(
+        tiny_model, live_config=file, speculation_method=SpeculationMethod.N_GRAM, max_draft_tokens=3
+    ) as server:
+        server.wait_ready()
+        server.post(CHAT, chat_body(max_tokens=30))
+        assert server.metric("millstream_spec_decode_governor", model_name="tiny", mode="Observe") == 1
+        name = "millstream_spec_decode_tokens_total"
+        tokens = sum(server.metric(name, model_name="tiny", length=str(length)) for length in range(4))
+        assert tokens == 29, "all but the first, which came with the prompt"
+        assert server.metric("millstream_spec_decode_seconds_total", model_name="tiny", length="0") > 0
+        assert server.metric("millstream_spec_decode_exploration_seconds_total", model_name="tiny") == 0
+        speculation = server.get("/ready").json()["speculation"]
+        assert speculation == {"method": "NGram", "maxDraftTokens": 3, "governor": "Observe"} | {
+            "draftLength": speculation["draftLength"]
+        }
+        write(GovernorMode.DISABLED)
+        server.reload_live_config()
+        wait_for(lambda: "governor" not in server.get("/ready").json()["speculation"], "the mode of the file")
+        assert "millstream_spec_decode_governor" not in server.get("/metrics").text
+        assert "no_gain" in server.get("/metrics").text

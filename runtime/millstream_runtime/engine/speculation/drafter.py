@@ -12,7 +12,8 @@ from millstream_runtime.engine.scheduling.sequence import Sequence
 class Drafter(Protocol):
     """Guesses the next tokens of requests. A wrong guess costs time and changes no token.
 
-    One that raises is not asked again. All calls come from the engine's thread.
+    One that raises is not asked again. All calls come from the engine's thread. One whose proposals cost next to
+    nothing has an attribute `is_free` that is true: it is asked before it is known how many of them are checked.
     """
 
     def propose(self, wanted: Mapping[Sequence, int]) -> Mapping[Sequence, Seq[int]]:

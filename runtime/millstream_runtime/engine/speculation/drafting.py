@@ -1,6 +1,6 @@
 """Which requests draft in a step, what they may draft, and the count of all that.
 
-    Drafter.propose -> Drafting.propose -> Scheduler.plan -> a check is computed and sampled -> Drafting.count
+    Drafter.propose -> LengthChoice -> Scheduler.plan -> a check is computed and sampled -> Drafting.count
 
 A step without drafts is always right, so whatever stands against drafting ends in one, with a reason that is counted.
 No torch.
@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from enum import StrEnum
 
+from millstream_runtime.config import GovernorMode
 from millstream_runtime.engine.request import SpeculationStats
 from millstream_runtime.engine.scheduling.scheduler import MOST_STEP_DRAFTS
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation.drafter import Drafter
+from millstream_runtime.engine.speculation.length_choice import LengthChoice
 from millstream_runtime.logs import log
 
 STEPS_WITHOUT_DRAFTS = 64  # after a step for which there was no memory
@@ -30,6 +32,8 @@ class Skip(StrEnum):
     LOGITS_PROCESSORS = "logits_processors"
     AT_LIMIT = "at_limit"  # one token is left, or the next is the first at other rotary angles
     NO_PROPOSAL = "no_proposal"
+    NO_GAIN = "no_gain"  # the governor expects them to cost more than they save
+    CROWDED = "crowded"  # requests will soon be refused
     NO_ROOM = "no_room"  # of the token budget or of KV blocks
     NOT_FINITE = "not_finite"  # an earlier check of the request gave NaN
     OUT_OF_MEMORY = "out_of_memory"
@@ -49,19 +53,21 @@ class Drafting:
         vocab_size: int,
         most_tokens: Callable[[Sequence], int],
         blocked: Skip | None = None,
+        mode: GovernorMode = GovernorMode.ENFORCE,
     ) -> None:
         """`most_tokens(sequence)`: how many more tokens may come of it before it ends or its keys become stale."""
         self._drafter, self._max_draft_tokens, self._vocab_size = drafter, max_draft_tokens, vocab_size
         self._most_tokens = most_tokens
         self._blocked = blocked
+        self.lengths = LengthChoice(max_draft_tokens, mode, is_free=getattr(drafter, "is_free", False))
         self._steps_to_wait = 0
         self._refused: set[Sequence] = set()
         self._skipped: Counter[Skip] = Counter()
         self._num_checks = self._num_draft_tokens = 0
         self._accepted_per_position = [0] * max_draft_tokens
 
-    def propose(self, running: Iterable[Sequence]) -> Proposed:
-        """Return drafts for those decodes that may have some in the next step."""
+    def propose(self, running: Iterable[Sequence], *, is_crowded: bool = False) -> Proposed:
+        """Return drafts for those decodes that may have some in the next step. `is_crowded`: see `DraftLengths`."""
         decodes = [
             one
             for one in running
@@ -81,14 +87,30 @@ class Drafting:
                 wanted[one] = most
             else:
                 self._skipped[reason] += 1
-        return self._ask(wanted) if wanted else {}
+        return self._proposed(wanted, len(decodes), Skip.CROWDED if is_crowded else Skip.NO_GAIN) if wanted else {}
+
+    def _proposed(self, wanted: dict[Sequence, int], num_decodes: int, skip: Skip) -> Proposed:
+        """Drafts of as many tokens as the governor chooses. `skip`: why it chooses none."""
+        if not self.lengths.is_free:
+            chosen = self.lengths.choose(wanted, num_decodes, is_crowded=skip is Skip.CROWDED)
+            self._skipped[skip] += len(wanted) - len(chosen)
+            return self._ask({**chosen}) if chosen else {}
+        proposed = self._ask(wanted)
+        most = {one: len(drafts) for one, drafts in proposed.items()}
+        chosen = self.lengths.choose(most, num_decodes, is_crowded=skip is Skip.CROWDED)
+        for one, drafts in proposed.items():
+            if one not in chosen:
+                self._skipped[skip] += 1
+                self.lengths.leave_unchecked(one, drafts)
+        return {one: proposed[one][:length] for one, length in chosen.items()}
 
     def left_out(self, proposed: Proposed, planned: Proposed) -> None:
         """Count the proposals for which a step has no room."""
         self._skipped[Skip.NO_ROOM] += len(proposed) - len(planned)
 
-    def count(self, drafts: Seq[int], num_accepted: int) -> None:
+    def count(self, sequence: Sequence, drafts: Seq[int], num_accepted: int) -> None:
         """Count a check that was read."""
+        self.lengths.observe_check(sequence, drafts, num_accepted)
         self._num_checks += 1
         self._num_draft_tokens += len(drafts)
         for position in range(num_accepted):
@@ -106,6 +128,7 @@ class Drafting:
     def forget(self, sequence: Sequence) -> None:
         """The request has ended."""
         self._refused.discard(sequence)
+        self.lengths.forget(sequence)
         self._call(lambda: self._drafter.forget(sequence))
 
     def stats(self) -> SpeculationStats:
@@ -115,6 +138,7 @@ class Drafting:
             self._num_draft_tokens,
             tuple(self._accepted_per_position),
             {reason.value: self._skipped[reason] for reason in Skip},
+            self.lengths.report(),
         )
 
     def _reason_of_step(self) -> Skip | None:

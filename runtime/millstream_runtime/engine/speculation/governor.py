@@ -54,7 +54,13 @@ class GovernorStats:
 
 
 class DraftLengths(Protocol):
-    """What decides how many of the proposed drafts a step checks."""
+    """What decides how many of the proposed drafts a step checks.
+
+    Attributes:
+        explores: whether steps may be chosen in order to learn.
+    """
+
+    explores: bool
 
     def choose(self, proposed: Mapping[K, int], num_decodes: int, *, is_crowded: bool) -> dict[K, int]:
         """Return how many drafts each request of the next step checks, at most `proposed` of it. `num_decodes`:
@@ -108,6 +114,7 @@ class Governor:
 
     def __init__(self, max_draft_tokens: int, *, compares_unchecked: bool = True) -> None:
         """`compares_unchecked`: drafts that are not checked are observed too, as they cost nothing."""
+        self.explores = True
         self._max_draft_tokens = max_draft_tokens
         self._acceptance = Acceptance(max_draft_tokens)
         self._buckets: dict[int, _Bucket] = {}
@@ -219,6 +226,8 @@ class Governor:
 
     def _begin_trial(self, trial: Goodput, usual: Goodput) -> bool:
         """Whether what a trial is expected to lose is within the budget."""
+        if not self.explores:
+            return False
         loss = max(0.0, trial.seconds - trial.tokens / usual.tokens_per_second)
         if self._exploration_seconds + loss > PLANNED_EXPLORATION * self._decode_seconds:
             return False

@@ -52,6 +52,8 @@ class NGramIndex:
 class NGramDrafter:
     """A `Drafter` with an index per request."""
 
+    is_free = True
+
     def __init__(self) -> None:
         self._indexes: dict[Sequence, NGramIndex] = {}
 

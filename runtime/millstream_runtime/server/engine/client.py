@@ -17,6 +17,7 @@ from dataclasses import asdict
 from typing import Protocol
 
 from millstream_runtime.boot import BootLedger, Phase
+from millstream_runtime.config import GovernorMode
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.kernel_backends import KernelChoice
 from millstream_runtime.engine.kv.pool_size import MemoryUse
@@ -33,6 +34,7 @@ from millstream_runtime.engine_process.messages import (
     Ready,
     Refused,
     SetHeartbeatInterval,
+    SetSpeculationGovernor,
     SetTargetItl,
     StepDone,
     StepThreads,
@@ -110,6 +112,7 @@ class EngineClient:
         self.on_ready: Callable[[], None] = lambda: ledger.enter(Phase.READY)
         self.heartbeat_interval_seconds = heartbeat_interval_seconds
         self._target_itl_milliseconds: int | None = None  # None: what the engine is started with
+        self._speculation_governor: GovernorMode | None = None  # likewise
         # Read by /metrics, /ready and requests.
         self.failure: RuntimeFailure | None = None  # why there is no engine now; None while one boots or serves
         self.is_ready = False
@@ -133,6 +136,8 @@ class EngineClient:
         )  # it may have changed since the process was started
         if self._target_itl_milliseconds is not None:
             self._connection.send(SetTargetItl(self._target_itl_milliseconds))
+        if self._speculation_governor is not None:
+            self._connection.send(SetSpeculationGovernor(self._speculation_governor))
 
     @property
     def is_restarting(self) -> bool:
@@ -156,6 +161,12 @@ class EngineClient:
         if milliseconds != self._target_itl_milliseconds and self._connection is not None:
             self._connection.send(SetTargetItl(milliseconds))
         self._target_itl_milliseconds = milliseconds
+
+    def set_speculation_governor(self, mode: GovernorMode) -> None:
+        """Apply a new mode. A running engine takes it over, later ones start with it."""
+        if mode != self._speculation_governor and self._connection is not None:
+            self._connection.send(SetSpeculationGovernor(mode))
+        self._speculation_governor = mode
 
     def submit(self, request: Request, queue: OutputQueue) -> None:
         """Queue a generation; its tokens go to `queue`.

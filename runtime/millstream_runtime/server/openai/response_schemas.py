@@ -240,6 +240,15 @@ class Kernel(_Closed):
     reason: str
 
 
+class Speculation(_Closed):
+    """What proposes tokens; with a governor, its mode and the drafts per decode that it chose last."""
+
+    method: str
+    maxDraftTokens: int  # noqa: N815 - the API's word
+    governor: str = ""
+    draftLength: float = 0.0  # noqa: N815
+
+
 class Readiness(_Closed):
     """The answer of /ready, also with 503. What is not known is left out."""
 
@@ -256,6 +265,7 @@ class Readiness(_Closed):
     eta_seconds: float = 0.0
     memory: dict[str, int] = Field(default_factory=dict)
     kv_cache_dtype: str = ""
+    speculation: Speculation = Speculation(method="", maxDraftTokens=0)
     kernels: dict[str, Kernel] = Field(default_factory=dict)
     threads: list[Threads] = Field(default_factory=list)
     api_keys_problem: str = ""

@@ -2,7 +2,7 @@
 
 Unknown values are left out: `progress` and `eta_seconds` are there while the weights load, `kernels` once they are
 chosen, `memory`, `threads` and `step_times` once they are measured, `api_keys_problem` while some key of the file
-cannot be used, `kv_cache_dtype` where keys and values are quantized.
+cannot be used, `kv_cache_dtype` where keys and values are quantized, `speculation` where drafts are proposed.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Any
 
 from millstream_runtime.boot import BootSnapshot, Phase
 from millstream_runtime.boot_eta import eta_seconds
-from millstream_runtime.config import KVCacheDType, RuntimeConfig
+from millstream_runtime.config import KVCacheDType, RuntimeConfig, SpeculationMethod
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.kernel_backends import KernelChoice
 from millstream_runtime.engine.kv.pool_size import MemoryUse
+from millstream_runtime.engine.request import GovernorReport
 from millstream_runtime.engine.step_times import TimedStep
 from millstream_runtime.engine_process.messages import StepThreads
 from millstream_runtime.server.operations.topology_view import topology_json
@@ -30,6 +31,7 @@ def ready_body(
     kernels: Sequence[KernelChoice] = (),
     threads: Sequence[StepThreads] = (),
     step_times: Sequence[TimedStep] = (),
+    governor: GovernorReport | None = None,
     now_seconds: float,
     api_keys_problem: str = "",
 ) -> dict[str, Any]:
@@ -54,6 +56,10 @@ def ready_body(
         body["memory"] = memory.measured()
     if config.kv_cache_dtype is not KVCacheDType.AUTO:
         body["kv_cache_dtype"] = config.kv_cache_dtype.value
+    if config.speculation_method is not SpeculationMethod.DISABLED:
+        body["speculation"] = {"method": config.speculation_method.value, "maxDraftTokens": config.draft_tokens} | (
+            {"governor": governor.mode, "draftLength": round(governor.chosen_length, 2)} if governor else {}
+        )
     if kernels:
         body["kernels"] = {one.part: {"backend": one.backend.value, "reason": one.reason} for one in kernels}
     if threads:

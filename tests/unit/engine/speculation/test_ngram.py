@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream_runtime.config import SpeculationMethod
+from millstream_runtime.config import GovernorMode, SpeculationMethod
 from millstream_runtime.engine.request import Request
 from millstream_runtime.engine.speculation.ngram import MATCH_TOKENS, NGramIndex
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
@@ -60,7 +60,12 @@ def test_an_index_that_grows_finds_what_a_search_finds(tokens: list[int], most: 
 def test_a_request_that_repeats_takes_fewer_steps(write_model: WriteModel, make_engine: MakeEngine) -> None:
     request = Request("0", [9, 6, 7], greedy(120, logit_bias=((5, 1000.0),)))
     expected = generate(make_engine(write_model()), [request])["0"]
-    engine = make_engine(write_model(), speculation_method=SpeculationMethod.N_GRAM, max_draft_tokens=6)
+    engine = make_engine(
+        write_model(),
+        speculation_method=SpeculationMethod.N_GRAM,
+        max_draft_tokens=6,
+        speculation_governor=GovernorMode.DISABLED,
+    )
     assert generate(engine, [request])["0"] == expected
     counts = engine.stats().speculation
     assert counts is not None

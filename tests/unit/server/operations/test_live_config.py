@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from millstream_runtime.boot import BootLedger
-from millstream_runtime.config import BootConfig, Device, LiveConfig, LogLevel, RuntimeConfig
+from millstream_runtime.config import BootConfig, Device, GovernorMode, LiveConfig, LogLevel, RuntimeConfig
 from millstream_runtime.config_files import dump
 from millstream_runtime.engine_process.messages import Command, SetTargetItl
 from millstream_runtime.errors import InvalidConfigError
@@ -169,6 +169,7 @@ def test_a_target_of_the_live_half_wins_over_that_of_the_boot_half(
 
 def test_a_file_without_a_target_is_written_as_before() -> None:
     assert set(LiveConfig().as_dict()) == {"heartbeat_interval_seconds", "log_level"}
+    assert LiveConfig(speculation_governor=GovernorMode.OBSERVE).as_dict()["speculation_governor"] == "Observe"
     assert LiveConfig(target_itl_milliseconds=20).as_dict()["target_itl_milliseconds"] == 20
     with pytest.raises(InvalidConfigError, match="target-itl-milliseconds is 0; it must be between 1 and 60000"):
         LiveConfig(target_itl_milliseconds=0)
