@@ -1,30 +1,36 @@
 """What speculation gains: the same answers with drafts and without, in turns within one run.
 
-    python -m benchmarks.speculation                      # a conversation that asks again, n-grams, the demo model
-    python -m benchmarks.speculation --batch 1 2 4        # the same by several requests at once
+    python -m benchmarks.speculation                      # four workloads, n-grams, the demo model
+    python -m benchmarks.speculation --batch 1 8 64       # the same by several requests at once
     python -m benchmarks.speculation --oracle 0.5 0.7 0.9 # free drafts of which each stands with this probability
+    python -m benchmarks.speculation --processor-time     # for a machine with other load: one thread's processor time
 
-A round computes the answers with each setting in turn, each round beginning with another. Counted is the time from the
-first token of an answer to its last. The ratio is tokens per second with drafts over without, the median of the rounds.
-Every answer must be the one without drafts, or the run ends with an error.
+A round computes the answers with each setting in turn, each round beginning with another: without drafts, with each
+fixed number of them, and with the governor, which learns in a round that is not counted. Counted are steps without
+prompts. The ratio is tokens per second with drafts over without, the median of the rounds. At batch 1 every answer must
+be the one without drafts, or the run ends with an error; in larger batches those that differ are counted, since a batch
+of another size adds in another order.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks import machine
 from benchmarks.random_model import write_random_model
 from benchmarks.shapes import LARGER
-from millstream_runtime.config import Device, RuntimeConfig, SpeculationMethod
+from millstream_runtime.config import Device, GovernorMode, RuntimeConfig, SpeculationMethod
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.engine.scheduling import sequence as engine_sequence
@@ -36,10 +42,14 @@ QUESTIONS = ("What is a KV cache?", "What is continuous batching?", "What does a
 MOST_TOKENS, ORACLE_PROMPTS, ORACLE_TOKENS = 96, 3, 64
 Prompts = Sequence[Sequence[int]]
 Answers = dict[str, list[int]]
+Clock = Callable[[], float]
+CREATIVE = "samples at temperature 1"
 
 
 class Oracle:
     """Knows the answers, and makes each draft wrong with the probability 1 - `acceptance`. It costs nothing."""
+
+    is_free = True
 
     def __init__(self, answers: Mapping[tuple[int, ...], list[int]], acceptance: float) -> None:
         self._answers, self._acceptance, self._rng = answers, acceptance, random.Random(1)
@@ -58,22 +68,37 @@ class Oracle:
 
 
 class Side:
-    """An engine with one setting."""
+    """An engine with one setting. `clock`: what its steps are timed by, by the governor too."""
 
-    def __init__(self, model: Path, draft_tokens: int, oracle: Oracle | None = None) -> None:
+    def __init__(
+        self,
+        model: Path,
+        draft_tokens: int,
+        oracle: Oracle | None = None,
+        *,
+        governor: GovernorMode = GovernorMode.DISABLED,
+        max_num_seqs: int = 16,
+        clock: Clock = time.perf_counter,
+    ) -> None:
         config = RuntimeConfig(
             model=str(model),
             served_model_name="bench",
             device=Device.CPU,
-            max_num_seqs=16,
+            max_num_seqs=max_num_seqs,
             enable_prefix_caching=False,
             speculation_method=SpeculationMethod.N_GRAM if draft_tokens else SpeculationMethod.DISABLED,
             max_draft_tokens=draft_tokens or None,
+            speculation_governor=governor,
         )
-        self.name = f"{draft_tokens} drafts" if draft_tokens else "off"
+        self.draft_tokens, self.is_governed = draft_tokens, governor is GovernorMode.ENFORCE
+        fixed = f"{draft_tokens} drafts" if draft_tokens else "off"
+        self.name = f"governor, up to {draft_tokens} drafts" if self.is_governed else fixed
+        self.clock = clock
         self.engine = Engine(config, lambda phase, message: None, drafter=oracle if draft_tokens else None)
         self.engine.warm_up()
+        self.engine.step_clock = clock
         self.tokens_per_second: list[float] = []
+        self.answers_that_differ = 0
 
     def answer(self, prompts: Prompts, batch: int, sampling: SamplingParams) -> Answers:
         """Answer all prompts, `batch` at once, and note the speed."""
@@ -84,9 +109,9 @@ class Side:
                 answers[str(index)] = []
                 self.engine.add_request(Request(str(index), prompts[index], sampling))
             while self.engine.has_work():
-                began = time.perf_counter()
+                began = self.clock()
                 outputs = self.engine.step()
-                took = time.perf_counter() - began
+                took = self.clock() - began
                 for output in outputs:
                     if output.token_id is not None:
                         answers[output.request_id].append(output.token_id)
@@ -108,6 +133,11 @@ class Side:
         if counts is not None:
             found["acceptance"] = round(counts.num_accepted_tokens / max(1, counts.num_draft_tokens), 3)
             found["tokens_per_check"] = round(1 + counts.num_accepted_tokens / max(1, counts.num_checks), 2)
+            if (governor := counts.governor) is not None:
+                seconds = sum(governor.seconds_by_length)
+                found["exploration_share"] = round(governor.exploration_seconds / seconds, 4) if seconds else 0.0
+        if self.answers_that_differ:
+            found["answers_that_differ"] = self.answers_that_differ
         return found
 
 
@@ -127,26 +157,42 @@ def conversation(model: Path) -> tuple[list[list[int]], list[list[int]]]:
     return first, again
 
 
-def compare(model: Path, prompts: Prompts, args: argparse.Namespace, batch: int, oracle: float | None) -> list[Any]:
+def compare(
+    model: Path, prompts: Prompts, args: argparse.Namespace, batch: int, oracle: float | None, *, sampled: bool
+) -> list[Any]:
     """Run all settings in turns; return a report of each."""
-    sampling = SamplingParams(MOST_TOKENS, temperature=0.0)
+    sampling = SamplingParams(MOST_TOKENS, temperature=1.0, seed=1) if sampled else SamplingParams(MOST_TOKENS, 0.0)
     answers: Answers = {}
     if oracle is not None:
         sampling = SamplingParams(ORACLE_TOKENS, temperature=0.0, ignore_eos=True)
         answers = Side(model, 0).answer(prompts, 1, sampling)
     known = {tuple(prompt): answers.get(str(index), []) for index, prompt in enumerate(prompts)}
-    sides = [Side(model, count, Oracle(known, oracle) if oracle is not None else None) for count in (0, *args.drafts)]
+    clock = time.thread_time if args.processor_time else time.perf_counter
+
+    def side(draft_tokens: int, governor: GovernorMode) -> Side:
+        drafter = Oracle(known, oracle) if oracle is not None else None
+        return Side(model, draft_tokens, drafter, governor=governor, max_num_seqs=max(args.batch), clock=clock)
+
+    sides = [side(count, GovernorMode.DISABLED) for count in (0, *args.drafts)]
+    sides.append(side(max(args.drafts), GovernorMode.ENFORCE))
     for turn in range(args.rounds + 1):
         first = turn % len(sides)
-        for side in [*sides[first:], *sides[:first]]:
-            found = side.answer(prompts, batch, sampling)
+        for one in [*sides[first:], *sides[:first]]:
+            found = one.answer(prompts, batch, sampling)
             answers = answers or found
             if found != answers and batch == 1:
-                raise SystemExit(f"{side.name}: another answer than without drafts")
-        if not turn:  # the first round warms up
-            for side in sides:
-                side.tokens_per_second.clear()
-    return [side.report(sides[0]) for side in sides]
+                raise SystemExit(f"{one.name}: another answer than without drafts")
+            one.answers_that_differ += sum(found[name] != answers[name] for name in answers)
+        if not turn:  # the first round warms up, and the governor learns
+            for one in sides:
+                one.tokens_per_second.clear()
+    return [one.report(sides[0]) for one in sides]
+
+
+def over_best_fixed(found: list[dict[str, Any]]) -> float:
+    """Tokens per second with the governor over those of the best fixed number of drafts, none included."""
+    *fixed, governed = found
+    return round(float(governed["tokens_per_second"]) / max(float(one["tokens_per_second"]) for one in fixed), 3)
 
 
 def main() -> None:
@@ -157,28 +203,41 @@ def main() -> None:
     parser.add_argument("--oracle", type=float, nargs="*", default=[])
     parser.add_argument("--larger", action="store_true", help="the oracle on random weights of 135 M parameters")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--processor-time", action="store_true", help="one thread's, not the time that passes")
+    parser.add_argument("--only", nargs="*", default=[], help="workloads that begin with these words")
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
+    if args.processor_time:
+        torch.set_num_threads(1)
+        os.environ["OMP_NUM_THREADS"] = "1"
     results = []
     with tempfile.TemporaryDirectory() as scratch:
         first, again = conversation(DEMO_MODEL)
         cases: list[tuple[str, Path, Prompts, float | None]] = [
             ("asks for the first time", DEMO_MODEL, first, None),
             ("asks again", DEMO_MODEL, again, None),
+            ("some ask again", DEMO_MODEL, [one for pair in zip(first, again, strict=True) for one in pair], None),
+            (CREATIVE, DEMO_MODEL, first, None),
         ]
         model = write_random_model(Path(scratch) / "larger", LARGER) if args.larger else DEMO_MODEL
         rng = random.Random(2)
         random_prompts = [[rng.randrange(3, 1000) for _ in range(100)] for _ in range(ORACLE_PROMPTS)]
         if args.oracle:
             cases = [(f"oracle {one}", model, random_prompts, one) for one in args.oracle]
+        if args.only:
+            cases = [case for case in cases if case[0].startswith(tuple(args.only))]
         for name, folder, prompts, oracle in cases:
             for batch in args.batch:
-                found = compare(folder, list(prompts) * batch, args, batch, oracle)
-                results.append({"case": name, "batch": batch, "settings": found})
+                found = compare(folder, list(prompts) * batch, args, batch, oracle, sampled=name == CREATIVE)
+                ratio = over_best_fixed(found)
+                results.append({"case": name, "batch": batch, "governor_over_best_fixed": ratio, "settings": found})
                 for one in found:
                     print(f"{name:24} batch {batch:2}  {json.dumps(one)}", flush=True)
+                print(f"{name:24} batch {batch:2}  governor over the best fixed: {ratio}", flush=True)
     if args.save:
-        RESULT.write_text(json.dumps({"machine": machine.describe(), "results": results}, indent=1) + "\n")
+        timed = "processor time of one thread" if args.processor_time else "wall time"
+        report = {"machine": machine.describe(), "timed": timed, "rounds": args.rounds, "results": results}
+        RESULT.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
