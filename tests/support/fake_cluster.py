@@ -133,7 +133,7 @@ class FakeCluster:
             template, wanted = deployment["spec"]["template"], deployment["spec"]["replicas"]
             labels = template["metadata"]["labels"]
             name, digest = deployment["metadata"]["name"], labels["millstream.dev/revision"]
-            owner = self._replica_set(deployment, digest)
+            owner = self.replica_set(deployment, digest)
             kept = {f"{name}-{digest}-{number}" for number in range(wanted)}
             for pod in self.all(POD):
                 ours = pod["metadata"]["labels"].get("millstream.dev/deployment") == name and _serves(pod)
@@ -156,7 +156,7 @@ class FakeCluster:
                 },
             )
 
-    def _replica_set(self, deployment: Manifest, digest: str) -> Manifest:
+    def replica_set(self, deployment: Manifest, digest: str) -> Manifest:
         """Make the ReplicaSet of a revision where there is none. Returns a reference to it, as its controller."""
         metadata = deployment["metadata"]
         name = f"{metadata['name']}-{digest}"

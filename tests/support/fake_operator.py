@@ -149,6 +149,7 @@ class FakePods:
         """A ready pod without a report of its own answers what the model behind the Service would."""
         self.model = model
         self.reports: dict[str, Manifest] = {}
+        self.expositions: dict[str, str] = {}  # of /metrics, by the pod's name
         self.asked: list[str] = []
 
     async def ready(self, pod: Mapping[str, Any], timeout_seconds: float) -> Manifest:
@@ -159,6 +160,12 @@ class FakePods:
         if any((one["type"], one["status"]) == ("Ready", "True") for one in pod["status"].get("conditions") or ()):
             return {"phase": "Ready"} | self.model.running(pod["metadata"]["labels"])
         raise PodUnreachable("connection refused")
+
+    async def metrics(self, pod: Mapping[str, Any], timeout_seconds: float) -> str:
+        name = pod["metadata"]["name"]
+        if name not in self.expositions:
+            raise PodUnreachable("connection refused")
+        return self.expositions[name]
 
 
 class FakeOperator:

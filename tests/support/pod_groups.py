@@ -38,9 +38,12 @@ class PodGroups:
     kind = Kind("groups.example.com", "v1", "PodGroupSet", "podgroupsets")
     roles = frozenset({LEADER, WORKER})
 
-    def render(self, owner: LLMDeployment, template: Manifest, strategy: AppliedStrategy) -> Manifest:
+    def render(
+        self, owner: LLMDeployment, template: Manifest, strategy: AppliedStrategy, held: int | None = None
+    ) -> Manifest:
         surge = 1 if strategy is AppliedStrategy.AVAILABILITY else 0
         spec = {"groups": owner.spec.replicas, "size": SIZE, "surgeGroups": surge, "podTemplate": template}
+        spec |= {"updatedGroups": held} if held is not None else {}
         return child(owner, self.kind.api_version, self.kind.kind) | {"spec": spec}
 
     def read(self, live: Manifest) -> WorkloadState:
@@ -52,6 +55,7 @@ class PodGroups:
             counts={name: status.get(theirs, 0) for name, theirs in COUNTS.items()} if status else {},
             is_late=bool(status.get("late")),
             failure=status.get("failure"),
+            held=live["spec"].get("updatedGroups"),
         )
 
     def templates(self, live: Manifest) -> Sequence[Manifest]:

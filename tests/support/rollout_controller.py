@@ -1,9 +1,11 @@
 """A fake of the Deployment controller and the kubelets, one step at a time, with pods that fail.
 
 It imitates `kube-controller-manager`'s rolling update (`pkg/controller/deployment/rolling.go`): scale the new
-ReplicaSet up within maxSurge, then the old ones down within maxUnavailable, those that are not ready first. Pods start
-one step after they were made, where the scheduler finds a node: `tests/support/scheduler.py`, or a count of GPUs that
-are all alike. What is not imitated: ReplicaSets as objects, and time.
+ReplicaSet up within maxSurge, then the old ones down within maxUnavailable, those that are not available first. A
+ReplicaSet keeps the minReadySeconds that the Deployment had while it was the new one; as no time passes, its ready pods
+are available if that is 0. Other replicas are shared out in proportion first (`sync.go`, `scale`). Pods start one step
+after they were made, where the scheduler finds a node: `tests/support/scheduler.py`, or a count of GPUs that are all
+alike. Of ReplicaSets only the references of pods are there, where `owned` says so.
 """
 
 from __future__ import annotations
@@ -53,7 +55,10 @@ class RolloutController:
     ) -> None:
         self.cluster, self.failing, self.gpus = cluster, dict(failing or {}), gpus
         self.scheduler, self.drain_steps, self.on_drain = scheduler, drain_steps, on_drain
+        self.owned = False  # pods name their ReplicaSet, so that the operator believes what they report
         self._ending: dict[str, int] = {}  # steps that are left to a deleted pod, by name
+        self._min_ready_seconds: dict[str, int] = {}  # of each ReplicaSet, by its digest
+        self._sized: dict[str, int] = {}  # by name: the replicas that were shared out last
         self.most_pods = 0
         self.fewest_available = 1 << 10  # while the rollout was watched
         self.made: list[str] = []  # revisions of the pods, in the order in which they were made
@@ -70,7 +75,12 @@ class RolloutController:
         ]
 
     def available(self, name: str = "demo") -> list[Manifest]:
+        """Those that serve."""
         return [pod for pod in self.pods(name) if _is_ready(pod)]
+
+    def _is_available(self, pod: Manifest) -> bool:
+        """In the words of the Deployment controller: ready for minReadySeconds."""
+        return _is_ready(pod) and not self._min_ready_seconds.get(_digest(pod), 0)
 
     def step(self, name: str = "demo") -> None:
         """Let pods of the step before start, then move the rollout on by one decision."""
@@ -123,27 +133,57 @@ class RolloutController:
     def _scale(self, workload: Manifest) -> None:
         spec = workload["spec"]
         wanted, rolling = spec["replicas"], spec["strategy"]["rollingUpdate"]
-        digest = _digest(spec["template"])
-        pods = self.pods(workload["metadata"]["name"])
+        digest, name = _digest(spec["template"]), workload["metadata"]["name"]
+        self._min_ready_seconds[digest] = spec.get("minReadySeconds", 0)
+        self._share_out(workload)
+        pods = self.pods(name)
         new = [pod for pod in pods if _digest(pod) == digest]
-        old = sorted((pod for pod in pods if _digest(pod) != digest), key=_is_ready)  # not ready first
+        old = sorted((pod for pod in pods if _digest(pod) != digest), key=self._is_available)  # not available first
         for _ in range(min(wanted - len(new), wanted + rolling["maxSurge"] - len(pods))):
             self._make(workload)
         for pod in sorted(new, key=_is_ready)[: max(0, len(new) - wanted)]:
             self._delete(pod, workload)
         least = wanted - rolling["maxUnavailable"]
-        waiting = sum(1 for pod in new if not _is_ready(pod))
+        waiting = sum(1 for pod in new if not self._is_available(pod))
         may_go = len(pods) - least - waiting
         for pod in old[: max(0, may_go)]:
-            if _is_ready(pod) and len(self.available(workload["metadata"]["name"])) <= least:
+            if self._is_available(pod) and sum(map(self._is_available, self.pods(name))) <= least:
                 break
             self._delete(pod, workload)
 
-    def _make(self, workload: Manifest) -> None:
+    def _share_out(self, workload: Manifest) -> None:
+        """Scale every ReplicaSet in proportion where the replicas changed in the middle of a rollout."""
+        name, spec = workload["metadata"]["name"], workload["spec"]
+        wanted, before = spec["replicas"], self._sized.get(workload["metadata"]["name"])
+        self._sized[name] = wanted
+        sets: dict[str, list[Manifest]] = {}
+        for pod in self.pods(name):
+            sets.setdefault(_digest(pod), []).append(pod)
+        if before in (None, wanted) or len(sets) < 2 or not wanted:
+            return
+        pods = sum(map(len, sets.values()))
+        surge = spec["strategy"]["rollingUpdate"]["maxSurge"]
+        left = wanted + surge - pods
+        for members in sorted(sets.values(), key=len, reverse=True):
+            share = round(len(members) * (wanted + surge) / (before + surge)) - len(members)
+            change = max(min(share, left), 0) if left > 0 else min(max(share, left), 0)
+            left -= change
+            for _ in range(change):
+                self._make(workload, members[0])
+            for pod in sorted(members, key=_is_ready)[: max(0, -change)]:
+                self._delete(pod, workload)
+
+    def _make(self, workload: Manifest, like: Manifest | None = None) -> None:
+        """`like`: another pod of an older ReplicaSet."""
         template = workload["spec"]["template"]
+        if like is not None:
+            template = {"metadata": {"labels": like["metadata"]["labels"]}, "spec": like["spec"]}
         name = f"{workload['metadata']['name']}-{_digest(template)}-{self.cluster.version}"
         unscheduled = [{"type": "Ready", "status": "False"}]
-        self.cluster.put(pod_of(name, template, conditions=unscheduled))
+        pod = pod_of(name, template, conditions=unscheduled)
+        if self.owned:
+            pod["metadata"]["ownerReferences"] = [self.cluster.replica_set(workload, _digest(template))]
+        self.cluster.put(pod)
         self.made.append(_digest(template))
 
     def _update_status(self, name: str) -> None:
@@ -154,7 +194,7 @@ class RolloutController:
             "replicas": len(pods),
             "updatedReplicas": sum(1 for pod in pods if _digest(pod) == digest),
             "readyReplicas": sum(map(_is_ready, pods)),
-            "availableReplicas": sum(map(_is_ready, pods)),
+            "availableReplicas": sum(map(self._is_available, pods)),
         }
         self.cluster.set_status(DEPLOYMENT, name, {**counts, **self._late(workload)})
 

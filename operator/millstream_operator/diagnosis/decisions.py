@@ -26,6 +26,8 @@ class DecisionType(StrEnum):
     ROLLOUT_RETRIED = "RolloutRetried"
     PUT_OFF = "PutOff"
     PLAN_ADOPTED = "PlanAdopted"
+    TRAFFIC_SHIFT_STARTED = "TrafficShiftStarted"
+    TRAFFIC_SHIFTED = "TrafficShifted"
     AUTOSCALER_CHOSEN = "AutoscalerChosen"
     QUANTIZATION_STARTED = "QuantizationStarted"
     MODEL_QUANTIZED = "ModelQuantized"
@@ -45,6 +47,12 @@ class Decision:
     type: str
     detail: str
     attempt: str = ""
+    step: str = ""  # of several of this type in one attempt; the attempt's words name it, too
+
+    @property
+    def mark(self) -> str:
+        """What the record of the attempt keeps of it once the journal has it."""
+        return f"{self.type}/{self.step}" if self.step else self.type
 
     @property
     def message(self) -> str:

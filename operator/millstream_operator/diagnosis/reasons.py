@@ -63,6 +63,7 @@ class Reason(StrEnum):
     NODE_LOST = "NodeLost"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     ROLLED_BACK = "RolledBack"
+    CANARY_FAILED = "CanaryFailed"
 
     # What a rollout waits for (of RolloutBlocked).
     NO_ROOM = "NoRoom"

@@ -45,6 +45,27 @@ async def request_json(
     Raises:
         UnusableAnswer: no answer in time, another status, a body beyond `limit_bytes`, or no JSON object.
     """
+    return read_json_object(await _request(method, url, timeout_seconds, limit_bytes, body, headers, accepted))
+
+
+async def request_text(url: str, *, timeout_seconds: float, limit_bytes: int) -> str:
+    """GET as `request_json`, and return the answer as text, with U+FFFD for what is not UTF-8.
+
+    Raises:
+        UnusableAnswer: no answer in time, another status than 200, or a body beyond `limit_bytes`.
+    """
+    return (await _request("GET", url, timeout_seconds, limit_bytes)).decode(errors="replace")
+
+
+async def _request(
+    method: str,
+    url: str,
+    timeout_seconds: float,
+    limit_bytes: int,
+    body: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+    accepted: Collection[int] = (200,),
+) -> bytes:
     timeout = aiohttp.ClientTimeout(total=timeout_seconds)
     try:
         async with (
@@ -54,7 +75,7 @@ async def request_json(
         ):
             if response.status not in accepted:
                 raise UnusableAnswer(f"answered {_words(response.status)}", response.status)
-            return read_json_object(await read_up_to(response, limit_bytes))
+            return await read_up_to(response, limit_bytes)
     except TimeoutError:
         raise UnusableAnswer(f"gave no answer within {timeout_seconds:.0f} seconds") from None
     except aiohttp.ClientPayloadError:

@@ -97,6 +97,7 @@ class _Request:
     timeout_seconds: float
     fence: Fence | None = None
     limit_bytes: int | None = None  # of the answer; None: the API server's own objects
+    as_text: bool = False  # the answer is no JSON: it is returned as {"text": …}
 
     def payload(self) -> bytes | FencedBody | None:
         if self.body is None:
@@ -280,6 +281,13 @@ class ClusterClient:
         """GET of any path that answers JSON (the Service and pod proxies of a development setup)."""
         return await self._request("GET", path, timeout_seconds=timeout_seconds, limit_bytes=RAW_LIMIT_BYTES)
 
+    async def get_text(self, path: str, timeout_seconds: float) -> str:
+        """GET of any path that answers text, as `get_raw`."""
+        answer = await self._request(
+            "GET", path, timeout_seconds=timeout_seconds, limit_bytes=RAW_LIMIT_BYTES, as_text=True
+        )
+        return str(answer["text"])
+
     async def post_raw(self, path: str, body: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
         """POST of JSON to any path that answers JSON. Not fenced: a request to a model changes no object."""
         return await self._request(
@@ -302,9 +310,10 @@ class ClusterClient:
         timeout_seconds: float | None = None,
         fenced: bool = True,
         limit_bytes: int | None = None,
+        as_text: bool = False,
     ) -> dict[str, Any]:
         seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        request = _Request(method, path, dict(query or {}), body, content_type, seconds, limit_bytes=limit_bytes)
+        request = _Request(method, path, dict(query or {}), body, content_type, seconds, None, limit_bytes, as_text)
         send = self._write if fenced and method != "GET" else self._send
         try:
             try:
@@ -361,6 +370,8 @@ class ClusterClient:
             if isinstance(error.__cause__, NotLeader):  # aiohttp wraps what a body raises
                 raise error.__cause__ from None
             raise ApiUnreachable(f"{what}: {type(error).__name__} {error}".rstrip()) from error
+        if request.as_text:
+            return {"text": text}
         try:
             answer = json.loads(text)
         except (ValueError, RecursionError):

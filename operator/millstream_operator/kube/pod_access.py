@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from millstream_operator.kube.bounded_http import UnusableAnswer, request_json
+from millstream_operator.kube.bounded_http import UnusableAnswer, request_json, request_text
 from millstream_operator.kube.client import ApiError, ApiUnreachable, ClusterClient
 from millstream_operator.rendering.runtime_config import RUNTIME_PORT
 
 LIMIT_BYTES = 1 << 16
+METRICS_LIMIT_BYTES = 1 << 20
 NOT_READY_STATUS = 503
 
 
@@ -25,16 +26,16 @@ class PodAccess(Protocol):
         """Return the JSON of the pod's `/ready`, whether it is ready or not. Raises PodUnreachable."""
         ...
 
+    async def metrics(self, pod: Mapping[str, Any], timeout_seconds: float) -> str:
+        """Return the text of the pod's `/metrics`. Raises PodUnreachable."""
+        ...
+
 
 class DirectPods:
     """By the pod's own address: used inside the cluster."""
 
     async def ready(self, pod: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
-        address = str(pod.get("status", {}).get("podIP") or "")
-        if not address:
-            raise PodUnreachable("the pod has no address yet")
-        host = f"[{address}]" if ":" in address else address
-        url = f"http://{host}:{RUNTIME_PORT}/ready"
+        url = _url(pod, "/ready")
         accepted = (200, NOT_READY_STATUS)
         try:
             return await request_json(
@@ -42,6 +43,22 @@ class DirectPods:
             )
         except UnusableAnswer as problem:
             raise PodUnreachable(f"/ready {problem}") from None
+
+    async def metrics(self, pod: Mapping[str, Any], timeout_seconds: float) -> str:
+        url = _url(pod, "/metrics")
+        try:
+            return await request_text(url, timeout_seconds=timeout_seconds, limit_bytes=METRICS_LIMIT_BYTES)
+        except UnusableAnswer as problem:
+            raise PodUnreachable(f"/metrics {problem}") from None
+
+
+def _url(pod: Mapping[str, Any], path: str) -> str:
+    """Raises PodUnreachable where the pod has no address yet."""
+    address = str(pod.get("status", {}).get("podIP") or "")
+    if not address:
+        raise PodUnreachable("the pod has no address yet")
+    host = f"[{address}]" if ":" in address else address
+    return f"http://{host}:{RUNTIME_PORT}{path}"
 
 
 class ProxyPods:
@@ -51,14 +68,22 @@ class ProxyPods:
         self._client = client
 
     async def ready(self, pod: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
-        metadata = pod["metadata"]
-        name = f"{metadata['name']}:{RUNTIME_PORT}"
-        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{name}/proxy/ready"
         try:
-            return await self._client.get_raw(path, timeout_seconds)
+            return await self._client.get_raw(_proxy_path(pod, "/ready"), timeout_seconds)
         except ApiError as error:
             if error.status == NOT_READY_STATUS and "phase" in error.body:
                 return dict(error.body)
             raise PodUnreachable(f"/ready through the API server: {error}") from None
         except ApiUnreachable as error:
             raise PodUnreachable(f"/ready through the API server: {error}") from None
+
+    async def metrics(self, pod: Mapping[str, Any], timeout_seconds: float) -> str:
+        try:
+            return await self._client.get_text(_proxy_path(pod, "/metrics"), timeout_seconds)
+        except (ApiError, ApiUnreachable) as error:
+            raise PodUnreachable(f"/metrics through the API server: {error}") from None
+
+
+def _proxy_path(pod: Mapping[str, Any], path: str) -> str:
+    metadata = pod["metadata"]
+    return f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}:{RUNTIME_PORT}/proxy{path}"

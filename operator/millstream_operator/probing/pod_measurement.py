@@ -12,28 +12,25 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millstream_operator.children.children import controller_uid
 from millstream_operator.diagnosis.pod_facts import parse_time
-from millstream_operator.kube.client import ApiError, ApiUnreachable, ClusterClient
-from millstream_operator.kube.kinds import REPLICA_SET
+from millstream_operator.kube.client import ClusterClient
 from millstream_operator.kube.pod_access import PodAccess, PodUnreachable
 from millstream_operator.planning.measurement import PodMeasurement
 from millstream_operator.probing.boot_report import read_boot_report
+from millstream_operator.probing.pod_owners import PodOwners
 from millstream_operator.rendering.revision import Revision
 
 log = logging.getLogger(__name__)
 Manifest = Mapping[str, Any]
 TIMEOUT_SECONDS = 5.0
 MAX_ASKED = 3  # pods of one LLMDeployment, until one answers
-MAX_REMEMBERED = 8192
 
 
 class PodMeasurer:
-    """For use within one event loop. Which Deployment a ReplicaSet belongs to never changes: it is read once."""
+    """For use within one event loop."""
 
     def __init__(self, access: PodAccess, client: ClusterClient) -> None:
-        self._access, self._client = access, client
-        self._deployments: dict[str, str | None] = {}  # by the ReplicaSet's uid: the uid of its controller
+        self._access, self._owners = access, PodOwners(client)
 
     async def measure(self, workload: Manifest, pods: Sequence[Manifest], revision: Revision) -> PodMeasurement | None:
         """Ask the oldest of `pods` that are this Deployment's; None where none answers as the revision. Never raises.
@@ -43,7 +40,7 @@ class PodMeasurer:
         uid = workload["metadata"].get("uid")
         oldest = sorted(pods, key=lambda pod: (_created_seconds(pod), pod["metadata"]["name"]))
         for pod in oldest[:MAX_ASKED]:
-            if uid is not None and await self._deployment_of(pod) == uid:
+            if uid is not None and await self._owners.deployment_of(pod) == uid:
                 found = await self._ask(pod, revision)
                 if found is not None:
                     return found
@@ -59,25 +56,6 @@ class PodMeasurer:
         if report is None or body.get("config_hash") != revision.config_hash:
             return None
         return PodMeasurement(pod["metadata"]["name"], _created_seconds(pod), report.measured_memory, report.steps)
-
-    async def _deployment_of(self, pod: Manifest) -> str | None:
-        """Return the uid of the Deployment whose ReplicaSet controls the pod; None where there is none."""
-        references = pod["metadata"].get("ownerReferences") or ()
-        found = next((one for one in references if one.get("controller") and one.get("kind") == REPLICA_SET.kind), None)
-        if found is None:
-            return None
-        uid, name = str(found.get("uid", "")), str(found.get("name", ""))
-        if uid not in self._deployments:
-            try:
-                replica_set = await self._client.get(REPLICA_SET, pod["metadata"]["namespace"], name)
-            except (ApiError, ApiUnreachable) as error:
-                log.debug("ReplicaSet %s cannot be read: %s", name, error)
-                return None
-            while len(self._deployments) >= MAX_REMEMBERED:
-                del self._deployments[next(iter(self._deployments))]
-            is_it = replica_set is not None and replica_set["metadata"].get("uid") == uid
-            self._deployments[uid] = controller_uid(dict(replica_set)) if replica_set is not None and is_it else None
-        return self._deployments[uid]
 
 
 def _created_seconds(pod: Manifest) -> int:

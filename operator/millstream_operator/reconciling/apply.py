@@ -6,6 +6,7 @@ server refuses an object, the others are applied as far as that is safe (`refuse
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -88,7 +89,8 @@ class ApplyStage:
         """The record, then the objects of the revision that runs."""
         owner, rollout, running = context.owner, context.rollout, context.running
         others = also_running(context.records, digests_in_use(context.state, context.pods), running)
-        render, around = context.workloads.render, self._surroundings()
+        held = rollout.shift.held if rollout.shift is not None else None
+        render, around = functools.partial(context.workloads.render, held=held), self._surroundings()
         return [record_of(owner, rollout.pin), *objects(owner, running, rollout.strategy, others, around, render)]
 
 

@@ -28,6 +28,7 @@ from millstream_operator.rendering.names import role_of
 from millstream_operator.rendering.revision import Revision
 from millstream_operator.rollout.pinning import Chosen
 from millstream_operator.rollout.rollout import RolloutStep
+from millstream_operator.rollout.traffic_shift.staged_shift import Comparison
 from millstream_operator.workloads.deployments import DEPLOYMENTS
 from millstream_operator.workloads.replica import Replica
 from millstream_operator.workloads.workload import Workload, WorkloadState, state_of
@@ -55,6 +56,8 @@ class ReconcileContext:
     prepared: Prepared = NOTHING_PREPARED
     chosen: Chosen | None = None
     asked_replicas: int | None = None  # spec.replicas, where the budget holds the owner's to fewer
+    # compare the pods of a staged shift
+    comparison: Comparison | None = None  # None: there is none, or its pods are not ready
     # decide
     step: RolloutStep | None = None
     advancing: Collection[str] = ()  # uids of pods that download or load, and are not late

@@ -46,5 +46,6 @@ def decide(
         now,
         advancing,
         context.workloads,
+        context.comparison,
     )
     return replace(context, step=next_step(inputs))

@@ -1,6 +1,7 @@
 """`reconcile(key)`: make the cluster match one LLMDeployment, and write its status.
 
-    read -> plan -> decide -> announce -> apply -> prune -> companions -> probe -> report -> calibrate -> requeue
+    read -> plan -> compare -> decide -> announce -> apply -> prune -> companions -> probe -> report -> calibrate
+         -> requeue
 
 Each stage takes the turn's `ReconcileContext` and has a file of its own here. Level-triggered: a turn looks at
 everything and remembers nothing that it could not find out again, so it may be killed before or after any of its
@@ -37,12 +38,14 @@ from millstream_operator.kube.kinds import LLM_DEPLOYMENT
 from millstream_operator.preparation.preparer import Preparer
 from millstream_operator.probing.pod_measurement import PodMeasurer
 from millstream_operator.probing.pod_reports import PodReports
+from millstream_operator.probing.pod_traffic import TrafficReader
 from millstream_operator.probing.probe_key import NoKeys, ProbeKeys
 from millstream_operator.probing.service_probe import ServiceAccess
 from millstream_operator.queue.work_queue import RequeueAfter, RetryLater
 from millstream_operator.reconciling.apply import ApplyStage
 from millstream_operator.reconciling.budget import hold_to_budget
 from millstream_operator.reconciling.calibrate import CalibrateStage
+from millstream_operator.reconciling.compare import CompareStage
 from millstream_operator.reconciling.context import ContextReader, ReconcileContext
 from millstream_operator.reconciling.decide import RoomFor, decide
 from millstream_operator.reconciling.defaults import Defaults
@@ -112,6 +115,7 @@ class Reconciler:
         )
         measurer = PodMeasurer(reports.access, client)
         self._probe = ProbeStage(access, self._children, keys or NoKeys(), measurer, later, clock)
+        self._compare = CompareStage(TrafficReader(reports.access, client), clock)
         self._report = ReportStage(client, index, reports, now, events, workloads)
         self._calibrate = CalibrateStage(calibration)
 
@@ -150,7 +154,8 @@ class Reconciler:
     async def _run(self, context: ReconcileContext) -> None:
         """The stages after a plan was found. What a stage wrote is read again from the index."""
         read_again = self._reader.refresh
-        context = self._decide(hold_to_budget(read_again(context)))
+        context = await self._compare.run(hold_to_budget(read_again(context)))
+        context = self._decide(read_again(context))
         await self._report.announce(context)
         context = await self._apply.run(read_again(context))
         await prune(read_again(context), self._children)
@@ -205,6 +210,7 @@ class Reconciler:
     def forget(self, uid: str) -> None:
         """Drop what is known about an LLMDeployment that is gone."""
         self._probe.forget(uid)
+        self._compare.forget(uid)
         self._report.forget(uid)
         self._volume_checks.forget(uid)
         self._calibrate.forget(uid)

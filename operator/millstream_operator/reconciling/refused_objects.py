@@ -16,10 +16,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from millstream_operator.api.status import AppliedStrategy
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.kube.kinds import POD_DISRUPTION_BUDGET
 from millstream_operator.reconciling.context import ReconcileContext
 from millstream_operator.rollout.revisions import revision_that_runs
+from millstream_operator.rollout.traffic_shift.stages import Shift, scaled
 
 Manifest = dict[str, Any]
 Refused = tuple[Manifest, Diagnosis]  # an object, and why it is refused
@@ -33,7 +35,11 @@ def to_apply(context: ReconcileContext, wanted: Manifest, refused: Sequence[Refu
     kept = revision_that_runs(context.records, context.live_digest)
     if context.workload is None or kept is None:
         return None
-    return context.workloads.render(context.owner, kept.revision.template, context.rollout.strategy)
+    strategy, state = context.rollout.strategy, context.state
+    held = None
+    if state is not None and state.held is not None and strategy is AppliedStrategy.AVAILABILITY:
+        held = scaled(Shift(state.held, max(1, state.wanted or 1)), context.owner.spec.replicas).held
+    return context.workloads.render(context.owner, kept.revision.template, strategy, held)
 
 
 def is_held(context: ReconcileContext, refused: Sequence[Refused]) -> bool:

@@ -19,14 +19,25 @@ ROLLING_UPDATES = {
     AppliedStrategy.AVAILABILITY: {"maxSurge": 1, "maxUnavailable": 0},
     AppliedStrategy.RESOURCE_AWARE: {"maxSurge": 0, "maxUnavailable": 1},
 }
+# A held rollout: new pods are ready and serve, and are not "available" for 68 years, so the controller goes no further.
+# The API server wants the deadline to be longer; the largest number means that there is none.
+HELD_MIN_READY_SECONDS = 2**31 - 2
+NO_DEADLINE_SECONDS = 2**31 - 1
 
 
 def deployment(
-    owner: LLMDeployment, template: dict[str, Any], strategy: AppliedStrategy = AppliedStrategy.AVAILABILITY
+    owner: LLMDeployment,
+    template: dict[str, Any],
+    strategy: AppliedStrategy = AppliedStrategy.AVAILABILITY,
+    held: int | None = None,
 ) -> dict[str, Any]:
     """One Deployment around a pinned pod template.
 
-    With ResourceAware, a new pod may wait for the GPUs of one that drains, so the deadline is longer.
+    With ResourceAware, a new pod may wait for the GPUs of one that drains, so the deadline is longer. `held`: with
+    Availability, hold at this many new pods, at least 1. Of N replicas the controller keeps N - maxUnavailable
+    available pods, which only old ones are, and makes N + maxSurge in all:
+
+        maxSurge 1, maxUnavailable held - 1   ->   N + 1 - held old pods, held new ones
     """
     waits = drain_timeout_seconds(owner.spec) if strategy is AppliedStrategy.RESOURCE_AWARE else 0
     rendered = child(owner, "apps/v1", "Deployment")
@@ -35,13 +46,28 @@ def deployment(
         rendered["metadata"]["labels"] |= queue
     if owner.spec.budget is not None and owner.spec.budget.enforcement is not BudgetEnforcement.OBSERVE:
         rendered["metadata"]["annotations"] = {BUDGETED_ANNOTATION: str(owner.spec.replicas)}
+    rolling, deadline_seconds = ROLLING_UPDATES[strategy], progress_deadline_seconds(owner.spec) + waits
+    holds: dict[str, Any] = {}
+    if held is not None:
+        rolling, deadline_seconds = {**rolling, "maxUnavailable": held - 1}, NO_DEADLINE_SECONDS
+        holds = {"minReadySeconds": HELD_MIN_READY_SECONDS}
     return rendered | {
         "spec": {
             "replicas": owner.spec.replicas,
             "selector": {"matchLabels": selector_labels(owner.name)},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": ROLLING_UPDATES[strategy]},
-            "progressDeadlineSeconds": progress_deadline_seconds(owner.spec) + waits,
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": rolling},
+            "progressDeadlineSeconds": deadline_seconds,
             "revisionHistoryLimit": REVISION_HISTORY_LIMIT,
             "template": template,
+            **holds,
         },
     }
+
+
+def held_at(live: dict[str, Any]) -> int | None:
+    """Return the number of new pods that a live Deployment holds at; None where it does not hold."""
+    spec = live["spec"]
+    if spec.get("minReadySeconds") != HELD_MIN_READY_SECONDS:
+        return None
+    found = ((spec.get("strategy") or {}).get("rollingUpdate") or {}).get("maxUnavailable", 0)
+    return found + 1 if isinstance(found, int) else None  # a percentage is somebody else's edit

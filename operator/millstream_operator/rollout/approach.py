@@ -8,6 +8,7 @@
     giving up the old pods makes no room     -> no pod is drained; blocked: NoRoom
     it does, and it is the last that serves  -> under Auto a surge waits first, for a node that an autoscaler may add
     it does                                  -> in place
+    a staged shift is under way              -> a surge to its end (`traffic_shift/staged_shift.py`)
     Kueue holds the new pod back             -> under Auto in place, but never the last that serves (`queue_quota.py`)
 
 It is decided anew in every turn: where the room vanishes in the middle, the next pod is not drained.
@@ -71,6 +72,7 @@ class Situation:
     replicas: Sequence[Replica]
     room_of: RoomOf
     now: str | None = None  # RFC 3339, UTC
+    shifting: bool = False  # a staged shift is under way: each new pod takes the room of an old one that has gone
 
     def room(self, given_up: Sequence[Replica]) -> Room:
         """The room if these are given up. Old ones without a node take GPUs first, as new ones do."""
@@ -127,6 +129,8 @@ def choose_approach(one: Situation) -> Approach:
         return _with_nothing_to_lose(one, asked)
     if len(one.placed) >= one.owner.spec.replicas:
         return Approach(SURGE)  # no new pod needs room: the old ones serve until these are ready
+    if one.shifting:
+        return Approach(SURGE, blocked=_waits(one, one.room(one.serving)) if one.waiting else None)
     room = one.room(one.serving)
     if asked is not SURGE and room.now is not True and _is_made_by_pods_that_do_not_serve(one):
         # In place the Deployment may have one available pod less than it wants, so no pod that serves goes as long as

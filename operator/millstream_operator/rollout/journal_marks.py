@@ -29,7 +29,7 @@ def not_in_journal(marks: Marks, decisions: Iterable[Decision], entries: Entries
     """Return the decisions to announce."""
     marked = marks.journaled or frozenset()
     return tuple(
-        one for one in decisions if one.type not in marked and not any(is_entry_of(entry, one) for entry in entries)
+        one for one in decisions if one.mark not in marked and not any(is_entry_of(entry, one) for entry in entries)
     )
 
 
@@ -37,4 +37,4 @@ def with_journal(marks: Marks, decisions: Sequence[Decision], announced: Sequenc
     """Return the marks after `decisions`, of which `announced` are new."""
     if marks.journaled is None and not announced:
         return marks  # of an older version: its entries are recognised, and nothing is written
-    return replace(marks, journaled=(marks.journaled or frozenset()) | {one.type for one in decisions})
+    return replace(marks, journaled=(marks.journaled or frozenset()) | {one.mark for one in decisions})

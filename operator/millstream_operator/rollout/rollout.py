@@ -9,8 +9,9 @@ Where the GPUs are taken after an old pod was drained, the last revision that an
 
 Under ResourceAware an old pod was drained for it, so the last revision that answered is put back, and the failed one is
 marked. It is tried again when the spec changes, or later where the cause is not its own (`retry.py`). The same holds
-under either strategy for a revision that was adopted
-(FollowOperator): the user did not ask for it, and the last good one was planned from the same spec.
+under either strategy for a revision that was adopted (FollowOperator): the user did not ask for it, and the last good
+one was planned from the same spec. It holds, too, for one whose pods answer worse than the old ones in a staged shift
+(`traffic_shift/staged_shift.py`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,19 @@ from millstream_operator.rollout.journal_marks import not_in_journal, with_journ
 from millstream_operator.rollout.put_off import is_put_off, put_off_because
 from millstream_operator.rollout.retry import again, failure_of
 from millstream_operator.rollout.revisions import PinnedRevision, last_answered, revision_that_runs
+from millstream_operator.rollout.traffic_shift.staged_shift import (
+    READ_SECONDS,
+    Comparison,
+    canary_failed,
+    held_next,
+    is_late,
+    is_of_a_canary,
+    shift_started,
+    shifts,
+    stage_passed,
+    under_way,
+)
+from millstream_operator.rollout.traffic_shift.stages import Shift
 from millstream_operator.rollout.workload import rolled_out
 from millstream_operator.workloads.deployments import DEPLOYMENTS
 from millstream_operator.workloads.replica import Replica
@@ -66,6 +80,7 @@ class RolloutInput:
     now: str | None = None  # RFC 3339, UTC
     advancing: Collection[str] = ()  # uids of pods that download or load, and whose bytes move
     workloads: Workload = DEPLOYMENTS  # what reads the live object and groups the pods
+    comparison: Comparison | None = None  # of the pods of a staged shift; None: not compared in this turn
 
     @property
     def state(self) -> WorkloadState | None:
@@ -115,6 +130,7 @@ class RolloutStep:
     decisions: tuple[Decision, ...] = ()
     blocked: Diagnosis | None = None  # what it waits for, while no pod is drained
     wait_seconds: float | None = None  # when to decide again, though nothing changes
+    shift: Shift | None = None  # what the workload holds at
 
     @property
     def failure(self) -> Failure | None:
@@ -135,13 +151,15 @@ def next_step(inputs: RolloutInput) -> RolloutStep:
 
 def _step_of_attempt(inputs: RolloutInput) -> RolloutStep:
     is_done = rolled_out(inputs.owner, inputs.pin.revision, inputs.state)
-    approach = _as_it_was(inputs) if is_done else choose_approach(inputs.situation)
     fallback = last_answered(inputs.records, but=inputs.pin)  # what a failed revision goes back to
+    now = under_way(inputs.owner, inputs.pin, fallback, inputs.state)
+    situation = replace(inputs.situation, shifting=now is not None)
+    approach = _as_it_was(inputs) if is_done else choose_approach(situation)
     adopted = fallback is not None and fallback.revision.input_hash == inputs.pin.revision.input_hash
-    failure = inputs.pin.marks.failure or _new_failure(inputs, fallback, approach, adopted=adopted)
+    failure = inputs.pin.marks.failure or _new_failure(inputs, fallback, approach, now, adopted=adopted)
     asked = asked_strategy(inputs.owner)
     in_place = approach.strategy is IN_PLACE or (asked is IN_PLACE and approach.blocked is None)
-    rolls_back = in_place or adopted or inputs.pin.marks.failure is not None
+    rolls_back = in_place or adopted or inputs.pin.marks.failure is not None or is_of_a_canary(failure)
     chosen = inputs.pin.marks.strategy if approach.for_now else approach.strategy
     chosen = None if asked is not None else chosen
     put_off = not is_done and _is_put_off(inputs, fallback, approach)
@@ -153,14 +171,30 @@ def _step_of_attempt(inputs: RolloutInput) -> RolloutStep:
         return RolloutStep(pin, pin, approach.strategy, RolloutPhase.COMPLETE)
     if put_off and fallback is not None:
         return _put_off(inputs, pin, fallback)
+    passed = inputs.comparison is not None and inputs.comparison.passed
+    begins = shifts(inputs.owner, inputs.pin, fallback)
+    shift = held_next(situation, approach, now, begins=begins, passed=passed)
     if failure is not None and fallback is not None:
         pin, announced = _announced(inputs, pin, _stopped(pin, failure))
-        return RolloutStep(pin, pin, approach.strategy, RolloutPhase.STOPPED, announced, approach.blocked)
+        return RolloutStep(pin, pin, approach.strategy, RolloutPhase.STOPPED, announced, approach.blocked, shift=shift)
     if approach.blocked is not None:
-        return _blocked(inputs, pin, approach)
+        return _blocked(inputs, pin, approach, shift)
     drains = approach.strategy is IN_PLACE and inputs.situation.old
-    pin, announced = _announced(inputs, pin, *([_replacing_in_place(pin, approach.why)] if drains else []))
-    return RolloutStep(pin, pin, approach.strategy, RolloutPhase.PROGRESSING, announced)
+    decisions = [_replacing_in_place(pin, approach.why)] if drains else _of_the_shift(inputs, pin, fallback, now, shift)
+    pin, announced = _announced(inputs, pin, *decisions)
+    wait_seconds = READ_SECONDS if shift is not None and now is not None else None
+    phase = RolloutPhase.PROGRESSING
+    return RolloutStep(pin, pin, approach.strategy, phase, announced, wait_seconds=wait_seconds, shift=shift)
+
+
+def _of_the_shift(
+    inputs: RolloutInput, pin: PinnedRevision, fallback: PinnedRevision | None, now: Shift | None, shift: Shift | None
+) -> list[Decision]:
+    """What the journal says of a staged shift: that it began, and each stage that passed."""
+    if now is None:
+        return [shift_started(pin, fallback, shift)] if shift is not None and fallback is not None else []
+    has_passed = now.is_settled and shift != now
+    return [stage_passed(pin, now, inputs.comparison)] if has_passed and inputs.comparison is not None else []
 
 
 def _as_it_was(inputs: RolloutInput) -> Approach:
@@ -169,21 +203,24 @@ def _as_it_was(inputs: RolloutInput) -> Approach:
 
 
 def _back_to(inputs: RolloutInput, pin: PinnedRevision, failure: Failure, fallback: PinnedRevision) -> RolloutStep:
-    """The pods of the failed revision make room first, unless one of them serves and its GPUs are of no use."""
-    back = inputs.situation_of(fallback)
+    """The pods of the failed revision make room first, unless one of them serves and its GPUs are of no use.
+
+    Those of a staged shift serve: they go one by one, each for one of the old revision that comes.
+    """
+    back, of_a_canary = inputs.situation_of(fallback), is_of_a_canary(failure)
     blocked = None
-    if back.serving and (room := back.room(back.serving)).kept:
+    if not of_a_canary and back.serving and (room := back.room(back.serving)).kept:
         blocked = no_room(back, room)
-    strategy = IN_PLACE if blocked is None else SURGE
+    strategy = IN_PLACE if blocked is None and not of_a_canary else SURGE
     pin, announced = _announced(inputs, pin, _rolled_back(pin, failure, fallback))
     return RolloutStep(pin, fallback, strategy, RolloutPhase.ROLLED_BACK, announced, blocked)
 
 
-def _blocked(inputs: RolloutInput, pin: PinnedRevision, approach: Approach) -> RolloutStep:
+def _blocked(inputs: RolloutInput, pin: PinnedRevision, approach: Approach, shift: Shift | None) -> RolloutStep:
     """The old pods serve on. `holds`: they are what the Deployment makes, too."""
     live = revision_that_runs(inputs.records, inputs.live_digest) if approach.holds else None
-    phase, wait_seconds = RolloutPhase.BLOCKED, approach.wait_seconds
-    return RolloutStep(pin, live or pin, approach.strategy, phase, (), approach.blocked, wait_seconds)
+    phase, wait_seconds, held = RolloutPhase.BLOCKED, approach.wait_seconds, shift if live is None else None
+    return RolloutStep(pin, live or pin, approach.strategy, phase, (), approach.blocked, wait_seconds, held)
 
 
 def _put_off(inputs: RolloutInput, pin: PinnedRevision, fallback: PinnedRevision) -> RolloutStep:
@@ -213,7 +250,7 @@ def _announced(
 
 
 def _new_failure(
-    inputs: RolloutInput, fallback: PinnedRevision | None, approach: Approach, *, adopted: bool
+    inputs: RolloutInput, fallback: PinnedRevision | None, approach: Approach, now: Shift | None, *, adopted: bool
 ) -> Failure | None:
     """A failure that is certain now. A revision that once answered is never given up: its spec is not the cause.
 
@@ -224,7 +261,12 @@ def _new_failure(
         return None
     if not inputs.has_begun or rolled_out(inputs.owner, pin.revision, inputs.state):
         return None
-    found = certain_failure(inputs.digest, inputs.state, inputs.pods, inputs.advancing)
+    state, own = inputs.state, [pod for one in inputs.situation.new for pod in one.pods]
+    if now is not None and state is not None:
+        if inputs.comparison is not None and inputs.comparison.worse is not None:
+            return failure_of(canary_failed(inputs.comparison), pin.marks, inputs.now)
+        state = replace(state, is_late=is_late(inputs.owner, own, inputs.now))
+    found = certain_failure(inputs.digest, state, inputs.pods, inputs.advancing)
     if found is None:
         return None
     nothing_drained = approach.blocked is not None or len(inputs.situation.serving) >= inputs.owner.spec.replicas

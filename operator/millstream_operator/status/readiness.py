@@ -79,5 +79,13 @@ def _in_progress(observation: Observation, phase: str | None) -> Condition:
         Reason.STARTING if observation.is_first else Reason.ROLLING_OUT,
         f"{observation.updated_and_available} of {wanted} replicas of revision {observation.revision.name} "
         f"are available{where}."
+        + _stage_in_words(observation)
         + (" The pods are replaced in place: an old one is drained before its successor starts." if in_place else ""),
     )
+
+
+def _stage_in_words(observation: Observation) -> str:
+    shift = observation.rollout.shift if observation.rollout is not None else None
+    if shift is None:
+        return ""
+    return f" The traffic shifts in stages, and its pods are compared with the old ones: {shift}."

@@ -13,7 +13,7 @@ from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.inventory.pod_needs import read_needs
 from millstream_operator.inventory.replica_needs import ReplicaNeeds
 from millstream_operator.kube.kinds import DEPLOYMENT, Kind
-from millstream_operator.rendering.deployment import deployment
+from millstream_operator.rendering.deployment import deployment, held_at
 from millstream_operator.rendering.names import LEADER
 from millstream_operator.workloads.replica import Replica
 from millstream_operator.workloads.workload import Workload, WorkloadState
@@ -33,20 +33,26 @@ class Deployments:
     def roles(self) -> frozenset[str]:
         return frozenset({LEADER})
 
-    def render(self, owner: LLMDeployment, template: Manifest, strategy: AppliedStrategy) -> Manifest:
-        return deployment(owner, template, strategy)
+    def render(
+        self, owner: LLMDeployment, template: Manifest, strategy: AppliedStrategy, held: int | None = None
+    ) -> Manifest:
+        return deployment(owner, template, strategy, held)
 
     def read(self, live: Manifest) -> WorkloadState:
-        status = live.get("status", {})
+        status, held = live.get("status", {}), held_at(live)
         conditions = status.get("conditions", ())
+        counts = {name: status.get(name, 0) for name in COUNTS} if status else {}
+        if held is not None and counts:  # its new pods serve, though the controller does not call them available
+            counts["availableReplicas"] = counts["readyReplicas"]
         failure = find(conditions, "ReplicaFailure")
         return WorkloadState(
             digest=digest_of_pod(live["spec"]["template"]),
             wanted=live["spec"].get("replicas"),
             is_observed=status.get("observedGeneration", 0) >= live["metadata"].get("generation", 0),
-            counts={name: status.get(name, 0) for name in COUNTS} if status else {},
+            counts=counts,
             is_late=find(conditions, "Progressing").get("reason") == Reason.PROGRESS_DEADLINE_EXCEEDED,
             failure=str(failure.get("message", "")) if failure.get("status") == "True" else None,
+            held=held,
         )
 
     def templates(self, live: Manifest) -> Sequence[Manifest]:

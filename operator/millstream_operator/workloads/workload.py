@@ -38,6 +38,7 @@ class WorkloadState:
     counts: Mapping[str, int] = field(default_factory=dict)
     is_late: bool = False  # no progress within `rollout.progressDeadline`
     failure: str | None = None  # why pods cannot be created, in the words of Kubernetes
+    held: int | None = None  # new replicas that its rollout holds at; None: it does not hold
 
 
 class Workload(Protocol):
@@ -53,10 +54,15 @@ class Workload(Protocol):
         """The roles of the pods that make up replicas. Pods of ours with another role are of no replica."""
         ...
 
-    def render(self, owner: LLMDeployment, template: Manifest, strategy: AppliedStrategy) -> Manifest:
+    def render(
+        self, owner: LLMDeployment, template: Manifest, strategy: AppliedStrategy, held: int | None = None
+    ) -> Manifest:
         """Return the object for `spec.replicas` replicas of a pinned pod template.
 
         Availability: a whole replica more comes up before an old one goes. ResourceAware: an old one goes first.
+        `held`: with Availability, that many replicas are of this template, one more replica than wanted exists, and
+        the rollout goes no further by itself. It is rendered one higher only while all of these are ready: an old one
+        may go before its successor comes.
         """
         ...
 

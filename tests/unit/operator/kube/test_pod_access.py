@@ -97,6 +97,19 @@ async def test_a_report_in_chunks_is_read_whole(monkeypatch: pytest.MonkeyPatch)
         assert await DirectPods().ready(POD, 5.0) == LOADING
 
 
+async def test_metrics_are_text_and_any_other_answer_than_200_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pod_that_answers(not_json, monkeypatch):
+        assert await DirectPods().metrics(POD, 5.0) == "<html>"
+    for answer in (loading, redirect, slow):
+        async with pod_that_answers(answer, monkeypatch):
+            with pytest.raises(PodUnreachable):
+                await DirectPods().metrics(POD, 0.3)
+    monkeypatch.setattr(pod_access, "METRICS_LIMIT_BYTES", 1 << 10)
+    async with pod_that_answers(endless, monkeypatch):
+        with pytest.raises(PodUnreachable):
+            await DirectPods().metrics(POD, 5.0)
+
+
 class Proxy(ClusterClient):
     """A fake of the connection to the API server."""
 
@@ -108,6 +121,9 @@ class Proxy(ClusterClient):
         if self.error is not None:
             raise self.error
         return {"phase": "Ready"}
+
+    async def get_text(self, path: str, timeout_seconds: float) -> str:
+        return str(await self.get_raw(path, timeout_seconds))
 
 
 async def test_the_proxy_passes_a_503_on_with_its_body() -> None:
@@ -128,3 +144,5 @@ async def test_the_proxy_passes_a_503_on_with_its_body() -> None:
 async def test_the_proxys_own_refusals_are_no_report(error: Exception) -> None:
     with pytest.raises(PodUnreachable):
         await ProxyPods(Proxy(error)).ready(POD, 1.0)
+    with pytest.raises(PodUnreachable):
+        await ProxyPods(Proxy(error)).metrics(POD, 1.0)

@@ -139,6 +139,17 @@ def test_the_object_is_rendered_with_the_replicas_and_the_revision(kit: Workload
         assert rendered["kind"] == kit.workloads.kind.kind
 
 
+def test_a_rollout_that_is_held_says_at_how_many_and_is_byte_identical_otherwise(kit: WorkloadKit) -> None:
+    one = owner(replicas=3)
+    template, surge = revision(kit, one).template, AppliedStrategy.AVAILABILITY
+    assert [kit.workloads.read(kit.workloads.render(one, template, surge, held)).held for held in (None, 1, 3)] == [
+        None,
+        1,
+        3,
+    ]
+    assert kit.workloads.render(one, template, surge, None) == kit.workloads.render(one, template, surge)
+
+
 def test_a_revision_is_rolled_out_when_every_replica_of_it_is_available(kit: WorkloadKit) -> None:
     one = owner(replicas=2)
     new = revision(kit, one)
