@@ -127,8 +127,8 @@ class Quantization(ApiModel):
     calibration: Dataset | None = Field(
         None,
         description="Documents like those that the model will serve. The weights of model.source are quantized with "
-        "them in the cluster, into model.cache, by method RTN, AWQ, GPTQ, INT8 or FP8. Default: weights are served as "
-        "they are in the source.",
+        "them in the cluster, into model.cache, by method RTN, AWQ, GPTQ, INT8, FP8, NF4 or GGUF. Default: weights are "
+        "served as they are in the source.",
     )
     quality_gate: QualityGate | None = Field(
         None,

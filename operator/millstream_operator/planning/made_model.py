@@ -21,14 +21,17 @@ from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.catalog.checkpoint_quantization import CheckpointQuantization
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.planning.facts import Facts
-from millstream_operator.planning.sizing.weights import linear_bytes, weight_format
+from millstream_operator.planning.sizing.weights import NF4_BLOCK, linear_bytes, weight_format
+from millstream_runtime.gguf.block_types import BLOCK_TYPES
 
 QUANTIZED_FOLDER = "quantized"
 HASH_LENGTH = 10
 GROUP_SIZES = (128, 64, 32)  # tried in this order by `millstream quantize`
 # spec.quantization.method -> what `millstream quantize` writes: RTN is written as AWQ.
-STORED_AS: Mapping[str, str] = {"RTN": "AWQ", "AWQ": "AWQ", "GPTQ": "GPTQ", "INT8": "INT8", "FP8": "FP8"}
-BITS = {"AWQ": 4, "GPTQ": 4, "INT8": 8, "FP8": 8}
+STORED_AS: Mapping[str, str] = {"RTN": "AWQ"} | {one: one for one in ("AWQ", "GPTQ", "INT8", "FP8", "NF4", "GGUF")}
+BITS = {"AWQ": 4, "GPTQ": 4, "INT8": 8, "FP8": 8, "NF4": 4, "GGUF": 4}
+GGUF_TYPE = "Q4_K"  # of `millstream quantize --method gguf`
+GGUF_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # that it writes
 
 
 def made_method(spec: LLMDeploymentSpec) -> str | None:
@@ -79,10 +82,28 @@ def as_made(spec: LLMDeploymentSpec, facts: Facts) -> Facts:
     method, shape = made_method(spec), facts.shape
     if method is None or facts.is_made or shape is None or shape.quantization is not None:
         return facts
-    stored = STORED_AS[method]
-    group = _group_size(shape) if BITS[stored] == 4 else None
-    quantized = replace(shape, quantization=CheckpointQuantization(stored, BITS[stored], group))
-    return replace(facts, shape=quantized, checkpoint_bytes=None, is_made=True)
+    return replace(facts, shape=_as_stored(shape, STORED_AS[method]), checkpoint_bytes=None, is_made=True)
+
+
+def _as_stored(shape: ModelShape, stored: str) -> ModelShape:
+    """Return the shape in a format of `BITS`."""
+    bits = BITS[stored]
+    if stored == "GGUF":
+        blocks = _gguf_elements(shape)
+        quantization = CheckpointQuantization(stored, bits, None, elements=((GGUF_TYPE, blocks),))
+        return replace(shape, quantization=quantization, unquantized_parameters=shape.parameters.linear - blocks)
+    group = _group_size(shape) if stored in ("AWQ", "GPTQ") else None
+    return replace(shape, quantization=CheckpointQuantization(stored, bits, NF4_BLOCK if stored == "NF4" else group))
+
+
+def _gguf_elements(shape: ModelShape) -> int:
+    """Return the weights of layers whose inputs are whole blocks; the others keep their type."""
+    block, p = BLOCK_TYPES[GGUF_TYPE].block_elements, shape.parameters
+    output = (p.attention - shape.kv_projection_parameters) // 2  # the output projection is as large as that of queries
+    attention_width, mlp_width = shape.num_heads * shape.head_size, max(shape.intermediate_sizes)
+    of_hidden = p.linear - output - p.mlp // 3
+    parts = ((shape.hidden_size, of_hidden), (attention_width, output), (mlp_width, p.mlp // 3))
+    return sum(count for inputs, count in parts if inputs % block == 0)
 
 
 def as_four_bit(shape: ModelShape) -> ModelShape:
@@ -92,13 +113,33 @@ def as_four_bit(shape: ModelShape) -> ModelShape:
 
 def made_problem(spec: LLMDeploymentSpec, facts: Facts) -> str | None:
     """Return why the source cannot be quantized; None where it can, or is not to be."""
-    stored = facts.shape.quantization if facts.shape is not None else None
-    if made_method(spec) is None or facts.is_made or stored is None:
+    shape, method = facts.shape, made_method(spec)
+    if method is None or facts.is_made or shape is None:
         return None
+    stored = shape.quantization
+    if stored is None:
+        return _gguf_problem(shape) if method == "GGUF" else None
     return (
         f"quantization.calibration quantizes a source of 16 or 32 bits, and this one is stored as {stored.method} with "
         f"{stored.bits} bits. Leave calibration out, or name the source that it was made from"
     )
+
+
+def _gguf_problem(shape: ModelShape) -> str | None:
+    """Return why no GGUF file is written of the model, which the Job would find out after its download."""
+    if shape.family not in GGUF_FAMILIES:
+        return (
+            f"quantization.method GGUF makes files of {', '.join(GGUF_FAMILIES)}, and this model is a {shape.family}. "
+            "Choose another method"
+        )
+    if any(window is not None for window, _ in shape.windowed_layers):
+        return "quantization.method GGUF makes no file of a model with sliding windows. Choose another method"
+    if _gguf_elements(shape) == 0:
+        return (
+            f"quantization.method GGUF packs layers whose inputs are multiples of "
+            f"{BLOCK_TYPES[GGUF_TYPE].block_elements}, and this model has none. Choose another method"
+        )
+    return None
 
 
 def weights_file_bytes(shape: ModelShape) -> int:

@@ -12,11 +12,14 @@ import torch
 from millstream.termination import TERMINATION_LOG_VARIABLE
 from millstream_operator.catalog.read_shape import read_shape
 from millstream_operator.planning.facts import Facts
-from millstream_operator.planning.made_model import as_made, weights_file_bytes
+from millstream_operator.planning.made_model import GGUF_FAMILIES, GGUF_TYPE, as_made, weights_file_bytes
 from millstream_operator.planning.sizing.cpu_memory import cpu_weights_bytes
 from millstream_operator.preparation.step_answers import read_step_answer
 from millstream_operator.rendering.preparation_job import StepKind
+from millstream_runtime.gguf.header import read_gguf_file
 from millstream_runtime.models.registry import expected_weights, load_model_config
+from millstream_runtime.quantize.output.gguf_metadata import ARCHITECTURE_OF
+from millstream_runtime.quantize.settings import GGUF_TYPES
 from tests.support.family_cases import CASES
 from tests.support.llmdeployments import deployment
 from tests.support.thread_ranks import on_ranks
@@ -33,6 +36,7 @@ FORMATS = {
     "fp8-static": "compressed-tensors",
     "nf4": "bitsandbytes",
 }
+DEMO = Path(__file__).resolve().parents[3] / "models" / "demo-chat"
 FEW = ("--max-sequences=32", "--sequence-tokens=128")
 
 
@@ -197,6 +201,27 @@ def test_its_own_held_out_documents_judge(tiny: Path, data: Path, tmp_path: Path
     assert quantize(tiny, tmp_path / "out", "--method=rtn", f"--held-out={held_out}") in (0, 3)
     (found,) = json.loads((tmp_path / "out/quality.json").read_text())["slices"]
     assert (found["figures"]["slice"], found["figures"]["num_documents"]) == ("mine", 25)
+
+
+@pytest.mark.parametrize("method", ["nf4", "gguf"])
+def test_the_operator_predicts_the_bytes_of_formats_that_need_no_data(method: str, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "made"
+    assert quantize(DEMO, out, f"--method={method}", f"--calibration={data}", "--no-quality") == 0
+    files = [path for path in out.iterdir() if path.suffix in (".safetensors", ".gguf")]
+    headers = [read_gguf_file(path).num_bytes for path in files if path.suffix == ".gguf"]  # with the vocabulary
+    found_bytes = sum(path.stat().st_size for path in files) - sum(headers)
+    spec = deployment(
+        model={"source": {"local": {"path": "demo-chat"}}, "cache": {"size": "1Gi"}},
+        quantization={"method": method.upper(), "calibration": {"configMapRef": {"name": "c", "key": "k"}}},
+    ).spec
+    shape = as_made(spec, Facts(read_shape(json.loads((DEMO / "config.json").read_text())))).shape
+    assert shape is not None
+    assert found_bytes == pytest.approx(weights_file_bytes(shape), rel=0.01)
+
+
+def test_the_operator_knows_what_gguf_files_are_made_of() -> None:
+    assert tuple(ARCHITECTURE_OF) == GGUF_FAMILIES
+    assert GGUF_TYPES[0] == GGUF_TYPE
 
 
 @pytest.mark.parametrize("method", ["rtn", "awq", "gptq", "int8", "fp8"])

@@ -6,7 +6,7 @@ from typing import Any
 
 from millstream_operator.api.validation.rule import Rule
 
-MADE_IN_THE_CLUSTER = ("RTN", "AWQ", "GPTQ", "INT8", "FP8")
+MADE_IN_THE_CLUSTER = ("RTN", "AWQ", "GPTQ", "INT8", "FP8", "NF4", "GGUF")
 _MADE = " || ".join(f"self.method == '{method}'" for method in MADE_IN_THE_CLUSTER)
 _CALIBRATED = "has(self.quantization) && has(self.quantization.calibration)"
 _DRAFT = "self.speculation.draftModel.source"
@@ -54,7 +54,7 @@ QUANTIZATION_RULES: tuple[Rule, ...] = (
         "spec.quantization",
         f"!has(self.calibration) || (has(self.method) && ({_MADE}))",
         lambda value: value.calibration is None or value.method in MADE_IN_THE_CLUSTER,
-        "calibration needs method RTN, AWQ, GPTQ, INT8 or FP8: these are what the cluster can make.",
+        "calibration needs method RTN, AWQ, GPTQ, INT8, FP8, NF4 or GGUF: these are what the cluster can make.",
     ),
     Rule(
         "spec.quantization",

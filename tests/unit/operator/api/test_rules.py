@@ -164,8 +164,8 @@ BAD: dict[str, tuple[Manifest, str, str]] = {
         "calibration needs model.cache",
     ),
     "quantized by no method": (made(calibration=DATASET), "spec.quantization", "calibration needs method"),
-    "quantized by what only loads": (
-        made(method="NF4", calibration=DATASET),
+    "quantized to nothing": (
+        made(method="None", calibration=DATASET),
         "spec.quantization",
         "calibration needs method",
     ),

@@ -174,6 +174,38 @@ async def test_a_source_that_is_quantized_already_is_refused_before_a_job_runs_f
     assert "Leave calibration out" in ready["message"]
 
 
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "gemma2", "head_dim": 16}, "this model is a gemma2"),
+        ({}, "packs layers whose inputs are multiples of 256, and this model has none"),
+        ({"model_type": "mistral", "hidden_size": 256, "sliding_window": 512}, "no file of a model with sliding"),
+    ],
+    ids=["family", "widths", "windows"],
+)
+async def test_what_no_gguf_file_can_hold_is_refused_before_a_job_runs(config: Manifest, words: str) -> None:
+    gguf = {"method": "GGUF", "calibration": dataset("c")}
+    operator = FakeOperator(world(manifest(model=LOCAL | CACHE, quantization=gguf)))
+    await operator.settle(inspected=answer_of(None, **config))
+    ready = operator.condition("Ready")
+    assert (ready["reason"], commands(operator)) == ("Infeasible", []), ready
+    assert words in ready["message"]
+
+
+@pytest.mark.parametrize("method", ["NF4", "GGUF", "RTN"])
+async def test_formats_without_calibration_are_made_and_served(method: str) -> None:
+    spec: Manifest = {"model": LOCAL | CACHE, "quantization": {"method": method, "calibration": dataset("c")}}
+    operator = FakeOperator(world(manifest(**spec)))
+    wide = answer_of(None, hidden_size=256, intermediate_size=512)
+    for _ in range(12):
+        await operator.turn()
+        operator.cluster.run_jobs(lambda job: wide if arguments(job)[0] == "inspect" else answer_to(job))
+        operator.cluster.roll_out()
+    assert operator.condition("Ready")["status"] == "True", operator.condition("Ready")
+    assert operator.status()["plan"]["quantization"] == {"RTN": "AWQ"}.get(method, method)
+    assert "predicted" in next(one["message"] for one in operator.status()["decisions"] if "weights" in one["message"])
+
+
 async def test_no_model_is_made_for_gpus_that_could_not_load_it() -> None:
     operator = FakeOperator(world(manifest(model=HUB | CACHE, quantization=CALIBRATED, accelerator={"type": "GPU"})))
     await operator.settle()
@@ -279,7 +311,7 @@ async def test_a_crash_after_any_answer_makes_the_model_once() -> None:
     [
         ({"model": LOCAL, "quantization": CALIBRATED}, "needs model.cache"),
         ({"model": LOCAL | CACHE, "quantization": {"calibration": dataset("c")}}, "needs method RTN"),
-        ({"model": LOCAL | CACHE, "quantization": {"method": "NF4", "calibration": dataset("c")}}, "needs method RTN"),
+        ({"model": LOCAL | CACHE, "quantization": {"method": "None", "calibration": dataset("c")}}, "needs method RTN"),
         ({"model": LOCAL | CACHE, "quantization": {"method": "RTN", "calibration": {}}}, "exactly one source"),
         ({"model": LOCAL | CACHE}, "model.cache keeps what is downloaded or quantized"),
         ({"quantization": {"qualityGate": {"dataset": dataset("h")}}}, "one of calibration and qualityGate.base"),

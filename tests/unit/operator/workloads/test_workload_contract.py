@@ -139,14 +139,13 @@ def test_the_object_is_rendered_with_the_replicas_and_the_revision(kit: Workload
         assert rendered["kind"] == kit.workloads.kind.kind
 
 
-def test_a_rollout_that_is_held_says_at_how_many_and_is_byte_identical_otherwise(kit: WorkloadKit) -> None:
+def test_a_rollout_that_is_held_says_at_how_many_and_another_is_rendered_as_before(kit: WorkloadKit) -> None:
     one = owner(replicas=3)
     template, surge = revision(kit, one).template, AppliedStrategy.AVAILABILITY
-    assert [kit.workloads.read(kit.workloads.render(one, template, surge, held)).held for held in (None, 1, 3)] == [
-        None,
-        1,
-        3,
-    ]
+    for held in (None, 1, 3):
+        rendered = kit.workloads.render(one, template, surge, held)
+        rendered["metadata"]["generation"] = 1
+        assert kit.workloads.read(rendered).held == held
     assert kit.workloads.render(one, template, surge, None) == kit.workloads.render(one, template, surge)
 
 
