@@ -1,4 +1,7 @@
-"""A model is quantized in the cluster and judged before it serves; one that got worse never replaces what serves."""
+"""A model is quantized in the cluster and judged before it serves; one that got worse never replaces what serves.
+
+One is worse in one slice alone.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,21 @@ from e2e.release import Release
 HELD_OUT = Path(__file__).resolve().parent.parent / "models" / "held_out.jsonl"
 NAME = "quantized"
 JOBS_SECONDS = 600.0  # a Job waits for the images, the volume and two noisy cores
+# The small draft, which has seen no code, keeps them in chats (mean KL 0.3) and breaks them in code (mean KL 2).
+LIMITS = {
+    "maxMeanKL": "1",
+    "maxP99KL": "3",
+    "minTop1AgreementPercent": 50,
+    "maxFlipPercent": 20,
+    "maxPerplexityRatio": "2",
+}
 
 
 def documents() -> Object:
-    """Two files of one slice: every second document to calibrate with, the others to judge by."""
-    lines = [line for line in HELD_OUT.read_text(encoding="utf-8").splitlines() if json.loads(line)["slice"] == "chat"]
-    data = {"calibration.jsonl": "\n".join(lines[::2]), "held_out.jsonl": "\n".join(lines[1::2])}
+    """Every second chat to calibrate with; the others and all code to judge by."""
+    lines = HELD_OUT.read_text(encoding="utf-8").splitlines()
+    chats, code = ([line for line in lines if json.loads(line)["slice"] == name] for name in ("chat", "code"))
+    data = {"calibration.jsonl": "\n".join(chats[::2]), "held_out.jsonl": "\n".join(chats[1::2] + code)}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "documents"}, "data": data}
 
 
@@ -27,8 +39,8 @@ def dataset(key: str) -> Object:
     return {"configMapRef": {"name": "documents", "key": key}}
 
 
-def gate(**limits: object) -> Object:
-    return {"dataset": dataset("held_out.jsonl"), **limits}
+def gate(**fields: object) -> Object:
+    return {"dataset": dataset("held_out.jsonl"), **LIMITS, **fields}
 
 
 def worse() -> Object:
@@ -40,12 +52,7 @@ def worse() -> Object:
 def made() -> Object:
     cache = {"size": "1Gi", "storageClassName": STORAGE_CLASS}
     model = {"servedName": MODEL, "source": {"local": {"path": MODEL}}, "cache": cache}
-    limits = {"maxMeanKL": "1", "maxP99KL": "10", "minTop1AgreementPercent": 50, "maxFlipPercent": 50}
-    quantization = {
-        "method": "RTN",
-        "calibration": dataset("calibration.jsonl"),
-        "qualityGate": gate(**limits, maxPerplexityRatio="2"),
-    }
+    quantization = {"method": "RTN", "calibration": dataset("calibration.jsonl"), "qualityGate": gate()}
     return llmd(NAME, model=model, quantization=quantization)
 
 
@@ -70,7 +77,8 @@ def test_a_worse_model_is_refused_while_the_old_pod_serves_and_a_quantized_one_i
             what="QualityGateFailed",
             timeout_seconds=JOBS_SECONDS,
         )
-    assert "chat: mean_kl" in condition(refused, "ModelReady")["message"]
+    assert "code: mean_kl" in condition(refused, "ModelReady")["message"]
+    assert "chat:" not in condition(refused, "ModelReady")["message"], "it is as good as the limits ask for in chats"
     assert condition(refused, "Available")["status"] == "True"
     (kept,) = pods(cluster, namespace, NAME)
     assert uid_and_restarts(kept) == uid_and_restarts(before)
