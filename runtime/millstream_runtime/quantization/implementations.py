@@ -11,7 +11,7 @@ from torch import Tensor
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.linear.linear import Linear
 from millstream_runtime.quantization.block_weight import BlockLinear, BlockWeight
-from millstream_runtime.quantization.cpu import code_table, int8_linear
+from millstream_runtime.quantization.cpu import code_table, int4_linear, int8_linear
 from millstream_runtime.quantization.cpu.table_linear import TableLinear
 from millstream_runtime.quantization.grouped_weight import GroupedWeight
 from millstream_runtime.quantization.quantized_linear import DequantizingLinear
@@ -57,11 +57,14 @@ def linear_for(source: TensorSource, weight: QuantizedWeight, bias: Tensor | Non
 
 
 def _on_a_cpu(source: TensorSource, weight: QuantizedWeight, bias: Tensor | None) -> Linear:
-    """By 8-bit activations where the format asks for them, else dequantized once: both where there is memory for it.
+    """By 8-bit activations where the format asks for them, by bfloat16 ones where codes have 4 bits, else dequantized
+    once: each where there is memory for it.
 
-    Dequantized in float32 and wider only: there all ways but that by 8-bit activations round alike.
+    Dequantized in float32 and wider only: there the other ways round alike.
     """
     if (linear := _by_int8_activations(source, weight, bias)) is not None:
+        return linear
+    if (linear := _by_bfloat16_activations(source, weight, bias)) is not None:
         return linear
     num_elements = weight.num_inputs * weight.num_outputs
     more_bytes = num_elements * source.dtype.itemsize - weight.num_bytes
@@ -84,6 +87,17 @@ def _by_int8_activations(source: TensorSource, weight: QuantizedWeight, bias: Te
     is_whole = int8_linear.levels() == 127
     source.note_implementation("8-bit activations" if is_whole else "8-bit activations, 7 bits used")
     return int8_linear.int8_linear(weight, bias)
+
+
+def _by_bfloat16_activations(source: TensorSource, weight: QuantizedWeight, bias: Tensor | None) -> Linear | None:
+    if not isinstance(weight, GroupedWeight) or source.dtype != torch.float32 or not int4_linear.fits(weight):
+        return None
+    linear = int4_linear.int4_linear(weight, bias)
+    if not source.memory.reserve(max(0, linear.num_bytes - weight.num_bytes)):
+        return None
+    source.count(min(weight.num_bytes, linear.num_bytes))
+    source.note_implementation("4-bit weights by bfloat16 activations")
+    return linear
 
 
 def _packed_on_a_cpu(source: TensorSource, weight: QuantizedWeight, bias: Tensor | None) -> Linear:
