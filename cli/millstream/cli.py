@@ -31,6 +31,10 @@ COMMANDS = {
         "millstream.commands.quality",
         "judge a changed model by its base on held-out documents; exit 3: worse",
     ),
+    "tune-draft": (
+        "millstream.commands.tune_draft",
+        "tune a draft model on its target's answers to your prompts; exit 3: not better",
+    ),
     "bench": ("millstream.commands.bench", "load an OpenAI endpoint or an engine and measure latency and throughput"),
 }
 
@@ -72,6 +76,6 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _help() -> str:
     lines = ["usage: millstream COMMAND [arguments]", ""]
-    lines += [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
+    lines += [f"  {name:<11} {text}" for name, (_, text) in COMMANDS.items()]
     lines += ["", "  --version  print the version", "", "Run `millstream COMMAND --help` for the flags of a command."]
     return "\n".join(lines)

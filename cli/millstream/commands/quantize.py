@@ -14,12 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millstream.arguments import CommandLineParser
+from millstream.stage_progress import StageProgress
 from millstream.termination import unwind_on_sigterm, write_termination_message
 from millstream_runtime.errors import InvalidConfigError
 from millstream_runtime.quantize.settings import (
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 EXIT_MADE, EXIT_WORSE, EXIT_INTERRUPTED = 0, 3, 130
 ANSWER_VERSION = 1  # of the termination message
 WEIGHTS = (".safetensors", ".gguf")
-LOG_SECONDS = 30.0  # between lines of progress where stderr is no terminal
 
 
 def run(argv: Sequence[str]) -> int:
@@ -57,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
     unwind_on_sigterm()
     from millstream_runtime.quantize.make import make
 
-    progress = _Progress()
+    progress = StageProgress()
     try:
         made = make(settings, progress.say, progress)
     except KeyboardInterrupt:
@@ -79,44 +78,6 @@ def _answer(settings: QuantizeSettings) -> None:
 
 def _weights_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir() if path.suffix in WEIGHTS)
-
-
-class _Progress:
-    """One line on a terminal, with the time that is left; elsewhere a line every LOG_SECONDS."""
-
-    def __init__(self) -> None:
-        self._live = sys.stderr.isatty()
-        self._stage = ""
-        self._first = (0.0, 0.0)  # time and share when the stage began
-        self._logged = float("-inf")
-
-    def __call__(self, stage: str, done: float, total: float) -> None:
-        now, share = time.monotonic(), done / max(total, 1e-9)
-        if stage != self._stage:
-            self._stage, self._first = stage, (now, share)
-        began, first = self._first
-        words = f"{stage}: {done:.1f} of {total:g}" if stage == "layers" else f"{stage}: {100 * share:.0f} %"
-        if share > first:
-            words += f", {_duration((now - began) / (share - first) * (1 - share))} left"
-        if self._live:
-            print(f"\r\x1b[2K{words}", end="", file=sys.stderr, flush=True)
-        elif now - self._logged >= LOG_SECONDS:
-            self._logged = now
-            print(words, file=sys.stderr, flush=True)
-
-    def say(self, sentence: str) -> None:
-        self.close()
-        print(sentence, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        if self._live:
-            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _text(made: MadeModel) -> str:

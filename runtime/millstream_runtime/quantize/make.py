@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,14 @@ import torch
 
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.errors import InvalidConfigError, RuntimeFailure
+from millstream_runtime.model_output.companion_files import copy_companions
+from millstream_runtime.model_output.resumable_folder import require_free
 from millstream_runtime.models.loading.checkpoint_digest import checkpoint_digest
 from millstream_runtime.models.loading.open_checkpoint import open_checkpoint
 from millstream_runtime.models.registry import expected_weights, load_model_config
 from millstream_runtime.quality.comparison import ComparisonSettings, compare
-from millstream_runtime.quantize.calibration import MAX_JUDGED_TOKENS, CalibrationData, read_calibration
+from millstream_runtime.quality.held_out_part import MAX_JUDGED_TOKENS
+from millstream_runtime.quantize.calibration import CalibrationData, read_calibration
 from millstream_runtime.quantize.layer_loop import LayerLoop, OnProgress
 from millstream_runtime.quantize.methods.method_choice import method_for
 from millstream_runtime.quantize.output import model_card
@@ -47,13 +48,6 @@ from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
 JOB_VERSION = 3  # changes when the same job gives other bytes
 QUALITY_NAME, CARD_NAME = "quality.json", "README.md"
-# Files next to the weights that a loader or a reader of the model needs.
-COPIED = (
-    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
-    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json", "LICENSE",
-    "LICENSE.md", "LICENSE.txt", "NOTICE", "USE_POLICY.md",
-)  # fmt: skip
-MAX_COPIED_BYTES = 256 << 20
 NUM_WORST = 3
 MIN_CALIBRATION_TOKENS = 4096
 
@@ -78,7 +72,7 @@ def make(settings: QuantizeSettings, say: Callable[[str], None], on_progress: On
     Raises:
         RuntimeFailure: the model, the data or the output folder cannot be used, or the disk is full; one sentence.
     """
-    _check_out(settings)
+    require_free(settings.out)
     source = SourceModel.open(settings.model)
     group_size = settings.group_size or group_size_for(source.outline)
     method = method_for(settings, group_size)
@@ -92,7 +86,7 @@ def make(settings: QuantizeSettings, say: Callable[[str], None], on_progress: On
     job = _job(settings, source, packing, choice)
     work.prepare()
     with FolderLock(work.path, say):
-        _check_out(settings)  # another process may have made it meanwhile
+        require_free(settings.out)  # another process may have made it meanwhile
         work.open(job)
         loop = LayerLoop(source, method, choice, work, _device(settings))
         needed_bytes = output_bytes(source.outline, packing, choice, source.element_bytes)
@@ -107,19 +101,9 @@ def make(settings: QuantizeSettings, say: Callable[[str], None], on_progress: On
             count, length = len(data.sequences), len(data.sequences[0])
             described["calibration"] = f"{count} sequences of {length} tokens, seed {settings.seed}"
         text = model_card.card(settings.out.name, settings.model.name, described, choice.unfit, report)
-        work.write(work.model / CARD_NAME, lambda path: path.write_text(text, encoding="utf-8"))
+        work.write_text(work.model / CARD_NAME, text)
         work.finish()
     return MadeModel(settings.out, described, data.num_duplicates if data else 0, report)
-
-
-def _check_out(settings: QuantizeSettings) -> None:
-    out = settings.out
-    if out.is_dir() and not any(out.iterdir()):
-        return
-    if out.exists() or out.is_symlink():
-        raise InvalidConfigError(f"--out {out} exists and is not an empty folder; give another, or remove it.")
-    if not out.parent.is_dir():
-        raise InvalidConfigError(f"--out {out}: the folder {out.parent} does not exist.")
 
 
 def _say_unfit(source: SourceModel, choice: ModuleChoice, say: Callable[[str], None]) -> None:
@@ -196,11 +180,8 @@ def _write_model(
         work.write_index()
         values = source.values | {"quantization_config": packing.config(source.outline, choice)}
         text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
-        work.write(work.model / "config.json", lambda path: path.write_text(text, encoding="utf-8"))
-    for name in COPIED:
-        file = source.folder / name
-        if file.is_file() and file.stat().st_size <= MAX_COPIED_BYTES:
-            work.write(work.model / name, partial(shutil.copyfile, file))
+        work.write_text(work.model / "config.json", text)
+    copy_companions(source.folder, work)
     wanted = expected_weights(load_model_config(work.model), torch.float32)
     with open_checkpoint(work.model) as checkpoint:
         checkpoint.check(wanted.expected.items(), wanted.dtypes, wanted.optional, wanted.squeezable, wanted.documents)
@@ -214,7 +195,7 @@ def _judge(
     if held_out is None and data is not None and data.held_out:
         lines = "\n".join(data.held_out) + "\n"
         held_out = work.held_out
-        work.write(held_out, lambda path: path.write_text(lines, encoding="utf-8"))
+        work.write_text(held_out, lines)
     if held_out is None or not settings.with_quality:
         return None
     asked = ComparisonSettings(held_out, MAX_JUDGED_TOKENS, 100_000, NUM_WORST, 0, None, {})
@@ -234,5 +215,5 @@ def _judge(
     report["base"]["path"], report["candidate"]["path"] = settings.model.name, settings.out.name
     report["data"]["path"] = held_out.name
     text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
-    work.write(work.model / QUALITY_NAME, lambda path: path.write_text(text, encoding="utf-8"))
+    work.write_text(work.model / QUALITY_NAME, text)
     return report

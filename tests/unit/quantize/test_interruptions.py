@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from millstream_runtime.model_output import resumable_folder
 from millstream_runtime.quantize.output import work_folder
 from tests.unit.quantize.conftest import contents, quantize
 
@@ -101,7 +102,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(
 def test_a_disk_that_is_too_small_is_refused_before_the_first_layer(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work_folder, "SPARE_BYTES", 1 << 60)
+    monkeypatch.setattr(resumable_folder, "SPARE_BYTES", 1 << 60)
     assert quantize(tiny, tmp_path / "out", "--method=rtn", "--no-quality") == 1
     assert "GB free, and" in capsys.readouterr().err
     assert list(tmp_path.rglob("*.safetensors")) == []

@@ -1,0 +1,152 @@
+"""Tune a draft model for speculative decoding on the answers that its target gives to your own prompts.
+
+    millstream tune-draft models/llama models/llama-draft --data traffic.jsonl --out models/llama-draft-tuned
+
+Each line of the file is one document: {"messages": […], "slice": "chat"}, {"prompt": "…", "completion": "…"} or
+{"text": "…"}. The target answers the prompts, and the draft learns the target's distributions on these answers. A part
+of the documents is held out, and judges the result. The output folder appears when it is complete; a run that was
+interrupted goes on where it stopped when the same command is given again. Exit code 0: made, and more drafts stand; 3:
+made, and not better; 1 and 2: not made. docs/draft-tuning.md explains the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from millstream.arguments import CommandLineParser
+from millstream.stage_progress import StageProgress
+from millstream.termination import unwind_on_sigterm
+from millstream_runtime.config import MAX_DRAFT_TOKENS_LIMIT
+from millstream_runtime.errors import InvalidConfigError
+from millstream_runtime.tune_draft.settings import TuneSettings
+
+if TYPE_CHECKING:
+    from millstream_runtime.tune_draft.tune import TunedDraft
+
+EXIT_BETTER, EXIT_NOT_BETTER, EXIT_INTERRUPTED = 0, 3, 130
+MAX_TEMPERATURE = 2.0  # as in the API
+MAX_LEARNING_RATE = 0.1
+
+
+def run(argv: Sequence[str]) -> int:
+    """Make the folder and print what was gained; EXIT_BETTER, EXIT_NOT_BETTER or EXIT_INTERRUPTED.
+
+    Raises:
+        RuntimeFailure: bad flags, models or data, or a full disk.
+    """
+    settings = _settings(_parser().parse_args(list(argv)))
+    unwind_on_sigterm()
+    from millstream_runtime.tune_draft.tune import tune
+    from millstream_runtime.tune_draft.tuning_report import BETTER
+
+    progress = StageProgress()
+    try:
+        tuned = tune(settings, progress.say, progress)
+    except KeyboardInterrupt:
+        progress.close()
+        print("millstream: interrupted; run the same command again to go on", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    finally:
+        progress.close()
+    print(_text(tuned))
+    return EXIT_BETTER if tuned.report["verdict"] == BETTER else EXIT_NOT_BETTER
+
+
+def _text(tuned: TunedDraft) -> str:
+    found = tuned.report
+    lines = [f"made {tuned.folder}: {found['verdict']}"]
+    if tuned.num_duplicates:
+        lines.append(f"  {tuned.num_duplicates} lines repeat others and were left out")
+    if tuned.num_cut:
+        lines.append(f"  {tuned.num_cut} prompts are longer than --sequence-tokens allows: their ends were used")
+    lines += [
+        "",
+        f"  {'slice':<16}{'answers':>9}{'tokens':>9}{'stand before':>14}{'after':>9}{'points':>9}"
+        f"{'per check of ' + str(found['draft_tokens_per_check']):>22}",
+    ]
+    lines += [_row(one) for one in found["slices"]]
+    lines += [f"  {reason}." for reason in found["reasons"]]
+    return "\n".join(lines)
+
+
+def _row(one: dict[str, Any]) -> str:
+    before, after = one["before"], one["after"]
+    per_check = f"{before['accepted_tokens_per_check']:.2f} to {after['accepted_tokens_per_check']:.2f}"
+    return (
+        f"  {one['slice']:<16}{one['answers']:>9}{one['tokens']:>9}"
+        f"{before['percent']:>12.1f} %{after['percent']:>7.1f} %"
+        f"{one['gain_points']['value']:>+9.1f}{per_check:>22}"
+    )
+
+
+def _settings(given: argparse.Namespace) -> TuneSettings:
+    for flag, value, low, high in (
+        ("--steps", given.steps, 1, 100_000),
+        ("--minutes", given.minutes, 1, 10_000),
+        ("--temperature", given.temperature, 0, MAX_TEMPERATURE),
+        ("--max-answer-tokens", given.max_answer_tokens, 8, 1 << 14),
+        ("--sequence-tokens", given.sequence_tokens, 32, 1 << 15),
+        ("--max-documents", given.max_documents, 20, 100_000),
+        ("--rows", given.rows, 2, 1024),
+        ("--draft-tokens", given.draft_tokens, 1, MAX_DRAFT_TOKENS_LIMIT),
+        ("--seed", given.seed, 0, (1 << 62) - 1),
+    ):
+        if value is not None and not low <= value <= high:
+            raise InvalidConfigError(f"{flag} is {value}; it must be {low} to {high}.")
+    rate = given.learning_rate
+    if rate is not None and not (math.isfinite(rate) and 0 < rate <= MAX_LEARNING_RATE):
+        raise InvalidConfigError(f"--learning-rate is {rate}; it must be above 0 and at most {MAX_LEARNING_RATE}.")
+    if given.steps is not None and given.minutes is not None:
+        raise InvalidConfigError("--steps and --minutes both bound the training; give one of them.")
+    return TuneSettings(
+        target=given.target,
+        draft=given.draft,
+        data=given.data,
+        out=Path(given.out.absolute()),
+        general=given.general,
+        held_out=given.held_out,
+        steps=given.steps,
+        minutes=given.minutes,
+        temperature=given.temperature,
+        answer_tokens=given.max_answer_tokens,
+        sequence_tokens=given.sequence_tokens,
+        max_documents=given.max_documents,
+        rows=given.rows,
+        learning_rate=rate,
+        draft_tokens=given.draft_tokens,
+        seed=given.seed,
+        device=given.device,
+    )
+
+
+def _parser() -> CommandLineParser:
+    parser = CommandLineParser(
+        prog="millstream tune-draft",
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    flag = parser.add_argument
+    flag("target", type=Path, metavar="TARGET", help="folder of the model that is served, in any format that is served")
+    flag("draft", type=Path, metavar="DRAFT", help="folder of its draft, in 16 or 32 bits")
+    flag("--data", type=Path, required=True, metavar="FILE.jsonl", help="prompts like those that are served")
+    flag("--out", type=Path, required=True, metavar="DIR", help="folder to make; it must not exist, or be empty")
+    flag("--general", type=Path, metavar="FILE.jsonl", help="other work that must not get worse: a quarter of training")
+    flag("--held-out", type=Path, metavar="FILE.jsonl", help="judge by these, and hold none of the others out for it")
+    flag("--minutes", type=int, metavar="N", help="bound the whole run; the steps are chosen by measuring")
+    flag("--steps", type=int, metavar="N", help="steps of training (default: each sequence is seen three times)")
+    flag("--temperature", type=float, default=1.0, metavar="T", help="of the requests; 0: greedy only (default: 1)")
+    flag("--max-answer-tokens", type=int, default=256, metavar="N", help="length of an answer (default: 256)")
+    flag("--sequence-tokens", type=int, default=1024, metavar="N", help="of prompt and answer (default: 1024)")
+    flag("--max-documents", type=int, default=2000, metavar="N", help="to train on, of each file (default: 2000)")
+    flag("--rows", type=int, default=16, metavar="N", help="sequences of a step (default: 16)")
+    flag("--learning-rate", type=float, metavar="X", help="peak (default: 0.25 by the draft's hidden size)")
+    flag("--draft-tokens", type=int, default=5, metavar="N", help="drafts of a check, for the figures (default: 5)")
+    flag("--seed", type=int, default=0, metavar="N", help="of what is held out, drawn and trained on (default: 0)")
+    flag("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: CUDA where there is one")
+    return parser

@@ -1,0 +1,134 @@
+"""The folder in which a model is made, next to the place that it is made for: a run that was killed goes on from there.
+
+    .OUT.COMMAND/
+        job.json    what is made, from what: another job never continues this one
+        model/      becomes OUT, in one rename, once it is complete
+        ...         what the command keeps to go on
+
+Every file is written under another name, flushed and renamed.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
+
+PARTIAL = ".partial"
+SPARE_BYTES = 64 << 20  # config, tokenizer, headers, report
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class ResumableFolder:
+    """`prepare` makes the folder, `open` what is in it. `command`: what makes the model, for the folder's name."""
+
+    def __init__(self, out: Path, command: str) -> None:
+        self.out = out
+        self.path = out.parent / f".{out.name}.{command}"
+        self.model = self.path / "model"
+
+    def prepare(self) -> None:
+        """Make the folder. Raises RuntimeFailure: DiskFull, it cannot be made."""
+        with writing(self.path):
+            self.path.mkdir(exist_ok=True)
+
+    def open(self, job: Mapping[str, Any]) -> None:
+        """Begin, or find the folder as a run of the same job left it.
+
+        Raises:
+            InvalidConfigError: another job's work is there.
+            RuntimeFailure: DiskFull, it cannot be written.
+        """
+        note = self.path / "job.json"
+        if note.exists():
+            self._require_same(json.loads(note.read_text(encoding="utf-8")), job)
+        with writing(self.path):
+            self.model.mkdir(parents=True, exist_ok=True)
+            for partial in self.path.rglob(f"*{PARTIAL}"):
+                partial.unlink()
+        self.write_text(note, json.dumps(job, indent=1, sort_keys=True) + "\n")
+
+    def write(self, path: Path, write: Callable[[Path], object]) -> None:
+        """Call `write` with another path, flush and rename it to `path`.
+
+        Raises:
+            RuntimeFailure: DiskFull, with what to do.
+        """
+        partial = path.with_name(path.name + PARTIAL)
+        with writing(path):
+            try:
+                write(partial)
+                with partial.open("rb") as file:
+                    os.fsync(file.fileno())
+                partial.replace(path)
+            except BaseException:
+                partial.unlink(missing_ok=True)
+                raise
+
+    def write_text(self, path: Path, text: str) -> None:
+        """Write a text in UTF-8, whole or not at all; as `write`."""
+        self.write(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+
+    def require_space(self, needed_bytes: int) -> None:
+        """Refuse to begin without room for `needed_bytes`, less what is there already.
+
+        Raises:
+            RuntimeFailure: DiskFull, with both numbers.
+        """
+        there = sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
+        free_bytes = shutil.disk_usage(self.path).free
+        still_bytes = max(0, needed_bytes + SPARE_BYTES - there)
+        if still_bytes > free_bytes:
+            raise RuntimeFailure(
+                FailureReason.DISK_FULL,
+                f"{self.out.parent} has {free_bytes / 1e9:.2f} GB free, and {still_bytes / 1e9:.2f} GB are needed for "
+                "the checkpoint and the files to make it; free space or give another --out.",
+            )
+
+    def finish(self) -> None:
+        """Rename the model to its place, and remove what is left."""
+        with writing(self.out):
+            self.model.replace(self.out)  # also over an empty folder
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _require_same(self, found: Any, job: Mapping[str, Any]) -> None:
+        differing = [key for key in job if not isinstance(found, dict) or found.get(key) != job[key]]
+        if differing:
+            raise InvalidConfigError(
+                f"{self.path} holds the work of another run, with another {differing[0].replace('_', ' ')}; remove "
+                "that folder, or give another --out."
+            )
+
+
+def require_free(out: Path) -> None:
+    """Raises InvalidConfigError: `out` holds something, or its parent is missing."""
+    if out.is_dir() and not any(out.iterdir()):
+        return
+    if out.exists() or out.is_symlink():
+        raise InvalidConfigError(f"--out {out} exists and is not an empty folder; give another, or remove it.")
+    if not out.parent.is_dir():
+        raise InvalidConfigError(f"--out {out}: the folder {out.parent} does not exist.")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A context in which an OSError becomes one sentence.
+
+    Raises:
+        RuntimeFailure: DiskFull.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            message = f"No space is left to write {path}; free some and run the same command again: it goes on."
+        else:
+            message = f"Cannot write {path}: {error.strerror or error}."
+        raise RuntimeFailure(FailureReason.DISK_FULL, message) from None

@@ -1,0 +1,1 @@
+"""Tune a draft model on its target's own answers to the prompts of a deployment."""

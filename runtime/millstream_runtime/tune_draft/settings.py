@@ -1,0 +1,29 @@
+"""What `millstream tune-draft` was asked for. No torch: the command line reads it before anything heavy is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class TuneSettings:
+    """`steps` and `minutes` None: as many steps as show each sequence SEQUENCE_PASSES times."""
+
+    target: Path
+    draft: Path
+    data: Path
+    out: Path
+    general: Path | None  # documents of other work, on which the draft must not get worse
+    held_out: Path | None
+    steps: int | None
+    minutes: int | None
+    temperature: float  # of the sampled answers; 0: greedy ones alone
+    answer_tokens: int  # of one answer, at most
+    sequence_tokens: int  # of prompt and answer, at most
+    max_documents: int  # of `data`, and of `general`, to train on
+    rows: int  # sequences of a step
+    learning_rate: float | None  # None: by the draft's hidden size
+    draft_tokens: int  # of a check, for the figures
+    seed: int
+    device: str  # auto | cpu | cuda

@@ -1,0 +1,149 @@
+"""`millstream tune-draft` as a person types it: more drafts stand, other engines load it, bad input is one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from millstream_runtime.config import Device, RuntimeConfig
+from millstream_runtime.quality.scored_model import ScoredModel
+from millstream_runtime.tokenizing.tokenizer import Tokenizer
+from tests.support.tiny_families import engine_answers, make_engine, prompts_of
+from tests.support.tiny_model import write_tiny_model
+from tests.unit.tune_draft.conftest import ENOUGH, rows, tune
+
+
+@pytest.fixture(scope="module")
+def tuned(target: Path, draft: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out: Path = tmp_path_factory.mktemp("tuned") / "tuned"
+    assert tune(target, draft, data, out, *ENOUGH) == 0
+    return out
+
+
+def scored(folder: Path) -> ScoredModel:
+    return ScoredModel(RuntimeConfig(model=str(folder), served_model_name="m", device=Device.CPU, max_model_len=64))
+
+
+def test_more_drafts_stand_when_the_target_decodes(tuned: Path, target: Path, draft: Path) -> None:
+    """Measured here once more, by prompts that no file holds."""
+    tokenizer = Tokenizer.from_folder(target)
+    prompts = [tokenizer.encode(str(row["prompt"])) for row in rows(90, seed=8) if "prompt" in row]
+    answers = engine_answers(make_engine(target), prompts, 12)
+    stood = {}
+    for folder in (draft, tuned):
+        model, count = scored(folder), 0
+        for prompt, answer in zip(prompts, answers, strict=True):
+            for slab in model.logits([*prompt, *answer], len(prompt)):
+                count += int((slab.logits.argmax(-1) == torch.tensor(answer)).sum())
+        stood[folder] = 100 * count / sum(map(len, answers))
+    assert stood[tuned] > stood[draft] + 2
+
+
+def test_the_report_says_so_by_slice(tuned: Path) -> None:
+    report = json.loads((tuned / "tuning.json").read_text())
+    assert (report["verdict"], report["reasons"]) == ("better", [])
+    (found,) = report["slices"]
+    assert found["slice"] == "all"
+    assert found["answers"] == 40  # of 20 prompts, greedy and drawn
+    points = found["gain_points"]
+    assert points["value"] == pytest.approx(found["after"]["percent"] - found["before"]["percent"], abs=0.001)
+    assert 0 < points["low"] < points["value"] < points["high"]
+    assert found["after"]["accepted_tokens_per_check"] > found["before"]["accepted_tokens_per_check"]
+    card = (tuned / "README.md").read_text()
+    assert "**better**" in card
+    assert f"{found['after']['percent']:.1f} %" in card
+
+
+def test_the_folder_is_the_draft_with_other_weights(tuned: Path, draft: Path) -> None:
+    assert json.loads((tuned / "config.json").read_text()) == json.loads((draft / "config.json").read_text())
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (tuned / name).read_bytes() == (draft / name).read_bytes()
+    before, after = (load_file(folder / "model.safetensors") for folder in (draft, tuned))
+    assert {name: (one.shape, one.dtype) for name, one in before.items()} == {
+        name: (one.shape, one.dtype) for name, one in after.items()
+    }
+    assert not any(torch.equal(before[name], after[name]) for name in before if name.endswith("proj.weight"))
+    assert [path.name for path in tuned.parent.iterdir()] == [tuned.name]  # nothing of the work is left
+
+
+def test_transformers_and_the_runtime_load_it_alike(tuned: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(tuned, dtype=torch.float32)
+    ids = prompts_of([24])[0]
+    with torch.inference_mode():
+        theirs = model(torch.tensor([ids])).logits[0, :-1]
+    (ours,) = scored(tuned).logits(ids, 1)
+    assert torch.allclose(ours.logits, theirs, atol=1e-4)
+
+
+def test_a_draft_that_does_not_gain_is_made_and_the_exit_code_is_3(
+    target: Path, draft: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--steps=2", "--learning-rate=1e-9", "--temperature=0")
+    assert tune(target, draft, data, tmp_path / "out", *flags) == 3
+    report = json.loads((tmp_path / "out/tuning.json").read_text())
+    assert report["verdict"] == "not better"
+    assert report["settings"]["steps"] == 0  # no step is better than the draft was: its weights stay
+    assert (tmp_path / "out/model.safetensors").stat().st_size
+    before, after = (load_file(folder / "model.safetensors") for folder in (draft, tmp_path / "out"))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert "gained 0.00 points" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--steps=0"], "--steps is 0; it must be 1 to"),
+        (["--minutes=0"], "--minutes is 0"),
+        (["--minutes=1", "--steps=2"], "--steps and --minutes both bound the training"),
+        (["--learning-rate=nan"], "--learning-rate is nan"),
+        (["--temperature=-1"], "--temperature is -1"),
+        (["--draft-tokens=17"], "--draft-tokens is 17; it must be 1 to 16"),
+        (["--max-answer-tokens=48"], "--max-answer-tokens is 48, and prompt and answer together have 48"),
+        (["--general=/nowhere.jsonl"], "Cannot read --general /nowhere.jsonl"),
+        (["--held-out=/nowhere.jsonl"], "Cannot read --held-out /nowhere.jsonl"),
+    ],
+)
+def test_a_flag_that_cannot_work_is_one_sentence(
+    target: Path, draft: Path, data: Path, tmp_path: Path, flags: list[str], words: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert tune(target, draft, data, tmp_path / "out", *flags) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_models_that_are_no_pair_are_refused(
+    target: Path, draft: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, larger = tmp_path / "out", write_tiny_model(tmp_path / "larger", num_hidden_layers=3)
+    assert tune(target, larger, data, out) == 2
+    assert "a draft must be smaller" in capsys.readouterr().err
+    assert tune(target, tmp_path / "absent", data, out) == 1
+    assert "does not exist" in capsys.readouterr().err
+    other = shutil.copytree(draft, tmp_path / "other")
+    swapped = str.maketrans("ab", "ba")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {token.translate(swapped): number for token, number in vocabulary.items()}
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert tune(target, other, data, out) == 2
+    assert "becomes other tokens in the draft than in the target" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_an_output_folder_that_holds_something_is_refused(
+    target: Path, draft: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/notes.txt").write_text("mine")
+    assert tune(target, draft, data, tmp_path / "out") == 2
+    assert "exists and is not an empty folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "notes.txt"]
