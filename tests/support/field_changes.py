@@ -239,6 +239,15 @@ CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts | Decides] = {
     **base_changes("quantization.qualityGate.base"),
     "quantization.kvCache": NotYet({"quantization": {"kvCache": "FP8"}}, "kvCache=FP8"),
     "speculation.method": NotYet({"speculation": {"method": "NGram"}}, "speculation=NGram"),
+    "speculation.governor.mode": Changes(
+        "Observe",
+        kinds=(LIVE,),
+        instead={
+            "accelerator": {"type": "CPU"},
+            "engine": {"maxModelLen": 4096},
+            "speculation": {"method": "NGram", "governor": {"mode": "Enforce"}},
+        },
+    ),
     "speculation.maxDraftTokens": NotYet({"speculation": {"maxDraftTokens": 3}}, "speculation=NGram"),
     f"{DRAFT}.quantizationMethod": NotYet(
         {"speculation": {"draftModel": {"source": {"local": {"path": "d"}}, "quantizationMethod": "AWQ"}}}, DRAFTS

@@ -155,6 +155,22 @@ class DraftModel(ApiModel):
     )
 
 
+class GovernorMode(StrEnum):
+    ENFORCE = "Enforce"
+    OBSERVE = "Observe"
+    DISABLED = "Disabled"
+
+
+class Governor(ApiModel):
+    """What chooses how many drafts a step checks, by the gain that the pod measures. A change restarts nothing."""
+
+    mode: GovernorMode | None = Field(
+        None,
+        description="Enforce: its choice is used, down to no drafts at all. Observe: it measures and reports, and "
+        "maxDraftTokens are checked. Disabled: maxDraftTokens are checked. Default: Enforce.",
+    )
+
+
 class Speculation(ApiModel):
     method: SpeculationMethod | None = Field(
         None, description="Who proposes tokens. Auto: by tier, workload and what the runtime can do. Default: Auto."
@@ -165,4 +181,7 @@ class Speculation(ApiModel):
         ge=1,
         le=16,
         description="Tokens proposed at a time, at most. Default: 5 with a draft model, 4 by n-grams.",
+    )
+    governor: Governor | None = Field(
+        None, description="What chooses the number of drafts while the model serves. A change restarts nothing."
     )

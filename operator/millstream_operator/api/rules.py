@@ -186,6 +186,12 @@ RULES: tuple[Rule, ...] = (
         "method Disabled takes no maxDraftTokens.",
     ),
     Rule(
+        "spec.speculation",
+        "!(has(self.method) && self.method == 'Disabled') || !has(self.governor)",
+        lambda value: value.method != "Disabled" or value.governor is None,
+        "method Disabled takes no governor: nothing is proposed.",
+    ),
+    Rule(
         "spec",
         "!(has(self.accelerator) && has(self.accelerator.type) && self.accelerator.type == 'CPU') || "
         "(!has(self.accelerator.products) && !has(self.parallelism) && !has(self.budget))",

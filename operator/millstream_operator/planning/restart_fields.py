@@ -4,8 +4,8 @@ Scaling, monitoring, another Service port, a longer progress deadline or another
 so they are excluded. An absent field is excluded too: a later version of the API may add fields without changing the
 hash of a stored object.
 
-Fields that the runtime applies while it serves (heartbeats, the log level) are excluded as well, except for pods of
-record format 1: they get all configuration as flags, so such a change must replace them.
+Fields that the runtime applies while it serves (heartbeats, the log level, the governor) are excluded as well, except
+for pods of record format 1: they get all configuration as flags, so such a change must replace them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ NOT_IN_PODS: Fields = {
     "rollout": {"progress_deadline": True, "strategy": True},
     "runtime": {"update_policy": True},
 }
-APPLIED_LIVE: Fields = {"warmup": {"heartbeat_interval": True}, "runtime": {"log_level": True}}
+APPLIED_LIVE: Fields = {
+    "warmup": {"heartbeat_interval": True},
+    "runtime": {"log_level": True},
+    "speculation": {"governor": True},
+}
 PARENTS = ("auth", "rollout", "warmup", "runtime")
 
 

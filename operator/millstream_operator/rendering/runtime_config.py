@@ -14,7 +14,7 @@ from millstream_operator.api.spec import AcceleratorType, LLMDeploymentSpec, Log
 from millstream_operator.planning.plan import Plan
 from millstream_operator.rendering.api_keys import api_keys_path
 from millstream_runtime import config
-from millstream_runtime.config import BootConfig, Device, KVCacheDType, LiveConfig, SpeculationMethod
+from millstream_runtime.config import BootConfig, Device, GovernorMode, KVCacheDType, LiveConfig, SpeculationMethod
 
 IMAGE_MODEL_ROOT = "/models"
 RUNTIME_PORT = 8000
@@ -85,7 +85,14 @@ def live_config(spec: LLMDeploymentSpec, probe_key_digests: tuple[str, ...] = ()
         log_level=config.LogLevel((runtime.log_level or LogLevel.INFO).lower()),
         probe_key_digests=probe_key_digests,
         target_itl_milliseconds=_target_itl(spec),
+        speculation_governor=_governor(spec),
     )
+
+
+def _governor(spec: LLMDeploymentSpec) -> GovernorMode:
+    """Enforce where the spec says nothing: then live.json does not name it."""
+    governor = spec.speculation.governor if spec.speculation is not None else None
+    return GovernorMode((governor.mode if governor is not None else None) or GovernorMode.ENFORCE)
 
 
 def _target_itl(spec: LLMDeploymentSpec) -> int | None:

@@ -237,6 +237,11 @@ BAD: dict[str, tuple[Manifest, str, str]] = {
         "spec.speculation",
         "takes no maxDraftTokens",
     ),
+    "no drafts, and what governs them": (
+        manifest(speculation={"method": "Disabled", "governor": {"mode": "Observe"}}),
+        "spec.speculation",
+        "takes no governor",
+    ),
     "GPUs of a CPU": (manifest(parallelism={"tensor": 2}), "spec", "are about GPUs"),
     "at once": (manifest(objectives={"ttft": {"p95": "0ms"}}), "spec.objectives.ttft.p95", "from 1ms"),
     "tomorrow": (manifest(objectives={"itl": {"p95": "2h"}}), "spec.objectives.itl.p95", "to 1h"),

@@ -1,4 +1,4 @@
-"""An objective of the inter-token latency reaches pods that run: it is in the live file and nowhere else."""
+"""What reaches pods that run is in the live file and nowhere else: an objective of the ITL, the governor's mode."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from typing import Any
 
 import pytest
 
-from millstream_operator.api.load import parse
+from millstream_operator.api.load import ManifestError, parse
+from millstream_operator.kube.kinds import DEPLOYMENT
+from millstream_operator.planning.restart_fields import input_hash
 from millstream_operator.rendering.config_maps import live_config_map
-from tests.support.llmdeployments import full_manifest
+from tests.support.fake_operator import respec, served
+from tests.support.llmdeployments import full_manifest, manifest
 
 
 def live_file(objectives: dict[str, Any] | None) -> dict[str, Any]:
-    manifest = full_manifest()
-    manifest["spec"].pop("objectives", None)
+    full = full_manifest()
+    full["spec"].pop("objectives", None)
     if objectives is not None:
-        manifest["spec"]["objectives"] = objectives
-    found: dict[str, Any] = json.loads(live_config_map(parse(manifest))["data"]["live.json"])
+        full["spec"]["objectives"] = objectives
+    found: dict[str, Any] = json.loads(live_config_map(parse(full))["data"]["live.json"])
     return found
 
 
@@ -30,3 +33,43 @@ def test_an_objective_is_the_runtimes_target(p95: str, milliseconds: int) -> Non
 @pytest.mark.parametrize("objectives", [None, {"ttft": {"p95": "1s"}}])
 def test_without_an_objective_the_file_is_as_before(objectives: dict[str, Any] | None) -> None:
     assert set(live_file(objectives)) == {"heartbeat_interval_seconds", "log_level"}
+
+
+def drafting(governor: dict[str, Any] | None) -> dict[str, Any]:
+    """A spec that drafts by n-grams. `governor` None: it says nothing of a governor."""
+    asked = {"method": "NGram"} | ({"governor": governor} if governor is not None else {})
+    return manifest(speculation=asked)
+
+
+@pytest.mark.parametrize("mode", ["Observe", "Disabled"])
+def test_the_governors_mode_is_in_the_live_file_alone(mode: str) -> None:
+    plain, governed = parse(drafting(None)), parse(drafting({"mode": mode}))
+    assert input_hash(governed) == input_hash(plain), "no pod restarts"
+    assert json.loads(live_config_map(governed)["data"]["live.json"])["speculation_governor"] == mode
+
+
+@pytest.mark.parametrize("governor", [{}, {"mode": "Enforce"}])
+def test_the_default_governor_leaves_the_file_as_it_was(governor: dict[str, Any]) -> None:
+    assert live_config_map(parse(drafting(governor))) == live_config_map(parse(drafting(None)))
+
+
+def test_a_governor_alone_asks_for_auto_as_an_empty_field_does() -> None:
+    """So an object that gets it by an edit has the plan that it would have had from the start."""
+    asked, empty = (parse(manifest(speculation=one)) for one in ({"governor": {"mode": "Observe"}}, {}))
+    assert input_hash(asked) == input_hash(empty) != input_hash(parse(manifest()))
+
+
+def test_a_governor_without_drafts_is_refused() -> None:
+    with pytest.raises(ManifestError, match="method Disabled takes no governor: nothing is proposed"):
+        parse(manifest(speculation={"method": "Disabled", "governor": {"mode": "Observe"}}))
+
+
+async def test_another_mode_restarts_nothing() -> None:
+    operator = await served(drafting(None))
+    before = operator.cluster.the(DEPLOYMENT)["metadata"]["generation"]
+    for mode in ("Observe", "Disabled", "Enforce"):
+        respec(operator.cluster, speculation={"method": "NGram", "governor": {"mode": mode}})
+        operator.client.requests.clear()
+        await operator.settle()
+        assert operator.writes == [("apply", "ConfigMap"), ("apply", "LLMDeployment/status")]
+    assert operator.cluster.the(DEPLOYMENT)["metadata"]["generation"] == before
