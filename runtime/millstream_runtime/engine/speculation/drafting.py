@@ -11,29 +11,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from enum import StrEnum
 
+from millstream_runtime.engine.out_of_memory import is_out_of_memory
 from millstream_runtime.engine.request import SpeculationStats
 from millstream_runtime.engine.scheduling.scheduler import MOST_STEP_DRAFTS
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation.drafter import Drafter
+from millstream_runtime.engine.speculation.skip import Skip
 from millstream_runtime.logs import log
 
 STEPS_WITHOUT_DRAFTS = 64  # after a step for which there was no memory
-
-
-class Skip(StrEnum):
-    """Why a decode of a step has no drafts."""
-
-    OVERLAPPED = "overlapped"  # the step is planned before the last token is known
-    GRAPHS = "graphs"  # recorded for one token per request
-    LOGITS_PROCESSORS = "logits_processors"
-    AT_LIMIT = "at_limit"  # one token is left, or the next is the first at other rotary angles
-    NO_PROPOSAL = "no_proposal"
-    NO_ROOM = "no_room"  # of the token budget or of KV blocks
-    NOT_FINITE = "not_finite"  # an earlier check of the request gave NaN
-    OUT_OF_MEMORY = "out_of_memory"
-    DRAFTER_FAILED = "drafter_failed"
 
 
 Proposed = dict[Sequence, list[int]]
@@ -49,23 +36,28 @@ class Drafting:
         vocab_size: int,
         most_tokens: Callable[[Sequence], int],
         blocked: Skip | None = None,
+        make_room: Callable[[Sequence, int], int] | None = None,
     ) -> None:
-        """`most_tokens(sequence)`: how many more tokens may come of it before it ends or its keys become stale."""
+        """`most_tokens(sequence)`: how many more tokens may come of it before it ends or its keys become stale.
+        `make_room(sequence, num_tokens)`: gives it blocks for these tokens, and returns for how many it has some; None
+        for a drafter that writes to none."""
         self._drafter, self._max_draft_tokens, self._vocab_size = drafter, max_draft_tokens, vocab_size
         self._most_tokens = most_tokens
         self._blocked = blocked
+        self._make_room = make_room
         self._steps_to_wait = 0
+        self._is_warming_up = False
         self._refused: set[Sequence] = set()
-        self._skipped: Counter[Skip] = Counter()
-        self._num_checks = self._num_draft_tokens = 0
-        self._accepted_per_position = [0] * max_draft_tokens
+        self._forget_counts()
 
     def propose(self, running: Iterable[Sequence]) -> Proposed:
         """Return drafts for those decodes that may have some in the next step."""
         decodes = [
             one
             for one in running
-            if one.num_uncomputed_tokens == 1 and not one.is_complete and not one.request.is_heartbeat
+            if one.num_uncomputed_tokens == 1
+            and not one.is_complete
+            and (self._is_warming_up or not one.request.is_heartbeat)
         ]
         if not decodes:
             return {}
@@ -77,11 +69,28 @@ class Drafting:
         share = max(1, MOST_STEP_DRAFTS // len(decodes))
         for one in decodes:
             most, reason = self._most_drafts(one, share)
+            if reason is None and self._make_room is not None:
+                known = len(one.token_ids)
+                most = min(most, self._make_room(one, known + most) - known)
+                reason = Skip.NO_ROOM if most < 1 else None
             if reason is None:
                 wanted[one] = most
             else:
                 self._skipped[reason] += 1
         return self._ask(wanted) if wanted else {}
+
+    def warm_up(self, run: Callable[[int], bool]) -> None:
+        """Let heartbeats draft while `run` computes some: `run(num_drafts)` returns whether there is time for more.
+
+        Nothing of it is counted.
+        """
+        most = self._max_draft_tokens
+        self._is_warming_up = True
+        for self._max_draft_tokens in range(1, most + 1):
+            if not run(self._max_draft_tokens):
+                break
+        self._max_draft_tokens, self._is_warming_up = most, False
+        self._forget_counts()
 
     def left_out(self, proposed: Proposed, planned: Proposed) -> None:
         """Count the proposals for which a step has no room."""
@@ -117,6 +126,11 @@ class Drafting:
             {reason.value: self._skipped[reason] for reason in Skip},
         )
 
+    def _forget_counts(self) -> None:
+        self._skipped: Counter[Skip] = Counter()
+        self._num_checks = self._num_draft_tokens = 0
+        self._accepted_per_position = [0] * self._max_draft_tokens
+
     def _reason_of_step(self) -> Skip | None:
         if self._blocked is not None:
             return self._blocked
@@ -136,16 +150,27 @@ class Drafting:
 
     def _ask(self, wanted: dict[Sequence, int]) -> Proposed:
         answer: Proposed = {}
+        reasons: dict[Sequence, Skip] = {}
 
         def ask() -> None:
             for sequence, drafts in self._drafter.propose(wanted).items():
-                answer[sequence] = self._usable(drafts, wanted.get(sequence, 0))
+                if isinstance(drafts, Skip):
+                    reasons[sequence] = drafts
+                else:
+                    answer[sequence] = self._usable(drafts, wanted.get(sequence, 0))
 
         self._call(ask)
         proposed = {one: answer[one] for one in wanted if answer.get(one)}
-        skip = Skip.DRAFTER_FAILED if self._blocked is Skip.DRAFTER_FAILED else Skip.NO_PROPOSAL
-        self._skipped[skip] += len(wanted) - len(proposed)
+        for one in wanted:
+            if one not in proposed:
+                self._skipped[self._reason_of_drafter() or reasons.get(one, Skip.NO_PROPOSAL)] += 1
         return proposed
+
+    def _reason_of_drafter(self) -> Skip | None:
+        """Why it proposed nothing at all, if it failed."""
+        if self._blocked is Skip.DRAFTER_FAILED:
+            return self._blocked
+        return Skip.OUT_OF_MEMORY if self._steps_to_wait else None
 
     def _usable(self, drafts: Seq[int], most: int) -> list[int]:
         """The drafts before the first that is no token of the model: it would be looked up in the embedding."""
@@ -157,11 +182,14 @@ class Drafting:
         return usable
 
     def _call(self, function: Callable[[], None]) -> None:
-        """Call the drafter. Drafting ends with its first error, and no request does."""
+        """Call the drafter. Drafting ends with its first error, no request does. Without memory, drafting waits."""
         if self._blocked is Skip.DRAFTER_FAILED:
             return
         try:
             function()
         except Exception as error:
+            if is_out_of_memory(error):
+                self.wait()
+                return
             self._blocked = Skip.DRAFTER_FAILED
             log.warning("drafter_failed", error=type(error).__name__)  # its message might quote a request
