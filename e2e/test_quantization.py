@@ -1,6 +1,6 @@
 """A model is quantized in the cluster and judged before it serves; one that got worse never replaces what serves.
 
-One is worse in one slice alone.
+The operator is killed while the Job quantizes, and a model that is worse in one slice alone is refused.
 """
 
 from __future__ import annotations
@@ -61,6 +61,20 @@ def decision(deployment: Object, kind: str) -> str:
     return next((one["message"] for one in deployment["status"].get("decisions", []) if one["type"] == kind), "")
 
 
+def quantizing(cluster: Cluster, namespace: str) -> list[Object]:
+    """The pods of Jobs that quantize and run now."""
+    return [
+        pod
+        for pod in cluster.items("pods", "-n", namespace)
+        if pod["spec"]["containers"][0]["args"][:1] == ["quantize"] and pod["status"].get("phase") == "Running"
+    ]
+
+
+def decisions(deployment: Object) -> list[str]:
+    """The types of the journal's entries, oldest first."""
+    return [one["type"] for one in reversed(deployment["status"].get("decisions", []))]
+
+
 def test_a_worse_model_is_refused_while_the_old_pod_serves_and_a_quantized_one_is_made_gated_and_served(
     cluster: Cluster, release: Release, warm_image: None, namespace: str, durations: Durations
 ) -> None:
@@ -86,6 +100,10 @@ def test_a_worse_model_is_refused_while_the_old_pod_serves_and_a_quantized_one_i
     with node_volume(cluster, namespace, f"{NAME}-model-cache", release.runtime_image):
         with durations.measure("16-bit source -> quantized, gated, Ready"):
             cluster.apply(namespace, made())
+            (running,) = eventually(
+                lambda: quantizing(cluster, namespace), bool, what="a Job that quantizes", timeout_seconds=JOBS_SECONDS
+            )
+            release.kill()
             ready = eventually(
                 lambda: read(cluster, namespace, NAME), is_ready, what="Ready", timeout_seconds=JOBS_SECONDS
             )
@@ -93,5 +111,18 @@ def test_a_worse_model_is_refused_while_the_old_pod_serves_and_a_quantized_one_i
         assert ready["status"]["plan"]["quantization"] == "AWQ"
         assert "predicted" in decision(ready, "ModelQuantized")
         assert decision(ready, "QualityGatePassed")
+        assert decisions(ready)[-4:] == [
+            "QuantizationStarted",
+            "ModelQuantized",
+            "QualityGateStarted",
+            "QualityGatePassed",
+        ], "each step once, whoever led"
+        made_once = [
+            event
+            for event in cluster.items("events", "-n", namespace, "--field-selector", "reason=SuccessfulCreate")
+            if event["involvedObject"]["kind"] == "Job"
+            and event["message"].endswith(running["metadata"]["name"].rpartition("-")[2])
+        ]
+        assert len(made_once) == 1, "the Job that ran went on"
         eventually(lambda: cluster.items("jobs", "-n", namespace), lambda jobs: not jobs, what="no Job left")
         cluster.kubectl("delete", "llmd", NAME, "-n", namespace, "--wait=true")
