@@ -75,7 +75,7 @@ def plan(num_rows: int, weight: Int4Weight, capability: int) -> W4A16Plan:
     """Return how `num_rows` rows are multiplied. `capability`: 80 for sm_80."""
     splits = splits_of(weight.num_outputs, weight.num_inputs)
     sizes = tiles(num_rows, weight.group_size, capability)
-    # The partial sums of few rows are small: one variant less to compile for weights with so many outputs.
+    # The partial sums of few rows are small: one variant less to compile for weights with many outputs.
     writes_partials = num_rows <= (SPLIT_ROWS if splits.count > 1 else FEW_ROWS)
     return W4A16Plan(*sizes, splits, writes_partials)
 

@@ -297,7 +297,7 @@ def test_modes_that_cannot_check_yet_say_so(
 def test_many_requests_share_the_drafts_of_a_step(
     write_model: WriteModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of logits have room for so many, whoever proposes more."""
+    """The rows of logits have room for no more, whatever is proposed."""
     for module in (drafting, scheduler):
         monkeypatch.setattr(module, "MOST_STEP_DRAFTS", 7)
     requests = [Request(str(index), [index + 1] * 3, greedy(9)) for index in range(3)]
