@@ -240,12 +240,15 @@ CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts | Decides] = {
     "quantization.kvCache": NotYet({"quantization": {"kvCache": "FP8"}}, "kvCache=FP8"),
     "speculation.method": NotYet({"speculation": {"method": "NGram"}}, "speculation=NGram"),
     "speculation.governor.mode": Changes(
-        "Observe",
+        "Enforce",
         kinds=(LIVE,),
         instead={
             "accelerator": {"type": "CPU"},
             "engine": {"maxModelLen": 4096},
-            "speculation": {"method": "NGram", "governor": {"mode": "Enforce"}},
+            "speculation": {"method": "NGram", "governor": {"mode": "Observe"}},
+            "podTemplate": {  # room for an 8B model in float32
+                "spec": {"containers": [{"name": "runtime", "resources": {"limits": {"memory": "64Gi"}}}]}
+            },
         },
     ),
     "speculation.maxDraftTokens": NotYet({"speculation": {"maxDraftTokens": 3}}, "speculation=NGram"),
