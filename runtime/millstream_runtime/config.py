@@ -33,7 +33,7 @@ DEFAULT_HEARTBEAT_INTERVAL_SECONDS = 30
 DEFAULT_BLOCK_SIZE_TOKENS = 16
 MAX_PROBE_KEYS = 4
 MAX_DRAFT_TOKENS_LIMIT = 16
-DEFAULT_NGRAM_DRAFT_TOKENS = 4
+DEFAULT_NGRAM_DRAFT_TOKENS, DEFAULT_MODEL_DRAFT_TOKENS = 4, 5
 # Fields of BootConfig that came later: absent from boot.json and the hash at their defaults: upgrades restart nothing.
 LATER_FIELDS = frozenset(
     {
@@ -42,6 +42,7 @@ LATER_FIELDS = frozenset(
         "kv_cache_dtype",
         "speculation_method",
         "max_draft_tokens",
+        "draft_model",
     }
 )
 # Absent from live.json at their defaults.
@@ -85,6 +86,7 @@ class SpeculationMethod(StrEnum):
 
     DISABLED = "Disabled"
     N_GRAM = "NGram"
+    DRAFT_MODEL = "DraftModel"
 
 
 class GovernorMode(StrEnum):
@@ -139,7 +141,7 @@ CAPABILITIES = Capabilities(
     max_pipeline_parallel_size=1,
     kv_layouts=frozenset({"OneTable", "TablePerGroup"}),
     cpu_kv_cache_methods=frozenset({"None", "FP8", "INT8"}),
-    cpu_speculation_methods=frozenset(SpeculationMethod),
+    cpu_speculation_methods=frozenset({"Disabled", "NGram"}),
 )
 
 
@@ -204,6 +206,7 @@ class BootConfig:
     kv_cache_dtype: KVCacheDType = KVCacheDType.AUTO  # how keys and values are stored
     speculation_method: SpeculationMethod = SpeculationMethod.DISABLED
     max_draft_tokens: int | None = None  # proposed at a time
+    draft_model: str | None = None  # folder of the model that proposes tokens, like `model`
     api_keys_file: str | None = None  # one key a line; None: everyone may ask
     drain_timeout_seconds: int = 600
     host: str = "0.0.0.0"  # noqa: S104 - a pod is reached through its Service
@@ -238,24 +241,38 @@ class BootConfig:
         if self.kv_cache_memory_bytes is not None:
             _in_range("--kv-cache-memory-bytes", self.kv_cache_memory_bytes, 1 << 20, 1 << 50)
         _require_target_itl(self.target_itl_milliseconds)
-        if self.max_draft_tokens is not None:
-            _in_range("--max-draft-tokens", self.max_draft_tokens, 1, MAX_DRAFT_TOKENS_LIMIT)
-            if self.speculation_method is SpeculationMethod.DISABLED:
-                raise InvalidConfigError(
-                    f"--max-draft-tokens is {self.max_draft_tokens}, but nothing proposes tokens; set "
-                    "--speculation-method too."
-                )
+        self._check_speculation()
         if self.api_keys_file is not None:
             _require(bool(self.api_keys_file), "--api-keys-file", self.api_keys_file, "a file with one key a line")
         _in_range("--drain-timeout-seconds", self.drain_timeout_seconds, 0, MAX_DURATION_SECONDS)
         _in_range("--port", self.port, 0, 65_535)
+
+    def _check_speculation(self) -> None:
+        method = self.speculation_method
+        if self.max_draft_tokens is not None:
+            _in_range("--max-draft-tokens", self.max_draft_tokens, 1, MAX_DRAFT_TOKENS_LIMIT)
+            if method is SpeculationMethod.DISABLED:
+                raise InvalidConfigError(
+                    f"--max-draft-tokens is {self.max_draft_tokens}, but nothing proposes tokens; set "
+                    "--speculation-method too."
+                )
+        if method is SpeculationMethod.DRAFT_MODEL and not self.draft_model:
+            raise InvalidConfigError(
+                f"--speculation-method is {method.value}, but --draft-model is missing; name the draft model's folder."
+            )
+        if method is not SpeculationMethod.DRAFT_MODEL and self.draft_model is not None:
+            raise InvalidConfigError(
+                f"--draft-model is {self.draft_model!r}, but --speculation-method is {method.value}; set it to "
+                f"{SpeculationMethod.DRAFT_MODEL.value}, or leave --draft-model out."
+            )
 
     @property
     def draft_tokens(self) -> int:
         """Tokens proposed at a time, at most; 0 without speculation."""
         if self.speculation_method is SpeculationMethod.DISABLED:
             return 0
-        return self.max_draft_tokens or DEFAULT_NGRAM_DRAFT_TOKENS
+        is_model = self.speculation_method is SpeculationMethod.DRAFT_MODEL
+        return self.max_draft_tokens or (DEFAULT_MODEL_DRAFT_TOKENS if is_model else DEFAULT_NGRAM_DRAFT_TOKENS)
 
     def config_hash(self) -> str:
         """Sixteen hex digits of SHA-256 over this half: equal configs have equal hashes on every machine."""
@@ -366,12 +383,13 @@ def argument_parser(parser: argparse.ArgumentParser | None = None) -> argparse.A
         "how long a step with prompts may last beside running answers (default: 50 on a CPU, no bound on a GPU)",
     )
     one_of("--speculation-method", SpeculationMethod, "what proposes tokens for steps to check (default: Disabled)")
-    integer("--max-draft-tokens", "tokens proposed at a time, 1 to 16 (default: 4)")
+    integer("--max-draft-tokens", "tokens proposed at a time, 1 to 16 (default: 4; of a draft model 5)")
     one_of(
         "--speculation-governor",
         GovernorMode,
         "whether measured gains choose how many are checked; Observe: they are only reported (default: Enforce)",
     )
+    flag("--draft-model", metavar="DIR", help="folder of the model that proposes tokens, for DraftModel")
     flag("--api-keys-file", metavar="FILE", help="one API key a line, read again when it changes (default: no keys)")
     integer("--heartbeat-interval-seconds", "idle time between warm-up heartbeats, 0 = off (default: 30)")
     one_of("--log-level", LogLevel, "default: $MILLSTREAM_LOG_LEVEL, else info")

@@ -19,9 +19,11 @@ from millstream_runtime.engine.scheduling.block_manager import BlockManager
 from millstream_runtime.engine.scheduling.hybrid_block_manager import make_block_manager
 from millstream_runtime.engine.scheduling.scheduler import Scheduler
 from millstream_runtime.engine.scheduling.sequence import Sequence
+from millstream_runtime.engine.speculation.draft_model import DRAFT_LAG_TOKENS, DraftModelDrafter
 from millstream_runtime.engine.speculation.drafter import Drafter
-from millstream_runtime.engine.speculation.drafting import Drafting, Skip
+from millstream_runtime.engine.speculation.drafting import Drafting
 from millstream_runtime.engine.speculation.ngram import NGramDrafter
+from millstream_runtime.engine.speculation.skip import Skip
 from millstream_runtime.logs import log
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.loading.checkpoint_digest import checkpoint_digest
@@ -34,8 +36,11 @@ def make_blocks(config: RuntimeConfig, loaded: LoadedModel, model: ModelConfig, 
         digest, dtype = checkpoint_digest(Path(config.model)), loaded.shard_config.dtype
         block, stored = config.block_size_tokens, config.kv_cache_dtype
         root = prefix_root(digest, model, dtype, block, num_ranks, loaded.layout, stored)
+    windows = loaded.layout.windows
+    if loaded.draft is not None and len(windows) == 1 and windows[0] is not None:
+        windows = (windows[0] + DRAFT_LAG_TOKENS,)  # for the draft model, which is so far behind
     return make_block_manager(
-        loaded.layout.windows,
+        windows,
         loaded.pool.num_blocks,
         config.block_size_tokens,
         config.max_num_seqs,
@@ -64,12 +69,20 @@ def make_runner(
 
 
 def make_drafting(
-    config: RuntimeConfig, drafter: Drafter | None, execution: Execution, model: ModelConfig, ending: Ending
+    config: RuntimeConfig,
+    drafter: Drafter | None,
+    loaded: LoadedModel,
+    model: ModelConfig,
+    ending: Ending,
+    make_room: Callable[[Sequence, int], int],
 ) -> Drafting | None:
-    """Return what decides which requests draft; None without speculation. `drafter`: None is what `config` says."""
+    """Return what decides which requests draft; None without speculation. `drafter`: None is what `config` says.
+
+    `make_room`: see `Drafting`.
+    """
     if drafter is None and config.speculation_method is SpeculationMethod.DISABLED:
         return None
-    blocked = _blocked(execution)
+    blocked = _blocked(loaded.execution)
     if blocked is not None:
         log.warning("speculation_blocked", reason=blocked.value)
 
@@ -78,8 +91,23 @@ def make_drafting(
         return min(ending.tokens_left(sequence), at_same_angles + 1)
 
     most_drafts = config.draft_tokens or DEFAULT_NGRAM_DRAFT_TOKENS
+    of_model = None
+    if drafter is None and loaded.draft is not None:
+        of_model = DraftModelDrafter(
+            loaded.draft.forward,
+            loaded.shard_config.policy,
+            config.block_size_tokens,
+            loaded.draft.context_tokens,
+            config.max_num_batched_tokens,
+        )
     return Drafting(
-        drafter or NGramDrafter(), most_drafts, model.vocab_size, most_tokens, blocked, config.speculation_governor
+        drafter or of_model or NGramDrafter(),
+        most_drafts,
+        model.vocab_size,
+        most_tokens,
+        blocked,
+        config.speculation_governor,
+        None if of_model is None else make_room,
     )
 
 

@@ -94,7 +94,14 @@ class Engine:
         self._blocks = make_blocks(config, loaded, self.model_config, num_ranks)
         self._scheduler = Scheduler(self._blocks, config.max_num_batched_tokens, config.max_num_seqs)
         self._runner = make_runner(config, loaded, self.model_config, self._rank_group.broadcast)
-        self._drafting = make_drafting(config, drafter, loaded.execution, self.model_config, self._ending)
+        self._drafting = make_drafting(
+            config,
+            drafter,
+            loaded,
+            self.model_config,
+            self._ending,
+            lambda sequence, num_tokens: self._scheduler.make_room(sequence, num_tokens),
+        )
         self._policy, self._overlaps = loaded.shard_config.policy, loaded.execution.overlapped
         self._first_target = config.target_itl_milliseconds
         self._pace: Pace | None = None  # `max_num_batched_tokens` alone bounds the prompts of a step
@@ -316,9 +323,9 @@ class Engine:
                 outputs.append(self._advance(sequence, one))
         for sequence in leaving:
             self._release(sequence)
-        if self._drafting is not None and decodes is not None:
-            seconds = now - step.began_at_seconds + self._drafting_seconds
-            self._drafting.lengths.observe_step(*decodes, len(outputs), seconds)
+        if self._drafting is not None:
+            seconds = now - step.began_at_seconds
+            self._drafting.observe_step(decodes, len(outputs), seconds, self._drafting_seconds)
         return outputs
 
     def stats(self) -> EngineStats:
@@ -342,6 +349,8 @@ class Engine:
         self._is_warming_up = True
         warm_up = WarmUp(self, self._max_requests, self.model_config.max_model_len)
         warm_up.run(self._policy, is_only_rank=self._rank_group.ranks.size == 1)
+        if self._drafting is not None:
+            self._drafting.warm_up(warm_up.run_drafts())
         self._time_steps()
         self._is_warming_up = False
         if self._pace is not None:

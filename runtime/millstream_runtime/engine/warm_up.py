@@ -2,6 +2,7 @@
 
     every device    a short prompt and its decodes; one of up to 64 tokens: kernels, allocator, weights seen
     its policy      what else the device needs (`DevicePolicy.warm_up`)
+    speculation     checks of each number of drafts, and what proposes them
 
 CUDA graphs are recorded elsewhere (`graphs`): they need no requests. What runs here are requests all the same, marked
 as heartbeats, through the same scheduler and pool as those of users.
@@ -9,6 +10,7 @@ as heartbeats, through the same scheduler and pool as those of users.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -18,6 +20,8 @@ from millstream_runtime.engine.request import Request, SamplingParams, TokenOutp
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 LONGEST_PROMPT = 64
+DRAFT_PROMPT, CHECKS = 16, 2  # tokens of the prompt behind which drafts are checked, and checks of each length
+MOST_DRAFTS_SECONDS = 1.0  # where steps are so long that this ends early, first-time work is lost in them
 
 
 class WarmUpEngine(Protocol):
@@ -47,6 +51,22 @@ class WarmUp:
         self._run_prompts()
         policy.warm_up(self, is_only_rank=is_only_rank)
         self._finish()
+
+    def run_drafts(self) -> Callable[[int], bool]:
+        """Return what computes a few checks of so many drafts; it returns whether there is time for more.
+
+        Each number of drafts is one of rows, for which a CPU writes machine code.
+        """
+        end = time.perf_counter() + MOST_DRAFTS_SECONDS
+
+        def run(num_drafts: int) -> bool:
+            num_tokens = 2 + CHECKS * (num_drafts + 1)
+            if self.max_requests(DRAFT_PROMPT + num_tokens):
+                self._engine.add_request(_request(f"warm-up-drafts-{num_drafts}", DRAFT_PROMPT, num_tokens))
+                self._finish()
+            return time.perf_counter() < end
+
+        return run
 
     def step(self) -> list[TokenOutput]:
         return self._engine.step()

@@ -75,6 +75,10 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
 
+    def vocabulary(self) -> dict[str, int]:
+        """Ids of all tokens, added ones included."""
+        return dict(self._fast.get_vocab(with_added_tokens=True))
+
     def least_tokens(self, characters: int) -> int:
         """A lower bound on the tokens of a text this long, at no cost: no token is longer than the longest one.
 

@@ -18,8 +18,17 @@ from millstream_runtime.config import (
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from tests.support.runtime_args import from_args, to_args
 
+speculation = st.fixed_dictionaries(
+    {"speculation_method": st.sampled_from([SpeculationMethod.DISABLED, SpeculationMethod.N_GRAM])}
+) | st.fixed_dictionaries(
+    {
+        "speculation_method": st.just(SpeculationMethod.DRAFT_MODEL),
+        "draft_model": st.from_regex(r"/models/draft/[a-z]{1,9}", fullmatch=True),
+    }
+)
 configs = st.builds(
-    RuntimeConfig,
+    lambda drafts, **settings: RuntimeConfig(**settings, **drafts),
+    drafts=speculation,
     model=st.from_regex(r"/models/[a-z][a-z0-9-]{0,20}", fullmatch=True),
     served_model_name=st.from_regex(r"[a-z][a-z0-9./-]{0,40}", fullmatch=True),
     device=st.sampled_from(Device),
@@ -31,7 +40,6 @@ configs = st.builds(
     target_itl_milliseconds=st.none() | st.integers(1, 60_000),
     enable_hybrid_kv_cache_manager=st.none() | st.booleans(),
     kv_cache_dtype=st.sampled_from(KVCacheDType),
-    speculation_method=st.sampled_from(SpeculationMethod),
     speculation_governor=st.sampled_from(GovernorMode),
     kv_cache_memory_bytes=st.none() | st.integers(1 << 20, 1 << 40),
     heartbeat_interval_seconds=st.integers(0, 86_400),

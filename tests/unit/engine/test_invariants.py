@@ -6,7 +6,7 @@ cache, and afterwards every KV block must be free. A way also says how to see th
 
 The first half holds this for many ways and samplings on one model, each also as a GPU would carry out steps: decodes
 replayed from recordings (a tape stands in for CUDA graphs), steps overlapped, and both; and with drafts, of which some
-are right, some wrong and some no tokens at all. The second half holds it for
+are right, some wrong and some no tokens at all, or by a draft model. The second half holds it for
 every model family and the ways that could treat families differently, against `transformers`.
 """
 
@@ -21,14 +21,16 @@ from typing import Any
 import pytest
 import torch
 
-from millstream_runtime.config import GovernorMode
+from millstream_runtime.config import GovernorMode, SpeculationMethod
 from millstream_runtime.distributed.leader import Leader
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution import graphs
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.request import Request, SamplingParams
+from millstream_runtime.engine.speculation import catching_up
 from millstream_runtime.engine.speculation.drafter import Drafter
 from tests.support.crowded import Crowded, crowd
+from tests.support.draft_pool import wrong_draft_blocks
 from tests.support.drafters import OftenRight, RandomLengths
 from tests.support.eager_recorder import EagerRecorder
 from tests.support.engines import MakeEngine, WriteModel, generate
@@ -123,6 +125,17 @@ def accepts(engine: Engine) -> bool:
     return counts is not None and counts.num_accepted_tokens > 0
 
 
+def knows_itself(engine: Engine) -> bool:
+    """Whether drafts stood, all of them: those of a model that is its own draft model, if its keys are right."""
+    counts = engine.stats().speculation
+    return counts is not None and 0 < counts.num_draft_tokens == counts.num_accepted_tokens
+
+
+def knows_itself_or_lacks_keys(engine: Engine) -> bool:
+    """The same, unless a window has passed tokens of prompts before the draft model has read them."""
+    return accepts(engine) if engine.model_config.longest_window is not None else knows_itself(engine)
+
+
 def speculates(engine: Engine) -> bool:
     """Whether drafts stood, and others fell."""
     counts = engine.stats().speculation
@@ -147,9 +160,14 @@ class Way:
     execution: Callable[[], Execution] | None = None
     crowded: bool = False  # whether prompts that enter beside answers are cut into small chunks
     drafts: bool = False  # whether tokens are proposed
+    drafts_itself: bool = False  # whether the model is its own draft model
 
 
 NO_CACHE = {"enable_prefix_caching": False}
+DRAFT_MODEL = {
+    "speculation_method": SpeculationMethod.DRAFT_MODEL,
+    "speculation_governor": GovernorMode.DISABLED,
+}
 WAYS = {
     "one after another": Way(one_after_another, NO_CACHE),
     "all at once": Way(all_at_once, NO_CACHE),
@@ -214,6 +232,8 @@ SPECULATING = ("speculating", "speculating, in small chunks", "speculating, the 
 def _graphs_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that short answers reach what a load reaches."""
     monkeypatch.setattr(graphs, "MEETINGS_BEFORE_RECORDING", 2)
+    monkeypatch.setattr(catching_up, "FIRST_TOKENS", 512)
+    monkeypatch.setattr(catching_up, "CHUNK_SECONDS", 1e9)
 
 
 @pytest.fixture(scope="module")
@@ -297,6 +317,31 @@ def test_drafts_change_no_token(
         assert circumstance.happened(engine) or sampling == "seeded, filtered and stopped"
 
 
+@pytest.mark.parametrize("draft", ["its own", "its own, the governor flips", "another"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_draft_model_changes_no_token(
+    way: str, draft: str, write_model: WriteModel, make_engine: MakeEngine, alone: Callable[[str], Answers]
+) -> None:
+    circumstance, is_own = WAYS[way], draft != "another"
+    sampling = "greedy" if is_own else "seeded, filtered and penalised"
+    folder = write_model() if is_own else write_model(num_hidden_layers=1, intermediate_size=24)
+    method = DRAFT_MODEL | {"draft_model": str(folder)}
+    execution = "speculating, the governor flips" if "governor flips" in draft else "speculating"
+    engine = engine_in(
+        replace(circumstance, config=circumstance.config | method), make_engine, write_model(), execution
+    )
+    assert circumstance.run(engine, make_requests(SAMPLINGS[sampling])) == alone(sampling)
+    assert circumstance.happened(engine) or execution != "speculating", "other steps, other company"
+    if is_own:
+        assert knows_itself(engine)
+        assert flips(engine) or execution == "speculating"
+        assert wrong_draft_blocks(engine)[0] == []
+    else:
+        found = engine.stats().speculation
+        assert found is not None
+        assert found.num_accepted_tokens < 0.3 * found.num_draft_tokens, "random weights know nothing"
+
+
 @pytest.mark.parametrize("execution", [*EXECUTIONS, *CROWDED, *SPECULATING])
 @pytest.mark.parametrize("seed", range(3))
 def test_no_block_is_lost_whoever_ends_or_cancels_when(
@@ -355,6 +400,12 @@ FAMILY_WAYS = {
         drafts=True,
     ),
     "speculating at TP 2": Way(all_at_once, NO_CACHE, happened=speculates, ranks=2, drafts=True),
+    "drafting by a model, with prefix hits": Way(
+        twice, happened=lambda one: hits(one) and knows_itself_or_lacks_keys(one), drafts_itself=True
+    ),
+    "drafting by a model at TP 2": Way(
+        all_at_once, NO_CACHE, happened=knows_itself_or_lacks_keys, ranks=2, drafts_itself=True
+    ),
 }
 
 
@@ -412,7 +463,9 @@ def test_every_family_answers_like_transformers(
     if circumstance.drafts:
         known = dict(zip(map(tuple, prompts), by_transformers(family), strict=True))
         drafter = OftenRight(known, FAMILY_VOCABULARY)
-    engine = make_engine(models.folder(family), execution=execution, drafter=drafter, **circumstance.config, **ranks)
+    folder = models.folder(family)
+    draft = DRAFT_MODEL | {"draft_model": str(folder)} if circumstance.drafts_itself else {}
+    engine = make_engine(folder, execution=execution, drafter=drafter, **circumstance.config, **ranks, **draft)
     if circumstance.crowded:
         crowd(engine)
     if circumstance.pool_blocks is not None:

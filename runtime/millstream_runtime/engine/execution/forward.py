@@ -11,6 +11,7 @@ from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
 from millstream_runtime.engine.attention.grouped_attention import GroupedAttention
 from millstream_runtime.engine.attention.paged_attention import TorchAttention
 from millstream_runtime.engine.attention.prefill import KeptMasks
+from millstream_runtime.engine.attention.within_window import WithinWindow
 from millstream_runtime.engine.device_policy import DevicePolicy
 from millstream_runtime.engine.execution.graphs import FillTokens, GraphedDecodes, leave_tokens
 from millstream_runtime.engine.execution.step_input import ChunkInput, StepInput
@@ -31,8 +32,10 @@ class Forward:
         policy: DevicePolicy,
         graphs: GraphedDecodes | None = None,
         backend: Backend = Backend.TORCH,
+        longest_window: int | None = None,
     ) -> None:
-        """`graphs`: serves what steps of decodes it can. `backend`: what computes the attention of the other steps."""
+        """`graphs`: serves what steps of decodes it can. `backend`: what computes the attention of the other steps.
+        `longest_window`: no layer reads further back, whatever its own window is; None: no bound."""
         self.model = model
         self._cache = cache
         self._policy = policy
@@ -40,6 +43,7 @@ class Forward:
         self.device = cache.heads[0].device
         self.reads_in_place = varlen_attention.can_serve(model.config, cache.heads[0])
         self.graphs = graphs
+        self.longest_window = longest_window
 
     @property
     def num_groups(self) -> int:
@@ -72,7 +76,10 @@ class Forward:
         inputs = on_device([token_ids, positions, *slots], self.device)
         attentions = self._attentions(inputs[2:], [[_attention_chunk(chunk) for chunk in group] for group in by_group])
         if len(attentions) == 1:
-            return inputs[0], inputs[1], attentions[0]
+            attention = attentions[0]
+            if self.longest_window is not None:
+                attention = WithinWindow(attention, self.longest_window)
+            return inputs[0], inputs[1], attention
         return inputs[0], inputs[1], GroupedAttention(attentions, self._cache.layout.group_of)
 
     def _attentions(self, slots: Tensor, by_group: list[list[AttentionChunk]]) -> list[Attention]:

@@ -20,7 +20,8 @@ from typing import Protocol, TypeVar
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.messages import Allocate, Command, LoadShard, Measure, Measured, ShardLoaded
 from millstream_runtime.distributed.topology import Topology
-from millstream_runtime.engine.execution import shard
+from millstream_runtime.engine.execution import draft_shard, shard
+from millstream_runtime.engine.execution.draft_shard import LoadedDraft
 from millstream_runtime.engine.execution.execution_mode import Execution, choose
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.kernel_choice import backend_of, choose_kernels
@@ -129,6 +130,7 @@ class LoadedModel:
     memory_use: pool_size.MemoryUse  # rank 0's
     execution: Execution
     kernels: tuple[KernelChoice, ...]
+    draft: LoadedDraft | None = None
 
 
 def load_on_ranks(
@@ -152,15 +154,25 @@ def load_on_ranks(
     if execution is None:
         execution = choose(config, shard_config.model_config, shard_config.device, ranks.size)
     recorder = execution.recorder
+    draft = draft_shard.resolve_draft(config, shard_config)
     rank_group.broadcast(LoadShard(config))
+    draft_model = None if draft is None else draft_shard.load_draft(config, shard_config, draft)
     model = shard.load(config, shard_config, ranks, on_read)
     rank_group.gather(ShardLoaded)
     on_phase("SizingKVCache", f"{pool_size.gibibytes(model.weight_bytes)} of weights are loaded.")
     rank_group.broadcast(Measure())
+    draft_step_bytes = 0 if draft is None else draft_shard.largest_step_bytes(config, shard_config, draft)
     with rank_group.computing():
-        budget = shard.measure_memory(config, shard_config, model, ranks, with_graphs=recorder is not None)
+        budget = shard.measure_memory(
+            config,
+            shard_config,
+            model,
+            ranks,
+            with_graphs=recorder is not None,
+            draft_step_bytes=draft_step_bytes,
+        )
     available_bytes = min([budget.available_bytes, *(one.available_bytes for one in rank_group.gather(Measured))])
-    pool = shard.size_pool(config, shard_config, replace(budget, available_bytes=available_bytes), ranks)
+    pool = draft_shard.size_pools(config, shard_config, replace(budget, available_bytes=available_bytes), ranks, draft)
     rank_group.broadcast(Allocate(pool.num_blocks))
     padding_blocks = 0 if recorder is None else KVCache.PADDING_BLOCKS
     cache = shard.make_kv_cache(config, shard_config, pool.num_blocks, ranks, num_padding_blocks=padding_blocks)
@@ -175,7 +187,13 @@ def load_on_ranks(
         if forward.graphs is not None:
             graphs_bytes = forward.graphs.record_first().num_bytes
     use = shard.memory_use(config, model, cache, pool, budget, graphs_bytes)
-    return LoadedModel(shard_config, forward, pool, cache.layout, use, execution, kernels)
+    loaded_draft = None
+    if draft is not None and draft_model is not None:
+        loaded_draft = draft_shard.make_draft(config, shard_config, draft, draft_model, cache.layout, pool.num_blocks)
+        use = replace(
+            use, draft_weights_bytes=loaded_draft.weights_bytes, draft_kv_cache_bytes=loaded_draft.kv_cache_bytes
+        )
+    return LoadedModel(shard_config, forward, pool, cache.layout, use, execution, kernels, loaded_draft)
 
 
 def _choose_kernels(

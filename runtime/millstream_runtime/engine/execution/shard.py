@@ -59,13 +59,13 @@ def resolve_shard_config(config: RuntimeConfig, ranks: RankInfo = SINGLE_PROCESS
     """
     model_config = _with_max_model_len(load_model_config(Path(config.model)), config)
     device = _device(config, ranks)
-    _require_format(model_config, device)
+    require_format(model_config, device)
     _require_kv_format(config.kv_cache_dtype, device)
     policy = device_policy_for(device, ranks.size)
     return ShardConfig(model_config, device, _dtype(config, model_config, device), policy)
 
 
-def _require_format(model_config: ModelConfig, device: torch.device) -> None:
+def require_format(model_config: ModelConfig, device: torch.device) -> None:
     """Refuse before any weight is read what `implementations` has no code for."""
     method = model_config.quantization.method if model_config.quantization is not None else "None"
     on_cpu = device.type == "cpu"
@@ -122,15 +122,18 @@ def request_blocks(config: RuntimeConfig, shard_config: ShardConfig) -> RequestB
     """Return which layers share a block table, and what a request takes of the pool.
 
     Without a wish of the configuration there are groups where they save memory, on a CPU alone: no GPU has run them.
+    A draft model would waste the blocks of all groups but one, so with it there are none.
     """
     model, is_grouped = shard_config.model_config, config.enable_hybrid_kv_cache_manager
+    if is_grouped is None and (shard_config.device.type != "cpu" or config.draft_model is not None):
+        is_grouped = False
     layout = choose_layout(
         model.windows,
         model.num_layers,
         max_model_len=model.max_model_len,
         block_size_tokens=config.block_size_tokens,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        is_grouped=False if is_grouped is None and shard_config.device.type != "cpu" else is_grouped,
+        is_grouped=is_grouped,
     )
     return RequestBlocks(layout, config.block_size_tokens, config.max_num_batched_tokens)
 
@@ -171,14 +174,16 @@ def measure_memory(
     ranks: RankInfo = SINGLE_PROCESS,
     *,
     with_graphs: bool = False,
+    draft_step_bytes: int = 0,
 ) -> pool_size.MemoryBudget:
     """Return what this rank's pool may take beside the largest step: `max_num_batched_tokens` behind the longest
     context. On CUDA all ranks compute that step together; on a CPU, where it takes minutes, it is counted.
 
-    `with_graphs`: keep memory for CUDA graphs, which are recorded once the pool is there.
+    `with_graphs`: keep memory for CUDA graphs, which are recorded once the pool is there. `draft_step_bytes`: of a
+    draft model's largest pass, which comes before a step.
     """
     if shard_config.device.type == "cpu":
-        return _cpu_budget(config, shard_config, ranks)
+        return _cpu_budget(config, shard_config, ranks, draft_step_bytes)
     return _cuda_budget(config, shard_config, model, ranks, with_graphs)
 
 
@@ -228,9 +233,15 @@ def memory_use(
 
 
 def size_pool(
-    config: RuntimeConfig, shard_config: ShardConfig, budget: pool_size.MemoryBudget, ranks: RankInfo = SINGLE_PROCESS
+    config: RuntimeConfig,
+    shard_config: ShardConfig,
+    budget: pool_size.MemoryBudget,
+    ranks: RankInfo = SINGLE_PROCESS,
+    draft_token_bytes: int = 0,
 ) -> pool_size.PoolSize:
     """Return the blocks of the pool, the same number on every rank: `budget` is the smallest among the ranks.
+
+    `draft_token_bytes`: what a draft model's pool, which has as many blocks, keeps of a token.
 
     Raises:
         RuntimeFailure: OutOfMemory, with the budget.
@@ -242,7 +253,7 @@ def size_pool(
     return pool_size.size_pool(
         budget,
         asked_bytes=None if asked_bytes is None else asked_bytes // ranks.size,
-        block_bytes=layer_token_bytes * held.layout.layers_per_group * config.block_size_tokens,
+        block_bytes=(layer_token_bytes * held.layout.layers_per_group + draft_token_bytes) * config.block_size_tokens,
         block_size_tokens=config.block_size_tokens,
         max_model_len=shard_config.model_config.max_model_len,
         max_model_len_is_explicit=config.max_model_len is not None,
@@ -256,7 +267,9 @@ def _layer_token_bytes(config: RuntimeConfig, shape: ModelConfig, dtype: torch.d
     return kv_token_bytes(config.kv_cache_dtype.method, *shape.kv_shape, dtype.itemsize)
 
 
-def _cpu_budget(config: RuntimeConfig, shard_config: ShardConfig, ranks: RankInfo) -> pool_size.MemoryBudget:
+def _cpu_budget(
+    config: RuntimeConfig, shard_config: ShardConfig, ranks: RankInfo, draft_step_bytes: int
+) -> pool_size.MemoryBudget:
     limit_bytes, used_bytes = memory_limit_bytes() // ranks.size, resident_bytes()
     shape, dtype_bytes = rank_config(shard_config.model_config, ranks), shard_config.dtype.itemsize
     token_bytes = _layer_token_bytes(config, shape, shard_config.dtype) * shape.num_layers
@@ -269,7 +282,8 @@ def _cpu_budget(config: RuntimeConfig, shard_config: ShardConfig, ranks: RankInf
         kv_method=config.kv_cache_dtype.method,
     )
     is_container = container_limit_bytes() is not None
-    return pool_size.cpu_budget(limit_bytes, used_bytes, activations_bytes, is_container=is_container)
+    most_bytes = max(activations_bytes, draft_step_bytes)
+    return pool_size.cpu_budget(limit_bytes, used_bytes, most_bytes, is_container=is_container)
 
 
 def _cuda_budget(

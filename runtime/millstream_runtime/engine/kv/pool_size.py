@@ -46,6 +46,8 @@ class MemoryUse:
     graphs_bytes: int | None  # of the CUDA graphs that were recorded at boot; later ones are in the log
     kv_cache_bytes: int  # of the pool's tensors; on a CPU a page takes memory once a request writes to it
     kv_cache_tokens: int
+    draft_weights_bytes: int | None = None  # of a draft model, on rank 0
+    draft_kv_cache_bytes: int | None = None  # of its pool, whose blocks are those of the target's
 
     def measured(self) -> dict[str, int]:
         """What was measured, by name."""

@@ -188,6 +188,7 @@ class BlockManager:
         """Free all blocks of a sequence, except those that others share. Its prefix is now the most recently used."""
         self._free_table(sequence, sequence)
         sequence.window_passes_at_tokens = 0
+        sequence.num_releases += 1
 
     def unpublish(self, sequence: Sequence) -> list[int]:
         """Drop a sequence's blocks from the prefix cache; return those that no other sequence holds."""

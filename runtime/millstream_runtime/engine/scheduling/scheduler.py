@@ -158,7 +158,7 @@ class _PlanBuilder:
         if self.plan.preempted:
             return
         tokens_left = min(MOST_STEP_DRAFTS, self._state.max_num_batched_tokens - self.plan.num_tokens)
-        blocks_left = self._blocks_left - self._watermark_blocks
+        blocks_left = self._blocks_left - watermark_blocks(self._blocks)
         for sequence, proposed in self._state.proposals.items():
             if self.plan.chunks.get(sequence) != 1:
                 continue  # it has no place in this step
@@ -177,10 +177,6 @@ class _PlanBuilder:
         if num_tokens <= len(sequence.block_table) * self._block_size_tokens:
             return 0
         return self._blocks.missing_blocks(sequence, num_tokens) - self._taken.get(sequence, 0)
-
-    @property
-    def _watermark_blocks(self) -> int:
-        return max(1, self._blocks.num_blocks * WATERMARK_PERCENT // 100)
 
     def _reserve_for_waiting(self, budget: PromptBudget, needs: list[PromptNeed]) -> dict[Sequence, list[int]]:
         """Add the waiting for whom there is a row and blocks to `needs`, in order, until the budget is used.
@@ -217,7 +213,7 @@ class _PlanBuilder:
         reused = [block for block in held if block not in self._reused and not self._blocks.is_held(block)]
         # It gets the blocks of all its known tokens at once, so that no prompt preempts itself half-way.
         fresh_blocks = self._blocks.fresh_blocks(sequence, hits)
-        spare_blocks = 0 if is_first else self._watermark_blocks
+        spare_blocks = 0 if is_first else watermark_blocks(self._blocks)
         if fresh_blocks + len(reused) + spare_blocks > self._blocks_left:
             return None
         self._blocks_left -= fresh_blocks + len(reused)
@@ -253,6 +249,11 @@ class _PlanBuilder:
         self._released.update(self._blocks.held_by(victim))
         self._preempted.add(victim)
         self.plan.preempted.append(victim)
+
+
+def watermark_blocks(blocks: BlockManager) -> int:
+    """Return how many blocks stay free for running sequences."""
+    return max(1, blocks.num_blocks * WATERMARK_PERCENT // 100)
 
 
 class Scheduler:
@@ -342,6 +343,14 @@ class Scheduler:
             sequence.num_computed_tokens += num_tokens - len(sequence.draft_ids)
             if sequence.num_computed_tokens >= sequence.window_passes_at_tokens:
                 self._blocks.free_outside_window(sequence)
+
+    def make_room(self, sequence: Sequence, num_tokens: int) -> int:
+        """Give a decode blocks for its first `num_tokens` tokens while more than the watermark is free; return for how
+        many it has blocks. A draft model writes to them before the step is planned."""
+        missing = self._blocks.missing_blocks(sequence, num_tokens)
+        if 0 < missing <= self._blocks.num_free_blocks - watermark_blocks(self._blocks):
+            self._blocks.allocate(sequence, num_tokens)
+        return len(sequence.block_table) * self._blocks.block_size_tokens
 
     def count_accepted(self, sequence: Sequence) -> None:
         """Count the first known token that is not computed as computed: it was a draft of the step that is read."""

@@ -9,35 +9,20 @@ No torch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from enum import StrEnum
 
 from millstream_runtime.config import GovernorMode
+from millstream_runtime.engine.out_of_memory import is_out_of_memory
 from millstream_runtime.engine.request import SpeculationStats
 from millstream_runtime.engine.scheduling.scheduler import MOST_STEP_DRAFTS
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation.drafter import Drafter
 from millstream_runtime.engine.speculation.length_choice import LengthChoice
+from millstream_runtime.engine.speculation.skip import FOR_GOOD, Skip
 from millstream_runtime.logs import log
 
 STEPS_WITHOUT_DRAFTS = 64  # after a step for which there was no memory
-
-
-class Skip(StrEnum):
-    """Why a decode of a step has no drafts."""
-
-    OVERLAPPED = "overlapped"  # the step is planned before the last token is known
-    GRAPHS = "graphs"  # recorded for one token per request
-    LOGITS_PROCESSORS = "logits_processors"
-    AT_LIMIT = "at_limit"  # one token is left, or the next is the first at other rotary angles
-    NO_PROPOSAL = "no_proposal"
-    NO_GAIN = "no_gain"  # the governor expects them to cost more than they save
-    CROWDED = "crowded"  # requests will soon be refused
-    NO_ROOM = "no_room"  # of the token budget or of KV blocks
-    NOT_FINITE = "not_finite"  # an earlier check of the request gave NaN
-    OUT_OF_MEMORY = "out_of_memory"
-    DRAFTER_FAILED = "drafter_failed"
 
 
 Proposed = dict[Sequence, list[int]]
@@ -54,25 +39,32 @@ class Drafting:
         most_tokens: Callable[[Sequence], int],
         blocked: Skip | None = None,
         mode: GovernorMode = GovernorMode.ENFORCE,
+        make_room: Callable[[Sequence, int], int] | None = None,
     ) -> None:
-        """`most_tokens(sequence)`: how many more tokens may come of it before it ends or its keys become stale."""
+        """`most_tokens(sequence)`: how many more tokens may come of it before it ends or its keys become stale.
+        `make_room(sequence, num_tokens)`: gives it blocks for these tokens, and returns for how many it has some; None
+        for a drafter that writes to none."""
         self._drafter, self._max_draft_tokens, self._vocab_size = drafter, max_draft_tokens, vocab_size
         self._most_tokens = most_tokens
         self._blocked = blocked
         self.lengths = LengthChoice(max_draft_tokens, mode, is_free=getattr(drafter, "is_free", False))
+        self._make_room = make_room
         self._steps_to_wait = 0
-        self._refused: set[Sequence] = set()
-        self._skipped: Counter[Skip] = Counter()
-        self._num_checks = self._num_draft_tokens = 0
-        self._accepted_per_position = [0] * max_draft_tokens
+        self._is_warming_up = False
+        self._has_read = False  # whether the drafter has read prompts for this step
+        self._refused: dict[Sequence, Skip] = {}
+        self._forget_counts()
 
     def propose(self, running: Iterable[Sequence], *, is_crowded: bool = False) -> Proposed:
         """Return drafts for those decodes that may have some in the next step. `is_crowded`: see `DraftLengths`."""
         decodes = [
             one
             for one in running
-            if one.num_uncomputed_tokens == 1 and not one.is_complete and not one.request.is_heartbeat
+            if one.num_uncomputed_tokens == 1
+            and not one.is_complete
+            and (self._is_warming_up or not one.request.is_heartbeat)
         ]
+        self._has_read = False
         if not decodes:
             return {}
         reason = self._reason_of_step()
@@ -91,10 +83,12 @@ class Drafting:
 
     def _proposed(self, wanted: dict[Sequence, int], num_decodes: int, skip: Skip) -> Proposed:
         """Drafts of as many tokens as the governor chooses. `skip`: why it chooses none."""
+        if self._is_warming_up:
+            return self._ask_where_room_is(wanted)
         if not self.lengths.is_free:
             chosen = self.lengths.choose(wanted, num_decodes, is_crowded=skip is Skip.CROWDED)
             self._skipped[skip] += len(wanted) - len(chosen)
-            return self._ask({**chosen}) if chosen else {}
+            return self._ask_where_room_is(chosen)
         proposed = self._ask(wanted)
         most = {one: len(drafts) for one, drafts in proposed.items()}
         chosen = self.lengths.choose(most, num_decodes, is_crowded=skip is Skip.CROWDED)
@@ -104,21 +98,61 @@ class Drafting:
                 self.lengths.leave_unchecked(one, drafts)
         return {one: proposed[one][:length] for one, length in chosen.items()}
 
+    def _ask_where_room_is(self, lengths: Mapping[Sequence, int]) -> Proposed:
+        """Ask for drafts of those that have blocks for them."""
+        if self._make_room is None:
+            return self._ask(dict(lengths)) if lengths else {}
+        wanted: dict[Sequence, int] = {}
+        for one, most in lengths.items():
+            known = len(one.token_ids)
+            has_room = min(most, self._make_room(one, known + most) - known)
+            if has_room > 0:
+                wanted[one] = has_room
+            else:
+                self._skipped[Skip.NO_ROOM] += 1
+        return self._ask(wanted) if wanted else {}
+
+    def warm_up(self, run: Callable[[int], bool]) -> None:
+        """Let heartbeats draft while `run` computes some: `run(num_drafts)` returns whether there is time for more.
+
+        Nothing of it is counted.
+        """
+        most = self._max_draft_tokens
+        self._is_warming_up = True
+        for self._max_draft_tokens in range(1, most + 1):
+            if not run(self._max_draft_tokens):
+                break
+        self._max_draft_tokens, self._is_warming_up = most, False
+        self._forget_counts()
+
     def left_out(self, proposed: Proposed, planned: Proposed) -> None:
         """Count the proposals for which a step has no room."""
         self._skipped[Skip.NO_ROOM] += len(proposed) - len(planned)
 
     def count(self, sequence: Sequence, drafts: Seq[int], num_accepted: int) -> None:
         """Count a check that was read."""
-        self.lengths.observe_check(sequence, drafts, num_accepted)
+        if not self._is_warming_up:
+            self.lengths.observe_check(sequence, drafts, num_accepted)
         self._num_checks += 1
         self._num_draft_tokens += len(drafts)
         for position in range(num_accepted):
             self._accepted_per_position[position] += 1
 
+    def observe_step(
+        self, decodes: tuple[int, int] | None, num_tokens: int, step_seconds: float, drafting_seconds: float
+    ) -> None:
+        """Learn from a step that was read. `decodes`: see `decodes_alone`. `num_tokens`: that it gave.
+
+        The time in which a draft model reads prompts is no cost of its drafts: it comes once per request.
+        """
+        if self._has_read and not self._is_warming_up:
+            self.lengths.observe_reading(drafting_seconds)
+        elif decodes is not None:
+            self.lengths.observe_step(*decodes, num_tokens, step_seconds + drafting_seconds)
+
     def refuse(self, sequence: Sequence) -> None:
         """Its check gave numbers that are not finite: it drafts no more."""
-        self._refused.add(sequence)
+        self._refused[sequence] = Skip.NOT_FINITE
         log.warning("check_not_finite", request_id=sequence.request.request_id)
 
     def wait(self) -> None:
@@ -127,7 +161,7 @@ class Drafting:
 
     def forget(self, sequence: Sequence) -> None:
         """The request has ended."""
-        self._refused.discard(sequence)
+        self._refused.pop(sequence, None)
         self.lengths.forget(sequence)
         self._call(lambda: self._drafter.forget(sequence))
 
@@ -141,6 +175,11 @@ class Drafting:
             self.lengths.report(),
         )
 
+    def _forget_counts(self) -> None:
+        self._skipped: Counter[Skip] = Counter()
+        self._num_checks = self._num_draft_tokens = 0
+        self._accepted_per_position = [0] * self._max_draft_tokens
+
     def _reason_of_step(self) -> Skip | None:
         if self._blocked is not None:
             return self._blocked
@@ -151,25 +190,37 @@ class Drafting:
 
     def _most_drafts(self, sequence: Sequence, share: int) -> tuple[int, Skip | None]:
         """`share`: of the drafts of a step."""
-        if sequence in self._refused:
-            return 0, Skip.NOT_FINITE
         if not all(getattr(one, "follows_generated_ids", False) for one in sequence.processors):
             return 0, Skip.LOGITS_PROCESSORS
         most = min(self._max_draft_tokens, share, self._most_tokens(sequence) - 1)  # behind drafts comes one more token
-        return most, None if most > 0 else Skip.AT_LIMIT
+        return most, self._refused.get(sequence) if most > 0 else Skip.AT_LIMIT
 
     def _ask(self, wanted: dict[Sequence, int]) -> Proposed:
         answer: Proposed = {}
+        reasons: dict[Sequence, Skip] = {}
 
         def ask() -> None:
             for sequence, drafts in self._drafter.propose(wanted).items():
-                answer[sequence] = self._usable(drafts, wanted.get(sequence, 0))
+                if isinstance(drafts, Skip):
+                    reasons[sequence] = drafts
+                    if drafts in FOR_GOOD:
+                        self._refused[sequence] = drafts
+                else:
+                    answer[sequence] = self._usable(drafts, wanted.get(sequence, 0))
 
         self._call(ask)
+        self._has_read = getattr(self._drafter, "has_read_prompts", False)
         proposed = {one: answer[one] for one in wanted if answer.get(one)}
-        skip = Skip.DRAFTER_FAILED if self._blocked is Skip.DRAFTER_FAILED else Skip.NO_PROPOSAL
-        self._skipped[skip] += len(wanted) - len(proposed)
+        for one in wanted:
+            if one not in proposed:
+                self._skipped[self._reason_of_drafter() or reasons.get(one, Skip.NO_PROPOSAL)] += 1
         return proposed
+
+    def _reason_of_drafter(self) -> Skip | None:
+        """Why it proposed nothing at all, if it failed."""
+        if self._blocked is Skip.DRAFTER_FAILED:
+            return self._blocked
+        return Skip.OUT_OF_MEMORY if self._steps_to_wait else None
 
     def _usable(self, drafts: Seq[int], most: int) -> list[int]:
         """The drafts before the first that is no token of the model: it would be looked up in the embedding."""
@@ -181,11 +232,14 @@ class Drafting:
         return usable
 
     def _call(self, function: Callable[[], None]) -> None:
-        """Call the drafter. Drafting ends with its first error, and no request does."""
+        """Call the drafter. Drafting ends with its first error, no request does. Without memory, drafting waits."""
         if self._blocked is Skip.DRAFTER_FAILED:
             return
         try:
             function()
         except Exception as error:
+            if is_out_of_memory(error):
+                self.wait()
+                return
             self._blocked = Skip.DRAFTER_FAILED
             log.warning("drafter_failed", error=type(error).__name__)  # its message might quote a request

@@ -64,6 +64,11 @@ class LengthChoice:
         if self.mode is not GovernorMode.DISABLED:
             self.governor.observe_step(num_decodes, num_drafts, num_tokens, seconds)
 
+    def observe_reading(self, seconds: float) -> None:
+        """Learn that drafting has read prompts."""
+        if self.mode is not GovernorMode.DISABLED:
+            self.governor.observe_reading(seconds)
+
     def forget(self, sequence: Sequence) -> None:
         """The request has ended."""
         self._compared.pop(sequence, None)

@@ -56,7 +56,7 @@ def _memory(labels: Mapping[str, str], measured: Mapping[str, int]) -> Iterable[
     yield tokens
     family = GaugeMetricFamily(
         "millstream_memory_bytes",
-        "Measured memory of one device by its use: weights, activations, graphs, kv_cache",
+        "Measured memory of one device by its use: weights, activations, graphs, kv_cache, and those of a draft model",
         labels=[*labels, "use"],
     )
     for name, count in measured.items():

@@ -76,6 +76,24 @@ def test_a_new_request_begins_as_those_before_it() -> None:
     assert acceptance.marginals("creative")[0] < 0.6 < acceptance.marginals("other")[0]
 
 
+def test_prompts_that_a_trial_makes_a_draft_model_read_are_a_loss() -> None:
+    governor = Governor(MOST, compares_unchecked=False)
+    run_one(governor, {"a": 0.0}, lambda drafts: 1.0 + drafts, 2000)
+    began, lost = governor.stats().decode_seconds, governor.stats().exploration_seconds
+    trials = 0
+    for _ in range(1000):
+        if governor.choose({"a": MOST}, 1, is_crowded=False):
+            governor.observe_reading(5.0)
+            trials += 1
+        else:
+            governor.observe_step(1, 0, 1, 1.0)
+    found = governor.stats()
+    assert found.exploration_seconds - lost == pytest.approx(trials * 5.0)
+    assert trials > 0
+    assert found.decode_seconds - began == pytest.approx(1000 + 4 * trials)
+    assert found.exploration_seconds <= 0.011 * found.decode_seconds
+
+
 def test_it_drafts_where_that_pays_and_not_where_it_does_not() -> None:
     pays = run_one(Governor(MOST), {"a": 1.0}, lambda drafts: 0.01 + 0.001 * drafts, 300)
     assert pays[100:].count(MOST) >= 190  # the others are trials

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 
 import pytest
 
 from millstream_runtime.config import GovernorMode
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.request import GovernorReport, Request, SpeculationStats
+from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation.drafter import Drafter
 from millstream_runtime.engine.speculation.length_choice import crowd_of
 from tests.support.drafters import EachAlone, always, always_right
@@ -33,6 +36,9 @@ class StepClock:
             self._num_steps += 1
             self._seconds += 1.0 + self._seconds_per_draft * self._drafts_of_step()
         return self._seconds
+
+    def skip(self, seconds: float) -> None:
+        self._seconds += seconds
 
     def _drafts_of_step(self) -> int:
         return sum(len(one.draft_ids) for one in self._engine._scheduler.running)
@@ -131,6 +137,32 @@ def test_observing_checks_everything_and_says_what_it_would_choose(
     assert generate(engine, [REQUEST])["0"] == answer
     assert counts(engine).num_checks > checks
     assert counts(engine).governor is None
+
+
+def test_the_time_in_which_prompts_are_read_is_no_cost_of_drafts(
+    answer: list[int], write_model: WriteModel, make_engine: MakeEngine
+) -> None:
+    class Reading(EachAlone):
+        """A draft model that takes a minute per step to read a prompt."""
+
+        has_read_prompts = False
+
+        def propose(self, wanted: Mapping[Sequence, int]) -> Mapping[Sequence, Seq[int]]:
+            self.has_read_prompts = any(one.num_generated_tokens < 20 for one in wanted)
+            if not self.has_read_prompts:
+                return super().propose(wanted)
+            clock.skip(60)
+            return {}
+
+    drafter = Reading(lambda sequence, most: answer[sequence.num_generated_tokens :][:most])
+    engine = make_engine(write_model(), drafter=drafter, speculation_governor=GovernorMode.OBSERVE)
+    clock = StepClock(engine, 0.05)
+    assert generate(engine, [REQUEST])["0"] == answer
+    governor, num_steps = report(engine), engine.stats().steps_total
+    assert counts(engine).skipped["no_proposal"] == 19
+    assert sum(governor.seconds_by_length) == pytest.approx(1.2 * (num_steps - 1 - 19))
+    assert engine._drafting is not None
+    assert engine._drafting.lengths.governor.stats().decode_seconds > 19 * 60  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("drafter", [free(always(3)), always(3)], ids=["n-grams", "a draft model"])

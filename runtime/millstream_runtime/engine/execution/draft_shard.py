@@ -1,0 +1,193 @@
+"""The draft model beside a target: what is checked before a byte of it is read, its weights, and its KV pool.
+
+Rank 0 alone has it, whole, also where the target is divided among ranks: rank 0 alone knows the drafts of a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from millstream_runtime.config import KVCacheDType, RuntimeConfig, SpeculationMethod
+from millstream_runtime.engine.execution import shard
+from millstream_runtime.engine.execution.forward import Forward
+from millstream_runtime.engine.execution.step_memory import worst_step_bytes
+from millstream_runtime.engine.host_limits import memory_limit_bytes, resident_bytes
+from millstream_runtime.engine.kv import pool_size
+from millstream_runtime.engine.kv.kv_cache import KVCache
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
+from millstream_runtime.kv_formats import kv_token_bytes
+from millstream_runtime.kv_layout import KVLayout
+from millstream_runtime.logs import log
+from millstream_runtime.models.config.model_config import ModelConfig
+from millstream_runtime.models.layers.decoder import Decoder
+from millstream_runtime.models.linear.shares import RankInfo
+from millstream_runtime.models.loading.kv_scales import read_kv_scales
+from millstream_runtime.models.registry import expected_weights, load_model, load_model_config
+from millstream_runtime.tokenizing.vocabulary import difference, vocabulary_of
+
+
+@dataclass(frozen=True, slots=True)
+class DraftShard:
+    """A draft model that passed all checks. `context_tokens`: longer requests have no drafts."""
+
+    folder: Path
+    model_config: ModelConfig
+    context_tokens: int
+    weight_bytes: int  # expected, without second copies
+
+    def token_bytes(self, config: RuntimeConfig, dtype_bytes: int) -> int:
+        """What its pool keeps of one token."""
+        shape = self.model_config
+        return kv_token_bytes(config.kv_cache_dtype.method, *shape.kv_shape, dtype_bytes) * shape.num_layers
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A draft model with its pool, ready to compute."""
+
+    forward: Forward
+    context_tokens: int
+    weights_bytes: int  # second copies included
+    kv_cache_bytes: int
+
+
+def resolve_draft(config: RuntimeConfig, target: shard.ShardConfig) -> DraftShard | None:
+    """Check the draft model against the target; None without one.
+
+    Raises:
+        RuntimeFailure: InvalidConfig, CheckpointInvalid, UnsupportedByRuntime or OutOfMemory, in one sentence that
+            names the flag, the folder and what to do.
+    """
+    if config.speculation_method is not SpeculationMethod.DRAFT_MODEL or config.draft_model is None:
+        return None
+    if target.device.type != "cpu":
+        raise RuntimeFailure(
+            FailureReason.UNSUPPORTED_BY_RUNTIME,
+            f"--speculation-method is DraftModel, which this version does not have on {target.device.type}; leave it "
+            "out, or serve the model on a CPU (--device cpu).",
+        )
+    folder = Path(config.draft_model)
+    if not folder.is_dir():
+        raise InvalidConfigError(
+            f"--draft-model is {config.draft_model!r}, which is no folder; name a folder with config.json, "
+            "*.safetensors and the target's tokenizer."
+        )
+    shape = load_model_config(folder)
+    shard.require_format(shape, target.device)
+    _require_same_vocabulary(Path(config.model), target.model_config, folder, shape)
+    shape = replace(shape, max_model_len=min(shape.longest_context_tokens, target.model_config.max_model_len))
+    weight_bytes = expected_weights(shape, target.dtype).num_bytes
+    _require_fit(config, target, weight_bytes)
+    context_tokens = 1 + shape.tokens_at_same_angles(1)
+    if context_tokens < target.model_config.max_model_len:
+        log.warning("draft_context", draft_model=config.draft_model, tokens=context_tokens)
+    return DraftShard(folder, shape, context_tokens, weight_bytes)
+
+
+def load_draft(config: RuntimeConfig, target: shard.ShardConfig, draft: DraftShard) -> Decoder:
+    """Load its weights. The target's, which come after, keep their memory."""
+    limit_bytes = memory_limit_bytes() // config.tensor_parallel_size
+    needed_bytes = draft.weight_bytes + _target_bytes(target) // config.tensor_parallel_size
+    copy_budget_bytes = pool_size.copy_budget_bytes(limit_bytes, resident_bytes(), needed_bytes)
+    return load_model(
+        draft.model_config, draft.folder, target.dtype, target.device, copy_budget_bytes=copy_budget_bytes
+    )
+
+
+def size_pools(
+    config: RuntimeConfig,
+    target: shard.ShardConfig,
+    budget: pool_size.MemoryBudget,
+    ranks: RankInfo,
+    draft: DraftShard | None,
+) -> pool_size.PoolSize:
+    """Return the blocks of the target's pool, and of the draft model's where there is one: both share the memory.
+
+    Raises:
+        RuntimeFailure: OutOfMemory, with the budget and what the draft model takes of it.
+    """
+    if draft is None:
+        return shard.size_pool(config, target, budget, ranks)
+    token_bytes = draft.token_bytes(config, target.dtype.itemsize)
+    try:
+        return shard.size_pool(config, target, budget, ranks, token_bytes)
+    except RuntimeFailure as failure:
+        raise RuntimeFailure(
+            failure.reason,
+            f"{failure.message} The draft model takes {pool_size.gibibytes(draft.weight_bytes)} of weights and "
+            f"{token_bytes} bytes per token of this; leave --draft-model out to give them to the model.",
+        ) from None
+
+
+def make_draft(
+    config: RuntimeConfig, target: shard.ShardConfig, draft: DraftShard, model: Decoder, layout: KVLayout, blocks: int
+) -> LoadedDraft:
+    """Allocate its pool of as many blocks as the target's. `layout`: of the target's pool."""
+    shape = draft.model_config
+    is_fp8 = config.kv_cache_dtype is KVCacheDType.FP8
+    cache = KVCache(
+        shape,
+        blocks,
+        config.block_size_tokens,
+        target.dtype,
+        target.device,
+        zeros=target.policy.zeros,
+        stored=config.kv_cache_dtype,
+        fp8_scales=read_kv_scales(draft.folder, shape.num_layers) if is_fp8 else (),
+    )
+    # Behind the window of the target's layers, blocks may be another request's.
+    forward = Forward(model, cache, target.policy, longest_window=layout.windows[-1])
+    return LoadedDraft(forward, draft.context_tokens, model.weight_bytes, cache.num_bytes)
+
+
+def largest_step_bytes(config: RuntimeConfig, target: shard.ShardConfig, draft: DraftShard) -> int:
+    """Return the memory of its largest pass."""
+    return worst_step_bytes(
+        draft.model_config,
+        target.dtype.itemsize,
+        num_tokens=config.max_num_batched_tokens,
+        num_rows=config.max_num_seqs,
+        longest_tokens=draft.context_tokens,
+        kv_method=config.kv_cache_dtype.method,
+    )
+
+
+def _require_same_vocabulary(target_folder: Path, target: ModelConfig, folder: Path, draft: ModelConfig) -> None:
+    """By the tokens themselves. Embeddings may be padded to different sizes; without tokenizers sizes must be equal."""
+    of_target, of_draft = vocabulary_of(target_folder), vocabulary_of(folder)
+    if of_target is None and of_draft is None:
+        found = None
+        if target.vocab_size != draft.vocab_size:
+            found = f"its vocab_size is {draft.vocab_size}, the target's {target.vocab_size}"
+    elif of_target is None or of_draft is None:
+        found = f"only the {'draft model' if of_target is None else 'target'} has a tokenizer that can be read"
+    else:
+        found = difference(of_target, of_draft)
+    if found is not None:
+        raise InvalidConfigError(
+            f"--draft-model is {str(folder)!r}, whose tokens are not those of {target_folder}: {found}; name a draft "
+            "model with the target's tokenizer, or leave it out."
+        )
+
+
+def _require_fit(config: RuntimeConfig, target: shard.ShardConfig, weight_bytes: int) -> None:
+    target_bytes, gibibytes = _target_bytes(target), pool_size.gibibytes
+    if weight_bytes > target_bytes:
+        raise InvalidConfigError(
+            f"--draft-model is {config.draft_model!r}, whose weights ({gibibytes(weight_bytes)}) are larger than those "
+            f"of {config.model} ({gibibytes(target_bytes)}): drafts would cost more than they save; name a smaller one."
+        )
+    limit_bytes = memory_limit_bytes()
+    missing_bytes = weight_bytes + target_bytes - limit_bytes
+    if missing_bytes > 0:
+        raise RuntimeFailure(
+            FailureReason.OUT_OF_MEMORY,
+            f"--draft-model {config.draft_model} needs {gibibytes(weight_bytes)} of weights beside the "
+            f"{gibibytes(target_bytes)} of {config.model}, but {gibibytes(limit_bytes)} of memory is usable: "
+            f"{gibibytes(missing_bytes)} are missing; give more memory, or leave the draft model out.",
+        )
+
+
+def _target_bytes(target: shard.ShardConfig) -> int:
+    return expected_weights(target.model_config, target.dtype).num_bytes
