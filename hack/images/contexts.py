@@ -2,6 +2,7 @@
 
     dependencies/<group>   third-party packages     see hack.images.dependencies
     models                 the demo models          runtime only
+    kernels                compiled Triton kernels  runtime only; see hack.images.kernels
     app                    our own packages         last: it changes with every edit
 
 The hash of a tree is cheap and needs none of its files; they are created only when the registry lacks the layer.
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hack.images import dependencies
+from hack.images import dependencies, kernels
 from hack.images.errors import ImageError
 from hack.images.layer import Entry, content_hash, copy_entries, entries_below
 
@@ -73,6 +74,7 @@ def trees(image: str, stage: Stage) -> dict[str, Tree]:
     found["app"] = _app(_sources(image, stage.checkout), stage)
     if image == "runtime":
         found["models"] = _models(stage.checkout / "models")
+        found["kernels"] = Tree(kernels.input_hash(stage.checkout, lock.read_text()), kernels.stage(stage.checkout))
     return found
 
 

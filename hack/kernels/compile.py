@@ -9,11 +9,11 @@ import re
 import subprocess
 import tempfile
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
+from millstream_kernels.prebuilt.key import options_of, source_of, target_of
 from millstream_kernels.variant import TensorCores, Variant
 
 MAX_REGISTERS = 255  # of a thread; beyond, ptxas spills
@@ -37,23 +37,21 @@ class CompiledVariant:
     wide_loads: int
 
 
-def compile_variant(variant: Variant, capability: int) -> CompiledVariant:
-    """`capability`: 80 for sm_80. Raises triton's CompilationError: the kernel cannot be compiled."""
-    names = variant.kernel.arg_names
-    signature = {name: variant.arguments.get(name, "constexpr") for name in names}
-    unknown = {*variant.arguments, *variant.constants} ^ set(names)
-    if unknown:
-        raise ValueError(f"{variant.kernel_name}, {variant.name}: these arguments do not match: {sorted(unknown)}")
-    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in variant.aligned()}
-    compiled = triton.compile(
-        ASTSource(variant.kernel, signature, dict(variant.constants), attributes),
-        target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": variant.num_warps, "num_stages": variant.num_stages},
-    )
+def compile_kernel(variant: Variant, capability: int) -> tuple[Any, CompiledVariant]:
+    """Triton's CompiledKernel, and what became of it.
+
+    Args:
+        capability: 80 for sm_80.
+
+    Raises:
+        triton's CompilationError: the kernel cannot be compiled.
+        ValueError: the variant names arguments that the kernel does not have.
+    """
+    compiled = triton.compile(source_of(variant), target=target_of(capability), options=options_of(variant))
     resources = _resources(compiled.asm["cubin"])
     ptx = compiled.asm["ptx"]
     matrix = TensorCores.WGMMA if WGMMA.search(ptx) else TensorCores.MMA if MMA.search(ptx) else TensorCores.NONE
-    return CompiledVariant(
+    return compiled, CompiledVariant(
         registers=resources["registers"],
         stack_bytes=resources["stack"],
         local_bytes=resources["local"],

@@ -15,7 +15,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from hack.kernels.compile import compile_variant, problems, record
+from hack.kernels.compile import problems, record
+from hack.kernels.store import compile_all as compile_in_store
 from millstream_kernels.variants import VARIANTS
 
 FOLDER = Path(__file__).with_name("compiled")
@@ -26,16 +27,18 @@ def compile_all(kernel: str | None = None) -> tuple[dict[str, Table], list[str]]
     """Kernel -> its table, and what is wrong with any of it; of one kernel, or of all."""
     tables: dict[str, Table] = defaultdict(dict)
     wrong = []
-    for variant in VARIANTS:
-        if kernel not in (None, variant.kernel_name):
-            continue
+    wanted = [
+        (variant, capability)
+        for variant in VARIANTS
+        if kernel in (None, variant.kernel_name)
+        for capability in variant.capabilities
+    ]
+    for (variant, capability), compiled in zip(wanted, compile_in_store(wanted)[0], strict=True):
         row = tables[variant.kernel_name].setdefault(variant.name, {})
-        for capability in variant.capabilities:
-            if f"sm_{capability}" in row:
-                wrong.append(f"{variant.kernel_name}: two variants for sm_{capability} are named {variant.name}")
-            compiled = compile_variant(variant, capability)
-            row[f"sm_{capability}"] = record(compiled)
-            wrong += problems(variant, capability, compiled)
+        if f"sm_{capability}" in row:
+            wrong.append(f"{variant.kernel_name}: two variants for sm_{capability} are named {variant.name}")
+        row[f"sm_{capability}"] = record(compiled.resources)
+        wrong += problems(variant, capability, compiled.resources)
     return dict(tables), wrong
 
 

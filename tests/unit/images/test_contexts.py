@@ -13,7 +13,7 @@ from hack.images.build import context_of, read_dockerfile, tag_of
 from hack.images.errors import ImageError
 
 ROOT = Path(__file__).resolve().parents[3]
-FOLDERS = ("hack/images", "requirements", "operator", "runtime", "kernels", "cli", "models")
+FOLDERS = ("hack/images", "hack/kernels", "requirements", "operator", "runtime", "kernels", "cli", "models")
 
 
 @pytest.fixture
@@ -51,6 +51,8 @@ def test_the_tag_is_the_same_for_the_same_inputs(checkout: Path) -> None:
         ("operator/millstream_operator/api/spec.py", {"operator"}),
         ("requirements/operator.txt", {"operator"}),
         ("models/demo-chat/config.json", {"runtime"}),
+        ("kernels/millstream_kernels/attention/decode.py", {"runtime"}),
+        ("hack/kernels/prebuild.py", {"runtime"}),
     ],
 )
 def test_an_edit_moves_the_tags_of_the_images_it_is_in(checkout: Path, path: str, moves: set[str]) -> None:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from hack.kernels import table
-from hack.kernels.compile import compile_variant, problems
+from hack.kernels.compile import CompiledVariant, compile_kernel, problems
 from millstream_kernels.variant import TensorCores, Variant
 from millstream_kernels.variants import VARIANTS
 
@@ -32,6 +32,10 @@ def product(left, right, target, M: tl.constexpr, N: tl.constexpr, K: tl.constex
 def product_of(m: int, n: int, cores: TensorCores, unaligned: frozenset[str] = frozenset()) -> Variant:
     pointers = {"left": "*bf16", "right": "*bf16", "target": "*fp32"}
     return Variant("test", product, pointers, {"M": m, "N": n, "K": 64}, cores, unaligned=unaligned)
+
+
+def compile_variant(variant: Variant, capability: int) -> CompiledVariant:
+    return compile_kernel(variant, capability)[1]
 
 
 def found(variant: Variant, capability: int) -> list[str]:

@@ -1,0 +1,181 @@
+"""A call of the public function that starts each production variant, with tensors as an engine has them.
+
+Sizes are small where a variant serves all sizes; types, strides and alignment are those of a model. A kernel without a
+call here fails `test_prebuilt.py` by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from millstream_kernels.attention.decode import paged_decode_attention
+from millstream_kernels.attention.prefill import paged_prefill_attention
+from millstream_kernels.attention.specification import PagedRequests, Scores
+from millstream_kernels.elementwise.codes import Codes
+from millstream_kernels.elementwise.gated_activation import (
+    Activation,
+    gated_activation,
+    gated_activation_quantized,
+)
+from millstream_kernels.elementwise.rms_norm import rms_norm, rms_norm_quantized
+from millstream_kernels.elementwise.rope_kv_write import HeadNorm, PagedPool, Rotary, rope_kv_write
+from millstream_kernels.linear import w4a16, w8a8
+from millstream_kernels.linear.int4_weight import TILE, Int4Weight
+from millstream_kernels.linear.splits import add_splits
+from millstream_kernels.sampling.sample import SamplingRows, sample_tokens
+from millstream_kernels.variant import Variant
+
+TYPES = {
+    "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32,
+    "i8": torch.int8, "u8": torch.uint8, "fp8e4nv": torch.float8_e4m3fn,
+}  # fmt: skip
+MANY_OUTPUTS, FEW_OUTPUTS, INPUTS = 256 * TILE, 2 * TILE, 8 * TILE  # the first are not split
+
+
+def start(variant: Variant, capability: int) -> None:
+    """Call the function that starts `variant` on a GPU of `capability`, 80 for sm_80."""
+    if variant.kernel_name not in CALLS:
+        raise LookupError(f"tests/support/variant_calls.py has no call of the kernel {variant.kernel_name}")
+    CALLS[variant.kernel_name](variant, capability)
+
+
+def _type(variant: Variant, argument: str) -> torch.dtype:
+    return TYPES[variant.arguments[argument].removeprefix("*")]
+
+
+def _attend(
+    variant: Variant, attention: Callable[..., Tensor], dtype: torch.dtype, lengths: list[int], new: int
+) -> None:
+    """32 query heads over 8 of keys; a pool of blocks of 16 tokens, head-major."""
+    constants, count = variant.constants, len(lengths)
+    scores = Scores(0.125, 128 if constants.get("HAS_WINDOW") else None, 30.0 if constants.get("HAS_SOFTCAP") else None)
+    width = -(-max(lengths) // 16 // 4) * 4 + 4
+    head_dim = int(constants["HEAD_DIM"] or 0)
+    requests = PagedRequests(
+        tables=torch.zeros(count, width, dtype=torch.int32),
+        lengths=torch.tensor(lengths, dtype=torch.int32),
+        query_starts=torch.arange(0, new * count + 1, new, dtype=torch.int32),
+        max_queries=new,
+        max_length=max(lengths),
+        block_size_tokens=16,
+    )
+    pool = torch.empty(16, 64, head_dim, dtype=dtype)
+    attention(torch.empty(new * count, 32, head_dim, dtype=dtype), pool, requests, scores)
+
+
+def _decode(variant: Variant, _capability: int) -> None:
+    argument = "output" if "output" in variant.arguments else "query"
+    for lengths, new in (([1, 700, 33], 1), ([40], 5)):
+        _attend(variant, paged_decode_attention, _type(variant, argument), lengths, new)
+
+
+def _prefill(variant: Variant, _capability: int) -> None:
+    for lengths, new in (([64, 700], 40), ([300], 300)):
+        _attend(variant, paged_prefill_attention, _type(variant, "query"), lengths, new)
+
+
+def _norm(variant: Variant, _capability: int) -> None:
+    constants = variant.constants
+    size, dtype = int(constants["BLOCK"] or 0), _type(variant, "x")
+    x, weight = torch.empty(3, size, dtype=dtype), torch.empty(size, dtype=_type(variant, "weight"))
+    options: dict[str, Any] = {
+        "residual": torch.empty_like(x) if constants["HAS_RESIDUAL"] else None,
+        "one_plus_weight": constants["ONE_PLUS_WEIGHT"],
+        "cast_before_weight": constants["CAST_BEFORE_WEIGHT"],
+    }
+    if constants["QUANTIZES"]:
+        rms_norm_quantized(x, weight, 1e-5, Codes.INT8 if constants["INT8"] else Codes.E4M3, **options)
+    else:
+        rms_norm(x, weight, 1e-5, **options)
+
+
+def _gate(variant: Variant, _capability: int) -> None:
+    activation = Activation.GELU_TANH if variant.constants["GELU"] else Activation.SILU
+    for size in (1536, 14336):
+        gated_activation(torch.empty(3, 2 * size, dtype=_type(variant, "x")), activation)
+
+
+def _gate_quantized(variant: Variant, _capability: int) -> None:
+    activation = Activation.GELU_TANH if variant.constants["GELU"] else Activation.SILU
+    codes = Codes.INT8 if variant.constants["INT8"] else Codes.E4M3
+    gated_activation_quantized(torch.empty(3, 28672, dtype=_type(variant, "x")), activation, codes)
+
+
+def _rope(variant: Variant, _capability: int) -> None:
+    head_dim, dtype = int(variant.constants["HEAD_DIM"] or 0), _type(variant, "qkv")
+    angles = torch.empty(64, int(variant.constants["ROTARY_DIM"] or 0) // 2)
+    stored_type = _type(variant, "pool")
+    scales = {
+        torch.int8: torch.empty(16, 64, dtype=torch.float16),
+        torch.uint8: torch.empty(16, dtype=torch.float32),
+    }.get(stored_type)
+    pool = PagedPool(torch.empty(16, 64, head_dim, dtype=stored_type), scales)
+    norm = HeadNorm(torch.empty(40, head_dim, dtype=dtype), 1e-6) if variant.constants["HAS_NORM"] else None
+    places = torch.arange(3)
+    rotary = Rotary(angles, torch.empty_like(angles), bool(variant.constants["INTERLEAVED"]))
+    rope_kv_write(torch.empty(3, 48, head_dim, dtype=dtype), 32, rotary, places, places, pool, norm=norm)
+
+
+def _sample(variant: Variant, _capability: int) -> None:
+    count = 3
+    ones = torch.ones(count)
+    rows = SamplingRows(
+        ones, torch.ones(count, dtype=torch.int32), ones, ones, torch.arange(count), torch.arange(count)
+    )
+    for size in (151_936, 32_003):
+        sample_tokens(torch.empty(count, size, dtype=_type(variant, "logits")), rows)
+
+
+def _sum(variant: Variant, _capability: int) -> None:
+    output = torch.empty(3, FEW_OUTPUTS, dtype=_type(variant, "output"))
+    for bias in (None, torch.empty(FEW_OUTPUTS, dtype=output.dtype)):
+        add_splits(torch.empty(4, 3, FEW_OUTPUTS), bias, output)
+
+
+def _w4a16(variant: Variant, capability: int) -> None:
+    constants, dtype = variant.constants, _type(variant, "x")
+    group_size = 32 * int(constants["GROUP_RUNS"] or 0)
+    wanted = (constants["BLOCK_ROWS"], variant.num_warps, variant.num_stages, constants["PARTIAL"])
+    for num_outputs in (FEW_OUTPUTS, MANY_OUTPUTS):
+        weight = _int4_weight(num_outputs, group_size)
+        for num_rows in (1, 16, 17, 64, 65, 200):
+            own = w4a16.plan(num_rows, weight, capability)
+            if (own.block_rows, own.num_warps, own.num_stages, own.writes_partials) == wanted:
+                w4a16.w4a16_linear(torch.empty(num_rows, INPUTS, dtype=dtype), weight)
+
+
+def _int4_weight(num_outputs: int, group_size: int) -> Int4Weight:
+    codes = torch.empty(num_outputs // TILE, INPUTS // TILE, TILE, 16, dtype=torch.int32)
+    groups = torch.empty(num_outputs // TILE, INPUTS // group_size, TILE, dtype=torch.int32)
+    return Int4Weight(codes, groups, num_outputs, INPUTS, group_size, torch.float16, None)
+
+
+def _w8a8(variant: Variant, _capability: int) -> None:
+    codes, size = _type(variant, "x"), FEW_OUTPUTS
+    weight = torch.empty(size, INPUTS, dtype=codes)
+    by_block = variant.constants["IS_BLOCK"]
+    scales = torch.empty(size // TILE, INPUTS // TILE) if by_block else torch.empty(size)
+    for num_rows in (1, 16, 17, 64, 65, 200):
+        own = w8a8.plan(num_rows, size, INPUTS)
+        if (own.block_rows, own.writes_partials) == (variant.constants["BLOCK_ROWS"], variant.constants["PARTIAL"]):
+            x_scales = torch.empty(num_rows, INPUTS // TILE) if by_block else torch.empty(num_rows)
+            w8a8.w8a8_linear(torch.empty(num_rows, INPUTS, dtype=codes), x_scales, weight, scales)
+
+
+CALLS: dict[str, Callable[[Variant, int], None]] = {
+    "paged_decode": _decode,
+    "combine_splits": _decode,
+    "paged_prefill": _prefill,
+    "rms_norm_row": _norm,
+    "gated_tile": _gate,
+    "gated_row_quantized": _gate_quantized,
+    "rope_kv_write_heads": _rope,
+    "sample_row": _sample,
+    "sum_splits": _sum,
+    "w4a16_product": _w4a16,
+    "w8a8_product": _w8a8,
+}
