@@ -26,14 +26,28 @@ OWNER = parse(
         },
     }
 )
-MINUTES = 60
+MINUTES, LONG_MINUTES = 60, 9 * 60
+CHECKS = "vllm:spec_decode_num_drafts_total"
+NO_GAIN = 'millstream_spec_decode_skipped_total{reason="no_gain"}'
 
 
 def series(metric: str, values: str, pod: str = "a", deployment: str = "demo", **labels: str) -> dict[str, str]:
     """`values` in promtool's notation: `1x60` is 1 for an hour, `0+5x60` grows by 5 a minute."""
+    metric, _, own = metric.partition("{")
     labelled = {"namespace": "team", "pod": pod, "millstream_dev_deployment": deployment} | labels
     text = ",".join(f'{name}="{value}"' for name, value in labelled.items())
-    return {"series": f"{metric}{{{text}}}", "values": values}
+    return {"series": f"{metric}{{{text}{',' + own if own else '}'}", "values": values}
+
+
+def speculating(checks: int, accepted: int, no_gain: int = 0, drafter_failed: int = 0) -> dict[str, str]:
+    """What counters of speculation grow by in a minute."""
+    return {
+        CHECKS: f"0+{checks}x{LONG_MINUTES}",
+        "vllm:spec_decode_num_accepted_tokens_total": f"0+{accepted}x{LONG_MINUTES}",
+        NO_GAIN: f"0+{no_gain}x{LONG_MINUTES}",
+        'millstream_spec_decode_skipped_total{reason="drafter_failed"}': f"0+{drafter_failed}x{LONG_MINUTES}",
+        'millstream_spec_decode_skipped_total{reason="no_proposal"}': f"0+5000x{LONG_MINUTES}",  # they cost nothing
+    }
 
 
 def a_day(**changed: str) -> list[dict[str, str]]:
@@ -45,10 +59,16 @@ def a_day(**changed: str) -> list[dict[str, str]]:
         "vllm:kv_cache_usage_perc": f"0.97x5 0.4x{MINUTES}",
         "vllm:num_preemptions_total": f"0x{MINUTES}",
         "vllm:request_success_total": f"0+30x{MINUTES}",
+        **speculating(checks=200, accepted=300, no_gain=20),
     }
     other = [series(name, values, pod="b") for name, values in usual.items()]
     mine = {name: values for name, values in (usual | changed).items() if values}
     return [*other, *(series(name, values) for name, values in mine.items())]
+
+
+def both_pods(values: dict[str, str]) -> list[dict[str, str]]:
+    """Nothing but these series."""
+    return [series(name, value, pod=pod) for name, value in values.items() for pod in "ab"]
 
 
 def everything_gone() -> list[dict[str, str]]:
@@ -72,6 +92,39 @@ DAYS: dict[str, tuple[list[dict[str, str]], set[str]]] = {
     "a hung engine": (
         a_day(millstream_heartbeat_age_seconds=f"0+60x{MINUTES}"),
         {"MillstreamHeartbeatLate"},
+    ),
+}
+# The same within nine hours.
+LONG_DAYS: dict[str, tuple[list[dict[str, str]], set[str]]] = {
+    "drafts that never stand": (
+        both_pods(speculating(checks=200, accepted=15)),
+        {"MillstreamDraftAcceptanceLow"},
+    ),
+    "drafts that never stand, of a few requests": (both_pods(speculating(checks=8, accepted=0)), set()),
+    "a governor that stopped drafting": (
+        both_pods(speculating(checks=4, accepted=0, no_gain=200)),
+        {"MillstreamSpeculationOff"},
+    ),
+    "one of two stopped drafting": (
+        [
+            *(series(name, values) for name, values in speculating(checks=200, accepted=300).items()),
+            *(series(name, values, pod="b") for name, values in speculating(4, 0, no_gain=200).items()),
+        ],
+        set(),
+    ),
+    "a night of other requests": (
+        both_pods(
+            speculating(checks=200, accepted=300)
+            | {
+                CHECKS: f"0+200x120 24000+2x240 24480+200x{LONG_MINUTES}",
+                NO_GAIN: f"0x120 0+200x240 48000x{LONG_MINUTES}",
+            }
+        ),
+        set(),
+    ),
+    "a drafter that failed": (
+        both_pods(speculating(checks=0, accepted=0, drafter_failed=200)),
+        {"MillstreamSpeculationOff"},
     ),
 }
 
@@ -126,17 +179,32 @@ def test_prometheus_takes_every_query_of_the_autoscaler(tool: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("day", DAYS)
 def test_each_bad_day_has_its_alert_and_a_good_one_none(tool: Path, tmp_path: Path, day: str) -> None:
-    write_rules(tmp_path)
     given, fires = DAYS[day]
+    names = {alert.name for alert in alerts(OWNER)}
+    watch(tool, tmp_path, given, MINUTES, {name: name in fires for name in names})
 
+
+@pytest.mark.parametrize("day", LONG_DAYS)
+def test_speculation_without_gain_has_its_alert_and_another_none(tool: Path, tmp_path: Path, day: str) -> None:
+    given, fires = LONG_DAYS[day]
+    names = ("MillstreamDraftAcceptanceLow", "MillstreamSpeculationOff")
+    watch(tool, tmp_path, given, LONG_MINUTES, {name: name in fires for name in names})
+
+
+def watch(tool: Path, folder: Path, given: list[dict[str, str]], minutes: int, fires: dict[str, bool]) -> None:
+    """See which alerts fire at any time of so many minutes."""
+    write_rules(folder)
+    window = f"[{minutes - 5}m]"
     expressions: list[dict[str, Any]] = [
         {
-            "expr": f'count(count_over_time(ALERTS{{alertname="{name}",alertstate="firing"}}[55m])) > bool 0',
-            "eval_time": f"{MINUTES - 2}m",
-            "exp_samples": [{"labels": "{}", "value": 1}] if name in fires else [],
+            "expr": f'count(count_over_time(ALERTS{{alertname="{name}",alertstate="firing"}}{window})) > bool 0',
+            "eval_time": f"{minutes - 2}m",
+            "exp_samples": [{"labels": "{}", "value": 1}] if is_firing else [],
         }
-        for name in (alert.name for alert in alerts(OWNER))
+        for name, is_firing in fires.items()
     ]
     test = {"interval": "1m", "input_series": given, "promql_expr_test": expressions}
-    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "tests": [test]}))
-    run(tool, tmp_path, "test", "rules", "test.yaml")
+    every = "1m" if minutes == MINUTES else "5m"
+    document = {"rule_files": ["rules.yaml"], "evaluation_interval": every, "tests": [test]}
+    (folder / "test.yaml").write_text(yaml.safe_dump(document))
+    run(tool, folder, "test", "rules", "test.yaml")

@@ -12,9 +12,13 @@ from typing import Any
 
 from millstream_operator.api import duration
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.optimization import Speculation, SpeculationMethod
 from millstream_operator.api.rules import DEFAULT_WARMUP_TIMEOUT
 from millstream_operator.api.spec import Warmup
 from millstream_operator.rendering.queries import (
+    DECODES_WITHOUT_DRAFTS,
+    DRAFT_CHECKS,
+    DRAFTS_ACCEPTED,
     HEARTBEAT_AGE_SECONDS,
     KV_CACHE_USAGE,
     PREEMPTIONS,
@@ -31,6 +35,9 @@ KV_CACHE_FULL_PERCENT = 95
 MISSED_HEARTBEATS = 5
 HEARTBEAT_FLOOR_SECONDS = 300
 PREEMPTIONS_PERCENT = 10
+LEAST_CHECKS_PER_HOUR = 1000  # of a draft, or decodes without one: fewer say little
+ACCEPTED_PER_CHECK_PERCENT = 10  # of a check without gain: 1.1 tokens, for the price of at least two
+UNDRAFTED_PER_CHECK = 20  # decodes without drafts per check; the rest are the governor's trials
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +45,7 @@ class Alert:
     """`summary` is one line for a phone; `help` says what to do first."""
 
     name: str
-    severity: str  # critical: no request is served. warning: requests will soon fail
+    severity: str  # critical: no request is served. warning: requests will soon fail. info: it costs more than it must
     expression: str
     for_seconds: int
     summary: str
@@ -65,7 +72,7 @@ class Alert:
 
 def alerts(owner: LLMDeployment) -> list[Alert]:
     """Return the alerts, the most severe first."""
-    return [*_serving(owner), *_load(owner), *_heartbeats(owner)]
+    return [*_serving(owner), *_load(owner), *_heartbeats(owner), *_speculation(owner)]
 
 
 def _warmup(owner: LLMDeployment) -> Warmup:
@@ -115,7 +122,7 @@ def _load(owner: LLMDeployment) -> Iterator[Alert]:
         "Requests wait for room or are preempted: more replicas, shorter engine.maxModelLen, or more GPU memory.",
     )
     preempted = total(f"increase({series(owner, PREEMPTIONS, '15m')})")
-    finished = f"sum(max by (pod, finished_reason) (increase({series(owner, REQUESTS_FINISHED, '15m')})))"
+    finished = total(f"increase({series(owner, REQUESTS_FINISHED, '15m')})", "finished_reason")
     yield Alert(
         "MillstreamPreemptions",
         "warning",
@@ -139,4 +146,30 @@ def _heartbeats(owner: LLMDeployment) -> Iterator[Alert]:
         "the engine of pod {{ $labels.pod }} has completed no step for too long",
         "The engine hangs, or the GPU or CPU is taken by another process. The kubelet restarts a pod that is dead; "
         "delete this one if it is not.",
+    )
+
+
+def _speculation(owner: LLMDeployment) -> Iterator[Alert]:
+    """Where Auto chose none, the pods have no such metric, and nothing fires."""
+    if (owner.spec.speculation or Speculation()).method is SpeculationMethod.DISABLED:
+        return
+    checks, accepted = (total(f"increase({series(owner, metric, '1h')})") for metric in (DRAFT_CHECKS, DRAFTS_ACCEPTED))
+    stopped = series(owner, DECODES_WITHOUT_DRAFTS, "1h", reason="no_gain|drafter_failed")
+    undrafted = total(f"increase({stopped})", "reason")
+    yield Alert(
+        "MillstreamDraftAcceptanceLow",
+        "info",
+        f"{checks} > {LEAST_CHECKS_PER_HOUR} and {checks} > {undrafted} and "
+        f"100 * {accepted} < {ACCEPTED_PER_CHECK_PERCENT} * {checks}",
+        3600,
+        "drafts are checked, and hardly any stands: speculation costs more than it gains",
+        "speculation.governor.mode Enforce stops such checks. Or tune the draft, or take speculation.method Disabled.",
+    )
+    yield Alert(
+        "MillstreamSpeculationOff",
+        "info",
+        f"{undrafted} > {LEAST_CHECKS_PER_HOUR} and {undrafted} > {UNDRAFTED_PER_CHECK} * {checks}",
+        6 * 3600,
+        "nothing was drafted for six hours, since it gains nothing or the drafter failed",
+        "Tune the draft on this traffic, name another, or take speculation.method Disabled, which frees its memory.",
     )

@@ -19,19 +19,26 @@ REQUESTS_WAITING = "vllm:num_requests_waiting"
 KV_CACHE_USAGE = "vllm:kv_cache_usage_perc"  # 0 to 1, whatever its name says
 REQUESTS_FINISHED = "vllm:request_success_total"
 PREEMPTIONS = "vllm:num_preemptions_total"
+DRAFT_CHECKS = "vllm:spec_decode_num_drafts_total"
+DRAFTS_ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+DECODES_WITHOUT_DRAFTS = "millstream_spec_decode_skipped_total"
 
 
-def series(owner: LLMDeployment, metric: str, window: str = "") -> str:
-    """A selector of one metric of the owner's pods; `window`, for example `10m`, makes it a range."""
+def series(owner: LLMDeployment, metric: str, window: str = "", **matching: str) -> str:
+    """A selector of one metric of the owner's pods; `window`, for example `10m`, makes it a range.
+
+    `matching`: regular expressions for further labels.
+    """
     labels = f'namespace="{owner.metadata.namespace}",{DEPLOYMENT_METRIC_LABEL}="{owner.name}"'
+    labels += "".join(f',{label}=~"{values}"' for label, values in matching.items())
     return f"{metric}{{{labels}}}" + (f"[{window}]" if window else "")
 
 
-def per_pod(expression: str) -> str:
-    """Return one value per pod, also where it is scraped twice."""
-    return f"max by (pod) ({expression})"
+def per_pod(expression: str, label: str = "") -> str:
+    """Return one value per pod, and per value of `label` where it is given, also where it is scraped twice."""
+    return f"max by (pod{f', {label}' if label else ''}) ({expression})"
 
 
-def total(expression: str) -> str:
-    """Return the sum over the pods; no value, and not 0, where none is known."""
-    return f"sum({per_pod(expression)})"
+def total(expression: str, label: str = "") -> str:
+    """Return the sum over the pods, and over `label`; no value, and not 0, where none is known."""
+    return f"sum({per_pod(expression, label)})"

@@ -14,12 +14,13 @@ from millstream_operator.rendering.companions import POD_MONITOR, PROMETHEUS_RUL
 from millstream_operator.rendering.scaled_object import scaled_object
 from millstream_runtime.boot import BootLedger
 from millstream_runtime.engine.request import EngineStats, SpeculationStats
+from millstream_runtime.engine.speculation.drafting import Skip
 from millstream_runtime.server.operations.metrics import ServerMetrics
 from tests.support.llmdeployments import deployment
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "monitoring.md"
 SELECTOR = 'namespace="team",millstream_dev_deployment="demo"'
-FUNCTIONS = {"sum", "max", "by", "pod", "finished_reason", "and", "or", "vector"}
+FUNCTIONS = {"sum", "max", "by", "pod", "finished_reason", "reason", "and", "or", "vector"}
 FUNCTIONS |= {"min_over_time", "deriv", "increase"}
 
 
@@ -78,7 +79,7 @@ def test_every_selector_is_of_one_llmdeployment() -> None:
     for expression in expressions:
         selectors = re.findall(r"\{([^}]*)\}", expression)
         assert selectors, expression
-        assert set(selectors) == {SELECTOR}, expression
+        assert {re.sub(r',reason=~"[a-z_|]+"$', "", one) for one in selectors} == {SELECTOR}, expression
         assert expression.count("(") == expression.count(")"), expression
 
 
@@ -111,6 +112,18 @@ def test_a_heartbeat_is_late_by_its_own_interval(interval: str | None, oldest: i
 
 def test_without_heartbeats_an_idle_engine_is_not_late() -> None:
     assert "MillstreamHeartbeatLate" not in by_name(warmup={"heartbeatInterval": "0s"})
+
+
+def test_speculation_that_is_disabled_has_no_alert() -> None:
+    names = {"MillstreamDraftAcceptanceLow", "MillstreamSpeculationOff"}
+    assert names <= by_name().keys(), "Auto may choose it"
+    assert names <= by_name(speculation={"method": "NGram"}).keys()
+    assert not names & by_name(speculation={"method": "Disabled"}).keys()
+
+
+def test_the_reasons_that_an_alert_selects_are_those_of_the_runtime() -> None:
+    (found,) = set(re.findall(r'reason=~"([^"]*)"', by_name()["MillstreamSpeculationOff"].expression))
+    assert set(found.split("|")) == {Skip.NO_GAIN, Skip.DRAFTER_FAILED}
 
 
 def test_the_page_explains_every_alert_and_no_other() -> None:
