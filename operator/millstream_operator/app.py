@@ -51,6 +51,7 @@ from millstream_operator.leadership.elector import Elector, LeaseObject, new_ide
 from millstream_operator.listings import Listings
 from millstream_operator.metrics import OperatorMetrics, StateCollector
 from millstream_operator.probing.derived_keys import DerivedKeys
+from millstream_operator.probing.drafting_reports import DraftingReports
 from millstream_operator.probing.pod_reports import PodReports
 from millstream_operator.probing.service_probe import DirectAccess, ProxyAccess, ServiceAccess
 from millstream_operator.queue.priority import can_wait, was_applied
@@ -114,6 +115,7 @@ class Operator:
         self.probe_keys = ProbeKeySecret(self.client, self.settings.operator_namespace, self.settings.probe_key_secret)
         self.api_servers = ApiServers(self.client, os.environ)
         self.reports = PodReports(pods, self._enqueue, steady_seconds)
+        self.drafting = DraftingReports(pods, self._enqueue, steady_seconds)
         self.calibration = self._new_calibration()
         self.reconciler = self._new_reconciler(access)
         self.elector: Elector | None = None
@@ -143,6 +145,7 @@ class Operator:
             self.settings.defaults,
             self.optional,
             reports=self.reports,
+            drafting=self.drafting,
             facts=self.facts,
             room=self.facts.room,
             later=self._enqueue_after,
@@ -217,6 +220,7 @@ class Operator:
             asyncio.create_task(self.events.run(), name="Events"),
             asyncio.create_task(self.listings.resync_forever(), name="resync"),
             asyncio.create_task(self.reports.run(), name="pod reports"),
+            asyncio.create_task(self.drafting.run(), name="drafting reports"),
             asyncio.create_task(self.calibration.load_forever(), name="calibration"),
             asyncio.create_task(self.watches.verify_forever(), name="watch freshness"),
             asyncio.create_task(self._refresh_facts_forever(), name="facts"),
@@ -301,6 +305,7 @@ class Operator:
             log.warning("%s no longer leads and stands by", self.identity)
             self.queue.stand_by()
             self.reports.clear()
+            self.drafting.clear()
             # Every write has a time limit that ends before another replica can lead, so this wait is short.
             if not await self.fence.wait_idle(self.timing.write_timeout_seconds + self.timing.margin_seconds):
                 raise WritesStillInFlight(f"{self.fence.in_flight} writes are still in flight after their time limit")

@@ -24,6 +24,7 @@ from millstream_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, LLM_
 from millstream_operator.kube.optional_kinds import OptionalKinds
 from millstream_operator.kube.pod_access import PodUnreachable
 from millstream_operator.planning.plan import PlanDefaults
+from millstream_operator.probing.drafting_reports import DraftingReports
 from millstream_operator.probing.pod_reports import PodReports
 from millstream_operator.probing.probe_key import ProbeKeys
 from millstream_operator.probing.service_probe import NO_HEADERS, ServiceBusy, ServiceUnreachable
@@ -192,6 +193,7 @@ class FakeOperator:
         self.now, self.busy = NOW, False
         self.pods, self.woken, self.seconds = FakePods(self.model), list[OwnerKey](), 0.0
         self.reports = PodReports(self.pods, self.woken.append, lambda: self.seconds)
+        self.drafting = DraftingReports(self.pods, self.woken.append, lambda: self.seconds)
         defaults = Defaults(PlanDefaults(image), pods or PodDefaults(), companions or CompanionDefaults())
         self.facts = ClusterFacts(self.index, defaults.pods, shapes=shapes, node_pools=node_pools)
         self.facts.problem = None
@@ -206,6 +208,7 @@ class FakeOperator:
             self.optional,
             now=lambda: self.now,
             reports=self.reports,
+            drafting=self.drafting,
             facts=self.facts,
             room=self.facts.room,
             later=later,
@@ -248,6 +251,7 @@ class FakeOperator:
         now = datetime.datetime.fromisoformat(self.now) + datetime.timedelta(seconds=after_seconds)
         self.now = now.strftime("%Y-%m-%dT%H:%M:%SZ")
         await self.reports.poll_due()
+        await self.drafting.poll_due()
 
     async def inspect(self) -> None:
         """One turn, and one more when the model was inspected."""

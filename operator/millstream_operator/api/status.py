@@ -176,6 +176,33 @@ class StepComparison(ApiModel):
     )
 
 
+class DraftingState(StrEnum):
+    DRAFTING = "Drafting"
+    NOT_DRAFTING = "NotDrafting"
+
+
+class MeasuredSpeculation(ApiModel):
+    """What drafts do in the pods, smoothed over minutes, beside what the plan expects of them."""
+
+    revision: Annotated[str, StringConstraints(max_length=63)] = Field(
+        description="Revision of the pods that were asked."
+    )
+    state: DraftingState = Field(
+        description="Drafting: most decodes that could draft did. NotDrafting: most did not, because the governor "
+        "expects no gain or the drafter failed."
+    )
+    last_transition_time: Annotated[str, Field(json_schema_extra={"format": "date-time"}, max_length=64)] = Field(
+        description="When the state last changed, in UTC."
+    )
+    accepted_percent: int | None = Field(
+        None, ge=0, le=100, description="Measured share of checked drafts that stood. Rewritten when it moves by 10."
+    )
+    assumed_acceptance_percent: int | None = Field(None, ge=0, le=100, description="The share that the plan assumes.")
+    most_speedup_percent: int | None = Field(
+        None, ge=0, description="What one request gains at most by the plan, if the assumed share is accepted."
+    )
+
+
 class LLMDeploymentStatus(ApiModel):
     """What is. Written by the operator."""
 
@@ -202,6 +229,9 @@ class LLMDeploymentStatus(ApiModel):
     plan: PlanStatus | None = Field(None, description="What the operator chose, and why.")
     step_times: StepComparison | None = Field(None, description="Predicted and measured times of steps.")
     memory: MemoryComparison | None = Field(None, description="Predicted and measured memory.")
+    speculation: MeasuredSpeculation | None = Field(
+        None, description="Whether the pods draft, and how many drafts stand. Absent: they do not speculate."
+    )
     warmup: WarmupStatus | None = Field(None, description="How far the slowest pod has come.")
     runtime: RuntimeStatus | None = Field(None, description="The runtime that is pinned.")
     rollout: RolloutStatus | None = Field(None, description="Which revision serves, and which is wanted.")

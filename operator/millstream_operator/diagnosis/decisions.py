@@ -34,6 +34,7 @@ class DecisionType(StrEnum):
     QUALITY_GATE_STARTED = "QualityGateStarted"
     QUALITY_GATE_PASSED = "QualityGatePassed"
     QUALITY_GATE_FAILED = "QualityGateFailed"
+    SPECULATION_CHANGED = "SpeculationChanged"
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from millstream_operator.kube.fence import steady_seconds
 from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.kube.kinds import LLM_DEPLOYMENT
 from millstream_operator.preparation.preparer import Preparer
+from millstream_operator.probing.drafting_reports import DraftingReports
 from millstream_operator.probing.pod_measurement import PodMeasurer
 from millstream_operator.probing.pod_reports import PodReports
 from millstream_operator.probing.pod_traffic import TrafficReader
@@ -96,7 +97,9 @@ class Reconciler:
         surroundings: Callable[[], Surroundings] = Surroundings,
         calibration: CalibrationStore | None = None,
         workloads: Workload = DEPLOYMENTS,
+        drafting: DraftingReports | None = None,
     ) -> None:
+        self._drafting = drafting
         self._index, self._reports, self._room, self._busy = index, reports, room, busy
         self._now, self._later = now, later
         self.rolling: dict[str, OwnerKey] = {}  # by uid: rollouts that other GPUs may help or stop
@@ -116,7 +119,7 @@ class Reconciler:
         measurer = PodMeasurer(reports.access, client)
         self._probe = ProbeStage(access, self._children, keys or NoKeys(), measurer, later, clock)
         self._compare = CompareStage(TrafficReader(reports.access, client), clock)
-        self._report = ReportStage(client, index, reports, now, events, workloads)
+        self._report = ReportStage(client, index, reports, now, events, workloads, drafting)
         self._calibrate = CalibrateStage(calibration)
 
     async def reconcile(self, key: OwnerKey) -> None:
@@ -124,6 +127,8 @@ class Reconciler:
         manifest = self._index.get(LLM_DEPLOYMENT, key.namespace, key.name)
         if manifest is None or manifest["metadata"].get("deletionTimestamp"):
             self._reports.follow(key, ())
+            if self._drafting is not None:
+                self._drafting.follow(key, "", ())
             self._shared.forget(key)
             return  # the garbage collector deletes its children by their owner references
         try:

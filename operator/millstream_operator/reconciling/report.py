@@ -6,6 +6,7 @@ A status is one patch, and only if something changed: our own write wakes us aga
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
@@ -17,12 +18,14 @@ from millstream_operator.diagnosis.plan_refused import PlanRefused
 from millstream_operator.kube.client import ClusterClient
 from millstream_operator.kube.event_queue import EventPublisher, EventWriter
 from millstream_operator.kube.index import Index
+from millstream_operator.probing.drafting_reports import DraftingReports
 from millstream_operator.probing.pod_reports import PodReports
 from millstream_operator.reconciling.context import ReconcileContext
 from millstream_operator.reconciling.status_writer import StatusWriter
 from millstream_operator.status.budget import budget_condition
 from millstream_operator.status.events import decision_events, event_for, event_for_object
 from millstream_operator.status.observation import Observation
+from millstream_operator.status.speculation import governed, known_drafting
 from millstream_operator.status.status import status_of, status_of_invalid
 from millstream_operator.status.warmup import loading
 from millstream_operator.workloads.deployments import DEPLOYMENTS
@@ -32,7 +35,8 @@ Manifest = dict[str, Any]
 
 
 class ReportStage:
-    """`reports` knows how far the pods have warmed up; `events` takes Events that may be written later."""
+    """`reports` knows how far the pods have warmed up, `drafting` whether they draft; `events` takes Events that may be
+    written later."""
 
     def __init__(
         self,
@@ -42,8 +46,10 @@ class ReportStage:
         now: Callable[[], str],
         events: EventPublisher | None = None,
         workloads: Workload = DEPLOYMENTS,
+        drafting: DraftingReports | None = None,
     ) -> None:
         self._index, self._reports, self._now, self._workloads = index, reports, now, workloads
+        self._drafting = drafting
         self._writer = StatusWriter(client, index, now)
         self._before_acting = EventWriter(client)
         self._events = events or self._before_acting
@@ -92,7 +98,17 @@ class ReportStage:
             quality=context.prepared.quality,
         )
         self._reports.follow(context.key, loading(observation.own_pods))
-        await self._write(context, observation)
+        await self._write(context, self._with_drafting(context, observation))
+
+    def _with_drafting(self, context: ReconcileContext, observation: Observation) -> Observation:
+        """Follow the pods that speculate. What the status says of them holds until they were asked."""
+        if self._drafting is None:
+            return observation
+        running = observation.running
+        known = known_drafting(context.previous, running, self._now())
+        drafting, seconds = (known.drafting, known.seconds) if known is not None else (None, 0.0)
+        self._drafting.follow(context.key, running.name, governed(observation), drafting, seconds)
+        return replace(observation, drafting=self._drafting.of(context.key))
 
     async def _write(self, context: ReconcileContext, observation: Observation) -> None:
         owner, before = context.owner, context.previous

@@ -15,6 +15,7 @@ from millstream_operator.diagnosis.pod_facts import digest_of_pod
 from millstream_operator.planning.measurement import Measurement
 from millstream_operator.probing.answer import Answer
 from millstream_operator.probing.boot_report import PodReport
+from millstream_operator.probing.drafting_history import Drafting
 from millstream_operator.rendering.revision import Revision
 from millstream_operator.rollout.rollout import RolloutStep
 from millstream_operator.rollout.serving_replicas import serves_while_scaling
@@ -47,6 +48,7 @@ class Observation:
     compared: Measurement | None = None  # what a pod measured, with the predictions for it
     asked_replicas: int | None = None  # spec.replicas, where the budget holds the owner's to fewer
     workloads: Workload = DEPLOYMENTS  # what reads the live object and groups the pods
+    drafting: Drafting | None = None  # whether the pods draft, smoothed; None: not known
     quality: str = ""  # what the quality gate says about the wanted revision
 
     @property

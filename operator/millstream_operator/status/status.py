@@ -23,6 +23,7 @@ from millstream_operator.status.condition_list import conditions_of
 from millstream_operator.status.memory_report import memory_status
 from millstream_operator.status.observation import Observation
 from millstream_operator.status.serving import serves
+from millstream_operator.status.speculation import speculation_status
 from millstream_operator.status.step_report import step_times_status
 from millstream_operator.status.warmup import warmup_status
 from millstream_operator.workloads.workload import WorkloadState
@@ -46,6 +47,8 @@ def status_of(observation: Observation, now: str) -> Manifest:
     warmup = warmup_status(observation, blocker, now)
     found = conditions_of(observation, blocker, (warmup or {}).get("phase"))
     generation = owner.metadata.generation or 0
+    speculation, flips = speculation_status(observation, now)
+    decisions = (*observation.decisions, *flips)
     return {
         "observedGeneration": generation,
         "conditions": [
@@ -59,10 +62,11 @@ def status_of(observation: Observation, now: str) -> Manifest:
         "plan": with_scaling_cost(observation.revision.plan, owner.spec),
         "memory": memory_status(observation),
         "stepTimes": step_times_status(observation),
+        "speculation": speculation,
         "warmup": warmup,
         "runtime": {"image": observation.revision.image},
         "rollout": _rollout(observation),
-        "decisions": journal(observation.previous.get("decisions", ()), observation.decisions, now),
+        "decisions": journal(observation.previous.get("decisions", ()), decisions, now),
     }
 
 

@@ -36,7 +36,6 @@ from millstream_runtime.server.openai.responses import (
 )
 from millstream_runtime.server.operations.metrics import CONTENT_TYPE
 from millstream_runtime.server.operations.readiness import ready_body
-from millstream_runtime.server.operations.speculation_metrics import governor_of
 from millstream_runtime.server.operations.traces import RequestTraces
 from millstream_runtime.server.service import Service
 
@@ -78,7 +77,7 @@ def _add_probes(app: FastAPI, service: Service) -> None:
             kernels=engine.kernels,
             threads=engine.threads,
             step_times=engine.step_times,
-            governor=governor_of(engine.stats),
+            speculation=engine.stats.speculation if engine.stats is not None else None,
             now_seconds=time.monotonic(),
             api_keys_problem=service.api_keys.problem if service.api_keys is not None else "",
         )

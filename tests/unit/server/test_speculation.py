@@ -91,9 +91,23 @@ def test_the_governor_is_seen_and_its_mode_changes_while_it_serves(tiny_model: P
         assert server.metric("millstream_spec_decode_seconds_total", model_name="tiny", length="0") > 0
         assert server.metric("millstream_spec_decode_exploration_seconds_total", model_name="tiny") == 0
         speculation = server.get("/ready").json()["speculation"]
-        assert speculation == {"method": "NGram", "maxDraftTokens": 3, "governor": "Observe"} | {
-            "draftLength": speculation["draftLength"]
+        counters = {"checks": "drafts", "draftTokens": "draft_tokens", "acceptedTokens": "accepted_tokens"}
+        skipped = {
+            reason: server.metric("millstream_spec_decode_skipped_total", model_name="tiny", reason=reason)
+            for reason in ("no_proposal", "at_limit", "no_gain")
         }
+        assert speculation == {
+            "method": "NGram",
+            "maxDraftTokens": 3,
+            "governor": "Observe",
+            "draftLength": speculation["draftLength"],
+            "skipped": {reason: count for reason, count in skipped.items() if count},
+            **{
+                name: server.metric(f"vllm:spec_decode_num_{metric}_total", model_name="tiny")
+                for name, metric in counters.items()
+            },
+        }
+        assert sum(speculation["skipped"].values()) + speculation["checks"] > 0
         write(GovernorMode.DISABLED)
         server.reload_live_config()
         wait_for(lambda: "governor" not in server.get("/ready").json()["speculation"], "the mode of the file")

@@ -241,10 +241,15 @@ class Kernel(_Closed):
 
 
 class Speculation(_Closed):
-    """What proposes tokens; with a governor, its mode and the drafts per decode that it chose last."""
+    """What proposes tokens, and totals since the engine started: decodes that drafted (`checks`), and decodes that did
+    not, by reason (`skipped`). With a governor its mode, and the drafts per decode that it chose last."""
 
     method: str
     maxDraftTokens: int  # noqa: N815 - the API's word
+    checks: int = 0
+    draftTokens: int = 0  # noqa: N815
+    acceptedTokens: int = 0  # noqa: N815
+    skipped: dict[str, int] = {}
     governor: str = ""
     draftLength: float = 0.0  # noqa: N815
 

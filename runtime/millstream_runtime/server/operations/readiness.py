@@ -16,7 +16,7 @@ from millstream_runtime.config import KVCacheDType, RuntimeConfig, SpeculationMe
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.kernel_backends import KernelChoice
 from millstream_runtime.engine.kv.pool_size import MemoryUse
-from millstream_runtime.engine.request import GovernorReport
+from millstream_runtime.engine.request import SpeculationStats
 from millstream_runtime.engine.step_times import TimedStep
 from millstream_runtime.engine_process.messages import StepThreads
 from millstream_runtime.server.operations.topology_view import topology_json
@@ -31,7 +31,7 @@ def ready_body(
     kernels: Sequence[KernelChoice] = (),
     threads: Sequence[StepThreads] = (),
     step_times: Sequence[TimedStep] = (),
-    governor: GovernorReport | None = None,
+    speculation: SpeculationStats | None = None,
     now_seconds: float,
     api_keys_problem: str = "",
 ) -> dict[str, Any]:
@@ -57,9 +57,8 @@ def ready_body(
     if config.kv_cache_dtype is not KVCacheDType.AUTO:
         body["kv_cache_dtype"] = config.kv_cache_dtype.value
     if config.speculation_method is not SpeculationMethod.DISABLED:
-        body["speculation"] = {"method": config.speculation_method.value, "maxDraftTokens": config.draft_tokens} | (
-            {"governor": governor.mode, "draftLength": round(governor.chosen_length, 2)} if governor else {}
-        )
+        named = {"method": config.speculation_method.value, "maxDraftTokens": config.draft_tokens}
+        body["speculation"] = named | (_measured(speculation) if speculation is not None else {})
     if kernels:
         body["kernels"] = {one.part: {"backend": one.backend.value, "reason": one.reason} for one in kernels}
     if threads:
@@ -69,3 +68,16 @@ def ready_body(
     if step_times:
         body["step_times"] = [one.measured() for one in step_times]
     return body
+
+
+def _measured(stats: SpeculationStats) -> dict[str, Any]:
+    """Totals since the engine started, which the operator reads, and what the governor chose last."""
+    found: dict[str, Any] = {
+        "checks": stats.num_checks,
+        "draftTokens": stats.num_draft_tokens,
+        "acceptedTokens": stats.num_accepted_tokens,
+        "skipped": {reason: count for reason, count in stats.skipped.items() if count},
+    }
+    if (governor := stats.governor) is not None:
+        found |= {"governor": governor.mode, "draftLength": round(governor.chosen_length, 2)}
+    return found

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from millstream_runtime.engine.request import EngineStats, GovernorReport, SpeculationStats
+from millstream_runtime.engine.request import GovernorReport, SpeculationStats
 
 
 def speculation_counters(labels: Mapping[str, str], stats: SpeculationStats | None) -> Iterable[Metric]:
@@ -31,11 +31,6 @@ def speculation_counters(labels: Mapping[str, str], stats: SpeculationStats | No
         "millstream_spec_decode_skipped", "Decodes that checked no drafts, by why", "reason", stats.skipped, labels
     )
     yield from _governor_metrics(labels, stats.governor)
-
-
-def governor_of(stats: EngineStats | None) -> GovernorReport | None:
-    """Return what the governor reports, if there is one."""
-    return None if stats is None or stats.speculation is None else stats.speculation.governor
 
 
 def _governor_metrics(labels: Mapping[str, str], governor: GovernorReport | None) -> Iterable[Metric]:
