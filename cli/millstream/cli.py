@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RuntimeFailure as failure:
         return report(failure)
     except KeyboardInterrupt:
+        print("millstream: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # `millstream … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -46,14 +46,18 @@ def run(argv: Sequence[str]) -> int:
     for path in (given.json, given.page):
         if path is not None and not path.parent.is_dir():
             raise InvalidConfigError(f"Cannot write {path}: its folder does not exist.")
+        if path is not None and path.is_dir():
+            raise InvalidConfigError(f"Cannot write {path}: it is a folder.")
     settings = _settings(given)
     from millstream_runtime.quality.comparison import compare
     from millstream_runtime.quality.page import html
     from millstream_runtime.quality.summary import summary
 
     progress = _Progress()
-    report = compare(base, candidate, settings, progress)
-    progress.close()
+    try:
+        report = compare(base, candidate, settings, progress)
+    finally:
+        progress.close()
     for path, text in ((given.json, json.dumps(report, indent=2) + "\n"), (given.page, html(report))):
         if path is not None:
             _write(path, text)

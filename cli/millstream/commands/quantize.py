@@ -31,6 +31,7 @@ from millstream_runtime.quantize.settings import (
     QuantizeSettings,
     check_group_size,
     method_named,
+    weights_files,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 EXIT_MADE, EXIT_WORSE, EXIT_INTERRUPTED = 0, 3, 130
 ANSWER_VERSION = 1  # of the termination message
-WEIGHTS = (".safetensors", ".gguf")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -49,10 +49,8 @@ def run(argv: Sequence[str]) -> int:
     """
     given = _parser().parse_args(list(argv))
     settings = _settings(given)
-    if given.keep_made and (settings.out / "config.json").is_file():  # the folder appears whole
-        print(f"{settings.out} is there already; --keep-made takes it as it is")
-        _answer(settings)
-        return EXIT_MADE
+    if settings.keeps_what_is_there:  # known without torch
+        return _kept(settings)
     unwind_on_sigterm()
     from millstream_runtime.quantize.make import make
 
@@ -65,9 +63,17 @@ def run(argv: Sequence[str]) -> int:
         return EXIT_INTERRUPTED
     finally:
         progress.close()
+    if made is None:
+        return _kept(settings)
     print(_text(made))
     _answer(settings)
     return EXIT_WORSE if made.report is not None and made.report["verdict"] != "passed" else EXIT_MADE
+
+
+def _kept(settings: QuantizeSettings) -> int:
+    print(f"{settings.out} is there already; --keep-made takes it as it is")
+    _answer(settings)
+    return EXIT_MADE
 
 
 def _answer(settings: QuantizeSettings) -> None:
@@ -77,7 +83,7 @@ def _answer(settings: QuantizeSettings) -> None:
 
 
 def _weights_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir() if path.suffix in WEIGHTS)
+    return sum(path.stat().st_size for path in weights_files(folder))
 
 
 def _text(made: MadeModel) -> str:
@@ -127,6 +133,7 @@ def _settings(given: argparse.Namespace) -> QuantizeSettings:
         act_order=ActOrder(given.act_order or ActOrder.STATIC),
         activation_scheme=ActivationScheme(given.activation_scheme or ActivationScheme.DYNAMIC),
         gguf_type=given.gguf_type or GGUF_TYPES[0],
+        keep_made=given.keep_made,
     )
 
 

@@ -15,11 +15,12 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
+from millstream_runtime.sources.lock import FolderLock
 
 PARTIAL = ".partial"
 SPARE_BYTES = 64 << 20  # config, tokenizer, headers, report
@@ -27,17 +28,38 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class ResumableFolder:
-    """`prepare` makes the folder, `open` what is in it. `command`: what makes the model, for the folder's name."""
+    """`locked` makes the folder, `open` what is in it. `command`: what makes the model, for the folder's name."""
 
     def __init__(self, out: Path, command: str) -> None:
         self.out = out
         self.path = out.parent / f".{out.name}.{command}"
         self.model = self.path / "model"
 
-    def prepare(self) -> None:
-        """Make the folder. Raises RuntimeFailure: DiskFull, it cannot be made."""
+    @contextmanager
+    def locked(self, say: Callable[[str], None]) -> Iterator[None]:
+        """Make the folder and lock it: a context in which no other process works in it.
+
+        Raises:
+            RuntimeFailure: DiskFull, it cannot be written.
+        """
+        with ExitStack() as held:
+            held.callback(self._remove_if_empty)
+            while not self._enter(held, say):
+                pass  # whoever was waited for has made the model, and removed the folder together with the lock
+            yield
+
+    def _remove_if_empty(self) -> None:
+        with suppress(OSError):
+            self.path.rmdir()
+
+    def _enter(self, held: ExitStack, say: Callable[[str], None]) -> bool:
         with writing(self.path):
             self.path.mkdir(exist_ok=True)
+            try:
+                held.enter_context(FolderLock(self.path, say))
+            except FileNotFoundError:
+                return False
+        return True
 
     def open(self, job: Mapping[str, Any]) -> None:
         """Begin, or find the folder as a run of the same job left it.
@@ -108,10 +130,20 @@ class ResumableFolder:
 
 
 def require_free(out: Path) -> None:
-    """Raises InvalidConfigError: `out` holds something, or its parent is missing."""
+    """Raises InvalidConfigError: `out` holds something, cannot be replaced by a rename, or its parent is missing."""
+    try:
+        _require_free(out)
+    except OSError as error:
+        raise InvalidConfigError(f"--out {out} cannot be used: {error.strerror}.") from None
+
+
+def _require_free(out: Path) -> None:
+    if out.is_symlink() or os.path.ismount(out):
+        kind = "a symbolic link" if out.is_symlink() else "a mount point"
+        raise InvalidConfigError(f"--out {out} is {kind}, which no folder can replace; give {out / 'model'}.")
     if out.is_dir() and not any(out.iterdir()):
         return
-    if out.exists() or out.is_symlink():
+    if out.exists():
         raise InvalidConfigError(f"--out {out} exists and is not an empty folder; give another, or remove it.")
     if not out.parent.is_dir():
         raise InvalidConfigError(f"--out {out}: the folder {out.parent} does not exist.")

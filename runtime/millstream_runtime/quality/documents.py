@@ -11,6 +11,7 @@ first token. `slice` groups documents; the default is `all`.
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,10 @@ def read_documents(path: Path, max_documents: int = MAX_DOCUMENTS, flag: str = "
             number.
     """
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):  # it is read more than once
+            raise InvalidConfigError(f"{flag} {path} is a pipe or a device; give a regular file.")
+        if found.st_size > MAX_FILE_BYTES:
             raise InvalidConfigError(f"{flag} {path} has more than {MAX_FILE_BYTES >> 20} MiB; give a sample of it.")
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # some editors begin a file with a mark
     except OSError as error:

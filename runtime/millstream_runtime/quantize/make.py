@@ -25,7 +25,9 @@ from millstream_runtime.models.loading.checkpoint_digest import checkpoint_diges
 from millstream_runtime.models.loading.open_checkpoint import open_checkpoint
 from millstream_runtime.models.registry import expected_weights, load_model_config
 from millstream_runtime.quality.comparison import ComparisonSettings, compare
+from millstream_runtime.quality.documents import read_documents, tokenize
 from millstream_runtime.quality.held_out_part import MAX_JUDGED_TOKENS
+from millstream_runtime.quality.verdict import check_enough
 from millstream_runtime.quantize.calibration import CalibrationData, read_calibration
 from millstream_runtime.quantize.layer_loop import LayerLoop, OnProgress
 from millstream_runtime.quantize.methods.method_choice import method_for
@@ -43,7 +45,6 @@ from millstream_runtime.quantize.output.packing import (
 from millstream_runtime.quantize.output.work_folder import WorkFolder
 from millstream_runtime.quantize.settings import QuantizeSettings
 from millstream_runtime.quantize.source_model import SourceModel
-from millstream_runtime.sources.lock import FolderLock
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
 JOB_VERSION = 3  # changes when the same job gives other bytes
@@ -62,8 +63,8 @@ class MadeModel:
     report: dict[str, Any] | None
 
 
-def make(settings: QuantizeSettings, say: Callable[[str], None], on_progress: OnProgress) -> MadeModel:
-    """Make `settings.out`, or go on where an earlier run stopped.
+def make(settings: QuantizeSettings, say: Callable[[str], None], on_progress: OnProgress) -> MadeModel | None:
+    """Make `settings.out`, or go on where an earlier run stopped. None: `keep_made`, and the model is there.
 
     Args:
         say: shows one sentence.
@@ -72,6 +73,8 @@ def make(settings: QuantizeSettings, say: Callable[[str], None], on_progress: On
     Raises:
         RuntimeFailure: the model, the data or the output folder cannot be used, or the disk is full; one sentence.
     """
+    if settings.keeps_what_is_there:
+        return None
     require_free(settings.out)
     source = SourceModel.open(settings.model)
     group_size = settings.group_size or group_size_for(source.outline)
@@ -82,11 +85,14 @@ def make(settings: QuantizeSettings, say: Callable[[str], None], on_progress: On
     choice = choose_modules(source.outline, packing)
     _say_unfit(source, choice, say)
     data = _calibration(settings, source, needs_data=method.needs_data)
+    if settings.held_out is not None and settings.with_quality:
+        _check_held_out(settings.held_out, source, settings.model)
     work = WorkFolder(settings.out, len(source.outline.layers), keeps_layers=not isinstance(packing, GgufPacking))
     job = _job(settings, source, packing, choice)
-    work.prepare()
-    with FolderLock(work.path, say):
-        require_free(settings.out)  # another process may have made it meanwhile
+    with work.locked(say):
+        if settings.keeps_what_is_there:  # another process may have made it meanwhile
+            return None
+        require_free(settings.out)
         work.open(job)
         loop = LayerLoop(source, method, choice, work, _device(settings))
         needed_bytes = output_bytes(source.outline, packing, choice, source.element_bytes)
@@ -139,6 +145,13 @@ def _calibration(settings: QuantizeSettings, source: SourceModel, *, needs_data:
         hold_out=settings.held_out is None,
         must_judge=settings.with_quality,
     )
+
+
+def _check_held_out(path: Path, source: SourceModel, model: Path) -> None:
+    """Raises InvalidConfigError: the documents cannot judge the result, which is said before anything is made."""
+    documents = read_documents(path, flag="--held-out")
+    max_tokens = min(MAX_JUDGED_TOKENS, source.config.max_model_len)
+    check_enough(tokenize(documents, Tokenizer.from_folder(model), source.config.eos_token_ids, max_tokens))
 
 
 def _device(settings: QuantizeSettings) -> torch.device:

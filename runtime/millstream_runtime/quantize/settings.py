@@ -42,6 +42,7 @@ class ActivationScheme(StrEnum):
 
 FOUR_BIT = (Method.RTN, Method.AWQ, Method.GPTQ)
 GGUF_TYPES = ("Q4_K", "Q8_0")  # the first one where the user names none
+WEIGHTS = (".safetensors", ".gguf")  # of files
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,17 @@ class QuantizeSettings:
     act_order: ActOrder = ActOrder.STATIC
     activation_scheme: ActivationScheme = ActivationScheme.DYNAMIC
     gguf_type: str = GGUF_TYPES[0]
+    keep_made: bool = False
+
+    @property
+    def keeps_what_is_there(self) -> bool:
+        """Whether `out` has a model, which `keep_made` leaves as it is. The folder appears whole."""
+        return self.keep_made and bool(weights_files(self.out))
+
+
+def weights_files(folder: Path) -> list[Path]:
+    """Return the files of weights of a folder that was made; none where there is no such folder."""
+    return [path for path in folder.iterdir() if path.suffix in WEIGHTS] if folder.is_dir() else []
 
 
 def method_named(name: str) -> Method:

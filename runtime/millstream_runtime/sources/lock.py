@@ -100,10 +100,14 @@ class FolderLock:
             handle = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except FileExistsError:
             return False
-        with os.fdopen(handle, "wb") as file:
-            file.write(self._content())
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(self._content())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:  # a full disk: an empty lock would make the next process wait
+            self._path.unlink(missing_ok=True)
+            raise
         self._confirmed_at = time.monotonic()
         return True
 

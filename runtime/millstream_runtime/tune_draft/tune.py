@@ -34,7 +34,6 @@ from millstream_runtime.models.registry import expected_weights, load_model_conf
 from millstream_runtime.quality.scored_model import ScoredModel
 from millstream_runtime.quantize.output.safetensors_file import TORCH_DTYPES, write_file
 from millstream_runtime.quantize.source_model import SourceModel
-from millstream_runtime.sources.lock import FolderLock
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 from millstream_runtime.tune_draft.acceptance import Stands
 from millstream_runtime.tune_draft.answer_shards import AnswerShards
@@ -89,8 +88,7 @@ def tune(settings: TuneSettings, say: Callable[[str], None], on_progress: OnProg
     tokenizers = [Tokenizer.from_folder(one) for one in (settings.target, settings.draft)]
     prompts = read_prompts(settings, tokenizers, target.eos_token_ids, sequence_tokens)
     work = ResumableFolder(settings.out, "tune-draft")
-    work.prepare()
-    with FolderLock(work.path, say):
+    with work.locked(say):
         require_free(settings.out)  # another process may have made it meanwhile
         work.open(_job(settings))
         work.require_space(_disk_bytes(source, prompts, sequence_tokens))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +127,8 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n\n")
     with pytest.raises(InvalidConfigError, match="has no document"):
         read_documents(tmp_path / "empty.jsonl")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InvalidConfigError, match="is a pipe or a device; give a regular file"):
+        read_documents(tmp_path / "pipe")
+    with pytest.raises(InvalidConfigError, match="Is a directory"):
+        read_documents(tmp_path)

@@ -111,6 +111,7 @@ def test_the_page_shows_verdict_plot_and_answers_and_escapes_texts(
         (["--max-tokens=1"], "--max-tokens is 1; it must be 2"),
         (["--worst=-1"], "--worst is -1"),
         (["--json=/nowhere/at/all.json"], "its folder does not exist"),
+        (["--page=/tmp"], "Cannot write /tmp: it is a folder."),
         (["--workload=lax"], "invalid choice"),
     ],
 )
@@ -144,6 +145,18 @@ def test_too_little_data_and_a_missing_folder_are_refused_before_weights_are_rea
     assert "has 3 documents" in capsys.readouterr().err
     assert quality(base, tmp_path / "absent", data)[0] == 1
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_one_sentence(
+    base: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("millstream_runtime.quality.comparison.score", interrupted)
+    assert main(["quality", str(base), str(base), f"--data={data}", f"--json={tmp_path}/report.json"]) == 130
+    assert capsys.readouterr().err == "millstream: interrupted\n"
+    assert list(tmp_path.iterdir()) == [data], "no report"
 
 
 def test_in_a_pod_verdict_and_figures_are_the_termination_message_that_the_operator_reads(

@@ -30,6 +30,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose rows are whole blocks of Q4_K."""
+    folder = tmp_path_factory.mktemp("wide") / "model"
+    return write_tiny_model(folder, scale=0.05, hidden_size=256, intermediate_size=512, num_hidden_layers=4)
+
+
+@pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """60 texts of 150 letters; a letter is a token."""
     choose = random.Random(3)

@@ -24,18 +24,10 @@ from millstream_runtime.sources.inspect import inspect_folder
 from millstream_runtime.sources.shape import to_json
 from tests.support.family_cases import CASES
 from tests.support.tiny_families import model_logits, prompts_of, write_family
-from tests.support.tiny_model import write_tiny_model
 from tests.unit.quantize.conftest import contents, quantize
 from tests.unit.quantize.test_interruptions import killed
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 272}
-
-
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose rows are whole blocks of Q4_K."""
-    folder = tmp_path_factory.mktemp("wide") / "model"
-    return write_tiny_model(folder, scale=0.05, hidden_size=256, intermediate_size=512, num_hidden_layers=4)
 
 
 @pytest.fixture(scope="module", params=["Q4_K", "Q8_0"])

@@ -219,6 +219,17 @@ def test_the_operator_predicts_the_bytes_of_formats_that_need_no_data(method: st
     assert found_bytes == pytest.approx(weights_file_bytes(shape), rel=0.01)
 
 
+def test_held_out_documents_that_cannot_judge_are_refused_before_a_layer_is_made(
+    tiny: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "few.jsonl").write_text("".join(data.read_text().splitlines(keepends=True)[:3]))
+    for name, words in (("absent", "Cannot read --held-out"), ("few", "Slice 'all' has 3 documents")):
+        flags = ("--method=rtn", f"--held-out={tmp_path}/{name}.jsonl")
+        assert quantize(tiny, tmp_path / "out", *flags) == 2
+        assert words in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["few.jsonl"]
+
+
 def test_the_operator_knows_what_gguf_files_are_made_of() -> None:
     assert tuple(ARCHITECTURE_OF) == GGUF_FAMILIES
     assert GGUF_TYPES[0] == GGUF_TYPE

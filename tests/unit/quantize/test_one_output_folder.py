@@ -1,0 +1,65 @@
+"""Several runs for one output folder, and output folders that no rename can replace."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from millstream_runtime.model_output.resumable_folder import ResumableFolder
+from millstream_runtime.quantize.output.work_folder import WorkFolder
+from tests.unit.quantize.conftest import contents, quantize
+
+RTN = ("--method=rtn", "--no-quality")
+
+
+@pytest.mark.parametrize(("method", "flags", "code"), [("gguf", ("--keep-made",), 0), ("rtn", (), 2)])
+def test_a_second_run_waits_and_finds_the_model_of_the_first(
+    method: str, flags: tuple[str, ...], code: int, wide: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    waits, codes, real = threading.Event(), dict[str, int](), WorkFolder.finish
+
+    def run(name: str) -> None:
+        codes[name] = quantize(wide, tmp_path / "out", f"--method={method}", "--no-quality", *flags)
+
+    def finish(work: ResumableFolder) -> None:
+        """The first run is about to rename when the second one begins to wait for it."""
+        threading.Thread(target=run, args=("second",)).start()
+        assert waits.wait(60)
+        real(work)
+
+    monkeypatch.setattr("millstream.commands.quantize.unwind_on_sigterm", lambda: None)  # main threads alone may
+    real_locked = ResumableFolder.locked
+    monkeypatch.setattr(WorkFolder, "finish", finish)
+    monkeypatch.setattr(
+        ResumableFolder, "locked", lambda work, say: real_locked(work, lambda words: (say(words), waits.set())[0])
+    )
+    run("first")
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join(60)
+    assert codes == {"first": 0, "second": code}
+    found = capsys.readouterr()
+    assert "is there already; --keep-made takes it" in found.out if flags else "is not an empty folder" in found.err
+    assert [path.name for path in tmp_path.iterdir()] == ["out"], "no work folder is left"
+    before = contents(tmp_path / "out")
+    assert quantize(wide, tmp_path / "out", f"--method={method}", "--keep-made") == 0
+    assert contents(tmp_path / "out") == before
+
+
+def test_a_folder_that_no_rename_can_replace_is_refused_before_anything_is_made(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert quantize(tiny, tmp_path / "link", *RTN) == 2
+    assert f"is a symbolic link, which no folder can replace; give {tmp_path}/link/model." in capsys.readouterr().err
+    with monkeypatch.context() as patched:
+        patched.setattr("os.path.ismount", lambda path: path == tmp_path / "real")
+        assert quantize(tiny, tmp_path / "real", *RTN) == 2
+    assert "is a mount point" in capsys.readouterr().err
+    assert quantize(tiny, tmp_path / ("x" * 300), *RTN) == 2
+    assert "cannot be used: File name too long." in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
