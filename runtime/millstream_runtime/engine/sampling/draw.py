@@ -1,13 +1,9 @@
 """Weights -> one token of each row, cut by min-p, then top-k, then top-p of what is left.
 
 Nothing here sorts a vocabulary where it can be helped: 16 rows of 49,152 take longer to sort than everything else that
-sampling does. Top-k wants its k highest only. And top-p does not need its nucleus at all to draw from it: draw from the
-whole row, and ask of the one token that came up whether those above it hold less than top_p. If they do, it is in the
-nucleus and stands. If not, the nucleus lies above it, so the next draw is from what is above it. What stands is
-distributed exactly as in the nucleus, and mostly it is the first draw (FlashInfer's sorting-free rejection sampling).
-
-That needs an answer before it can go on. On a GPU, where a step may wait for nothing, the nucleus is cut from a sorted
-row, or from the k highest where the row has a top_k.
+sampling does. Top-k wants its k highest only. On a CPU top-p needs no nucleus to draw from it (`draw_on_host`). On a
+GPU, where a step may wait for nothing, the nucleus is cut from a sorted row, or from the k highest where the row has a
+top_k.
 
 A filter is computed for the rows that ask for it: a row without one is neither sorted nor searched for another's sake.
 
@@ -20,15 +16,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from millstream_runtime.engine.request import SamplingParams
+from millstream_runtime.engine.sampling.draw_on_host import draw_row
 from millstream_runtime.engine.transfer import on_device
 
 Numbers = Callable[[int, int], float]
 """(row, attempt) -> a uniform number in [0, 1) that depends on nothing else in the batch."""
+
+_SUMS_AT_ONCE = 1 << 16  # 512 KiB
 
 
 def draw(weights: Tensor, params: Seq[SamplingParams], numbers: Numbers) -> Tensor:
@@ -38,19 +38,24 @@ def draw(weights: Tensor, params: Seq[SamplingParams], numbers: Numbers) -> Tens
     """
     _cut_min_p(weights, params)
     _cut_top_k(weights, params)
-    nucleus = [row for row, one in enumerate(params) if one.top_p < 1]
-    if nucleus and weights.is_cuda:
+    if weights.device.type == "cpu":
+        return _draw_on_host(weights, params, numbers)
+    if any(one.top_p < 1 for one in params):
         cut_nuclei(weights, params)
-        nucleus = []
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    tokens = _invert(cumulative, [numbers(row, 0) for row in range(len(params))])
-    if nucleus:
-        whole = len(nucleus) == len(params)
-        limits = [
-            params[row].top_p * total for row, total in zip(nucleus, cumulative[nucleus, -1].tolist(), strict=True)
-        ]
-        _redraw_until_in_nucleus(tokens, weights if whole else weights[nucleus], limits, nucleus, numbers)
-    return tokens
+    return _invert(cumulative, [numbers(row, 0) for row in range(len(params))])
+
+
+def _draw_on_host(weights: Tensor, params: Seq[SamplingParams], numbers: Numbers) -> Tensor:
+    """A few rows at a time, whose cumulative sums fit into a cache, and into memory that need not be mapped anew."""
+    tokens: list[int] = []
+    num_rows = max(1, _SUMS_AT_ONCE // weights.shape[-1])
+    for first in range(0, len(params), num_rows):
+        some = weights[first : first + num_rows]
+        sums = some.cumsum(dim=-1, dtype=torch.float64).numpy()
+        for row, (one, row_sums) in enumerate(zip(some.numpy(), sums, strict=True), start=first):
+            tokens.append(draw_row(one, row_sums, params[row].top_p, partial(numbers, row)))
+    return torch.tensor(tokens, dtype=torch.int64)
 
 
 def cut_nuclei(weights: Tensor, params: Seq[SamplingParams]) -> None:
@@ -92,6 +97,8 @@ def _cut_min_p(weights: Tensor, params: Seq[SamplingParams]) -> None:
 
 
 def _cut_top_k(weights: Tensor, params: Seq[SamplingParams]) -> None:
+    if not any(one.top_k for one in params):
+        return
     for width, rows in _by_width(params, weights.shape[-1]).items():
         wanted = [row for row in rows if 0 < params[row].top_k < weights.shape[-1]]
         if wanted:
@@ -135,42 +142,6 @@ def _rows(weights: Tensor, rows: list[int]) -> Iterator[Tensor]:
     some = weights.index_select(0, place)
     yield some
     weights.index_copy_(0, place, some)
-
-
-def _redraw_until_in_nucleus(
-    tokens: Tensor, weights: Tensor, limits: list[float], rows: list[int], numbers: Numbers
-) -> None:
-    """Replace each of `tokens` `[R]` at `rows` that has its limit or more of the weight above it.
-
-    `weights` `[len(rows), vocab]` and `limits` are of `rows`. Every draw leaves fewer tokens to draw from, and about
-    half of those outside the nucleus.
-    """
-    attempt = 0
-    while True:
-        weights = weights.clone()
-        at = on_device(rows, tokens.device)
-        _zero_up_to(weights, weights.gather(1, tokens[at][:, None]))
-        # Nothing is above the best: it stands.
-        outside = [row for row, total in enumerate(_totals(weights, limits)) if total >= limits[row] and total > 0]
-        if not outside:
-            return
-        attempt += 1
-        weights, limits, rows = weights[outside], [limits[row] for row in outside], [rows[row] for row in outside]
-        cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-        tokens[rows] = _invert(cumulative, [numbers(row, attempt) for row in rows])
-
-
-def _totals(weights: Tensor, limits: list[float]) -> list[float]:
-    """Sum each row of `weights` `[R, vocab]` in float64, to be compared with its limit.
-
-    The order in which `sum` adds depends on the number of rows and threads. Where that could decide, what counts is the
-    sum in the order of the vocabulary, so that no row depends on others.
-    """
-    totals: list[float] = weights.sum(dim=-1, dtype=torch.float64).tolist()
-    for row, limit in enumerate(limits):
-        if abs(totals[row] - limit) <= 1e-9 * limit:
-            totals[row] = float(weights[row].cumsum(dim=-1, dtype=torch.float64)[-1])
-    return totals
 
 
 def _invert(cumulative: Tensor, shares: Seq[float]) -> Tensor:

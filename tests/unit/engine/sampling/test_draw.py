@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -103,6 +105,23 @@ def test_the_cut_for_gpus_keeps_the_same_tokens(seed: int, sharpness: float, ask
     cut_nuclei(cut, params)
     for row, one, left, before in zip(rows, params, cut, allowed, strict=True):
         assert torch.equal(left > 0, kept(row, one) > 0) if one.top_p < 1 else torch.equal(left, before.float())
+
+
+@given(seed=st.integers(0, 10_000), sharpness=st.floats(0, 8), top_p=st.sampled_from([1e-9, 0.1, 0.5, 0.95, 1.0]))
+def test_a_draw_from_a_nucleus_is_repeated_above_what_came_up(seed: int, sharpness: float, top_p: float) -> None:
+    """Token for token as sums in the order of the vocabulary say, whatever is skipped on the way."""
+    row, number = weights_of(seed, sharpness), partial(uniform, seed, 3)
+    left = row.double().tolist()
+    limit, attempt = top_p * sum(left), 0
+    while True:
+        target, sums = number(attempt) * sum(left), [*accumulate(left)]
+        token = next(index for index, so_far in enumerate(sums) if so_far > target)
+        left = [weight if weight > left[token] else 0.0 for weight in left]
+        if top_p == 1 or sum(left) < limit or not sum(left):
+            break
+        attempt += 1
+    drawn_token = draw(row[None], [SamplingParams(1, top_p=top_p)], lambda _, attempt: number(attempt))
+    assert drawn_token.tolist() == [token]
 
 
 def test_no_row_is_searched_for_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
