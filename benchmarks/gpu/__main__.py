@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.gpu.roofline import most_tokens_per_second, peak_rates
 from benchmarks.gpu.shapes import SHAPES, TINY, Shape
 from benchmarks.gpu.workloads import ALONE, NANO, Load, steady_idle_share, tokens_per_second
 from benchmarks.machine import describe
@@ -75,9 +76,9 @@ def measure(folder: Path, shape: Shape, execution: Execution, *, dry_run: bool) 
     nano_rate, alone_rate = tokens_per_second(engine, nano), tokens_per_second(engine, alone)
     result = {
         "nano_tokens_per_second": nano_rate,
-        "nano_roofline_share": nano_rate / shape.nano_roofline if shape.nano_roofline else None,
+        "nano_roofline_share": None if dry_run else nano_rate / _most(shape, nano),
         "alone_tokens_per_second": alone_rate,
-        "alone_roofline_share": alone_rate / shape.alone_roofline if shape.alone_roofline else None,
+        "alone_roofline_share": None if dry_run else alone_rate / _most(shape, alone),
         "nano_idle_share": steady_idle_share(engine, nano.num_requests),
         "alone_idle_share": steady_idle_share(engine, 1),
         "graphs": asdict(engine.graphs) if engine.graphs is not None else None,
@@ -89,6 +90,10 @@ def measure(folder: Path, shape: Shape, execution: Execution, *, dry_run: bool) 
     if not dry_run:
         torch.cuda.empty_cache()
     return result
+
+
+def _most(shape: Shape, load: Load) -> float:
+    return most_tokens_per_second(shape.config, load.lengths(), peak_rates())
 
 
 def run(name: str, shape: Shape, save: Callable[[dict[str, Any]], None], *, dry_run: bool) -> None:

@@ -1,4 +1,4 @@
-"""Published shapes with random weights, and what one H200 could do with them at best. Imports no torch."""
+"""Published shapes with random weights. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model as config.json has it. The rooflines are tokens a second of one H200 in bf16, by bytes and arithmetic.
-
-    `nano_roofline`: 256 requests, 100 to 1,024 tokens in and out. `alone_roofline`: one request.
-    """
+    """A model as config.json has it."""
 
     config: dict[str, Any]
-    nano_roofline: float | None = None
-    alone_roofline: float | None = None
 
 
 QWEN3_COMMON = {"model_type": "qwen3", "vocab_size": 151936, "head_dim": 128, "max_position_embeddings": 40960}
@@ -30,7 +25,6 @@ SHAPES = {
             "num_key_value_heads": 8,
             "tie_word_embeddings": True,
         },
-        nano_roofline=40_300,
     ),
     "Qwen3-8B": Shape(
         QWEN3_COMMON
@@ -42,7 +36,6 @@ SHAPES = {
             "num_key_value_heads": 8,
             "tie_word_embeddings": False,
         },
-        nano_roofline=14_500,
     ),
     "Llama-3.1-8B": Shape(
         {
@@ -57,7 +50,6 @@ SHAPES = {
             "max_position_embeddings": 131072,
             "tie_word_embeddings": False,
         },
-        alone_roofline=320,
     ),
 }
 TINY = Shape(
@@ -73,5 +65,4 @@ TINY = Shape(
         "num_key_value_heads": 2,
         "tie_word_embeddings": True,
     },
-    nano_roofline=None,  # nobody asks what a CPU could do at best
 )

@@ -25,7 +25,7 @@ class Load:
 
     def requests(self, vocab_size: int, seed: int = 0) -> list[Request]:
         rng = random.Random(seed)
-        sizes = [(rng.randint(self.least, self.most), rng.randint(self.least, self.most)) for _ in self._each()]
+        sizes = self._lengths(rng)
         return [
             Request(
                 f"r{index}",
@@ -36,8 +36,14 @@ class Load:
             for index, (prompt, answer) in enumerate(sizes)
         ]
 
-    def _each(self) -> range:
-        return range(self.num_requests)
+    def lengths(self, seed: int = 0) -> list[tuple[int, int]]:
+        """Prompt and answer of each request of `requests`, in tokens."""
+        return self._lengths(random.Random(seed))
+
+    def _lengths(self, rng: random.Random) -> list[tuple[int, int]]:
+        return [
+            (rng.randint(self.least, self.most), rng.randint(self.least, self.most)) for _ in range(self.num_requests)
+        ]
 
 
 NANO = Load(256, 100, 1024)

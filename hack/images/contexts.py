@@ -31,6 +31,7 @@ CONTRACT_FILES = (
     "kv_layout.py",
     "layer_windows.py",
     "model_families.py",
+    "roofline.py",
     "strict_json.py",
 )
 CONTRACT_PACKAGES = ("gguf", "quantization_config")

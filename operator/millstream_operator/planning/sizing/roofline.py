@@ -1,25 +1,25 @@
 """Predicted latency and throughput: the larger of arithmetic and memory traffic, and the links between GPUs.
 
-    step = max(FLOPs / (peak × 50 %), bytes / (bandwidth × 75 %)) + all-reduces + launch
+    step = max(FLOPs / (peak × share), bytes / (bandwidth × share)) + all-reduces + overhead
 
-The two shares are what good engines reach, not what this runtime was measured to reach; `docs/planning.md` says what
-that is worth. Where step times were measured, `Machine.correction` multiplies the result. All-reduce is a ring, twice a
-layer: 2 (t-1)/t of the stream over each link (arXiv 1909.08053). Expected tokens of a speculative step: (1 - a^(k+1)) /
-(1 - a) (arXiv 2211.17192).
+FLOPs and bytes are those of `millstream_runtime.roofline`, the shares those of `catalog/efficiencies.yaml`: what good
+engines reach, until a GPU measured them. Where step times were measured, `Machine.correction` multiplies the result.
+All-reduce is a ring, twice a layer: 2 (t-1)/t of the stream over each link (arXiv 1909.08053). Expected tokens of a
+speculative step: (1 - a^(k+1)) / (1 - a) (arXiv 2211.17192).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from millstream_operator.catalog.efficiencies import Efficiency, efficiencies
 from millstream_operator.catalog.gpu import GpuPart
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.planning.calibration import NO_CORRECTION, Correction
 from millstream_operator.planning.sizing.weights import RankWeights
+from millstream_runtime.roofline import ModelSizes, Rates, attention_flops, step_work
 
-COMPUTE_EFFICIENCY, BANDWIDTH_EFFICIENCY, LINK_EFFICIENCY = 0.50, 0.75, 0.70
 NVLINK_LATENCY_SECONDS, PCIE_LATENCY_SECONDS = 8e-6, 25e-6
-STEP_OVERHEAD_SECONDS = 4e-4  # replaying a graph, sampling, bookkeeping
 _METHOD_DTYPE = {"FP8": "fp8", "INT8": "int8"}  # others multiply in the dtype of the model
 
 
@@ -78,16 +78,10 @@ class Prediction:
 
 def step_seconds(machine: Machine, new_tokens: int, context_tokens: int) -> float:
     """One forward pass: `new_tokens` computed in all, `context_tokens` of KV cache read in all. Not corrected."""
-    shape, part = machine.shape, machine.part
-    ranks = machine.tensor * machine.pipeline
-    attention_flops = 4 * shape.num_layers * shape.num_heads * shape.head_size * context_tokens
-    flops = (2 * shape.active_parameters * new_tokens + attention_flops) / ranks
-    dtype = _METHOD_DTYPE.get(machine.method, _model_dtype(shape))
-    compute = flops / (part.dtype_flops(dtype) * COMPUTE_EFFICIENCY)
-    read = _weight_bytes_read(machine, new_tokens) + context_tokens * machine.kv_bytes
-    traffic = read / (part.memory_bandwidth_bytes_per_second * BANDWIDTH_EFFICIENCY)
-    stage = max(compute, traffic) + _all_reduce_seconds(machine, new_tokens)
-    return stage * machine.pipeline + STEP_OVERHEAD_SECONDS
+    dtype = _METHOD_DTYPE.get(machine.method, _model_dtype(machine.shape))
+    work = step_work(_sizes(machine), new_tokens, context_tokens)
+    stage = _rates(machine, dtype).seconds(work) + _all_reduce_seconds(machine, new_tokens)
+    return stage * machine.pipeline + _efficiency(machine).step_overhead_seconds
 
 
 def prefill_seconds(machine: Machine, tokens: int, max_num_batched_tokens: int) -> float:
@@ -157,21 +151,35 @@ def predict(
     )
 
 
-def _weight_bytes_read(machine: Machine, new_tokens: int) -> float:
-    """All weights but the experts that no token of the step is routed to."""
-    weights, shape = machine.weights, machine.shape
-    read = weights.linear_bytes + weights.head_bytes
-    if not shape.num_experts:
-        return read
-    missed = (1 - shape.num_experts_per_token / shape.num_experts) ** new_tokens
-    return read - weights.experts_bytes * missed
-
-
 def _attention_seconds(machine: Machine, pairs: int) -> float:
     """Return the seconds for scores and values of `pairs` query-key pairs, beyond those of `step_seconds`."""
-    shape = machine.shape
-    flops = 4 * shape.num_layers * shape.num_heads * shape.head_size * pairs / (machine.tensor * machine.pipeline)
-    return flops / (machine.part.dtype_flops(_model_dtype(shape)) * COMPUTE_EFFICIENCY)
+    flops = attention_flops(_sizes(machine), pairs) / (machine.tensor * machine.pipeline)
+    return flops / _rates(machine, _model_dtype(machine.shape)).flops_per_second
+
+
+def _sizes(machine: Machine) -> ModelSizes:
+    shape, weights = machine.shape, machine.weights
+    return ModelSizes(
+        active_parameters=shape.active_parameters,
+        num_layers=shape.num_layers,
+        num_heads=shape.num_heads,
+        head_dim=shape.head_size,
+        read_bytes=weights.linear_bytes + weights.head_bytes,
+        experts_bytes=weights.experts_bytes,
+        num_experts=shape.num_experts,
+        num_experts_per_token=shape.num_experts_per_token,
+        kv_bytes_per_token=machine.kv_bytes,
+        ranks=machine.tensor * machine.pipeline,
+    )
+
+
+def _rates(machine: Machine, dtype: str) -> Rates:
+    part, share = machine.part, _efficiency(machine)
+    return Rates(part.memory_bandwidth_bytes_per_second * share.bandwidth, part.dtype_flops(dtype) * share.compute)
+
+
+def _efficiency(machine: Machine) -> Efficiency:
+    return efficiencies().of(machine.part.name)
 
 
 def _model_dtype(shape: ModelShape) -> str:
@@ -187,5 +195,5 @@ def _all_reduce_seconds(machine: Machine, new_tokens: int) -> float:
     link = part.nvlink_bytes_per_second if machine.over_nvlink else None
     latency = NVLINK_LATENCY_SECONDS if link else PCIE_LATENCY_SECONDS
     volume = 2 * (ranks - 1) / ranks * new_tokens * shape.hidden_size * shape.compute_bytes
-    one = latency + volume / ((link or part.pcie_bytes_per_second) * LINK_EFFICIENCY)
+    one = latency + volume / ((link or part.pcie_bytes_per_second) * _efficiency(machine).link)
     return 2 * shape.num_layers / machine.pipeline * one
