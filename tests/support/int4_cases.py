@@ -12,7 +12,8 @@ from torch import Tensor
 from millstream_kernels.linear.int4_weight import Int4Weight, repack
 from millstream_runtime.models.loading.tensor_store import DescribedTensor, TensorStore
 from millstream_runtime.models.loading.weights import LoadedWeights
-from millstream_runtime.quantization.grouped_weight import GroupedWeight, unpack_halves
+from millstream_runtime.quantization.grouped_weight import GroupedWeight
+from millstream_runtime.quantization.int4_linear import int4_weight
 from millstream_runtime.quantization.quantized_linear import DequantizingLinear
 from millstream_runtime.quantization.weight_layout import WeightLayout
 
@@ -107,7 +108,8 @@ def loaded(layout: WeightLayout, tensors: Mapping[str, Tensor], num_outputs: int
     return linear.weight
 
 
-def repacked(weight: GroupedWeight, group_size: int | None) -> Int4Weight:
-    zeros = weight.zeros if isinstance(weight.zeros, int) else unpack_halves(weight.zeros, weight.num_outputs)
-    codes = unpack_halves(weight.codes, weight.num_outputs)
-    return repack(codes, weight.scales, zeros, group_size, weight.order)
+def repacked(weight: GroupedWeight) -> Int4Weight:
+    """As the engine repacks it."""
+    found = int4_weight(weight)
+    assert found is not None
+    return found

@@ -23,7 +23,7 @@ Frantar et al. 2024 (Marlin, arXiv 2408.11743) for repacking once what a matrix 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ RUN = TILE // RUNS
 WORDS = RUN // 2  # per output and tile
 SCALES = {torch.float16, torch.bfloat16}
 LARGEST_CODE = 15
+UNIT = 8  # the number of inputs is a multiple of it: 16 bytes of 16 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,20 @@ class Int4Weight:
     def num_bytes(self) -> int:
         tensors = (self.codes, self.groups, self.order)
         return sum(one.numel() * one.element_size() for one in tensors if one is not None)
+
+    def with_outputs(self, index: Tensor) -> Int4Weight:
+        """The same with output `i` taken from output `index[i]`, int64."""
+        missing = _up_to_tiles(len(index)) - len(index)
+        # What fills up the last tile is output 0 once more; nobody reads its product.
+        whole = torch.cat((index, index.new_zeros(missing)))
+        codes = self.codes.transpose(1, 2).flatten(0, 1)[whole]
+        groups = self.groups.transpose(1, 2).flatten(0, 1)[whole]
+        return replace(
+            self,
+            codes=codes.view(-1, TILE, *codes.shape[1:]).transpose(1, 2).contiguous(),
+            groups=groups.view(-1, TILE, groups.shape[1]).transpose(1, 2).contiguous(),
+            num_outputs=len(index),
+        )
 
 
 def repack(
@@ -76,8 +91,7 @@ def repack(
     require(num_inputs > 0 and num_outputs > 0, "codes", f"has the shape {list(codes.shape)}")
     require(int(codes.max()) <= LARGEST_CODE, "codes", f"holds {int(codes.max())}; codes are 0 to 15")
     size = group_size or _up_to_tiles(num_inputs)
-    fits = size > 0 and (size % TILE == 0 or (size % RUN == 0 and TILE % size == 0))
-    require(fits, "group_size", f"is {size}; 32, 64 or a multiple of 128 is expected")
+    require(is_group_size(size), "group_size", f"is {size}; 32, 64 or a multiple of 128 is expected")
     num_groups = -(-num_inputs // size)
     require_tensor("scales", scales, (num_groups, num_outputs), SCALES)
     if isinstance(zeros, Tensor):
@@ -97,6 +111,11 @@ def repack(
         scale_dtype=scales.dtype,
         order=None if order is None else order.long(),
     )
+
+
+def is_group_size(size: int) -> bool:
+    """Whether groups of so many inputs never end within a run."""
+    return size > 0 and (size % TILE == 0 or (size % RUN == 0 and TILE % size == 0))
 
 
 def _words_of(codes: Tensor) -> Tensor:

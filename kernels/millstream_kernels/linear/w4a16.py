@@ -42,12 +42,11 @@ import triton.language as tl
 from torch import Tensor
 
 from millstream_kernels.arguments import capability_of, require, require_tensor, require_unit_stride
-from millstream_kernels.linear.int4_weight import RUN, RUNS, TILE, Int4Weight
+from millstream_kernels.linear.int4_weight import RUN, RUNS, TILE, UNIT, Int4Weight
 from millstream_kernels.linear.splits import Splits, add_splits, splits_of
 from millstream_kernels.variant import TensorCores, Variant
 
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
-UNIT = 8  # sizes and strides of x are passed in units of 8 numbers: 16 bytes of 16 bits, and the compiler knows it
 FEW_ROWS, SPLIT_ROWS = 16, 64  # up to here programs compute one split each
 
 
@@ -145,7 +144,7 @@ def w4a16_product(
     PARTIAL: tl.constexpr,
     WHOLE_TILES: tl.constexpr,
 ):
-    """One tile of outputs and rows. `x_row`, `num_inputs`: in units of `UNIT`; `GROUP_RUNS`: of a group, at most 4.
+    """One tile of outputs and rows. `x_row`, `num_inputs`: in units of `UNIT` numbers; `GROUP_RUNS`: of a group.
 
     PARTIAL: one split, to `output` float32 `[splits, M, tiles * TILE]`; else all, to `output` `[M, N]`.
     """

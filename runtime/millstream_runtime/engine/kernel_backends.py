@@ -17,6 +17,8 @@ class Backend(StrEnum):
 class KernelChoice(msgspec.Struct, frozen=True):
     """What was chosen for a part when the engine started, and why; `/ready` shows it."""
 
-    part: str  # "attention" of an eager step, "static_decode" of steps that a CUDA graph replays
+    # "attention" of an eager step, "static_decode" of steps that a CUDA graph replays, "norm", "activation", and
+    # "linear", of weights of 4 bits
+    part: str
     backend: Backend
     reason: str

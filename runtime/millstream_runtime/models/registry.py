@@ -20,6 +20,7 @@ from millstream_runtime.models.config.model_config import ModelConfig, architect
 from millstream_runtime.models.config.text_config import language_model_fields
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
+from millstream_runtime.models.loading.layer_kernels import LayerKernels
 from millstream_runtime.models.loading.open_checkpoint import open_checkpoint
 from millstream_runtime.models.loading.weights import ExpectedWeights, LayoutOf, LoadedWeights, Weights
 from millstream_runtime.quantization.layouts import layout_for
@@ -91,11 +92,13 @@ def load_model(
     ranks: Ranks = SINGLE_PROCESS,
     on_read: OnRead | None = None,
     copy_budget_bytes: int = 0,
+    kernels: LayerKernels | None = None,
 ) -> Decoder:
     """Check every tensor of the folder's checkpoint, then load this rank's share; nothing else is read.
 
     Args:
         copy_budget_bytes: what second copies of linear weights may take, on a device that uses them.
+        kernels: what computes norms, gates and packed linears.
         on_read: called before the first tensor and after each, with the bytes read so far and the bytes of the share.
 
     Raises:
@@ -115,7 +118,8 @@ def load_model(
                 on_read(checkpoint.bytes_read, total_bytes)
 
         report()
-        weights = LoadedWeights(checkpoint, dtype, device, ranks, report, copy_budget_bytes, _layout_of(config))
+        layout_of = _layout_of(config)
+        weights = LoadedWeights(checkpoint, dtype, device, ranks, report, copy_budget_bytes, layout_of, kernels)
         model: Decoder = family_code(config.architecture).build(config, weights)
         if weights.implementations and ranks.rank == 0:
             log.info("quantized_layers", computed_by=dict(weights.implementations))

@@ -37,6 +37,9 @@ def linear_for(source: TensorSource, weight: QuantizedWeight, bias: Tensor | Non
     Raises:
         RuntimeFailure: UnsupportedByRuntime, nothing computes such weights on this device.
     """
+    made = source.packed_linear(weight, bias) if isinstance(weight, GroupedWeight) else None
+    if made is not None:
+        return made
     device = source.device
     capability = 0
     if device.type == "cuda":

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from millstream_runtime.models.linear.linear import Linear, MemoryLayout
 from millstream_runtime.models.linear.shares import Size
+from millstream_runtime.quantization.grouped_weight import GroupedWeight
 
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
 
@@ -50,6 +51,9 @@ class TensorSource(Protocol):
         Raises:
             RuntimeFailure: CheckpointInvalid, it is none.
         """
+
+    def packed_linear(self, weight: GroupedWeight, bias: Tensor | None) -> Linear | None:
+        """The layer of a quantized weight by a chosen kernel, counted; None: it is left to `implementations`."""
 
     def count(self, num_bytes: int) -> None:
         """Add to the bytes that the model's weights take."""

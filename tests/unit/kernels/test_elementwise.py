@@ -15,8 +15,8 @@ from millstream_kernels.arguments import KernelArgumentError
 from millstream_kernels.elementwise.codes import Codes, Quantized, e4m3_codes, int8_codes
 from millstream_kernels.elementwise.gated_activation import Activation, gated_activation, gated_activation_quantized
 from millstream_kernels.elementwise.rms_norm import rms_norm, rms_norm_quantized
-from millstream_runtime.models.layers.mlp import gelu_tanh
 from millstream_runtime.models.layers.norm import RmsNorm
+from millstream_runtime.models.layers.torch_layers import gelu_tanh
 from tests.support.kernel_launches import recording_launches
 
 pytestmark = pytest.mark.usefixtures("interpreter")

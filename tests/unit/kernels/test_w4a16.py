@@ -125,24 +125,23 @@ def test_a_group_of_32_ends_within_a_tile_and_has_a_scale_of_its_own() -> None:
     assert result[:, 0].tolist() == [1, 2, 4, 8]
 
 
-def of_file(pack: Packer, layout: Any, num_outputs: int, num_inputs: int, group_size: int | None) -> tuple[Any, Tensor]:
+def of_file(pack: Packer, layout: Any, num_outputs: int, num_inputs: int) -> tuple[Int4Weight, Tensor]:
     """Pack a random weight by plain loops, and read it with the runtime's loader: repacked, and dense `[K, N]`."""
     weight = torch.randn(num_outputs, num_inputs, generator=torch.Generator().manual_seed(5)) * 0.1
     tensors, dense = pack("module", weight)
-    grouped = loaded(layout, tensors, num_outputs, num_inputs)
-    return repacked(grouped, group_size), dense.t()
+    return repacked(loaded(layout, tensors, num_outputs, num_inputs)), dense.t()
 
 
-FILES: dict[str, Callable[[], tuple[Any, Tensor]]] = {
-    "AWQ, outputs of a word in AWQ's order": lambda: of_file(awq(128), AwqLayout(128), 72, 256, 128),
-    "AWQ, groups of 32": lambda: of_file(awq(32), AwqLayout(32), 136, 96, 32),
-    "AWQ, a group per output": lambda: of_file(awq(-1), AwqLayout(None), 16, 256, None),
-    "GPTQ v1, zero points less one": lambda: of_file(gptq(4, 64), GptqLayout(4, 64, False, True), 72, 256, 64),
+FILES: dict[str, Callable[[], tuple[Int4Weight, Tensor]]] = {
+    "AWQ, outputs of a word in AWQ's order": lambda: of_file(awq(128), AwqLayout(128), 72, 256),
+    "AWQ, groups of 32": lambda: of_file(awq(32), AwqLayout(32), 136, 96),
+    "AWQ, a group per output": lambda: of_file(awq(-1), AwqLayout(None), 16, 256),
+    "GPTQ v1, zero points less one": lambda: of_file(gptq(4, 64), GptqLayout(4, 64, False, True), 72, 256),
     "GPTQ v2, zero points as they are": lambda: of_file(
-        gptq(4, 64, version=2), GptqLayout(4, 64, False, False), 72, 256, 64
+        gptq(4, 64, version=2), GptqLayout(4, 64, False, False), 72, 256
     ),
-    "GPTQ, act-order": lambda: of_file(gptq(4, 32, act_order=True), GptqLayout(4, 32, True, True), 24, 160, 32),
-    "GPTQ, symmetric": lambda: of_file(gptq(4, 128, symmetric=True), GptqLayout(4, 128, False, True), 24, 256, 128),
+    "GPTQ, act-order": lambda: of_file(gptq(4, 32, act_order=True), GptqLayout(4, 32, True, True), 24, 160),
+    "GPTQ, symmetric": lambda: of_file(gptq(4, 128, symmetric=True), GptqLayout(4, 128, False, True), 24, 256),
 }
 
 
@@ -153,6 +152,12 @@ def test_what_a_checkpoint_holds_is_what_is_computed_with(name: str) -> None:
     assert torch.equal(unpacked(weight), dense)
     x = rows(3, weight.num_inputs, BF16)
     assert_as_good_as_torch(product(x, weight), x, dense)
+
+
+def test_outputs_in_another_order() -> None:
+    case = Int4Case(160, 136, 32)
+    order = torch.randperm(136, generator=torch.Generator().manual_seed(3))[:130]
+    assert torch.equal(unpacked(case.packed().with_outputs(order)), case.dense[:, order])
 
 
 def test_the_high_half_byte_of_a_word_has_no_sign() -> None:

@@ -12,6 +12,7 @@ from millstream.boot_progress import BootProgress, reading
 from millstream_runtime.boot import BootLedger, Phase, WeightsProgress
 from millstream_runtime.boot_eta import eta_seconds
 from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.engine.execution.kernel_choice import PARTS
 from millstream_runtime.engine_process.boot_events import REPORT_INTERVAL_SECONDS, BootEvents
 from millstream_runtime.engine_process.messages import Event, PhaseEntered, WeightsRead
 from tests.support.server_thread import ServerThread
@@ -103,7 +104,7 @@ def test_ready_and_metrics_tell_what_was_measured_and_nothing_else(server: Serve
     assert not {"progress", "eta_seconds"} & set(body), "the boot is over"
 
     reason = "kernels run on GPUs, and this engine computes on a CPU"
-    assert body["kernels"] == {part: {"backend": "torch", "reason": reason} for part in ("attention", "static_decode")}
+    assert body["kernels"] == {part: {"backend": "torch", "reason": reason} for part in PARTS}
     assert server.metric("millstream_kernel_backend", part="attention", backend="torch", reason=reason) == 1
     assert server.metric("millstream_memory_bytes", use="weights") == file_bytes + copies_bytes
     assert server.metric("millstream_memory_bytes", use="kv_cache") == pool_bytes

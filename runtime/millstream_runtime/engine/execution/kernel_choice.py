@@ -11,8 +11,11 @@ import torch
 from millstream_runtime.config import KVCacheDType
 from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
 from millstream_runtime.models.config.model_config import ModelConfig
+from millstream_runtime.models.loading.layer_kernels import LayerKernels
 
-PARTS = ("attention", "static_decode")
+ATTENTION_PARTS = ("attention", "static_decode")
+LAYER_PARTS = ("norm", "activation", "linear")  # taken layer by layer: what a kernel does not take is torch's
+PARTS = (*ATTENTION_PARTS, *LAYER_PARTS)
 LEAST_CAPABILITY = 80
 # Compute capabilities on which the kernels of `millstream_kernels` were measured against torch (docs/kernels.md).
 MEASURED_CAPABILITIES: frozenset[int] = frozenset()
@@ -38,11 +41,25 @@ def choose_kernels(
         reason = "it was asked for"
     if reason is None and device.type == "cuda" and dtype is torch.float32:
         reason = "float32 has no matrix instruction on a GPU"
-    if reason is None:
-        reason = _unsupported(shape, dtype, stored, block_size_tokens)
-    if reason is None:
-        return tuple(KernelChoice(part, Backend.TRITON, "the kernels take this model") for part in PARTS)
-    return tuple(KernelChoice(part, Backend.TORCH, reason) for part in PARTS)
+    of_layers = reason or _unsupported_layers(dtype)
+    of_attention = of_layers or _unsupported(shape, dtype, stored, block_size_tokens)
+    reasons = dict.fromkeys(ATTENTION_PARTS, of_attention) | dict.fromkeys(LAYER_PARTS, of_layers)
+    return tuple(
+        KernelChoice(part, Backend.TRITON, "the kernels take this model")
+        if why is None
+        else KernelChoice(part, Backend.TORCH, why)
+        for part, why in reasons.items()
+    )
+
+
+def layer_kernels(choices: tuple[KernelChoice, ...]) -> LayerKernels | None:
+    """What makes a model's norms, gates and packed linears; None: torch. Imports triton only where it was chosen."""
+    chosen = [backend_of(part, choices) is Backend.TRITON for part in LAYER_PARTS]
+    if not any(chosen):
+        return None
+    from millstream_runtime.models.layers.triton_layers import TritonLayers
+
+    return TritonLayers(*chosen)
 
 
 def backend_of(part: str, choices: tuple[KernelChoice, ...]) -> Backend:
@@ -62,6 +79,14 @@ def _reason_for_torch(device: torch.device) -> str | None:
     return None
 
 
+def _unsupported_layers(dtype: torch.dtype) -> str | None:
+    try:
+        from millstream_kernels.elementwise.rms_norm import DTYPES
+    except ImportError:
+        return "triton is not installed"
+    return None if dtype in DTYPES else f"dtype {str(dtype).removeprefix('torch.')}"
+
+
 def _unsupported(shape: ModelConfig, dtype: torch.dtype, stored: KVCacheDType, block_size_tokens: int) -> str | None:
     pool_heads, head_dim = shape.kv_shape
     if stored is not KVCacheDType.AUTO:
@@ -70,8 +95,6 @@ def _unsupported(shape: ModelConfig, dtype: torch.dtype, stored: KVCacheDType, b
         return "heads share a latent key (MLA)"
     if block_size_tokens & (block_size_tokens - 1):
         return f"blocks of {block_size_tokens} tokens: a power of two is supported"
-    try:
-        from millstream_kernels.attention.specification import unsupported
-    except ImportError:
-        return "triton is not installed"
+    from millstream_kernels.attention.specification import unsupported
+
     return unsupported(dtype, head_dim, shape.num_heads, pool_heads // 2)

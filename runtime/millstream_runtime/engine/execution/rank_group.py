@@ -24,7 +24,7 @@ from millstream_runtime.engine.execution import draft_shard, shard
 from millstream_runtime.engine.execution.draft_shard import LoadedDraft
 from millstream_runtime.engine.execution.execution_mode import Execution, choose
 from millstream_runtime.engine.execution.forward import Forward
-from millstream_runtime.engine.execution.kernel_choice import backend_of, choose_kernels
+from millstream_runtime.engine.execution.kernel_choice import backend_of, choose_kernels, layer_kernels
 from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
@@ -154,10 +154,11 @@ def load_on_ranks(
     if execution is None:
         execution = choose(config, shard_config.model_config, shard_config.device, ranks.size)
     recorder = execution.recorder
+    kernels = _choose_kernels(config, shard_config, ranks, execution)
     draft = draft_shard.resolve_draft(config, shard_config)
     rank_group.broadcast(LoadShard(config))
     draft_model = None if draft is None else draft_shard.load_draft(config, shard_config, draft)
-    model = shard.load(config, shard_config, ranks, on_read)
+    model = shard.load(config, shard_config, ranks, on_read, layer_kernels(kernels))
     rank_group.gather(ShardLoaded)
     on_phase("SizingKVCache", f"{pool_size.gibibytes(model.weight_bytes)} of weights are loaded.")
     rank_group.broadcast(Measure())
@@ -177,7 +178,6 @@ def load_on_ranks(
     padding_blocks = 0 if recorder is None else KVCache.PADDING_BLOCKS
     cache = shard.make_kv_cache(config, shard_config, pool.num_blocks, ranks, num_padding_blocks=padding_blocks)
     shard_config.policy.after_loading()
-    kernels = _choose_kernels(config, shard_config, ranks, execution)
     forward = Forward(model, cache, shard_config.policy, backend=backend_of("attention", kernels))
     graphs_bytes = 0
     if recorder is not None:

@@ -35,6 +35,7 @@ from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.shares import RankInfo, rank_config
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
 from millstream_runtime.models.loading.kv_scales import read_kv_scales
+from millstream_runtime.models.loading.layer_kernels import LayerKernels
 from millstream_runtime.models.registry import OnRead, expected_weights, load_model, load_model_config
 
 PROFILED_LAYERS = 8  # enough for each kind: families that mix windows and experts do so within a few layers
@@ -88,9 +89,13 @@ def _require_kv_format(stored: KVCacheDType, device: torch.device) -> None:
 
 
 def load(
-    config: RuntimeConfig, shard_config: ShardConfig, ranks: Ranks = SINGLE_PROCESS, on_read: OnRead | None = None
+    config: RuntimeConfig,
+    shard_config: ShardConfig,
+    ranks: Ranks = SINGLE_PROCESS,
+    on_read: OnRead | None = None,
+    kernels: LayerKernels | None = None,
 ) -> Decoder:
-    """Load this rank's weights onto its device.
+    """Load this rank's weights onto its device. `kernels`: what computes norms, gates and packed linears.
 
     Raises:
         RuntimeFailure: OutOfMemory, CheckpointInvalid, or InvalidConfig where the model cannot be shared so.
@@ -112,7 +117,7 @@ def load(
         copy_budget_bytes = pool_size.copy_budget_bytes(limit_bytes, resident_bytes(), weight_bytes)
     try:
         return load_model(
-            shard_config.model_config, Path(config.model), dtype, device, ranks, on_read, copy_budget_bytes
+            shard_config.model_config, Path(config.model), dtype, device, ranks, on_read, copy_budget_bytes, kernels
         )
     except torch.OutOfMemoryError:
         raise too_large from None

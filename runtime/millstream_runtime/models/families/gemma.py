@@ -24,8 +24,9 @@ from millstream_runtime.models.layers.attention import (
     qk_norm_of,
 )
 from millstream_runtime.models.layers.decoder import Decoder
-from millstream_runtime.models.layers.mlp import GatedMlp, gated_mlp, gelu_tanh
-from millstream_runtime.models.layers.norm import RmsNorm
+from millstream_runtime.models.layers.mlp import GatedMlp, gated_mlp
+from millstream_runtime.models.layers.torch_layers import gelu_tanh, layers_of
+from millstream_runtime.models.loading.layer_kernels import TensorLayer
 from millstream_runtime.models.loading.weights import Weights
 
 DEFAULT_HEAD_DIM = DEFAULT_QUERY_SCALAR = 256  # what `transformers` takes where config.json does not say
@@ -88,7 +89,7 @@ class GemmaLayer:
 
     attention: AttentionBlock
     mlp: GatedMlp
-    norms: tuple[RmsNorm, ...]  # four, in the order of NORMS; their weights are float32 or wider
+    norms: tuple[TensorLayer, ...]  # four, in the order of NORMS; their weights are float32 or wider
 
     def __call__(self, residual: Tensor, step: Step) -> None:
         before_attention, after_attention, before_mlp, after_mlp = self.norms
@@ -141,7 +142,8 @@ def _load_layer(config: GemmaConfig, weights: Weights, layer: int) -> GemmaLayer
         attention=attention,
         mlp=gated_mlp(config, weights, f"{prefix}.mlp", config.intermediate_size, activation=gelu_tanh),
         norms=tuple(
-            RmsNorm.of(_one_plus(weights, name, config.hidden_size), config.rms_norm_eps) for name in norm_names
+            layers_of(weights).rms_norm(_one_plus(weights, name, config.hidden_size), config.rms_norm_eps)
+            for name in norm_names
         ),
     )
 

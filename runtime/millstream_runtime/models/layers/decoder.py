@@ -15,8 +15,8 @@ from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.config.rope_config import RopeConfig
 from millstream_runtime.models.layers.attention import Attention, AttentionBlock, Step
 from millstream_runtime.models.layers.mlp import Mlp
-from millstream_runtime.models.layers.norm import RmsNorm
 from millstream_runtime.models.layers.rope import rotary_table
+from millstream_runtime.models.layers.torch_layers import layers_of
 from millstream_runtime.models.linear.shares import Cut, vocabulary_share
 from millstream_runtime.models.linear.tensor_parallel import (
     Embedding,
@@ -24,6 +24,7 @@ from millstream_runtime.models.linear.tensor_parallel import (
     VocabularyParallelEmbedding,
     VocabularyParallelHead,
 )
+from millstream_runtime.models.loading.layer_kernels import TensorLayer
 from millstream_runtime.models.loading.weights import Weights
 
 # A tied output head shares the embedding. It is copied into [in, out] order while that costs less than this.
@@ -42,9 +43,9 @@ class PreNormLayer:
     """`x += attention(norm(x)); x += mlp(norm(x))`, as in Llama and most since. Outputs add into the residual stream
     (`addmm_`) instead of a tensor of their own."""
 
-    input_norm: RmsNorm
+    input_norm: TensorLayer
     attention: AttentionBlock
-    post_attention_norm: RmsNorm
+    post_attention_norm: TensorLayer
     mlp: Mlp
 
     def __call__(self, residual: Tensor, step: Step) -> None:
@@ -63,7 +64,7 @@ class Decoder:
         self.config = config
         self.layers = list(layers)
         self._embedding = _load_embedding(config, weights)
-        self._norm = RmsNorm.of(self._load_norm(weights), config.rms_norm_eps)
+        self._norm = layers_of(weights).rms_norm(self._load_norm(weights), config.rms_norm_eps)
         self._head = _load_head(config, weights, self._embedding.weight)
         self._tables = (
             []
@@ -111,7 +112,9 @@ def pre_norm_layer(
     """A layer around blocks that are already loaded, with its norms from `model.layers.N`."""
     prefix = f"model.layers.{layer}"
     input_norm, post_attention_norm = (
-        RmsNorm.of(weights.tensor(f"{prefix}.{name}_layernorm.weight", config.hidden_size), config.rms_norm_eps)
+        layers_of(weights).rms_norm(
+            weights.tensor(f"{prefix}.{name}_layernorm.weight", config.hidden_size), config.rms_norm_eps
+        )
         for name in ("input", "post_attention")
     )
     return PreNormLayer(input_norm, attention, post_attention_norm, mlp)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from millstream_runtime.models.config.model_config import ModelConfig
+from millstream_runtime.models.layers.torch_layers import layers_of
 from millstream_runtime.models.linear.linear import Linear, Projection
 from millstream_runtime.models.linear.shares import Cut, even_share, side_by_side
+from millstream_runtime.models.loading.layer_kernels import Activation, TensorLayer
 from millstream_runtime.models.loading.weights import Weights
-
-Activation = Callable[[Tensor], Tensor]
-gelu_tanh: Activation = partial(F.gelu, approximate="tanh")
 
 
 class Mlp(Protocol):
@@ -32,7 +29,7 @@ class GatedMlp:
 
     gate_up: Linear  # hidden -> 2 intermediate of this rank: gate, up
     down: Projection  # intermediate of this rank -> hidden
-    activation: Activation = F.silu
+    gate: TensorLayer  # gate, up to activation(gate) * up
 
     def __call__(self, x: Tensor) -> Tensor:
         """`[T, hidden]` to `[T, hidden]`."""
@@ -42,8 +39,7 @@ class GatedMlp:
         self.down.add_to(residual, self._inner(x))
 
     def _inner(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.activation(gate).mul_(up)
+        return self.gate(self.gate_up(x))
 
 
 def gated_mlp(
@@ -79,5 +75,5 @@ def gated_mlp(
     return GatedMlp(
         gate_up=weights.linear(inputs, config.hidden_size, config.mlp_bias),
         down=output(f"{prefix}.down_proj", config.hidden_size, share, config.mlp_bias),
-        activation=activation,
+        gate=layers_of(weights).gate(activation),
     )

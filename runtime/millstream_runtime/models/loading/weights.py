@@ -32,8 +32,10 @@ from millstream_runtime.models.linear.several import LinearPerExpert, SideBySide
 from millstream_runtime.models.linear.shares import Cut, Size, kept_size, total_size
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks, RowParallelLinear
 from millstream_runtime.models.loading.checkpoint import check_finite
+from millstream_runtime.models.loading.layer_kernels import LayerKernels
 from millstream_runtime.models.loading.tensor_store import TensorStore
 from millstream_runtime.models.memory_layouts import memory_layout_for
+from millstream_runtime.quantization.grouped_weight import GroupedWeight
 from millstream_runtime.quantization.quantized_layout import invalid_tensor
 from millstream_runtime.quantization.unquantized import UNQUANTIZED
 from millstream_runtime.quantization.weight_layout import FLOATS, WeightLayout
@@ -45,8 +47,9 @@ LayoutOf = Callable[[str], WeightLayout]  # of a module, by its name in the chec
 class Weights(ABC):
     """The `TensorSource` of weight layouts, and what families build their layers from.
 
-    Attributes: `ranks`, among whom the model is shared; `dtype` and `device` of the tensors; `memory`, the layout of
-    dense linear weights; `implementations`, quantized layers by the name of what computes them.
+    Attributes: `ranks`, among whom the model is shared; `dtype` and `device` of the tensors; `memory`, the layout
+    of dense linear weights; `kernels`, what makes norms, gates and packed linears; `implementations`, quantized
+    layers by the name of what computes them.
     """
 
     def __init__(
@@ -56,8 +59,10 @@ class Weights(ABC):
         ranks: Ranks = SINGLE_PROCESS,
         memory: MemoryLayout | None = None,
         layout_of: LayoutOf | None = None,
+        kernels: LayerKernels | None = None,
     ) -> None:
         """`memory`: `PlainLayout` by default. `layout_of`: how modules are stored; by default none is quantized."""
+        self.kernels = kernels
         self.dtype = dtype
         self.device = device
         self.ranks = ranks
@@ -94,6 +99,16 @@ class Weights(ABC):
     def note_implementation(self, name: str) -> None:
         """Count a quantized layer by what computes it."""
         self.implementations[name] += 1
+
+    def packed_linear(self, weight: GroupedWeight, bias: Tensor | None) -> Linear | None:
+        """See `TensorSource`."""
+        made = None if self.kernels is None else self.kernels.packed_linear(weight, bias)
+        if made is None:
+            return None
+        linear, num_bytes = made
+        self.count(num_bytes)
+        self.note_implementation("computed by a Triton kernel")
+        return linear
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """An uninitialised tensor for a weight, counted in `num_bytes`."""
@@ -216,12 +231,14 @@ class LoadedWeights(Weights):
         on_read: Callable[[], None] = lambda: None,
         copy_budget_bytes: int = 0,
         layout_of: LayoutOf | None = None,
+        kernels: LayerKernels | None = None,
     ) -> None:
         """`on_read`: called after each tensor, whose pages are in memory then.
 
         `copy_budget_bytes`: what second copies of linear weights may take on a device that uses them.
         """
-        super().__init__(dtype, device, ranks, memory_layout_for(device, dtype, copy_budget_bytes), layout_of)
+        memory = memory_layout_for(device, dtype, copy_budget_bytes)
+        super().__init__(dtype, device, ranks, memory, layout_of, kernels)
         self._checkpoint = checkpoint
         self._on_read = on_read
 

@@ -12,15 +12,16 @@ import torch
 
 from millstream_runtime.config import KVCacheDType
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.execution import kernel_choice
+from millstream_runtime.engine.execution import kernel_choice, rank_group
 from millstream_runtime.engine.execution.execution_mode import Execution
-from millstream_runtime.engine.execution.kernel_choice import choose_kernels
+from millstream_runtime.engine.execution.kernel_choice import ATTENTION_PARTS, choose_kernels
 from millstream_runtime.engine.kernel_backends import Backend
 from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.models.registry import load_model_config
 from tests.support.eager_recorder import EagerRecorder
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
 from tests.support.kernel_launches import Launch, recording_launches
+from tests.support.quantized_checkpoints import awq, quantized
 from tests.support.tiny_families import prompts_of, with_fields
 from tests.support.triton_interpreter import interpreting
 
@@ -42,6 +43,12 @@ def launches(interpreter: None) -> Iterator[list[Launch]]:
 
 
 @pytest.fixture
+def attention_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms and gates are torch's: interpreting one program per row of a prompt takes seconds."""
+    monkeypatch.setattr(rank_group, "layer_kernels", lambda choices: None)
+
+
+@pytest.fixture
 def folder(write_model: WriteModel) -> Path:
     return write_model(hidden_size=64)
 
@@ -57,6 +64,7 @@ GREEDY = greedy(NEW_TOKENS)
 SEEDED = SamplingParams(NEW_TOKENS, temperature=0.9, top_k=40, top_p=0.95, seed=7, ignore_eos=True)
 
 
+@pytest.mark.usefixtures("attention_alone")
 @pytest.mark.parametrize(
     ("sampling", "config"),
     [
@@ -78,6 +86,20 @@ def test_the_engine_answers_with_torchs_tokens(
     assert [*again.values()] == [*expected.values()]
 
 
+def test_norms_gates_and_products_of_4_bits_answer_alike(
+    write_model: WriteModel, make_engine: MakeEngine, launches: list[Launch], tmp_path: Path
+) -> None:
+    packed = tmp_path / "packed"
+    settings = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+    quantized(write_model(hidden_size=64, intermediate_size=96), packed, settings, awq(32))
+    few = [Request(str(index), prompt, greedy(2)) for index, prompt in enumerate(prompts_of((1, 3)))]
+    expected = generate(make_engine(packed), few)
+    assert not launches
+    assert generate(make_engine(packed, execution=TRITON), few) == expected
+    assert {launch.kernel for launch in launches} > {"rms_norm_row", "gated_tile", "w4a16_product", "sum_splits"}
+
+
+@pytest.mark.usefixtures("attention_alone")
 def test_steps_that_a_graph_replays_answer_alike(folder: Path, make_engine: MakeEngine, launches: list[Launch]) -> None:
     expected = generate(make_engine(folder), requests(GREEDY))
     engine = make_engine(folder, execution=Execution(EagerRecorder(), backend=Backend.TRITON))
@@ -87,6 +109,7 @@ def test_steps_that_a_graph_replays_answer_alike(folder: Path, make_engine: Make
     assert "paged_decode" in {launch.kernel for launch in launches}
 
 
+@pytest.mark.usefixtures("attention_alone")
 def test_a_model_with_windows_answers_alike(
     write_model: WriteModel, make_engine: MakeEngine, launches: list[Launch], tmp_path: Path
 ) -> None:
@@ -106,18 +129,18 @@ def windowed(folder: Path, copy: Path) -> Path:
 
 
 def test_what_was_chosen_is_said_with_the_reason(folder: Path, make_engine: MakeEngine) -> None:
-    (attention, static) = make_engine(folder).kernels
-    assert (attention.part, static.part) == ("attention", "static_decode")
-    assert attention.backend is static.backend is Backend.TORCH
-    assert attention.reason == "kernels run on GPUs, and this engine computes on a CPU"
-    assert [one.backend for one in make_engine(folder, execution=TRITON).kernels] == [Backend.TRITON] * 2
+    choices = make_engine(folder).kernels
+    assert [one.part for one in choices] == ["attention", "static_decode", "norm", "activation", "linear"]
+    assert {one.backend for one in choices} == {Backend.TORCH}
+    assert {one.reason for one in choices} == {"kernels run on GPUs, and this engine computes on a CPU"}
+    assert [one.backend for one in make_engine(folder, execution=TRITON).kernels] == [Backend.TRITON] * 5
 
 
-def test_a_model_that_the_kernels_do_not_take_is_served_by_torch(
-    write_model: WriteModel, make_engine: MakeEngine
+def test_attention_that_the_kernels_do_not_take_is_torchs(
+    write_model: WriteModel, make_engine: MakeEngine, attention_alone: None
 ) -> None:
     engine: Engine = make_engine(write_model(), execution=TRITON)  # heads of 12
-    assert [one.backend for one in engine.kernels] == [Backend.TORCH] * 2
+    assert [one.backend for one in engine.kernels] == [Backend.TORCH] * 2 + [Backend.TRITON] * 3
     assert engine.kernels[0].reason == "head size 12: multiples of 16 up to 256 are supported"
     assert generate(engine, requests(GREEDY)) == generate(make_engine(write_model()), requests(GREEDY))
 
@@ -141,8 +164,11 @@ def test_a_reason_names_what_is_not_supported(change: dict[str, Any], reason: st
         "asked": Backend.TRITON,
     }
     choices = choose_kernels(load_model_config(folder), **(arguments | change))
-    assert {choice.reason for choice in choices} == {reason}
-    assert {choice.backend for choice in choices} == {Backend.TORCH}
+    of_attention = choices[: len(ATTENTION_PARTS)]
+    assert {choice.reason for choice in of_attention} == {reason}
+    assert {choice.backend for choice in of_attention} == {Backend.TORCH}
+    of_layers = {choice.backend for choice in choices[len(ATTENTION_PARTS) :]}
+    assert of_layers == {Backend.TRITON if change.keys() & {"stored", "block_size_tokens"} else Backend.TORCH}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,70 @@
+"""Norms, gates and products by weights of 4 bits by the Triton kernels of `millstream_kernels`.
+
+Importing this imports triton: only an engine that chose these kernels does (`execution.kernel_choice`). What a kernel
+does not take, such as a size that is no multiple of 8, is left to torch layer by layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from millstream_kernels.elementwise.gated_activation import Activation as KernelActivation
+from millstream_kernels.elementwise.gated_activation import gated_activation
+from millstream_kernels.elementwise.rms_norm import MAX_SIZE, UNIT, rms_norm
+from millstream_runtime.models.layers.torch_layers import TORCH_LAYERS, gelu_tanh
+from millstream_runtime.models.linear.linear import Linear
+from millstream_runtime.models.loading.layer_kernels import Activation, TensorLayer
+from millstream_runtime.quantization.grouped_weight import GroupedWeight
+from millstream_runtime.quantization.int4_linear import Int4Linear, int4_weight
+
+ACTIVATIONS = {F.silu: KernelActivation.SILU, gelu_tanh: KernelActivation.GELU_TANH}
+
+
+@dataclass(frozen=True, slots=True)
+class TritonNorm:
+    """See `LayerKernels.rms_norm`."""
+
+    weight: Tensor  # [size]
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return rms_norm(x.view(-1, x.shape[-1]), self.weight, self.eps).view(x.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonGate:
+    """See `LayerKernels.gate`."""
+
+    activation: Activation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.shape[-1] % (2 * UNIT):
+            return TORCH_LAYERS.gate(self.activation)(x)
+        return gated_activation(x, ACTIVATIONS[self.activation])
+
+
+@dataclass(frozen=True, slots=True)
+class TritonLayers:
+    """See `LayerKernels`. Each part as it was chosen."""
+
+    norms: bool
+    activations: bool
+    linears: bool
+
+    def rms_norm(self, weight: Tensor, eps: float) -> TensorLayer:
+        size = weight.shape[0]
+        if not self.norms or size % UNIT or size > MAX_SIZE:
+            return TORCH_LAYERS.rms_norm(weight, eps)
+        return TritonNorm(weight, eps)
+
+    def gate(self, activation: Activation) -> TensorLayer:
+        if not self.activations or activation not in ACTIVATIONS:
+            return TORCH_LAYERS.gate(activation)
+        return TritonGate(activation)
+
+    def packed_linear(self, weight: GroupedWeight, bias: Tensor | None) -> tuple[Linear, int] | None:
+        repacked = int4_weight(weight) if self.linears else None
+        return None if repacked is None else (Int4Linear(repacked, bias), repacked.num_bytes)
