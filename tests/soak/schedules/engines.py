@@ -23,6 +23,7 @@ from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation.drafter import Drafter
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
+from millstream_runtime.models.loading.layer_kernels import LayerKernels
 from tests.soak.schedules.schedule import Schedule
 from tests.soak.schedules.tiny_models import MODELS, VOCABULARY, write_model
 from tests.support import varlen_reference
@@ -129,11 +130,16 @@ class Engines:
             yield engine
 
     def _load(
-        self, config: RuntimeConfig, shard_config: shard.ShardConfig, ranks: Ranks = SINGLE_PROCESS, on_read: Any = None
+        self,
+        config: RuntimeConfig,
+        shard_config: shard.ShardConfig,
+        ranks: Ranks = SINGLE_PROCESS,
+        on_read: Any = None,
+        kernels: LayerKernels | None = None,
     ) -> Decoder:
         """A decoder has no state of a request, so engines may share it."""
-        if ranks.size > 1:
-            return _load_shard(config, shard_config, ranks, on_read)
+        if ranks.size > 1 or kernels is not None:
+            return _load_shard(config, shard_config, ranks, on_read, kernels)
         key = config.model, shard_config.model_config.max_model_len
         if key not in self._decoders:
             self._decoders[key] = _load_shard(config, shard_config, ranks, on_read)
