@@ -84,6 +84,9 @@ class Fixed:
     def observe_step(self, num_decodes: int, num_drafts: int, num_tokens: int, seconds: float) -> None:
         """See `DraftLengths.observe_step`."""
 
+    def observe_costs(self, num_decodes: int, num_drafts: int, seconds: float) -> None:
+        """See `DraftLengths.observe_costs`."""
+
     def observe_reading(self, seconds: float) -> None:
         """See `DraftLengths.observe_reading`."""
 

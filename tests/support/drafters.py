@@ -105,6 +105,9 @@ class RandomLengths:
     def observe_step(self, num_decodes: int, num_drafts: int, num_tokens: int, seconds: float) -> None:
         assert seconds > 0
 
+    def observe_costs(self, num_decodes: int, num_drafts: int, seconds: float) -> None:
+        assert seconds > 0
+
     def observe_reading(self, seconds: float) -> None:
         assert seconds > 0
 

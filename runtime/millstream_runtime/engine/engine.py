@@ -34,7 +34,7 @@ from millstream_runtime.engine.scheduling.pacing import Pace, pace_for
 from millstream_runtime.engine.scheduling.scheduler import Chunk, Scheduler, StepPlan, tokens_alone
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation.drafter import Drafter
-from millstream_runtime.engine.speculation.length_choice import crowd_of, decodes_alone
+from millstream_runtime.engine.speculation.length_choice import crowd_of
 from millstream_runtime.engine.step_times import StepTimer, TimedStep, seconds_of_decodes
 from millstream_runtime.engine.warm_up import WarmUp
 from millstream_runtime.errors import RuntimeFailure
@@ -296,7 +296,7 @@ class Engine:
         with self._rank_group.computing():
             sampled = step.launched.read()
         now = self.step_clock()
-        decodes = None if self._drafting is None else decodes_alone(step.chunks)
+        decodes = None if self._drafting is None else self._drafting.decodes_of(step.chunks)
         # The device began with it when it was launched, or when it was done with the step before.
         if step.shape is not None and self._pace is not None:
             seconds = now - max(step.began_at_seconds, self._read_at_seconds)

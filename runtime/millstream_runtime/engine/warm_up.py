@@ -20,7 +20,10 @@ from millstream_runtime.engine.request import Request, SamplingParams, TokenOutp
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 LONGEST_PROMPT = 64
-DRAFT_PROMPT, CHECKS = 16, 2  # tokens of the prompt behind which drafts are checked, and checks of each length
+# Tokens of the prompt behind which drafts are checked: of one request, and of each of several, which a draft model
+# reads with the first draft.
+DRAFT_PROMPT, SHORT_DRAFT_PROMPT = 16, 3
+CHECKS = 7  # of each length and batch size
 MOST_DRAFTS_SECONDS = 1.0  # where steps are so long that this ends early, first-time work is lost in them
 
 
@@ -52,17 +55,27 @@ class WarmUp:
         policy.warm_up(self, is_only_rank=is_only_rank)
         self._finish()
 
-    def run_drafts(self) -> Callable[[int], bool]:
-        """Return what computes a few checks of so many drafts; it returns whether there is time for more.
+    def run_drafts(self) -> Callable[[int, int], bool]:
+        """Return what computes a few checks, `run(num_requests, num_drafts)`; it returns whether there is time for
+        more.
 
         Each number of drafts is one of rows, for which a CPU writes machine code.
         """
         end = time.perf_counter() + MOST_DRAFTS_SECONDS
 
-        def run(num_drafts: int) -> bool:
-            num_tokens = 2 + CHECKS * (num_drafts + 1)
-            if self.max_requests(DRAFT_PROMPT + num_tokens):
-                self._engine.add_request(_request(f"warm-up-drafts-{num_drafts}", DRAFT_PROMPT, num_tokens))
+        def run(num_requests: int, num_drafts: int) -> bool:
+            prompt_tokens = DRAFT_PROMPT if num_requests == 1 else SHORT_DRAFT_PROMPT
+            num_tokens = 2 + (CHECKS + 1) * (num_drafts + 1)
+            if num_requests <= self.max_requests(prompt_tokens + num_tokens):
+                requests = [
+                    _request(f"warm-up-drafts-{number}", prompt_tokens, num_tokens) for number in range(num_requests)
+                ]
+                for one in requests:
+                    self._engine.add_request(one)
+                for _ in range(1 + CHECKS):
+                    self._engine.step()
+                for one in requests:
+                    self._engine.abort(one.request_id)
                 self._finish()
             return time.perf_counter() < end
 

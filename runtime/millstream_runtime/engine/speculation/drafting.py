@@ -15,14 +15,16 @@ from collections.abc import Sequence as Seq
 from millstream_runtime.config import GovernorMode
 from millstream_runtime.engine.out_of_memory import is_out_of_memory
 from millstream_runtime.engine.request import SpeculationStats
-from millstream_runtime.engine.scheduling.scheduler import MOST_STEP_DRAFTS
+from millstream_runtime.engine.scheduling.scheduler import MOST_STEP_DRAFTS, Chunk
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation.drafter import Drafter
-from millstream_runtime.engine.speculation.length_choice import LengthChoice
+from millstream_runtime.engine.speculation.length_choice import LengthChoice, decodes_alone
 from millstream_runtime.engine.speculation.skip import FOR_GOOD, Skip
 from millstream_runtime.logs import log
 
 STEPS_WITHOUT_DRAFTS = 64  # after a step for which there was no memory
+WARM_UP_BATCHES = (1, 4, 16)  # whose steps the governor knows from the first request on
+FIRST_TIME_STEPS = 2  # of each length and batch size, which are slow
 
 
 Proposed = dict[Sequence, list[int]]
@@ -51,6 +53,7 @@ class Drafting:
         self._make_room = make_room
         self._steps_to_wait = 0
         self._is_warming_up = False
+        self._untimed_steps = 0
         self._has_read = False  # whether the drafter has read prompts for this step
         self._refused: dict[Sequence, Skip] = {}
         self._forget_counts()
@@ -84,7 +87,12 @@ class Drafting:
     def _proposed(self, wanted: dict[Sequence, int], num_decodes: int, skip: Skip) -> Proposed:
         """Drafts of as many tokens as the governor chooses. `skip`: why it chooses none."""
         if self._is_warming_up:
-            return self._ask_where_room_is(wanted)
+            # What is proposed for free depends on the text, which a warm-up has not.
+            return (
+                {one: [0] * most for one, most in wanted.items()}
+                if self.lengths.is_free
+                else self._ask_where_room_is(wanted)
+            )
         if not self.lengths.is_free:
             chosen = self.lengths.choose(wanted, num_decodes, is_crowded=skip is Skip.CROWDED)
             self._skipped[skip] += len(wanted) - len(chosen)
@@ -112,15 +120,20 @@ class Drafting:
                 self._skipped[Skip.NO_ROOM] += 1
         return self._ask(wanted) if wanted else {}
 
-    def warm_up(self, run: Callable[[int], bool]) -> None:
-        """Let heartbeats draft while `run` computes some: `run(num_drafts)` returns whether there is time for more.
+    def warm_up(self, run: Callable[[int, int], bool]) -> None:
+        """Let heartbeats draft, so that no request pays for first-time work and the governor knows what checks take.
 
-        Nothing of it is counted.
+        `run(num_requests, num_drafts)` computes a few checks, and returns whether there is time for more. They count
+        nowhere else.
         """
         most = self._max_draft_tokens
+        ends = [0, most, *({1} - {most})]
+        plan = [(size, length) for size in WARM_UP_BATCHES for length in ends]
+        plan += [(1, length) for length in range(2, most)]
         self._is_warming_up = True
-        for self._max_draft_tokens in range(1, most + 1):
-            if not run(self._max_draft_tokens):
+        for size, self._max_draft_tokens in plan:
+            self._untimed_steps = FIRST_TIME_STEPS
+            if not run(size, self._max_draft_tokens):
                 break
         self._max_draft_tokens, self._is_warming_up = most, False
         self._forget_counts()
@@ -138,17 +151,35 @@ class Drafting:
         for position in range(num_accepted):
             self._accepted_per_position[position] += 1
 
+    def decodes_of(self, chunks: Seq[Chunk]) -> tuple[int, int] | None:
+        """Return the decodes of a step and their drafts; None where their time says nothing about requests."""
+        return decodes_alone(chunks, are_heartbeats=self._is_warming_up)
+
     def observe_step(
         self, decodes: tuple[int, int] | None, num_tokens: int, step_seconds: float, drafting_seconds: float
     ) -> None:
-        """Learn from a step that was read. `decodes`: see `decodes_alone`. `num_tokens`: that it gave.
+        """Learn from a step that was read. `decodes`: see `decodes_of`. `num_tokens`: that it gave.
 
         The time in which a draft model reads prompts is no cost of its drafts: it comes once per request.
         """
-        if self._has_read and not self._is_warming_up:
+        seconds = step_seconds + drafting_seconds
+        if self._is_warming_up:
+            self._observe_warm_up(decodes, seconds)
+        elif self._has_read:
             self.lengths.observe_reading(drafting_seconds)
         elif decodes is not None:
-            self.lengths.observe_step(*decodes, num_tokens, step_seconds + drafting_seconds)
+            self.lengths.observe_step(*decodes, num_tokens, seconds)
+
+    def _observe_warm_up(self, decodes: tuple[int, int] | None, seconds: float) -> None:
+        if decodes is None or self._has_read:
+            return
+        num_decodes, num_drafts = decodes
+        if num_drafts < num_decodes * min(self._max_draft_tokens, MOST_STEP_DRAFTS // num_decodes):
+            return
+        if self._untimed_steps:
+            self._untimed_steps -= 1
+        else:
+            self.lengths.governor.observe_costs(num_decodes, num_drafts, seconds)
 
     def refuse(self, sequence: Sequence) -> None:
         """Its check gave numbers that are not finite: it drafts no more."""

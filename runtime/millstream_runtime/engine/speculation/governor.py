@@ -72,6 +72,9 @@ class DraftLengths(Protocol):
     def observe_step(self, num_decodes: int, num_drafts: int, num_tokens: int, seconds: float) -> None:
         """Learn from a step with decodes alone. `seconds`: of drafting and computing. `num_tokens`: that it gave."""
 
+    def observe_costs(self, num_decodes: int, num_drafts: int, seconds: float) -> None:
+        """Learn what a step takes from one that no request was in. `seconds`: of drafting and computing."""
+
     def observe_reading(self, seconds: float) -> None:
         """Learn that a draft model has read prompts for the step that comes, which is not observed."""
 
@@ -163,6 +166,10 @@ class Governor:
         if self._trial is not None:
             trial, self._trial = self._trial, None
             self._exploration_seconds += max(0.0, seconds - trial.tokens / trial.usual.tokens_per_second)
+
+    def observe_costs(self, num_decodes: int, num_drafts: int, seconds: float) -> None:
+        """See `DraftLengths.observe_costs`."""
+        self._bucket(num_decodes).costs.observe(num_drafts / num_decodes, seconds)
 
     def observe_reading(self, seconds: float) -> None:
         """See `DraftLengths.observe_reading`. In a trial it is a loss, which delays the next."""

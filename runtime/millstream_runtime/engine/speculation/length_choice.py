@@ -98,11 +98,12 @@ class LengthChoice:
             self.governor.observe_drafts(sequence, len(drafts), stood)
 
 
-def decodes_alone(chunks: Seq[Chunk]) -> tuple[int, int] | None:
-    """Return the decodes of a step and their drafts; None where it computes prompts or heartbeats too."""
+def decodes_alone(chunks: Seq[Chunk], *, are_heartbeats: bool = False) -> tuple[int, int] | None:
+    """Return the decodes of a step and their drafts; None where it computes prompts too, or, unless they are all
+    `are_heartbeats`, heartbeats."""
     num_drafts = 0
     for sequence, num_tokens in chunks:
-        if num_tokens != 1 + len(sequence.draft_ids) or sequence.request.is_heartbeat:
+        if num_tokens != 1 + len(sequence.draft_ids) or sequence.request.is_heartbeat is not are_heartbeats:
             return None
         num_drafts += len(sequence.draft_ids)
     return len(chunks), num_drafts

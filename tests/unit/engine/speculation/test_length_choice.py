@@ -13,6 +13,7 @@ from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.request import GovernorReport, Request, SpeculationStats
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation.drafter import Drafter
+from millstream_runtime.engine.speculation.governor import Governor
 from millstream_runtime.engine.speculation.length_choice import crowd_of
 from tests.support.drafters import EachAlone, always, always_right
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
@@ -89,6 +90,23 @@ def test_what_gains_is_checked_once_it_is_known_what_steps_take(
     assert engine._drafting is not None
     assert not engine._drafting.lengths._compared
     assert not engine._drafting.lengths.governor._acceptance._requests  # type: ignore[attr-defined]
+
+
+def test_what_checks_take_is_known_from_the_warm_up(
+    answer: list[int], write_model: WriteModel, make_engine: MakeEngine
+) -> None:
+    drafter = free(always_right({PROMPT: answer}))
+    engine = make_engine(write_model(), drafter=drafter, speculation_governor=GovernorMode.ENFORCE)
+    StepClock(engine, 0.05)
+    engine.warm_up()
+    assert engine._drafting is not None
+    governor = engine._drafting.lengths.governor
+    assert isinstance(governor, Governor)
+    assert governor._bucket(1).costs.line() == pytest.approx([1.0, 1.05, 1.1, 1.15, 1.2])
+    assert governor._bucket(4).costs.line() == pytest.approx([1.0, 1.2, 1.4, 1.6, 1.8])
+    assert (counts(engine).num_checks, governor.stats().decode_seconds) == (0, 0.0)
+    assert generate(engine, [REQUEST])["0"] == answer
+    assert counts(engine).skipped["no_gain"] == 0
 
 
 def test_what_costs_more_than_it_saves_is_left_alone(
