@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import base64
 import json
-from pathlib import Path
 from typing import Any
 
 from e2e.cluster import Cluster, Object, eventually
 from e2e.deployments import MODEL, children, condition, llmd, pods, read, wait_ready
 from e2e.durations import Durations
 from e2e.hub_pod import COMMIT, REPOSITORY, hub
+from e2e.model_artifact import MODELS, push_model
 from e2e.node_volume import STORAGE_CLASS, node_volume
 from e2e.release import Release
-from hack.cluster.registry import CONTAINER, INNER_PORT, address
-from hack.images.registry import OCI_MANIFEST, Registry
+from hack.cluster.registry import CONTAINER, INNER_PORT
 
 TOKEN = "hf_of-the-tests"
-DEMO_MODEL = Path(__file__).resolve().parent.parent / "models" / MODEL
 MODEL_REPOSITORY = "millstream-e2e/model"
-TITLE = "org.opencontainers.image.title"
+INSIDE = f"{CONTAINER}:{INNER_PORT}"  # the registry's name on the node's network; it has no TLS
 
 
 def token_secret(token: str) -> Object:
@@ -88,26 +86,13 @@ def test_a_refused_token_is_one_clear_reason_and_a_good_one_mends_it(
         wait_ready(cluster, namespace, "downloaded")
 
 
-def push_model(tag: str) -> str:
-    """The demo model as an artifact in the local registry, each file a layer; its digest."""
-    registry = Registry(address())
-    config = registry.put_blob(MODEL_REPOSITORY, b"{}", "application/vnd.oci.empty.v1+json")
-    layers = []
-    for path in sorted(DEMO_MODEL.iterdir()):
-        blob = registry.put_blob(MODEL_REPOSITORY, path.read_bytes(), "application/octet-stream")
-        layers.append(blob.as_json() | {"annotations": {TITLE: path.name}})
-    content = {"schemaVersion": 2, "mediaType": OCI_MANIFEST, "config": config.as_json(), "layers": layers}
-    return registry.put_manifest(MODEL_REPOSITORY, tag, content)
-
-
 def test_a_model_image_from_the_local_registry_is_pinned_by_digest_and_served(
     cluster: Cluster, release: Release, warm_image: None, namespace: str, durations: Durations
 ) -> None:
-    digest = push_model("1")
-    inside = f"{CONTAINER}:{INNER_PORT}"  # the registry's name on the node's network; it has no TLS
-    model = {"servedName": "pulled", "source": {"image": {"reference": f"{inside}/{MODEL_REPOSITORY}:1"}}}
+    digest = push_model(MODEL, MODEL_REPOSITORY, "1")
+    model = {"servedName": "pulled", "source": {"image": {"reference": f"{INSIDE}/{MODEL_REPOSITORY}:1"}}}
     with durations.measure("model from a registry -> Ready"):
-        cluster.apply(namespace, with_env(llmd("pulled", model=model), PLAIN_HTTP_REGISTRIES=inside))
+        cluster.apply(namespace, with_env(llmd("pulled", model=model), PLAIN_HTTP_REGISTRIES=INSIDE))
         ready = wait_ready(cluster, namespace, "pulled")
     assert ready["status"]["model"]["resolvedRevision"] == digest
     (pod,) = pods(cluster, namespace, "pulled")
@@ -166,7 +151,7 @@ def test_replicas_on_a_claim_for_one_node_are_refused(
     cluster: Cluster, release: Release, warm_image: None, namespace: str
 ) -> None:
     config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "shape"}}
-    config |= {"data": {"config.json": (DEMO_MODEL / "config.json").read_text()}}
+    config |= {"data": {"config.json": (MODELS / MODEL / "config.json").read_text()}}
     source = {"persistentVolumeClaim": {"claimName": "models"}}
     model = {"source": source, "configMapRef": {"name": "shape", "key": "config.json"}}
     cluster.apply(namespace, config, claim("models"), llmd("spread", model=model, replicas=2))

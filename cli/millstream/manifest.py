@@ -50,14 +50,20 @@ def config_from_manifest(path: Path, host: str, api_keys_file: str | None = None
         RuntimeFailure: the file is missing, malformed or invalid, or cannot be planned.
     """
     deployment = manifest_reader()(path)
+    from millstream_operator.planning.facts import Facts
     from millstream_operator.planning.plan import PlanDefaults
-    from millstream_operator.planning.requires import refusal
+    from millstream_operator.planning.requires import draft_source, refusal
     from millstream_operator.planning.spec_plan import plan_from_spec
     from millstream_operator.rendering.runtime_config import boot_config, live_config
 
-    if (hint := _only_in_a_pod(deployment.spec.model.source)) is not None:
-        raise RuntimeFailure(FailureReason.UNSUPPORTED_BY_RUNTIME, f"{path}: {hint}")
-    planned = plan_from_spec(deployment, PlanDefaults())
+    sources = {"spec.model.source": deployment.spec.model.source}
+    if (draft := draft_source(deployment.spec)) is not None:
+        sources["spec.speculation.draftModel.source"] = draft
+    for field, source in sources.items():
+        if (hint := _only_in_a_pod(field, source)) is not None:
+            raise RuntimeFailure(FailureReason.UNSUPPORTED_BY_RUNTIME, f"{path}: {hint}")
+    # A draft model's folder is here already: nothing inspects it before the runtime does.
+    planned = plan_from_spec(deployment, PlanDefaults(), Facts(draft_is_inspected=True))
     if (missing := refusal(planned.requires)) is not None:
         raise RuntimeFailure(FailureReason.UNSUPPORTED_BY_RUNTIME, f"{path}: {missing}")
     if planned.api_keys is not None and api_keys_file is None:
@@ -72,16 +78,16 @@ def config_from_manifest(path: Path, host: str, api_keys_file: str | None = None
     return RuntimeConfig.of(boot, live if asked else replace(live, log_level=None))
 
 
-def _only_in_a_pod(source: Any) -> str | None:
+def _only_in_a_pod(field: str, source: Any) -> str | None:
     """What to do instead, for a source that exists only in a pod."""
     if source.hugging_face is not None:
         name = source.hugging_face.repository
         return (
-            f"spec.model.source.huggingFace is downloaded in a pod; here run `millstream fetch --hugging-face {name} "
+            f"{field}.huggingFace is downloaded in a pod; here run `millstream fetch --hugging-face {name} "
             "--into FOLDER`, then `millstream serve FOLDER`."
         )
     if source.persistent_volume_claim is not None:
-        return "spec.model.source.persistentVolumeClaim is a volume of a cluster; here give the model's folder instead."
+        return f"{field}.persistentVolumeClaim is a volume of a cluster; here give the model's folder instead."
     return None
 
 

@@ -141,7 +141,7 @@ CAPABILITIES = Capabilities(
     max_pipeline_parallel_size=1,
     kv_layouts=frozenset({"OneTable", "TablePerGroup"}),
     cpu_kv_cache_methods=frozenset({"None", "FP8", "INT8"}),
-    cpu_speculation_methods=frozenset({"Disabled", "NGram"}),
+    cpu_speculation_methods=frozenset(SpeculationMethod),
 )
 
 

@@ -52,6 +52,7 @@ def boot_config(
         kv_cache_dtype=_kv_cache_dtype(plan),
         speculation_method=method,
         max_draft_tokens=plan.speculation.max_draft_tokens if method is not SpeculationMethod.DISABLED else None,
+        draft_model=_draft_model(plan, model_root) if method is SpeculationMethod.DRAFT_MODEL else None,
         drain_timeout_seconds=plan.drain_timeout_seconds,
         api_keys_file=api_keys_path(plan.api_keys),
         host=host,
@@ -71,7 +72,14 @@ def _kv_cache_dtype(plan: Plan) -> KVCacheDType:
 def _speculation_method(plan: Plan) -> SpeculationMethod:
     """None on a GPU, likewise, and none that this runtime lacks."""
     is_known = plan.accelerator is AcceleratorType.CPU and plan.speculation.method in [*SpeculationMethod]
-    return SpeculationMethod(plan.speculation.method) if is_known else SpeculationMethod.DISABLED
+    method = SpeculationMethod(plan.speculation.method) if is_known else SpeculationMethod.DISABLED
+    if method is SpeculationMethod.DRAFT_MODEL and plan.draft is None:
+        return SpeculationMethod.DISABLED  # the draft was not inspected: such a plan is shown and not applied
+    return method
+
+
+def _draft_model(plan: Plan, model_root: str) -> str | None:
+    return posixpath.join(model_root, plan.draft.path) if plan.draft is not None else None
 
 
 def live_config(spec: LLMDeploymentSpec, probe_key_digests: tuple[str, ...] = ()) -> LiveConfig:

@@ -12,15 +12,13 @@ import pytest
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.catalog.read_shape import read_shape
 from millstream_operator.planning.choices.draft_fit import vocabulary_problem
-from millstream_operator.planning.facts import EVERYTHING, Facts
+from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import Infeasible, Plan, PlanDefaults
 from millstream_operator.planning.planner import decide
 from millstream_operator.planning.sizing.cpu_memory import cpu_weights_bytes
-from millstream_runtime.config import CAPABILITIES
 from tests.support.llmdeployments import deployment
 
 ROOT = Path(__file__).resolve().parents[4]
-RUNTIME = replace(CAPABILITIES, cpu_speculation_methods=EVERYTHING.cpu_speculation_methods)
 DRAFTING = {"speculation": {"draftModel": {"source": {"local": {"path": "demo-draft"}}}}}
 GIB = 1 << 30
 
@@ -38,9 +36,7 @@ def decided(
 ) -> Plan | Infeasible:
     limited = {"containers": [{"name": "runtime", "resources": {"limits": {"memory": memory}}}]}
     owner = deployment(podTemplate={"spec": limited}, **{**DRAFTING, **spec})
-    facts = Facts(
-        shape=target, draft_shape=draft, draft_is_inspected=draft is not None, runtime=RUNTIME, choosable=RUNTIME
-    )
+    facts = Facts(shape=target, draft_shape=draft, draft_is_inspected=draft is not None)
     return decide(owner, PlanDefaults("registry.example.com/runtime:1"), facts)
 
 

@@ -11,7 +11,7 @@ import pytest
 from millstream_operator.api.load import parse
 from millstream_operator.catalog.read_shape import read_shape_file
 from millstream_operator.planning.choices.speculation import choose_speculation
-from millstream_operator.planning.facts import EVERYTHING, Facts
+from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import Plan, PlanDefaults
 from millstream_operator.planning.planner import decide
 from millstream_operator.planning.sizing.draft_gain import draft_share, most_speedup_percent
@@ -39,7 +39,7 @@ def test_n_grams_on_a_cpu_reach_the_runtime(asked: dict[str, Any], tokens: int) 
     assert (boot.speculation_method, boot.draft_tokens) == (SpeculationMethod.N_GRAM, tokens)
 
 
-@pytest.mark.parametrize("method", ["DraftModel", "EAGLE", "Medusa"])
+@pytest.mark.parametrize("method", ["EAGLE", "Medusa"])
 def test_other_methods_are_refused_on_a_cpu(method: str) -> None:
     draft = {"draftModel": {"source": {"local": {"path": "demo-draft"}}}}
     plan = planned(**CPU, speculation={"method": method} | draft)
@@ -47,12 +47,23 @@ def test_other_methods_are_refused_on_a_cpu(method: str) -> None:
     assert boot_config(plan).speculation_method is SpeculationMethod.DISABLED
 
 
-def test_n_grams_on_a_gpu_are_refused() -> None:
-    assert planned(accelerator={"type": "GPU"}, speculation={"method": "NGram"}).requires == ("speculation=NGram",)
+@pytest.mark.parametrize(("asked", "tokens"), [({}, 5), ({"maxDraftTokens": 2}, 2)])
+def test_a_draft_model_on_a_cpu_reaches_the_runtime(asked: dict[str, Any], tokens: int) -> None:
+    plan = planned(Facts(draft_is_inspected=True), **CPU, speculation=DRAFT | asked)
+    assert plan.requires == ()
+    boot = boot_config(plan)
+    assert (boot.speculation_method, boot.draft_tokens) == (SpeculationMethod.DRAFT_MODEL, tokens)
+    assert (boot.model, boot.draft_model) == ("/models/demo-chat", "/models/demo-draft")
+
+
+def test_drafts_on_a_gpu_are_refused() -> None:
+    for asked in ({"method": "NGram"}, DRAFT):
+        plan = planned(Facts(draft_is_inspected=True), accelerator={"type": "GPU"}, speculation=asked)
+        assert plan.requires == (f"speculation={asked.get('method', 'DraftModel')}",)
+        assert boot_config(plan).draft_model is None
 
 
 AUTO: dict[str, Any] = {"speculation": {"method": "Auto"}}
-CAN_DRAFT = replace(CAPABILITIES, cpu_speculation_methods=EVERYTHING.cpu_speculation_methods)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +78,7 @@ def test_auto_follows_the_workload(profile: str | None, method: str) -> None:
         plan = planned(**CPU, **workload, **asked)
         assert plan.speculation.method == method
         assert plan.requires == ()
-    choice = choose_speculation(parse(manifest(**CPU, **workload, speculation=DRAFT)).spec, CAN_DRAFT)
+    choice = choose_speculation(parse(manifest(**CPU, **workload, speculation=DRAFT)).spec, CAPABILITIES)
     assert choice.plan.method == "DraftModel", "a draft that is named is used: no field is accepted and ignored"
 
 

@@ -1,4 +1,4 @@
-"""The draft model is inspected, pinned and fetched as the target is; until the runtime has drafts it is refused."""
+"""The draft model is inspected, pinned and fetched as the target is; where the runtime has no drafts it is refused."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import pytest
 from millstream_operator.api.load import ManifestError
 from millstream_operator.catalog.inspected_model import read_answer, read_inspected
 from millstream_operator.diagnosis.volumes import shared_source_claims, source_problem
-from millstream_operator.facts import inspector
 from millstream_operator.facts.inspection import subjects
-from millstream_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, JOB, NETWORK_POLICY
+from millstream_operator.kube.kinds import CONFIG_MAP, CONTROLLER_REVISION, DEPLOYMENT, JOB, NETWORK_POLICY
 from millstream_operator.planning.facts import EVERYTHING, Facts
 from millstream_operator.planning.inspected import Inspected
 from millstream_operator.planning.plan import Plan, PlanDefaults
@@ -35,7 +34,7 @@ CLAIM = {"persistentVolumeClaim": {"claimName": "drafts", "path": "small"}}
 LOCAL = {"local": {"path": "demo-chat"}}
 CACHE = {"size": "20Gi"}
 BOTH = {"model", "draft"}
-ON_CPUS = replace(CAPABILITIES, cpu_speculation_methods=EVERYTHING.cpu_speculation_methods)
+NO_DRAFTS = replace(CAPABILITIES, cpu_speculation_methods=frozenset({"Disabled", "NGram"}))
 
 
 def spec(model: dict[str, Any], draft: dict[str, Any] | None, cache: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -62,13 +61,13 @@ def pod(**fields: Any) -> dict[str, Any]:
     [(HUB, DRAFT_HUB, BOTH), (HUB, LOCAL, BOTH), (LOCAL, DRAFT_HUB, BOTH), (LOCAL, CLAIM, BOTH), (LOCAL, LOCAL, BOTH),
      (HUB, None, {"model"}), (LOCAL, None, set())],
 )  # fmt: skip
-def test_both_sources_are_inspected_once_the_runtime_has_draft_models(
+def test_both_sources_are_inspected_where_the_runtime_has_draft_models(
     model: dict[str, Any], draft: dict[str, Any] | None, names: set[str]
 ) -> None:
-    owner = deployment(**spec(model, draft))
-    assert set(subjects(owner, DEFAULTS, EVERYTHING)) == names
+    assert set(subjects(deployment(**spec(model, draft)), DEFAULTS)) == names
     if draft is not None:
-        assert subjects(owner, DEFAULTS) == {}, "today's runtime refuses it, whatever the models are"
+        on_gpus = deployment(**spec(model, draft), accelerator={"type": "GPU"})
+        assert subjects(on_gpus, DEFAULTS) == {}, "the runtime refuses it there, whatever the models are"
 
 
 def test_the_commit_of_the_draft_is_pinned_and_fetched_with_its_own_token() -> None:
@@ -129,17 +128,16 @@ def test_a_gpu_gets_no_files_of_a_draft_that_the_runtime_uses_on_a_cpu_alone() -
     fields = spec(LOCAL, DRAFT_HUB)
     for accelerator, expected in (("CPU", True), ("GPU", False)):
         owner = deployment(**fields, accelerator={"type": accelerator})
-        plan = plan_from_spec(owner, DEFAULTS, inspected().over(Facts(runtime=ON_CPUS)))
+        plan = plan_from_spec(owner, DEFAULTS, inspected().over(Facts()))
         assert (plan.draft is not None) is expected
         assert ("speculation=DraftModel" in plan.requires) is not expected
-        policy = network_policy(owner, NetworkDefaults(), runtime=ON_CPUS)
+        policy = network_policy(owner, NetworkDefaults())
         assert policy is not None
         assert (len(policy["spec"]["egress"]) > 1) is expected
-        assert bool(subjects(owner, DEFAULTS, ON_CPUS)) is expected
+        assert bool(subjects(owner, DEFAULTS)) is expected
 
 
-async def test_a_draft_that_cannot_be_inspected_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspector, "subjects", lambda owner, defaults: subjects(owner, defaults, ON_CPUS))
+async def test_a_draft_that_cannot_be_inspected_is_named() -> None:
     operator = FakeOperator(world(manifest(**spec(HUB, DRAFT_HUB))))
     await operator.turn()
     assert "Reading the model's shape: org/target at main." in operator.condition("Ready")["message"]
@@ -192,12 +190,42 @@ def test_egress_follows_what_is_downloaded(model: dict[str, Any], draft: dict[st
         assert policy is not None
         return len(policy["spec"]["egress"]) > 1  # besides DNS
 
-    assert is_open(EVERYTHING) is open_
-    assert is_open(CAPABILITIES) is (model is HUB), "a refused draft opens nothing"
+    assert is_open(CAPABILITIES) is open_
+    assert is_open(NO_DRAFTS) is (model is HUB), "a refused draft opens nothing"
+
+
+async def test_a_pair_from_two_sources_is_served_and_a_restarted_operator_writes_nothing() -> None:
+    operator = FakeOperator(world(manifest(**spec(HUB, DRAFT_HUB))))
+    await operator.turn()
+    operator.cluster.run_jobs(answer_of(TARGET))
+    await operator.turn()
+    operator.cluster.run_jobs(answer_of(DRAFT))
+    await operator.settle()
+    assert operator.condition("Ready")["reason"] == "Ready"
+    cluster = operator.cluster
+    assert operator.status()["model"] == {
+        "servedName": "demo",
+        "resolvedRevision": TARGET,
+        "resolvedDraftRevision": DRAFT,
+    }
+    files = [one["data"]["boot.json"] for one in cluster.all(CONFIG_MAP) if "boot.json" in one.get("data", {})]
+    boot = json.loads(files[0])
+    assert (boot["model"], boot["draft_model"]) == ("/models/huggingFace", "/models/draft/huggingFace")
+    assert boot["speculation_method"] == "DraftModel"
+    assert cluster.all(JOB) == []
+    restarted = FakeOperator(cluster)
+    await restarted.settle()
+    assert restarted.writes == []
+    respec(cluster, speculation=None)
+    await operator.settle()
+    pod = cluster.the(DEPLOYMENT)["spec"]["template"]["spec"]
+    assert [one["name"] for one in pod["initContainers"]] == ["fetch-model"]
+    assert not [one for one in pod["volumes"] if one["name"].startswith("draft-")]
+    assert "resolvedDraftRevision" not in operator.status()["model"]
 
 
 async def test_nothing_of_a_draft_reaches_the_cluster_while_it_is_refused() -> None:
-    operator = await served(manifest())
+    operator = await served(manifest(accelerator={"type": "GPU"}))
     cluster = operator.cluster
     before = {kind: cluster.all(kind) for kind in (DEPLOYMENT, CONTROLLER_REVISION, NETWORK_POLICY, JOB)}
     respec(cluster, speculation={"draftModel": {"source": DRAFT_HUB}})
