@@ -22,8 +22,15 @@ def require(condition: bool, argument: str, problem: str) -> None:
         raise KernelArgumentError(argument, problem)
 
 
-def require_tensor(argument: str, tensor: Tensor, shape: tuple[int | None, ...], dtypes: set[torch.dtype]) -> None:
-    """Dimensions (None: any size), dtype, and a start that is a multiple of 16 bytes."""
+def require_tensor(
+    argument: str,
+    tensor: Tensor,
+    shape: tuple[int | None, ...],
+    dtypes: set[torch.dtype],
+    *,
+    is_aligned: bool = True,
+) -> None:
+    """Dimensions (None: any size), dtype, and, with `is_aligned`, a start that is a multiple of 16 bytes."""
     sizes = tuple(tensor.shape)
     fits = len(sizes) == len(shape) and all(want in (None, size) for size, want in zip(sizes, shape, strict=True))
     expected = ", ".join("any" if size is None else str(size) for size in shape)
@@ -32,9 +39,8 @@ def require_tensor(argument: str, tensor: Tensor, shape: tuple[int | None, ...],
     require(
         tensor.dtype in dtypes, argument, f"is {str(tensor.dtype).removeprefix('torch.')}; the kernel takes {named}"
     )
-    require(
-        tensor.data_ptr() % ALIGNMENT_BYTES == 0, argument, f"does not begin at a multiple of {ALIGNMENT_BYTES} bytes"
-    )
+    begins_well = not is_aligned or tensor.data_ptr() % ALIGNMENT_BYTES == 0
+    require(begins_well, argument, f"does not begin at a multiple of {ALIGNMENT_BYTES} bytes")
 
 
 def require_unit_stride(argument: str, tensor: Tensor) -> None:

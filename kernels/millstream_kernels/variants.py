@@ -5,8 +5,13 @@ from __future__ import annotations
 from millstream_kernels.attention.decode import decode_variants
 from millstream_kernels.attention.prefill import prefill_variants
 from millstream_kernels.elementwise.gated_activation import gated_activation_variants
+from millstream_kernels.elementwise.quantize_rows import quantize_rows_variants
 from millstream_kernels.elementwise.rms_norm import rms_norm_variants
 from millstream_kernels.elementwise.rope_kv_write import rope_kv_write_variants
+from millstream_kernels.experts.combine import combine_variants
+from millstream_kernels.experts.placement import placement_variants
+from millstream_kernels.experts.product import expert_product_variants
+from millstream_kernels.experts.routing import routing_variants
 from millstream_kernels.linear.splits import sum_splits_variants
 from millstream_kernels.linear.w4a16 import w4a16_variants
 from millstream_kernels.linear.w8a8 import w8a8_variants
@@ -18,9 +23,14 @@ VARIANTS: tuple[Variant, ...] = (
     *prefill_variants(),
     *rms_norm_variants(),
     *gated_activation_variants(),
+    *quantize_rows_variants(),
     *w4a16_variants(),
     *w8a8_variants(),
     *sum_splits_variants(),
     *rope_kv_write_variants(),
     *sample_variants(),
+    *routing_variants(),
+    *placement_variants(),
+    *expert_product_variants(),
+    *combine_variants(),
 )

@@ -51,7 +51,11 @@ def recording_launches(*, executing: bool = True) -> Iterator[list[Launch]]:
         launches.append(
             Launch(
                 self.fn.__name__,
-                {name: _kind(values[name]) for name in self.arg_names if name not in constants},
+                {
+                    one.name: _kind(values[one.name], one.do_not_specialize_on_alignment)
+                    for one in self.params
+                    if one.name not in constants
+                },
                 {name: values[name] for name in constants},
                 {name: values[name] for name in OPTIONS if name in values},
                 frozenset(parameter.name for parameter in self.params if parameter.do_not_specialize),
@@ -64,8 +68,8 @@ def recording_launches(*, executing: bool = True) -> Iterator[list[Launch]]:
         yield launches
 
 
-def _kind(value: Any) -> str:
-    assert not isinstance(value, Tensor) or value.data_ptr() % 16 == 0, (
+def _kind(value: Any, begins_anywhere: bool) -> str:
+    assert begins_anywhere or not isinstance(value, Tensor) or value.data_ptr() % 16 == 0, (
         "a tensor that begins at no multiple of 16 bytes"
     )
     return str(mangle_type(value))

@@ -86,6 +86,13 @@ def plan(count: int, num_heads: int, num_kv_heads: int) -> tuple[int, int]:
     return count, triton.cdiv(num_heads + 2 * num_kv_heads, HEADS)
 
 
+def unsupported(head_dim: int) -> str | None:
+    """Why the kernel does not take heads of a size."""
+    if head_dim % POOL_UNIT == 0 and 0 < head_dim <= MAX_HEAD_DIM:
+        return None
+    return f"head size {head_dim}: multiples of {POOL_UNIT} up to {MAX_HEAD_DIM} are supported"
+
+
 def num_warps(head_dim: int) -> int:
     """Of a program: each thread has 8 numbers or more, 16 bytes."""
     return 2 if head_dim <= 64 else 4
@@ -129,7 +136,9 @@ def _store(pool, pool_scales, places, scale_places, result, mask, is_stored, sca
         "scale_head",
         "num_heads",
         "num_kv_heads",
-    ]
+    ],
+    # Parts of one array of numbers, which begin anywhere.
+    do_not_specialize_on_alignment=["positions", "slots"],
 )
 def rope_kv_write_heads(
     qkv,
@@ -283,8 +292,8 @@ def _check(
     num_kv_heads = (heads - num_heads) // 2
     fits = num_heads > 0 and num_kv_heads > 0 and heads == num_heads + 2 * num_kv_heads
     require(fits, "num_heads", f"is {num_heads} of {heads} heads; keys and as many values have to follow")
-    fits = head_dim % POOL_UNIT == 0 and 0 < head_dim <= MAX_HEAD_DIM
-    require(fits, "qkv", f"has heads of {head_dim}; multiples of {POOL_UNIT} up to {MAX_HEAD_DIM} are supported")
+    problem = unsupported(head_dim)
+    require(problem is None, "qkv", f"has {problem}")
     strides = qkv.stride()[:2]
     require(not any(one % UNIT for one in strides), "qkv", f"has strides {strides}, not multiples of {UNIT}")
     half = rotary.cos.shape[-1]
@@ -294,7 +303,7 @@ def _check(
     require_unit_stride("cos", rotary.cos)
     require(rotary.cos.stride() == rotary.sin.stride(), "sin", "has other strides than cos")
     for name, indices in (("positions", positions), ("slots", slots)):
-        require_tensor(name, indices, (count,), {torch.int32, torch.int64})
+        require_tensor(name, indices, (count,), {torch.int32, torch.int64}, is_aligned=False)
         require(indices.is_contiguous(), name, "is not contiguous")
     if norm is not None:
         require_tensor("norm", norm.weight, (num_heads + num_kv_heads, head_dim), {qkv.dtype, torch.float32})
@@ -355,4 +364,5 @@ def rope_kv_write_variants() -> Iterator[Variant]:
             _constants(head_dim, head_dim, False, has_norm, stored_as),
             TensorCores.NONE,
             num_warps(head_dim),
+            unaligned=frozenset({"positions", "slots"}),
         )

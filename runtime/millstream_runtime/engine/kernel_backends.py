@@ -17,8 +17,8 @@ class Backend(StrEnum):
 class KernelChoice(msgspec.Struct, frozen=True):
     """What was chosen for a part when the engine started, and why; `/ready` shows it."""
 
-    # "attention" of an eager step, "static_decode" of steps that a CUDA graph replays, "norm", "activation", and
-    # "linear", of weights of 4 bits
+    # "attention" of an eager step, "static_decode" of steps that a CUDA graph replays, "rope_kv_write", "norm",
+    # "activation", "linear", of quantized weights, "experts", "sampler"
     part: str
     backend: Backend
     reason: str

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from millstream_runtime.models.layers.attention import Attention, AttentionSpec
+from millstream_runtime.models.loading.layer_kernels import PoolPlace
 
 
 class GroupedAttention:
@@ -18,3 +19,9 @@ class GroupedAttention:
 
     def __call__(self, layer: int, query: Tensor, key_value: Tensor, spec: AttentionSpec) -> Tensor:
         return self._of_layer[layer](layer, query, key_value, spec)
+
+    def place(self, layer: int) -> PoolPlace:
+        return self._of_layer[layer].place(layer)
+
+    def attend(self, layer: int, query: Tensor, spec: AttentionSpec) -> Tensor:
+        return self._of_layer[layer].attend(layer, query, spec)

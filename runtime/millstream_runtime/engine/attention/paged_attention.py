@@ -28,6 +28,7 @@ from millstream_runtime.engine.attention import varlen_attention
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
 from millstream_runtime.engine.attention.checks import CheckCall
 from millstream_runtime.engine.attention.decodes import DecodeCall
+from millstream_runtime.engine.attention.pool_attention import PoolAttention
 from millstream_runtime.engine.attention.prefill import KeptMasks, PromptCall
 from millstream_runtime.engine.attention.side_by_side import side_by_side
 from millstream_runtime.engine.attention.varlen_attention import VarlenCall
@@ -42,7 +43,7 @@ KVRead = Callable[[int], AbstractContextManager[None]]
 Call = DecodeCall | CheckCall | PromptCall | VarlenCall
 
 
-class TorchAttention:
+class TorchAttention(PoolAttention):
     """Attention of one step. Its chunks come in the order of the query's rows: decodes, then checks, then prompts."""
 
     def __init__(
@@ -54,19 +55,17 @@ class TorchAttention:
         kept: KeptMasks | None = None,
     ) -> None:
         """`slots`: `[T]` int64, the slot in the pool of every new token. `kept`: masks of the same step, to share."""
-        self._cache = cache
+        super().__init__(cache, slots)
         self._kv_read = kv_read
-        self._slots = slots
         self._chunks = chunks
         self._longest = max((chunk.context_len for chunk in chunks), default=0)
         self._may_use_varlen = varlen_attention.can_read(cache.heads[0])
         self._kept = kept if kept is not None else KeptMasks()
         self._plans: dict[bool, list[Call]] = {}  # with calls of `varlen_attention` or without
 
-    def __call__(self, layer: int, query: Tensor, key_value: Tensor, spec: AttentionSpec) -> Tensor:
+    def attend(self, layer: int, query: Tensor, spec: AttentionSpec) -> Tensor:
         """See `models.attention.Attention`."""
         pool = self._cache.layer(layer)
-        pool.write(self._slots, key_value)
         num_tokens, num_heads, head_dim = query.shape
         num_kv_heads = 1 if spec.latent_dim else pool.shape[0] // 2
         grouped = query.view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)

@@ -21,6 +21,7 @@ from millstream_kernels.attention.decode import paged_decode_attention
 from millstream_kernels.attention.prefill import paged_prefill_attention
 from millstream_kernels.attention.specification import PagedRequests, Scores
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
+from millstream_runtime.engine.attention.pool_attention import PoolAttention
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.transfer import on_device
 from millstream_runtime.models.layers.attention import AttentionSpec
@@ -37,13 +38,12 @@ class _Run:
     requests: PagedRequests
 
 
-class TritonAttention:
+class TritonAttention(PoolAttention):
     """Attention of one step; see `models.attention.Attention`."""
 
     def __init__(self, cache: KVCache, slots: Tensor, chunks: Seq[AttentionChunk]) -> None:
         """`slots`: `[T]` int64, the slot in the pool of every new token."""
-        self._cache = cache
-        self._slots = slots
+        super().__init__(cache, slots)
         self._runs: list[_Run] = []
         row = 0
         for is_decode, group in groupby(chunks, lambda chunk: chunk.num_tokens == 1):
@@ -53,9 +53,8 @@ class TritonAttention:
             self._runs.append(_Run(slice(row, stop), is_decode, requests))
             row = stop
 
-    def __call__(self, layer: int, query: Tensor, key_value: Tensor, spec: AttentionSpec) -> Tensor:
+    def attend(self, layer: int, query: Tensor, spec: AttentionSpec) -> Tensor:
         pool = self._cache.layer(layer)
-        pool.write(self._slots, key_value)
         attended = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for run in self._runs:
             kernel = paged_decode_attention if run.is_decode else paged_prefill_attention
@@ -63,13 +62,12 @@ class TritonAttention:
         return attended.view(query.shape[0], -1)
 
 
-class TritonStaticAttention:
+class TritonStaticAttention(PoolAttention):
     """Attention of one padded step of decodes, whose numbers a CUDA graph finds in buffers. One object a pass."""
 
     def __init__(self, cache: KVCache, slots: Tensor, tables: Tensor, lengths: Tensor) -> None:
         """`slots`, `lengths`: `[rows]`; `tables`: `[rows, width]`; int64. Padding has length 1 and the zero block."""
-        self._cache = cache
-        self._slots = slots
+        super().__init__(cache, slots)
         num_rows, width = tables.shape
         self._requests = PagedRequests(
             tables=tables.int(),
@@ -80,9 +78,8 @@ class TritonStaticAttention:
             block_size_tokens=cache.block_size_tokens,
         )
 
-    def __call__(self, layer: int, query: Tensor, key_value: Tensor, spec: AttentionSpec) -> Tensor:
+    def attend(self, layer: int, query: Tensor, spec: AttentionSpec) -> Tensor:
         pool = self._cache.layer(layer)
-        pool.write(self._slots, key_value)
         attended = paged_decode_attention(query, pool.in_place, self._requests, _scores(spec))
         return attended.view(query.shape[0], -1)
 

@@ -10,12 +10,15 @@ import torch
 
 from millstream_runtime.config import KVCacheDType
 from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
+from millstream_runtime.engine.sampling.sampler import ChooseTokens
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.loading.layer_kernels import LayerKernels
 
 ATTENTION_PARTS = ("attention", "static_decode")
 LAYER_PARTS = ("norm", "activation", "linear")  # taken layer by layer: what a kernel does not take is torch's
-PARTS = (*ATTENTION_PARTS, *LAYER_PARTS)
+ROPE, EXPERTS, SAMPLER = "rope_kv_write", "experts", "sampler"
+PARTS = (*ATTENTION_PARTS, ROPE, *LAYER_PARTS, EXPERTS, SAMPLER)
+LATENT = "heads share a latent key (MLA)"
 LEAST_CAPABILITY = 80
 # Compute capabilities on which the kernels of `millstream_kernels` were measured against torch (docs/kernels.md).
 MEASURED_CAPABILITIES: frozenset[int] = frozenset()
@@ -43,7 +46,13 @@ def choose_kernels(
         reason = "float32 has no matrix instruction on a GPU"
     of_layers = reason or _unsupported_layers(dtype)
     of_attention = of_layers or _unsupported(shape, dtype, stored, block_size_tokens)
-    reasons = dict.fromkeys(ATTENTION_PARTS, of_attention) | dict.fromkeys(LAYER_PARTS, of_layers)
+    reasons: dict[str, str | None] = dict.fromkeys(PARTS, of_layers)
+    reasons |= dict.fromkeys(ATTENTION_PARTS, of_attention)
+    reasons[ROPE] = of_layers or _unsupported_heads(shape)
+    if shape.waits_for_device:
+        reasons[EXPERTS] = of_layers or (None if shape.quantization is None else "experts are quantized")
+    else:
+        del reasons[EXPERTS]  # the model has none
     return tuple(
         KernelChoice(part, Backend.TRITON, "the kernels take this model")
         if why is None
@@ -53,13 +62,22 @@ def choose_kernels(
 
 
 def layer_kernels(choices: tuple[KernelChoice, ...]) -> LayerKernels | None:
-    """What makes a model's norms, gates and packed linears; None: torch. Imports triton only where it was chosen."""
-    chosen = [backend_of(part, choices) is Backend.TRITON for part in LAYER_PARTS]
+    """What makes a model's layers; None: torch. Imports triton only where it was chosen."""
+    chosen = [backend_of(part, choices) is Backend.TRITON for part in (*LAYER_PARTS, ROPE, EXPERTS)]
     if not any(chosen):
         return None
     from millstream_runtime.models.layers.triton_layers import TritonLayers
 
     return TritonLayers(*chosen)
+
+
+def sampler_kernel(choices: tuple[KernelChoice, ...]) -> ChooseTokens | None:
+    """What draws tokens from logits; None: torch."""
+    if backend_of(SAMPLER, choices) is Backend.TORCH:
+        return None
+    from millstream_runtime.engine.sampling.triton_sampler import choose_tokens
+
+    return choose_tokens
 
 
 def backend_of(part: str, choices: tuple[KernelChoice, ...]) -> Backend:
@@ -87,12 +105,20 @@ def _unsupported_layers(dtype: torch.dtype) -> str | None:
     return None if dtype in DTYPES else f"dtype {str(dtype).removeprefix('torch.')}"
 
 
+def _unsupported_heads(shape: ModelConfig) -> str | None:
+    if shape.kv_shape[0] % 2:
+        return LATENT
+    from millstream_kernels.elementwise.rope_kv_write import unsupported
+
+    return unsupported(shape.head_dim)
+
+
 def _unsupported(shape: ModelConfig, dtype: torch.dtype, stored: KVCacheDType, block_size_tokens: int) -> str | None:
     pool_heads, head_dim = shape.kv_shape
     if stored is not KVCacheDType.AUTO:
         return f"keys and values are stored as {stored.value}"
     if pool_heads % 2:
-        return "heads share a latent key (MLA)"
+        return LATENT
     if block_size_tokens & (block_size_tokens - 1):
         return f"blocks of {block_size_tokens} tokens: a power of two is supported"
     from millstream_kernels.attention.specification import unsupported

@@ -16,7 +16,7 @@ from millstream_runtime.engine.execution.step_input import BlockRun, ChunkInput,
 from millstream_runtime.engine.request import TokenLogprobs
 from millstream_runtime.engine.sampling import logprobs
 from millstream_runtime.engine.sampling.logprobs import Described
-from millstream_runtime.engine.sampling.sampler import SamplingRow, greedy, greedy_on_device, sample
+from millstream_runtime.engine.sampling.sampler import ChooseTokens, SamplingRow, greedy, greedy_on_device, sample
 from millstream_runtime.engine.sampling.token_counts import History, TokenCounts
 from millstream_runtime.engine.scheduling.scheduler import Chunk
 from millstream_runtime.engine.scheduling.sequence import BlockTable, Sequence
@@ -72,9 +72,12 @@ class ModelRunner:
         broadcast: Callable[[StepInput | ZeroBlocks], None],
         token_counts: TokenCounts,
         last_tokens: LastTokens | None = None,
+        choose: ChooseTokens | None = None,
     ) -> None:
-        """`last_tokens`: where steps overlap; None: every step is read before the next is launched."""
+        """`last_tokens`: where steps overlap; None: every step is read before the next is launched. `choose`: the
+        kernel that samples; None: torch."""
         self._forward = forward
+        self._choose = choose
         self._broadcast = broadcast
         self._policy = policy
         self._last_tokens, self._token_counts = last_tokens, token_counts
@@ -138,7 +141,7 @@ class ModelRunner:
         place = on_device(wanted, self.device) if 0 < len(wanted) < len(rows) else None
         # Before the sampler changes the logits.
         raw = logprobs.log_softmax(_select(logits, place)) if wanted else None
-        sampled = sample(logits, [self._sampling_row(row) for row in rows], self._token_counts)
+        sampled = sample(logits, [self._sampling_row(row) for row in rows], self._token_counts, self._choose)
         if raw is None:
             return self._read_later(sampled, rows, dict)
         described = Described(raw, _select(sampled, place).clamp(min=0), [asked[index] or 0 for index in wanted])

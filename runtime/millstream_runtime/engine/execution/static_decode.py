@@ -33,6 +33,7 @@ from torch import Tensor
 
 from millstream_runtime.engine.attention import varlen_attention
 from millstream_runtime.engine.attention.grouped_attention import GroupedAttention
+from millstream_runtime.engine.attention.pool_attention import PoolAttention
 from millstream_runtime.engine.attention.scaled_dot_product import attend_decodes, keys_values
 from millstream_runtime.engine.attention.varlen_attention import PlacedSequences
 from millstream_runtime.engine.execution.buckets import Bucket
@@ -131,12 +132,11 @@ class StaticDecode:
         return _views(self._buffer, bucket, len(self._windows))
 
 
-class InPlaceAttention:
+class InPlaceAttention(PoolAttention):
     """Attention of one padded step of decodes whose blocks follow one another. One object a pass."""
 
     def __init__(self, cache: KVCache, inputs: DecodeBuffers, max_length: int) -> None:
-        self._cache = cache
-        self._slots = inputs.slots
+        super().__init__(cache, inputs.slots)
         num_rows, device = len(inputs.slots), inputs.slots.device
         self._placed = PlacedSequences(
             query_starts=torch.arange(num_rows + 1, dtype=torch.int32, device=device),
@@ -146,10 +146,9 @@ class InPlaceAttention:
             max_length=max_length,
         )
 
-    def __call__(self, layer: int, query: Tensor, key_value: Tensor, spec: AttentionSpec) -> Tensor:
+    def attend(self, layer: int, query: Tensor, spec: AttentionSpec) -> Tensor:
         """See `models.attention.Attention`."""
         pool = self._cache.layer(layer)
-        pool.write(self._slots, key_value)
         return varlen_attention.attend(pool.in_place, query, self._placed, spec).view(query.shape[0], -1)
 
 
@@ -162,18 +161,17 @@ class _WindowPlan(NamedTuple):
     stale: Tensor  # [rows, 1, block, 1], whether a token of that block lies behind the last
 
 
-class StaticAttention:
+class StaticAttention(PoolAttention):
     """Attention of one padded step of decodes; see `models.attention.Attention`. One object a pass."""
 
     def __init__(self, cache: KVCache, inputs: DecodeBuffers) -> None:
-        self._cache = cache
+        super().__init__(cache, inputs.slots)
         self._inputs = inputs
         self._plans: dict[int | None, _WindowPlan] = {}
 
-    def __call__(self, layer: int, query: Tensor, key_value: Tensor, spec: AttentionSpec) -> Tensor:
+    def attend(self, layer: int, query: Tensor, spec: AttentionSpec) -> Tensor:
         """See `models.attention.Attention`."""
         pool = self._cache.layer(layer)
-        pool.write(self._inputs.slots, key_value)
         num_rows, num_heads, head_dim = query.shape
         num_pool_heads = pool.shape[0]
         num_kv_heads = 1 if spec.latent_dim else num_pool_heads // 2

@@ -28,6 +28,10 @@ class LayerPool(Protocol):
     def in_place(self) -> Tensor:
         """The numbers where they are stored. Raises RuntimeError: they are quantized."""
 
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor | None]:
+        """What is stored, and its scales; see `models.loading.layer_kernels.PoolPlace`."""
+
     def write(self, slots: Tensor, key_value: Tensor) -> None:
         """Store `key_value` `[T, heads, D]` at `slots` `[T]`, int64."""
 
@@ -48,6 +52,10 @@ class PlainPool:
     def shape(self) -> tuple[int, int, int]:
         heads, slots, head_dim = self.in_place.shape
         return heads, slots, head_dim
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor | None]:
+        return self.in_place, None
 
     def write(self, slots: Tensor, key_value: Tensor) -> None:
         self.in_place.index_copy_(1, slots, key_value.transpose(0, 1))
@@ -95,6 +103,10 @@ class Int8Pool(_QuantizedPool):
         super().__init__(codes, dtype)
         self._scales = scales
 
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor | None]:
+        return self._codes, self._scales
+
     def write(self, slots: Tensor, key_value: Tensor) -> None:
         numbers = key_value.transpose(0, 1).to(self._wide)
         scales = (numbers.abs().amax(dim=-1) / INT8_LIMIT).to(self._scales.dtype)
@@ -126,6 +138,12 @@ class Fp8Pool(_QuantizedPool):
         """`codes`: uint8, the bits of float8_e4m3fn. `scales`: `[heads, 1, 1]`, float32; None: all are 1."""
         super().__init__(codes, dtype)
         self._scales = scales
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor | None]:
+        if self._scales is None:
+            return self._codes, torch.ones(len(self._codes), device=self._codes.device)
+        return self._codes, self._scales.flatten()
 
     def write(self, slots: Tensor, key_value: Tensor) -> None:
         numbers = key_value.transpose(0, 1).to(self._wide)

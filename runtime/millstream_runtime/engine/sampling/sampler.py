@@ -9,6 +9,7 @@ cumulative distribution.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -77,26 +78,36 @@ def _unless_broken(highest: Tensor, tokens: Tensor) -> Tensor:
     return torch.where(highest.abs() < float("inf"), tokens, -1)
 
 
-def sample(logits: Tensor, rows: Seq[SamplingRow], counts: TokenCounts | None = None) -> Tensor:
+ChooseTokens = Callable[[Tensor, Seq[SamplingRow]], Tensor]
+"""float32 logits `[R, vocab]`, after bias and penalties, to tokens `[R]`, -1 where a row's logits are not finite."""
+
+
+def sample(
+    logits: Tensor, rows: Seq[SamplingRow], counts: TokenCounts | None = None, choose: ChooseTokens | None = None
+) -> Tensor:
     """`logits` `[R, vocab]` to token ids `[R]` int64 on the same device; -1 where a row's logits are not finite.
 
     Rows that are not plain greedy are computed in float32, whatever the model computes in. `logits` may be changed.
 
     Args:
         counts: tokens of the rows that have a history; the new tokens are counted there.
+        choose: a kernel in place of torch's operations.
     """
     changed = [index for index, row in enumerate(rows) if not row.is_plain_greedy]
     if not changed:
         return greedy_on_device(logits)
     if len(changed) == len(rows):
-        return _sample_in_float32(logits.float(), rows, counts)
+        return _sample_in_float32(logits.float(), rows, counts, choose)
     tokens = greedy_on_device(logits)
     place = on_device(changed, logits.device)
-    some = _sample_in_float32(logits.index_select(0, place).float(), [rows[index] for index in changed], counts)
+    wide = logits.index_select(0, place).float()
+    some = _sample_in_float32(wide, [rows[index] for index in changed], counts, choose)
     return tokens.index_copy_(0, place, some)
 
 
-def _sample_in_float32(logits: Tensor, rows: Seq[SamplingRow], counts: TokenCounts | None) -> Tensor:
+def _sample_in_float32(
+    logits: Tensor, rows: Seq[SamplingRow], counts: TokenCounts | None, choose: ChooseTokens | None
+) -> Tensor:
     """`logits` `[R, vocab]` float32, changed, to token ids `[R]`."""
     logits = logits.contiguous()
     penalised = [index for index, row in enumerate(rows) if row.history is not None]
@@ -104,8 +115,11 @@ def _sample_in_float32(logits: Tensor, rows: Seq[SamplingRow], counts: TokenCoun
     if counts is not None and penalised:
         counted = select(counts, [row.history for row in rows if row.history is not None])
     logits_processors.apply_all(logits, rows, counted)
-    highest = logits.amax(dim=-1)
-    tokens = _unless_broken(highest, _choose(logits, highest, rows))
+    if choose is not None:
+        tokens = choose(logits, rows)
+    else:
+        highest = logits.amax(dim=-1)
+        tokens = _unless_broken(highest, _choose(logits, highest, rows))
     if counted is not None:
         some = tokens if len(penalised) == len(rows) else tokens.index_select(0, on_device(penalised, tokens.device))
         counted.add(some)

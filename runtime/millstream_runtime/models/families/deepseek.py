@@ -34,6 +34,7 @@ from millstream_runtime.models.layers.norm import RmsNorm
 from millstream_runtime.models.layers.rope import rotate_
 from millstream_runtime.models.linear.linear import Linear, Projection
 from millstream_runtime.models.linear.shares import Cut, even_share
+from millstream_runtime.models.loading.layer_kernels import RouterSpec
 from millstream_runtime.models.loading.weights import Weights
 
 LATENT_NORM_EPS = 1e-6  # of the latents' norms, whatever rms_norm_eps says
@@ -177,6 +178,11 @@ class GroupedRouter:
         if self.normalise:
             chosen = chosen / (chosen.sum(dim=-1, keepdim=True) + 1e-20)
         return chosen * self.scaling_factor, experts
+
+    @property
+    def spec(self) -> RouterSpec:
+        groups, best = self.num_groups, self.top_k_groups
+        return RouterSpec(self.gate, self.top_k, self.normalise, self.bias, self.scaling_factor, groups, best)
 
     def _within_best_groups(self, choice: Tensor) -> Tensor:
         groups = choice.view(choice.shape[0], self.num_groups, -1)

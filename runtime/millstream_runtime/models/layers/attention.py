@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,8 +11,10 @@ from torch import Tensor
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.layers.norm import HeadNorm
 from millstream_runtime.models.layers.rope import rotate_
+from millstream_runtime.models.layers.torch_layers import layers_of
 from millstream_runtime.models.linear.linear import Linear, Projection
 from millstream_runtime.models.linear.shares import Cut, heads_of, side_by_side
+from millstream_runtime.models.loading.layer_kernels import PoolPlace, RopeWrite
 from millstream_runtime.models.loading.weights import Weights
 
 
@@ -34,6 +37,12 @@ class Attention(Protocol):
         Returns `[T, H * D]`, or `[T, H * latent_dim]`.
         """
 
+    def place(self, layer: int) -> PoolPlace:
+        """Where the keys and values of this step go; who stores them there asks `attend` for the rest."""
+
+    def attend(self, layer: int, query: Tensor, spec: AttentionSpec) -> Tensor:
+        """The same with keys and values that are stored already."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -41,6 +50,8 @@ class Step:
 
     rotations: list[tuple[Tensor, Tensor]]  # cosines and signed sines `[T, 1, rotary_dim]`, one pair a rotary table
     attention: Attention
+    positions: Tensor  # [T] int64, rows of the rotary tables
+    angles: Sequence[tuple[Tensor, Tensor]] = ()  # whole tables for a kernel, in place of `rotations`; see `Decoder`
 
 
 class AttentionBlock(Protocol):
@@ -69,9 +80,14 @@ class GroupedQueryAttention:
     output: Projection  # H D -> hidden
     rotation: int = 0  # which of Step.rotations
     qk_norm: HeadNorm | None = None  # of each query and key head
+    rope_write: RopeWrite | None = None  # a kernel that norms, rotates and stores at once
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)
+        if self.rope_write is not None:
+            place, angles = step.attention.place(self.layer), step.angles[self.rotation]
+            query = self.rope_write(qkv, self.num_heads, angles, step.positions, place)
+            return step.attention.attend(self.layer, query, self.spec)
         rotated = qkv[:, : self.num_heads + self.num_kv_heads]
         if self.qk_norm is not None:
             self.qk_norm.norm_first(qkv)
@@ -121,6 +137,7 @@ def grouped_query_attention(
         output=weights.output_linear(f"{prefix}.o_proj", config.hidden_size, Cut(query_size, (query,)), output_bias),
         rotation=rotation,
         qk_norm=None if qk_norm is None else HeadNorm.of(qk_norm, config.rms_norm_eps),
+        rope_write=layers_of(weights).rope_write(qk_norm, config.rms_norm_eps),
     )
 
 

@@ -66,6 +66,8 @@ class Decoder:
         self._embedding = _load_embedding(config, weights)
         self._norm = layers_of(weights).rms_norm(self._load_norm(weights), config.rms_norm_eps)
         self._head = _load_head(config, weights, self._embedding.weight)
+        # With a kernel that rotates: cosines and sines of each pair, in float32.
+        self._rotates = layers_of(weights).rotates
         self._tables = (
             []
             if weights.device.type == "meta"
@@ -88,11 +90,13 @@ class Decoder:
 
     def step(self, positions: Tensor, attention: Attention) -> Step:
         """What the layers of one forward pass share; see `forward`."""
+        if self._rotates:
+            return Step([], attention, positions, self._tables)
         rotations = [
             (cos.index_select(0, positions).unsqueeze(1), sin.index_select(0, positions).unsqueeze(1))
             for cos, sin in self._tables
         ]
-        return Step(rotations, attention)
+        return Step(rotations, attention, positions)
 
     def logits(self, residual: Tensor) -> Tensor:
         """`[rows, hidden]` from `forward` to `[rows, vocab]`, in the model's dtype; on ranks beyond 0 no rows."""
@@ -123,6 +127,9 @@ def pre_norm_layer(
 def _table(rope: RopeConfig, config: ModelConfig, weights: Weights) -> tuple[Tensor, Tensor]:
     head_dim = config.rotary_head_dim
     cos, sin = rotary_table(rope, head_dim, config.max_model_len, weights.device)
+    if layers_of(weights).rotates:
+        half = cos.shape[1] // 2
+        return cos[:, half:].contiguous(), sin[:, half:].contiguous()
     return cos.to(weights.dtype), sin.to(weights.dtype)
 
 

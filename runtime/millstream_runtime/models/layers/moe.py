@@ -11,9 +11,11 @@ from torch import Tensor
 
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.layers.mlp import GatedMlp
+from millstream_runtime.models.layers.torch_layers import layers_of
 from millstream_runtime.models.linear.linear import ExpertLinears
 from millstream_runtime.models.linear.shares import Cut, even_share
 from millstream_runtime.models.linear.tensor_parallel import Ranks
+from millstream_runtime.models.loading.layer_kernels import AddExperts, RouterSpec
 from millstream_runtime.models.loading.weights import Weights
 
 EXPERTS_LIMIT = 4096
@@ -24,6 +26,10 @@ class Router(Protocol):
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """`[T, hidden]` to the shares `[T, k]`, float32, and the experts `[T, k]`, int64, of each token."""
+
+    @property
+    def spec(self) -> RouterSpec:
+        """The same, for a kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,10 @@ class SoftmaxRouter:
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         shares, experts = F.linear(x, self.gate).softmax(dim=-1, dtype=torch.float32).topk(self.top_k, dim=-1)
         return shares / shares.sum(dim=-1, keepdim=True) if self.normalise else shares, experts
+
+    @property
+    def spec(self) -> RouterSpec:
+        return RouterSpec(self.gate, self.top_k, self.normalise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,7 @@ class SparseMlp:
     down: ExpertLinears  # intermediate of this rank -> hidden
     ranks: Ranks
     shared: GatedMlp | None = None  # leaves the sum over ranks to this layer
+    add_experts: AddExperts | None = None  # kernels in place of a product per expert
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:
         if self.ranks.size == 1:
@@ -65,6 +76,11 @@ class SparseMlp:
             residual.add_(self.ranks.all_reduce(part))
 
     def _add_part_to(self, total: Tensor, x: Tensor) -> None:
+        (self.add_experts or self._add_experts)(total, x)
+        if self.shared is not None:
+            self.shared.add_to(total, x)
+
+    def _add_experts(self, total: Tensor, x: Tensor) -> None:
         shares, experts = self.router(x)
         top_k = experts.shape[1]
         by_expert = experts.flatten().argsort(stable=True)
@@ -79,8 +95,6 @@ class SparseMlp:
                 computed = self.down.product(expert, F.silu(gate).mul_(up))
                 total.index_add_(0, rows, computed.mul_(shares[start : start + count]))
                 start += count
-        if self.shared is not None:
-            self.shared.add_to(total, x)
 
 
 def sparse_mlp(
@@ -109,12 +123,14 @@ def sparse_mlp(
     units = Cut(intermediate_size, (even_share(intermediate_size, weights.ranks, size_field),))
     inputs = [{f"{expert}.{gate}": units, f"{expert}.{up}": units} for expert in experts]
     outputs = [{f"{expert}.{down}": hidden_size} for expert in experts]
+    gate_up, down_linears = weights.expert_linears(inputs, hidden_size), weights.expert_linears(outputs, units)
     return SparseMlp(
         router=router,
-        gate_up=weights.expert_linears(inputs, hidden_size),
-        down=weights.expert_linears(outputs, units),
+        gate_up=gate_up,
+        down=down_linears,
         ranks=weights.ranks,
         shared=shared,
+        add_experts=layers_of(weights).routed_experts(router.spec, gate_up, down_linears),
     )
 
 

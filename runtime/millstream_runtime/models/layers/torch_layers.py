@@ -9,8 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from millstream_runtime.models.layers.norm import RmsNorm
-from millstream_runtime.models.linear.linear import Linear
-from millstream_runtime.models.loading.layer_kernels import Activation, LayerKernels, TensorLayer
+from millstream_runtime.models.linear.linear import ExpertLinears, Linear
+from millstream_runtime.models.loading.layer_kernels import (
+    Activation,
+    AddExperts,
+    LayerKernels,
+    RopeWrite,
+    RouterSpec,
+    TensorLayer,
+)
 from millstream_runtime.models.loading.weights import Weights
 from millstream_runtime.quantization.grouped_weight import GroupedWeight
 
@@ -36,6 +43,16 @@ class TorchLayers:
 
     def gate(self, activation: Activation) -> TensorLayer:
         return Gate(activation)
+
+    @property
+    def rotates(self) -> bool:
+        return False
+
+    def rope_write(self, norm_weight: Tensor | None, eps: float) -> RopeWrite | None:
+        return None
+
+    def routed_experts(self, router: RouterSpec, gate_up: ExpertLinears, down: ExpertLinears) -> AddExperts | None:
+        return None
 
     def packed_linear(self, weight: GroupedWeight, bias: Tensor | None) -> tuple[Linear, int] | None:
         return None

@@ -1,4 +1,4 @@
-"""Norms, gates and products by weights of 4 bits by the Triton kernels of `millstream_kernels`.
+"""Norms, gates, rotations and products by quantized weights by the Triton kernels of `millstream_kernels`.
 
 Importing this imports triton: only an engine that chose these kernels does (`execution.kernel_choice`). What a kernel
 does not take, such as a size that is no multiple of 8, is left to torch layer by layer.
@@ -14,11 +14,15 @@ from torch import Tensor
 from millstream_kernels.elementwise.gated_activation import Activation as KernelActivation
 from millstream_kernels.elementwise.gated_activation import gated_activation
 from millstream_kernels.elementwise.rms_norm import MAX_SIZE, UNIT, rms_norm
+from millstream_kernels.elementwise.rope_kv_write import HeadNorm
 from millstream_runtime.models.layers.torch_layers import TORCH_LAYERS, gelu_tanh
-from millstream_runtime.models.linear.linear import Linear
-from millstream_runtime.models.loading.layer_kernels import Activation, TensorLayer
+from millstream_runtime.models.layers.triton_experts import triton_experts
+from millstream_runtime.models.layers.triton_rope import TritonRopeWrite
+from millstream_runtime.models.linear.linear import ExpertLinears, Linear
+from millstream_runtime.models.loading.layer_kernels import Activation, AddExperts, RopeWrite, RouterSpec, TensorLayer
 from millstream_runtime.quantization.grouped_weight import GroupedWeight
 from millstream_runtime.quantization.int4_linear import Int4Linear, int4_weight
+from millstream_runtime.quantization.int8_linear import int8_linear
 
 ACTIVATIONS = {F.silu: KernelActivation.SILU, gelu_tanh: KernelActivation.GELU_TANH}
 
@@ -53,6 +57,8 @@ class TritonLayers:
     norms: bool
     activations: bool
     linears: bool
+    rotates: bool
+    experts: bool
 
     def rms_norm(self, weight: Tensor, eps: float) -> TensorLayer:
         size = weight.shape[0]
@@ -65,6 +71,19 @@ class TritonLayers:
             return TORCH_LAYERS.gate(activation)
         return TritonGate(activation)
 
+    def rope_write(self, norm_weight: Tensor | None, eps: float) -> RopeWrite | None:
+        if not self.rotates:
+            return None
+        return TritonRopeWrite(None if norm_weight is None else HeadNorm(norm_weight.contiguous(), eps))
+
+    def routed_experts(self, router: RouterSpec, gate_up: ExpertLinears, down: ExpertLinears) -> AddExperts | None:
+        return triton_experts(router, gate_up, down) if self.experts else None
+
     def packed_linear(self, weight: GroupedWeight, bias: Tensor | None) -> tuple[Linear, int] | None:
-        repacked = int4_weight(weight) if self.linears else None
+        if not self.linears:
+            return None
+        if weight.bits == 8:
+            linear = int8_linear(weight, bias)
+            return None if linear is None else (linear, linear.num_bytes)
+        repacked = int4_weight(weight)
         return None if repacked is None else (Int4Linear(repacked, bias), repacked.num_bytes)

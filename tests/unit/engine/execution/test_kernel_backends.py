@@ -11,18 +11,21 @@ import pytest
 import torch
 
 from millstream_runtime.config import KVCacheDType
+from millstream_runtime.engine import assembly
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution import kernel_choice, rank_group
 from millstream_runtime.engine.execution.execution_mode import Execution
-from millstream_runtime.engine.execution.kernel_choice import ATTENTION_PARTS, choose_kernels
+from millstream_runtime.engine.execution.kernel_choice import ATTENTION_PARTS, PARTS, choose_kernels
 from millstream_runtime.engine.kernel_backends import Backend
 from millstream_runtime.engine.request import Request, SamplingParams
+from millstream_runtime.models.layers.triton_layers import TritonLayers
 from millstream_runtime.models.registry import load_model_config
 from tests.support.eager_recorder import EagerRecorder
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
+from tests.support.family_cases import MLA, dense
 from tests.support.kernel_launches import Launch, recording_launches
 from tests.support.quantized_checkpoints import awq, quantized
-from tests.support.tiny_families import prompts_of, with_fields
+from tests.support.tiny_families import prompts_of, with_fields, write_family
 from tests.support.triton_interpreter import interpreting
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -44,13 +47,19 @@ def launches(interpreter: None) -> Iterator[list[Launch]]:
 
 @pytest.fixture
 def attention_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Norms and gates are torch's: interpreting one program per row of a prompt takes seconds."""
+    """All else is torch's: interpreting one program per row of a prompt takes seconds."""
     monkeypatch.setattr(rank_group, "layer_kernels", lambda choices: None)
+    monkeypatch.setattr(assembly, "sampler_kernel", lambda choices: None)
 
 
 @pytest.fixture
 def folder(write_model: WriteModel) -> Path:
     return write_model(hidden_size=64)
+
+
+def only(**parts: bool) -> TritonLayers:
+    """Kernels for these parts of layers alone."""
+    return TritonLayers(**dict.fromkeys(("norms", "activations", "linears", "rotates", "experts"), False) | parts)
 
 
 def requests(sampling: SamplingParams) -> list[Request]:
@@ -61,6 +70,16 @@ def requests(sampling: SamplingParams) -> list[Request]:
 
 TRITON = Execution(backend=Backend.TRITON)
 GREEDY = greedy(NEW_TOKENS)
+QWEN3: dict[str, Any] = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+}
 SEEDED = SamplingParams(NEW_TOKENS, temperature=0.9, top_k=40, top_p=0.95, seed=7, ignore_eos=True)
 
 
@@ -99,6 +118,58 @@ def test_norms_gates_and_products_of_4_bits_answer_alike(
     assert {launch.kernel for launch in launches} > {"rms_norm_row", "gated_tile", "w4a16_product", "sum_splits"}
 
 
+@pytest.mark.parametrize("config", [{}, {"kv_cache_dtype": KVCacheDType.INT8}], ids=["numbers", "int8"])
+def test_rotations_and_writes_into_the_pool_answer_alike(
+    config: dict[str, Any],
+    tmp_path: Path,
+    make_engine: MakeEngine,
+    launches: list[Launch],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "qwen3"  # norms of heads
+    write_family(folder, **QWEN3)
+    few = [Request(str(index), prompt, greedy(3)) for index, prompt in enumerate(prompts_of((1, 9, 18)))]
+    expected = generate(make_engine(folder, **config), few)
+    assert not launches
+    monkeypatch.setattr(rank_group, "layer_kernels", lambda choices: only(rotates=True))
+    monkeypatch.setattr(rank_group, "backend_of", lambda part, choices: Backend.TORCH)  # of attention
+    assert generate(make_engine(folder, execution=TRITON, **config), few) == expected
+    assert {launch.kernel for launch in launches} == {"rope_kv_write_heads"}
+
+
+def test_experts_answer_alike_and_read_nothing_back(
+    tmp_path: Path, make_engine: MakeEngine, launches: list[Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "experts"
+    write_family(folder, **dense("deepseek_v3", **MLA | {"num_hidden_layers": 1, "first_k_dense_replace": 0}))
+    few = [Request(str(index), prompt, greedy(3)) for index, prompt in enumerate(prompts_of((1, 9)))]
+    expected = generate(make_engine(folder), few)
+    assert not launches
+    monkeypatch.setattr(rank_group, "layer_kernels", lambda choices: only(experts=True))
+    engine = make_engine(folder, execution=TRITON)
+    assert generate(engine, few) == expected
+    kernels = {"route_token", "count_assignments", "place_assignments", "expert_product", "combine_row"}
+    assert {launch.kernel for launch in launches} == kernels
+    reasons = {one.part: one.reason for one in engine.kernels if one.backend is Backend.TORCH}
+    latent = "heads share a latent key (MLA)"
+    assert reasons == dict.fromkeys(("attention", "static_decode", "rope_kv_write"), latent)
+
+
+def test_a_seed_draws_torchs_tokens(
+    folder: Path, make_engine: MakeEngine, launches: list[Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a top_p, which torch draws otherwise on a CPU than on a GPU (`engine.sampling.draw`)."""
+    penalised = replace(SEEDED, top_p=1.0, top_k=0, min_p=0.01, presence_penalty=0.5, seed=2**64 - 3)
+    asked = [replace(SEEDED, top_p=1.0), penalised, GREEDY, replace(SEEDED, temperature=0.0, logit_bias=((3, 9.0),))]
+    few = [Request(str(index), [7, 8, index], one) for index, one in enumerate(asked)]
+    expected = generate(make_engine(folder), few)
+    assert not launches
+    monkeypatch.setattr(rank_group, "layer_kernels", lambda choices: None)
+    monkeypatch.setattr(rank_group, "backend_of", lambda part, choices: Backend.TORCH)
+    assert generate(make_engine(folder, execution=TRITON), few) == expected
+    assert {launch.kernel for launch in launches} == {"sample_row"}
+
+
 @pytest.mark.usefixtures("attention_alone")
 def test_steps_that_a_graph_replays_answer_alike(folder: Path, make_engine: MakeEngine, launches: list[Launch]) -> None:
     expected = generate(make_engine(folder), requests(GREEDY))
@@ -130,18 +201,20 @@ def windowed(folder: Path, copy: Path) -> Path:
 
 def test_what_was_chosen_is_said_with_the_reason(folder: Path, make_engine: MakeEngine) -> None:
     choices = make_engine(folder).kernels
-    assert [one.part for one in choices] == ["attention", "static_decode", "norm", "activation", "linear"]
+    assert [one.part for one in choices] == [part for part in PARTS if part != "experts"]
     assert {one.backend for one in choices} == {Backend.TORCH}
     assert {one.reason for one in choices} == {"kernels run on GPUs, and this engine computes on a CPU"}
-    assert [one.backend for one in make_engine(folder, execution=TRITON).kernels] == [Backend.TRITON] * 5
+    asked = make_engine(folder, execution=TRITON).kernels
+    assert {(one.backend, one.reason) for one in asked} == {(Backend.TRITON, "the kernels take this model")}
 
 
 def test_attention_that_the_kernels_do_not_take_is_torchs(
     write_model: WriteModel, make_engine: MakeEngine, attention_alone: None
 ) -> None:
     engine: Engine = make_engine(write_model(), execution=TRITON)  # heads of 12
-    assert [one.backend for one in engine.kernels] == [Backend.TORCH] * 2 + [Backend.TRITON] * 3
-    assert engine.kernels[0].reason == "head size 12: multiples of 16 up to 256 are supported"
+    reasons = {one.part: one.reason for one in engine.kernels if one.backend is Backend.TORCH}
+    wanted = "head size 12: multiples of 16 up to 256 are supported"
+    assert reasons == dict.fromkeys(("attention", "static_decode", "rope_kv_write"), wanted)
     assert generate(engine, requests(GREEDY)) == generate(make_engine(write_model()), requests(GREEDY))
 
 
@@ -167,8 +240,8 @@ def test_a_reason_names_what_is_not_supported(change: dict[str, Any], reason: st
     of_attention = choices[: len(ATTENTION_PARTS)]
     assert {choice.reason for choice in of_attention} == {reason}
     assert {choice.backend for choice in of_attention} == {Backend.TORCH}
-    of_layers = {choice.backend for choice in choices[len(ATTENTION_PARTS) :]}
-    assert of_layers == {Backend.TRITON if change.keys() & {"stored", "block_size_tokens"} else Backend.TORCH}
+    of_others = {choice.backend for choice in choices[len(ATTENTION_PARTS) :]}
+    assert of_others == {Backend.TRITON if change.keys() & {"stored", "block_size_tokens"} else Backend.TORCH}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,106 @@
+"""Layers of quantized weights by Triton kernels, in the interpreter: their products, and what is left to torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from millstream_runtime.models.layers.triton_layers import TritonLayers
+from millstream_runtime.models.registry import load_model, load_model_config
+from millstream_runtime.quantization.grouped_weight import GroupedWeight, runs_of
+from millstream_runtime.quantization.int8_linear import int8_linear
+from tests.support.family_cases import dense
+from tests.support.kernel_launches import recording_launches
+from tests.support.quantized_checkpoints import quantized
+from tests.support.scaled_checkpoints import int8
+from tests.support.tiny_families import logits_of, model_logits, prompts_of, write_family
+from tests.support.triton_interpreter import interpreting
+
+LINEARS = TritonLayers(norms=False, activations=False, linears=True, rotates=False, experts=False)
+CPU = torch.device("cpu")
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_hidden_layers": 1,
+}
+
+
+@pytest.fixture(autouse=True)
+def interpreter() -> Iterator[None]:
+    with interpreting():
+        yield
+
+
+def weight_of(num_inputs: int, num_outputs: int, **changes: Any) -> GroupedWeight:
+    generator = torch.Generator().manual_seed(num_inputs)
+    weight = GroupedWeight(
+        codes=torch.randint(-127, 128, (num_inputs, num_outputs), generator=generator).to(torch.int8),
+        scales=torch.rand(1, num_outputs, generator=generator) + 0.01,
+        zeros=0,
+        runs=runs_of(torch.zeros(num_inputs, dtype=torch.long)),
+        num_outputs=num_outputs,
+        bits=8,
+        quantizes_activations=True,
+    )
+    return replace(weight, **changes)
+
+
+@pytest.mark.parametrize("columns", [None, torch.zeros(40, dtype=torch.int32)])
+def test_a_product_of_8_bit_activations_is_that_of_rounded_rows(columns: torch.Tensor | None) -> None:
+    weight = weight_of(144, 40, columns=columns)
+    bias = torch.randn(40, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(3, 144, generator=torch.Generator().manual_seed(2))
+    linear = int8_linear(weight, bias)
+    assert linear is not None
+    steps = x.abs().amax(1, keepdim=True) / 127
+    truth = (x / steps).round().double() * steps.double() @ weight.dense(torch.float64)
+    torch.testing.assert_close(linear(x).double(), truth + bias, rtol=1e-6, atol=1e-5)
+    order = [*range(39, -1, -1)]
+    assert torch.equal(linear.reordered(order).without_bias()(x), linear.without_bias()(x)[:, order])
+    residual = torch.ones(3, 40)
+    linear.add_to(residual, x)
+    assert torch.equal(residual, 1 + linear(x))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"quantizes_activations": False},
+        {"zeros": 3},
+        {"order": torch.arange(144, dtype=torch.int32)},
+        {"scales": torch.ones(2, 40)},
+    ],
+)
+def test_other_weights_of_8_bits_are_left_to_others(changes: dict[str, Any]) -> None:
+    assert int8_linear(weight_of(144, 40, **changes), None) is None
+    assert int8_linear(weight_of(24, 8), None) is None
+
+
+def test_a_checkpoint_of_8_bit_activations_is_computed_by_the_kernels(tmp_path: Path) -> None:
+    activations = {"type": "int", "num_bits": 8, "dynamic": True, "strategy": "token"}
+    weights = {"type": "int", "num_bits": 8, "symmetric": True, "strategy": "channel"}
+    settings = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": activations}},
+        "ignore": ["lm_head"],
+    }
+    write_family(tmp_path / "plain", **dense("llama", **SIZES))
+    packed = tmp_path / "packed"
+    dequantized = quantized(tmp_path / "plain", packed, settings, int8("weight_scale", (1, None)))
+    (prompt,) = prompts_of([3])
+    config = load_model_config(packed)
+    with recording_launches() as launches:
+        model = load_model(config, packed, torch.float32, CPU, kernels=LINEARS)
+        found = logits_of(model, config, prompt, 2, torch.float32).double()
+    assert {one.kernel for one in launches} == {"quantize_row", "w8a8_product", "sum_splits"}
+    wanted = model_logits(dequantized, prompt, 2)
+    assert 1e-4 < float((found - wanted).norm() / wanted.norm()) < 0.2  # as on a CPU, where activations are rounded too
