@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -56,10 +57,11 @@ def test_pods_that_flip_at_random_change_the_state_at_most_once_in_ten_minutes(s
         drafts = pods[second // 20 % 3]
         was = history.drafting
         history.add(grew(checks=200, accepted=300) if drafts else grew(without_gain=200), float(second))
-        assert was is not None and history.drafting is not None
+        assert was is not None
+        assert history.drafting is not None
         if was.is_drafting != history.drafting.is_drafting:
             changed.append(second)
-    gaps = [after - before for before, after in zip(changed, changed[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(changed)]
     assert all(gap >= LEAST_SECONDS_BETWEEN_CHANGES for gap in gaps)
 
 

@@ -26,10 +26,12 @@ class Answers:
 
     def __init__(self, *silent: str) -> None:
         self.silent, self.asked, self.in_flight, self.most_in_flight = silent, Counter[str](), 0, 0
+        self.was_asked = asyncio.Event()
 
     async def ready(self, pod: Mapping[str, Any], timeout_seconds: float) -> Manifest:
         name = pod["metadata"]["name"]
         self.asked[name] += 1
+        self.was_asked.set()
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         await asyncio.sleep(0)
@@ -125,6 +127,6 @@ async def test_a_loop_asks_until_it_is_cancelled() -> None:
     polled.now = -1000.0
     polled.reports.follow(KEY, "r1", pods("a"))
     polled.now = 0.0
-    while not polled.answers.asked["a"]:
-        await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        await polled.answers.was_asked.wait()
     task.cancel()

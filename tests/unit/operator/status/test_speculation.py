@@ -9,7 +9,7 @@ from tests.support.fake_operator import FakeOperator, respec, served
 from tests.support.llmdeployments import manifest
 
 Manifest = dict[str, Any]
-GOVERNED = {"speculation": {"method": "NGram", "maxDraftTokens": 4}, "replicas": 2}
+GOVERNED: Manifest = {"speculation": {"method": "NGram", "maxDraftTokens": 4}, "replicas": 2}
 
 
 class Traffic:
@@ -29,12 +29,13 @@ class Traffic:
             totals["draftTokens"] += 4 * checks
             totals["acceptedTokens"] += 4 * checks * accepted_percent // 100
             totals["no_gain"] += decodes - checks
-            counts = {name: value for name, value in totals.items() if name != "no_gain"}
+            counts: Manifest = {name: value for name, value in totals.items() if name != "no_gain"}
             counts |= {"skipped": {"no_gain": totals["no_gain"]}}
-            operator.pods.reports[pod["metadata"]["name"]] = {
+            report: Manifest = {
                 "phase": "Ready",
                 "speculation": {"method": "NGram", "maxDraftTokens": 4, "governor": "Enforce", **counts},
-            } | operator.model.running(pod["metadata"]["labels"])
+            }
+            operator.pods.reports[pod["metadata"]["name"]] = report | operator.model.running(pod["metadata"]["labels"])
         await operator.ask_pods(60.0)
         while operator.woken:
             operator.woken.clear()
