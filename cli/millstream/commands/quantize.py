@@ -49,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
     """
     given = _parser().parse_args(list(argv))
     settings = _settings(given)
-    if settings.keeps_what_is_there:  # known without torch
+    if settings.keeps_what_is_there():  # known without torch
         return _kept(settings)
     unwind_on_sigterm()
     from millstream_runtime.quantize.make import make

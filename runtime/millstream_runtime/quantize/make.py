@@ -73,7 +73,7 @@ def make(settings: QuantizeSettings, say: Callable[[str], None], on_progress: On
     Raises:
         RuntimeFailure: the model, the data or the output folder cannot be used, or the disk is full; one sentence.
     """
-    if settings.keeps_what_is_there:
+    if settings.keeps_what_is_there():
         return None
     require_free(settings.out)
     source = SourceModel.open(settings.model)
@@ -90,7 +90,7 @@ def make(settings: QuantizeSettings, say: Callable[[str], None], on_progress: On
     work = WorkFolder(settings.out, len(source.outline.layers), keeps_layers=not isinstance(packing, GgufPacking))
     job = _job(settings, source, packing, choice)
     with work.locked(say):
-        if settings.keeps_what_is_there:  # another process may have made it meanwhile
+        if settings.keeps_what_is_there():  # another process may have made it meanwhile
             return None
         require_free(settings.out)
         work.open(job)

@@ -65,7 +65,6 @@ class QuantizeSettings:
     gguf_type: str = GGUF_TYPES[0]
     keep_made: bool = False
 
-    @property
     def keeps_what_is_there(self) -> bool:
         """Whether `out` has a model, which `keep_made` leaves as it is. The folder appears whole."""
         return self.keep_made and bool(weights_files(self.out))

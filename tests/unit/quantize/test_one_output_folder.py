@@ -9,6 +9,7 @@ import pytest
 
 from millstream_runtime.model_output.resumable_folder import ResumableFolder
 from millstream_runtime.quantize.output.work_folder import WorkFolder
+from millstream_runtime.sources.lock import FolderLock
 from tests.unit.quantize.conftest import contents, quantize
 
 RTN = ("--method=rtn", "--no-quality")
@@ -31,11 +32,14 @@ def test_a_second_run_waits_and_finds_the_model_of_the_first(
         real(work)
 
     monkeypatch.setattr("millstream.commands.quantize.unwind_on_sigterm", lambda: None)  # main threads alone may
-    real_locked = ResumableFolder.locked
     monkeypatch.setattr(WorkFolder, "finish", finish)
-    monkeypatch.setattr(
-        ResumableFolder, "locked", lambda work, say: real_locked(work, lambda words: (say(words), waits.set())[0])
-    )
+    real_wait = FolderLock._wait_until_free
+
+    def wait(lock: FolderLock) -> None:
+        waits.set()
+        real_wait(lock)
+
+    monkeypatch.setattr(FolderLock, "_wait_until_free", wait)
     run("first")
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
