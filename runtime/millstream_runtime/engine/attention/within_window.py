@@ -7,6 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from millstream_runtime.models.layers.attention import Attention, AttentionSpec
+from millstream_runtime.models.loading.layer_kernels import PoolPlace
 
 
 class WithinWindow:
@@ -16,6 +17,15 @@ class WithinWindow:
         self._attention, self._window_tokens = attention, window_tokens
 
     def __call__(self, layer: int, query: Tensor, key_value: Tensor, spec: AttentionSpec) -> Tensor:
-        if spec.window is None or spec.window > self._window_tokens:
-            spec = replace(spec, window=self._window_tokens)
-        return self._attention(layer, query, key_value, spec)
+        return self._attention(layer, query, key_value, self._narrowed(spec))
+
+    def place(self, layer: int) -> PoolPlace:
+        return self._attention.place(layer)
+
+    def attend(self, layer: int, query: Tensor, spec: AttentionSpec) -> Tensor:
+        return self._attention.attend(layer, query, self._narrowed(spec))
+
+    def _narrowed(self, spec: AttentionSpec) -> AttentionSpec:
+        if spec.window is not None and spec.window <= self._window_tokens:
+            return spec
+        return replace(spec, window=self._window_tokens)

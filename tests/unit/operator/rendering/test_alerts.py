@@ -14,7 +14,7 @@ from millstream_operator.rendering.companions import POD_MONITOR, PROMETHEUS_RUL
 from millstream_operator.rendering.scaled_object import scaled_object
 from millstream_runtime.boot import BootLedger
 from millstream_runtime.engine.request import EngineStats, SpeculationStats
-from millstream_runtime.engine.speculation.drafting import Skip
+from millstream_runtime.engine.speculation.skip import Skip
 from millstream_runtime.server.operations.metrics import ServerMetrics
 from tests.support.llmdeployments import deployment
 
