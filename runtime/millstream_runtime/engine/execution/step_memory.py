@@ -17,9 +17,10 @@ from millstream_runtime.models.config.model_config import ModelConfig
 
 RESIDUAL_COPIES = 8  # the residual, its normed copy, what norms and rotations take, rows in and out of experts
 MLP_COPIES = 3  # gate and up as one product, and the activation
-# Of the logits in float32, at most. A sampled row: the model's own, its log-probabilities, weights, their sums in
-# float64 and what is left of them for another draw. A row of prompt log-probabilities: these, and which are higher.
-SAMPLED_COPIES = 9
+# Of the logits in float32, at most. A sampled row: the model's own, its log-probabilities, weights, and copies of these
+# while they are made. Sums in float64 are of a few rows at a time. A row of prompt log-probabilities: these, and which
+# are higher.
+SAMPLED_COPIES = 6
 SCORED_COPIES = 5
 FLOAT32_BYTES = 4
 
