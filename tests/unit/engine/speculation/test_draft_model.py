@@ -17,10 +17,12 @@ import pytest
 import torch
 
 from millstream_runtime.config import GovernorMode, KVCacheDType, SpeculationMethod
+from millstream_runtime.engine import warm_up
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.request import Request, SamplingParams, SpeculationStats
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation import catching_up
+from millstream_runtime.engine.speculation.governor import Governor
 from millstream_runtime.models.layers.attention import Attention
 from tests.support.draft_pool import draft_model_of, wrong_draft_blocks
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
@@ -317,7 +319,10 @@ def test_cancelled_requests_leave_no_progress(write_model: WriteModel, drafted: 
     assert engine.stats().kv_blocks_used == 0
 
 
-def test_the_warm_up_drafts_with_every_number_of_drafts(write_model: WriteModel, drafted: MakeDrafted) -> None:
+def test_the_warm_up_drafts_with_every_number_of_drafts(
+    write_model: WriteModel, drafted: MakeDrafted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm_up, "MOST_DRAFTS_SECONDS", 1e9)  # however long a busy machine takes
     engine = drafted(write_model(), max_draft_tokens=3)
     seen: list[int] = []
     assert engine._drafting is not None
@@ -330,6 +335,10 @@ def test_the_warm_up_drafts_with_every_number_of_drafts(write_model: WriteModel,
     engine._drafting.count = see  # type: ignore[method-assign]
     engine.warm_up()
     assert {1, 2, 3} <= set(seen)
+    governor = engine._drafting.lengths.governor
+    assert isinstance(governor, Governor)
+    assert all(governor._bucket(1).costs.is_timed(length) for length in range(4))
+    assert all(governor._bucket(4).costs.is_timed(length) for length in (0, 1, 3)), "with the time of drafting"
     assert (counts(engine).num_draft_tokens, skipped(engine)) == (0, {}), "no user's"
     seen.clear()
     generate(engine, [Request("heartbeat", [1, 2, 3], greedy(8), is_heartbeat=True)])
