@@ -16,10 +16,11 @@ from millstream_runtime.config import Device, GovernorMode, RuntimeConfig, Specu
 from millstream_runtime.distributed.leader import Leader
 from millstream_runtime.engine import engine as engine_module
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.execution import graphs, shard
+from millstream_runtime.engine.execution import draft_shard, graphs, shard
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.recorders import Recorder
 from millstream_runtime.engine.scheduling.sequence import Sequence
+from millstream_runtime.engine.speculation import catching_up
 from millstream_runtime.engine.speculation.drafter import Drafter
 from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
@@ -28,7 +29,7 @@ from tests.soak.schedules.schedule import Schedule
 from tests.soak.schedules.tiny_models import MODELS, VOCABULARY, write_model
 from tests.support import varlen_reference
 from tests.support.crowded import crowd
-from tests.support.drafters import OftenRight
+from tests.support.drafters import OftenRight, RandomLengths
 from tests.support.eager_recorder import EagerRecorder
 from tests.support.small_pool import small_pools
 from tests.support.tape_recorder import TapeRecorder
@@ -82,14 +83,18 @@ class Engines:
         execution: Execution | None = None,
         drafter: Drafter | None = None,
         ranks: int = 1,
+        drafts_itself: bool = False,
         **config: Any,
     ) -> Engine:
         """Make an engine on a pool of POOL_BYTES, unless `small_pools` holds."""
         folder, _ = write_model(model, self.root)
         settings = {"kv_cache_memory_bytes": POOL_BYTES, "tensor_parallel_size": ranks} | config
+        if drafts_itself:
+            settings |= {"speculation_method": SpeculationMethod.DRAFT_MODEL, "draft_model": str(folder)}
         runtime_config = RuntimeConfig(model=str(folder), served_model_name="tiny", device=Device.CPU, **settings)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(shard, "load", self._load)
+            patch.setattr(draft_shard, "load_draft", self._load_draft)
             return Engine(
                 runtime_config,
                 lambda phase, message: None,
@@ -109,11 +114,14 @@ class Engines:
             patch.setattr(engine_module, "Sequence", CountedSequence)
             if settings.reads_in_place:
                 varlen_reference.use_reference(patch)
+            patch.setattr(catching_up, "CHUNK_SECONDS", 1e9)  # so that what is read does not depend on the time
+            has_oracle = drafts is not None and not settings.drafts_itself
             engine = self.make(
                 settings.model,
                 execution=_execution(settings.execution, has_experts=MODELS[settings.model].has_experts),
-                drafter=OftenRight(answers, VOCABULARY, schedule.seed) if drafts is not None else None,
+                drafter=OftenRight(answers, VOCABULARY, schedule.seed) if has_oracle else None,
                 ranks=2 if settings.execution == "on two ranks" else 1,
+                drafts_itself=settings.drafts_itself,
                 **({} if drafts is None else DRAFTS | {"max_draft_tokens": drafts}),
                 block_size_tokens=settings.block_size_tokens,
                 max_num_seqs=settings.max_num_seqs,
@@ -122,6 +130,9 @@ class Engines:
                 enable_prefix_caching=settings.enable_prefix_caching,
                 enable_hybrid_kv_cache_manager=settings.enable_hybrid_kv_cache_manager,
             )
+            if settings.governor_flips and engine._drafting is not None:
+                engine.set_speculation_governor(GovernorMode.ENFORCE)
+                engine._drafting.lengths.governor = RandomLengths(schedule.seed)
             engine.step_clock = FakeClock(schedule.seed)
             if settings.crowded_tokens is not None:
                 crowd(engine, settings.crowded_tokens)
@@ -145,6 +156,12 @@ class Engines:
             self._decoders[key] = _load_shard(config, shard_config, ranks, on_read)
         return self._decoders[key]
 
+    def _load_draft(self, config: RuntimeConfig, target: shard.ShardConfig, draft: draft_shard.DraftShard) -> Decoder:
+        key = str(draft.folder), draft.model_config.max_model_len
+        if key not in self._decoders:
+            self._decoders[key] = _load_draft(config, target, draft)
+        return self._decoders[key]
+
     def _two_ranks(self) -> Leader:
         """Started once: they load one model after another."""
         if self._pair is None:
@@ -152,7 +169,7 @@ class Engines:
         return self._pair
 
 
-_load_shard = shard.load
+_load_shard, _load_draft = shard.load, draft_shard.load_draft
 
 
 def _execution(name: str, *, has_experts: bool) -> Execution | None:

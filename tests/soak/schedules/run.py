@@ -30,6 +30,7 @@ from tests.soak.schedules.schedule import (
     Target,
 )
 from tests.support.crowded import Crowded
+from tests.support.draft_pool import wrong_draft_blocks
 from tests.support.short_of_memory import ShortOfMemory
 
 STEPS_WITHOUT_OUTPUT = 2000  # an engine that takes so many is stuck
@@ -282,11 +283,16 @@ class ScheduleRun:
         if self._settings.execution != "on two ranks":
             for text in wrong_blocks(engine, self._known()):
                 findings.add(Kind.CONTENTS, text)
+            if self._settings.drafts_itself:
+                for block in wrong_draft_blocks(engine)[0]:
+                    findings.add(Kind.CONTENTS, f"block {block} of the draft model has other keys than the target's")
         if stats.speculation is not None:
             findings.counts["drafts that stood"] += stats.speculation.num_accepted_tokens
             findings.counts["drafts that fell"] += (
                 stats.speculation.num_draft_tokens - stats.speculation.num_accepted_tokens
             )
+            if self._settings.drafts_itself:
+                findings.counts["drafts of a model"] += stats.speculation.num_draft_tokens
         findings.counts["preemptions"] += stats.num_preemptions_total
         findings.counts["prefix hit tokens"] += stats.prefix_cache_hit_tokens_total
         findings.counts["replayed steps"] += engine.graphs.replayed_steps if engine.graphs is not None else 0

@@ -22,6 +22,7 @@ EXECUTIONS = {
 TWO_RANKS_SHARE = 0.01
 DRAFTING = ("plain", "on two ranks")  # steps of the others have no drafts yet
 DRAFTING_SHARE = 0.6
+DRAFT_MODEL_SHARE, FLIPS_SHARE = 0.5, 0.4  # of the schedules with drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Settings:
         is_paced: whether the time of steps bounds the prompts in them, as on a CPU.
         reads_in_place: whether attention takes the path of FlashAttention.
         max_draft_tokens: that a decode checks, some right and some wrong; None: no drafts.
+        drafts_itself: whether the model is its own draft model; otherwise the drafts are of one who knows the answers.
+        governor_flips: whether any number of what may be proposed is checked, at random.
     """
 
     model: str
@@ -49,6 +52,8 @@ class Settings:
     is_paced: bool = False
     reads_in_place: bool = False
     max_draft_tokens: int | None = None
+    drafts_itself: bool = False
+    governor_flips: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,10 @@ def draw(seed: int, number: int) -> Schedule:
     rng = random.Random(f"{seed}/{number}")
     name = rng.choice([*MODELS])
     settings = _draw_settings(rng, name, MODELS[name])
+    if settings.max_draft_tokens is not None:
+        drafts = random.Random(f"{seed}/{number}/drafts")  # of its own, so that older schedules are what they were
+        drafts_itself, flips = drafts.random() < DRAFT_MODEL_SHARE, drafts.random() < FLIPS_SHARE
+        settings = replace(settings, drafts_itself=drafts_itself, governor_flips=flips)
     return Schedule(number, rng.getrandbits(32), settings, tuple(_Actions(rng, settings).draw()))
 
 
