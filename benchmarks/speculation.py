@@ -1,6 +1,6 @@
 """What speculation gains: the same answers with drafts and without, in turns within one run.
 
-    python -m benchmarks.speculation                      # four workloads, n-grams, the demo model
+    python -m benchmarks.speculation                      # by n-grams and by a draft model, the demo pair
     python -m benchmarks.speculation --batch 1 8 64       # the same by several requests at once
     python -m benchmarks.speculation --oracle 0.5 0.7 0.9 # free drafts of which each stands with this probability
     python -m benchmarks.speculation --processor-time     # for a machine with other load: one thread's processor time
@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,13 +37,24 @@ from millstream_runtime.engine.scheduling import sequence as engine_sequence
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
 RESULT = Path(__file__).parent / "results" / "speculation.json"
-DEMO_MODEL = Path(__file__).parent.parent / "models" / "demo-chat"
+MODELS = Path(__file__).parent.parent / "models"
+DEMO_MODEL, DEMO_DRAFT = MODELS / "demo-chat", MODELS / "demo-draft"
 QUESTIONS = ("What is a KV cache?", "What is continuous batching?", "What does a readiness probe do?")
 MOST_TOKENS, ORACLE_PROMPTS, ORACLE_TOKENS = 96, 3, 64
 Prompts = Sequence[Sequence[int]]
 Answers = dict[str, list[int]]
 Clock = Callable[[], float]
-CREATIVE = "samples at temperature 1"
+
+
+class Case(NamedTuple):
+    """A workload. `oracle`: the acceptance of drafts that cost nothing. `draft`: of a draft model; else n-grams."""
+
+    name: str
+    model: Path
+    prompts: Prompts
+    oracle: float | None = None
+    draft: Path | None = None
+    is_sampled: bool = False
 
 
 class Oracle:
@@ -77,16 +88,19 @@ class Side:
         oracle: Oracle | None = None,
         *,
         governor: GovernorMode = GovernorMode.DISABLED,
+        draft: Path | None = None,
         max_num_seqs: int = 16,
         clock: Clock = time.perf_counter,
     ) -> None:
+        method = SpeculationMethod.N_GRAM if draft is None else SpeculationMethod.DRAFT_MODEL
         config = RuntimeConfig(
             model=str(model),
             served_model_name="bench",
             device=Device.CPU,
             max_num_seqs=max_num_seqs,
             enable_prefix_caching=False,
-            speculation_method=SpeculationMethod.N_GRAM if draft_tokens else SpeculationMethod.DISABLED,
+            speculation_method=method if draft_tokens else SpeculationMethod.DISABLED,
+            draft_model=str(draft) if draft is not None and draft_tokens else None,
             max_draft_tokens=draft_tokens or None,
             speculation_governor=governor,
         )
@@ -95,8 +109,8 @@ class Side:
         self.name = f"governor, up to {draft_tokens} drafts" if self.is_governed else fixed
         self.clock = clock
         self.engine = Engine(config, lambda phase, message: None, drafter=oracle if draft_tokens else None)
-        self.engine.warm_up()
         self.engine.step_clock = clock
+        self.engine.warm_up()
         self.tokens_per_second: list[float] = []
         self.answers_that_differ = 0
 
@@ -157,11 +171,10 @@ def conversation(model: Path) -> tuple[list[list[int]], list[list[int]]]:
     return first, again
 
 
-def compare(
-    model: Path, prompts: Prompts, args: argparse.Namespace, batch: int, oracle: float | None, *, sampled: bool
-) -> list[Any]:
+def compare(case: Case, args: argparse.Namespace, batch: int) -> list[Any]:
     """Run all settings in turns; return a report of each."""
-    sampling = SamplingParams(MOST_TOKENS, temperature=1.0, seed=1) if sampled else SamplingParams(MOST_TOKENS, 0.0)
+    model, oracle, prompts = case.model, case.oracle, list(case.prompts) * batch
+    sampling = SamplingParams(MOST_TOKENS, 1.0, seed=1) if case.is_sampled else SamplingParams(MOST_TOKENS, 0.0)
     answers: Answers = {}
     if oracle is not None:
         sampling = SamplingParams(ORACLE_TOKENS, temperature=0.0, ignore_eos=True)
@@ -171,7 +184,8 @@ def compare(
 
     def side(draft_tokens: int, governor: GovernorMode) -> Side:
         drafter = Oracle(known, oracle) if oracle is not None else None
-        return Side(model, draft_tokens, drafter, governor=governor, max_num_seqs=max(args.batch), clock=clock)
+        most = max(args.batch)
+        return Side(model, draft_tokens, drafter, governor=governor, draft=case.draft, max_num_seqs=most, clock=clock)
 
     sides = [side(count, GovernorMode.DISABLED) for count in (0, *args.drafts)]
     sides.append(side(max(args.drafts), GovernorMode.ENFORCE))
@@ -213,27 +227,32 @@ def main() -> None:
     results = []
     with tempfile.TemporaryDirectory() as scratch:
         first, again = conversation(DEMO_MODEL)
-        cases: list[tuple[str, Path, Prompts, float | None]] = [
-            ("asks for the first time", DEMO_MODEL, first, None),
-            ("asks again", DEMO_MODEL, again, None),
-            ("some ask again", DEMO_MODEL, [one for pair in zip(first, again, strict=True) for one in pair], None),
-            (CREATIVE, DEMO_MODEL, first, None),
+        some = [one for pair in zip(first, again, strict=True) for one in pair]
+        cases = [
+            Case("asks for the first time", DEMO_MODEL, first),
+            Case("asks again", DEMO_MODEL, again),
+            Case("some ask again", DEMO_MODEL, some),
+            Case("samples at temperature 1", DEMO_MODEL, first, is_sampled=True),
+            Case("draft model, asks for the first time", DEMO_MODEL, first, draft=DEMO_DRAFT),
+            Case("draft model, samples at temperature 1", DEMO_MODEL, first, draft=DEMO_DRAFT, is_sampled=True),
         ]
-        model = write_random_model(Path(scratch) / "larger", LARGER) if args.larger else DEMO_MODEL
-        rng = random.Random(2)
-        random_prompts = [[rng.randrange(3, 1000) for _ in range(100)] for _ in range(ORACLE_PROMPTS)]
         if args.oracle:
-            cases = [(f"oracle {one}", model, random_prompts, one) for one in args.oracle]
+            model = write_random_model(Path(scratch) / "larger", LARGER) if args.larger else DEMO_MODEL
+            rng = random.Random(2)
+            random_prompts = [[rng.randrange(3, 1000) for _ in range(100)] for _ in range(ORACLE_PROMPTS)]
+            cases = [Case(f"oracle {one}", model, random_prompts, one) for one in args.oracle]
         if args.only:
-            cases = [case for case in cases if case[0].startswith(tuple(args.only))]
-        for name, folder, prompts, oracle in cases:
+            cases = [case for case in cases if case.name.startswith(tuple(args.only))]
+        for case in cases:
             for batch in args.batch:
-                found = compare(folder, list(prompts) * batch, args, batch, oracle, sampled=name == CREATIVE)
+                found = compare(case, args, batch)
                 ratio = over_best_fixed(found)
-                results.append({"case": name, "batch": batch, "governor_over_best_fixed": ratio, "settings": found})
+                results.append(
+                    {"case": case.name, "batch": batch, "governor_over_best_fixed": ratio, "settings": found}
+                )
                 for one in found:
-                    print(f"{name:24} batch {batch:2}  {json.dumps(one)}", flush=True)
-                print(f"{name:24} batch {batch:2}  governor over the best fixed: {ratio}", flush=True)
+                    print(f"{case.name:38} batch {batch:2}  {json.dumps(one)}", flush=True)
+                print(f"{case.name:38} batch {batch:2}  governor over the best fixed: {ratio}", flush=True)
     if args.save:
         timed = "processor time of one thread" if args.processor_time else "wall time"
         report = {"machine": machine.describe(), "timed": timed, "rounds": args.rounds, "results": results}
