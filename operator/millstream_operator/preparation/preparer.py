@@ -113,7 +113,7 @@ class Preparer:
             decisions.append(step_messages.judged(answer, plan.model_path))
             gate = gate_of(owner)
             if not has_passed(answer) and (gate is None or gate.mode is not GateMode.OBSERVE):
-                raise NotPrepared(step_messages.gate_failed(answer), plan.status_plan(), None, decisions)
+                raise NotPrepared(step_messages.gate_failed(owner, answer), plan.status_plan(), None, decisions)
             quality = step_messages.gate_in_words(answer)
         return Prepared(quality, tuple(decisions))
 

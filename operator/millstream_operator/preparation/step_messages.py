@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.optimization import QualityGate
 from millstream_operator.diagnosis.decisions import Decision, DecisionType
 from millstream_operator.diagnosis.diagnosis import Diagnosis, sentence
 from millstream_operator.diagnosis.reasons import Reason
@@ -48,16 +49,29 @@ def failed(owner: LLMDeployment, step: Step, problem: Diagnosis) -> Diagnosis:
     hint = problem.hint
     if not hint and problem.reason is Reason.INVALID_CONFIG:
         hint = f"Mend what it names; {_dataset(owner, step)}."
-    return Diagnosis(problem.reason, sentence(f"{_what(step)} failed: {problem.detail}"), f"{hint} {OLD_PODS}".strip())
+    begins = problem.detail.startswith(_what(step))
+    detail = problem.detail if begins else f"{_what(step)} failed: {problem.detail}"
+    return Diagnosis(problem.reason, sentence(detail), f"{hint} {OLD_PODS}".strip())
 
 
-def gate_failed(answer: Mapping[str, Any]) -> Diagnosis:
+def gate_failed(owner: LLMDeployment, answer: Mapping[str, Any]) -> Diagnosis:
     """Return why a model that was judged does not serve."""
+    is_made = made_method(owner.spec) is not None
+    changes = ["another quantization.method, other calibration documents" if is_made else "another model.source"]
+    if limits := _exceeded_limits(answer):
+        changes.append(f"wider limits (quantization.qualityGate: {', '.join(limits)})")
     return Diagnosis(
         Reason.QUALITY_GATE_FAILED,
         sentence(f"The model is worse than quantization.qualityGate allows: {failures_in_words(answer)}"),
-        f"Choose another method, calibration closer to the requests, or wider limits. {OLD_PODS}",
+        f"Set {' or '.join(changes)}. {OLD_PODS}",
     )
+
+
+def _exceeded_limits(answer: Mapping[str, Any]) -> list[str]:
+    """Return the fields of the gate whose limits failed it. A failure begins with the name of its figure."""
+    failed_figures = {str(words).partition(" ")[0] for one in answer["slices"] for words in one.get("failures") or ()}
+    fields = QualityGate.model_fields.items()
+    return [str(field.alias) for name, field in fields if name.partition("_")[2] in failed_figures]
 
 
 def gate_in_words(answer: Mapping[str, Any]) -> str:

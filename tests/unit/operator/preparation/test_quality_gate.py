@@ -106,8 +106,14 @@ async def test_while_the_gate_judges_the_old_pods_serve_and_no_new_one_starts() 
     assert "Step 2 of 2" in found["message"]
 
 
-@pytest.mark.parametrize("spec", [MADE, JUDGED], ids=["made", "quantized already"])
-async def test_a_model_that_is_worse_is_refused_for_good_while_the_old_pods_serve(spec: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    ("spec", "change"),
+    [(MADE, "another quantization.method, other calibration documents"), (JUDGED, "another model.source")],
+    ids=["made", "quantized already"],
+)
+async def test_a_model_that_is_worse_is_refused_for_good_while_the_old_pods_serve(
+    spec: dict[str, object], change: str
+) -> None:
     operator = await served(manifest())
     before = operator.cluster.the(DEPLOYMENT)["spec"]["template"]
     respec(operator.cluster, **spec)
@@ -116,6 +122,7 @@ async def test_a_model_that_is_worse_is_refused_for_good_while_the_old_pods_serv
     found = operator.condition("ModelReady")
     assert (found["status"], found["reason"]) == ("False", "QualityGateFailed")
     assert f"code: {FAILURE}" in found["message"]
+    assert f"Set {change} or wider limits (quantization.qualityGate: maxMeanKL)." in found["message"]
     assert operator.condition("Stalled")["reason"] == "QualityGateFailed"
     assert operator.condition("Available")["status"] == "True"
     assert journal(operator)[-1] == "QualityGateFailed"
@@ -205,7 +212,8 @@ async def test_a_gate_that_cannot_run_is_one_reason_and_is_tried_again() -> None
     operator.cluster.run_jobs("", 1)
     await operator.turn()
     found = operator.condition("ModelReady")
-    assert (found["reason"], "exit code 1" in found["message"]) == ("PreparationFailed", True)
+    assert found["reason"] == "PreparationFailed"
+    assert found["message"].startswith("Judging the model ended with exit code 1.")
     assert operator.condition("Available")["status"] == "True"
     operator.now = "2025-01-01T01:00:00Z"
     await operator.settle()

@@ -256,6 +256,7 @@ async def test_a_job_that_was_killed_for_memory_says_what_to_raise() -> None:
     await operator.turn()
     found = operator.condition("ModelReady")
     assert found["reason"] == "OutOfMemory"
+    assert found["message"].startswith("Quantizing the model was stopped: the kernel killed it")
     assert "podTemplate.spec.containers[runtime].resources.limits.memory" in found["message"]
     assert operator.condition("Available")["status"] == "True"
 
