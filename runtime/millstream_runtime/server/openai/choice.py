@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
-from millstream_runtime.engine.request import FinishReason, TokenLogprobs, TokenOutput
+from millstream_runtime.engine.request import FinishReason, Prefill, TokenOutput
+from millstream_runtime.server.openai.echo import Echo, echo_entries
+from millstream_runtime.server.openai.logprob_entry import LogprobEntry, TokenBytes, logprob_entry
 from millstream_runtime.server.openai.stop_strings import StopStrings
 from millstream_runtime.tokenizing.detokenizer import Detokenizer
 
-TokenBytes = Callable[[int], bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class LogprobEntry:
-    """A token of the text, its log-probability and the top alternatives."""
-
-    token: bytes
-    text_offset: int  # characters of the choice's text before it
-    logprob: float | None  # None: the first token of a prompt, which nothing predicts
-    top: tuple[tuple[bytes, float], ...]
+# Of a long echo: what is made and encoded before other clients have a turn.
+ECHO_PART_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +26,6 @@ class Delta:
     finish_reason: FinishReason | None = None
     tokens: tuple[LogprobEntry, ...] | None = None  # None: log-probabilities were not requested
     num_tokens: int = 0  # of the choice so far, with those that have no text
-
-
-@dataclass(frozen=True, slots=True)
-class Echo:
-    """The prompt, shown before the answer."""
-
-    text: str
-    token_ids: Sequence[int]
-    detokenizer: Detokenizer  # fresh: it says where in `text` each token begins
 
 
 class Choice:
@@ -66,6 +51,7 @@ class Choice:
         self._stops = StopStrings(stops)
         self._min_tokens = min_tokens
         self._echo = echo
+        self._echo_end: tuple[str, list[LogprobEntry]] = (echo.text if echo is not None else "", [])
         self._token_bytes = token_bytes
         self._drops_answer = drops_answer
         self._shows_every_token = shows_every_token
@@ -77,12 +63,27 @@ class Choice:
         """Mean per token, in nats; minus infinity for an answer without tokens."""
         return self._logprob_sum / self.num_tokens if self.num_tokens else -math.inf
 
+    def echo_parts(self, prefill: Prefill) -> Iterator[Delta]:
+        """All of a long echo with log-probabilities but its end, in deltas of ECHO_PART_TOKENS each.
+
+        The end comes with the first token. Each delta is made when it is asked for.
+        """
+        if self._echo is None or self._token_bytes is None or prefill.prompt_logprobs is None:
+            return
+        entries = echo_entries(self._echo, prefill.prompt_logprobs, self._token_bytes)
+        part, shown_characters = [*islice(entries, ECHO_PART_TOKENS)], 0
+        while rest := [*islice(entries, ECHO_PART_TOKENS)]:
+            end = rest[0].text_offset
+            yield Delta(self._index, self._echo.text[shown_characters:end], None, tuple(part))
+            part, shown_characters = rest, end
+        self._echo_end = self._echo.text[shown_characters:], part
+
     def push(self, output: TokenOutput) -> Delta | None:
-        """Add an output; return what the client may see now, or None."""
+        """Add an output, behind its `echo_parts`; return what the client may see now, or None."""
         text = ""
         tokens: list[LogprobEntry] = []
-        if output.prefill is not None and self._echo is not None:
-            text, tokens = self._echo.text, self._echo_entries(self._echo, output.prefill.prompt_logprobs)
+        if output.prefill is not None:
+            text, tokens = self._echo_end
         if self._drops_answer and output.token_id is not None:
             reason: FinishReason | None = FinishReason.LENGTH
         else:
@@ -91,7 +92,7 @@ class Choice:
             reason = FinishReason.STOP if self._stops.found else output.finish_reason
             # Every sampled token, also one that ends the answer and is no part of its text: lm-eval counts them.
             if self._token_bytes is not None and output.logprobs is not None:
-                tokens.append(_entry(self._token_bytes, output.logprobs, offset))
+                tokens.append(logprob_entry(self._token_bytes, output.logprobs, offset))
         if not text and not tokens and reason is None and not self._shows_every_token:
             return None
         shown = tuple(tokens) if self._token_bytes is not None else None
@@ -113,34 +114,3 @@ class Choice:
         self._characters += len(text)
         # Before min_tokens a stop string is plain text, as a stop token is for the engine.
         return text if self.num_tokens <= self._min_tokens else self._stops.push(text)
-
-    def _echo_entries(self, echo: Echo, prompt: Sequence[TokenLogprobs | None] | None) -> list[LogprobEntry]:
-        """Entries of the echoed prompt; [] if log-probabilities are not shown."""
-        if self._token_bytes is None or prompt is None:
-            return []
-        offsets = _offsets(echo, self._token_bytes)
-        # Nothing predicts the first token, so the engine does not report it.
-        first = LogprobEntry(self._token_bytes(echo.token_ids[0]), next(offsets), None, ())
-        rest = zip(prompt[1:], offsets, strict=True)
-        return [first, *(_entry(self._token_bytes, entry, offset) for entry, offset in rest if entry is not None)]
-
-
-def _offsets(echo: Echo, token_bytes: TokenBytes) -> Iterator[int]:
-    """Characters of the echoed text before each of its tokens.
-
-    A character of several tokens counts once, after the last of them. A special token counts where the prompt spells it
-    out, and not where the tokenizer has put it around the prompt.
-    """
-    offset = 0
-    for token_id in echo.token_ids:
-        yield offset
-        piece = echo.detokenizer.push(token_id)
-        if not piece:
-            name = token_bytes(token_id).decode(errors="ignore")
-            piece = name if echo.text.startswith(name, offset) else ""
-        offset += len(piece)
-
-
-def _entry(token_bytes: TokenBytes, entry: TokenLogprobs, offset: int) -> LogprobEntry:
-    top = tuple((token_bytes(token_id), logprob) for token_id, logprob in entry.top)
-    return LogprobEntry(token_bytes(entry.token_id), offset, entry.logprob, top)

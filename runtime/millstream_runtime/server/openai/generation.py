@@ -9,9 +9,10 @@ async generator that was never started runs no `finally`.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from millstream_runtime.engine.request import (
@@ -28,7 +29,8 @@ from millstream_runtime.server.engine.output_queue import OutputQueue
 from millstream_runtime.server.http import limits
 from millstream_runtime.server.http.api_errors import engine_failed, internal_error, out_of_memory
 from millstream_runtime.server.http.disconnect import ClientDisconnectedError
-from millstream_runtime.server.openai.choice import Choice, Delta, Echo
+from millstream_runtime.server.openai.choice import Choice, Delta
+from millstream_runtime.server.openai.echo import Echo
 from millstream_runtime.server.operations.metrics import RequestTimes, ServerMetrics
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
@@ -193,6 +195,8 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[list[Delta], None]:
         """Yield batches of deltas, one per wake-up, until every choice has ended.
 
+        A long echo with log-probabilities comes in parts, with a turn for all other clients behind each.
+
         A stream also yields [] after SSE_KEEP_ALIVE_SECONDS without a token, and after `keep_alive`.
 
         Raises:
@@ -202,7 +206,13 @@ class Generation:
         try:
             while self._running:
                 arrived = await self._queue.get(self._keep_alive_seconds)
-                deltas = [delta for at, output in arrived if (delta := self._accept(at, output)) is not None]
+                deltas = []
+                for at, output in arrived:
+                    for part in self._echo_parts(output):
+                        yield [part]
+                        await asyncio.sleep(0)
+                    if (delta := self._accept(at, output)) is not None:
+                        deltas.append(delta)
                 if self.has_ended:
                     self._metrics.answered([state.choice.num_tokens for state in self._states])
                 if deltas or not arrived:
@@ -242,6 +252,12 @@ class Generation:
             cache_salt=plan.cache_salt,
         )
         self._engine.submit(request, self._queue)
+
+    def _echo_parts(self, output: TokenOutput) -> Iterator[Delta]:
+        index = self._running.get(output.request_id)
+        if index is None or output.prefill is None:
+            return iter(())
+        return self._states[index].choice.echo_parts(output.prefill)
 
     def _accept(self, at_seconds: float, output: TokenOutput) -> Delta | None:
         index = self._running.get(output.request_id)

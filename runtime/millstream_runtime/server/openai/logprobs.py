@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from millstream_runtime.engine.request import TokenLogprobs
-from millstream_runtime.server.openai.choice import LogprobEntry, TokenBytes
+from millstream_runtime.server.openai.logprob_entry import LogprobEntry, TokenBytes
 
 LOWEST = -9999.0  # JSON has no minus infinity; OpenAI and vLLM send this
 
@@ -37,11 +37,9 @@ def completion_logprobs(entries: Sequence[LogprobEntry]) -> dict[str, list[Any]]
 
 
 def prompt_logprobs(
-    entries: Sequence[TokenLogprobs | None] | None, token_bytes: TokenBytes
-) -> list[dict[str, dict[str, Any]] | None] | None:
+    entries: Sequence[TokenLogprobs | None], token_bytes: TokenBytes
+) -> list[dict[str, dict[str, Any]] | None]:
     """vLLM's `prompt_logprobs`: for each prompt token `{id: {logprob, rank, decoded_token}}`, itself and the best."""
-    if entries is None:
-        return None
     shown: list[dict[str, dict[str, Any]] | None] = []
     for entry in entries:
         if entry is None:

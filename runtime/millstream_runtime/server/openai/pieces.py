@@ -17,13 +17,15 @@ class Pieces(Generic[AnyStr]):
         self._separator: AnyStr = separator
         self._groups: list[AnyStr] = []
         self._recent: list[AnyStr] = []
+        self._num_recent_items = 0
 
-    def append(self, piece: AnyStr) -> None:
-        """Add one at the end."""
+    def append(self, piece: AnyStr, num_items: int = 1) -> None:
+        """Add one at the end. `num_items`: how many are joined in it already."""
         self._recent.append(piece)
-        if len(self._recent) == GROUP_SIZE:
+        self._num_recent_items += num_items
+        if self._num_recent_items >= GROUP_SIZE:
             self._groups.append(self._separator.join(self._recent))
-            self._recent = []
+            self._recent, self._num_recent_items = [], 0
 
     @property
     def are_many(self) -> bool:

@@ -6,6 +6,7 @@ clients check for them.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -15,13 +16,14 @@ from typing import Any, Protocol
 
 import msgspec
 
-from millstream_runtime.engine.request import FinishReason
+from millstream_runtime.engine.request import FinishReason, TokenLogprobs
 from millstream_runtime.server.http.api_errors import ApiError, internal_error
 from millstream_runtime.server.http.disconnect import ClientDisconnectedError
 from millstream_runtime.server.http.failure_log import log_failure
-from millstream_runtime.server.openai.choice import Delta, LogprobEntry
+from millstream_runtime.server.openai.choice import ECHO_PART_TOKENS, Delta
 from millstream_runtime.server.openai.generation import Generation
 from millstream_runtime.server.openai.json_parts import EncodedList, json_parts
+from millstream_runtime.server.openai.logprob_entry import LogprobEntry, TokenBytes
 from millstream_runtime.server.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from millstream_runtime.server.openai.pieces import Pieces
 from millstream_runtime.server.openai.requests import StreamedUsage
@@ -40,7 +42,7 @@ class Answer:
 
     def __init__(self, response_format: ResponseFormat) -> None:
         self.finish_reason = FinishReason.ABORT
-        self.prompt_logprobs: list[dict[str, Any] | None] | None = None
+        self.prompt_logprobs: msgspec.Raw | EncodedList | None = None
         self._format = response_format
         self._text = Pieces("")
         self._logprobs: dict[str, Pieces[bytes]] | None = None  # the items of each list; None: not requested
@@ -55,7 +57,7 @@ class Answer:
             self._logprobs = {name: Pieces(b",") for name in self._format.logprobs(())}
         if delta.tokens:
             for name, entries in self._format.logprobs(delta.tokens).items():
-                self._logprobs[name].append(json_encoder.encode(entries)[1:-1])  # without the brackets
+                self._logprobs[name].append(_encoded_items(entries), len(entries))
 
     @property
     def text(self) -> str:
@@ -63,17 +65,25 @@ class Answer:
 
     @property
     def is_long(self) -> bool:
-        """Whether `logprobs` are EncodedLists."""
-        return self._logprobs is not None and any(pieces.are_many for pieces in self._logprobs.values())
+        """Whether `logprobs` or `prompt_logprobs` are EncodedLists."""
+        are_many = self._logprobs is not None and any(pieces.are_many for pieces in self._logprobs.values())
+        return are_many or isinstance(self.prompt_logprobs, EncodedList)
 
     @property
     def logprobs(self) -> dict[str, msgspec.Raw | EncodedList] | None:
         """The lists of `choices[].logprobs`, encoded; None if log-probabilities were not requested."""
         if self._logprobs is None:
             return None
-        if self.is_long:
-            return {name: EncodedList(pieces.groups()) for name, pieces in self._logprobs.items()}
-        return {name: msgspec.Raw(b"[%b]" % pieces.joined()) for name, pieces in self._logprobs.items()}
+        return {name: _encoded_list(pieces) for name, pieces in self._logprobs.items()}
+
+
+def _encoded_list(pieces: Pieces[bytes]) -> msgspec.Raw | EncodedList:
+    """The list whose items, encoded, are `pieces`."""
+    return EncodedList(pieces.groups()) if pieces.are_many else msgspec.Raw(b"[%b]" % pieces.joined())
+
+
+def _encoded_items(values: Sequence[Any]) -> bytes:
+    return json_encoder.encode(values)[1:-1]  # without the brackets
 
 
 class ResponseFormat(Protocol):
@@ -188,9 +198,24 @@ async def complete_response(generation: Generation, response_format: ResponseFor
             for delta in deltas:
                 answers[delta.index].add(delta)
     for index, answer in enumerate(answers):
-        answer.prompt_logprobs = prompt_logprobs(generation.prompt_logprobs(index), generation.token_bytes)
+        entries = generation.prompt_logprobs(index)
+        if entries is not None:
+            answer.prompt_logprobs = await _prompt_logprobs(entries, generation.token_bytes)
     shown = [answers[index] for index in generation.shown_choices()]
     return encoded_response(response_format.complete(shown, generation.usage), shown)
+
+
+async def _prompt_logprobs(
+    entries: Sequence[TokenLogprobs | None], token_bytes: TokenBytes
+) -> msgspec.Raw | EncodedList:
+    """The list of `choices[].prompt_logprobs`, encoded; a long one in turns with all other clients."""
+    pieces = Pieces(b",")
+    for first in range(0, len(entries), ECHO_PART_TOKENS):
+        if first:
+            await asyncio.sleep(0)
+        some = entries[first : first + ECHO_PART_TOKENS]
+        pieces.append(_encoded_items(prompt_logprobs(some, token_bytes)), len(some))
+    return _encoded_list(pieces)
 
 
 def encoded_response(response: dict[str, Any], answers: Sequence[Answer]) -> list[bytes]:

@@ -11,8 +11,9 @@ import pytest
 from starlette.types import Message
 
 from millstream_runtime.engine.request import FinishReason
-from millstream_runtime.server.openai.choice import Delta, LogprobEntry
+from millstream_runtime.server.openai.choice import Delta
 from millstream_runtime.server.openai.json_parts import EncodedList, json_parts
+from millstream_runtime.server.openai.logprob_entry import LogprobEntry
 from millstream_runtime.server.openai.pieces import GROUP_SIZE
 from millstream_runtime.server.openai.responses import (
     Answer,
