@@ -15,7 +15,7 @@ from millstream_runtime.quantization.grouped_weight import GroupedWeight, unpack
 
 
 @dataclass(frozen=True, slots=True)
-class Int4Linear:
+class TritonInt4Linear:
     """See `Linear`."""
 
     weight: Int4Weight
@@ -35,7 +35,7 @@ class Int4Linear:
     def reordered(self, order: list[int]) -> Linear:
         index = torch.tensor(order, device=self.weight.codes.device)
         bias = None if self.bias is None else self.bias[index]
-        return Int4Linear(self.weight.with_outputs(index), bias)
+        return TritonInt4Linear(self.weight.with_outputs(index), bias)
 
 
 def int4_weight(weight: GroupedWeight) -> Int4Weight | None:

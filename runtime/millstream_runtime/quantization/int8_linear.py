@@ -15,7 +15,7 @@ from millstream_runtime.quantization.grouped_weight import GroupedWeight
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Linear:
+class TritonInt8Linear:
     """See `Linear`. Each row of the input is quantized by its own largest number."""
 
     codes: Tensor  # int8 [out, in]
@@ -41,10 +41,10 @@ class Int8Linear:
     def reordered(self, order: list[int]) -> Linear:
         index = torch.tensor(order, device=self.codes.device)
         bias = None if self.bias is None else self.bias[index]
-        return Int8Linear(self.codes[index], self.scales[index], bias)
+        return TritonInt8Linear(self.codes[index], self.scales[index], bias)
 
 
-def int8_linear(weight: GroupedWeight, bias: Tensor | None) -> Int8Linear | None:
+def int8_linear(weight: GroupedWeight, bias: Tensor | None) -> TritonInt8Linear | None:
     """The layer of a weight; None where the format asks for no 8-bit activations, or the kernels do not take it."""
     if not weight.quantizes_activations or weight.codes.dtype != torch.int8 or weight.order is not None:
         return None
@@ -52,4 +52,4 @@ def int8_linear(weight: GroupedWeight, bias: Tensor | None) -> Int8Linear | None
     if not is_symmetric or len(weight.scales) != 1 or weight.num_inputs % UNIT or weight.num_inputs > MAX_SIZE:
         return None
     scales = weight.scales[0] if weight.columns is None else weight.scales[0].index_select(0, weight.columns)
-    return Int8Linear(weight.codes.t().contiguous(), scales.float().contiguous(), bias)
+    return TritonInt8Linear(weight.codes.t().contiguous(), scales.float().contiguous(), bias)

@@ -21,7 +21,7 @@ from millstream_runtime.models.layers.triton_rope import TritonRopeWrite
 from millstream_runtime.models.linear.linear import ExpertLinears, Linear
 from millstream_runtime.models.loading.layer_kernels import Activation, AddExperts, RopeWrite, RouterSpec, TensorLayer
 from millstream_runtime.quantization.grouped_weight import GroupedWeight
-from millstream_runtime.quantization.int4_linear import Int4Linear, int4_weight
+from millstream_runtime.quantization.int4_linear import TritonInt4Linear, int4_weight
 from millstream_runtime.quantization.int8_linear import int8_linear
 
 ACTIVATIONS = {F.silu: KernelActivation.SILU, gelu_tanh: KernelActivation.GELU_TANH}
@@ -86,4 +86,4 @@ class TritonLayers:
             linear = int8_linear(weight, bias)
             return None if linear is None else (linear, linear.num_bytes)
         repacked = int4_weight(weight)
-        return None if repacked is None else (Int4Linear(repacked, bias), repacked.num_bytes)
+        return None if repacked is None else (TritonInt4Linear(repacked, bias), repacked.num_bytes)
