@@ -2,7 +2,7 @@
 
     Work (bytes, FLOPs, launches) --rates of a device--> max(bytes / rate, FLOPs / rate) + launches * seconds each
 
-The planner predicts with it, benchmarks report shares of it; `kernel_work` counts single kernels. It imports nothing
+The planner predicts with it, benchmarks report shares of it. It imports nothing
 but the standard library. What is counted crosses the memory of one device: weights once per step, the cache of a token
 once per step that reads it.
 

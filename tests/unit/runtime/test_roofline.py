@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream_runtime import kernel_work
 from millstream_runtime.roofline import ModelSizes, Rates, Work, step_work, weight_bytes_read
+from tests.support import kernel_work
 
 H200 = Rates(bytes_per_second=4.3e12, flops_per_second=790e12)  # a copy, and a large product in bfloat16
 KERNELS_PAGE = Path(__file__).resolve().parents[3] / "docs" / "kernels.md"
