@@ -21,8 +21,13 @@ from millstream_kernels.elementwise.gated_activation import (
     gated_activation,
     gated_activation_quantized,
 )
+from millstream_kernels.elementwise.quantize_rows import quantize_rows
 from millstream_kernels.elementwise.rms_norm import rms_norm, rms_norm_quantized
 from millstream_kernels.elementwise.rope_kv_write import HeadNorm, PagedPool, Rotary, rope_kv_write
+from millstream_kernels.experts.combine import combine
+from millstream_kernels.experts.placement import place
+from millstream_kernels.experts.product import expert_linear
+from millstream_kernels.experts.routing import RoutingRule, route
 from millstream_kernels.linear import w4a16, w8a8
 from millstream_kernels.linear.int4_weight import TILE, Int4Weight
 from millstream_kernels.linear.splits import add_splits
@@ -166,6 +171,40 @@ def _w8a8(variant: Variant, _capability: int) -> None:
             w8a8.w8a8_linear(torch.empty(num_rows, INPUTS, dtype=codes), x_scales, weight, scales)
 
 
+def _quantize(variant: Variant, _capability: int) -> None:
+    quantize_rows(torch.empty(3, int(variant.constants["BLOCK"] or 0), dtype=_type(variant, "x")), Codes.INT8)
+
+
+def _route(variant: Variant, _capability: int) -> None:
+    constants = variant.constants
+    groups, is_sigmoid = int(constants["NUM_GROUPS"] or 1), bool(constants["IS_SIGMOID"])
+    size = int(variant.name.split("-")[1])
+    rule = RoutingRule(min(6, size), bool(constants["NORMALISE"]), 1.0, is_sigmoid, groups, max(1, groups // 2))
+    bias = torch.empty(size) if is_sigmoid else None
+    route(torch.empty(3, size, dtype=_type(variant, "logits")), rule, bias)
+
+
+def _place(variant: Variant, _capability: int) -> None:
+    rows, num_experts = variant.constants.get("ROWS", 16), variant.constants.get("MAX_EXPERTS", 128)
+    for num_tokens in (1, 5):
+        place(torch.zeros(num_tokens, 8, dtype=torch.int32), int(num_experts or 0), int(rows or 0))
+
+
+def _multiply_experts(variant: Variant, _capability: int) -> None:
+    """Rows that are gathered, and rows in order; 8 experts of 256 inputs and 128 outputs."""
+    dtype, is_gated = _type(variant, "x"), bool(variant.constants["IS_GATED"])
+    placement = place(torch.zeros(3, 2, dtype=torch.int32), 8, int(variant.constants["ROWS"] or 0))
+    weights = torch.empty(8, 256, 256 if is_gated else 128, dtype=dtype)
+    for num_rows in (3, placement.rows.shape[0]):
+        expert_linear(torch.empty(num_rows, 256, dtype=dtype), weights, placement, is_gated=is_gated)
+
+
+def _combine(variant: Variant, _capability: int) -> None:
+    dtype, placement = _type(variant, "residual"), place(torch.zeros(3, 2, dtype=torch.int32), 8, 16)
+    computed = torch.empty(placement.rows.shape[0], 2048, dtype=dtype)
+    combine(torch.empty(3, 2048, dtype=dtype), computed, placement, torch.empty(3, 2))
+
+
 CALLS: dict[str, Callable[[Variant, int], None]] = {
     "paged_decode": _decode,
     "combine_splits": _decode,
@@ -178,4 +217,10 @@ CALLS: dict[str, Callable[[Variant, int], None]] = {
     "sum_splits": _sum,
     "w4a16_product": _w4a16,
     "w8a8_product": _w8a8,
+    "quantize_row": _quantize,
+    "route_token": _route,
+    "count_assignments": _place,
+    "place_assignments": _place,
+    "expert_product": _multiply_experts,
+    "combine_row": _combine,
 }
