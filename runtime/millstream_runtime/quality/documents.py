@@ -37,6 +37,12 @@ class Document:
     messages: tuple[dict[str, str], ...]  # of a chat, without the answer
     prompt: str  # of a completion
     answer: str
+    path: Path  # of the file
+
+    @property
+    def where(self) -> str:
+        """The line and its file, as messages name it."""
+        return f"Line {self.line} of {self.path}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +96,7 @@ def tokenize(
 
     Raises:
         InvalidConfigError: a chat that the model's template refuses, a prompt that leaves no room for its answer, or
-            a document without a token to judge; the message has the number of its line.
+            a document without a token to judge; the message has its line and file.
     """
     return [_tokenized(document, tokenizer, eos_token_ids, max_tokens) for document in documents]
 
@@ -110,11 +116,11 @@ def _tokenized(
         prompt, answer = answer[:1], answer[1:]
     if len(prompt) >= max_tokens:
         raise InvalidConfigError(
-            f"Line {document.line}: its prompt has {len(prompt)} tokens and --max-tokens is {max_tokens}; shorten it "
+            f"{document.where}: its prompt has {len(prompt)} tokens and --max-tokens is {max_tokens}; shorten it "
             "or give a larger --max-tokens."
         )
     if not answer:
-        raise InvalidConfigError(f"Line {document.line}: it has no token to judge; give it a longer answer or text.")
+        raise InvalidConfigError(f"{document.where}: it has no token to judge; give it a longer answer or text.")
     ids = prompt + answer
     return TokenizedDocument(document.line, document.slice, ids[:max_tokens], len(prompt), len(ids) > max_tokens)
 
@@ -124,13 +130,13 @@ def _chat(document: Document, tokenizer: Tokenizer, eos_token_ids: frozenset[int
     the prompt. Some templates change earlier turns; then the answer stands without the token that ends it."""
     if not tokenizer.has_chat_template:
         raise InvalidConfigError(
-            f"Line {document.line} has messages, and the model has no chat template; give prompt and completion."
+            f"{document.where} has messages, and the model has no chat template; give prompt and completion."
         )
     try:
         prompt = tokenizer.encode_chat(document.messages)
         whole = tokenizer.encode_chat((*document.messages, {"role": "assistant", "content": document.answer}))
     except ChatTemplateError as error:
-        raise InvalidConfigError(f"Line {document.line}: {error}") from None
+        raise InvalidConfigError(f"{document.where}: {error}") from None
     rest = whole[len(prompt) :]
     end = next((index for index, token in enumerate(rest) if token in eos_token_ids), None)
     if whole[: len(prompt)] != prompt or end is None:
@@ -161,9 +167,9 @@ def _document(line: str, number: int, path: Path) -> Document:
         raise InvalidConfigError(f"Line {number} of {path} must have either {FORMS}; it has {sorted(found)[:8]}.")
     if forms[0] == "messages":
         messages = _messages(found["messages"], number, path)
-        return Document(number, name, messages[:-1], "", messages[-1]["content"])
+        return Document(number, name, messages[:-1], "", messages[-1]["content"], path)
     prompt = _text(found, "prompt", number, path) if forms[0] == "completion" else ""
-    return Document(number, name, (), prompt, _text(found, forms[0], number, path))
+    return Document(number, name, (), prompt, _text(found, forms[0], number, path), path)
 
 
 def _messages(found: Any, number: int, path: Path) -> tuple[dict[str, str], ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from millstream_runtime.quality.documents import DEFAULT_SLICE, Document, TokenizedDocument
 from millstream_runtime.quality.verdict import MIN_DOCUMENTS, MIN_TOKENS
@@ -42,7 +43,7 @@ def held_out_of(documents: Sequence[Document], tokenized: Tokenize) -> list[Docu
     by_slice = {name: [one for one in documents if one.slice == name] for name in _slices(documents)}
     found = [_share(own, tokenized) for own in by_slice.values()]
     if not all(_is_enough(one, tokenized) for one in found):
-        merged = [Document(one.line, DEFAULT_SLICE, one.messages, one.prompt, one.answer) for one in documents]
+        merged = [replace(one, slice=DEFAULT_SLICE) for one in documents]
         found = [_share(merged, tokenized)]
     return [one for own in found for one in own] if all(_is_enough(one, tokenized) for one in found) else []
 

@@ -103,11 +103,11 @@ def test_a_bad_line_is_named_by_its_number(tmp_path: Path, line: str, words: str
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ({"prompt": "a" * 200, "completion": "b"}, "Line 1: its prompt has 200 tokens and --max-tokens is 100"),
-        ({"text": "a"}, "Line 1: it has no token to judge"),
+        ({"prompt": "a" * 200, "completion": "b"}, "Line 1 of .*: its prompt has 200 tokens and --max-tokens is 100"),
+        ({"text": "a"}, "Line 1 of .*: it has no token to judge"),
         (
             {"messages": [{"role": "pirate", "content": "a"}, {"role": "assistant", "content": "b"}]},
-            "Line 1: .*roles are",
+            "Line 1 of .*: .*roles are",
         ),
     ],
 )
