@@ -132,7 +132,7 @@ class Capabilities:
 CAPABILITIES = Capabilities(
     model_families=frozenset(family.model_type for family in RUNNABLE),
     sources=frozenset({"local", "huggingFace", "image", "persistentVolumeClaim"}),
-    quantization_methods=frozenset({"None"}),
+    quantization_methods=frozenset({"None", "AWQ", "GPTQ", "FP8", "INT8", "NF4"}),
     cpu_quantization_methods=frozenset({"None", "AWQ", "GPTQ", "FP8", "INT8", "NF4", "GGUF"}),
     online_quantization_methods=frozenset(),
     kv_cache_methods=frozenset({"None"}),

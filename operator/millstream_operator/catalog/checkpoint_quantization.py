@@ -30,7 +30,7 @@ class CheckpointQuantization:
 
     `block_size`: rows and columns of a block that has a scale. `kept`: modules in 16 bit. `targets`: the quantised
     modules; empty: all linear layers. `double_quant`: the scales of NF4 are quantised, too.
-    `cpu_problem`: why the runtime on a CPU does not load the format; None: it does, if it loads the method.
+    `problem`: why the runtime does not load the format; None: it does, if it loads the method.
     """
 
     method: str  # AWQ | GPTQ | FP8 | INT8 | NF4 | RTN | GGUF
@@ -41,7 +41,7 @@ class CheckpointQuantization:
     targets: tuple[Pattern, ...] = field(default=(), repr=False)
     double_quant: bool = field(default=False, repr=False)
     elements: tuple[tuple[str, int], ...] = field(default=(), repr=False)  # GGUF: how many linear weights of which type
-    cpu_problem: str | None = field(default=None, repr=False)  # a field and its value
+    problem: str | None = field(default=None, repr=False)  # a field and its value
 
 
 def read_quantization(config: Mapping[str, Any], source: str = "config.json") -> CheckpointQuantization | None:
@@ -60,9 +60,9 @@ def read_quantization(config: Mapping[str, Any], source: str = "config.json") ->
     try:
         read_scheme(found, source)
     except UnsupportedFormatError as problem:
-        return replace(quantization, cpu_problem=problem.what[:MAX_PROBLEM_LENGTH])
+        return replace(quantization, problem=problem.what[:MAX_PROBLEM_LENGTH])
     except RuntimeFailure as problem:
-        return replace(quantization, cpu_problem=problem.message[:MAX_PROBLEM_LENGTH])
+        return replace(quantization, problem=problem.message[:MAX_PROBLEM_LENGTH])
     return quantization
 
 

@@ -104,8 +104,8 @@ def requirements(
         and method not in runtime.online_quantization_methods
     ):
         found.append(f"quantization={method}")
-    elif on_cpu and shape is not None and shape.quantization is not None and shape.quantization.cpu_problem:
-        found.append(f"checkpointFormat={shape.quantization.cpu_problem}")
+    elif shape is not None and shape.quantization is not None and shape.quantization.problem:
+        found.append(f"checkpointFormat={shape.quantization.problem}")
     if kv_cache not in (runtime.cpu_kv_cache_methods if on_cpu else runtime.kv_cache_methods):
         found.append(f"kvCache={kv_cache}")
     if (deployment.spec.engine or Engine()).hybrid_kv_cache_manager is Switch.ENABLED and (
@@ -129,8 +129,8 @@ def _missing_for_draft(draft: ModelShape, runtime: Capabilities, *, on_cpu: bool
         return found
     if draft.quantization.method not in (runtime.cpu_quantization_methods if on_cpu else runtime.quantization_methods):
         found.append(f"quantization={draft.quantization.method}")
-    elif on_cpu and draft.quantization.cpu_problem:
-        found.append(f"checkpointFormat={draft.quantization.cpu_problem}")
+    elif draft.quantization.problem:
+        found.append(f"checkpointFormat={draft.quantization.problem}")
     return found
 
 

@@ -46,16 +46,11 @@ class GroupedWeight:
     def rows(self, run: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
         """Dequantize one run: `[its rows, out]`, computed in at least float32 and rounded once."""
         start, stop, group = run
-        wide = torch.promote_types(dtype, torch.float32)
-        found = self._values(start, stop, wide)
-        if isinstance(self.zeros, Tensor):
-            found.sub_(self._unpacked(self.zeros[group : group + 1], wide))
-        elif self.zeros:
-            found.sub_(self.zeros)
-        scale = self.scales[group]
-        if self.columns is not None:
-            scale = scale.index_select(0, self.columns)
-        return found.mul_(scale.to(wide)).to(dtype)
+        return self._dequantized(start, stop, slice(group, group + 1), dtype)
+
+    def block(self, start: int, stop: int, groups: Tensor, dtype: torch.dtype) -> Tensor:
+        """The same of the rows `start` to `stop`, whatever their groups: `groups` `[stop - start]`."""
+        return self._dequantized(start, stop, groups if len(self.scales) > 1 else slice(0, 1), dtype)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """The whole weight `[in, out]`, inputs in the model's order."""
@@ -84,6 +79,18 @@ class GroupedWeight:
             zeros=taken(self.zeros) if isinstance(self.zeros, Tensor) else self.zeros,
             columns=None if self.columns is None else self.columns.index_select(0, index),
         )
+
+    def _dequantized(self, start: int, stop: int, groups: Tensor | slice, dtype: torch.dtype) -> Tensor:
+        wide = torch.promote_types(dtype, torch.float32)
+        found = self._values(start, stop, wide)
+        if isinstance(self.zeros, Tensor):
+            found.sub_(self._unpacked(self.zeros[groups], wide))
+        elif self.zeros:
+            found.sub_(self.zeros)
+        scales = self.scales[groups]
+        if self.columns is not None:
+            scales = scales.index_select(1, self.columns)
+        return found.mul_(scales.to(wide)).to(dtype)
 
     def _values(self, start: int, stop: int, wide: torch.dtype) -> Tensor:
         if self.values is None:

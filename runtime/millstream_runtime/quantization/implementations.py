@@ -16,6 +16,7 @@ from millstream_runtime.quantization.cpu.table_linear import TableLinear
 from millstream_runtime.quantization.grouped_weight import GroupedWeight
 from millstream_runtime.quantization.quantized_linear import DequantizingLinear
 from millstream_runtime.quantization.weight_layout import TensorSource
+from millstream_runtime.quantization.whole_linear import whole_linear
 
 QuantizedWeight = GroupedWeight | BlockWeight
 Make = Callable[[TensorSource, QuantizedWeight, Tensor | None], Linear]
@@ -114,4 +115,14 @@ def _packed_on_a_cpu(source: TensorSource, weight: QuantizedWeight, bias: Tensor
     return BlockLinear(weight, bias) if isinstance(weight, BlockWeight) else DequantizingLinear(weight, bias)
 
 
-_IMPLEMENTATIONS = (Implementation((2, 3, 4, 5, 6, 8), "cpu", 0, _on_a_cpu),)
+def _on_a_gpu(source: TensorSource, weight: QuantizedWeight, bias: Tensor | None) -> Linear:
+    """Where no kernel took the weight: see `models.layers.triton_layers`."""
+    source.count(weight.num_bytes)
+    source.note_implementation("dequantized in each product")
+    return BlockLinear(weight, bias) if isinstance(weight, BlockWeight) else whole_linear(weight, bias)
+
+
+_IMPLEMENTATIONS = (
+    Implementation((2, 3, 4, 5, 6, 8), "cpu", 0, _on_a_cpu),
+    Implementation((2, 3, 4, 5, 6, 8), "cuda", 70, _on_a_gpu),
+)

@@ -1,7 +1,9 @@
 """Choose once, when the engine starts, which parts of a model Triton kernels compute.
 
 A kernel is used where it takes the model's numbers and shapes, and where it was measured on the kind of GPU: a kernel
-that compiles may still be slower than torch. Everything else is torch, with the reason.
+that compiles may still be slower than torch. Products by quantized weights need no measurement: torch would dequantize
+the weight each time. Their results are compared with the weights' when these are loaded (`kernel_check`). Everything
+else is torch, with the reason.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.loading.layer_kernels import LayerKernels
 
 ATTENTION_PARTS = ("attention", "static_decode")
-LAYER_PARTS = ("norm", "activation", "linear")  # taken layer by layer: what a kernel does not take is torch's
+LINEAR = "linear"  # of quantized weights
+LAYER_PARTS = ("norm", "activation", LINEAR)  # taken layer by layer: what a kernel does not take is torch's
 ROPE, EXPERTS, SAMPLER = "rope_kv_write", "experts", "sampler"
 PARTS = (*ATTENTION_PARTS, ROPE, *LAYER_PARTS, EXPERTS, SAMPLER)
 LATENT = "heads share a latent key (MLA)"
@@ -39,15 +42,14 @@ def choose_kernels(
         stored: how keys and values are stored.
         asked: overrides what the device says, not what the kernels can compute.
     """
-    reason = _reason_for_torch(device) if asked is None else None
-    if asked is Backend.TORCH:
-        reason = "it was asked for"
-    if reason is None and device.type == "cuda" and dtype is torch.float32:
-        reason = "float32 has no matrix instruction on a GPU"
-    of_layers = reason or _unsupported_layers(dtype)
+    reason = _reason_for_torch(device, dtype, asked)
+    unmeasured = None if reason or asked else _unmeasured(device)
+    of_layers = reason or unmeasured or _unsupported_layers(dtype)
     of_attention = of_layers or _unsupported(shape, dtype, stored, block_size_tokens)
     reasons: dict[str, str | None] = dict.fromkeys(PARTS, of_layers)
     reasons |= dict.fromkeys(ATTENTION_PARTS, of_attention)
+    if shape.quantization is not None:
+        reasons[LINEAR] = reason or _unsupported_layers(dtype)
     reasons[ROPE] = of_layers or _unsupported_heads(shape)
     if shape.waits_for_device:
         reasons[EXPERTS] = of_layers or (None if shape.quantization is None else "experts are quantized")
@@ -61,14 +63,24 @@ def choose_kernels(
     )
 
 
-def layer_kernels(choices: tuple[KernelChoice, ...]) -> LayerKernels | None:
+def layer_kernels(choices: tuple[KernelChoice, ...], device: torch.device, dtype: torch.dtype) -> LayerKernels | None:
     """What makes a model's layers; None: torch. Imports triton only where it was chosen."""
     chosen = [backend_of(part, choices) is Backend.TRITON for part in (*LAYER_PARTS, ROPE, EXPERTS)]
     if not any(chosen):
         return None
     from millstream_runtime.models.layers.triton_layers import TritonLayers
+    from millstream_runtime.quantization.kernel_check import KernelCheck
 
-    return TritonLayers(*chosen)
+    return TritonLayers(*chosen, dtype=dtype, check=KernelCheck() if device.type == "cuda" else None)
+
+
+def after_loading(choices: tuple[KernelChoice, ...], layers: LayerKernels | None) -> tuple[KernelChoice, ...]:
+    """The choices, corrected by what the weights showed when they were loaded."""
+    problem = None if layers is None else layers.linear_problem
+    if problem is None:
+        return choices
+    refused = KernelChoice(LINEAR, Backend.TORCH, problem)
+    return tuple(refused if choice.part == LINEAR else choice for choice in choices)
 
 
 def sampler_kernel(choices: tuple[KernelChoice, ...]) -> ChooseTokens | None:
@@ -85,16 +97,27 @@ def backend_of(part: str, choices: tuple[KernelChoice, ...]) -> Backend:
     return next((choice.backend for choice in choices if choice.part == part), Backend.TORCH)
 
 
-def _reason_for_torch(device: torch.device) -> str | None:
+def _reason_for_torch(device: torch.device, dtype: torch.dtype, asked: Backend | None) -> str | None:
+    if asked is Backend.TORCH:
+        return "it was asked for"
+    if device.type == "cuda" and dtype is torch.float32:
+        return "float32 has no matrix instruction on a GPU"
+    if asked is not None:
+        return None
     if device.type != "cuda":
         return "kernels run on GPUs, and this engine computes on a CPU"
+    capability = _capability(device)
+    return f"the GPU is sm_{capability}; kernels need sm_{LEAST_CAPABILITY}" if capability < LEAST_CAPABILITY else None
+
+
+def _unmeasured(device: torch.device) -> str | None:
+    capability = _capability(device)
+    return None if capability in MEASURED_CAPABILITIES else f"no kernel was measured on sm_{capability} yet"
+
+
+def _capability(device: torch.device) -> int:
     major, minor = torch.cuda.get_device_capability(device)
-    capability = 10 * major + minor
-    if capability < LEAST_CAPABILITY:
-        return f"the GPU is sm_{capability}; kernels need sm_{LEAST_CAPABILITY}"
-    if capability not in MEASURED_CAPABILITIES:
-        return f"no kernel was measured on sm_{capability} yet"
-    return None
+    return 10 * major + minor
 
 
 def _unsupported_layers(dtype: torch.dtype) -> str | None:

@@ -24,7 +24,7 @@ from millstream_runtime.engine.execution import draft_shard, shard
 from millstream_runtime.engine.execution.draft_shard import LoadedDraft
 from millstream_runtime.engine.execution.execution_mode import Execution, choose
 from millstream_runtime.engine.execution.forward import Forward
-from millstream_runtime.engine.execution.kernel_choice import backend_of, choose_kernels, layer_kernels
+from millstream_runtime.engine.execution.kernel_choice import after_loading, backend_of, choose_kernels, layer_kernels
 from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
@@ -158,7 +158,9 @@ def load_on_ranks(
     draft = draft_shard.resolve_draft(config, shard_config)
     rank_group.broadcast(LoadShard(config))
     draft_model = None if draft is None else draft_shard.load_draft(config, shard_config, draft)
-    model = shard.load(config, shard_config, ranks, on_read, layer_kernels(kernels))
+    layers = layer_kernels(kernels, shard_config.device, shard_config.dtype)
+    model = shard.load(config, shard_config, ranks, on_read, layers)
+    kernels = after_loading(kernels, layers)
     rank_group.gather(ShardLoaded)
     on_phase("SizingKVCache", f"{pool_size.gibibytes(model.weight_bytes)} of weights are loaded.")
     rank_group.broadcast(Measure())

@@ -45,6 +45,10 @@ class TorchLayers:
         return Gate(activation)
 
     @property
+    def linear_problem(self) -> str | None:
+        return None
+
+    @property
     def rotates(self) -> bool:
         return False
 

@@ -6,8 +6,9 @@ does not take, such as a size that is no multiple of 8, is left to torch layer b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from millstream_runtime.models.loading.layer_kernels import Activation, AddExper
 from millstream_runtime.quantization.grouped_weight import GroupedWeight
 from millstream_runtime.quantization.int4_linear import TritonInt4Linear, int4_weight
 from millstream_runtime.quantization.int8_linear import int8_linear
+from millstream_runtime.quantization.kernel_check import KernelCheck
 
 ACTIVATIONS = {F.silu: KernelActivation.SILU, gelu_tanh: KernelActivation.GELU_TANH}
 
@@ -52,13 +54,19 @@ class TritonGate:
 
 @dataclass(frozen=True, slots=True)
 class TritonLayers:
-    """See `LayerKernels`. Each part as it was chosen."""
+    """See `LayerKernels`. Each part as it was chosen. `check`: of products, None: they are taken as they are."""
 
     norms: bool
     activations: bool
     linears: bool
     rotates: bool
     experts: bool
+    dtype: torch.dtype = torch.bfloat16  # of the rows that linears multiply
+    check: KernelCheck | None = field(default=None, compare=False)
+
+    @property
+    def linear_problem(self) -> str | None:
+        return None if self.check is None else self.check.problem
 
     def rms_norm(self, weight: Tensor, eps: float) -> TensorLayer:
         size = weight.shape[0]
@@ -80,10 +88,15 @@ class TritonLayers:
         return triton_experts(router, gate_up, down) if self.experts else None
 
     def packed_linear(self, weight: GroupedWeight, bias: Tensor | None) -> tuple[Linear, int] | None:
-        if not self.linears:
-            return None
-        if weight.bits == 8:
-            linear = int8_linear(weight, bias)
-            return None if linear is None else (linear, linear.num_bytes)
-        repacked = int4_weight(weight)
-        return None if repacked is None else (TritonInt4Linear(repacked, bias), repacked.num_bytes)
+        made = _packed_linear(weight, bias) if self.linears else None
+        if made is None or self.check is None:
+            return made
+        return made if self.check.passes(made[0], weight, self.dtype) else None
+
+
+def _packed_linear(weight: GroupedWeight, bias: Tensor | None) -> tuple[Linear, int] | None:
+    if weight.bits == 8:
+        linear = int8_linear(weight, bias)
+        return None if linear is None else (linear, linear.num_bytes)
+    repacked = int4_weight(weight)
+    return None if repacked is None else (TritonInt4Linear(repacked, bias), repacked.num_bytes)

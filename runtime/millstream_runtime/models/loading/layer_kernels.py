@@ -62,6 +62,10 @@ class LayerKernels(Protocol):
         """`[T, 2 * size]`, gates, then ups, to `activation(gate) * up`, `[T, size]`."""
 
     @property
+    def linear_problem(self) -> str | None:
+        """Why the kernels of quantized linears are not used although they were chosen, once weights are loaded."""
+
+    @property
     def rotates(self) -> bool:
         """Whether attention blocks have a `rope_write`, which wants whole tables of angles in float32."""
 

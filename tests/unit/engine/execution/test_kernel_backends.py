@@ -15,11 +15,19 @@ from millstream_runtime.engine import assembly
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution import kernel_choice, rank_group
 from millstream_runtime.engine.execution.execution_mode import Execution
-from millstream_runtime.engine.execution.kernel_choice import ATTENTION_PARTS, PARTS, choose_kernels
-from millstream_runtime.engine.kernel_backends import Backend
+from millstream_runtime.engine.execution.kernel_choice import (
+    ATTENTION_PARTS,
+    PARTS,
+    after_loading,
+    choose_kernels,
+    layer_kernels,
+)
+from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
 from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.models.layers.triton_layers import TritonLayers
 from millstream_runtime.models.registry import load_model_config
+from millstream_runtime.quantization.kernel_check import KernelCheck
+from millstream_runtime.quantization_config.scheme import read_scheme
 from tests.support.eager_recorder import EagerRecorder
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
 from tests.support.family_cases import MLA, dense
@@ -27,6 +35,7 @@ from tests.support.kernel_launches import Launch, recording_launches
 from tests.support.quantized_checkpoints import awq, quantized
 from tests.support.tiny_families import prompts_of, with_fields, write_family
 from tests.support.triton_interpreter import interpreting
+from tests.unit.quantization.test_cpu_products import grouped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NEW_TOKENS = 6
@@ -48,7 +57,7 @@ def launches(interpreter: None) -> Iterator[list[Launch]]:
 @pytest.fixture
 def attention_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """All else is torch's: interpreting one program per row of a prompt takes seconds."""
-    monkeypatch.setattr(rank_group, "layer_kernels", lambda choices: None)
+    monkeypatch.setattr(rank_group, "layer_kernels", lambda *chosen: None)
     monkeypatch.setattr(assembly, "sampler_kernel", lambda choices: None)
 
 
@@ -131,7 +140,7 @@ def test_rotations_and_writes_into_the_pool_answer_alike(
     few = [Request(str(index), prompt, greedy(3)) for index, prompt in enumerate(prompts_of((1, 9, 18)))]
     expected = generate(make_engine(folder, **config), few)
     assert not launches
-    monkeypatch.setattr(rank_group, "layer_kernels", lambda choices: only(rotates=True))
+    monkeypatch.setattr(rank_group, "layer_kernels", lambda *chosen: only(rotates=True))
     monkeypatch.setattr(rank_group, "backend_of", lambda part, choices: Backend.TORCH)  # of attention
     assert generate(make_engine(folder, execution=TRITON, **config), few) == expected
     assert {launch.kernel for launch in launches} == {"rope_kv_write_heads"}
@@ -145,7 +154,7 @@ def test_experts_answer_alike_and_read_nothing_back(
     few = [Request(str(index), prompt, greedy(3)) for index, prompt in enumerate(prompts_of((1, 9)))]
     expected = generate(make_engine(folder), few)
     assert not launches
-    monkeypatch.setattr(rank_group, "layer_kernels", lambda choices: only(experts=True))
+    monkeypatch.setattr(rank_group, "layer_kernels", lambda *chosen: only(experts=True))
     engine = make_engine(folder, execution=TRITON)
     assert generate(engine, few) == expected
     kernels = {"route_token", "count_assignments", "place_assignments", "expert_product", "combine_row"}
@@ -164,7 +173,7 @@ def test_a_seed_draws_torchs_tokens(
     few = [Request(str(index), [7, 8, index], one) for index, one in enumerate(asked)]
     expected = generate(make_engine(folder), few)
     assert not launches
-    monkeypatch.setattr(rank_group, "layer_kernels", lambda choices: None)
+    monkeypatch.setattr(rank_group, "layer_kernels", lambda *chosen: None)
     monkeypatch.setattr(rank_group, "backend_of", lambda part, choices: Backend.TORCH)
     assert generate(make_engine(folder, execution=TRITON), few) == expected
     assert {launch.kernel for launch in launches} == {"sample_row"}
@@ -265,3 +274,46 @@ def test_a_measured_gpu_uses_the_kernels_in_16_bits(folder: Path, monkeypatch: p
     assert {choice.backend for choice in choices} == {Backend.TRITON}
     (reason,) = {one.reason for one in choose_kernels(config, device, torch.float32, KVCacheDType.AUTO, 16)}
     assert reason == "float32 has no matrix instruction on a GPU"
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "backend", "reason"),
+    [
+        ((8, 0), torch.bfloat16, Backend.TRITON, "the kernels take this model"),
+        ((9, 0), torch.float16, Backend.TRITON, "the kernels take this model"),
+        ((7, 5), torch.float16, Backend.TORCH, "the GPU is sm_75; kernels need sm_80"),
+        ((9, 0), torch.float32, Backend.TORCH, "float32 has no matrix instruction on a GPU"),
+    ],
+)
+def test_products_by_quantized_weights_need_no_measurement(
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    backend: Backend,
+    reason: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    scheme = read_scheme({"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}, "config.json")
+    config, device = replace(load_model_config(folder), quantization=scheme), torch.device("cuda", 0)
+    choices = choose_kernels(config, device, dtype, KVCacheDType.AUTO, 16)
+    assert [one for one in choices if one.part == "linear"] == [KernelChoice("linear", backend, reason)]
+    assert {one.backend for one in choices if one.part != "linear"} == {Backend.TORCH}
+    layers = layer_kernels(choices, device, dtype)
+    assert (layers is None) == (backend is Backend.TORCH)
+    asked = choose_kernels(config, device, dtype, KVCacheDType.AUTO, 16, Backend.TORCH)
+    assert {one.reason for one in asked} == {"it was asked for"}
+
+
+def test_what_a_weight_showed_is_told() -> None:
+    """As `/ready` shows it."""
+    norm = KernelChoice("norm", Backend.TORCH, "no kernel was measured on sm_90 yet")
+    choices = (norm, KernelChoice("linear", Backend.TRITON, "the kernels take this model"))
+    check = KernelCheck(lambda linear, weight, dtype: "its product of 17 rows is not that of the weight")
+    layers = replace(only(linears=True), check=check)
+    assert after_loading(choices, layers) == choices
+    weight, _ = grouped(4, (64, 32), 32)
+    assert layers.packed_linear(weight, None) is None
+    refused = KernelChoice("linear", Backend.TORCH, "its product of 17 rows is not that of the weight")
+    assert after_loading(choices, layers) == (norm, refused)
+    assert after_loading(choices, None) == choices
