@@ -119,8 +119,7 @@ def _work(deployment: Any, catalog: Any, arguments: argparse.Namespace) -> Resul
 
 def _facts(deployment: Any, catalog: Any, cluster: Any, arguments: argparse.Namespace) -> Any:
     from millstream.plan_inputs import inventory_for, shape_of
-    from millstream_operator.planning.facts import EVERYTHING, Facts
-    from millstream_runtime.config import CAPABILITIES
+    from millstream_operator.planning.facts import CHOOSABLE, EVERYTHING, Facts
 
     draft = deployment.spec.speculation.draft_model if deployment.spec.speculation else None
     shape = shape_of(deployment.spec.model.source, arguments.config, "--config")
@@ -132,7 +131,7 @@ def _facts(deployment: Any, catalog: Any, cluster: Any, arguments: argparse.Name
         facts,
         draft_shape=shape_of(draft.source, arguments.draft_config, "--draft-config") if draft else None,
         draft_is_inspected=draft is not None,  # as it will be in the cluster
-        choosable=EVERYTHING if arguments.ignore_runtime_limits else CAPABILITIES,
+        choosable=EVERYTHING if arguments.ignore_runtime_limits else CHOOSABLE,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from millstream_operator.catalog.gpu import GpuCatalog, load_catalog
 from millstream_operator.catalog.model_shape import ModelShape
@@ -28,6 +28,9 @@ EVERYTHING = Capabilities(
     cpu_kv_cache_methods=frozenset({"None", "FP8", "INT8"}),
     cpu_speculation_methods=frozenset({"Disabled", "NGram", "DraftModel", "EAGLE", "Medusa"}),
 )
+
+# What the planner takes of `CAPABILITIES` without being asked. No GPU has measured what drafts gain there.
+CHOOSABLE = replace(CAPABILITIES, speculation_methods=frozenset({"Disabled"}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,4 +60,4 @@ class Facts:
     catalog: GpuCatalog = field(default_factory=load_catalog)
     calibration: Calibration = NO_CALIBRATION  # what runtimes measured; no part of the facts' hash
     runtime: Capabilities = CAPABILITIES
-    choosable: Capabilities = CAPABILITIES
+    choosable: Capabilities = CHOOSABLE

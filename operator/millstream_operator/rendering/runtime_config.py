@@ -14,7 +14,15 @@ from millstream_operator.api.spec import AcceleratorType, LLMDeploymentSpec, Log
 from millstream_operator.planning.plan import Plan
 from millstream_operator.rendering.api_keys import api_keys_path
 from millstream_runtime import config
-from millstream_runtime.config import BootConfig, Device, GovernorMode, KVCacheDType, LiveConfig, SpeculationMethod
+from millstream_runtime.config import (
+    CAPABILITIES,
+    BootConfig,
+    Device,
+    GovernorMode,
+    KVCacheDType,
+    LiveConfig,
+    SpeculationMethod,
+)
 
 IMAGE_MODEL_ROOT = "/models"
 RUNTIME_PORT = 8000
@@ -70,9 +78,10 @@ def _kv_cache_dtype(plan: Plan) -> KVCacheDType:
 
 
 def _speculation_method(plan: Plan) -> SpeculationMethod:
-    """None on a GPU, likewise, and none that this runtime lacks."""
-    is_known = plan.accelerator is AcceleratorType.CPU and plan.speculation.method in [*SpeculationMethod]
-    method = SpeculationMethod(plan.speculation.method) if is_known else SpeculationMethod.DISABLED
+    """None that this runtime lacks on the plan's device: such a plan is shown and not applied."""
+    on_cpu = plan.accelerator is AcceleratorType.CPU
+    usable = CAPABILITIES.cpu_speculation_methods if on_cpu else CAPABILITIES.speculation_methods
+    method = SpeculationMethod(plan.speculation.method if plan.speculation.method in usable else "Disabled")
     if method is SpeculationMethod.DRAFT_MODEL and plan.draft is None:
         return SpeculationMethod.DISABLED  # the draft was not inspected: such a plan is shown and not applied
     return method

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from millstream_runtime.config import DEFAULT_NGRAM_DRAFT_TOKENS, RuntimeConfig, SpeculationMethod
 from millstream_runtime.engine.ending import Ending
-from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.kernel_choice import sampler_kernel
 from millstream_runtime.engine.execution.last_tokens import LastTokens
 from millstream_runtime.engine.execution.model_runner import ModelRunner
@@ -24,8 +23,6 @@ from millstream_runtime.engine.speculation.draft_model import DRAFT_LAG_TOKENS, 
 from millstream_runtime.engine.speculation.drafter import Drafter
 from millstream_runtime.engine.speculation.drafting import Drafting
 from millstream_runtime.engine.speculation.ngram import NGramDrafter
-from millstream_runtime.engine.speculation.skip import Skip
-from millstream_runtime.logs import log
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.loading.checkpoint_digest import checkpoint_digest
 
@@ -84,9 +81,6 @@ def make_drafting(
     """
     if drafter is None and config.speculation_method is SpeculationMethod.DISABLED:
         return None
-    blocked = _blocked(loaded.execution)
-    if blocked is not None:
-        log.warning("speculation_blocked", reason=blocked.value)
 
     def most_tokens(sequence: Sequence) -> int:
         at_same_angles = model.tokens_at_same_angles(len(sequence.token_ids))
@@ -107,7 +101,6 @@ def make_drafting(
         most_drafts,
         model.vocab_size,
         most_tokens,
-        blocked,
         config.speculation_governor,
         None if of_model is None else make_room,
     )
@@ -137,9 +130,3 @@ def engine_stats(
         prefix_cache_hit_tokens_total=scheduler.hit_tokens_total,
         speculation=None if drafting is None else drafting.stats(),
     )
-
-
-def _blocked(execution: Execution) -> Skip | None:
-    if execution.overlapped:
-        return Skip.OVERLAPPED
-    return None if execution.recorder is None else Skip.GRAPHS

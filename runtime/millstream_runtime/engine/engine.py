@@ -245,6 +245,8 @@ class Engine:
         return [TokenOutput(largest.request.request_id, None, FinishReason.ERROR, error=RequestError.OUT_OF_MEMORY)]
 
     def _must_read_first(self, step: StepInFlight) -> bool:
+        if self._drafting is not None and self._drafting.needs_last_tokens:
+            return True
         sampling = step.launched.sampling
         return bool(reasons_to_wait((one, self._runner.must_recompute(one)) for one in sampling))
 
@@ -402,7 +404,11 @@ class Engine:
         What comes behind that one was drawn behind another token than it is, and counts for nothing.
         """
         drafts, sequence.draft_ids = sequence.draft_ids, []
-        if any(one.token_id is None for one in run):
+        is_bad = any(one.token_id is None for one in run)
+        if sequence.has_ended:  # while its step was in flight
+            sequence.has_bad_numbers = sequence.has_bad_numbers or is_bad
+            return []
+        if is_bad:
             self._compute_without_drafts(sequence)
             return []
         outputs: list[TokenOutput] = []

@@ -46,20 +46,22 @@ def problem(linear: Linear, weight: GroupedWeight, dtype: torch.dtype) -> str | 
 
 
 class KernelCheck:
-    """Asks once per kind of weight. After the first problem no kernel is used for any."""
+    """Asks once per kind of weight. After the first problem no kernel is used for any. `dtype`: of the rows."""
 
-    def __init__(self, ask: Callable[[Linear, GroupedWeight, torch.dtype], str | None] = problem) -> None:
-        self._ask = ask
+    def __init__(
+        self, dtype: torch.dtype, ask: Callable[[Linear, GroupedWeight, torch.dtype], str | None] = problem
+    ) -> None:
+        self._dtype, self._ask = dtype, ask
         self._passed: set[Hashable] = set()
         self.problem: str | None = None
 
-    def passes(self, linear: Linear, weight: GroupedWeight, dtype: torch.dtype) -> bool:
-        """Whether `linear` may compute with `weight`, on rows of `dtype`."""
+    def passes(self, linear: Linear, weight: GroupedWeight) -> bool:
+        """Whether `linear` may compute with `weight`."""
         if self.problem is not None:
             return False
-        kind = (type(linear), weight.codes.shape, weight.codes.dtype, weight.scales.shape, weight.order is None, dtype)
+        kind = (type(linear), weight.codes.shape, weight.codes.dtype, weight.scales.shape, weight.order is None)
         if kind not in self._passed:
-            self.problem = self._ask(linear.without_bias(), weight, dtype)
+            self.problem = self._ask(linear.without_bias(), weight, self._dtype)
             self._passed.add(kind)
         return self.problem is None
 

@@ -225,7 +225,12 @@ CROWDED: dict[str, Callable[[], Execution]] = {
 
 
 # The same with drafts. Their answers are known to the drafter.
-SPECULATING = ("speculating", "speculating, in small chunks", "speculating, the governor flips")
+SPECULATING: dict[str, Callable[[], Execution]] = {
+    "speculating": Execution,
+    "speculating, in small chunks": Execution,
+    "speculating, the governor flips": Execution,
+    "speculating, replayed and overlapped": lambda: Execution(TapeRecorder(), overlapped=True),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -262,7 +267,7 @@ def alone(write_model: WriteModel) -> Callable[[str], Answers]:
 def engine_in(
     circumstance: Way, make_engine: MakeEngine, folder: Path, execution: str, drafter: Drafter | None = None
 ) -> Engine:
-    make_execution = (EXECUTIONS | CROWDED | dict.fromkeys(SPECULATING, Execution))[execution]
+    make_execution = (EXECUTIONS | CROWDED | SPECULATING)[execution]
     engine = make_engine(folder, execution=make_execution(), drafter=drafter, **circumstance.config)
     if "in small chunks" in execution:
         crowd(engine)
@@ -317,7 +322,7 @@ def test_drafts_change_no_token(
         assert circumstance.happened(engine) or sampling == "seeded, filtered and stopped"
 
 
-@pytest.mark.parametrize("draft", ["its own", "its own, the governor flips", "another"])
+@pytest.mark.parametrize("draft", ["its own", "its own, the governor flips", "its own, replayed", "another"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_draft_model_changes_no_token(
     way: str, draft: str, write_model: WriteModel, make_engine: MakeEngine, alone: Callable[[str], Answers]
@@ -326,7 +331,10 @@ def test_a_draft_model_changes_no_token(
     sampling = "greedy" if is_own else "seeded, filtered and penalised"
     folder = write_model() if is_own else write_model(num_hidden_layers=1, intermediate_size=24)
     method = DRAFT_MODEL | {"draft_model": str(folder)}
-    execution = "speculating, the governor flips" if "governor flips" in draft else "speculating"
+    execution = {
+        "its own, the governor flips": "speculating, the governor flips",
+        "its own, replayed": "speculating, replayed and overlapped",
+    }.get(draft, "speculating")
     engine = engine_in(
         replace(circumstance, config=circumstance.config | method), make_engine, write_model(), execution
     )
@@ -334,7 +342,7 @@ def test_a_draft_model_changes_no_token(
     assert circumstance.happened(engine) or execution != "speculating", "other steps, other company"
     if is_own:
         assert knows_itself(engine)
-        assert flips(engine) or execution == "speculating"
+        assert flips(engine) or execution != "speculating, the governor flips"
         assert wrong_draft_blocks(engine)[0] == []
     else:
         found = engine.stats().speculation

@@ -68,7 +68,7 @@ def test_a_gpu_without_a_kernel_dequantizes(capability: tuple[int, int], monkeyp
         note_implementation=notes.append,
     )
     weight, _ = grouped(4, (64, 32), 32)
-    linear = linear_for(source, weight, None)  # type: ignore[arg-type]
+    linear = linear_for(source, weight, None)
     assert isinstance(linear, whole_linear.WholeDequantizingLinear)
     assert (notes, counted) == (["dequantized in each product"], [weight.num_bytes])
 
@@ -80,12 +80,12 @@ def interpreter() -> Iterator[None]:
 
 
 def layers(check: KernelCheck) -> TritonLayers:
-    return TritonLayers(False, False, True, False, False, dtype=torch.float32, check=check)
+    return TritonLayers(norms=False, activations=False, linears=True, rotates=False, experts=False, check=check)
 
 
 @pytest.mark.usefixtures("interpreter")
 def test_kernels_that_compute_what_the_weights_say_are_used() -> None:
-    check = KernelCheck()
+    check = KernelCheck(torch.float32)
     for weight in (grouped(4, (64, 32), 32)[0], grouped(4, (64, 32), 32, kind="center", act_order=True)[0]):
         made = layers(check).packed_linear(weight, None)
         assert made is not None, check.problem
@@ -126,7 +126,7 @@ def test_nan_is_a_wrong_product() -> None:
 
 def test_a_kernel_that_does_not_start_is_not_used_for_any_layer() -> None:
     """Outside the interpreter a CPU has no driver for it, as a pod without a compiler has none."""
-    check = KernelCheck()
+    check = KernelCheck(torch.float32)
     weight, _ = grouped(4, (64, 32), 32)
     assert int4_weight(weight) is not None
     assert layers(check).packed_linear(weight, None) is None
@@ -143,7 +143,7 @@ def test_each_kind_of_weight_is_asked_about_once() -> None:
     def ask(linear: Linear, weight: GroupedWeight, dtype: torch.dtype) -> None:
         asked.append(tuple(weight.codes.shape))
 
-    check = KernelCheck(ask)
+    check = KernelCheck(torch.float32, ask)
     for shape in ((64, 32), (64, 32), (96, 32)):
         weight, _ = grouped(4, shape, 32)
         assert layers(check).packed_linear(weight, None) is not None

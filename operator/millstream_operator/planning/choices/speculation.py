@@ -61,11 +61,11 @@ def choose_speculation(spec: LLMDeploymentSpec, choosable: Capabilities) -> Spec
         return _chosen("Disabled", wanted, why)
     if "NGram" not in methods and insisted is None:
         rejected = Rejected(
-            f"speculation NGram, {_tokens('NGram', wanted)} tokens", "This runtime cannot speculate by n-grams."
+            f"speculation NGram, {_tokens('NGram', wanted)} tokens",
+            "No GPU has measured what n-grams gain; speculation.method NGram asks for them.",
         )
-        return SpeculationChoice(
-            SpeculationPlan(), PlanReason("speculation", f"{who} would have n-grams; this runtime cannot."), (rejected,)
-        )
+        why = f"{who} would have n-grams; on a GPU they are not chosen by themselves."
+        return SpeculationChoice(SpeculationPlan(), PlanReason("speculation", why), (rejected,))
     return _chosen("NGram", wanted, f"{who}: n-grams cost no memory and pay where answers repeat their prompt.")
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from millstream_runtime.config import KVCacheDType, RuntimeConfig, SpeculationMethod
 from millstream_runtime.engine.execution import shard
 from millstream_runtime.engine.execution.forward import Forward
@@ -61,12 +63,6 @@ def resolve_draft(config: RuntimeConfig, target: shard.ShardConfig) -> DraftShar
     """
     if config.speculation_method is not SpeculationMethod.DRAFT_MODEL or config.draft_model is None:
         return None
-    if target.device.type != "cpu":
-        raise RuntimeFailure(
-            FailureReason.UNSUPPORTED_BY_RUNTIME,
-            f"--speculation-method is DraftModel, which this version does not have on {target.device.type}; leave it "
-            "out, or serve the model on a CPU (--device cpu).",
-        )
     folder = Path(config.draft_model)
     if not folder.is_dir():
         raise InvalidConfigError(
@@ -87,9 +83,11 @@ def resolve_draft(config: RuntimeConfig, target: shard.ShardConfig) -> DraftShar
 
 def load_draft(config: RuntimeConfig, target: shard.ShardConfig, draft: DraftShard) -> Decoder:
     """Load its weights. The target's, which come after, keep their memory."""
-    limit_bytes = memory_limit_bytes() // config.tensor_parallel_size
-    needed_bytes = draft.weight_bytes + _target_bytes(target) // config.tensor_parallel_size
-    copy_budget_bytes = pool_size.copy_budget_bytes(limit_bytes, resident_bytes(), needed_bytes)
+    copy_budget_bytes = 0
+    if target.device.type == "cpu":
+        limit_bytes = memory_limit_bytes() // config.tensor_parallel_size
+        needed_bytes = draft.weight_bytes + _target_bytes(target) // config.tensor_parallel_size
+        copy_budget_bytes = pool_size.copy_budget_bytes(limit_bytes, resident_bytes(), needed_bytes)
     return load_model(
         draft.model_config, draft.folder, target.dtype, target.device, copy_budget_bytes=copy_budget_bytes
     )
@@ -179,6 +177,9 @@ def _require_fit(config: RuntimeConfig, target: shard.ShardConfig, weight_bytes:
             f"of {config.model} ({gibibytes(target_bytes)}): drafts would cost more than they save; name a smaller one."
         )
     limit_bytes = memory_limit_bytes()
+    if target.device.type != "cpu":
+        limit_bytes = torch.cuda.mem_get_info(target.device)[0]
+        target_bytes //= config.tensor_parallel_size  # each rank has a GPU of its own
     missing_bytes = weight_bytes + target_bytes - limit_bytes
     if missing_bytes > 0:
         raise RuntimeFailure(

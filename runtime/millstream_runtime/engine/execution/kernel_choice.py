@@ -71,7 +71,9 @@ def layer_kernels(choices: tuple[KernelChoice, ...], device: torch.device, dtype
     from millstream_runtime.models.layers.triton_layers import TritonLayers
     from millstream_runtime.quantization.kernel_check import KernelCheck
 
-    return TritonLayers(*chosen, dtype=dtype, check=KernelCheck() if device.type == "cuda" else None)
+    norm, activation, linear, rope, experts = chosen
+    check = KernelCheck(dtype) if device.type == "cuda" else None
+    return TritonLayers(norm, activation, linear, rope, experts, check)
 
 
 def after_loading(choices: tuple[KernelChoice, ...], layers: LayerKernels | None) -> tuple[KernelChoice, ...]:

@@ -15,7 +15,8 @@ the device (`last_tokens`), and UNREAD stands for it in `Sequence.token_ids`. Th
 * A block is published to the prefix cache once all its tokens are read: it never holds one that was not accepted.
 
 Some sequences need the token itself before their next step. `reason_to_wait` is the rule; where it gives a reason, the
-step before is read first, which is the plain loop for as long as it lasts.
+step before is read first, which is the plain loop for as long as it lasts. While an engine speculates all of its steps
+wait: drafts follow the last token, and how many of them stood says how long a sequence is.
 
 One step is in flight at most when a step is planned. Design: mini-sglang's overlap scheduler, vLLM's async scheduling.
 """

@@ -31,7 +31,7 @@ Proposed = dict[Sequence, list[int]]
 
 
 class Drafting:
-    """See above. `blocked`: why no step of this engine drafts; None: they may."""
+    """See above."""
 
     def __init__(
         self,
@@ -39,7 +39,6 @@ class Drafting:
         max_draft_tokens: int,
         vocab_size: int,
         most_tokens: Callable[[Sequence], int],
-        blocked: Skip | None = None,
         mode: GovernorMode = GovernorMode.ENFORCE,
         make_room: Callable[[Sequence, int], int] | None = None,
     ) -> None:
@@ -48,7 +47,7 @@ class Drafting:
         for a drafter that writes to none."""
         self._drafter, self._max_draft_tokens, self._vocab_size = drafter, max_draft_tokens, vocab_size
         self._most_tokens = most_tokens
-        self._blocked = blocked
+        self._blocked: Skip | None = None
         self.lengths = LengthChoice(max_draft_tokens, mode, is_free=getattr(drafter, "is_free", False))
         self._make_room = make_room
         self._steps_to_wait = 0
@@ -57,6 +56,11 @@ class Drafting:
         self._has_read = False  # whether the drafter has read prompts for this step
         self._refused: dict[Sequence, Skip] = {}
         self._forget_counts()
+
+    @property
+    def needs_last_tokens(self) -> bool:
+        """Whether the last token of a decode must be known before the next step is planned: drafts follow it."""
+        return self._blocked is None
 
     def propose(self, running: Iterable[Sequence], *, is_crowded: bool = False) -> Proposed:
         """Return drafts for those decodes that may have some in the next step. `is_crowded`: see `DraftLengths`."""

@@ -8,8 +8,6 @@ from enum import StrEnum
 class Skip(StrEnum):
     """Why a decode of a step has no drafts."""
 
-    OVERLAPPED = "overlapped"  # the step is planned before the last token is known
-    GRAPHS = "graphs"  # recorded for one token per request
     LOGITS_PROCESSORS = "logits_processors"
     AT_LIMIT = "at_limit"  # one token is left, or the next is the first at other rotary angles
     NO_PROPOSAL = "no_proposal"

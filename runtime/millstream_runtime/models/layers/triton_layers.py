@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -61,7 +60,6 @@ class TritonLayers:
     linears: bool
     rotates: bool
     experts: bool
-    dtype: torch.dtype = torch.bfloat16  # of the rows that linears multiply
     check: KernelCheck | None = field(default=None, compare=False)
 
     @property
@@ -91,7 +89,7 @@ class TritonLayers:
         made = _packed_linear(weight, bias) if self.linears else None
         if made is None or self.check is None:
             return made
-        return made if self.check.passes(made[0], weight, self.dtype) else None
+        return made if self.check.passes(made[0], weight) else None
 
 
 def _packed_linear(weight: GroupedWeight, bias: Tensor | None) -> tuple[Linear, int] | None:

@@ -66,9 +66,10 @@ def folder(write_model: WriteModel) -> Path:
     return write_model(hidden_size=64)
 
 
-def only(**parts: bool) -> TritonLayers:
+def only(**parts: Any) -> TritonLayers:
     """Kernels for these parts of layers alone."""
-    return TritonLayers(**dict.fromkeys(("norms", "activations", "linears", "rotates", "experts"), False) | parts)
+    none = TritonLayers(norms=False, activations=False, linears=False, rotates=False, experts=False)
+    return replace(none, **parts)
 
 
 def requests(sampling: SamplingParams) -> list[Request]:
@@ -309,7 +310,7 @@ def test_what_a_weight_showed_is_told() -> None:
     """As `/ready` shows it."""
     norm = KernelChoice("norm", Backend.TORCH, "no kernel was measured on sm_90 yet")
     choices = (norm, KernelChoice("linear", Backend.TRITON, "the kernels take this model"))
-    check = KernelCheck(lambda linear, weight, dtype: "its product of 17 rows is not that of the weight")
+    check = KernelCheck(torch.float32, lambda linear, weight, dtype: "its product of 17 rows is not that of the weight")
     layers = replace(only(linears=True), check=check)
     assert after_loading(choices, layers) == choices
     weight, _ = grouped(4, (64, 32), 32)

@@ -272,26 +272,38 @@ def test_accepted_blocks_alone_are_cached(
 
 
 @pytest.mark.parametrize(
-    ("execution", "reason"),
+    "execution",
     [
-        (Execution(overlapped=True), "overlapped"),
-        (Execution(EagerRecorder()), "graphs"),
-        (Execution(EagerRecorder(), overlapped=True), "overlapped"),
+        Execution(overlapped=True),
+        Execution(EagerRecorder()),
+        Execution(EagerRecorder(), overlapped=True),
     ],
     ids=["overlapped", "replayed", "replayed and overlapped"],
 )
-def test_modes_that_cannot_check_yet_say_so(
+def test_checks_are_computed_eagerly_and_read_before_the_next_step(
     execution: Execution,
-    reason: str,
     write_model: WriteModel,
     make_engine: MakeEngine,
     answer_of: Callable[[SamplingParams], Answer],
 ) -> None:
+    """As on a GPU, whose graphs are recorded for one token per request."""
     answer = answer_of(greedy(24))
     engine = make_engine(write_model(), execution=execution, drafter=always_right({PROMPT: answer}))
     assert generate(engine, [Request("0", PROMPT, greedy(24))])["0"] == answer
-    assert counts(engine).num_checks == 0
-    assert skipped(engine) == {reason: 23}
+    assert counts(engine).num_accepted_tokens == counts(engine).num_draft_tokens > 0
+
+
+def test_steps_overlap_again_where_the_drafter_has_failed(
+    write_model: WriteModel, make_engine: MakeEngine, answer_of: Callable[[SamplingParams], Answer]
+) -> None:
+    """No draft will follow the last token, so no step waits for it."""
+    engine = make_engine(write_model(), execution=Execution(overlapped=True), drafter=failing(ValueError()))
+    assert generate(engine, [Request("0", PROMPT, greedy(24))])["0"] == answer_of(greedy(24))
+    engine.add_request(Request("1", PROMPT, greedy(24)))
+    engine.step()
+    engine.step()
+    assert engine._in_flight is not None
+    assert not engine._must_read_first(engine._in_flight)
 
 
 def test_many_requests_share_the_drafts_of_a_step(

@@ -14,15 +14,15 @@ from millstream_operator.planning.choices.outcome import Stage
 from millstream_operator.planning.fixes.patch import kubectl_patch, merge_patch
 from millstream_operator.planning.plan import Infeasible
 from millstream_operator.planning.planner import decide
-from millstream_runtime.config import CAPABILITIES
+from millstream_runtime.config import CAPABILITIES, Capabilities
 from tests.support.fix_trials import merged, try_offered_fixes
 from tests.support.llmdeployments import deployment
 from tests.unit.operator.planning.cases import CASES, DEFAULTS, LLAMA_70B, Case
 
 
-def refused(case: Case) -> Infeasible:
+def refused(case: Case, runtime: Capabilities = CAPABILITIES) -> Infeasible:
     """The refusal of a case where the runtime can do what this version can."""
-    facts = replace(case.facts(), runtime=CAPABILITIES, choosable=CAPABILITIES)
+    facts = replace(case.facts(), runtime=runtime, choosable=runtime)
     found = decide(case.deployment(), DEFAULTS, facts)
     assert isinstance(found, Infeasible)
     return found
@@ -67,7 +67,8 @@ def test_a_larger_and_another_gpu_are_among_the_answers() -> None:
 
 
 def test_where_no_change_helps_the_answer_names_the_gpus_and_what_this_version_lacks() -> None:
-    found = refused(Case("deepseek-ai/DeepSeek-V3", ("L4:8",)))
+    without = replace(CAPABILITIES, quantization_methods=frozenset({"None"}))
+    found = refused(Case("deepseek-ai/DeepSeek-V3", ("L4:8",)), without)
     assert found.fixes == ()
     assert found.requires == ("quantization=FP8",)
     assert "8×H200-141GB TP8 FP8" in found.message

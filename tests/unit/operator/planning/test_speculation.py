@@ -56,11 +56,16 @@ def test_a_draft_model_on_a_cpu_reaches_the_runtime(asked: dict[str, Any], token
     assert (boot.model, boot.draft_model) == ("/models/demo-chat", "/models/demo-draft")
 
 
-def test_drafts_on_a_gpu_are_refused() -> None:
+def test_a_gpu_drafts_where_it_is_asked_to_and_not_by_itself() -> None:
+    """No GPU has measured what drafts gain."""
     for asked in ({"method": "NGram"}, DRAFT):
         plan = planned(Facts(draft_is_inspected=True), accelerator={"type": "GPU"}, speculation=asked)
-        assert plan.requires == (f"speculation={asked.get('method', 'DraftModel')}",)
-        assert boot_config(plan).draft_model is None
+        assert plan.requires == ()
+        assert boot_config(plan).speculation_method == asked.get("method", "DraftModel")
+    for fields in ({"tier": "Startup"}, {"speculation": {"method": "Auto"}, "workload": {"profile": "Code"}}):
+        plan = planned(Facts(), accelerator={"type": "GPU"}, **fields)
+        assert boot_config(plan).speculation_method is SpeculationMethod.DISABLED
+        assert any("speculation.method NGram asks for them" in one.reason for one in plan.rejected)
 
 
 AUTO: dict[str, Any] = {"speculation": {"method": "Auto"}}

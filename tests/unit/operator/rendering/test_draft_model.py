@@ -34,6 +34,7 @@ CLAIM = {"persistentVolumeClaim": {"claimName": "drafts", "path": "small"}}
 LOCAL = {"local": {"path": "demo-chat"}}
 CACHE = {"size": "20Gi"}
 BOTH = {"model", "draft"}
+LACKING = "Medusa"  # a method with a draft model that the runtime has nowhere
 NO_DRAFTS = replace(CAPABILITIES, cpu_speculation_methods=frozenset({"Disabled", "NGram"}))
 
 
@@ -66,8 +67,9 @@ def test_both_sources_are_inspected_where_the_runtime_has_draft_models(
 ) -> None:
     assert set(subjects(deployment(**spec(model, draft)), DEFAULTS)) == names
     if draft is not None:
-        on_gpus = deployment(**spec(model, draft), accelerator={"type": "GPU"})
-        assert subjects(on_gpus, DEFAULTS) == {}, "the runtime refuses it there, whatever the models are"
+        fields = spec(model, draft) | {"speculation": {"method": LACKING, "draftModel": {"source": draft}}}
+        refused = deployment(**fields, accelerator={"type": "GPU"})
+        assert subjects(refused, DEFAULTS) == {}, "the runtime refuses it there, whatever the models are"
 
 
 def test_the_commit_of_the_draft_is_pinned_and_fetched_with_its_own_token() -> None:
@@ -124,13 +126,13 @@ def test_a_model_that_the_cluster_quantizes_keeps_its_draft() -> None:
     assert [one["name"] for one in found["initContainers"]] == ["draft-fetch-model"]
 
 
-def test_a_gpu_gets_no_files_of_a_draft_that_the_runtime_uses_on_a_cpu_alone() -> None:
-    fields = spec(LOCAL, DRAFT_HUB)
-    for accelerator, expected in (("CPU", True), ("GPU", False)):
-        owner = deployment(**fields, accelerator={"type": accelerator})
+def test_a_pod_gets_no_files_of_a_draft_that_the_runtime_cannot_use() -> None:
+    for method, expected in (("DraftModel", True), (LACKING, False)):
+        speculation = {"method": method, "draftModel": {"source": DRAFT_HUB}}
+        owner = deployment(model={"source": LOCAL}, speculation=speculation, accelerator={"type": "GPU"})
         plan = plan_from_spec(owner, DEFAULTS, inspected().over(Facts()))
         assert (plan.draft is not None) is expected
-        assert ("speculation=DraftModel" in plan.requires) is not expected
+        assert (f"speculation={method}" in plan.requires) is not expected
         policy = network_policy(owner, NetworkDefaults())
         assert policy is not None
         assert (len(policy["spec"]["egress"]) > 1) is expected
@@ -228,10 +230,10 @@ async def test_nothing_of_a_draft_reaches_the_cluster_while_it_is_refused() -> N
     operator = await served(manifest(accelerator={"type": "GPU"}))
     cluster = operator.cluster
     before = {kind: cluster.all(kind) for kind in (DEPLOYMENT, CONTROLLER_REVISION, NETWORK_POLICY, JOB)}
-    respec(cluster, speculation={"draftModel": {"source": DRAFT_HUB}})
+    respec(cluster, speculation={"method": LACKING, "draftModel": {"source": DRAFT_HUB}})
     await operator.settle()
     assert operator.condition("Ready")["reason"] == "UnsupportedByRuntime"
-    assert "speculation=DraftModel" in operator.condition("Ready")["message"]
+    assert f"speculation={LACKING}" in operator.condition("Ready")["message"]
     assert {kind: cluster.all(kind) for kind in before} == before
     restarted = FakeOperator(cluster)
     await restarted.settle()
