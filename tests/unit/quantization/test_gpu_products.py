@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,13 +13,15 @@ from torch import Tensor
 
 from millstream_runtime.models.layers.triton_layers import TritonLayers
 from millstream_runtime.models.linear.linear import Linear
-from millstream_runtime.quantization import kernel_check, whole_linear
+from millstream_runtime.quantization import implementations, kernel_check, whole_linear
 from millstream_runtime.quantization.grouped_weight import GroupedWeight
 from millstream_runtime.quantization.implementations import linear_for
 from millstream_runtime.quantization.int4_linear import TritonInt4Linear, int4_weight
 from millstream_runtime.quantization.kernel_check import KernelCheck
+from tests.support.tiny_families import model_logits, prompts_of
 from tests.support.triton_interpreter import interpreting
 from tests.unit.quantization.test_cpu_products import grouped
+from tests.unit.quantization.test_formats import FORMATS, Folders
 
 KINDS = [(4, "zeros"), (4, "center"), (8, "zeros"), (8, "signed")]
 
@@ -54,6 +57,18 @@ def test_scales_that_outputs_share_are_found_by_output() -> None:
     weight = replace(weight, scales=weight.scales[:, :3], columns=columns)
     x = rows(3, 64, torch.float32)
     torch.testing.assert_close(whole_linear.whole_linear(weight, None)(x), x @ weight.dense(torch.float32))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_computes_what_its_dequantized_weights_compute(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU, by what a GPU without a kernel computes."""
+    on_a_gpu = implementations.Implementation((4, 8), "cpu", 0, implementations._on_a_gpu)
+    monkeypatch.setattr(implementations, "_IMPLEMENTATIONS", (on_a_gpu,))
+    packed, dequantized = Folders(tmp_path).written("llama", name)
+    (prompt,) = prompts_of([9])
+    torch.testing.assert_close(model_logits(packed, prompt, 2), model_logits(dequantized, prompt, 2), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
