@@ -296,8 +296,13 @@ def _logits_rows(chunks: list[Chunk]) -> tuple[list[PromptSlab], list[int], list
                 sequence.prompt_logprobs.append(None)  # nothing comes before the first token
             slabs += _prompt_slabs(chunk, first_row=num_rows)
         num_rows += chunk.num_tokens
-        if chunk.samples:
-            num_drafts = len(sequence.draft_ids)
+        if not chunk.samples:
+            continue
+        num_drafts = len(sequence.draft_ids)
+        if not num_drafts:  # the most frequent case, without lists of one
+            last_rows.append(num_rows - 1)
+            sampled.append(SampledRow(sequence))
+        else:
             last_rows += range(num_rows - 1 - num_drafts, num_rows)
             sampled += [SampledRow(sequence, before) for before in range(num_drafts + 1)]
     return slabs, last_rows, sampled

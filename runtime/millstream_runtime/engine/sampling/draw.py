@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.engine.request import SamplingParams
-from millstream_runtime.engine.sampling.draw_on_host import draw_row
+from millstream_runtime.engine.sampling.draw_on_host import draw_rows
 from millstream_runtime.engine.transfer import on_device
 
 Numbers = Callable[[int, int], float]
@@ -39,23 +39,31 @@ def draw(weights: Tensor, params: Seq[SamplingParams], numbers: Numbers) -> Tens
     _cut_min_p(weights, params)
     _cut_top_k(weights, params)
     if weights.device.type == "cpu":
-        return _draw_on_host(weights, params, numbers)
+        return torch.tensor(draw_on_host(weights, params, numbers), dtype=torch.int64)
     if any(one.top_p < 1 for one in params):
         cut_nuclei(weights, params)
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     return _invert(cumulative, [numbers(row, 0) for row in range(len(params))])
 
 
-def _draw_on_host(weights: Tensor, params: Seq[SamplingParams], numbers: Numbers) -> Tensor:
-    """A few rows at a time, whose cumulative sums fit into a cache, and into memory that need not be mapped anew."""
-    tokens: list[int] = []
+def draw_on_host(weights: Tensor, params: Seq[SamplingParams], numbers: Numbers) -> list[int]:
+    """`draw` of rows on a CPU that are cut already, or that have no `min_p` and no `top_k`.
+
+    A few rows at a time, whose cumulative sums fit into a cache, and into memory that need not be mapped anew.
+    """
     num_rows = max(1, _SUMS_AT_ONCE // weights.shape[-1])
+    if num_rows >= len(params):
+        return draw_rows(weights.numpy(), weights.cumsum(dim=-1, dtype=torch.float64).numpy(), params, numbers)
+    tokens: list[int] = []
     for first in range(0, len(params), num_rows):
         some = weights[first : first + num_rows]
         sums = some.cumsum(dim=-1, dtype=torch.float64).numpy()
-        for row, (one, row_sums) in enumerate(zip(some.numpy(), sums, strict=True), start=first):
-            tokens.append(draw_row(one, row_sums, params[row].top_p, partial(numbers, row)))
-    return torch.tensor(tokens, dtype=torch.int64)
+        tokens += draw_rows(some.numpy(), sums, params[first:], partial(_of_later_rows, numbers, first))
+    return tokens
+
+
+def _of_later_rows(numbers: Numbers, first: int, row: int, attempt: int) -> float:
+    return numbers(first + row, attempt)
 
 
 def cut_nuclei(weights: Tensor, params: Seq[SamplingParams]) -> None:

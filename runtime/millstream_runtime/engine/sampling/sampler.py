@@ -11,15 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from millstream_runtime.engine.request import SamplingParams
 from millstream_runtime.engine.sampling import logits_processors
 from millstream_runtime.engine.sampling.checked_counts import select
-from millstream_runtime.engine.sampling.draw import draw
+from millstream_runtime.engine.sampling.draw import draw, draw_on_host
 from millstream_runtime.engine.sampling.logits_processors import LogitsProcessor
 from millstream_runtime.engine.sampling.token_counts import History, TokenCounts
 from millstream_runtime.engine.transfer import on_device
@@ -28,9 +29,8 @@ _MASK64 = (1 << 64) - 1
 _LEAST_TEMPERATURE = 1e-30  # float32 has no smaller ones to divide by; all it leaves is the highest logit
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRow:
-    """What one row of logits is to become."""
+class SamplingRow(NamedTuple):
+    """What one row of logits is to become. A tuple takes a third of the time of a frozen dataclass."""
 
     params: SamplingParams
     seed: int
@@ -46,6 +46,20 @@ class SamplingRow:
         params = self.params
         return (
             params.temperature == 0
+            and not params.logit_bias
+            and not self.suppressed_ids
+            and self.history is None
+            and not self.processors
+        )
+
+    @property
+    def is_plain_draw(self) -> bool:
+        """Whether the token is drawn from the model's own logits, by temperature and `top_p` alone."""
+        params = self.params
+        return (
+            params.temperature > 0
+            and not params.top_k
+            and not params.min_p
             and not params.logit_bias
             and not self.suppressed_ids
             and self.history is None
@@ -110,6 +124,8 @@ def _sample_in_float32(
 ) -> Tensor:
     """`logits` `[R, vocab]` float32, changed, to token ids `[R]`."""
     logits = logits.contiguous()
+    if choose is None and logits.device.type == "cpu" and all(row.is_plain_draw for row in rows):
+        return _sample_plain_draws(logits, rows)
     penalised = [index for index, row in enumerate(rows) if row.history is not None]
     counted = None
     if counts is not None and penalised:
@@ -124,6 +140,22 @@ def _sample_in_float32(
         some = tokens if len(penalised) == len(rows) else tokens.index_select(0, on_device(penalised, tokens.device))
         counted.add(some)
     return tokens
+
+
+def _sample_plain_draws(logits: Tensor, rows: Seq[SamplingRow]) -> Tensor:
+    """The same on a CPU, where no row asks for more than a temperature and `top_p`.
+
+    It is what the other path does, without passes that would find nothing to do. In a step of a model of 2,048 tokens
+    each of them costs several times what it costs in a loop: its code is in no cache any more.
+    """
+
+    def number(index: int, attempt: int) -> float:
+        return uniform(rows[index].seed, rows[index].position, attempt)
+
+    highest = logits.amax(dim=-1)
+    drawn = draw_on_host(_weights(logits, highest, rows, None), [row.params for row in rows], number)
+    tokens = [token if math.isfinite(one) else -1 for token, one in zip(drawn, highest.tolist(), strict=True)]
+    return torch.from_numpy(np.array(tokens, np.int64))
 
 
 def _choose(logits: Tensor, highest: Tensor, rows: Seq[SamplingRow]) -> Tensor:

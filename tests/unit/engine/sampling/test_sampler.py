@@ -143,6 +143,14 @@ def test_rows_that_are_not_numbers_are_told_apart() -> None:
     assert greedy(logits) == [0, -1, -1]
 
 
+def test_rows_that_are_not_numbers_are_told_apart_where_all_are_drawn() -> None:
+    logits = torch.stack([LOGITS, torch.full((8,), float("nan")), LOGITS + float("inf"), LOGITS])
+    rows = [SamplingRow(SamplingParams(max_tokens=1, top_p=p), 3, 5) for p in (0.9, 0.9, 1.0, 0.9)]
+    tokens = sample(logits, rows).tolist()
+    assert tokens[1:3] == [-1, -1]
+    assert tokens[0] == tokens[3] >= 0
+
+
 def test_uniform_numbers_are_uniform_and_differ_by_seed_and_position() -> None:
     numbers = torch.tensor([uniform(seed, position) for seed in range(100) for position in range(100)])
     counts = torch.histc(numbers, bins=20, min=0.0, max=1.0)
