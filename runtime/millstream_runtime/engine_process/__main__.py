@@ -23,6 +23,7 @@ import threading
 from millstream_runtime.engine_process.framing import FrameReader, frame
 from millstream_runtime.engine_process.loop import EngineLoop, MakeEngine, load_engine
 from millstream_runtime.engine_process.messages import Event, Failed, Load, decode_command, encode
+from millstream_runtime.engine_process.prompt_parts import in_parts
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.logs import configure_logging
 
@@ -81,7 +82,8 @@ def _exit_soon(link: socket.socket, failure: RuntimeFailure) -> None:
 
 def _send(link: socket.socket, event: Event) -> None:
     try:
-        link.sendall(frame(encode(event)))
+        for message in in_parts(event):
+            link.sendall(frame(encode(message)))
     except OSError:
         os._exit(0)
 

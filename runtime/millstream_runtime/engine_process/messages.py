@@ -1,6 +1,7 @@
 """Messages between the HTTP process and the engine process: typed, msgpack, never pickle.
 
     Load ─► (PhaseEntered | WeightsRead)* ─► Loaded ─► Ready ─► (Submit | Abort ─► StepDone | Refused)* ─► Stop
+                                                               PromptLogprobs*: before the StepDone of a long prompt
                                   anywhere: Failed, and the process ends
 
 The engine's own dataclasses (`Request`, `TokenOutput`, `EngineStats`) are sent as they are, so there is no second set
@@ -17,7 +18,7 @@ from millstream_runtime.config import GovernorMode, RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.kernel_backends import KernelChoice
 from millstream_runtime.engine.kv.pool_size import MemoryUse
-from millstream_runtime.engine.request import EngineStats, Request, TokenOutput
+from millstream_runtime.engine.request import EngineStats, Request, TokenLogprobs, TokenOutput
 from millstream_runtime.engine.step_times import TimedStep
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 
@@ -117,6 +118,13 @@ class StepDone(msgspec.Struct, frozen=True, tag=True):
     heartbeat_seconds: float | None = None  # duration of the heartbeat that ended with this step
 
 
+class PromptLogprobs(msgspec.Struct, frozen=True, tag=True):
+    """A part of a long prompt's log-probabilities, ahead of the step that ends its prefill: see `prompt_parts`."""
+
+    request_id: str
+    entries: tuple[TokenLogprobs | None, ...]
+
+
 class Refused(msgspec.Struct, frozen=True, tag=True):
     """The engine rejects one request; the others go on."""
 
@@ -135,7 +143,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 Command = Load | Submit | Abort | SetHeartbeatInterval | SetTargetItl | SetSpeculationGovernor | Stop
-Event = PhaseEntered | WeightsRead | Loaded | Ready | StepDone | Refused | Failed
+Event = PhaseEntered | WeightsRead | Loaded | Ready | PromptLogprobs | StepDone | Refused | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

@@ -31,6 +31,7 @@ from millstream_runtime.engine_process.messages import (
     Loaded,
     ModelLimits,
     PhaseEntered,
+    PromptLogprobs,
     Ready,
     Refused,
     SetHeartbeatInterval,
@@ -230,6 +231,8 @@ class EngineClient:
                 queue = self._remove(request_id)
                 if queue is not None:
                     queue.fail(RuntimeFailure(FailureReason.RUNTIME_CRASHED, message))
+            case PromptLogprobs():
+                raise TypeError("a connection puts the parts of a prompt back into their step")
             case Failed():
                 self._reported_failure = event.failure()
                 self._fail_all(self._reported_failure)  # at once: its process takes a moment to end

@@ -19,7 +19,17 @@ from collections import deque
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.engine.host_limits import oom_kills
 from millstream_runtime.engine_process.framing import FrameReader, FramingError, frame
-from millstream_runtime.engine_process.messages import Command, Load, StepDone, Stop, decode_event, encode
+from millstream_runtime.engine_process.messages import (
+    Command,
+    Event,
+    Load,
+    PromptLogprobs,
+    StepDone,
+    Stop,
+    decode_event,
+    encode,
+)
+from millstream_runtime.engine_process.prompt_parts import PromptParts
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.logs import log
 from millstream_runtime.server.engine.client import OnEnd, OnEvent
@@ -88,6 +98,7 @@ class EngineSubprocess(asyncio.Protocol):
         self._on_end = on_end
         self._reader = FrameReader()
         self._arrived: deque[bytes] = deque()  # messages that wait for a further iteration of the event loop
+        self._prompt_parts = PromptParts()
         self._transport: asyncio.Transport | None = None
         self._unsent: list[bytes] = []  # until the transport exists, one iteration of the loop later
         self._stream_ended = False
@@ -154,8 +165,11 @@ class EngineSubprocess(asyncio.Protocol):
         try:
             while self._arrived and most_outputs > 0:
                 event = decode_event(self._arrived.popleft())
-                most_outputs -= len(event.outputs) if isinstance(event, StepDone) else 1
-                self._on_event(event)
+                most_outputs -= _num_outputs(event)
+                if isinstance(event, PromptLogprobs):
+                    self._prompt_parts.add(event)
+                else:
+                    self._on_event(self._prompt_parts.complete(event) if isinstance(event, StepDone) else event)
         except ValueError as error:  # msgspec's errors are ValueErrors
             self._on_broken(error)
 
@@ -207,6 +221,16 @@ class EngineSubprocess(asyncio.Protocol):
         """See `EngineConnection.kill`."""
         if self._exit_code is None:
             self._process.kill()
+
+
+def _num_outputs(event: Event) -> int:
+    match event:
+        case StepDone(outputs):
+            return len(outputs)
+        case PromptLogprobs(entries=entries):  # as long as an answer's tokens, each
+            return len(entries)
+        case _:
+            return 1
 
 
 def exit_failure(exit_code: int, *, out_of_memory: bool) -> RuntimeFailure:

@@ -4,29 +4,48 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from millstream_runtime.config import Device, RuntimeConfig
-from millstream_runtime.engine_process.messages import Event, StepDone
+from millstream_runtime.engine_process.messages import Event, PromptLogprobs, StepDone, decode_event
+from millstream_runtime.engine_process.prompt_parts import PART_TOKENS
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.server.engine import subprocess
 from millstream_runtime.server.engine.subprocess import EngineProcessLauncher
-from tests.support.hasty_engine import SEQUENCES, STEPS
+from tests.support.hasty_engine import PROMPT_TOKENS, SEQUENCES, STEPS
 
 
-async def test_many_steps_at_once_are_delivered_a_few_at_a_time_and_all_before_the_end() -> None:
+async def test_many_steps_at_once_are_delivered_a_few_at_a_time_and_all_before_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     config = RuntimeConfig(model="/none", served_model_name="tiny", device=Device.CPU)
-    delivered: list[float] = []
-    per_iteration: list[int] = []
+    delivered: list[StepDone] = []
+    decoded: list[int] = []  # tokens, message by message
+    tokens_per_iteration: list[int] = []
     ended: asyncio.Future[RuntimeFailure] = asyncio.get_running_loop().create_future()
 
     def on_event(event: Event) -> None:
         assert isinstance(event, StepDone)
         assert not ended.done()
-        delivered.append(event.at_seconds)
+        delivered.append(event)
 
+    def decode_and_count(payload: bytes) -> Event:
+        event = decode_event(payload)
+        assert isinstance(event, StepDone | PromptLogprobs)
+        decoded.append(len(event.entries if isinstance(event, PromptLogprobs) else event.outputs))
+        return event
+
+    monkeypatch.setattr(subprocess, "decode_event", decode_and_count)
     EngineProcessLauncher(config, "tests.support.hasty_engine")(on_event, ended.set_result)
     while not ended.done():
-        before = len(delivered)
+        before = len(decoded)
         await asyncio.sleep(0)
-        per_iteration.append(len(delivered) - before)
-    assert delivered == [float(step) for step in range(STEPS)]
-    assert max(per_iteration) * SEQUENCES <= subprocess.MAX_OUTPUTS_PER_ITERATION
+        tokens_per_iteration.append(sum(decoded[before:]))
+    assert [step.at_seconds for step in delivered] == [float(step) for step in range(STEPS + 1)]
+    assert sum(decoded) == STEPS * SEQUENCES + PROMPT_TOKENS + 1
+    # The last message of an iteration may begin just below the limit.
+    assert max(tokens_per_iteration) < subprocess.MAX_OUTPUTS_PER_ITERATION + PART_TOKENS
+    prefill = delivered[-1].outputs[0].prefill
+    assert prefill is not None
+    assert prefill.prompt_logprobs is not None
+    assert [one.token_id for one in prefill.prompt_logprobs[1:] if one is not None] == [*range(1, PROMPT_TOKENS)]
