@@ -39,8 +39,10 @@ class Program:
         """Run it to its end; what it printed. It must succeed."""
         program = PROGRAMS / name
         assert program.exists(), f"{program} is missing; run `make clients`"
+        # By its interpreter: a script names the folder in which the environment was made, which may have moved since.
+        command = [str(PROGRAMS / "python"), str(program), *arguments]
         offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(self.folder / "hub")}
-        return run([str(program), *arguments], self.folder, {**offline, **environment})
+        return run(command, self.folder, {**offline, **environment})
 
 
 def run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
