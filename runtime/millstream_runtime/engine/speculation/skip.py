@@ -17,8 +17,8 @@ class Skip(StrEnum):
     NOT_FINITE = "not_finite"  # an earlier check of the request gave NaN
     OUT_OF_MEMORY = "out_of_memory"
     DRAFTER_FAILED = "drafter_failed"
+    CATCHING_UP = "catching_up"  # the drafter has not read all known tokens yet
     # Of a draft model alone:
-    CATCHING_UP = "catching_up"  # it has not read all known tokens yet
     DRAFT_CONTEXT = "draft_context"  # the request is longer than its context
     DRAFT_VOCABULARY = "draft_vocabulary"  # the request has a token that its embedding lacks
     DRAFT_NOT_FINITE = "draft_not_finite"  # it gave NaN for the request

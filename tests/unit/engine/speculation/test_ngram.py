@@ -1,4 +1,4 @@
-"""N-gram drafts: what followed when the last three tokens came before."""
+"""Drafts from the request itself: what followed its longest run that came before, or its last three tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from millstream_runtime.config import GovernorMode, SpeculationMethod
 from millstream_runtime.engine.request import Request
-from millstream_runtime.engine.speculation.ngram import MATCH_TOKENS, NGramIndex
+from millstream_runtime.engine.scheduling.sequence import Sequence
+from millstream_runtime.engine.speculation import ngram
+from millstream_runtime.engine.speculation.ngram import MATCH_TOKENS, NGramDrafter, NGramIndex
+from millstream_runtime.engine.speculation.skip import Skip
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
 
 
@@ -55,6 +58,64 @@ def test_an_index_that_grows_finds_what_a_search_finds(tokens: list[int], most: 
     while known < len(tokens):
         known = min(len(tokens), known + rng.randint(1, 7))
         assert index.draft(tokens[:known], most) == searched(tokens[:known], most)
+
+
+def sequence(token_ids: list[int], name: str = "0") -> Sequence:
+    return Sequence(Request(name, token_ids, greedy(64)), 0, 0, [*token_ids], len(token_ids))
+
+
+def test_the_longest_run_decides_between_places() -> None:
+    """The last three tokens stood behind 1 and, later, behind 5; behind 1 they are part of a longer run."""
+    known = [1, 2, 3, 4, 6, 7, 8, 5, 2, 3, 4, 9, 1, 2, 3, 4]
+    assert drafts(known) == [9, 1, 2, 3]
+    one = sequence(known)
+    assert NGramDrafter().propose({one: 4}) == {one: [6, 7, 8, 5]}
+
+
+@pytest.mark.parametrize(("most", "expected"), [(1, [6]), (4, [6, 7, 8]), (16, [6, 7, 8])])
+def test_a_run_has_as_many_drafts_as_it_is_long(most: int, expected: list[int]) -> None:
+    one = sequence([1, 2, 3, 6, 7, 8, 9, 5, 1, 2, 3])
+    assert NGramDrafter().propose({one: most}) == {one: expected}
+
+
+def test_a_single_token_that_came_before_has_no_drafts() -> None:
+    one, two = sequence([1, 2, 3, 1]), sequence([1, 2, 3, 1, 2])
+    assert NGramDrafter().propose({one: 4, two: 4}) == {one: [], two: [3, 1]}
+
+
+def test_drafts_go_on_with_themselves() -> None:
+    one = sequence([7, 1, 2, 1, 2, 1, 2])
+    assert NGramDrafter().propose({one: 4}) == {one: [1, 2, 1, 2]}
+
+
+def test_a_long_prompt_is_read_over_several_steps_while_others_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram, "STEP_TOKENS", 100)
+    long, short, drafter = sequence([*range(110), *range(100)]), sequence([1, 2, 3, 1, 2]), NGramDrafter()
+    for _ in range(2):
+        assert drafter.propose({long: 2, short: 2}) == {long: Skip.CATCHING_UP, short: [3, 1]}
+        assert drafter.has_read_prompts
+    assert drafter.propose({long: 2, short: 2}) == {long: [100, 101], short: [3, 1]}
+    assert not drafter.has_read_prompts
+    long.append(100)
+    assert drafter.propose({long: 2}) == {long: [101, 102]}
+
+
+def test_beyond_its_memory_a_request_has_n_grams() -> None:
+    """The longest run is that behind 1, the latest three tokens those behind 5."""
+    known = [1, 2, 3, 4, 6, 7, 8, 5, 2, 3, 4, 9, 1, 2, 3, 4]
+    by_run, by_n_gram = [6, 7], [9, 1]
+    one, two, three = (sequence(known, name) for name in "abc")
+    assert NGramDrafter(most_request_tokens=15).propose({one: 2}) == {one: by_n_gram}
+    drafter = NGramDrafter(most_tokens=2 * len(known))
+    assert drafter.propose({one: 2, two: 2, three: 2}) == {one: by_run, two: by_run, three: by_n_gram}
+    drafter.forget(one)
+    assert drafter.propose({two: 2, three: 2}) == {two: by_run, three: by_n_gram}, "a request keeps what it has"
+    four = sequence(known, "d")
+    assert drafter.propose({four: 2}) == {four: by_run}
+    four.append(5)
+    assert drafter.propose({two: 2, four: 2}) == {two: by_run, four: []}, (
+        "one token too many: 3, 4, 5 did not come before"
+    )
 
 
 def test_a_request_that_repeats_takes_fewer_steps(write_model: WriteModel, make_engine: MakeEngine) -> None:
