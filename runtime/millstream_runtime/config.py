@@ -43,6 +43,7 @@ LATER_FIELDS = frozenset(
         "speculation_method",
         "max_draft_tokens",
         "draft_model",
+        "speculation_acceptance",
     }
 )
 # Absent from live.json at their defaults.
@@ -87,6 +88,13 @@ class SpeculationMethod(StrEnum):
     DISABLED = "Disabled"
     N_GRAM = "NGram"
     DRAFT_MODEL = "DraftModel"
+
+
+class AcceptanceRule(StrEnum):
+    """By which rule proposed tokens stand; the API's words."""
+
+    IDENTITY = "Identity"  # those that the target draws: the tokens are those without speculation
+    DISTRIBUTION = "Distribution"  # by rejection sampling: the tokens of unseeded requests have the same distribution
 
 
 class GovernorMode(StrEnum):
@@ -207,6 +215,7 @@ class BootConfig:
     speculation_method: SpeculationMethod = SpeculationMethod.DISABLED
     max_draft_tokens: int | None = None  # proposed at a time
     draft_model: str | None = None  # folder of the model that proposes tokens, like `model`
+    speculation_acceptance: AcceptanceRule = AcceptanceRule.IDENTITY
     api_keys_file: str | None = None  # one key a line; None: everyone may ask
     drain_timeout_seconds: int = 600
     host: str = "0.0.0.0"  # noqa: S104 - a pod is reached through its Service
@@ -264,6 +273,12 @@ class BootConfig:
             raise InvalidConfigError(
                 f"--draft-model is {self.draft_model!r}, but --speculation-method is {method.value}; set it to "
                 f"{SpeculationMethod.DRAFT_MODEL.value}, or leave --draft-model out."
+            )
+        if method is not SpeculationMethod.DRAFT_MODEL and self.speculation_acceptance is AcceptanceRule.DISTRIBUTION:
+            raise InvalidConfigError(
+                f"--speculation-acceptance is {self.speculation_acceptance.value}, but --speculation-method is "
+                f"{method.value}; set it to {SpeculationMethod.DRAFT_MODEL.value}, whose drafts have probabilities, or "
+                "leave --speculation-acceptance out."
             )
 
     @property
@@ -390,6 +405,11 @@ def argument_parser(parser: argparse.ArgumentParser | None = None) -> argparse.A
         "whether measured gains choose how many are checked; Observe: they are only reported (default: Enforce)",
     )
     flag("--draft-model", metavar="DIR", help="folder of the model that proposes tokens, for DraftModel")
+    one_of(
+        "--speculation-acceptance",
+        AcceptanceRule,
+        "which proposed tokens stand: those that the target draws, or by rejection sampling (default: Identity)",
+    )
     flag("--api-keys-file", metavar="FILE", help="one API key a line, read again when it changes (default: no keys)")
     integer("--heartbeat-interval-seconds", "idle time between warm-up heartbeats, 0 = off (default: 30)")
     one_of("--log-level", LogLevel, "default: $MILLSTREAM_LOG_LEVEL, else info")

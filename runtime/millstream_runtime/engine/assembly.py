@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from millstream_runtime.config import DEFAULT_NGRAM_DRAFT_TOKENS, RuntimeConfig, SpeculationMethod
+from millstream_runtime.config import DEFAULT_NGRAM_DRAFT_TOKENS, AcceptanceRule, RuntimeConfig, SpeculationMethod
 from millstream_runtime.engine.ending import Ending
 from millstream_runtime.engine.execution.kernel_choice import sampler_kernel
 from millstream_runtime.engine.execution.last_tokens import LastTokens
@@ -19,6 +19,7 @@ from millstream_runtime.engine.scheduling.block_manager import BlockManager
 from millstream_runtime.engine.scheduling.hybrid_block_manager import make_block_manager
 from millstream_runtime.engine.scheduling.scheduler import Scheduler
 from millstream_runtime.engine.scheduling.sequence import Sequence
+from millstream_runtime.engine.speculation.draft_choice import Drawn
 from millstream_runtime.engine.speculation.draft_model import DRAFT_LAG_TOKENS, DraftModelDrafter
 from millstream_runtime.engine.speculation.drafter import Drafter
 from millstream_runtime.engine.speculation.drafting import Drafting
@@ -95,6 +96,7 @@ def make_drafting(
             config.block_size_tokens,
             loaded.draft.context_tokens,
             config.max_num_batched_tokens,
+            choice=Drawn(model.vocab_size) if config.speculation_acceptance is AcceptanceRule.DISTRIBUTION else None,
         )
     return Drafting(
         drafter or of_model or NGramDrafter(),

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream_runtime.config import (
+    AcceptanceRule,
     BootConfig,
     Device,
     GovernorMode,
@@ -56,7 +57,8 @@ def test_a_field_that_older_runtimes_do_not_know_is_in_the_file_and_the_hash_onl
     """Or an upgrade of the operator would restart every pod, with a file that a pinned runtime refuses."""
     assert "target_itl_milliseconds" not in dump(BOOT)
     assert BOOT.config_hash() == "3581a311b3323de7"
-    for name in ("enable_hybrid_kv_cache_manager", "kv_cache_dtype", "speculation_method", "max_draft_tokens"):
+    names = ("enable_hybrid_kv_cache_manager", "kv_cache_dtype", "speculation_method", "max_draft_tokens")
+    for name in (*names, "speculation_acceptance"):
         assert name not in dump(BOOT)
     for asked in (
         replace(BOOT, target_itl_milliseconds=50),
@@ -64,6 +66,12 @@ def test_a_field_that_older_runtimes_do_not_know_is_in_the_file_and_the_hash_onl
         replace(BOOT, kv_cache_dtype=KVCacheDType.INT8),
         replace(BOOT, speculation_method=SpeculationMethod.N_GRAM),
         replace(BOOT, speculation_method=SpeculationMethod.N_GRAM, max_draft_tokens=16),
+        replace(
+            BOOT,
+            speculation_method=SpeculationMethod.DRAFT_MODEL,
+            draft_model="/models/draft",
+            speculation_acceptance=AcceptanceRule.DISTRIBUTION,
+        ),
     ):
         assert parse_boot(dump(asked), Path("boot.json")) == asked
         assert asked.config_hash() != BOOT.config_hash()

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream_runtime.config import (
+    AcceptanceRule,
     Device,
     DType,
     GovernorMode,
@@ -24,6 +25,7 @@ speculation = st.fixed_dictionaries(
     {
         "speculation_method": st.just(SpeculationMethod.DRAFT_MODEL),
         "draft_model": st.from_regex(r"/models/draft/[a-z]{1,9}", fullmatch=True),
+        "speculation_acceptance": st.sampled_from(AcceptanceRule),
     }
 )
 configs = st.builds(
@@ -77,6 +79,7 @@ def test_different_configs_have_different_hashes(one: RuntimeConfig, other: Runt
         (["--model=/m", "--speculation-governor=On"], "'On' is not one of Enforce, Observe, Disabled"),
         (["--model=/m", "--speculation-method=ngram"], "'ngram' is not one of Disabled, NGram"),
         (["--model=/m", "--max-draft-tokens=3"], "set --speculation-method too"),
+        (["--model=/m", "--speculation-acceptance=exact"], "'exact' is not one of Identity, Distribution"),
         (["--model=/m", "--port=http"], "--port: 'http' is not an integer"),
         (["--model=/m", "--kv-cache-dtype=fp4"], "--kv-cache-dtype: 'fp4' is not one of auto, fp8, int8"),
         (["--model=/m", "--dtype=int3"], "--dtype: 'int3' is not one of auto, float32, float16, bfloat16"),

@@ -16,6 +16,7 @@ from millstream_runtime.engine.execution.step_input import BlockRun, ChunkInput,
 from millstream_runtime.engine.request import TokenLogprobs
 from millstream_runtime.engine.sampling import logprobs
 from millstream_runtime.engine.sampling.logprobs import Described
+from millstream_runtime.engine.sampling.rejection import Proposal
 from millstream_runtime.engine.sampling.sampler import ChooseTokens, SamplingRow, greedy, greedy_on_device, sample
 from millstream_runtime.engine.sampling.token_counts import History, TokenCounts
 from millstream_runtime.engine.scheduling.scheduler import Chunk
@@ -213,7 +214,16 @@ class ModelRunner:
             _history(sequence, drafts),
             [*sequence.token_ids[sequence.num_prompt_tokens :], *drafts] if sequence.processors else (),
             sequence.processors,
+            _proposal(sequence, num_drafts),
         )
+
+
+def _proposal(sequence: Sequence, num_drafts: int) -> Proposal | None:
+    """The draft behind `num_drafts` drafts, if it was drawn from a distribution that is known."""
+    if num_drafts >= min(len(sequence.draft_ids), len(sequence.proposals)):
+        return None
+    proposal = sequence.proposals[num_drafts]
+    return proposal if proposal.token_id == sequence.draft_ids[num_drafts] else None
 
 
 def _block_run(table: BlockTable) -> BlockRun:

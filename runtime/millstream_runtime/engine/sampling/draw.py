@@ -42,8 +42,20 @@ def draw(weights: Tensor, params: Seq[SamplingParams], numbers: Numbers) -> Tens
         return torch.tensor(draw_on_host(weights, params, numbers), dtype=torch.int64)
     if any(one.top_p < 1 for one in params):
         cut_nuclei(weights, params)
-    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    return _invert(cumulative, [numbers(row, 0) for row in range(len(params))])
+    return draw_from(weights, [numbers(row, 0) for row in range(len(params))])
+
+
+def cut(weights: Tensor, params: Seq[SamplingParams]) -> None:
+    """Zero the `weights` `[R, vocab]` of which `draw` never takes a token. Each row's highest is 1."""
+    _cut_min_p(weights, params)
+    _cut_top_k(weights, params)
+    if any(one.top_p < 1 for one in params):
+        cut_nuclei(weights, params)
+
+
+def draw_from(weights: Tensor, numbers: Seq[float]) -> Tensor:
+    """`weights` `[R, vocab]`, cut, to token ids `[R]` int64, by a number in [0, 1) for each row."""
+    return _invert(weights.cumsum(dim=-1, dtype=torch.float64), numbers)
 
 
 def draw_on_host(weights: Tensor, params: Seq[SamplingParams], numbers: Numbers) -> list[int]:

@@ -20,8 +20,9 @@ from torch import Tensor
 from millstream_runtime.engine.request import SamplingParams
 from millstream_runtime.engine.sampling import logits_processors
 from millstream_runtime.engine.sampling.checked_counts import select
-from millstream_runtime.engine.sampling.draw import draw, draw_on_host
+from millstream_runtime.engine.sampling.draw import cut, cut_nuclei, draw, draw_on_host
 from millstream_runtime.engine.sampling.logits_processors import LogitsProcessor
+from millstream_runtime.engine.sampling.rejection import INSTEAD, STANDS, Proposal, draw_by_proposal
 from millstream_runtime.engine.sampling.token_counts import History, TokenCounts
 from millstream_runtime.engine.transfer import on_device
 
@@ -39,6 +40,7 @@ class SamplingRow(NamedTuple):
     history: History | None = None  # of a penalised request
     generated_ids: Seq[int] = ()  # where there are processors
     processors: Seq[LogitsProcessor] = ()
+    proposal: Proposal | None = None  # a draft and what it was drawn from; on a CPU alone
 
     @property
     def is_plain_greedy(self) -> bool:
@@ -171,11 +173,38 @@ def _choose(logits: Tensor, highest: Tensor, rows: Seq[SamplingRow]) -> Tensor:
 
 def _draw(logits: Tensor, highest: Tensor, rows: Seq[SamplingRow], place: Tensor | None) -> Tensor:
     """`place`: where the rows are in `logits`; None: they are all."""
-    return draw(
-        _weights(logits, highest, rows, place),
+    weights = _weights(logits, highest, rows, place)
+    tokens = draw(
+        weights,
         [row.params for row in rows],
         lambda index, attempt: uniform(rows[index].seed, rows[index].position, attempt),
     )
+    proposed = [index for index, row in enumerate(rows) if row.proposal is not None]
+    return _draw_by_proposals(tokens, weights, rows, proposed) if proposed else tokens
+
+
+def _draw_by_proposals(tokens: Tensor, weights: Tensor, rows: Seq[SamplingRow], proposed: list[int]) -> Tensor:
+    """Replace the `tokens` of rows that have a proposal. `weights` are cut, but for their nuclei."""
+    some = weights[proposed]
+    cut_nuclei(some, [rows[index].params for index in proposed])
+    found = tokens.tolist()
+    for index, row_weights in zip(proposed, some.numpy(), strict=True):
+        row = rows[index]
+        if row.proposal is not None:
+            stands = uniform(row.seed, row.position, STANDS)
+            instead = uniform(row.seed, row.position, INSTEAD)
+            found[index] = draw_by_proposal(row_weights, row.proposal, stands, instead)
+    return torch.tensor(found, dtype=torch.int64)
+
+
+def filtered_weights(logits: Tensor, rows: Seq[SamplingRow]) -> Tensor:
+    """What rows of a temperature above 0 are drawn from, without penalties, bias and processors.
+
+    `logits` `[R, vocab]` float32, changed, to weights of the same shape, of which each row's highest is 1.
+    """
+    weights = _weights(logits, logits.amax(dim=-1), rows, None)
+    cut(weights, [row.params for row in rows])
+    return weights
 
 
 def uniform(seed: int, position: int, attempt: int = 0) -> float:

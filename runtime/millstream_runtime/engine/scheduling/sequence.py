@@ -10,6 +10,7 @@ from millstream_runtime.engine.request import Prefill, Request, TokenLogprobs
 
 if TYPE_CHECKING:  # the protocol names tensors
     from millstream_runtime.engine.sampling.logits_processors import LogitsProcessor
+    from millstream_runtime.engine.sampling.rejection import Proposal
 
 PRIORITY_STRIDE_ARRIVALS = 64
 UNREAD = -1  # no token: one that was sampled and not read yet
@@ -72,6 +73,7 @@ class Sequence:
     steps_in_flight: int = 0  # launched and not read; while there are any, the sequence keeps its row and blocks
     num_unread_tokens: int = 0
     draft_ids: list[int] = field(default_factory=list)  # that the step under way checks
+    proposals: list[Proposal] = field(default_factory=list)  # drafts that were drawn, and from what; see `draft_choice`
     is_complete: bool = False  # no more tokens of it are computed
     has_ended: bool = False  # its last output was returned, or it was aborted: what is still in flight is dropped
     has_bad_numbers: bool = False  # its logits were not finite: its blocks are zeroed before another request gets them

@@ -7,7 +7,7 @@
 It has weights and a KV pool of its own, under the block tables of the target (`draft_keys` knows what is in it). What
 it has not read of a prompt, it reads in chunks, a bounded time per step; until then the request has no drafts.
 
-Drafts are the most probable tokens, also of sampled requests: see docs/speculation.md.
+Which token of a row is the draft, `draft_choice` says.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import torch
 from millstream_runtime.engine.device_policy import DevicePolicy
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.step_input import ChunkInput, StepInput
-from millstream_runtime.engine.sampling.sampler import greedy
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation.catching_up import ALWAYS_TOKENS, CatchingUp
+from millstream_runtime.engine.speculation.draft_choice import DraftChoice, MostProbable
 from millstream_runtime.engine.speculation.draft_keys import DraftKeys, ReadTokens, draft_table
 from millstream_runtime.engine.speculation.skip import Skip
 from millstream_runtime.logs import log
@@ -79,9 +79,11 @@ class DraftModelDrafter:
         context_tokens: int,
         most_tokens: int,
         clock: Callable[[], float] = time.perf_counter,
+        choice: DraftChoice | None = None,
     ) -> None:
         """`forward`: of the draft model, over its pool. `context_tokens`: longer sequences have no drafts.
-        `most_tokens`: of one pass."""
+        `most_tokens`: of one pass. `choice`: of each draft; None: the most probable token."""
+        self._choice = choice or MostProbable()
         self._forward, self._policy, self._clock = forward, policy, clock
         self._keys = DraftKeys(block_size_tokens, forward.longest_window)
         self._context_tokens = context_tokens
@@ -94,6 +96,7 @@ class DraftModelDrafter:
         """See `Drafter.propose`."""
         answer: dict[Sequence, Seq[int] | Skip] = {}
         ready: list[_Drafting] = []
+        self._choice.begin()
         for sequence, most in wanted.items():
             most = min(most, self._context_tokens - len(sequence.token_ids))
             reason = self._refused.get(sequence) or (Skip.DRAFT_CONTEXT if most < 1 else None)
@@ -148,10 +151,10 @@ class DraftModelDrafter:
             chunks.append(one.chunk(one.stop - start, one.stop))
             if one.is_read:
                 rows.append(len(token_ids) - 1)
-        found = self._tokens(token_ids, chunks, rows)
+        read = [one for one in chosen if one.is_read]
+        found = self._tokens(token_ids, chunks, rows, read)
         for one in chosen:
             one.progress.num_computed = one.stop
-        read = [one for one in chosen if one.is_read]
         self._append(read, found)
         return read
 
@@ -159,7 +162,7 @@ class DraftModelDrafter:
         """All drafts behind the first of each."""
         while drafting := [one for one in drafting if one.is_finite and len(one.drafts) < one.most]:
             chunks = [one.chunk(1, one.stop + len(one.drafts)) for one in drafting]
-            found = self._tokens([one.drafts[-1] for one in drafting], chunks, range(len(drafting)))
+            found = self._tokens([one.drafts[-1] for one in drafting], chunks, range(len(drafting)), drafting)
             for one in drafting:
                 one.progress.drafted.append(one.drafts[-1])
             self._append(drafting, found)
@@ -174,11 +177,17 @@ class DraftModelDrafter:
             self._forward.zero_blocks(self._keys.discard(one.sequence))
             log.warning("draft_not_finite", request_id=one.sequence.request.request_id)
 
-    def _tokens(self, token_ids: list[int], chunks: list[ChunkInput], rows: Seq[int]) -> list[int]:
-        """Compute a pass; return the most probable token behind each of `rows`, -1 where none is a number."""
+    def _tokens(
+        self, token_ids: list[int], chunks: list[ChunkInput], rows: Seq[int], drafting: list[_Drafting]
+    ) -> list[int]:
+        """Compute a pass; return the next draft behind each of `rows`, whose requests are `drafting`; -1 where its
+        logits are no numbers."""
         self._policy.before_compute(len(token_ids))
         residual = self._forward.residual(StepInput(token_ids, chunks, []))
-        return greedy(self._forward.logits(residual, rows)) if rows else []
+        if not rows:
+            return []
+        logits = self._forward.logits(residual, rows)
+        return self._choice.choose(logits, [(one.sequence, len(one.drafts)) for one in drafting])
 
 
 def _unread(one: _Drafting) -> tuple[int, int]:

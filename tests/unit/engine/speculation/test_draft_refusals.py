@@ -97,6 +97,10 @@ def test_an_architecture_that_the_runtime_does_not_run(refuse: Refuse, write_mod
         (["--draft-model", "d"], "--draft-model is 'd', but --speculation-method is Disabled; set it to DraftModel"),
         (["--speculation-method", "NGram", "--draft-model", "d"], "--draft-model is 'd', but --speculation-method is"),
         (["--speculation-method", "DraftModel", "--draft-model", ""], "but --draft-model is missing"),
+        (
+            ["--speculation-method", "NGram", "--speculation-acceptance", "Distribution"],
+            "--speculation-acceptance is Distribution, but --speculation-method is NGram; set it to DraftModel",
+        ),
         *(
             (
                 ["--speculation-method", "DraftModel", "--draft-model", "d", "--max-draft-tokens", str(count)],
