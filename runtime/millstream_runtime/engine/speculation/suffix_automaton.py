@@ -46,11 +46,6 @@ class SuffixAutomaton:
         """Tokens of the text."""
         return self._num_tokens[self._last]
 
-    @property
-    def num_states(self) -> int:
-        """States in memory, about 330 bytes each."""
-        return len(self._next)
-
     def push(self, token_id: int) -> None:
         """Add the next token of the text."""
         new, at = self._add({}, self.num_tokens + 1), self._last
