@@ -102,6 +102,7 @@ CACHED = {
     "replicas": 1,
 }
 QUANTIZE_JOB, JUDGE_JOB = "Job quantize", "Job quality"  # what prepares a model that the pods then load
+TUNE_JOB = "Job tune-draft"
 IN_MAP = {"configMapRef": {"name": "data", "key": "c.jsonl"}}
 IN_CLAIM = {"persistentVolumeClaim": {"claimName": "data", "path": "c.jsonl"}}
 LIMITS = {
@@ -124,15 +125,30 @@ def quantized(calibration: dict[str, Any] | None = None, dataset: dict[str, Any]
     }
 
 
+LARGE = {"containers": [{"name": "runtime", "resources": {"limits": {"memory": "64Gi"}}}]}
+TUNING_NUMBERS = {"steps": 100, "sequenceTokens": 512, "maxAnswerTokens": 128}
+
+
 def judged(**base: Any) -> dict[str, Any]:
     """A spec whose model is judged by another."""
     gate = {"dataset": IN_MAP, "base": base or {"local": {"path": "base"}}}
-    large = {"containers": [{"name": "runtime", "resources": {"limits": {"memory": "64Gi"}}}]}
     return {
         "accelerator": {"type": "CPU"},
         "engine": {"maxModelLen": 4096},
         "quantization": {"qualityGate": gate},
-        "podTemplate": {"spec": large},
+        "podTemplate": {"spec": LARGE},
+    }
+
+
+def tuned(dataset: dict[str, Any] | None = None, general: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A spec whose draft is tuned in the cluster."""
+    tuning = {"dataset": dataset or IN_MAP, "generalDataset": general or IN_MAP, **TUNING_NUMBERS}
+    return {
+        "model": {"source": {"local": {"path": "demo-chat"}}, "cache": {"size": "1Ti"}},
+        "accelerator": {"type": "CPU"},
+        "engine": {"maxModelLen": 4096},
+        "speculation": {"draftModel": {"source": {"local": {"path": "draft"}}}, "tuning": copy.deepcopy(tuning)},
+        "podTemplate": {"spec": LARGE},
     }
 
 
@@ -179,6 +195,19 @@ def dataset_changes(path: str, kinds: tuple[str, ...]) -> dict[str, Changes]:
         f"{path}.persistentVolumeClaim.claimName": Changes("other", kinds, instead=in_claim),
         f"{path}.persistentVolumeClaim.path": Changes("other.jsonl", kinds, instead=in_claim),
     }
+
+
+def tuning_changes() -> dict[str, Changes]:
+    found = {}
+    for name, in_claim in (("dataset", tuned(IN_CLAIM)), ("generalDataset", tuned(None, IN_CLAIM))):
+        path = f"speculation.tuning.{name}"
+        found[f"{path}.configMapRef.name"] = Changes("other", (TUNE_JOB,), instead=tuned())
+        found[f"{path}.configMapRef.key"] = Changes("other.jsonl", (TUNE_JOB,), instead=tuned())
+        found[f"{path}.persistentVolumeClaim.claimName"] = Changes("other", (TUNE_JOB,), instead=in_claim)
+        found[f"{path}.persistentVolumeClaim.path"] = Changes("other.jsonl", (TUNE_JOB,), instead=in_claim)
+    for name, value in TUNING_NUMBERS.items():
+        found[f"speculation.tuning.{name}"] = Changes(value + 1, (TUNE_JOB,), instead=tuned())
+    return found
 
 
 def base_changes(path: str) -> dict[str, Changes | Refused]:
@@ -251,6 +280,7 @@ CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts | Decides] = {
             },
         },
     ),
+    **tuning_changes(),
     "speculation.maxDraftTokens": NotYet({"speculation": {"maxDraftTokens": 3}}, "speculation=NGram"),
     f"{DRAFT}.quantizationMethod": NotYet(
         {"speculation": {"draftModel": {"source": {"local": {"path": "d"}}, "quantizationMethod": "AWQ"}}}, DRAFTS

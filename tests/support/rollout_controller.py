@@ -38,8 +38,9 @@ def ended(message: str, *, restarts: int = 0, code: int = 1) -> Manifest:
 class RolloutController:
     """The controllers of one namespace.
 
-    `failing`: by the container's image, the status that its pods come to instead of Ready. `gpus`: how many there are,
-    of one kind, or `scheduler`, which knows nodes. `drain_steps`: how long a deleted pod ends and keeps its GPUs.
+    `failing`: by the container's image or the name of a volume, the status that its pods come to instead of Ready.
+    `gpus`: how many there are, of one kind, or `scheduler`, which knows nodes. `drain_steps`: how long a deleted pod
+    ends and keeps its GPUs.
     `on_drain` is called before a pod that is ready is deleted, with it and the Deployment.
     """
 
@@ -126,7 +127,8 @@ class RolloutController:
                     continue
                 running += 1
             scheduled = {"type": "PodScheduled", "status": "True"}
-            failure = self.failing.get(pod["spec"]["containers"][0]["image"])
+            names = (pod["spec"]["containers"][0]["image"], *(one["name"] for one in pod["spec"].get("volumes") or ()))
+            failure = next((self.failing[name] for name in names if name in self.failing), None)
             ready = {"type": "Ready", "status": "False" if failure is not None else "True"}
             self._set(pod, {"conditions": [ready, scheduled]} | copy.deepcopy(dict(failure or {})))
 

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.arguments import CommandLineParser
 from millstream.stage_progress import StageProgress
-from millstream.termination import unwind_on_sigterm
+from millstream.termination import unwind_on_sigterm, write_termination_message
 from millstream_runtime.config import MAX_DRAFT_TOKENS_LIMIT
 from millstream_runtime.errors import InvalidConfigError
-from millstream_runtime.tune_draft.settings import TuneSettings
+from millstream_runtime.strict_json import read_strict_json
+from millstream_runtime.tune_draft.settings import REPORT_NAME, TuneSettings
 
 if TYPE_CHECKING:
     from millstream_runtime.tune_draft.tune import TunedDraft
@@ -40,9 +41,10 @@ def run(argv: Sequence[str]) -> int:
         RuntimeFailure: bad flags, models or data, or a full disk.
     """
     settings = _settings(_parser().parse_args(list(argv)))
+    if settings.keeps_what_is_there():
+        return _kept(settings)
     unwind_on_sigterm()
     from millstream_runtime.tune_draft.tune import tune
-    from millstream_runtime.tune_draft.tuning_report import BETTER
 
     progress = StageProgress()
     try:
@@ -53,8 +55,35 @@ def run(argv: Sequence[str]) -> int:
         return EXIT_INTERRUPTED
     finally:
         progress.close()
+    if tuned is None:
+        return _kept(settings)
     print(_text(tuned))
-    return EXIT_BETTER if tuned.report["verdict"] == BETTER else EXIT_NOT_BETTER
+    return _answered(tuned.report)
+
+
+def _kept(settings: TuneSettings) -> int:
+    """Answer as the run did that made the folder.
+
+    Raises:
+        InvalidConfigError: its report cannot be read.
+    """
+    path = settings.out / REPORT_NAME
+    try:
+        code = _answered(read_strict_json(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        raise InvalidConfigError(
+            f"--keep-made: {path} is no report of `millstream tune-draft`; remove that folder, or give another --out."
+        ) from None
+    print(f"{settings.out} is there already; --keep-made takes it as it is")
+    return code
+
+
+def _answered(report: dict[str, Any]) -> int:
+    """The exit code. In a pod verdict and figures are the termination message, too, as one line of JSON."""
+    from millstream_runtime.tune_draft.tuning_report import BETTER, summary
+
+    write_termination_message(summary(report))
+    return EXIT_BETTER if report["verdict"] == BETTER else EXIT_NOT_BETTER
 
 
 def _text(tuned: TunedDraft) -> str:
@@ -121,6 +150,7 @@ def _settings(given: argparse.Namespace) -> TuneSettings:
         draft_tokens=given.draft_tokens,
         seed=given.seed,
         device=given.device,
+        keep_made=given.keep_made,
     )
 
 
@@ -136,6 +166,7 @@ def _parser() -> CommandLineParser:
     flag("draft", type=Path, metavar="DRAFT", help="folder of its draft, in 16 or 32 bits")
     flag("--data", type=Path, required=True, metavar="FILE.jsonl", help="prompts like those that are served")
     flag("--out", type=Path, required=True, metavar="DIR", help="folder to make; it must not exist, or be empty")
+    flag("--keep-made", action="store_true", help="if --out is a tuned draft already, leave it; the exit code is its")
     flag("--general", type=Path, metavar="FILE.jsonl", help="other work that must not get worse: a quarter of training")
     flag("--held-out", type=Path, metavar="FILE.jsonl", help="judge by these, and hold none of the others out for it")
     flag("--minutes", type=int, metavar="N", help="bound the whole run; the steps are chosen by measuring")

@@ -171,6 +171,28 @@ class Governor(ApiModel):
     )
 
 
+class DraftTuning(ApiModel):
+    """A Job trains the draft on what the target answers to your prompts, while the draft as it is serves."""
+
+    dataset: Dataset = Field(
+        description="Prompts like those that are served. A tenth is held out and judges the draft."
+    )
+    general_dataset: Dataset | None = Field(
+        None,
+        description="Other work on which the draft must not get worse: a quarter of the training. Default: only slices "
+        "of dataset are protected.",
+    )
+    steps: int | None = Field(
+        None, ge=1, le=5000, description="Steps of training. Default: each sequence is seen three times."
+    )
+    sequence_tokens: int | None = Field(
+        None, ge=32, le=32768, description="Tokens of a prompt with its answer, at most. Default: 1024."
+    )
+    max_answer_tokens: int | None = Field(
+        None, ge=8, le=16384, description="Tokens of an answer, at most; fewer than sequenceTokens. Default: 256."
+    )
+
+
 class Speculation(ApiModel):
     method: SpeculationMethod | None = Field(
         None, description="Who proposes tokens. Auto: by tier, workload and what the runtime can do. Default: Auto."
@@ -184,4 +206,9 @@ class Speculation(ApiModel):
     )
     governor: Governor | None = Field(
         None, description="What chooses the number of drafts while the model serves. A change restarts nothing."
+    )
+    tuning: DraftTuning | None = Field(
+        None,
+        description="Train draftModel on your own traffic in the cluster, into model.cache. Pods load the tuned draft "
+        "once more of its drafts stand on held-out prompts, and not otherwise. Default: the draft stays as it is.",
     )

@@ -20,6 +20,7 @@ from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.validation.affinity_rules import AFFINITY_RULES
 from millstream_operator.api.validation.quantization_rules import QUANTIZATION_RULES
 from millstream_operator.api.validation.rule import Rule, qualified_keys
+from millstream_operator.api.validation.tuning_rules import TUNING_RULES
 
 NAME_MAX_LENGTH = 52  # a ControllerRevision's and a pod's name add up to eleven characters, and 63 is the limit
 NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
@@ -191,6 +192,7 @@ RULES: tuple[Rule, ...] = (
         lambda value: value.method != "Disabled" or value.governor is None,
         "method Disabled takes no governor: nothing is proposed.",
     ),
+    *TUNING_RULES,
     Rule(
         "spec",
         "!(has(self.accelerator) && has(self.accelerator.type) && self.accelerator.type == 'CPU') || "

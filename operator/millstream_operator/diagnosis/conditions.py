@@ -19,6 +19,7 @@ WARMED_UP = "WarmedUp"
 MODEL_READY = "ModelReady"
 AVAILABLE = "Available"
 AUTOSCALED = "Autoscaled"  # with spec.autoscaling
+DRAFT_TUNED = "DraftTuned"  # with spec.speculation.tuning
 MONITORED = "Monitored"  # where the Prometheus operator is installed, or monitoring is asked for
 RECONCILING = "Reconciling"  # these are there only while true
 STALLED = "Stalled"

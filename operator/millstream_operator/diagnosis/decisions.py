@@ -34,6 +34,9 @@ class DecisionType(StrEnum):
     QUALITY_GATE_STARTED = "QualityGateStarted"
     QUALITY_GATE_PASSED = "QualityGatePassed"
     QUALITY_GATE_FAILED = "QualityGateFailed"
+    DRAFT_TUNING_STARTED = "DraftTuningStarted"
+    TUNED_DRAFT_PROMOTED = "TunedDraftPromoted"
+    TUNED_DRAFT_REFUSED = "TunedDraftRefused"
     SPECULATION_CHANGED = "SpeculationChanged"
 
 

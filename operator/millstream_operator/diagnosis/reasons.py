@@ -13,11 +13,13 @@ class Reason(StrEnum):
     WARMED_UP = "WarmedUp"
     ANSWERING = "Answering"
     AVAILABLE = "Available"
+    DRAFT_TUNED = "DraftTuned"
 
     # In progress.
     INSPECTING = "Inspecting"
     QUANTIZING = "Quantizing"
     JUDGING_QUALITY = "JudgingQuality"
+    TUNING_DRAFT = "TuningDraft"
     STARTING = "Starting"
     ROLLING_OUT = "RollingOut"
     SCALING = "Scaling"
@@ -40,6 +42,7 @@ class Reason(StrEnum):
     # The model that a new revision would serve.
     PREPARATION_FAILED = "PreparationFailed"
     QUALITY_GATE_FAILED = "QualityGateFailed"
+    DRAFT_NOT_BETTER = "DraftNotBetter"
 
     # The pods.
     UNSCHEDULABLE = "Unschedulable"

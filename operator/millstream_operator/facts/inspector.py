@@ -75,7 +75,8 @@ class Inspector:
         names = {inspection_key(owner, subject) for subject in wanted.values()}
         jobs = self._inspections(owner, key)
         await self._children.delete(owner, [job for job in jobs if _inspects(job) not in names])
-        return Inspected(**{name: await self._named(owner, key, subject) for name, subject in wanted.items()})
+        found = {name: await self._named(owner, key, subject) for name, subject in wanted.items()}
+        return Inspected(found.get("model"), found.get("draft"))
 
     def known(self, owner: LLMDeployment, key: OwnerKey) -> Inspected:
         """Return what is on record, for a plan that exists already."""
@@ -87,7 +88,7 @@ class Inspector:
             if (answer := read_record(records, inspection_key(owner, subject))) is not None:
                 with contextlib.suppress(ConfigError):
                     found[name] = read_inspected(answer)
-        return Inspected(**found)
+        return Inspected(found.get("model"), found.get("draft"))
 
     async def _named(self, owner: LLMDeployment, key: OwnerKey, subject: Subject) -> InspectedModel:
         """As `_inspected`. A draft model that fails is named with its field: the failure alone could be either's."""

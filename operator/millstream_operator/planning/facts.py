@@ -57,6 +57,9 @@ class Facts:
     draft_is_inspected: bool = False  # its files are fetched only then
     draft_revision: str | None = None  # as those of the model
     draft_checkpoint_bytes: int | None = None
+    tuned_draft: str | None = (
+        None  # key of the tuning whose draft the pods load (`rendering/tuning_job.py`); None: as it is
+    )
     catalog: GpuCatalog = field(default_factory=load_catalog)
     calibration: Calibration = NO_CALIBRATION  # what runtimes measured; no part of the facts' hash
     runtime: Capabilities = CAPABILITIES

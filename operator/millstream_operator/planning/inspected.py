@@ -12,10 +12,11 @@ SHAPE_FIELD = "model.source"  # the field of Facts.unknown for a shape that is n
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """The model and its draft, from their own files; None: not inspected."""
+    """The model and its draft, from their own files; None: not inspected. `tuned_draft`: what became of the draft."""
 
     model: InspectedModel | None = None
     draft: InspectedModel | None = None
+    tuned_draft: str | None = None  # key of the tuning whose draft replaces it
 
     def over(self, facts: Facts) -> Facts:
         """Return `facts` with the inspected values in place of assumed ones."""
@@ -26,6 +27,7 @@ class Inspected:
                 draft_is_inspected=True,
                 draft_revision=self.draft.revision,
                 draft_checkpoint_bytes=self.draft.checkpoint_bytes,
+                tuned_draft=self.tuned_draft,
             )
         if self.model is None:
             return facts

@@ -5,6 +5,7 @@
     huggingFace, image       huggingFace                an emptyDir: one model, one folder
     … with model.cache       huggingFace/org--name-0123456789ab
     the draft model          draft/…                    the same, in a volume of its own or in the same cache
+    … once it is tuned       tuned/draft-0123456789     in the cache, named by what it is made from
 
 A cache outlives the pods, and a complete folder never changes: so each revision has its own folder in it.
 """
@@ -18,6 +19,7 @@ from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.planning.requires import source_kind
 
 DRAFT_FOLDER = "draft"
+TUNED_FOLDER = "tuned"
 BASE_FOLDER = "base"
 REVISION_LENGTH = 12  # of a commit or digest: enough to distinguish the revisions of one model
 
@@ -31,6 +33,11 @@ def draft_path(spec: LLMDeploymentSpec, source: ModelSource, revision: str | Non
     """Return the path of the draft model, as `model_path` does."""
     path = _path(source, revision, cached=spec.model.cache is not None)
     return path if source.local is not None else f"{DRAFT_FOLDER}/{path}"
+
+
+def tuned_path(key: str) -> str:
+    """Return the path of a draft that the cluster tuned. `key`: of the tuning (`rendering/tuning_job.py`)."""
+    return f"{TUNED_FOLDER}/draft-{key}"
 
 
 def base_path(spec: LLMDeploymentSpec, source: ModelSource) -> str:

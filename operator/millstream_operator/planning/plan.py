@@ -144,11 +144,15 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class DraftFiles:
-    """The draft model's files. `path`, `revision` and `checkpoint_bytes` as those of the model in `Plan`."""
+    """The draft model's files. `path`, `revision` and `checkpoint_bytes` as those of the model in `Plan`.
+
+    `tuned`: key of the tuning that made them of that revision; None: they are the source's own.
+    """
 
     path: str
     revision: str | None = None
     checkpoint_bytes: int | None = None
+    tuned: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.model import ModelSource
-from millstream_operator.api.optimization import SpeculationMethod
+from millstream_operator.api.optimization import DraftTuning, SpeculationMethod
 from millstream_operator.api.spec import Accelerator, AcceleratorType, Engine, LLMDeploymentSpec, Switch
 from millstream_operator.api.workload import Workload
 from millstream_operator.catalog.model_shape import ModelShape
@@ -51,6 +51,11 @@ def draft_source(spec: LLMDeploymentSpec) -> ModelSource | None:
     """Return the source of the draft model; None where the spec names none."""
     speculation = spec.speculation
     return speculation.draft_model.source if speculation is not None and speculation.draft_model is not None else None
+
+
+def tuning_of(spec: LLMDeploymentSpec) -> DraftTuning | None:
+    """Return how the cluster tunes the draft model; None where it is served as it is."""
+    return spec.speculation.tuning if spec.speculation is not None else None
 
 
 def usable_draft(spec: LLMDeploymentSpec, runtime: Capabilities) -> ModelSource | None:

@@ -23,6 +23,7 @@ Fields = dict[str, Any]
 NOT_IN_PODS: Fields = {
     "model": {"cache": {"size": True, "storage_class_name": True, "access_mode": True}},  # that there is one counts
     "quantization": {"quality_gate": True},  # what a new revision must pass; it changes no pod
+    "speculation": {"tuning": True},  # the draft that comes of it is a revision of its own
     "replicas": True,
     "autoscaling": True,
     "service": True,

@@ -18,7 +18,7 @@ from millstream_operator.planning.choices.speculation import SpeculationChoice, 
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.facts_hash import facts_hash
 from millstream_operator.planning.made_model import asked_method, made_method, made_path
-from millstream_operator.planning.model_path import draft_path, model_path
+from millstream_operator.planning.model_path import draft_path, model_path, tuned_path
 from millstream_operator.planning.plan import DraftFiles, EnginePlan, Plan, PlanDefaults, PlanReason
 from millstream_operator.planning.pod_resources import replica_resources
 from millstream_operator.planning.requires import requirements, unknown_facts, usable_draft, usable_draft_shape
@@ -108,7 +108,7 @@ def plan_from_spec(deployment: LLMDeployment, defaults: PlanDefaults, facts: Fac
         input_hash=input_hash(deployment),
         reasons=(
             *(*placement.reasons, *engine_reasons, image_reason, resources_reason),
-            *(speculation.reason, *unknown, *_load_on_cpu(spec, placement.on_gpu)),
+            *(speculation.reason, *_tuned_reason(facts), *unknown, *_load_on_cpu(spec, placement.on_gpu)),
         ),
         facts_hash=facts_hash(facts),
         product_labels=_product_labels(spec, facts),
@@ -152,9 +152,17 @@ def _draft_files(spec: LLMDeploymentSpec, facts: Facts) -> DraftFiles | None:
     source = usable_draft(spec, facts.runtime)
     if source is None or not facts.draft_is_inspected:
         return None
-    return DraftFiles(
-        draft_path(spec, source, facts.draft_revision), facts.draft_revision, facts.draft_checkpoint_bytes
-    )
+    tuned = facts.tuned_draft
+    path = draft_path(spec, source, facts.draft_revision) if tuned is None else tuned_path(tuned)
+    return DraftFiles(path, facts.draft_revision, facts.draft_checkpoint_bytes, tuned)
+
+
+def _tuned_reason(facts: Facts) -> Reasons:
+    """Nothing where the draft is served as it is in its source."""
+    if facts.tuned_draft is None:
+        return ()
+    why = "The draft was tuned on speculation.tuning.dataset, and more of its drafts stand on held-out prompts."
+    return (PlanReason("speculation.draftModel", why),)
 
 
 def _load_on_cpu(spec: LLMDeploymentSpec, on_gpu: bool) -> Reasons:

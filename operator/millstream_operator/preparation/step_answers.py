@@ -2,8 +2,9 @@
 
     {"version": 1, "event": "quantized", "weights_bytes": 3400000, …}
     {"version": 1, "event": "judged", "verdict": "passed", "slices": [{"slice": "chat", "mean_kl": 0.004, …}], …}
+    {"version": 1, "event": "tuned", "verdict": "better", "slices": [{"slice": "chat", "before_percent": 40.1, …}], …}
 
-Both are written by the command line (`millstream quantize`, `millstream quality`) as the pod's termination message.
+They are written by the command line (`millstream quantize`, `quality`, `tune-draft`) as the pod's termination message.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from millstream_operator.rendering.preparation_job import StepKind
 from millstream_runtime.strict_json import read_strict_json
 
 VERSION = 1
-EVENTS = {StepKind.QUANTIZE: "quantized", StepKind.JUDGE: "judged"}
-COMMANDS = {StepKind.QUANTIZE: "quantize", StepKind.JUDGE: "quality"}
+EVENTS = {StepKind.QUANTIZE: "quantized", StepKind.JUDGE: "judged", StepKind.TUNE: "tuned"}
+COMMANDS = {StepKind.QUANTIZE: "quantize", StepKind.JUDGE: "quality", StepKind.TUNE: "tune-draft"}
+VERDICTS = {StepKind.JUDGE: ("passed", "failed"), StepKind.TUNE: ("better", "not better")}
 MAX_SLICES, MAX_FAILURES = 6, 3  # in words: a condition is read by people
 FIGURES = ("mean_kl", "top1_agreement_percent", "perplexity_ratio")
 
@@ -36,12 +38,29 @@ def read_step_answer(kind: StepKind, text: str) -> dict[str, Any] | Diagnosis:
         return answer if _is_count(answer.get("weights_bytes")) else _unknown(kind)
     slices = answer.get("slices")
     judged = isinstance(slices, list) and all(isinstance(one, dict) for one in slices)
-    return answer if judged and answer.get("verdict") in ("passed", "failed") else _unknown(kind)
+    return answer if judged and answer.get("verdict") in VERDICTS[kind] else _unknown(kind)
 
 
 def has_passed(answer: Mapping[str, Any]) -> bool:
     """Whether a model that was judged may serve."""
     return answer.get("verdict") == "passed"
+
+
+def is_better(answer: Mapping[str, Any]) -> bool:
+    """Whether more of a tuned draft's drafts stand."""
+    return answer.get("verdict") == "better"
+
+
+def acceptance_in_words(answer: Mapping[str, Any]) -> str:
+    """`code: 12.9 % of the drafts stood, 74.3 % stand; chat: …`: on held-out prompts."""
+    slices = answer["slices"]
+    words = [
+        f"{one.get('slice', '?')}: {_number(one.get('before_percent'))} % of the drafts stood, "
+        f"{_number(one.get('after_percent'))} % stand"
+        for one in slices[:MAX_SLICES]
+    ]
+    left_out = len(slices) - len(words) + (answer.get("slices_left_out") or 0)
+    return "; ".join(words) + (f"; {left_out} more slices" if left_out else "")
 
 
 def figures_in_words(answer: Mapping[str, Any]) -> str:

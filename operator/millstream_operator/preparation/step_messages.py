@@ -34,7 +34,7 @@ def work_of(owner: LLMDeployment, steps: Sequence[Step], step: Step, jobs: Seque
         what="Quantizing the model" if quantizes else "Judging the model",
         under_way=Diagnosis(
             Reason.QUANTIZING if quantizes else Reason.JUDGING_QUALITY,
-            f"Step {steps.index(step) + 1} of {len(steps)}: {_doing(owner, step)}{_since(jobs)}.",
+            f"Step {steps.index(step) + 1} of {len(steps)}: {_doing(owner, step)}{since(jobs)}.",
             OLD_PODS,
         ),
         failure=Reason.PREPARATION_FAILED,
@@ -114,8 +114,8 @@ def _doing(owner: LLMDeployment, step: Step) -> str:
     return f"comparing the model with {Subject(base)} on held-out documents"
 
 
-def _since(jobs: Sequence[Manifest]) -> str:
-    """Which Job does it, where there is one."""
+def since(jobs: Sequence[Manifest]) -> str:
+    """Say which Job does it, where there is one."""
     newest = max(jobs, key=attempt_of, default=None)
     if newest is None:
         return ""

@@ -22,6 +22,7 @@ from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.kube.kinds import CONTROLLER_REVISION, LLM_DEPLOYMENT, POD
 from millstream_operator.planning.inspected import Inspected
 from millstream_operator.planning.measurement import Measurement
+from millstream_operator.preparation.draft_tuner import NOT_TUNED, DraftState
 from millstream_operator.preparation.preparer import NOTHING_PREPARED, Prepared
 from millstream_operator.probing.answer import Answer
 from millstream_operator.rendering.names import role_of
@@ -54,6 +55,7 @@ class ReconcileContext:
     # plan
     inspected: Inspected | None = None
     prepared: Prepared = NOTHING_PREPARED
+    draft: DraftState = NOT_TUNED
     chosen: Chosen | None = None
     asked_replicas: int | None = None  # spec.replicas, where the budget holds the owner's to fewer
     # compare the pods of a staged shift

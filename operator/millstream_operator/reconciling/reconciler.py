@@ -35,6 +35,7 @@ from millstream_operator.kube.event_queue import EventPublisher
 from millstream_operator.kube.fence import steady_seconds
 from millstream_operator.kube.index import Index, OwnerKey
 from millstream_operator.kube.kinds import LLM_DEPLOYMENT
+from millstream_operator.preparation.draft_tuner import DraftTuner
 from millstream_operator.preparation.preparer import Preparer
 from millstream_operator.probing.drafting_reports import DraftingReports
 from millstream_operator.probing.pod_measurement import PodMeasurer
@@ -112,7 +113,8 @@ class Reconciler:
         companions = CompanionApplier(self._children, served, defaults.companions)
         self._reader = ContextReader(index, self._children, self._restorer, workloads)
         preparer = Preparer(self._children, index, defaults.pods, now, self._volume_checks, surroundings)
-        self._plan = PlanStage(self.pinning, inspector, preparer)
+        tuner = DraftTuner(self._children, index, defaults.pods, now, surroundings)
+        self._plan = PlanStage(self.pinning, inspector, preparer, tuner)
         self._apply = ApplyStage(
             self._children, self._volume_checks, companions, surroundings, ForeignAutoscalers(client)
         )

@@ -56,7 +56,7 @@ class ReportStage:
 
     async def announce(self, context: ReconcileContext) -> None:
         """Write the decisions of a rollout before it begins: they explain why the first pod is drained."""
-        decisions = (*context.prepared.decisions, *context.rollout.decisions)
+        decisions = (*context.prepared.decisions, *context.draft.decisions, *context.rollout.decisions)
         if not decisions:
             return
         observation = Observation(
@@ -71,6 +71,7 @@ class ReportStage:
             unknown_fields=context.unknown_fields,
             asked_replicas=context.asked_replicas,
             workloads=context.workloads,
+            draft_tuned=context.draft.condition,
         )
         await self._write(context, observation)
 
@@ -96,6 +97,7 @@ class ReportStage:
             workloads=context.workloads,
             compared=context.compared,
             quality=context.prepared.quality,
+            draft_tuned=context.draft.condition,
         )
         self._reports.follow(context.key, loading(observation.own_pods))
         await self._write(context, self._with_drafting(context, observation))

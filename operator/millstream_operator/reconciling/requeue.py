@@ -23,3 +23,5 @@ def requeue(context: ReconcileContext, *, probe_failed: bool) -> None:
         raise RetryLater("the model does not answer through its Service yet")
     if context.companions is not None and context.companions.problem:
         raise RequeueAfter(context.companions.problem, RECHECK_BLOCKER_SECONDS)
+    if context.draft.recheck_seconds is not None and context.draft.condition is not None:
+        raise RequeueAfter(context.draft.condition.message, context.draft.recheck_seconds)

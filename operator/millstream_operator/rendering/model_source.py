@@ -5,6 +5,7 @@
     huggingFace, image      `millstream fetch`      /models/<source>, an emptyDir: each pod downloads for itself
     … with model.cache      `millstream fetch`      /models/<source>/<model>-<revision>, in a volume that all pods share
     quantized by a Job      mounted, read-only      /models/quantized/<method>-<digest>, in the same volume
+    a draft tuned by a Job  mounted, read-only      /models/tuned/draft-<digest>, in the same volume
 
 The download is an init container with the runtime's image. It verifies every file and continues where it stopped when
 it is restarted; the reason of a failure is in its termination message, as with the runtime. The download is pinned to
@@ -22,7 +23,7 @@ from typing import Any
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.model import ModelSource, PersistentVolumeClaimSource
 from millstream_operator.planning.made_model import QUANTIZED_FOLDER, made_method
-from millstream_operator.planning.model_path import DRAFT_FOLDER
+from millstream_operator.planning.model_path import DRAFT_FOLDER, TUNED_FOLDER
 from millstream_operator.planning.plan import Plan, ResourcePlan
 from millstream_operator.planning.pod_resources import download_of
 from millstream_operator.planning.requires import draft_source, source_kind
@@ -63,15 +64,26 @@ def model_files(
     files = made_files(owner) if is_made else source_files(owner, image, model, container)
     if (source := draft_source(owner.spec)) is None or plan.draft is None:
         return files
+    if plan.draft.tuned is not None:
+        return together(files, tuned_files(owner))
     draft = SourceFiles(source, plan.draft.path, plan.draft.revision, plan.draft.checkpoint_bytes, DRAFT_FOLDER)
     return together(files, source_files(owner, image, draft, container))
 
 
 def made_files(owner: LLMDeployment, *, read_only: bool = True) -> ModelFiles:
     """The folder of what the cluster quantizes: in the volume of `model.cache`."""
-    volume = {"name": QUANTIZED_FOLDER, **_cache(owner)}
-    mount = {"name": QUANTIZED_FOLDER, "mountPath": f"{IMAGE_MODEL_ROOT}/{QUANTIZED_FOLDER}"}
-    return ModelFiles([volume], [{**mount, "readOnly": True} if read_only else mount], (), _CACHED_SECURITY)
+    return _folder_in_cache(owner, QUANTIZED_FOLDER, read_only=read_only)
+
+
+def tuned_files(owner: LLMDeployment, *, read_only: bool = True) -> ModelFiles:
+    """The folder of drafts that the cluster tunes: in the same volume."""
+    return _folder_in_cache(owner, TUNED_FOLDER, read_only=read_only)
+
+
+def _folder_in_cache(owner: LLMDeployment, name: str, *, read_only: bool) -> ModelFiles:
+    mount = {"name": name, "mountPath": f"{IMAGE_MODEL_ROOT}/{name}"}
+    mounts = [{**mount, "readOnly": True} if read_only else mount]
+    return ModelFiles([{"name": name, **_cache(owner)}], mounts, (), _CACHED_SECURITY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,17 +16,18 @@ DEPLOYMENT_LABEL = "millstream.dev/deployment"
 ROLE_LABEL = "millstream.dev/role"
 REVISION_LABEL = "millstream.dev/revision"
 INSPECTION_LABEL = "millstream.dev/inspection"  # on an inspection's Job, pods and record: what was inspected
-PREPARATION_LABEL = "millstream.dev/preparation"  # of the Jobs that quantize and judge, and of their records
+PREPARATION_LABEL = "millstream.dev/preparation"  # of the Jobs that quantize, judge and tune, and of their records
 ATTEMPT_LABEL = "millstream.dev/attempt"
 # Roles. Rollout, pruning and the accounts of GPUs look at leaders alone; an object of a role that this version does not
 # know is left to whoever made it.
 LEADER = "leader"  # the pod of a replica that answers requests; today a replica is one pod
 INSPECTOR = "inspector"  # the Job that reads a model's shape, and its pod
 PREPARER = "preparer"  # the Jobs that quantize and judge a model before it serves, their pods and their records
+TUNER = "tuner"  # the Job that tunes a draft while the model serves, and its pod
 MANAGER = "millstream-operator"
 RUNTIME_CONTAINER = "runtime"
 INSPECT_CONTAINER = "inspect-model"
-QUANTIZE_CONTAINER, JUDGE_CONTAINER = "quantize-model", "judge-model"
+QUANTIZE_CONTAINER, JUDGE_CONTAINER, TUNE_CONTAINER = "quantize-model", "judge-model", "tune-draft"
 FETCH_CONTAINER = "fetch-model"  # an init container, where the model is downloaded
 DRAFT_FETCH_CONTAINER = "draft-fetch-model"  # the same for the draft model
 HTTP_PORT_NAME = "http"

@@ -18,6 +18,7 @@ from typing import Any
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.model import PersistentVolumeClaimSource
 from millstream_operator.api.optimization import Dataset, KVCacheMethod, QualityGate, decimal
+from millstream_operator.api.pod_template import ResourceRequirements
 from millstream_operator.catalog.inspected_model import InspectedModel
 from millstream_operator.planning.made_model import digest, made_method, named_source
 from millstream_operator.planning.model_path import BASE_FOLDER, base_path, model_path
@@ -39,6 +40,7 @@ from millstream_operator.rendering.names import (
     PREPARER,
     QUANTIZE_CONTAINER,
     ROLE_LABEL,
+    TUNE_CONTAINER,
     child,
     common_labels,
 )
@@ -48,7 +50,7 @@ from millstream_operator.rendering.runtime_config import IMAGE_MODEL_ROOT
 
 DEADLINE_SECONDS = 48 * 3600  # GPTQ of a 70B model takes hours on a CPU
 TTL_SECONDS = 24 * 3600  # the operator deletes a Job that it has read; this is for the time when there is no operator
-DATASET_FOLDER = "/var/run/millstream/dataset"
+DATASETS_FOLDER = "/var/run/millstream"
 DATASET_VOLUME = "dataset"
 MIB, GIB = 1 << 20, 1 << 30
 PROCESS_BYTES = 1 * GIB  # Python, torch and the tokenized documents
@@ -58,10 +60,18 @@ CALIBRATION_BYTES = 1 * GIB  # activations that `millstream quantize` keeps in m
 class StepKind(StrEnum):
     QUANTIZE = "quantize"
     JUDGE = "judge"
+    TUNE = "tune"  # a draft, while the model serves: `tuning_job.py`
 
     @property
     def container(self) -> str:
-        return QUANTIZE_CONTAINER if self is StepKind.QUANTIZE else JUDGE_CONTAINER
+        return CONTAINERS[self]
+
+
+CONTAINERS = {
+    StepKind.QUANTIZE: QUANTIZE_CONTAINER,
+    StepKind.JUDGE: JUDGE_CONTAINER,
+    StepKind.TUNE: TUNE_CONTAINER,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +120,20 @@ def preparation_job(
     attempt: int = 1,
 ) -> dict[str, Any]:
     """Return one attempt at a step. `source`: what was inspected of `spec.model.source`."""
-    labels = {PREPARATION_LABEL: step.key, ATTEMPT_LABEL: str(attempt)}
+    return step_job(owner, PREPARER, step, _pod_spec(owner, step, plan, source, defaults), defaults, attempt)
+
+
+def step_job(
+    owner: LLMDeployment, role: str, step: Step, pod_spec: dict[str, Any], defaults: PodDefaults, attempt: int
+) -> dict[str, Any]:
+    """Return the Job that runs a pod of this spec once, named by its content."""
+    labels = {ROLE_LABEL: role, PREPARATION_LABEL: step.key, ATTEMPT_LABEL: str(attempt)}
     template = {
-        "metadata": {"labels": {**defaults.labels, **common_labels(owner.name), ROLE_LABEL: PREPARER, **labels}},
-        "spec": _pod_spec(owner, step, plan, source, defaults),
+        "metadata": {"labels": {**defaults.labels, **common_labels(owner.name), **labels}},
+        "spec": pod_spec,
     }
     job = child(owner, "batch/v1", "Job", name=f"{owner.name}-{digest(template)}")
-    job["metadata"]["labels"] |= {ROLE_LABEL: PREPARER, **labels}
+    job["metadata"]["labels"] |= labels
     return job | {
         "spec": {
             "backoffLimit": 0,  # the operator tries again, with the reason in the status meanwhile
@@ -132,7 +149,7 @@ def _pod_spec(
 ) -> dict[str, Any]:
     quantizes = step.kind is StepKind.QUANTIZE
     args, files = _quantize(owner, plan, source) if quantizes else _judge(owner, plan, source)
-    resources = container_resources(_resources(plan, source, step.kind), _given_resources(owner))
+    resources = container_resources(_resources(plan, source, step.kind), given_resources(owner))
     container = job_container(owner, step.kind.container, plan.runtime_image, args, resources, files.mounts)
     return job_pod_spec(owner, defaults, container, files, near_replicas=owner.spec.model.cache is not None)
 
@@ -147,7 +164,7 @@ def _quantize(owner: LLMDeployment, plan: Plan, source: InspectedModel | None) -
         path,
         f"--method={(made_method(owner.spec) or '').lower()}",
         f"--calibration={dataset}",
-        f"--out={_in_models(plan.model_path)}",
+        f"--out={in_models(plan.model_path)}",
         "--keep-made",
         "--no-quality",
         "--device=cpu",
@@ -160,12 +177,12 @@ def _judge(owner: LLMDeployment, plan: Plan, source: InspectedModel | None) -> t
     assert gate is not None  # noqa: S101 - the step says so
     dataset, data = dataset_file(gate.dataset)
     path, files = _source(owner, plan, source)
-    base, candidate = path, _in_models(plan.model_path)
+    base, candidate = path, in_models(plan.model_path)
     if gate.base is not None:
         base = base_path(owner.spec, gate.base)
         wanted = SourceFiles(gate.base, base, None, None, BASE_FOLDER)
-        base = _in_models(base)
-        files = together(files, source_files(owner, plan.runtime_image, wanted, _container(owner)))
+        base = in_models(base)
+        files = together(files, source_files(owner, plan.runtime_image, wanted, download_container(owner)))
     else:
         files = together(files, made_files(owner))
     # Worst answers side by side are generated token by token, and the record keeps figures alone.
@@ -196,37 +213,41 @@ def _source(owner: LLMDeployment, plan: Plan, source: InspectedModel | None) -> 
     path = model_path(owner.spec, plan.model_revision)
     size_bytes = source.checkpoint_bytes if source is not None else None
     wanted = SourceFiles(owner.spec.model.source, path, plan.model_revision, size_bytes)
-    return _in_models(path), source_files(owner, plan.runtime_image, wanted, _container(owner))
+    return in_models(path), source_files(owner, plan.runtime_image, wanted, download_container(owner))
 
 
-def _container(owner: LLMDeployment) -> dict[str, Any]:
+def download_container(owner: LLMDeployment) -> dict[str, Any]:
+    """Return what the container of a download has in common with that of the runtime."""
     return {"env": container_env(overlay_of(owner)), "securityContext": dict(CONTAINER_SECURITY)}
 
 
-def _in_models(path: str) -> str:
+def in_models(path: str) -> str:
+    """Return the path in a pod of a folder below the model root."""
     return posixpath.join(IMAGE_MODEL_ROOT, path)
 
 
-def dataset_file(dataset: Dataset) -> tuple[str, ModelFiles]:
-    """Return the file in the pod, and how it gets there.
+def dataset_file(dataset: Dataset, volume_name: str = DATASET_VOLUME) -> tuple[str, ModelFiles]:
+    """Return the file in the pod, and how it gets there. `volume_name`: of the volume and its folder.
 
     A missing ConfigMap is optional for the kubelet: it would keep the pod waiting without a message, while the command
     names the file, whose path names ConfigMap and key.
     """
+    root = f"{DATASETS_FOLDER}/{volume_name}"
     if (claim := dataset.persistent_volume_claim) is not None:
-        folder = f"{DATASET_FOLDER}/{claim.claim_name}"
-        files = mounted(PersistentVolumeClaimSource(claim_name=claim.claim_name), DATASET_VOLUME, folder)
+        folder = f"{root}/{claim.claim_name}"
+        files = mounted(PersistentVolumeClaimSource(claim_name=claim.claim_name), volume_name, folder)
         return f"{folder}/{claim.path.strip('/')}", files
     reference = dataset.config_map_ref
     assert reference is not None  # noqa: S101 - a rule of the API
     path = f"{reference.name}/{reference.key}"
     items = [{"key": reference.key, "path": path}]
-    volume = {"name": DATASET_VOLUME, "configMap": {"name": reference.name, "items": items, "optional": True}}
-    mount = {"name": DATASET_VOLUME, "mountPath": DATASET_FOLDER, "readOnly": True}
-    return f"{DATASET_FOLDER}/{path}", ModelFiles([volume], [mount])
+    volume = {"name": volume_name, "configMap": {"name": reference.name, "items": items, "optional": True}}
+    mount = {"name": volume_name, "mountPath": root, "readOnly": True}
+    return f"{root}/{path}", ModelFiles([volume], [mount])
 
 
-def _given_resources(owner: LLMDeployment) -> Any:
+def given_resources(owner: LLMDeployment) -> ResourceRequirements | None:
+    """Return what spec.podTemplate says of the runtime's resources."""
     overlay = overlay_of(owner)
     return overlay.resources if overlay is not None else None
 
@@ -248,6 +269,11 @@ def _resources(plan: Plan, source: InspectedModel | None, kind: StepKind) -> Res
         widest = max((source.shape.hidden_size, *source.shape.intermediate_sizes))
         hessians_bytes = 4 * (widest**2 + 3 * source.shape.hidden_size**2)
         needed_bytes = PROCESS_BYTES + CALIBRATION_BYTES + tables_bytes + 2 * (layer_bytes + hessians_bytes)
+    return memory_resources(planned, needed_bytes)
+
+
+def memory_resources(planned: ResourcePlan, needed_bytes: int) -> ResourcePlan:
+    """Return the planned resources without GPUs, and with memory for so much, twice as the limit."""
     memory = f"{-(-needed_bytes // (256 * MIB)) * 256}Mi"
     double = f"{-(-2 * needed_bytes // (256 * MIB)) * 256}Mi"
     gpus = {name for name in planned.limits if name not in ("cpu", "memory", "ephemeral-storage")}

@@ -42,6 +42,7 @@ class Revision:
     boot: dict[str, Any] | None = None  # the fields of a BootConfig; None: format 1
     resolved_revision: str | None = None  # of the model: the commit or image digest that every pod loads
     resolved_draft_revision: str | None = None  # of the draft model
+    tuned_draft: str | None = None  # key of the tuning whose draft the pods load; None: the draft as it is
 
     @property
     def served_name(self) -> str | None:
@@ -51,6 +52,7 @@ class Revision:
     def data(self) -> dict[str, Any]:
         boot = {"format": FORMAT_WITH_FLAGS} if self.boot is None else {"format": FORMAT, "boot": self.boot}
         pinned = {"resolvedRevision": self.resolved_revision, "resolvedDraftRevision": self.resolved_draft_revision}
+        pinned["tunedDraft"] = self.tuned_draft
         return {
             **boot,
             "inputHash": self.input_hash,
@@ -84,6 +86,7 @@ def render_revision(owner: LLMDeployment, plan: Plan, defaults: PodDefaults) -> 
         boot={name: value for name, value in boot.as_dict().items() if value is not None},
         resolved_revision=plan.model_revision,
         resolved_draft_revision=plan.draft.revision if plan.draft is not None else None,
+        tuned_draft=plan.draft.tuned if plan.draft is not None else None,
     )
     return replace(unnamed, name=f"{owner.name}-{_digest(unnamed.data())}")
 
@@ -119,4 +122,5 @@ def read_revision(stored: dict[str, Any]) -> Revision | None:
         boot=data.get("boot"),
         resolved_revision=data.get("resolvedRevision"),
         resolved_draft_revision=data.get("resolvedDraftRevision"),
+        tuned_draft=data.get("tunedDraft"),
     )

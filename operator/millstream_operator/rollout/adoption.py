@@ -27,6 +27,8 @@ def with_adoption(
     adopted, before = read_pin(newest), read_pin(others[0]) if others else None
     if adopted is None or before is None or adopted.revision.input_hash != before.revision.input_hash:
         return kept, ()
+    if before.revision.tuned_draft != adopted.revision.tuned_draft:
+        return kept, ()  # the tuning of the draft has its own entry
     if before.marks.failure is not None:
         return kept, ()  # back to what served before: the rollback has its own entry
     if adopted.marks.journaled is None and _is_entry_of_older_version(entries, before, adopted):

@@ -9,7 +9,7 @@ runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,21 +42,25 @@ class PinnedRevision:
 
 
 def pinned(
-    owner: LLMDeployment, stored: Iterable[Manifest], unknown: Sequence[UnknownField] = ()
+    owner: LLMDeployment,
+    stored: Iterable[Manifest],
+    unknown: Sequence[UnknownField] = (),
+    drafts: Collection[str | None] | None = None,
 ) -> PinnedRevision | None:
     """The newest revision, if it was planned from what the spec still says, or the one that served before it.
 
-    `unknown`: fields of the stored spec that a newer operator counted.
+    `unknown`: fields of the stored spec that a newer operator counted. `drafts`: the tuned drafts of which one may
+    serve, by key, None for the draft as it is; None: any.
     """
     records = newest_first(stored)
     if not records:
         return None
     newest, answered = read_pin(records[0]), last_answered(records)
-    if answered is not None and not _asks_for(owner, answered.revision, unknown):
+    if answered is not None and not _asks_for(owner, answered.revision, unknown, drafts):
         answered = None
     if (
         newest is not None
-        and _asks_for(owner, newest.revision, unknown)
+        and _asks_for(owner, newest.revision, unknown, drafts)
         and (newest.marks.failure is None or answered is None)
     ):
         return newest
@@ -97,7 +101,14 @@ def plan_or_refuse(owner: LLMDeployment, plan_defaults: PlanDefaults, facts: Fac
     return planned
 
 
-def _asks_for(owner: LLMDeployment, revision: Revision, unknown: Sequence[UnknownField] = ()) -> bool:
+def _asks_for(
+    owner: LLMDeployment,
+    revision: Revision,
+    unknown: Sequence[UnknownField],
+    drafts: Collection[str | None] | None,
+) -> bool:
+    if drafts is not None and revision.tuned_draft not in drafts:
+        return False
     if unknown and revision.input_hash == input_hash_of_newer(owner, unknown):
         return True  # an operator that was downgraded keeps what the newer one rendered
     wanted = input_hash(owner) if revision.boot is not None else input_hash_of_format_1(owner)

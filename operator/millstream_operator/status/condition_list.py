@@ -42,6 +42,7 @@ def conditions_of(observation: Observation, blocker: Diagnosis | None, phase: st
         model_ready(observation),
         available(observation),
     ]
+    found += [observation.draft_tuned] if observation.draft_tuned is not None else []
     found += (abnormal for policy in ABNORMAL if (abnormal := policy(observation)) is not None)
     found += (one for one in observation.companions or () if one.type not in {other.type for other in found})
     progress = reconciling_or_stalled(observation, summary)

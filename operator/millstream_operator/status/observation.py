@@ -49,6 +49,7 @@ class Observation:
     asked_replicas: int | None = None  # spec.replicas, where the budget holds the owner's to fewer
     workloads: Workload = DEPLOYMENTS  # what reads the live object and groups the pods
     drafting: Drafting | None = None  # whether the pods draft, smoothed; None: not known
+    draft_tuned: Condition | None = None  # how far the tuning of the draft is; None: none is asked for
     quality: str = ""  # what the quality gate says about the wanted revision
 
     @property

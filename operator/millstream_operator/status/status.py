@@ -35,6 +35,7 @@ KEPT_WHILE_INVALID = (
     conditions.PODS_SCHEDULED,
     conditions.WARMED_UP,
     conditions.MODEL_READY,
+    conditions.DRAFT_TUNED,
     conditions.UNAUTHENTICATED,
     conditions.API_KEYS_INVALID,
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+REPORT_NAME = "tuning.json"
+
 
 @dataclass(frozen=True, slots=True)
 class TuneSettings:
@@ -27,3 +29,8 @@ class TuneSettings:
     draft_tokens: int  # of a check, for the figures
     seed: int
     device: str  # auto | cpu | cuda
+    keep_made: bool = False
+
+    def keeps_what_is_there(self) -> bool:
+        """Whether `out` has a draft that was tuned, which `keep_made` leaves as it is. The folder appears whole."""
+        return self.keep_made and (self.out / REPORT_NAME).is_file()

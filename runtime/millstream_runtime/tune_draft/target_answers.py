@@ -13,16 +13,16 @@ from pathlib import Path
 import torch
 
 from millstream_runtime.config import Device, RuntimeConfig
+from millstream_runtime.draft_tuning_memory import POOL_REQUESTS, TOP
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.request import Request, SamplingParams, TokenOutput
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.registry import load_model_config
 from millstream_runtime.tune_draft.documents import Prompt
-from millstream_runtime.tune_draft.target_sequence import TOP, Kind, TargetSequence
+from millstream_runtime.tune_draft.target_sequence import Kind, TargetSequence
 
-MAX_REQUESTS = 32  # in a step
+MAX_REQUESTS = 32  # in a step; POOL_REQUESTS leaves room for windows and block sizes
 LEAST_POOL_BYTES = 1 << 20
-POOL_SLACK = 1.25  # windows and block sizes
 
 
 class TargetModel:
@@ -32,7 +32,7 @@ class TargetModel:
         """Raises RuntimeFailure: the model cannot be loaded."""
         shape = load_model_config(folder)
         length = min(sequence_tokens + 1, shape.max_model_len)
-        pool_bytes = int(POOL_SLACK * MAX_REQUESTS * length * shape.kv_bytes_per_token(4))
+        pool_bytes = POOL_REQUESTS * length * shape.kv_bytes_per_token(4)
         config = RuntimeConfig(
             model=str(folder),
             served_model_name="target",

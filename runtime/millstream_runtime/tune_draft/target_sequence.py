@@ -16,8 +16,6 @@ from torch import Tensor
 
 from millstream_runtime.quantize.output.safetensors_file import tensors_of, write_file
 
-TOP = 32  # fewer where the vocabulary has fewer
-
 
 class Kind(IntEnum):
     """Who wrote the tokens from the first position on: the target (greedy, or drawn), or the document."""

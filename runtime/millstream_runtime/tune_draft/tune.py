@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from millstream_runtime.config import Device, RuntimeConfig
+from millstream_runtime.draft_tuning_memory import MAX_TRAINING_POSITIONS, PARAMETER_BYTES, SCRATCH_BYTES, TOP
 from millstream_runtime.engine.host_limits import memory_limit_bytes, resident_bytes
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from millstream_runtime.model_output.companion_files import copy_companions
@@ -39,20 +40,17 @@ from millstream_runtime.tune_draft.acceptance import Stands
 from millstream_runtime.tune_draft.answer_shards import AnswerShards
 from millstream_runtime.tune_draft.documents import TuningPrompts, read_prompts
 from millstream_runtime.tune_draft.run_plan import RunPlan
-from millstream_runtime.tune_draft.settings import TuneSettings
+from millstream_runtime.tune_draft.settings import REPORT_NAME, TuneSettings
 from millstream_runtime.tune_draft.target_answers import TargetModel
-from millstream_runtime.tune_draft.target_sequence import TOP, TargetSequence
+from millstream_runtime.tune_draft.target_sequence import TargetSequence
 from millstream_runtime.tune_draft.trainable_draft import TrainableDraft
 from millstream_runtime.tune_draft.training import LEARNING_RATE_BY_HIDDEN_SIZE, Recipe, Training
 from millstream_runtime.tune_draft.tuning_report import card, report
 
 JOB_VERSION = 1  # changes when the same job gives other bytes
-REPORT_NAME, CARD_NAME = "tuning.json", "README.md"
+CARD_NAME = "README.md"
 SEQUENCE_PASSES, MOST_PASSES = 3, 10  # how often training sees a sequence: by default, and at most with --minutes
 MAX_STEPS = 5000
-MAX_TRAINING_POSITIONS = 2_000_000  # in memory, 6 * TOP bytes each
-PARAMETER_BYTES = 16  # weight, gradient and two moments in float32
-SCRATCH_BYTES = 1 << 30  # activations and logits of a step
 OnProgress = Callable[[str, float, float], None]  # stage, done, all
 
 
@@ -66,8 +64,8 @@ class TunedDraft:
     report: dict[str, Any]
 
 
-def tune(settings: TuneSettings, say: Callable[[str], None], on_progress: OnProgress) -> TunedDraft:
-    """Make `settings.out`, or go on where an earlier run stopped.
+def tune(settings: TuneSettings, say: Callable[[str], None], on_progress: OnProgress) -> TunedDraft | None:
+    """Make `settings.out`, or go on where an earlier run stopped. None: another process made it, and it is kept.
 
     Args:
         say: shows one sentence.
@@ -89,6 +87,8 @@ def tune(settings: TuneSettings, say: Callable[[str], None], on_progress: OnProg
     prompts = read_prompts(settings, tokenizers, target.eos_token_ids, sequence_tokens)
     work = ResumableFolder(settings.out, "tune-draft")
     with work.locked(say):
+        if settings.keeps_what_is_there():
+            return None
         require_free(settings.out)  # another process may have made it meanwhile
         work.open(_job(settings))
         work.require_space(_disk_bytes(source, prompts, sequence_tokens))
@@ -287,7 +287,7 @@ def _job(settings: TuneSettings) -> dict[str, Any]:
     values = asdict(settings)
     files = {name: values.pop(name) for name in ("data", "general", "held_out")}
     models = {name: checkpoint_digest(values.pop(name)).hex() for name in ("target", "draft")}
-    del values["out"]
+    del values["out"], values["keep_made"]
     digests = {
         name: None if one is None else hashlib.sha256(one.read_bytes()).hexdigest() for name, one in files.items()
     }

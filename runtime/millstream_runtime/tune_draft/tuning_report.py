@@ -5,6 +5,7 @@ No date and no path of the machine, so that the same run gives the same files.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,6 +16,9 @@ from millstream_runtime.tune_draft.training import MOST_LOSS_POINTS
 
 VERSION = 1
 BETTER, NOT_BETTER = "better", "not better"
+SUMMARY_VERSION = 1
+MAX_SUMMARY_BYTES = 4096  # of a container's termination message
+MAX_REASONS, MAX_REASON_CHARACTERS = 4, 160
 
 
 def report(stands: Sequence[Stands], draft_tokens: int, seed: int, settings: Mapping[str, object]) -> dict[str, Any]:
@@ -45,6 +49,33 @@ def report(stands: Sequence[Stands], draft_tokens: int, seed: int, settings: Map
         "draft_tokens_per_check": draft_tokens,
         "data": own,
         "slices": slices,
+    }
+
+
+def summary(found: Mapping[str, Any]) -> str:
+    """Return verdict, reasons and the slices' figures as one line of JSON, for a container's termination message.
+
+    Slices that lost most come first; what does not fit is left out, and counted by `slices_left_out`.
+    """
+    slices = sorted(found["slices"], key=lambda one: float(one["gain_points"]["value"]))
+    kept = [_summarized(one) for one in slices]
+    while True:
+        left_out = len(slices) - len(kept)
+        reasons = [words[:MAX_REASON_CHARACTERS] for words in found["reasons"][:MAX_REASONS]]
+        answer = {"version": SUMMARY_VERSION, "event": "tuned", "verdict": found["verdict"], "reasons": reasons}
+        line = json.dumps(answer | {"slices": kept, "slices_left_out": left_out}, ensure_ascii=False)
+        if len(line.encode()) <= MAX_SUMMARY_BYTES or not kept:
+            return line
+        kept.pop()
+
+
+def _summarized(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "slice": one["slice"],
+        "answers": one["answers"],
+        "before_percent": one["before"]["percent"],
+        "after_percent": one["after"]["percent"],
+        "gain_points": one["gain_points"]["value"],
     }
 
 

@@ -28,6 +28,7 @@ from millstream_operator.diagnosis.plan_refused import PlanRefused
 from millstream_operator.facts.inspection import subjects
 from millstream_operator.inventory.node_kinds import inventory_of
 from millstream_operator.planning.facts import Facts
+from millstream_operator.planning.inspected import Inspected
 from millstream_operator.planning.plan import Plan, PlanDefaults
 from millstream_operator.planning.planner import decide
 from millstream_operator.planning.restart_fields import input_hash
@@ -43,8 +44,9 @@ from millstream_operator.rendering.companions import (
 from millstream_operator.rendering.inspect_job import inspect_job
 from millstream_operator.rendering.objects import objects
 from millstream_operator.rendering.pod_defaults import PodDefaults
-from millstream_operator.rendering.preparation_job import preparation_job, steps_of
-from millstream_operator.rendering.revision import controller_revision
+from millstream_operator.rendering.preparation_job import Step, StepKind, preparation_job, steps_of
+from millstream_operator.rendering.revision import controller_revision, render_revision
+from millstream_operator.rendering.tuning_job import DraftPair, tuning_job, tuning_key
 from millstream_operator.rollout.pinning import Pinning
 from tests.support.fake_operator import CONFIG as CONFIG_JSON
 from tests.support.field_changes import (
@@ -94,11 +96,14 @@ def applied(stored: Manifest, facts: Facts | None = None) -> Objects:
 
 
 def prepared(owner: LLMDeployment, facts: Facts) -> Objects:
-    """The Jobs that quantize and judge the model, by what they run."""
+    """The Jobs that quantize and judge the model, and the one that tunes its draft, by what they run."""
     planned = decide(owner, DEFAULTS, facts)
     assert isinstance(planned, Plan)
     steps = steps_of(owner, planned.model_path, planned.model_revision)
     jobs = [preparation_job(owner, step, planned, None, PodDefaults()) for step in steps]
+    if (key := tuning_key(owner, DraftPair(planned.model_path, planned.model_revision, None))) is not None:
+        revision = render_revision(owner, planned, PodDefaults())
+        jobs.append(tuning_job(owner, Step(StepKind.TUNE, key), revision, Inspected(), PodDefaults()))
     return {f"Job {job['spec']['template']['spec']['containers'][0]['args'][0]}": job for job in jobs}
 
 

@@ -11,12 +11,16 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from millstream.termination import TERMINATION_LOG_VARIABLE
+from millstream_operator.preparation.step_answers import read_step_answer
+from millstream_operator.rendering.preparation_job import StepKind
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.quality.scored_model import ScoredModel
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
+from millstream_runtime.tune_draft.tuning_report import summary
 from tests.support.tiny_families import engine_answers, make_engine, prompts_of
 from tests.support.tiny_model import write_tiny_model
-from tests.unit.tune_draft.conftest import ENOUGH, rows, tune
+from tests.unit.tune_draft.conftest import ENOUGH, contents, rows, tune
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +97,48 @@ def test_a_draft_that_does_not_gain_is_made_and_the_exit_code_is_3(
     before, after = (load_file(folder / "model.safetensors") for folder in (draft, tmp_path / "out"))
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert "gained 0.00 points" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("flags", "code"), [(ENOUGH, 0), (("--steps=2", "--learning-rate=1e-9"), 3)])
+def test_in_a_pod_the_verdict_is_the_termination_message_also_of_a_folder_that_is_there(
+    target: Path, draft: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...],
+    code: int,
+) -> None:  # fmt: skip
+    log, out = tmp_path / "termination-log", tmp_path / "made"
+    log.touch()
+    monkeypatch.setenv(TERMINATION_LOG_VARIABLE, str(log))
+    given = (*flags, "--temperature=0", "--keep-made")
+    assert tune(target, draft, data, out, *given) == code
+    first, before = log.read_text(), contents(out)
+    answer = read_step_answer(StepKind.TUNE, first)
+    assert isinstance(answer, dict)
+    report = json.loads((out / "tuning.json").read_text())
+    assert (answer["verdict"], answer["reasons"]) == (report["verdict"], report["reasons"])
+    assert answer["slices"][0]["after_percent"] == report["slices"][0]["after"]["percent"]
+    log.write_text("")
+    assert tune(target, draft, data, out, *given) == code, "an attempt whose answer was lost is made up for"
+    assert (log.read_text(), contents(out)) == (first, before)
+
+
+def test_a_report_that_is_none_is_one_sentence(
+    target: Path, draft: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    for text in ("{}", "[]", "no JSON", '{"verdict": "better", "slices": [1], "reasons": []}'):
+        (tmp_path / "out/tuning.json").write_text(text)
+        assert tune(target, draft, data, tmp_path / "out", "--keep-made") == 2
+        error = capsys.readouterr().err
+        assert "is no report of `millstream tune-draft`; remove that folder" in error
+        assert error.count("\n") == 1
+
+
+def test_the_summary_fits_a_termination_message_however_many_slices_there_are() -> None:
+    figures = {"answers": 40, "before": {"percent": 1.5}, "after": {"percent": 2.5}}
+    slices = [{"slice": "s" * 60, **figures, "gain_points": {"value": float(number)}} for number in range(60)]
+    found = json.loads(summary({"verdict": "better", "reasons": ["r" * 999] * 9, "slices": slices}))
+    assert len(json.dumps(found)) <= 4096
+    assert found["slices"][0]["gain_points"] == 0.0, "those that lost most come first"
+    assert found["slices_left_out"] == 60 - len(found["slices"]) > 0
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from millstream_operator.api.validation.rule import Rule
 MADE_IN_THE_CLUSTER = ("RTN", "AWQ", "GPTQ", "INT8", "FP8", "NF4", "GGUF")
 _MADE = " || ".join(f"self.method == '{method}'" for method in MADE_IN_THE_CLUSTER)
 _CALIBRATED = "has(self.quantization) && has(self.quantization.calibration)"
+_TUNED = "has(self.speculation) && has(self.speculation.tuning)"
 _DRAFT = "self.speculation.draftModel.source"
 _DOWNLOADED = (
     "has(self.model.source.huggingFace) || has(self.model.source.image) || (has(self.speculation) && "
@@ -16,7 +17,7 @@ _DOWNLOADED = (
 )
 
 
-def _one_dataset(path: str) -> Rule:
+def one_dataset(path: str) -> Rule:
     return Rule(
         path,
         "has(self.configMapRef) != has(self.persistentVolumeClaim)",
@@ -35,13 +36,18 @@ def _is_downloaded(spec: Any) -> bool:
     return any(source.hugging_face is not None or source.image is not None for source in sources)
 
 
+def is_tuned(spec: Any) -> bool:
+    """Whether the cluster tunes the draft of a spec."""
+    return spec.speculation is not None and spec.speculation.tuning is not None
+
+
 QUANTIZATION_RULES: tuple[Rule, ...] = (
     Rule(
         "spec",
-        f"!has(self.model.cache) || {_DOWNLOADED} || ({_CALIBRATED})",
-        lambda spec: spec.model.cache is None or _is_downloaded(spec) or _is_calibrated(spec),
+        f"!has(self.model.cache) || {_DOWNLOADED} || ({_CALIBRATED}) || ({_TUNED})",
+        lambda spec: spec.model.cache is None or _is_downloaded(spec) or _is_calibrated(spec) or is_tuned(spec),
         "model.cache keeps what is downloaded or quantized; it needs the source huggingFace or image, of the model or "
-        "of its draft, or quantization.calibration.",
+        "of its draft, or quantization.calibration or speculation.tuning.",
     ),
     Rule(
         "spec",
@@ -69,6 +75,6 @@ QUANTIZATION_RULES: tuple[Rule, ...] = (
         lambda value: value.pull_policy is None,
         "the base takes no pullPolicy: its tag is looked up by the Job that judges; give a digest to pin it.",
     ),
-    _one_dataset("spec.quantization.calibration"),
-    _one_dataset("spec.quantization.qualityGate.dataset"),
+    one_dataset("spec.quantization.calibration"),
+    one_dataset("spec.quantization.qualityGate.dataset"),
 )

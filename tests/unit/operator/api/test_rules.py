@@ -42,6 +42,15 @@ def made(**quantization: Any) -> Manifest:
 
 
 DATASET = {"configMapRef": {"name": "c", "key": "k"}}
+
+
+def tuned(cache: Manifest | None = None, **tuning: Any) -> Manifest:
+    draft = {"draftModel": {"source": {"local": LOCAL}}, "tuning": tuning}
+    return manifest(
+        model={"source": {"local": LOCAL}, "cache": {"size": "1Gi"} | (cache or {})}, speculation=draft, replicas=1
+    )
+
+
 SECRET = {"secretKeyRef": {"name": "n", "key": "k"}}
 CONFIG = {"configMapKeyRef": {"name": "n", "key": "k"}}
 
@@ -76,6 +85,8 @@ GOOD: dict[str, Manifest] = {
     "a gate of what is quantized already": manifest(
         quantization={"qualityGate": {"base": {"local": LOCAL}, "dataset": {"configMapRef": {"name": "c", "key": "k"}}}}
     ),
+    "a cache of a tuned draft": tuned(dataset=DATASET, generalDataset=DATASET, steps=1),
+    "short answers": tuned(dataset=DATASET, sequenceTokens=128, maxAnswerTokens=127),
     "a claim": source(persistentVolumeClaim={"claimName": "models"}),
     "a draft": manifest(speculation={"method": "DraftModel", "draftModel": {"source": {"local": LOCAL}}}),
     "latencies": manifest(objectives={"ttft": {"p95": "1s500ms"}, "itl": {"p95": "1ms"}}),
@@ -216,6 +227,34 @@ BAD: dict[str, tuple[Manifest, str, str]] = {
         ),
         "spec",
         "must be ReadWriteMany",
+    ),
+    "tuned into nothing": (
+        manifest(speculation={"draftModel": {"source": {"local": LOCAL}}, "tuning": {"dataset": DATASET}}),
+        "spec",
+        "tuning needs model.cache",
+    ),
+    "no draft to tune": (
+        manifest(
+            model={"source": {"local": LOCAL}, "cache": {"size": "1Gi"}}, speculation={"tuning": {"dataset": DATASET}}
+        ),
+        "spec.speculation",
+        "name one as draftModel",
+    ),
+    "tuned in a volume of one pod": (
+        tuned({"accessMode": "ReadWriteOncePod"}, dataset=DATASET),
+        "spec",
+        "while pods read from it",
+    ),
+    "tuned with nothing": (tuned(dataset={}), "spec.speculation.tuning.dataset", "exactly one source"),
+    "tuned with two generals": (
+        tuned(dataset=DATASET, generalDataset=DATASET | {"persistentVolumeClaim": {"claimName": "c", "path": "p"}}),
+        "spec.speculation.tuning.generalDataset",
+        "exactly one source",
+    ),
+    "answers without a prompt": (
+        tuned(dataset=DATASET, sequenceTokens=256),
+        "spec.speculation.tuning",
+        "must be less than sequenceTokens",
     ),
     "a draft from nowhere": (
         manifest(speculation={"draftModel": {"source": {}}}),

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,9 @@ CAPABILITIES = {
         max_pipeline_parallel_size=4,
     ),
 }
+CAPABILITIES["drafts"] = replace(
+    CAPABILITIES["today"], cpu_speculation_methods=frozenset({"Disabled", "NGram", "DraftModel"})
+)
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,8 @@ class Stored:
             draft_shape=_shape(facts.get("draftConfig")),
             inventory=_inventory(facts.get("free")),
             capacity=_inventory(facts.get("capacity")),
+            draft_is_inspected=facts.get("draftInspected", False),
+            tuned_draft=facts.get("tunedDraft"),
             model_revision=facts.get("modelRevision"),
             checkpoint_bytes=facts.get("checkpointBytes"),
             catalog=catalog(),
