@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -58,6 +58,7 @@ class ScriptedEngine:
         )
     )
     kernels: tuple[KernelChoice, ...] = ()
+    kernel_lookups: Mapping[str, int] = field(default_factory=dict)
     threads: ScriptedThreads = ScriptedThreads()
     step_times: tuple[TimedStep, ...] = ()
     step_seconds: float = 0.0

@@ -21,7 +21,7 @@ from typing import Any
 import triton
 
 from hack.kernels.compile import CompiledVariant, compile_kernel, record
-from millstream_kernels.prebuilt.key import entry_key, options_of, source_of, target_of
+from millstream_kernels.prebuilt.key import variant_key
 from millstream_kernels.variant import Variant
 
 STORE = Path(__file__).resolve().parents[2] / ".tools" / "kernels"
@@ -41,11 +41,6 @@ class Compiled:
     resources: CompiledVariant
 
 
-def key_of(variant: Variant, capability: int) -> str:
-    """The variant's key in the store, and in the image. Takes milliseconds."""
-    return entry_key(source_of(variant), target_of(capability), dict(options_of(variant)))
-
-
 def compile_all(wanted: Sequence[Wanted], store: Path = STORE, processes: int = 1) -> tuple[list[Compiled], int]:
     """Each variant, in order, and how many were compiled because the store had none.
 
@@ -54,7 +49,7 @@ def compile_all(wanted: Sequence[Wanted], store: Path = STORE, processes: int = 
         triton's CompilationError: a kernel that cannot be compiled.
     """
     store.mkdir(parents=True, exist_ok=True)
-    keys = [key_of(*one) for one in wanted]
+    keys = [variant_key(*one) for one in wanted]
     missing = [(place, key) for place, key in enumerate(keys) if _read(store, key) is None]
     if processes > 1 and len(missing) > 1:
         # Variants hold functions, which pickle cannot carry: a fork has them.

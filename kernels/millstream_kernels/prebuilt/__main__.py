@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from millstream_kernels.prebuilt.folder import PrebuiltError, PrebuiltFolder
-from millstream_kernels.prebuilt.key import entry_key, options_of, source_of, target_of
+from millstream_kernels.prebuilt.key import variant_key
 from millstream_kernels.variants import VARIANTS
 
 
@@ -18,7 +18,7 @@ def problems(folder: PrebuiltFolder) -> list[str]:
     found = []
     for variant in VARIANTS:
         for capability in variant.capabilities:
-            key = entry_key(source_of(variant), target_of(capability), dict(options_of(variant)))
+            key = variant_key(variant, capability)
             if key not in folder.entries:
                 found.append(f"{variant.kernel_name} {variant.name} for sm_{capability} is not in {folder.path}")
                 continue

@@ -57,6 +57,11 @@ def options_of(variant: Variant) -> dict[str, int]:
     return {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
 
 
+def variant_key(variant: Variant, capability: int) -> str:
+    """The key of a variant that is compiled for sm_`capability`, in the store and in the image. Takes milliseconds."""
+    return entry_key(source_of(variant), target_of(capability), dict(options_of(variant)))
+
+
 def entry_key(source: Any, target: Any, options: dict[str, Any]) -> str:
     """SHA-256, in hex, over the kernel's source with all it calls, types, constants, alignment, options and target."""
     parsed = make_backend(target).parse_options(dict(options))

@@ -30,7 +30,11 @@ class Result(StrEnum):
 
 
 class MissingKernelError(PrebuiltError):
-    """A launch for which nothing was compiled ahead."""
+    """A launch for which nothing was compiled ahead. `key`: of the entry that there is none of."""
+
+    def __init__(self, problem: str, key: str) -> None:
+        super().__init__(problem)
+        self.key = key
 
 
 class Lookup:
@@ -62,7 +66,7 @@ class Lookup:
             problem = f"{src.name} for sm_{target.arch}: no variant was compiled ahead; {self._nearest(src, target)}"
             self.counts[Result.MISSING] += 1
             if not self.compiles_missing:
-                raise MissingKernelError(problem)
+                raise MissingKernelError(problem, key)
             return self._compiled(problem, src, target, options)
         try:
             files = self.folder.files(entry)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from millstream_runtime.config import GovernorMode, RuntimeConfig
@@ -48,6 +48,7 @@ class Engine:
     Attributes:
         model_config: the model's shape; `max_model_len` and `eos_token_ids` as this engine applies them.
         kernels: which parts of the model Triton kernels compute, and why.
+        kernel_lookups: variants that were looked up among those compiled ahead, by result; empty where none was.
         memory_use: bytes that weights and pool take on this device, as far as measured.
         step_times: steps that the warm-up timed; empty before it.
         processors_for: makes the logits processors of a request; none by default.
@@ -85,6 +86,7 @@ class Engine:
             raise
         self.memory_use: MemoryUse = loaded.memory_use
         self.kernels: tuple[KernelChoice, ...] = loaded.kernels
+        self.kernel_lookups: Mapping[str, int] = loaded.kernel_lookups
         self.model_config: ModelConfig = replace(
             loaded.shard_config.model_config, max_model_len=loaded.pool.max_model_len
         )

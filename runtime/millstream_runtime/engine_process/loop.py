@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from millstream_runtime.config import GovernorMode, RuntimeConfig
@@ -81,6 +81,8 @@ class EngineLike(Protocol):
     def memory_use(self) -> MemoryUse: ...
     @property
     def kernels(self) -> tuple[KernelChoice, ...]: ...
+    @property
+    def kernel_lookups(self) -> Mapping[str, int]: ...
     @property
     def threads(self) -> ThreadReport: ...
     @property
@@ -157,7 +159,7 @@ class EngineLoop:
         stack.callback(engine.close)
         engine.when_lost(self._on_rank_lost)
         limits = ModelLimits(engine.model_config.max_model_len, engine.model_config.vocab_size)
-        self._send(Loaded(limits, engine.topology, engine.memory_use, engine.kernels))
+        self._send(Loaded(limits, engine.topology, engine.memory_use, engine.kernels, dict(engine.kernel_lookups)))
         began = time.monotonic()
         engine.warm_up()
         now = self._last_step_at_seconds = time.monotonic()

@@ -90,6 +90,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     topology: Topology | None = None  # of several ranks
     memory: MemoryUse | None = None
     kernels: tuple[KernelChoice, ...] = ()
+    kernel_lookups: dict[str, int] = {}  # variants that were compiled ahead, by result
 
 
 class StepThreads(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 
+from millstream_kernels.prebuilt.lookup import MissingKernelError
 from millstream_runtime.models.linear.linear import Linear
 from millstream_runtime.quantization.grouped_weight import GroupedWeight
 
@@ -37,6 +38,8 @@ def problem(linear: Linear, weight: GroupedWeight, dtype: torch.dtype) -> str | 
         x = torch.randn(num_rows, weight.num_inputs, generator=generator).to(weight.codes.device, dtype)
         try:
             found = linear(x).float()
+        except MissingKernelError:  # of the image, which should have it: see `execution.compiled_kernels`
+            raise
         except Exception as error:  # of the compiler, the launcher or the driver: they share no class
             return f"the kernel does not start: {type(error).__name__}: {_first_line(error)}"
         wanted, typical = x.float() @ dense, (x.float().square() @ squares).sqrt()

@@ -61,7 +61,6 @@ USED_FROM_OUTSIDE = {
     r".*/commands/\w+\.py::run": "cli.py imports the command that was asked for",
     r"kernels/.*/reference\.py::\w+": "the mathematics that kernels are tested against",
     r"kernels/millstream_kernels/(elementwise|linear|sampling)/\w+\.py::[\w.]+": "kernels that no engine starts yet",
-    r"kernels/millstream_kernels/prebuilt/\w+\.py::[\w.]+": "Triton calls some, and no engine starts these kernels yet",
     r".*::NoProgress\.purge": "kopf calls it",
     r".*::FencedBody\.write_with_length": "aiohttp calls it",
     r".*::CappedHttpProtocol\.\w+": "uvicorn and httptools call them",

@@ -18,7 +18,7 @@ from hack.images.build import context_of, read_dockerfile
 from hack.images.errors import ImageError
 from hack.images.layer import write_layer
 from hack.kernels.prebuild import CAPABILITIES
-from hack.kernels.store import key_of
+from millstream_kernels.prebuilt.key import variant_key
 from millstream_kernels.variants import VARIANTS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -34,7 +34,7 @@ def test_the_layer_holds_every_variant_for_every_gpu_of_the_table(tmp_path: Path
     with tarfile.open(fileobj=layer) as tar:
         files = {one.name: content.read() for one in tar.getmembers() if (content := tar.extractfile(one)) is not None}
     entries = {entry["key"]: entry for entry in json.loads(files["opt/kernels/index.json"])["entries"]}
-    assert {*entries} == {key_of(variant, one) for variant in VARIANTS for one in variant.capabilities}
+    assert {*entries} == {variant_key(variant, one) for variant in VARIANTS for one in variant.capabilities}
     assert {entry["capability"] for entry in entries.values()} == {*CAPABILITIES}
     for key, entry in entries.items():
         assert hashlib.sha256(files[f"opt/kernels/{key}.cubin"]).hexdigest() == entry["cubin_sha256"]

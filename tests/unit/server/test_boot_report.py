@@ -13,8 +13,10 @@ from millstream_runtime.boot import BootLedger, Phase, WeightsProgress
 from millstream_runtime.boot_eta import eta_seconds
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.engine.execution.kernel_choice import PARTS
+from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
 from millstream_runtime.engine_process.boot_events import REPORT_INTERVAL_SECONDS, BootEvents
 from millstream_runtime.engine_process.messages import Event, PhaseEntered, WeightsRead
+from millstream_runtime.server.operations.boot_gauges import kernel_gauges
 from tests.support.server_thread import ServerThread
 
 GIB = 1 << 30
@@ -122,3 +124,12 @@ def test_ready_tells_the_threads_that_the_warm_up_chose(server: ServerThread) ->
     assert body[-1]["most_tokens"] is None, "the last holds for the largest steps"
     assert [one["most_tokens"] for one in body[:-1]] == sorted(one["most_tokens"] for one in body[:-1])
     assert all(1 <= one["threads"] <= body[-1]["threads"] for one in body)
+
+
+def test_kernels_that_the_boot_looked_up_are_counted_by_result() -> None:
+    choices = [KernelChoice("norm", Backend.TRITON, "the kernels take this model")]
+    lookups = {"found": 7, "damaged": 1, "compiled": 1}
+    _, family = kernel_gauges({"model_name": "tiny"}, choices, lookups)
+    assert {one.labels["result"]: one.value for one in family.samples} == lookups
+    assert {one.labels["model_name"] for one in family.samples} == {"tiny"}
+    assert [*kernel_gauges({}, [], {})] == [], "nothing is known before the model is loaded"

@@ -13,7 +13,7 @@ With one rank, `broadcast` and `gather` do nothing, and all else is the same.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -31,6 +31,7 @@ from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.kv_layout import KVLayout
 from millstream_runtime.logs import log
+from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.shares import rank_config
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
 from millstream_runtime.models.registry import OnRead, expected_weights
@@ -130,6 +131,7 @@ class LoadedModel:
     memory_use: pool_size.MemoryUse  # rank 0's
     execution: Execution
     kernels: tuple[KernelChoice, ...]
+    kernel_lookups: Mapping[str, int]  # of variants that were compiled ahead, by result
     draft: LoadedDraft | None = None
 
 
@@ -158,9 +160,7 @@ def load_on_ranks(
     draft = draft_shard.resolve_draft(config, shard_config)
     rank_group.broadcast(LoadShard(config))
     draft_model = None if draft is None else draft_shard.load_draft(config, shard_config, draft)
-    layers = layer_kernels(kernels, shard_config.device, shard_config.dtype)
-    model = shard.load(config, shard_config, ranks, on_read, layers)
-    kernels = after_loading(kernels, layers)
+    model, kernels, lookups = _load(config, shard_config, ranks, on_read, kernels)
     rank_group.gather(ShardLoaded)
     on_phase("SizingKVCache", f"{pool_size.gibibytes(model.weight_bytes)} of weights are loaded.")
     rank_group.broadcast(Measure())
@@ -195,13 +195,13 @@ def load_on_ranks(
         use = replace(
             use, draft_weights_bytes=loaded_draft.weights_bytes, draft_kv_cache_bytes=loaded_draft.kv_cache_bytes
         )
-    return LoadedModel(shard_config, forward, pool, cache.layout, use, execution, kernels, loaded_draft)
+    return LoadedModel(shard_config, forward, pool, cache.layout, use, execution, kernels, lookups, loaded_draft)
 
 
 def _choose_kernels(
     config: RuntimeConfig, shard_config: shard.ShardConfig, ranks: Ranks, execution: Execution
 ) -> tuple[KernelChoice, ...]:
-    kernels = choose_kernels(
+    return choose_kernels(
         rank_config(shard_config.model_config, ranks),
         shard_config.device,
         shard_config.dtype,
@@ -210,6 +210,31 @@ def _choose_kernels(
         # The other ranks compute with torch.
         execution.backend if ranks.size == 1 else Backend.TORCH,
     )
+
+
+def _load(
+    config: RuntimeConfig,
+    shard_config: shard.ShardConfig,
+    ranks: Ranks,
+    on_read: OnRead | None,
+    kernels: tuple[KernelChoice, ...],
+) -> tuple[Decoder, tuple[KernelChoice, ...], Mapping[str, int]]:
+    """The model, what computes its parts, and what was found of the kernels that were compiled ahead."""
+
+    def load(choices: tuple[KernelChoice, ...]) -> tuple[Decoder, tuple[KernelChoice, ...]]:
+        layers = layer_kernels(choices, shard_config.device, shard_config.dtype)
+        model = shard.load(config, shard_config, ranks, on_read, layers)
+        return model, after_loading(choices, layers)
+
+    lookups: Mapping[str, int] = {}
+    if shard_config.device.type == "cuda" and any(choice.backend is Backend.TRITON for choice in kernels):
+        from millstream_runtime.engine.execution import compiled_kernels
+
+        probe = shard.make_kv_cache(config, shard_config, 1, ranks)
+        model, kernels = compiled_kernels.load_and_start(kernels, load, probe, config, shard_config)
+        lookups = compiled_kernels.PROCESS.counts()
+    else:
+        model, kernels = load(kernels)
     for choice in kernels:
         log.info("kernels", part=choice.part, backend=choice.backend.value, reason=choice.reason)
-    return kernels
+    return model, kernels, lookups

@@ -319,18 +319,22 @@ def compute_largest_step(config: RuntimeConfig, max_model_len: int, forward: For
     seconds, and any of a kind takes the same memory, so only PROFILED_LAYERS are computed there; all layers are
     computed for prompts without a context.
     """
-    chunks, num_left = [], config.max_num_batched_tokens
-    while num_left:
-        num_tokens = min(num_left, max_model_len)
-        chunks.append(_scattered_chunk(num_tokens, max_model_len, config.block_size_tokens, forward.num_groups))
-        num_left -= num_tokens
-    token_ids = [0] * config.max_num_batched_tokens
-    forward.compute_first_layers(token_ids, chunks, PROFILED_LAYERS)
-    starts = [
-        _scattered_chunk(one.num_tokens, one.num_tokens, config.block_size_tokens, forward.num_groups) for one in chunks
+    step = step_of_prompts(config, config.max_num_batched_tokens, max_model_len, forward.num_groups)
+    chunks = [
+        _scattered_chunk(one.num_tokens, max_model_len, config.block_size_tokens, forward.num_groups)
+        for one in step.chunks
     ]
-    residual = forward.residual(StepInput(token_ids, starts, []))
-    forward.logits(residual, range(min(len(token_ids), sampled_rows(config))))
+    forward.compute_first_layers(step.token_ids, chunks, PROFILED_LAYERS)
+    forward.logits(forward.residual(step), range(min(len(step.token_ids), sampled_rows(config))))
+
+
+def step_of_prompts(config: RuntimeConfig, num_tokens: int, max_model_len: int, num_groups: int = 1) -> StepInput:
+    """Return a step of whole prompts, as few as `num_tokens` need. All their blocks are block 0 of the pool."""
+    lengths = [max_model_len] * (num_tokens // max_model_len) + [num_tokens % max_model_len] * (
+        num_tokens % max_model_len > 0
+    )
+    chunks = [_scattered_chunk(length, length, config.block_size_tokens, num_groups) for length in lengths]
+    return StepInput([0] * num_tokens, chunks, [])
 
 
 def sampled_rows(config: RuntimeConfig) -> int:

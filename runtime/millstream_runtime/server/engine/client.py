@@ -121,6 +121,7 @@ class EngineClient:
         self.restarts_total = 0
         self.heartbeat_latency_seconds: float | None = None
         self.stats: EngineStats | None = None
+        self.kernel_lookups: dict[str, int] = {}  # see `messages.Loaded`
         self.kernels: tuple[KernelChoice, ...] = ()  # what computes the parts of the model, once it is loaded
         self.topology: Topology | None = None  # the links between ranks; None for one rank
         self.model_limits: ModelLimits | None = None  # known once an engine has sized its KV cache
@@ -239,7 +240,7 @@ class EngineClient:
 
     def _on_loaded(self, loaded: Loaded) -> None:
         self.model_limits, self.topology, self.memory = loaded.limits, loaded.topology, loaded.memory
-        self.kernels = loaded.kernels
+        self.kernels, self.kernel_lookups = loaded.kernels, loaded.kernel_lookups
         if self.topology is not None:
             log.info("topology", **asdict(self.topology))
         if self.memory is not None:

@@ -36,7 +36,9 @@ def boot_gauges(labels: Mapping[str, str], boot: BootSnapshot, memory: MemoryUse
         yield from _memory(labels, memory.measured())
 
 
-def kernel_gauges(labels: Mapping[str, str], kernels: Sequence[KernelChoice]) -> Iterable[Metric]:
+def kernel_gauges(
+    labels: Mapping[str, str], kernels: Sequence[KernelChoice], lookups: Mapping[str, int]
+) -> Iterable[Metric]:
     """What computes each part of the model, and why; nothing before the model is loaded."""
     if not kernels:
         return
@@ -48,6 +50,14 @@ def kernel_gauges(labels: Mapping[str, str], kernels: Sequence[KernelChoice]) ->
     for one in kernels:
         family.add_metric([*labels.values(), one.part, one.backend.value, one.reason], 1)
     yield family
+    found = GaugeMetricFamily(
+        "millstream_kernel_lookups",
+        "Kernels that the boot looked up among those compiled ahead: found, missing, damaged; and compiled",
+        labels=[*labels, "result"],
+    )
+    for result, count in lookups.items():
+        found.add_metric([*labels.values(), result], count)
+    yield found
 
 
 def _memory(labels: Mapping[str, str], measured: Mapping[str, int]) -> Iterable[Metric]:

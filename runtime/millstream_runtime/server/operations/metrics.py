@@ -271,7 +271,7 @@ class _EngineView:
         boot = self._ledger.snapshot()
         yield self._gauge("millstream_ready", "1 while the model answers", float(boot.phase is Phase.READY))
         yield from boot_gauges(self._labels, boot, self._engine.memory)
-        yield from kernel_gauges(self._labels, self._engine.kernels)
+        yield from kernel_gauges(self._labels, self._engine.kernels, self._engine.kernel_lookups)
         restarts = CounterMetricFamily(
             "millstream_engine_restarts", "Engines started again after one had died", labels=[*self._labels]
         )
