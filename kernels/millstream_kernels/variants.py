@@ -15,6 +15,7 @@ from millstream_kernels.experts.routing import routing_variants
 from millstream_kernels.linear.splits import sum_splits_variants
 from millstream_kernels.linear.w4a16 import w4a16_variants
 from millstream_kernels.linear.w8a8 import w8a8_variants
+from millstream_kernels.linear.w8a16 import w8a16_variants
 from millstream_kernels.sampling.sample import sample_variants
 from millstream_kernels.variant import Variant
 
@@ -26,6 +27,7 @@ VARIANTS: tuple[Variant, ...] = (
     *quantize_rows_variants(),
     *w4a16_variants(),
     *w8a8_variants(),
+    *w8a16_variants(),
     *sum_splits_variants(),
     *rope_kv_write_variants(),
     *sample_variants(),

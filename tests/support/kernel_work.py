@@ -34,11 +34,20 @@ def attention(
     return Work(cache + rows, 4 * num_heads * head_dim * pairs, 1)
 
 
-def linear(num_rows: int, num_outputs: int, num_inputs: int, *, bits: int = 16, group_size: int = 0) -> Work:
-    """A product. `bits`: of a weight; `group_size`: of 4-bit weights, 0 without groups. 8-bit inputs have 1 byte."""
+def linear(
+    num_rows: int,
+    num_outputs: int,
+    num_inputs: int,
+    *,
+    bits: int = 16,
+    group_size: int = 0,
+    quantizes_inputs: bool = True,
+) -> Work:
+    """A product. `bits`: of a weight; `group_size`: of its groups, 0 without. Inputs of 8 bits by weights of 8 bits,
+    unless not `quantizes_inputs`; else of 16."""
     groups = -(-num_inputs // group_size) * num_outputs * GROUP_BYTES if group_size else 0
     weights = num_outputs * num_inputs * bits / 8 + groups
-    rows = num_rows * (num_inputs * (1 if bits == 8 else 2) + num_outputs * 2)
+    rows = num_rows * (num_inputs * (1 if bits == 8 and quantizes_inputs else 2) + num_outputs * 2)
     return Work(weights + rows, 2 * num_rows * num_outputs * num_inputs, 1)
 
 

@@ -28,7 +28,7 @@ from millstream_kernels.experts.combine import combine
 from millstream_kernels.experts.placement import place
 from millstream_kernels.experts.product import expert_linear
 from millstream_kernels.experts.routing import RoutingRule, route
-from millstream_kernels.linear import w4a16, w8a8
+from millstream_kernels.linear import w4a16, w8a8, w8a16
 from millstream_kernels.linear.int4_weight import TILE, Int4Weight
 from millstream_kernels.linear.splits import add_splits
 from millstream_kernels.sampling.sample import SamplingRows, sample_tokens
@@ -171,6 +171,16 @@ def _w8a8(variant: Variant, _capability: int) -> None:
             w8a8.w8a8_linear(torch.empty(num_rows, INPUTS, dtype=codes), x_scales, weight, scales)
 
 
+def _w8a16(variant: Variant, _capability: int) -> None:
+    wanted = (variant.constants["BLOCK_ROWS"], variant.constants["PARTIAL"])
+    for num_outputs in (FEW_OUTPUTS, MANY_OUTPUTS):
+        weight, scales = torch.empty(num_outputs, INPUTS, dtype=_type(variant, "weight")), torch.empty(1, num_outputs)
+        for num_rows in (1, 17, 200):
+            own = w8a16.plan(num_rows, num_outputs, INPUTS)
+            if (own.block_rows, own.writes_partials) == wanted:
+                w8a16.w8a16_linear(torch.empty(num_rows, INPUTS, dtype=_type(variant, "x")), weight, scales)
+
+
 def _quantize(variant: Variant, _capability: int) -> None:
     quantize_rows(torch.empty(3, int(variant.constants["BLOCK"] or 0), dtype=_type(variant, "x")), Codes.INT8)
 
@@ -217,6 +227,7 @@ CALLS: dict[str, Callable[[Variant, int], None]] = {
     "sum_splits": _sum,
     "w4a16_product": _w4a16,
     "w8a8_product": _w8a8,
+    "w8a16_product": _w8a16,
     "quantize_row": _quantize,
     "route_token": _route,
     "count_assignments": _place,

@@ -12,6 +12,7 @@ run of memory whatever order the file has (GPTQ's act-order), and a run may be s
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -102,6 +103,16 @@ class GroupedWeight:
         if self.bits == 8:
             return packed.to(wide)
         return unpack_halves(packed, self.num_outputs).to(wide)  # one conversion of a run of bytes, which is vectorised
+
+
+def group_size(weight: GroupedWeight) -> int | None:
+    """Inputs of each group but the last, which may be shorter; None: they differ, or inputs do not begin with it."""
+    sizes, groups = [], []
+    for group, runs in groupby(weight.runs, lambda run: run[2]):
+        groups.append(group)
+        sizes.append(sum(stop - start for start, stop, _ in runs))
+    alike = all(one == sizes[0] for one in sizes[:-1]) and sizes[-1] <= sizes[0]
+    return sizes[0] if alike and groups == list(range(len(weight.scales))) else None
 
 
 def pack_halves(codes: Tensor) -> Tensor:
