@@ -12,10 +12,12 @@ from millstream_kernels.experts.combine import combine_variants
 from millstream_kernels.experts.placement import placement_variants
 from millstream_kernels.experts.product import expert_product_variants
 from millstream_kernels.experts.routing import routing_variants
+from millstream_kernels.linear.nf4 import nf4_variants
 from millstream_kernels.linear.splits import sum_splits_variants
 from millstream_kernels.linear.w4a16 import w4a16_variants
 from millstream_kernels.linear.w8a8 import w8a8_variants
 from millstream_kernels.linear.w8a16 import w8a16_variants
+from millstream_kernels.sampling.logprobs import logprobs_variants
 from millstream_kernels.sampling.sample import sample_variants
 from millstream_kernels.variant import Variant
 
@@ -28,9 +30,11 @@ VARIANTS: tuple[Variant, ...] = (
     *w4a16_variants(),
     *w8a8_variants(),
     *w8a16_variants(),
+    *nf4_variants(),
     *sum_splits_variants(),
     *rope_kv_write_variants(),
     *sample_variants(),
+    *logprobs_variants(),
     *routing_variants(),
     *placement_variants(),
     *expert_product_variants(),

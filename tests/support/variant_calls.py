@@ -28,9 +28,10 @@ from millstream_kernels.experts.combine import combine
 from millstream_kernels.experts.placement import place
 from millstream_kernels.experts.product import expert_linear
 from millstream_kernels.experts.routing import RoutingRule, route
-from millstream_kernels.linear import w4a16, w8a8, w8a16
+from millstream_kernels.linear import nf4, w4a16, w8a8, w8a16
 from millstream_kernels.linear.int4_weight import TILE, Int4Weight
 from millstream_kernels.linear.splits import add_splits
+from millstream_kernels.sampling.logprobs import describe_tokens
 from millstream_kernels.sampling.sample import SamplingRows, sample_tokens
 from millstream_kernels.variant import Variant
 
@@ -135,6 +136,11 @@ def _sample(variant: Variant, _capability: int) -> None:
         sample_tokens(torch.empty(count, size, dtype=_type(variant, "logits")), rows)
 
 
+def _describe(variant: Variant, _capability: int) -> None:
+    for size in (151_936, 32_003):
+        describe_tokens(torch.empty(3, size, dtype=_type(variant, "logits")), torch.zeros(3, dtype=torch.int64), 20)
+
+
 def _sum(variant: Variant, _capability: int) -> None:
     output = torch.empty(3, FEW_OUTPUTS, dtype=_type(variant, "output"))
     for bias in (None, torch.empty(FEW_OUTPUTS, dtype=output.dtype)):
@@ -181,6 +187,19 @@ def _w8a16(variant: Variant, _capability: int) -> None:
                 w8a16.w8a16_linear(torch.empty(num_rows, INPUTS, dtype=_type(variant, "x")), weight, scales)
 
 
+def _nf4(variant: Variant, _capability: int) -> None:
+    wanted = (variant.constants["BLOCK_ROWS"], variant.constants["PARTIAL"])
+    for num_outputs in (FEW_OUTPUTS, MANY_OUTPUTS):
+        absmax = torch.empty(num_outputs, INPUTS // 64, dtype=_type(variant, "absmax"))
+        nested = nf4.NestedScales(torch.empty(256), torch.empty(absmax.numel() // 256), 0.5)
+        codes = torch.empty(num_outputs, INPUTS // 2, dtype=torch.uint8)
+        weight = nf4.Nf4Weight(codes, absmax, torch.empty(16), nested if variant.constants["IS_NESTED"] else None)
+        for num_rows in (1, 17, 200):
+            own = nf4.plan(num_rows, num_outputs, INPUTS)
+            if (own.block_rows, own.writes_partials) == wanted:
+                nf4.nf4_linear(torch.empty(num_rows, INPUTS, dtype=_type(variant, "x")), weight)
+
+
 def _quantize(variant: Variant, _capability: int) -> None:
     quantize_rows(torch.empty(3, int(variant.constants["BLOCK"] or 0), dtype=_type(variant, "x")), Codes.INT8)
 
@@ -224,10 +243,12 @@ CALLS: dict[str, Callable[[Variant, int], None]] = {
     "gated_row_quantized": _gate_quantized,
     "rope_kv_write_heads": _rope,
     "sample_row": _sample,
+    "describe_row": _describe,
     "sum_splits": _sum,
     "w4a16_product": _w4a16,
     "w8a8_product": _w8a8,
     "w8a16_product": _w8a16,
+    "nf4_product": _nf4,
     "quantize_row": _quantize,
     "route_token": _route,
     "count_assignments": _place,

@@ -237,7 +237,7 @@ def _check(x: Tensor, weight: Tensor, scales: Tensor, group_size: int | None) ->
     require(length > 0 and is_whole, "group_size", f"is {length}; a multiple of {TILE} is expected")
     require_tensor("scales", scales, (triton.cdiv(size, length), weight.shape[0]), {torch.float32})
     require(scales.is_contiguous(), "scales", "is not contiguous")
-    return triton.cdiv(length, TILE)
+    return -(-length // TILE)
 
 
 def _constants(own: W8A16Plan) -> dict[str, int | bool]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from millstream_runtime.config import DEFAULT_NGRAM_DRAFT_TOKENS, AcceptanceRule, RuntimeConfig, SpeculationMethod
 from millstream_runtime.engine.ending import Ending
-from millstream_runtime.engine.execution.kernel_choice import sampler_kernel
+from millstream_runtime.engine.execution.kernel_choice import sampler_kernels
 from millstream_runtime.engine.execution.last_tokens import LastTokens
 from millstream_runtime.engine.execution.model_runner import ModelRunner
 from millstream_runtime.engine.execution.rank_group import LoadedModel
@@ -64,7 +64,7 @@ def make_runner(
         broadcast,
         TokenCounts(config.max_num_seqs, device),
         LastTokens(config.max_num_seqs, device) if loaded.execution.overlapped else None,
-        sampler_kernel(loaded.kernels),
+        sampler_kernels(loaded.kernels),
     )
 
 

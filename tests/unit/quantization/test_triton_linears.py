@@ -12,8 +12,9 @@ import torch
 
 from millstream_runtime.models.layers.triton_layers import TritonLayers
 from millstream_runtime.models.registry import load_model, load_model_config
-from millstream_runtime.quantization.grouped_weight import GroupedWeight, runs_of
+from millstream_runtime.quantization.grouped_weight import GroupedWeight, pack_halves, runs_of
 from millstream_runtime.quantization.int8_linear import int8_linear
+from millstream_runtime.quantization.nf4 import NF4_VALUES
 from millstream_runtime.quantization.weight_only_linear import weight_only_linear
 from tests.support.family_cases import dense
 from tests.support.kernel_launches import recording_launches
@@ -131,6 +132,27 @@ def test_a_product_of_16_bit_activations_is_that_of_the_dense_weight(changes: di
 def test_weights_of_8_bits_that_the_kernel_does_not_take_are_left_to_others(changes: dict[str, Any]) -> None:
     assert weight_only_linear(weight_of(144, 40, **changes), None) is None
     assert weight_only_linear(weight_of(24, 8), None) is None
+
+
+def test_a_product_in_nf4_is_that_of_the_dense_weight() -> None:
+    codes = torch.randint(0, 16, (128, 41), dtype=torch.uint8, generator=torch.Generator().manual_seed(4))
+    changes = {"codes": pack_halves(codes), "scales": torch.rand(2, 41) + 0.1, "runs": ((0, 64, 0), (64, 128, 1))}
+    weight = weight_of(128, 41, bits=4, values=torch.tensor(NF4_VALUES), quantizes_activations=False, **changes)
+    bias = torch.randn(41, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(3, 128, generator=torch.Generator().manual_seed(2))
+    found = LINEARS.packed_linear(weight, bias)
+    assert found is not None
+    linear, num_bytes = found
+    assert num_bytes == 41 * 64 + 41 * 2 * 4 + 16 * 4
+    truth = x.double() @ weight.dense(torch.float64) + bias
+    assert float((linear(x).double() - truth).abs().max() / truth.abs().max()) < 1e-6
+    order = [*range(40, -1, -1)]
+    assert torch.equal(linear.reordered(order).without_bias()(x), linear.without_bias()(x)[:, order])
+    residual = torch.ones(3, 41)
+    linear.add_to(residual, x)
+    assert torch.equal(residual, 1 + linear(x))
+    shorter: dict[str, Any] = {"scales": weight.scales, "runs": ((0, 32, 0), (32, 64, 1)), "codes": weight.codes[:64]}
+    assert LINEARS.packed_linear(replace(weight, **shorter), None) is None
 
 
 def test_an_fp8_checkpoint_is_computed_by_the_kernel_with_torchs_numbers(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ FLOORS = {
     "35 MB of weights, up to 16 rows": kernel_work.linear(16, 16384, 4096, bits=4, group_size=128),
     "67 MB of weights, up to 64 rows": kernel_work.linear(64, 16384, 4096, bits=8),
     "67 MB of codes, up to 16 rows": kernel_work.linear(16, 16384, 4096, bits=8, quantizes_inputs=False),
+    "38 MB of NF4, up to 16 rows": kernel_work.linear(16, 16384, 4096, bits=4, group_size=64),
     "8k tokens, 32 and 8 heads of 128": kernel_work.rope_kv_write(8192, 32, 8, 128),
     "64 rows of 128k in bfloat16": kernel_work.sample(64, 128_000),
 }

@@ -44,7 +44,7 @@ from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.request import SamplingParams
 from millstream_runtime.engine.sampling.sampler import SamplingRow
-from millstream_runtime.engine.sampling.triton_sampler import choose_tokens
+from millstream_runtime.engine.sampling.triton_sampler import choose_tokens, describe_rows
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.logs import log
 from millstream_runtime.models.layers.decoder import Decoder
@@ -163,7 +163,9 @@ def _compute_steps(
 @torch.inference_mode()
 def _draw_token(model: Decoder, shard_config: ShardConfig) -> None:
     logits = torch.zeros(1, model.config.vocab_size, device=shard_config.device)
-    choose_tokens(logits, [SamplingRow(SamplingParams(1, temperature=1.0), seed=0, position=0)])
+    tokens = choose_tokens(logits, [SamplingRow(SamplingParams(1, temperature=1.0), seed=0, position=0)])
+    for one in (logits, logits.to(shard_config.dtype)):
+        describe_rows(one, tokens, 1)
 
 
 def _reason_against(start: Callable[[], None], capability: int) -> str | None:

@@ -12,7 +12,7 @@ import torch
 
 from millstream_runtime.config import KVCacheDType
 from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
-from millstream_runtime.engine.sampling.sampler import ChooseTokens
+from millstream_runtime.engine.sampling.sampler import SamplerKernels
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.loading.layer_kernels import LayerKernels
 
@@ -85,13 +85,13 @@ def after_loading(choices: tuple[KernelChoice, ...], layers: LayerKernels | None
     return tuple(refused if choice.part == LINEAR else choice for choice in choices)
 
 
-def sampler_kernel(choices: tuple[KernelChoice, ...]) -> ChooseTokens | None:
-    """What draws tokens from logits; None: torch."""
+def sampler_kernels(choices: tuple[KernelChoice, ...]) -> SamplerKernels | None:
+    """What draws tokens from logits and describes them; None: torch."""
     if backend_of(SAMPLER, choices) is Backend.TORCH:
         return None
-    from millstream_runtime.engine.sampling.triton_sampler import choose_tokens
+    from millstream_runtime.engine.sampling.triton_sampler import choose_tokens, describe_rows
 
-    return choose_tokens
+    return SamplerKernels(choose_tokens, describe_rows)
 
 
 def backend_of(part: str, choices: tuple[KernelChoice, ...]) -> Backend:

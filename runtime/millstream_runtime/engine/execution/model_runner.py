@@ -15,9 +15,9 @@ from millstream_runtime.engine.execution.last_tokens import LastTokens, UnreadIn
 from millstream_runtime.engine.execution.step_input import BlockRun, ChunkInput, StepInput, ZeroBlocks
 from millstream_runtime.engine.request import TokenLogprobs
 from millstream_runtime.engine.sampling import logprobs
-from millstream_runtime.engine.sampling.logprobs import Described
+from millstream_runtime.engine.sampling.logprobs import Described, DescribeTokens
 from millstream_runtime.engine.sampling.rejection import Proposal
-from millstream_runtime.engine.sampling.sampler import ChooseTokens, SamplingRow, greedy, greedy_on_device, sample
+from millstream_runtime.engine.sampling.sampler import SamplerKernels, SamplingRow, greedy, greedy_on_device, sample
 from millstream_runtime.engine.sampling.token_counts import History, TokenCounts
 from millstream_runtime.engine.scheduling.scheduler import Chunk
 from millstream_runtime.engine.scheduling.sequence import BlockTable, Sequence
@@ -73,12 +73,12 @@ class ModelRunner:
         broadcast: Callable[[StepInput | ZeroBlocks], None],
         token_counts: TokenCounts,
         last_tokens: LastTokens | None = None,
-        choose: ChooseTokens | None = None,
+        kernels: SamplerKernels | None = None,
     ) -> None:
-        """`last_tokens`: where steps overlap; None: every step is read before the next is launched. `choose`: the
-        kernel that samples; None: torch."""
+        """`last_tokens`: where steps overlap; None: every step is read before the next is launched. `kernels`: what
+        samples; None: torch."""
         self._forward = forward
-        self._choose = choose
+        self._kernels = kernels
         self._broadcast = broadcast
         self._policy = policy
         self._last_tokens, self._token_counts = last_tokens, token_counts
@@ -141,12 +141,24 @@ class ModelRunner:
         wanted = [index for index, count in enumerate(asked) if count is not None]
         place = on_device(wanted, self.device) if 0 < len(wanted) < len(rows) else None
         # Before the sampler changes the logits.
-        raw = logprobs.log_softmax(_select(logits, place)) if wanted else None
-        sampled = sample(logits, [self._sampling_row(row) for row in rows], self._token_counts, self._choose)
+        raw = self._kept(_select(logits, place)) if wanted else None
+        choose = None if self._kernels is None else self._kernels.choose
+        sampled = sample(logits, [self._sampling_row(row) for row in rows], self._token_counts, choose)
         if raw is None:
             return self._read_later(sampled, rows, dict)
-        described = Described(raw, _select(sampled, place).clamp(min=0), [asked[index] or 0 for index in wanted])
+        token_ids = _select(sampled, place).clamp(min=0)
+        described = Described(raw, token_ids, [asked[index] or 0 for index in wanted], self._describe)
         return self._read_later(sampled, rows, lambda: dict(zip(wanted, described.entries(), strict=True)))
+
+    @property
+    def _describe(self) -> DescribeTokens:
+        return logprobs.describe if self._kernels is None else self._kernels.describe
+
+    def _kept(self, logits: Tensor) -> Tensor:
+        """What `_describe` needs of `logits`, which the sampler may change where they are float32."""
+        if self._kernels is None:
+            return logprobs.log_softmax(logits)
+        return logits.clone() if logits.dtype == torch.float32 else logits
 
     def _read_later(
         self, sampled: Tensor, rows: list[SampledRow], details: Callable[[], dict[int, TokenLogprobs]]
@@ -169,7 +181,7 @@ class ModelRunner:
         sequence, first, last = slab.sequence, slab.first, slab.first + len(slab.rows)
         targets = on_device(sequence.token_ids[first + 1 : last + 1], self.device)
         count = sequence.request.sampling.prompt_logprobs or 0
-        described = Described(logprobs.log_softmax(logits), targets, [count] * (last - first))
+        described = Described(self._kept(logits), targets, [count] * (last - first), self._describe)
         start = len(sequence.prompt_logprobs)
         sequence.prompt_logprobs += [None] * (last - first)  # the next chunk goes on behind them
 

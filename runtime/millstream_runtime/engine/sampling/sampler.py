@@ -22,6 +22,7 @@ from millstream_runtime.engine.sampling import logits_processors
 from millstream_runtime.engine.sampling.checked_counts import select
 from millstream_runtime.engine.sampling.draw import cut, cut_nuclei, draw, draw_on_host
 from millstream_runtime.engine.sampling.logits_processors import LogitsProcessor
+from millstream_runtime.engine.sampling.logprobs import DescribeTokens
 from millstream_runtime.engine.sampling.rejection import INSTEAD, STANDS, Proposal, draw_by_proposal
 from millstream_runtime.engine.sampling.token_counts import History, TokenCounts
 from millstream_runtime.engine.transfer import on_device
@@ -96,6 +97,14 @@ def _unless_broken(highest: Tensor, tokens: Tensor) -> Tensor:
 
 ChooseTokens = Callable[[Tensor, Seq[SamplingRow]], Tensor]
 """float32 logits `[R, vocab]`, after bias and penalties, to tokens `[R]`, -1 where a row's logits are not finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerKernels:
+    """Kernels in place of torch's operations."""
+
+    choose: ChooseTokens
+    describe: DescribeTokens
 
 
 def sample(

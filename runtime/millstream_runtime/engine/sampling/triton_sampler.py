@@ -1,4 +1,4 @@
-"""Tokens of changed logits by the Triton kernel that sorts nothing; see `millstream_kernels.sampling.sample`.
+"""Tokens of changed logits, and log-probabilities, by Triton kernels that sort nothing: `millstream_kernels.sampling`.
 
 A seed means the same as with torch: the same uniform numbers, bit for bit, and the same order of the draw. A `top_p` is
 drawn from the cut nucleus, as torch does on a GPU.
@@ -13,7 +13,9 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from millstream_kernels.sampling.logprobs import describe_tokens
 from millstream_kernels.sampling.sample import SamplingRows, sample_tokens
+from millstream_runtime.engine.sampling.logprobs import Description
 from millstream_runtime.engine.sampling.sampler import SamplingRow
 from millstream_runtime.engine.transfer import on_device
 
@@ -36,6 +38,12 @@ def choose_tokens(logits: Tensor, rows: Seq[SamplingRow]) -> Tensor:
     (top_k,) = vectors([[min(one.top_k, LARGEST_TOP_K) for one in params]], torch.int32)
     seeds, positions = vectors([[_signed(row.seed) for row in rows], [row.position for row in rows]], torch.int64)
     return sample_tokens(logits, SamplingRows(temperatures, top_k, top_p, min_p, seeds, positions))
+
+
+def describe_rows(logits: Tensor, token_ids: Tensor, num_best: int) -> Description:
+    """See `logprobs.DescribeTokens`."""
+    found = describe_tokens(logits, token_ids, num_best)
+    return Description(found.ranks, found.logprobs, found.best_tokens, found.best)
 
 
 def _signed(seed: int) -> int:

@@ -24,6 +24,7 @@ from millstream_runtime.quantization.grouped_weight import GroupedWeight
 from millstream_runtime.quantization.int4_linear import TritonInt4Linear, int4_weight
 from millstream_runtime.quantization.int8_linear import int8_linear
 from millstream_runtime.quantization.kernel_check import KernelCheck
+from millstream_runtime.quantization.nf4_linear import TritonNf4Linear, nf4_weight
 from millstream_runtime.quantization.weight_only_linear import weight_only_linear
 
 ACTIVATIONS = {F.silu: KernelActivation.SILU, gelu_tanh: KernelActivation.GELU_TANH}
@@ -97,5 +98,8 @@ def _packed_linear(weight: GroupedWeight, bias: Tensor | None) -> tuple[Linear, 
     if weight.bits == 8:
         linear = int8_linear(weight, bias) or weight_only_linear(weight, bias)
         return None if linear is None else (linear, linear.num_bytes)
+    if weight.values is not None:
+        of_values = nf4_weight(weight)
+        return None if of_values is None else (TritonNf4Linear(of_values, bias), of_values.num_bytes)
     repacked = int4_weight(weight)
     return None if repacked is None else (TritonInt4Linear(repacked, bias), repacked.num_bytes)

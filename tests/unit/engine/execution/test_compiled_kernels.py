@@ -39,6 +39,7 @@ CPU = torch.device("cpu")
 SHAPE = {"hidden_size": 1088, "intermediate_size": 64, "num_attention_heads": 4, "head_dim": 64, "num_hidden_layers": 1}
 LLAMA = {"rms_norm_row", "gated_tile", "rope_kv_write_heads", "paged_decode", "combine_splits", "paged_prefill"}
 CHOSEN = {*PARTS} - {"experts"}
+SAMPLER = {"sample_row", "describe_row"}
 OF_LAYERS = {"norm", "activation", "linear", "rope_kv_write"}
 
 
@@ -46,7 +47,7 @@ OF_LAYERS = {"norm", "activation", "linear", "rope_kv_write"}
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of the kernels that these tests start."""
     path = tmp_path_factory.mktemp("image") / "kernels"
-    wanted = [one for one in VARIANTS if one.kernel_name in LLAMA | {"sample_row"} and not is_of_others(one.name)]
+    wanted = [one for one in VARIANTS if one.kernel_name in LLAMA | SAMPLER and not is_of_others(one.name)]
     prebuild(path, variants=wanted)
     return path
 
@@ -130,11 +131,11 @@ def of_torch(choices: tuple[KernelChoice, ...]) -> dict[str, str]:
 @pytest.mark.usefixtures("no_ptxas")
 def test_every_kernel_of_the_model_is_started_at_the_boot(boot: Boot, image: Path) -> None:
     assert of_torch(boot.run(image)) == {}
-    assert boot.started == LLAMA | {"sample_row"}
-    assert boot.kernels.counts() == {"found": len(LLAMA) + 1, "compiled": 0}
+    assert boot.started == LLAMA | SAMPLER
+    assert boot.kernels.counts() == {"found": len(LLAMA) + 3, "compiled": 0}
     assert (boot.said, boot.loads) == ([], 1)
     assert of_torch(boot.run(image)) == {}, "another engine of this process"
-    assert boot.kernels.counts() == {"found": len(LLAMA) + 1, "compiled": 0}
+    assert boot.kernels.counts() == {"found": len(LLAMA) + 3, "compiled": 0}
 
 
 @pytest.mark.usefixtures("no_ptxas")
@@ -177,7 +178,7 @@ def test_layers_that_are_not_in_the_table_are_torchs_and_attention_is_not(boot: 
     reasons = of_torch(boot.run(image, hidden_size=64))
     assert reasons.keys() == OF_LAYERS
     assert all(reason.startswith("rms_norm_row for sm_90: no variant was compiled") for reason in reasons.values())
-    assert boot.started == {"paged_decode", "combine_splits", "paged_prefill", "sample_row"}
+    assert boot.started == {"paged_decode", "combine_splits", "paged_prefill"} | SAMPLER
     assert boot.loads == 2
     assert boot.said == [f"{reasons['norm']}; the weights are read again, for torch"]
 
@@ -212,11 +213,11 @@ def test_where_no_folder_is_kernels_are_compiled_at_the_boot(
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     assert of_torch(boot.run(tmp_path / "none", parts={"sampler"})) == {}
-    assert boot.kernels.counts() == {"missing": 1, "compiled": 1}
-    assert boot.started == {"sample_row"}
-    of_folder, of_kernel = boot.said
+    assert boot.kernels.counts() == {"missing": 3, "compiled": 3}
+    assert boot.started == SAMPLER
+    of_folder, *of_kernels = boot.said
     assert of_folder.endswith("; kernels are compiled when they are first started")
-    assert of_kernel.endswith("; it is compiled now")
+    assert all(one.endswith("; it is compiled now") for one in of_kernels)
 
 
 def test_without_a_driver_torch_computes(boot: Boot, image: Path, monkeypatch: pytest.MonkeyPatch) -> None:

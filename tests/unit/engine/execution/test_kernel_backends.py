@@ -23,7 +23,7 @@ from millstream_runtime.engine.execution.kernel_choice import (
     layer_kernels,
 )
 from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
-from millstream_runtime.engine.request import Request, SamplingParams
+from millstream_runtime.engine.request import Request, SamplingParams, TokenLogprobs
 from millstream_runtime.models.layers.triton_layers import TritonLayers
 from millstream_runtime.models.registry import load_model_config
 from millstream_runtime.quantization.kernel_check import KernelCheck
@@ -58,7 +58,7 @@ def launches(interpreter: None) -> Iterator[list[Launch]]:
 def attention_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """All else is torch's: interpreting one program per row of a prompt takes seconds."""
     monkeypatch.setattr(rank_group, "layer_kernels", lambda *chosen: None)
-    monkeypatch.setattr(assembly, "sampler_kernel", lambda choices: None)
+    monkeypatch.setattr(assembly, "sampler_kernels", lambda choices: None)
 
 
 @pytest.fixture
@@ -178,6 +178,42 @@ def test_a_seed_draws_torchs_tokens(
     monkeypatch.setattr(rank_group, "backend_of", lambda part, choices: Backend.TORCH)
     assert generate(make_engine(folder, execution=TRITON), few) == expected
     assert {launch.kernel for launch in launches} == {"sample_row"}
+
+
+def test_log_probabilities_are_torchs(
+    folder: Path, make_engine: MakeEngine, launches: list[Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of prompt and answer, from the logits before penalties."""
+    asked = replace(SEEDED, max_tokens=2, top_p=1.0, presence_penalty=1.0, logprobs=3, prompt_logprobs=1)
+    prompt = Request("0", [7, 8, 7, 9], asked)
+    expected = described(make_engine(folder), prompt)
+    assert not launches
+    monkeypatch.setattr(rank_group, "layer_kernels", lambda choices: None)
+    monkeypatch.setattr(rank_group, "backend_of", lambda part, choices: Backend.TORCH)
+    found = described(make_engine(folder, execution=TRITON), prompt)
+    assert {launch.kernel for launch in launches} == {"sample_row", "describe_row"}
+    assert len(found) == len(expected) == 5
+    for one, other in zip(found, expected, strict=True):
+        assert (one.token_id, one.rank, [token for token, _ in one.top]) == (
+            other.token_id,
+            other.rank,
+            [token for token, _ in other.top],
+        )
+        values = [other.logprob, *(value for _, value in other.top)]
+        assert [one.logprob, *(value for _, value in one.top)] == pytest.approx(values, abs=1e-5)
+
+
+def described(engine: Engine, request: Request) -> list[TokenLogprobs]:
+    """Of all tokens but the first."""
+    engine.add_request(request)
+    found: list[TokenLogprobs] = []
+    while engine.has_work():
+        for output in engine.step():
+            if output.prefill is not None and output.prefill.prompt_logprobs is not None:
+                found += [one for one in output.prefill.prompt_logprobs if one is not None]
+            if output.logprobs is not None:
+                found.append(output.logprobs)
+    return found
 
 
 @pytest.mark.usefixtures("attention_alone")
