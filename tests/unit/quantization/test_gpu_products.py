@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from millstream_kernels.prebuilt.lookup import MissingKernelError
 from millstream_runtime.models.layers.triton_layers import TritonLayers
 from millstream_runtime.models.linear.linear import Linear
 from millstream_runtime.quantization import implementations, kernel_check, whole_linear
@@ -150,6 +151,18 @@ def test_a_kernel_that_does_not_start_is_not_used_for_any_layer() -> None:
     assert "\n" not in check.problem
     other, _ = grouped(4, (96, 32), 32)
     assert layers(check).packed_linear(other, None) is None
+
+
+def test_a_kernel_that_the_image_should_have_is_no_problem_of_the_check() -> None:
+    """The boot ends with it: see `execution.compiled_kernels`."""
+
+    class Missing(Wrong):
+        def __call__(self, x: Tensor) -> Tensor:
+            raise MissingKernelError("none", "key")
+
+    weight, _ = grouped(4, (64, 32), 32)
+    with pytest.raises(MissingKernelError):
+        kernel_check.problem(Missing(weight, 0), weight, torch.float32)  # type: ignore[arg-type]
 
 
 def test_each_kind_of_weight_is_asked_about_once() -> None:

@@ -89,9 +89,9 @@ def boot(write_model: WriteModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[B
         monkeypatch.setattr(install, "CudaDevice", lambda: fake_device(capability))
         monkeypatch.setattr(compiled_kernels, "_warn", made.said.append)
 
-        def load(choices: tuple[KernelChoice, ...]) -> Decoder:
+        def load(choices: tuple[KernelChoice, ...]) -> tuple[Decoder, tuple[KernelChoice, ...]]:
             made.loads += 1
-            return load_model(shape, path, dtype, CPU, kernels=layer_kernels(choices))
+            return load_model(shape, path, dtype, CPU, kernels=layer_kernels(choices, CPU, dtype)), choices
 
         chosen = choose_kernels(shape, CPU, dtype, KVCacheDType.AUTO, 16, Backend.TRITON)
         asked = tuple(one for one in chosen if one.part in parts)

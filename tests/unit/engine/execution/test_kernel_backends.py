@@ -188,7 +188,7 @@ def test_log_probabilities_are_torchs(
     prompt = Request("0", [7, 8, 7, 9], asked)
     expected = described(make_engine(folder), prompt)
     assert not launches
-    monkeypatch.setattr(rank_group, "layer_kernels", lambda choices: None)
+    monkeypatch.setattr(rank_group, "layer_kernels", lambda *chosen: None)
     monkeypatch.setattr(rank_group, "backend_of", lambda part, choices: Backend.TORCH)
     found = described(make_engine(folder, execution=TRITON), prompt)
     assert {launch.kernel for launch in launches} == {"sample_row", "describe_row"}
