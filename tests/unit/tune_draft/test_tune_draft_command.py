@@ -99,25 +99,24 @@ def test_a_draft_that_does_not_gain_is_made_and_the_exit_code_is_3(
     assert "gained 0.00 points" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("flags", "code"), [(ENOUGH, 0), (("--steps=2", "--learning-rate=1e-9"), 3)])
 def test_in_a_pod_the_verdict_is_the_termination_message_also_of_a_folder_that_is_there(
-    target: Path, draft: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...],
-    code: int,
-) -> None:  # fmt: skip
+    target: Path, draft: Path, data: Path, tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log, out = tmp_path / "termination-log", tmp_path / "made"
     log.touch()
     monkeypatch.setenv(TERMINATION_LOG_VARIABLE, str(log))
-    given = (*flags, "--temperature=0", "--keep-made")
-    assert tune(target, draft, data, out, *given) == code
+    given = ("--steps=2", "--learning-rate=1e-9", "--temperature=0", "--keep-made")
+    assert tune(target, draft, data, out, *given) == 3
     first, before = log.read_text(), contents(out)
-    answer = read_step_answer(StepKind.TUNE, first)
-    assert isinstance(answer, dict)
-    report = json.loads((out / "tuning.json").read_text())
-    assert (answer["verdict"], answer["reasons"]) == (report["verdict"], report["reasons"])
-    assert answer["slices"][0]["after_percent"] == report["slices"][0]["after"]["percent"]
     log.write_text("")
-    assert tune(target, draft, data, out, *given) == code, "an attempt whose answer was lost is made up for"
+    assert tune(target, draft, data, out, *given) == 3, "an attempt whose answer was lost is made up for"
     assert (log.read_text(), contents(out)) == (first, before)
+    assert tune(target, draft, data, tuned, "--keep-made") == 0
+    for folder, text in ((out, first), (tuned, log.read_text())):
+        report, answer = json.loads((folder / "tuning.json").read_text()), read_step_answer(StepKind.TUNE, text)
+        assert isinstance(answer, dict)
+        assert (answer["verdict"], answer["reasons"]) == (report["verdict"], report["reasons"])
+        assert answer["slices"][0]["after_percent"] == report["slices"][0]["after"]["percent"]
 
 
 def test_a_report_that_is_none_is_one_sentence(
