@@ -282,6 +282,9 @@ CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts | Decides] = {
     ),
     **tuning_changes(),
     "speculation.maxDraftTokens": NotYet({"speculation": {"maxDraftTokens": 3}}, "speculation=NGram"),
+    "speculation.acceptance": NotYet(
+        {"speculation": {"draftModel": {"source": {"local": {"path": "d"}}}, "acceptance": "Distribution"}}, DRAFTS
+    ),
     f"{DRAFT}.quantizationMethod": NotYet(
         {"speculation": {"draftModel": {"source": {"local": {"path": "d"}}, "quantizationMethod": "AWQ"}}}, DRAFTS
     ),

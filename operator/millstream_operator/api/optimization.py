@@ -193,6 +193,11 @@ class DraftTuning(ApiModel):
     )
 
 
+class AcceptanceRule(StrEnum):
+    IDENTITY = "Identity"
+    DISTRIBUTION = "Distribution"
+
+
 class Speculation(ApiModel):
     method: SpeculationMethod | None = Field(
         None, description="Who proposes tokens. Auto: by tier, workload and what the runtime can do. Default: Auto."
@@ -203,6 +208,12 @@ class Speculation(ApiModel):
         ge=1,
         le=16,
         description="Tokens proposed at a time, at most. Default: 5 with a draft model, 4 by n-grams.",
+    )
+    acceptance: AcceptanceRule | None = Field(
+        None,
+        description="Which drafts stand. Identity: those that the target draws, so no token changes. Distribution: by "
+        "rejection sampling, where a request is sampled without a seed: more drafts stand, and tokens keep their "
+        "distribution. Needs draftModel. Default: Identity.",
     )
     governor: Governor | None = Field(
         None, description="What chooses the number of drafts while the model serves. A change restarts nothing."

@@ -74,6 +74,7 @@ class SpeculationStatus(ApiModel):
         description="On a CPU: tokens per second of one request over those without drafts, at most, if that share is "
         "accepted. 139: 1.39 times.",
     )
+    acceptance: Name | None = Field(None, description="The rule by which drafts stand. Absent: Identity.")
 
 
 class MemoryStatus(ApiModel):

@@ -194,6 +194,12 @@ RULES: tuple[Rule, ...] = (
     ),
     *TUNING_RULES,
     Rule(
+        "spec.speculation",
+        "!(has(self.acceptance) && self.acceptance == 'Distribution') || has(self.draftModel)",
+        lambda value: value.acceptance != "Distribution" or value.draft_model is not None,
+        "acceptance Distribution needs draftModel: only its drafts have probabilities.",
+    ),
+    Rule(
         "spec",
         "!(has(self.accelerator) && has(self.accelerator.type) && self.accelerator.type == 'CPU') || "
         "(!has(self.accelerator.products) && !has(self.parallelism) && !has(self.budget))",

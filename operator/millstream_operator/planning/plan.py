@@ -70,16 +70,22 @@ class SpeculationPlan:
     max_draft_tokens: int = 0
     assumed_acceptance_percent: int = 0
     most_speedup_percent: int | None = None
+    acceptance: str = "Identity"  # the rule by which drafts stand; plans that were stored before have no other
 
     def as_dict(self) -> dict[str, Any]:
         if self.method == "Disabled":
             return {"method": self.method}
         most = {"mostSpeedupPercent": self.most_speedup_percent} if self.most_speedup_percent is not None else {}
-        return {
-            "method": self.method,
-            "maxDraftTokens": self.max_draft_tokens,
-            "assumedAcceptancePercent": self.assumed_acceptance_percent,
-        } | most
+        rule = {"acceptance": self.acceptance} if self.acceptance != "Identity" else {}
+        return (
+            {
+                "method": self.method,
+                "maxDraftTokens": self.max_draft_tokens,
+                "assumedAcceptancePercent": self.assumed_acceptance_percent,
+            }
+            | most
+            | rule
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from millstream_operator.rendering.api_keys import api_keys_path
 from millstream_runtime import config
 from millstream_runtime.config import (
     CAPABILITIES,
+    AcceptanceRule,
     BootConfig,
     Device,
     GovernorMode,
@@ -61,6 +62,7 @@ def boot_config(
         speculation_method=method,
         max_draft_tokens=plan.speculation.max_draft_tokens if method is not SpeculationMethod.DISABLED else None,
         draft_model=_draft_model(plan, model_root) if method is SpeculationMethod.DRAFT_MODEL else None,
+        speculation_acceptance=_acceptance(plan, method),
         drain_timeout_seconds=plan.drain_timeout_seconds,
         api_keys_file=api_keys_path(plan.api_keys),
         host=host,
@@ -85,6 +87,11 @@ def _speculation_method(plan: Plan) -> SpeculationMethod:
     if method is SpeculationMethod.DRAFT_MODEL and plan.draft is None:
         return SpeculationMethod.DISABLED  # the draft was not inspected: such a plan is shown and not applied
     return method
+
+
+def _acceptance(plan: Plan, method: SpeculationMethod) -> AcceptanceRule:
+    """Identity where the spec says nothing: then boot.json does not name it."""
+    return AcceptanceRule(plan.speculation.acceptance if method is SpeculationMethod.DRAFT_MODEL else "Identity")
 
 
 def _draft_model(plan: Plan, model_root: str) -> str | None:

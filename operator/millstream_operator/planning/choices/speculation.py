@@ -84,7 +84,8 @@ def _chosen(method: str, wanted: Speculation, why: str) -> SpeculationChoice:
     reason = PlanReason("speculation", why)
     if method == "Disabled":
         return SpeculationChoice(SpeculationPlan(), reason)
-    plan = SpeculationPlan(method, _tokens(method, wanted), ASSUMED_ACCEPTANCE_PERCENT[method])
+    rule = (wanted.acceptance or "Identity") + "" if method == "DraftModel" else "Identity"
+    plan = SpeculationPlan(method, _tokens(method, wanted), ASSUMED_ACCEPTANCE_PERCENT[method], acceptance=rule)
     return SpeculationChoice(plan, reason)
 
 

@@ -89,6 +89,9 @@ GOOD: dict[str, Manifest] = {
     "short answers": tuned(dataset=DATASET, sequenceTokens=128, maxAnswerTokens=127),
     "a claim": source(persistentVolumeClaim={"claimName": "models"}),
     "a draft": manifest(speculation={"method": "DraftModel", "draftModel": {"source": {"local": LOCAL}}}),
+    "a draft by rejection sampling": manifest(
+        speculation={"acceptance": "Distribution", "draftModel": {"source": {"local": LOCAL}}}
+    ),
     "latencies": manifest(objectives={"ttft": {"p95": "1s500ms"}, "itl": {"p95": "1ms"}}),
     "one replica always": manifest(autoscaling={"minReplicas": 1, "maxReplicas": 1}),
     "idle to zero": manifest(autoscaling={"minReplicas": 0, "maxReplicas": 4, "provider": "KEDA"}),
@@ -280,6 +283,11 @@ BAD: dict[str, tuple[Manifest, str, str]] = {
         manifest(speculation={"method": "Disabled", "governor": {"mode": "Observe"}}),
         "spec.speculation",
         "takes no governor",
+    ),
+    "rejection sampling of n-grams": (
+        manifest(speculation={"method": "NGram", "acceptance": "Distribution"}),
+        "spec.speculation",
+        "acceptance Distribution needs draftModel",
     ),
     "GPUs of a CPU": (manifest(parallelism={"tensor": 2}), "spec", "are about GPUs"),
     "at once": (manifest(objectives={"ttft": {"p95": "0ms"}}), "spec.objectives.ttft.p95", "from 1ms"),

@@ -22,6 +22,7 @@ from millstream_operator.rendering.network_policy import NetworkDefaults, networ
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.pod_template import pod_template
 from millstream_operator.rendering.revision import controller_revision, read_revision, render_revision
+from millstream_operator.rendering.runtime_config import boot_config
 from millstream_runtime.config import CAPABILITIES, Capabilities
 from tests.support.fake_operator import FakeOperator, answer_of, respec, served, world
 from tests.support.llmdeployments import deployment, manifest
@@ -106,6 +107,16 @@ def test_a_draft_in_a_claim_is_mounted_and_one_in_a_cache_has_its_own_folder() -
         f"--into=/models/huggingFace/org--target-{TARGET[:12]}",
         f"--into=/models/draft/huggingFace/org--draft-{DRAFT[:12]}",
     ]
+
+
+def test_the_rule_of_acceptance_reaches_the_runtime_only_where_it_is_asked_for() -> None:
+    """By default boot.json does not name it, and no stored plan does."""
+    asked = spec(LOCAL, CLAIM)
+    for acceptance, rule in ((None, None), ("Identity", None), ("Distribution", "Distribution")):
+        speculation = asked["speculation"] | ({"acceptance": acceptance} if acceptance else {})
+        plan = planned(**asked | {"speculation": speculation})
+        assert boot_config(plan).as_dict().get("speculation_acceptance") == rule
+        assert plan.speculation.as_dict().get("acceptance") == rule
 
 
 def test_a_cache_may_be_for_the_draft_alone() -> None:
