@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from millstream_kernels.attention.decode import decode_variants
+from millstream_kernels.attention.mla import mla_variants
 from millstream_kernels.attention.prefill import prefill_variants
 from millstream_kernels.elementwise.gated_activation import gated_activation_variants
 from millstream_kernels.elementwise.quantize_rows import quantize_rows_variants
@@ -24,6 +25,7 @@ from millstream_kernels.variant import Variant
 VARIANTS: tuple[Variant, ...] = (
     *decode_variants(),
     *prefill_variants(),
+    *mla_variants(),
     *rms_norm_variants(),
     *gated_activation_variants(),
     *quantize_rows_variants(),

@@ -34,6 +34,14 @@ def attention(
     return Work(cache + rows, 4 * num_heads * head_dim * pairs, 1)
 
 
+def latent_attention(num_queries: int, cached_tokens: int, *, num_heads: int, latent_dim: int, rotary_dim: int) -> Work:
+    """Absorbed attention of 16 bits; every query sees all cached tokens, which are read once."""
+    size = latent_dim + rotary_dim
+    rows = num_queries * num_heads * (size + latent_dim) * 2
+    flops = 2 * num_heads * (size + latent_dim) * num_queries * cached_tokens
+    return Work(size * cached_tokens * 2 + rows, flops, 1)
+
+
 def linear(
     num_rows: int,
     num_outputs: int,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from millstream_kernels.attention.decode import paged_decode_attention
+from millstream_kernels.attention.mla import mla_attention
 from millstream_kernels.attention.prefill import paged_prefill_attention
 from millstream_kernels.attention.specification import PagedRequests, Scores
 from millstream_kernels.elementwise.codes import Codes
@@ -73,7 +74,27 @@ def _attend(
     attention(torch.empty(new * count, 32, head_dim, dtype=dtype), pool, requests, scores)
 
 
+def _mla(variant: Variant, _capability: int) -> None:
+    """Decodes of 8 and of 32 heads, and prompts of one and of more tiles."""
+    for num_heads, lengths, new in ((8, [700, 33], 1), (32, [40], 1), (1, [300], 18), (32, [300], 40)):
+        count = len(lengths)
+        requests = PagedRequests(
+            tables=torch.zeros(count, 48, dtype=torch.int32),
+            lengths=torch.tensor(lengths, dtype=torch.int32),
+            query_starts=torch.arange(0, new * count + 1, new, dtype=torch.int32),
+            max_queries=new,
+            max_length=max(lengths),
+            block_size_tokens=16,
+        )
+        dtype = torch.bfloat16
+        query, pool = torch.empty(new * count, num_heads, 576, dtype=dtype), torch.empty(1, 64, 576, dtype=dtype)
+        mla_attention(query, pool, 512, requests, 0.125)
+
+
 def _decode(variant: Variant, _capability: int) -> None:
+    if variant.constants["HEAD_DIM"] == 512:  # a latent
+        _mla(variant, _capability)
+        return
     argument = "output" if "output" in variant.arguments else "query"
     for lengths, new in (([1, 700, 33], 1), ([40], 5)):
         _attend(variant, paged_decode_attention, _type(variant, argument), lengths, new)
@@ -238,6 +259,7 @@ CALLS: dict[str, Callable[[Variant, int], None]] = {
     "paged_decode": _decode,
     "combine_splits": _decode,
     "paged_prefill": _prefill,
+    "mla_rows": _mla,
     "rms_norm_row": _norm,
     "gated_tile": _gate,
     "gated_row_quantized": _gate_quantized,

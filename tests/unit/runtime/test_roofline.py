@@ -49,6 +49,7 @@ FLOORS = {
     "32k tokens of 8 KV heads of 128": kernel_work.attention(
         1, 32768, 32768, num_heads=32, num_kv_heads=8, head_dim=128
     ),
+    "32k tokens of 512 + 64": kernel_work.latent_attention(1, 32768, num_heads=16, latent_dim=512, rotary_dim=64),
     "64 MiB in bfloat16, with the residual": kernel_work.rms_norm(ROWS, 4096, residual=True),
     "64 MiB of outputs in bfloat16": kernel_work.gated_activation(ROWS, 4096),
     "35 MB of weights, up to 16 rows": kernel_work.linear(16, 16384, 4096, bits=4, group_size=128),

@@ -4,6 +4,7 @@ Tables and lengths are tensors on the device. Nothing is gathered, padded to the
 
     chunks of one token   `decode`: one result for one row, whatever its company
     longer chunks         `prefill`: one result for one row, however its prompt is cut
+    a latent (MLA)        `mla`, for both
 
 Importing this imports triton: only an engine that chose these kernels does (`execution.kernel_choice`).
 """
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from millstream_kernels.attention.decode import paged_decode_attention
+from millstream_kernels.attention.mla import mla_attention
 from millstream_kernels.attention.prefill import paged_prefill_attention
 from millstream_kernels.attention.specification import PagedRequests, Scores
 from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
@@ -55,8 +57,13 @@ class TritonAttention(PoolAttention):
 
     def attend(self, layer: int, query: Tensor, spec: AttentionSpec) -> Tensor:
         pool = self._cache.layer(layer)
-        attended = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        size = spec.latent_dim or query.shape[2]
+        attended = torch.empty(*query.shape[:2], size, dtype=query.dtype, device=query.device)
         for run in self._runs:
+            if spec.latent_dim is not None:
+                rows, output = query[run.rows], attended[run.rows]
+                mla_attention(rows, pool.in_place, size, run.requests, spec.scale, output=output)
+                continue
             kernel = paged_decode_attention if run.is_decode else paged_prefill_attention
             kernel(query[run.rows], pool.in_place, run.requests, _scores(spec), output=attended[run.rows])
         return attended.view(query.shape[0], -1)
@@ -80,7 +87,10 @@ class TritonStaticAttention(PoolAttention):
 
     def attend(self, layer: int, query: Tensor, spec: AttentionSpec) -> Tensor:
         pool = self._cache.layer(layer)
-        attended = paged_decode_attention(query, pool.in_place, self._requests, _scores(spec))
+        if spec.latent_dim is not None:
+            attended = mla_attention(query, pool.in_place, spec.latent_dim, self._requests, spec.scale)
+        else:
+            attended = paged_decode_attention(query, pool.in_place, self._requests, _scores(spec))
         return attended.view(query.shape[0], -1)
 
 

@@ -142,10 +142,12 @@ def _unsupported(shape: ModelConfig, dtype: torch.dtype, stored: KVCacheDType, b
     pool_heads, head_dim = shape.kv_shape
     if stored is not KVCacheDType.AUTO:
         return f"keys and values are stored as {stored.value}"
-    if pool_heads % 2:
-        return LATENT
     if block_size_tokens & (block_size_tokens - 1):
         return f"blocks of {block_size_tokens} tokens: a power of two is supported"
+    if pool_heads == 1:  # a latent, then the rotated part of a key
+        from millstream_kernels.attention import mla
+
+        return mla.unsupported(dtype, head_dim - shape.head_dim, shape.head_dim)
     from millstream_kernels.attention.specification import unsupported
 
     return unsupported(dtype, head_dim, shape.num_heads, pool_heads // 2)

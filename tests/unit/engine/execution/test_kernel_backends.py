@@ -161,8 +161,23 @@ def test_experts_answer_alike_and_read_nothing_back(
     kernels = {"route_token", "count_assignments", "place_assignments", "expert_product", "combine_row"}
     assert {launch.kernel for launch in launches} == kernels
     reasons = {one.part: one.reason for one in engine.kernels if one.backend is Backend.TORCH}
-    latent = "heads share a latent key (MLA)"
-    assert reasons == dict.fromkeys(("attention", "static_decode", "rope_kv_write"), latent)
+    latent = "a latent of 20 + 8: multiples of 16 up to 512 + 64 are supported"
+    assert reasons == dict.fromkeys(ATTENTION_PARTS, latent) | {"rope_kv_write": "heads share a latent key (MLA)"}
+
+
+@pytest.mark.usefixtures("attention_alone")
+def test_a_model_with_latent_attention_answers_alike(
+    tmp_path: Path, make_engine: MakeEngine, launches: list[Launch]
+) -> None:
+    folder = tmp_path / "latent"
+    sizes = MLA | {"num_hidden_layers": 1, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "head_dim": 16}
+    write_family(folder, **dense("deepseek_v3", **sizes))
+    few = [Request(str(index), prompt, greedy(3)) for index, prompt in enumerate(prompts_of((1, 40, 18)))]
+    expected = generate(make_engine(folder), few)
+    assert not launches
+    for execution in (TRITON, Execution(EagerRecorder(), backend=Backend.TRITON)):
+        assert generate(make_engine(folder, execution=execution), few) == expected
+        assert {launch.kernel for launch in launches} == {"mla_rows", "combine_splits"}
 
 
 def test_a_seed_draws_torchs_tokens(
