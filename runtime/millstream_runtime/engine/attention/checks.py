@@ -63,13 +63,15 @@ class CheckCall:
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
         """`queries` `[sequences, most queries, KV, group, D]`; the result too."""
+        slabs = [*self._slabs(queries, keys.shape[2], spec)]
+        if len(slabs) == 1:  # as nearly always: nothing is cut
+            mask = self._kept_mask(*slabs[0], queries.shape[3], spec.window)
+            return _attend_as_heads(queries, keys, values, mask, spec)
         pieces = []
-        for sequences, places in self._slabs(queries, keys.shape[2], spec):
+        for sequences, places in slabs:
             mask = self._kept_mask(sequences, places, queries.shape[3], spec.window)
             own = queries[sequences, places]
             pieces.append(_attend_as_heads(own, keys[sequences], values[sequences], mask, spec))
-        if len(pieces) == 1:
-            return pieces[0]
         return torch.cat([piece.flatten(0, 1) for piece in pieces]).view(*queries.shape[:4], -1)
 
     def _attend_alone(self, queries: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -28,17 +28,21 @@ BYTES_PER_THREAD = 512 << 10  # less is read before another thread is awake
 LEAST_GAIN = 0.1  # fewer threads than all must be quicker by this share of the time
 LEAST_SAMPLES, MOST_SAMPLES = 3, 7
 BUDGET_SECONDS = 0.3  # for each size; a model whose steps are longer has work enough for all threads
+_AS_IT_IS = nullcontext()
+
+
+def reading(num_bytes: int, all_threads: int) -> AbstractContextManager[None]:
+    """Compute what reads `num_bytes` of the KV pool with as many threads as that is worth, and no fewer than now."""
+    wanted = min(all_threads, num_bytes // BYTES_PER_THREAD)
+    if wanted <= 1 or wanted <= torch.get_num_threads():
+        return _AS_IT_IS  # of most calls: a generator for each would take longer
+    return _with_threads(wanted)
 
 
 @contextmanager
-def reading(num_bytes: int, all_threads: int) -> Iterator[None]:
-    """Compute what reads `num_bytes` of the KV pool with as many threads as that is worth, and no fewer than now."""
+def _with_threads(num_threads: int) -> Iterator[None]:
     before = torch.get_num_threads()
-    wanted = min(all_threads, num_bytes // BYTES_PER_THREAD)
-    if wanted <= before:
-        yield
-        return
-    torch.set_num_threads(wanted)
+    torch.set_num_threads(num_threads)
     try:
         yield
     finally:

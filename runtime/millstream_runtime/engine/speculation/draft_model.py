@@ -61,6 +61,7 @@ class _Drafting:
             self.blocks[0],
             len(self.blocks),
             None if self.is_contiguous else [*self.blocks],
+            num_drafts=num_tokens - 1 if num_tokens <= ALWAYS_TOKENS else 0,  # then attention takes it as a check
         )
 
 
@@ -134,7 +135,7 @@ class DraftModelDrafter:
                 chosen.append(one)
         if not chosen:
             return []
-        chosen.sort(key=lambda one: (one.stop - one.progress.num_computed > 1, one.blocks[0]))
+        chosen.sort(key=_place_in_step)
         num_tokens = sum(one.stop - one.progress.num_computed for one in chosen)
         began = self._clock()
         drafting = self._read(chosen, num_tokens)
@@ -188,6 +189,12 @@ class DraftModelDrafter:
             return []
         logits = self._forward.logits(residual, rows)
         return self._choice.choose(logits, [(one.sequence, len(one.drafts)) for one in drafting])
+
+
+def _place_in_step(one: _Drafting) -> tuple[bool, bool, int]:
+    """Decodes first, then what attention takes as checks, then prompts, each by their place in the pool."""
+    num_tokens = one.stop - one.progress.num_computed
+    return num_tokens > 1, num_tokens > ALWAYS_TOKENS, one.blocks[0]
 
 
 def _unread(one: _Drafting) -> tuple[int, int]:
