@@ -6,8 +6,9 @@
 sizes; the time of drafting included), `goodput` puts both together. What is left here are three rules:
 
 - Hysteresis. A batch begins to draft where that promises `LEAST_GAIN` more, and stops where it gives less than none.
-- Exploration. What was not timed for long is tried: a step without drafts where there are always some, a step with
-  drafts where there are none. The seconds this loses stay below 1 % of all seconds of decoding.
+- Exploration. What was not timed for long is tried, and sooner what may be the best: a step without drafts where there
+  are always some, a step with drafts where there are none. The seconds this loses stay below 1 % of all seconds of
+  decoding.
 - Load. While the queue is long, before requests are refused, nothing drafts and nothing is tried.
 
 A draft length that follows goodput is TurboSpec's (Liu et al. 2024, arXiv 2406.14066). No torch, no clock, no
@@ -29,6 +30,9 @@ LEAST_GAIN = 1.02
 # Of the seconds of decoding. What trials lose beyond what was expected of them comes on top, and delays the next.
 PLANNED_EXPLORATION = 0.008
 STALE_STEPS, MOST_STALE_STEPS = 256, 4096  # since a length was timed, until it is tried again
+# The same of a length that is expected to be nearly as good as the best: it may be better.
+CLOSE_STEPS, CLOSE_GOODPUT = 32, 0.8
+EXPECTED_CHECKS = 3  # a model's drafts are expected to stand as if so many had stood before the first request
 # Batch sizes above each of these share their times with those up to the next.
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
@@ -93,13 +97,14 @@ class _Bucket:
     drafts: bool = False  # whether steps draft, apart from trials
     patience_steps: dict[int, int] = field(default_factory=dict)  # until a length is tried again
 
-    def is_due(self, length: int) -> bool:
-        """Whether steps of this length were not timed for long."""
-        return not self.costs.is_timed(length) or self.costs.age_steps(length) > self._patience_steps(length)
+    def is_due(self, length: int, *, is_close: bool) -> bool:
+        """Whether steps of this length were not timed for long. `is_close`: it is expected to be nearly the best."""
+        patience = CLOSE_STEPS if is_close else self._patience_steps(length)
+        return not self.costs.is_timed(length) or self.costs.age_steps(length) > patience
 
-    def tried(self, length: int) -> None:
+    def tried(self, length: int, *, is_close: bool) -> None:
         """The next trial of this length waits twice as long: what was slower before is seldom quicker now."""
-        if self.costs.is_timed(length):
+        if self.costs.is_timed(length) and not is_close:
             self.patience_steps[length] = min(2 * self._patience_steps(length), MOST_STALE_STEPS)
 
     def _patience_steps(self, length: int) -> int:
@@ -125,7 +130,13 @@ class Governor:
         self._acceptance = Acceptance(max_draft_tokens)
         self._buckets: dict[int, _Bucket] = {}
         self._trial: _Trial | None = None
+        self._saves_for_step = False  # whether there is a length to be tried for which the budget is too small yet
         self._compares_unchecked = compares_unchecked
+        if not compares_unchecked:
+            # Drafts of a model are not seen unless they are paid for, so the first requests are given a chance.
+            for _ in range(EXPECTED_CHECKS):
+                self._acceptance.observe(None, max_draft_tokens, max_draft_tokens)
+            self._acceptance.forget(None)
         self._unseen_steps: dict[Hashable, int] = {}  # since drafts of a request were observed
         self._by_length = [LengthTotals()] * (max_draft_tokens + 1)
         self._length = self._decode_seconds = self._exploration_seconds = 0.0
@@ -156,8 +167,8 @@ class Governor:
 
     def observe_step(self, num_decodes: int, num_drafts: int, num_tokens: int, seconds: float) -> None:
         """See `DraftLengths.observe_step`."""
-        length = num_drafts / num_decodes
-        self._bucket(num_decodes).costs.observe(length, seconds)
+        length, costs = num_drafts / num_decodes, self._bucket(num_decodes).costs
+        costs.observe(length, seconds)
         self._length = length
         self._decode_seconds += seconds
         rounded = -(-num_drafts // num_decodes)
@@ -165,7 +176,8 @@ class Governor:
         self._by_length[rounded] = LengthTotals(tokens_before + num_tokens, seconds_before + seconds)
         if self._trial is not None:
             trial, self._trial = self._trial, None
-            self._exploration_seconds += max(0.0, seconds - trial.tokens / trial.usual.tokens_per_second)
+            # By what such steps take: that another process held this one up is no loss of the trial.
+            self._exploration_seconds += max(0.0, costs.seconds(length) - trial.tokens / trial.usual.tokens_per_second)
 
     def observe_costs(self, num_decodes: int, num_drafts: int, seconds: float) -> None:
         """See `DraftLengths.observe_costs`."""
@@ -193,8 +205,9 @@ class Governor:
         place = bisect.bisect_left(BUCKETS, num_decodes)
         bucket = self._buckets.get(place)
         if bucket is None:
-            larger = min((one for one in self._buckets if one > place), default=None)
-            costs = None if larger is None else self._buckets[larger].costs
+            # In a larger batch drafts weigh more, so it is the safer guess.
+            known = sorted(self._buckets, key=lambda one: (one < place, abs(one - place)))
+            costs = self._buckets[known[0]].costs if known else None
             bucket = self._buckets[place] = _Bucket(StepCosts(self._max_draft_tokens, costs))
         return bucket
 
@@ -214,29 +227,34 @@ class Governor:
         self, bucket: _Bucket, num_decodes: int, marginals: Mapping[K, list[float]], usual: Goodput
     ) -> int | None:
         """A length whose time is unknown or old, for all requests of a step; None where nothing is to be tried."""
+        self._saves_for_step = False
         longest = max(len(of) for of in marginals.values())
         now = -(-usual.num_drafts // num_decodes)
         for length in (longest, 1, 0, now + 1, now - 1):
-            if not 0 <= length <= longest or length == now or not bucket.is_due(length):
+            if not 0 <= length <= longest or length == now:
                 continue
             tried = [one for of in marginals.values() for one in of[:length]]
             seconds = bucket.costs.seconds(len(tried) / num_decodes)
             trial = Goodput(len(tried), num_decodes + sum(tried), seconds)
+            is_close = trial.tokens_per_second >= CLOSE_GOODPUT * usual.tokens_per_second
+            if not bucket.is_due(length, is_close=is_close):
+                continue
             if self._begin_trial(trial, usual):
-                bucket.tried(length)
+                bucket.tried(length, is_close=is_close)
                 return length
+            self._saves_for_step |= is_close
         return None
 
     def _try_request(
         self, bucket: _Bucket, marginals: Mapping[K, list[float]], num_decodes: int, usual: Goodput
     ) -> dict[K, int]:
         """Drafts of the request of which none were seen for longest: it may have become easier to guess."""
-        if self._compares_unchecked:
+        if self._compares_unchecked or self._saves_for_step:
             return {}
         for request in marginals:
             self._unseen_steps[request] = self._unseen_steps.get(request, 0) + 1
         oldest = max(marginals, key=lambda one: self._unseen_steps[one])
-        drafts = marginals[oldest]
+        drafts = marginals[oldest][:1]  # the cheapest: whether the first stands says most about those behind it
         seconds = bucket.costs.seconds(len(drafts) / num_decodes)
         trial = Goodput(len(drafts), num_decodes + sum(drafts), seconds)
         return {oldest: len(drafts)} if self._begin_trial(trial, usual) else {}

@@ -4,25 +4,33 @@
     seconds            1.3      ?      ?      ?    2.4     measured at knots, a line between them
 
 A step whose drafts per decode lie between two knots moves both, by its share of each (normalised least mean squares).
+All other knots move by a part of the same ratio: what makes steps slower is mostly another process or longer contexts,
+which does so at every length. So a knot that was timed long ago stays comparable with one that is timed all the time.
+Each draft costs about as much as the one before it, so knots with drafts are drawn towards the line that fits them
+best: the less a knot was timed, the more.
+
 Behind the last measured knot the line goes on. Where only steps without drafts were timed, drafts are taken to cost
-what they cost in a larger batch, where they weigh more; without one, each counts as much as a step.
+what they cost in another batch; without one, each counts as much as a step.
 """
 
 from __future__ import annotations
 
 import math
 
-RATE = 0.1  # of a step's deviation that is learned: about ten steps are remembered
+# Of a step's deviation: what every knot learns, and what the knots that it touches learn on top of it.
+SHARED_RATE, OWN_RATE = 0.08, 0.04
 FIRST_STEPS = 4  # are averaged instead
 MOST_DEVIATION = 0.3  # of what is known: a step that another process held up teaches little
+FIT_STEPS = 16.0  # as many steps as the fitted line counts at each knot
+MOST_WEIGHT = 50.0  # steps that a knot remembers, about 2 / OWN_RATE
 
 
 class StepCosts:
     """See above. `max_draft_tokens`: the last knot."""
 
-    def __init__(self, max_draft_tokens: int, larger: StepCosts | None = None) -> None:
-        """`larger`: of a larger batch, for what was not timed here."""
-        self._larger = larger
+    def __init__(self, max_draft_tokens: int, other: StepCosts | None = None) -> None:
+        """`other`: of another batch size, for what was not timed here."""
+        self._other = other
         self._knots: list[float | None] = [None] * (max_draft_tokens + 1)
         self._weights = [0.0] * (max_draft_tokens + 1)  # steps that each knot has seen, by their share
         self._last_steps = [0] * (max_draft_tokens + 1)
@@ -46,6 +54,9 @@ class StepCosts:
         touched = {low: 1 - share, low + 1: share} if share else {low: 1.0}
         expected = self._begin(touched, drafts_per_decode, seconds)
         deviation = min(seconds - expected, MOST_DEVIATION * expected)
+        if all(self._weights[knot] >= FIRST_STEPS for knot in touched):
+            shared = 1 + SHARED_RATE * deviation / expected
+            self._knots = [None if one is None else one * shared for one in self._knots]
         norm = sum(weight * weight for weight in touched.values())
         for knot, weight in touched.items():
             known = self._knots[knot]
@@ -53,7 +64,7 @@ class StepCosts:
                 continue
             # The first steps of a knot may have been held up too, so a quicker one counts half.
             is_new = self._weights[knot] < FIRST_STEPS
-            rate = max(RATE, 1 / (1 + self._weights[knot]), 0.5 if is_new and deviation < 0 else 0.0)
+            rate = max(OWN_RATE, 1 / (1 + self._weights[knot]), 0.5 if is_new and deviation < 0 else 0.0)
             self._knots[knot] = max(known + rate * deviation * weight / norm, seconds * 1e-3)
             self._weights[knot] += weight
             if weight >= 0.5:
@@ -61,6 +72,41 @@ class StepCosts:
 
     def seconds(self, drafts_per_decode: float) -> float:
         """What a step is expected to take; 0 where nothing was timed."""
+        line, low = self.line(), math.floor(drafts_per_decode)
+        share = drafts_per_decode - low
+        return line[low] + share * (line[low + 1] - line[low]) if share else line[low]
+
+    def line(self) -> list[float]:
+        """`seconds` at all knots."""
+        if self._line is None:
+            measured = [self._measured(knot) for knot in range(len(self._knots))]
+            self._line = self._drawn_to_fit(measured)
+        return self._line
+
+    def _drawn_to_fit(self, measured: list[float]) -> list[float]:
+        """Knots with drafts, each drawn towards the straight line through those that were timed."""
+        timed = [
+            (knot, min(weight, MOST_WEIGHT), measured[knot])
+            for knot, weight in enumerate(self._weights)
+            if knot and weight > 0
+        ]
+        if len(timed) < 2:
+            return measured
+        total = sum(weight for _, weight, _ in timed)
+        middle = sum(knot * weight for knot, weight, _ in timed) / total
+        level = sum(seconds * weight for _, weight, seconds in timed) / total
+        spread = sum(weight * (knot - middle) ** 2 for knot, weight, _ in timed)
+        slope = sum(weight * (knot - middle) * seconds for knot, weight, seconds in timed) / spread
+        drawn = measured[:1]
+        for knot in range(1, len(measured)):
+            weight = min(self._weights[knot], MOST_WEIGHT)
+            fitted = level + slope * (knot - middle)
+            part = FIT_STEPS / (FIT_STEPS + weight) if fitted > 0 else 0.0
+            drawn.append(measured[knot] + part * (fitted - measured[knot]))
+        return drawn
+
+    def _measured(self, drafts_per_decode: int) -> float:
+        """What a step is expected to take by the knots around it."""
         low, high = self._around(drafts_per_decode)
         if low is None:
             return 0.0 if high is None else self._at(high)
@@ -70,12 +116,6 @@ class StepCosts:
         if high is not None:
             return at_low + (self._at(high) - at_low) * (drafts_per_decode - low) / (high - low)
         return at_low + self._slope_behind(low) * (drafts_per_decode - low)
-
-    def line(self) -> list[float]:
-        """`seconds` at all knots."""
-        if self._line is None:
-            self._line = [self.seconds(knot) for knot in range(len(self._knots))]
-        return self._line
 
     def _begin(self, touched: dict[int, float], drafts_per_decode: float, seconds: float) -> float:
         """Give knots that no step has touched a first value; return what this step was then expected to take."""
@@ -111,7 +151,7 @@ class StepCosts:
     def _slope_behind(self, last: int) -> float:
         """Seconds per draft behind the last measured knot: as its segment, or as the line from the first if steeper."""
         if not last:
-            return self._at(0) * (1.0 if self._larger is None else self._larger.relative_slope())
+            return self._at(0) * (1.0 if self._other is None else self._other.relative_slope())
         base = self._knots[0]
         before = [knot for knot in range(last) if self._knots[knot] is not None]
         if base is None or not before:

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from benchmarks.governor_simulator import (
+    BUSY_DRAFT,
     DEMO_DRAFT,
     DEMO_NGRAM,
     ONE_CALL,
@@ -17,9 +18,10 @@ from benchmarks.governor_simulator import (
     scenarios,
     simulate,
 )
+from millstream_runtime.engine.scheduling.scheduler import MOST_STEP_DRAFTS
 from millstream_runtime.engine.speculation.governor import Governor
 
-MOST = 4
+MOST, MOST_LONG = 4, 8
 MOST_REGRET = 0.03
 NAMES = [
     "creative at 1",
@@ -44,6 +46,26 @@ def test_no_fixed_length_is_much_better(name: str, costs: Costs, compares_unchec
     run = simulate(phases, governor, costs, MOST, compares_unchecked=compares_unchecked)
     assert run.seconds <= (1 + MOST_REGRET) * min(fixed)
     assert governor.stats().exploration_seconds <= 0.01 * run.seconds
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+def test_it_finds_long_drafts_though_steps_vary_by_a_third(batch: int) -> None:
+    """A machine with other work, from the first request behind the warm-up on."""
+    took = best = 0.0
+    for seed in (1, 2):
+        rng = random.Random(seed)
+        phases = [Phase(batch, answers(["own text"], 8 + 3 * batch, rng))]
+        governor = Governor(MOST_LONG, compares_unchecked=False)
+        for size in (1, 4, 16):
+            most = min(MOST_LONG, MOST_STEP_DRAFTS // size)
+            for length in (0, most, 1) * 5:
+                seconds = BUSY_DRAFT.seconds(size, [length] * size if length else [], rng)
+                governor.observe_costs(size, size * length, seconds)
+        run = simulate(phases, governor, BUSY_DRAFT, MOST_LONG, compares_unchecked=False, seed=seed)
+        fixed = [simulate(phases, Fixed(length), BUSY_DRAFT, MOST_LONG).seconds for length in (0, 1, 4, MOST_LONG)]
+        took, best = took + run.seconds, best + min(fixed)
+        assert governor.stats().exploration_seconds <= 0.01 * run.seconds
+    assert best >= 0.9 * took
 
 
 @pytest.mark.parametrize("first", ["creative", "own text"])
