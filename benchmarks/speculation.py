@@ -6,10 +6,10 @@
     python -m benchmarks.speculation --processor-time     # for a machine with other load: one thread's processor time
 
 A round computes the answers with each setting in turn, each round beginning with another: without drafts, with each
-fixed number of them, and with the governor, which learns in a round that is not counted. Counted are steps without
-prompts. The ratio is tokens per second with drafts over without, the median of the rounds. At batch 1 every answer must
-be the one without drafts, or the run ends with an error; in larger batches those that differ are counted, since a batch
-of another size adds in another order.
+fixed number of them, and with the governor, which learns in a round that is not counted. All compute with the threads
+that the setting without drafts measured. Counted are steps without prompts. The ratio is tokens per second with drafts
+over without, the median of the rounds. At batch 1 every answer must be the one without drafts, or the run ends with an
+error; in larger batches those that differ are counted, since a batch of another size adds in another order.
 """
 
 from __future__ import annotations
@@ -189,6 +189,8 @@ def compare(case: Case, args: argparse.Namespace, batch: int) -> list[Any]:
 
     sides = [side(count, GovernorMode.DISABLED) for count in (0, *args.drafts)]
     sides.append(side(max(args.drafts), GovernorMode.ENFORCE))
+    for one in sides:  # each measured them by itself, and on a busy machine found others: that is no gain of drafts
+        one.engine._policy.threads = sides[0].engine.threads  # type: ignore[misc]
     for turn in range(args.rounds + 1):
         first = turn % len(sides)
         for one in [*sides[first:], *sides[:first]]:
