@@ -88,6 +88,12 @@ class SpeculationMethod(StrEnum):
     DISABLED = "Disabled"
     N_GRAM = "NGram"
     DRAFT_MODEL = "DraftModel"
+    EAGLE = "EAGLE"
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether a folder of weights proposes them."""
+        return self in (SpeculationMethod.DRAFT_MODEL, SpeculationMethod.EAGLE)
 
 
 class AcceptanceRule(StrEnum):
@@ -149,7 +155,8 @@ CAPABILITIES = Capabilities(
     max_pipeline_parallel_size=1,
     kv_layouts=frozenset({"OneTable", "TablePerGroup"}),
     cpu_kv_cache_methods=frozenset({"None", "FP8", "INT8"}),
-    cpu_speculation_methods=frozenset(SpeculationMethod),
+    # No plan counts an EAGLE head's memory yet, so it is served by hand alone.
+    cpu_speculation_methods=frozenset(SpeculationMethod) - {SpeculationMethod.EAGLE},
 )
 
 
@@ -214,7 +221,7 @@ class BootConfig:
     kv_cache_dtype: KVCacheDType = KVCacheDType.AUTO  # how keys and values are stored
     speculation_method: SpeculationMethod = SpeculationMethod.DISABLED
     max_draft_tokens: int | None = None  # proposed at a time
-    draft_model: str | None = None  # folder of the model that proposes tokens, like `model`
+    draft_model: str | None = None  # folder of the model or the head that proposes tokens
     speculation_acceptance: AcceptanceRule = AcceptanceRule.IDENTITY
     api_keys_file: str | None = None  # one key a line; None: everyone may ask
     drain_timeout_seconds: int = 600
@@ -265,14 +272,15 @@ class BootConfig:
                     f"--max-draft-tokens is {self.max_draft_tokens}, but nothing proposes tokens; set "
                     "--speculation-method too."
                 )
-        if method is SpeculationMethod.DRAFT_MODEL and not self.draft_model:
+        if method.has_weights and not self.draft_model:
+            named = "draft model" if method is SpeculationMethod.DRAFT_MODEL else "head"
             raise InvalidConfigError(
-                f"--speculation-method is {method.value}, but --draft-model is missing; name the draft model's folder."
+                f"--speculation-method is {method.value}, but --draft-model is missing; name the {named}'s folder."
             )
-        if method is not SpeculationMethod.DRAFT_MODEL and self.draft_model is not None:
+        if not method.has_weights and self.draft_model is not None:
             raise InvalidConfigError(
                 f"--draft-model is {self.draft_model!r}, but --speculation-method is {method.value}; set it to "
-                f"{SpeculationMethod.DRAFT_MODEL.value}, or leave --draft-model out."
+                f"{SpeculationMethod.DRAFT_MODEL.value} or {SpeculationMethod.EAGLE.value}, or leave --draft-model out."
             )
         if method is not SpeculationMethod.DRAFT_MODEL and self.speculation_acceptance is AcceptanceRule.DISTRIBUTION:
             raise InvalidConfigError(
@@ -286,8 +294,8 @@ class BootConfig:
         """Tokens proposed at a time, at most; 0 without speculation."""
         if self.speculation_method is SpeculationMethod.DISABLED:
             return 0
-        is_model = self.speculation_method is SpeculationMethod.DRAFT_MODEL
-        return self.max_draft_tokens or (DEFAULT_MODEL_DRAFT_TOKENS if is_model else DEFAULT_NGRAM_DRAFT_TOKENS)
+        has_weights = self.speculation_method.has_weights
+        return self.max_draft_tokens or (DEFAULT_MODEL_DRAFT_TOKENS if has_weights else DEFAULT_NGRAM_DRAFT_TOKENS)
 
     def config_hash(self) -> str:
         """Sixteen hex digits of SHA-256 over this half: equal configs have equal hashes on every machine."""
@@ -398,13 +406,13 @@ def argument_parser(parser: argparse.ArgumentParser | None = None) -> argparse.A
         "how long a step with prompts may last beside running answers (default: 50 on a CPU, no bound on a GPU)",
     )
     one_of("--speculation-method", SpeculationMethod, "what proposes tokens for steps to check (default: Disabled)")
-    integer("--max-draft-tokens", "tokens proposed at a time, 1 to 16 (default: 4; of a draft model 5)")
+    integer("--max-draft-tokens", "tokens proposed at a time, 1 to 16 (default: 4; of a draft model or head 5)")
     one_of(
         "--speculation-governor",
         GovernorMode,
         "whether measured gains choose how many are checked; Observe: they are only reported (default: Enforce)",
     )
-    flag("--draft-model", metavar="DIR", help="folder of the model that proposes tokens, for DraftModel")
+    flag("--draft-model", metavar="DIR", help="folder of the model, or the EAGLE head, that proposes tokens")
     one_of(
         "--speculation-acceptance",
         AcceptanceRule,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millstream_runtime.config import DEFAULT_NGRAM_DRAFT_TOKENS, AcceptanceRule, RuntimeConfig, SpeculationMethod
+from millstream_runtime.engine.eagle.head_shard import LoadedHead
 from millstream_runtime.engine.ending import Ending
 from millstream_runtime.engine.execution.kernel_choice import sampler_kernels
 from millstream_runtime.engine.execution.last_tokens import LastTokens
@@ -23,6 +24,7 @@ from millstream_runtime.engine.speculation.draft_choice import Drawn
 from millstream_runtime.engine.speculation.draft_model import DRAFT_LAG_TOKENS, DraftModelDrafter
 from millstream_runtime.engine.speculation.drafter import Drafter
 from millstream_runtime.engine.speculation.drafting import Drafting
+from millstream_runtime.engine.speculation.eagle import EagleDrafter
 from millstream_runtime.engine.speculation.ngram import NGramDrafter
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.loading.checkpoint_digest import checkpoint_digest
@@ -88,24 +90,28 @@ def make_drafting(
         return min(ending.tokens_left(sequence), at_same_angles + 1)
 
     most_drafts = config.draft_tokens or DEFAULT_NGRAM_DRAFT_TOKENS
-    of_model = None
-    if drafter is None and loaded.draft is not None:
-        of_model = DraftModelDrafter(
-            loaded.draft.forward,
-            loaded.shard_config.policy,
-            config.block_size_tokens,
-            loaded.draft.context_tokens,
-            config.max_num_batched_tokens,
-            choice=Drawn(model.vocab_size) if config.speculation_acceptance is AcceptanceRule.DISTRIBUTION else None,
-        )
+    with_weights = _drafter_with_weights(config, loaded) if drafter is None else None
     return Drafting(
-        drafter or of_model or NGramDrafter(),
+        drafter or with_weights or NGramDrafter(),
         most_drafts,
         model.vocab_size,
         most_tokens,
         config.speculation_governor,
-        None if of_model is None else make_room,
+        None if with_weights is None else make_room,
     )
+
+
+def _drafter_with_weights(config: RuntimeConfig, loaded: LoadedModel) -> Drafter | None:
+    """Of the draft model or the EAGLE head that is loaded."""
+    draft, policy = loaded.draft, loaded.shard_config.policy
+    block, most_tokens = config.block_size_tokens, config.max_num_batched_tokens
+    if draft is None:
+        return None
+    if isinstance(draft, LoadedHead):
+        return EagleDrafter(draft.forward, policy, block, draft.context_tokens, most_tokens)
+    is_drawn = config.speculation_acceptance is AcceptanceRule.DISTRIBUTION
+    choice = Drawn(loaded.shard_config.model_config.vocab_size) if is_drawn else None
+    return DraftModelDrafter(draft.forward, policy, block, draft.context_tokens, most_tokens, choice=choice)
 
 
 def engine_stats(

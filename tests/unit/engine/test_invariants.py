@@ -6,7 +6,7 @@ cache, and afterwards every KV block must be free. A way also says how to see th
 
 The first half holds this for many ways and samplings on one model, each also as a GPU would carry out steps: decodes
 replayed from recordings (a tape stands in for CUDA graphs), steps overlapped, and both; and with drafts, of which some
-are right, some wrong and some no tokens at all, or by a draft model. The second half holds it for
+are right, some wrong and some no tokens at all, by a draft model, or by an EAGLE head. The second half holds it for
 every model family and the ways that could treat families differently, against `transformers`.
 """
 
@@ -33,6 +33,7 @@ from tests.support.crowded import Crowded, crowd
 from tests.support.draft_pool import wrong_draft_blocks
 from tests.support.drafters import OftenRight, RandomLengths
 from tests.support.eager_recorder import EagerRecorder
+from tests.support.eagle_heads import EagleReference, WriteHead, watch_drafts
 from tests.support.engines import MakeEngine, WriteModel, generate
 from tests.support.family_cases import CASES, UNEVEN_HEADS, Models
 from tests.support.small_pool import shrink_pool
@@ -168,6 +169,7 @@ DRAFT_MODEL = {
     "speculation_method": SpeculationMethod.DRAFT_MODEL,
     "speculation_governor": GovernorMode.DISABLED,
 }
+EAGLE = DRAFT_MODEL | {"speculation_method": SpeculationMethod.EAGLE}
 WAYS = {
     "one after another": Way(one_after_another, NO_CACHE),
     "all at once": Way(all_at_once, NO_CACHE),
@@ -348,6 +350,35 @@ def test_a_draft_model_changes_no_token(
         found = engine.stats().speculation
         assert found is not None
         assert found.num_accepted_tokens < 0.3 * found.num_draft_tokens, "random weights know nothing"
+
+
+@pytest.fixture(scope="module")
+def eagle_reference(write_model: WriteModel, write_head: WriteHead) -> EagleReference:
+    """It knows again what it was asked in another way."""
+    return EagleReference(write_model(), write_head(write_model()))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_eagle_head_changes_no_token(
+    way: str,
+    write_model: WriteModel,
+    write_head: WriteHead,
+    make_engine: MakeEngine,
+    alone: Callable[[str], Answers],
+    eagle_reference: EagleReference,
+) -> None:
+    """What it drafts is what it would draft of each request alone, by transformers' layers."""
+    circumstance, folder = WAYS[way], write_model()
+    method = EAGLE | {"draft_model": str(write_head(folder))}
+    engine = engine_in(replace(circumstance, config=circumstance.config | method), make_engine, folder, "speculating")
+    wrong = watch_drafts(engine, eagle_reference)
+    sampling = "seeded, filtered and penalised"
+    assert circumstance.run(engine, make_requests(SAMPLINGS[sampling])) == alone(sampling)
+    assert circumstance.happened(engine)
+    assert wrong == []
+    found = engine.stats().speculation
+    assert found is not None
+    assert found.num_draft_tokens > 100
 
 
 @pytest.mark.parametrize("execution", [*EXECUTIONS, *CROWDED, *SPECULATING])

@@ -40,6 +40,10 @@ class DraftShard:
 
     def token_bytes(self, config: RuntimeConfig, dtype_bytes: int) -> int:
         """What its pool keeps of one token."""
+        return self.key_bytes(config, dtype_bytes)
+
+    def key_bytes(self, config: RuntimeConfig, dtype_bytes: int) -> int:
+        """Of its keys and values of one token."""
         shape = self.model_config
         return kv_token_bytes(config.kv_cache_dtype.method, *shape.kv_shape, dtype_bytes) * shape.num_layers
 
@@ -63,34 +67,42 @@ def resolve_draft(config: RuntimeConfig, target: shard.ShardConfig) -> DraftShar
     """
     if config.speculation_method is not SpeculationMethod.DRAFT_MODEL or config.draft_model is None:
         return None
-    folder = Path(config.draft_model)
-    if not folder.is_dir():
-        raise InvalidConfigError(
-            f"--draft-model is {config.draft_model!r}, which is no folder; name a folder with config.json, "
-            "*.safetensors and the target's tokenizer."
-        )
+    folder = draft_folder(config, "*.safetensors and the target's tokenizer")
     shape = load_model_config(folder)
     shard.require_format(shape, target.device)
     _require_same_vocabulary(Path(config.model), target.model_config, folder, shape)
     shape = replace(shape, max_model_len=min(shape.longest_context_tokens, target.model_config.max_model_len))
     weight_bytes = expected_weights(shape, target.dtype).num_bytes
-    _require_fit(config, target, weight_bytes)
+    require_fit(config, target, weight_bytes)
     context_tokens = 1 + shape.tokens_at_same_angles(1)
     if context_tokens < target.model_config.max_model_len:
         log.warning("draft_context", draft_model=config.draft_model, tokens=context_tokens)
     return DraftShard(folder, shape, context_tokens, weight_bytes)
 
 
+def draft_folder(config: RuntimeConfig, content: str) -> Path:
+    """Return the folder of `--draft-model`. `content`: what it has beside config.json."""
+    folder = Path(config.draft_model or "")
+    if not folder.is_dir():
+        raise InvalidConfigError(
+            f"--draft-model is {config.draft_model!r}, which is no folder; name a folder with config.json, {content}."
+        )
+    return folder
+
+
 def load_draft(config: RuntimeConfig, target: shard.ShardConfig, draft: DraftShard) -> Decoder:
     """Load its weights. The target's, which come after, keep their memory."""
-    copy_budget_bytes = 0
-    if target.device.type == "cpu":
-        limit_bytes = memory_limit_bytes() // config.tensor_parallel_size
-        needed_bytes = draft.weight_bytes + _target_bytes(target) // config.tensor_parallel_size
-        copy_budget_bytes = pool_size.copy_budget_bytes(limit_bytes, resident_bytes(), needed_bytes)
-    return load_model(
-        draft.model_config, draft.folder, target.dtype, target.device, copy_budget_bytes=copy_budget_bytes
-    )
+    budget_bytes = copy_budget_bytes(config, target, draft)
+    return load_model(draft.model_config, draft.folder, target.dtype, target.device, copy_budget_bytes=budget_bytes)
+
+
+def copy_budget_bytes(config: RuntimeConfig, target: shard.ShardConfig, draft: DraftShard) -> int:
+    """Return what second copies of its weights may take, on a device that uses them."""
+    if target.device.type != "cpu":
+        return 0
+    limit_bytes = memory_limit_bytes() // config.tensor_parallel_size
+    needed_bytes = draft.weight_bytes + _target_bytes(target) // config.tensor_parallel_size
+    return pool_size.copy_budget_bytes(limit_bytes, resident_bytes(), needed_bytes)
 
 
 def size_pools(
@@ -169,7 +181,8 @@ def _require_same_vocabulary(target_folder: Path, target: ModelConfig, folder: P
         )
 
 
-def _require_fit(config: RuntimeConfig, target: shard.ShardConfig, weight_bytes: int) -> None:
+def require_fit(config: RuntimeConfig, target: shard.ShardConfig, weight_bytes: int) -> None:
+    """Refuse weights that are larger than the target's, or do not fit next to them."""
     target_bytes, gibibytes = _target_bytes(target), pool_size.gibibytes
     if weight_bytes > target_bytes:
         raise InvalidConfigError(

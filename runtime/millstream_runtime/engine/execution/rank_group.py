@@ -20,7 +20,8 @@ from typing import Protocol, TypeVar
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.distributed.messages import Allocate, Command, LoadShard, Measure, Measured, ShardLoaded
 from millstream_runtime.distributed.topology import Topology
-from millstream_runtime.engine.execution import draft_shard, shard
+from millstream_runtime.engine.eagle.head_shard import LoadedHead
+from millstream_runtime.engine.execution import draft_shard, drafts, shard
 from millstream_runtime.engine.execution.draft_shard import LoadedDraft
 from millstream_runtime.engine.execution.execution_mode import Execution, choose
 from millstream_runtime.engine.execution.forward import Forward
@@ -132,7 +133,7 @@ class LoadedModel:
     execution: Execution
     kernels: tuple[KernelChoice, ...]
     kernel_lookups: Mapping[str, int]  # of variants that were compiled ahead, by result
-    draft: LoadedDraft | None = None
+    draft: LoadedDraft | LoadedHead | None = None
 
 
 def load_on_ranks(
@@ -157,14 +158,14 @@ def load_on_ranks(
         execution = choose(config, shard_config.model_config, shard_config.device, ranks.size)
     recorder = execution.recorder
     kernels = _choose_kernels(config, shard_config, ranks, execution)
-    draft = draft_shard.resolve_draft(config, shard_config)
+    draft = drafts.resolve(config, shard_config)
     rank_group.broadcast(LoadShard(config))
-    draft_model = None if draft is None else draft_shard.load_draft(config, shard_config, draft)
+    draft_model = None if draft is None else drafts.load(config, shard_config, draft)
     model, kernels, lookups = _load(config, shard_config, ranks, on_read, kernels)
     rank_group.gather(ShardLoaded)
     on_phase("SizingKVCache", f"{pool_size.gibibytes(model.weight_bytes)} of weights are loaded.")
     rank_group.broadcast(Measure())
-    draft_step_bytes = 0 if draft is None else draft_shard.largest_step_bytes(config, shard_config, draft)
+    draft_step_bytes = 0 if draft is None else drafts.largest_step_bytes(config, shard_config, draft)
     with rank_group.computing():
         budget = shard.measure_memory(
             config,
@@ -191,7 +192,7 @@ def load_on_ranks(
     use = shard.memory_use(config, model, cache, pool, budget, graphs_bytes)
     loaded_draft = None
     if draft is not None and draft_model is not None:
-        loaded_draft = draft_shard.make_draft(config, shard_config, draft, draft_model, cache.layout, pool.num_blocks)
+        loaded_draft = drafts.make(config, shard_config, draft, draft_model, forward, cache.layout, pool.num_blocks)
         use = replace(
             use, draft_weights_bytes=loaded_draft.weights_bytes, draft_kv_cache_bytes=loaded_draft.kv_cache_bytes
         )

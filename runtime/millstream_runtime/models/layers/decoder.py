@@ -66,13 +66,7 @@ class Decoder:
         self._embedding = _load_embedding(config, weights)
         self._norm = layers_of(weights).rms_norm(self._load_norm(weights), config.rms_norm_eps)
         self._head = _load_head(config, weights, self._embedding.weight)
-        # With a kernel that rotates: cosines and sines of each pair, in float32.
-        self._rotates = layers_of(weights).rotates
-        self._tables = (
-            []
-            if weights.device.type == "meta"
-            else [_table(rope, config, weights) for rope in (config.rope, *more_ropes)]
-        )
+        self._rotary_steps = RotarySteps(config, weights, more_ropes)
         self.weight_bytes = weights.num_bytes
 
     def forward(
@@ -90,17 +84,19 @@ class Decoder:
 
     def step(self, positions: Tensor, attention: Attention) -> Step:
         """What the layers of one forward pass share; see `forward`."""
-        if self._rotates:
-            return Step([], attention, positions, self._tables)
-        rotations = [
-            (cos.index_select(0, positions).unsqueeze(1), sin.index_select(0, positions).unsqueeze(1))
-            for cos, sin in self._tables
-        ]
-        return Step(rotations, attention, positions)
+        return self._rotary_steps(positions, attention)
 
     def logits(self, residual: Tensor) -> Tensor:
         """`[rows, hidden]` from `forward` to `[rows, vocab]`, in the model's dtype; on ranks beyond 0 no rows."""
-        return self._head(self._norm(residual))
+        return self.logits_of_normed(self.normed(residual))
+
+    def normed(self, residual: Tensor) -> Tensor:
+        """`[rows, hidden]` from `forward` behind the final norm: what the output head reads."""
+        return self._norm(residual)
+
+    def logits_of_normed(self, x: Tensor) -> Tensor:
+        """`[rows, hidden]` as behind the final norm to `[rows, vocab]`, without a family's cap."""
+        return self._head(x)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """`[T]` int64 to the residual stream before the first layer, `[T, hidden]`."""
@@ -108,6 +104,30 @@ class Decoder:
 
     def _load_norm(self, weights: Weights) -> Tensor:
         return weights.tensor("model.norm.weight", self.config.hidden_size)
+
+
+class RotarySteps:
+    """Makes what the layers of a forward pass share, from tables of angles for all positions."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, more_ropes: Sequence[RopeConfig] = ()) -> None:
+        """`more_ropes`: as in `Decoder`."""
+        # With a kernel that rotates: cosines and sines of each pair, in float32.
+        self._rotates = layers_of(weights).rotates
+        self._tables = (
+            []
+            if weights.device.type == "meta"
+            else [_table(rope, config, weights) for rope in (config.rope, *more_ropes)]
+        )
+
+    def __call__(self, positions: Tensor, attention: Attention) -> Step:
+        """`positions`: `[T]` int64, rows of the tables."""
+        if self._rotates:
+            return Step([], attention, positions, self._tables)
+        rotations = [
+            (cos.index_select(0, positions).unsqueeze(1), sin.index_select(0, positions).unsqueeze(1))
+            for cos, sin in self._tables
+        ]
+        return Step(rotations, attention, positions)
 
 
 def pre_norm_layer(

@@ -30,7 +30,8 @@ class Checkpoint(TensorStore):
     Of a model with a vision tower it has the language model, by the names of a model without one; it skips the rest.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, names: Callable[[Iterable[str]], dict[str, str]] | None = None) -> None:
+        """`names`: of the tensors here, to those in the files, which it gets; `names_of_language_model` by default."""
         super().__init__(folder)
         self._files = {path: _open(path) for path in safetensors_files(folder)}
         stored: dict[str, Path] = {
@@ -38,7 +39,7 @@ class Checkpoint(TensorStore):
             for path, file in self._files.items()
             for name in file.keys()  # noqa: SIM118 - not a mapping
         }
-        self._stored_name = names_of_language_model(stored)
+        self._stored_name = (names or names_of_language_model)(stored)
         self._file_of = {name: stored[stored_name] for name, stored_name in self._stored_name.items()}
         self.num_skipped = len(stored) - len(self._file_of)
         self.bytes_read = 0
@@ -47,6 +48,11 @@ class Checkpoint(TensorStore):
         for file in self._files.values():
             file.__exit__(None, None, None)
         self._files.clear()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all tensors that it has."""
+        return frozenset(self._file_of)
 
     def described(self, name: str) -> DescribedTensor | None:
         path = self._file_of.get(name)

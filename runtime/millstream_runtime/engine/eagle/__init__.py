@@ -1,0 +1,1 @@
+"""An EAGLE head next to its target: weights, pools, and what it computes."""

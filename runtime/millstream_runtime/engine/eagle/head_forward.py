@@ -1,0 +1,56 @@
+"""A pass of an EAGLE head over its KV pool, with the embedding and the output head of its target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from millstream_runtime.engine.device_policy import DevicePolicy
+from millstream_runtime.engine.eagle.hidden_state_pool import HiddenStatePool
+from millstream_runtime.engine.execution.pass_input import PassInput
+from millstream_runtime.engine.execution.step_input import ChunkInput
+from millstream_runtime.engine.kv.kv_cache import KVCache
+from millstream_runtime.engine.transfer import on_device
+from millstream_runtime.models.eagle.eagle_head import EagleHead
+from millstream_runtime.models.layers.decoder import Decoder
+
+
+class HeadForward:
+    """See above. The blocks of its pool are the slots of the target's pool: chunks name slots."""
+
+    def __init__(
+        self,
+        head: EagleHead,
+        target: Decoder,
+        states: HiddenStatePool,
+        cache: KVCache,
+        policy: DevicePolicy,
+        longest_window: int | None,
+    ) -> None:
+        """`states`: the target's. `longest_window`: no layer reads further back; None: no bound."""
+        self.head, self.longest_window = head, longest_window
+        self._target, self._states, self._cache = target, states, cache
+        self._pass_input = PassInput(cache, policy, longest_window=longest_window)
+
+    def target_states(self, slots: list[int]) -> Tensor:
+        """Of the target's tokens in these slots, behind its final norm: `[len(slots), hidden]`."""
+        return self._target.normed(self._states.read(slots))
+
+    def forward(self, token_ids: list[int], states: Tensor, chunks: Sequence[ChunkInput]) -> Tensor:
+        """Return the states of the chunks' tokens `[T, hidden]`. `states` `[T, hidden]`: of the tokens before them."""
+        tensors = self._pass_input.of(token_ids, chunks)
+        embedded = self._target.embed(tensors.token_ids)
+        return self.head.forward(embedded, states, tensors.positions, tensors.attention)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """`[rows, hidden]` of `forward` to `[rows, vocab]`."""
+        return self._target.logits_of_normed(states)
+
+    def rows(self, states: Tensor, rows: Sequence[int]) -> Tensor:
+        """Some rows of `[T, hidden]`."""
+        return states[on_device(rows, states.device)]
+
+    def zero_slots(self, slots: list[int]) -> None:
+        """Zero keys and values, before another request gets them."""
+        self._cache.zero_blocks(slots)

@@ -1,0 +1,125 @@
+"""An EAGLE head beside its target: what is checked before a byte of it is read, its weights, and its pools.
+
+Two pools under the block tables of the target: the head's own keys, and the target's hidden states (`HiddenStatePool`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from millstream_runtime.config import RuntimeConfig, SpeculationMethod
+from millstream_runtime.engine.eagle.head_forward import HeadForward
+from millstream_runtime.engine.eagle.hidden_state_pool import HiddenStatePool
+from millstream_runtime.engine.execution import draft_shard, shard
+from millstream_runtime.engine.execution.draft_shard import DraftShard
+from millstream_runtime.engine.execution.forward import Forward
+from millstream_runtime.engine.kv.kv_cache import KVCache
+from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
+from millstream_runtime.kv_layout import KVLayout
+from millstream_runtime.logs import log
+from millstream_runtime.models.config.model_config import ModelConfig
+from millstream_runtime.models.eagle.eagle_folder import EagleShape, read_eagle_folder
+from millstream_runtime.models.eagle.eagle_head import EagleHead, expected_head_weights, load_head
+
+# Of the hidden size, per token of a pass, beside what a decoder layer takes: the embedding, the target's state before
+# and behind its norm, and both side by side.
+INPUT_COPIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShard(DraftShard):
+    """A head that passed all checks."""
+
+    shape: EagleShape
+
+    def token_bytes(self, config: RuntimeConfig, dtype_bytes: int) -> int:
+        """What the head's keys and the target's hidden states take of one token."""
+        return self.key_bytes(config, dtype_bytes) + self.model_config.hidden_size * dtype_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedHead:
+    """A head with its pools, ready to compute."""
+
+    forward: HeadForward
+    context_tokens: int
+    weights_bytes: int  # second copies included
+    kv_cache_bytes: int  # of both pools
+
+
+def resolve_head(config: RuntimeConfig, target: shard.ShardConfig) -> HeadShard | None:
+    """Check the head against its target; None without one.
+
+    Raises:
+        RuntimeFailure: InvalidConfig, CheckpointInvalid, UnsupportedByRuntime or OutOfMemory, in one sentence that
+            names the flag, the folder and what to do.
+    """
+    if config.speculation_method is not SpeculationMethod.EAGLE or config.draft_model is None:
+        return None
+    if target.device.type != "cpu":
+        raise RuntimeFailure(
+            FailureReason.UNSUPPORTED_BY_RUNTIME,
+            f"--speculation-method is {config.speculation_method.value}, which this version does not have on "
+            f"{target.device.type}; leave it out, or serve the model on a CPU (--device cpu).",
+        )
+    if config.tensor_parallel_size > 1:
+        raise RuntimeFailure(
+            FailureReason.UNSUPPORTED_BY_RUNTIME,
+            "--speculation-method is EAGLE, which this version does not have with --tensor-parallel-size "
+            f"{config.tensor_parallel_size}; leave one of them out.",
+        )
+    folder = draft_shard.draft_folder(config, "*.safetensors of an EAGLE-1 head")
+    shape = read_eagle_folder(folder)
+    _require_same_sizes(config, target.model_config, shape.config)
+    most = min(shape.config.longest_context_tokens, target.model_config.max_model_len)
+    shape = replace(shape, config=replace(shape.config, max_model_len=most))
+    weight_bytes = expected_head_weights(shape, target.dtype).num_bytes
+    draft_shard.require_fit(config, target, weight_bytes)
+    context_tokens = 1 + shape.config.tokens_at_same_angles(1)
+    if context_tokens < target.model_config.max_model_len:
+        log.warning("draft_context", draft_model=config.draft_model, tokens=context_tokens)
+    return HeadShard(folder, shape.config, context_tokens, weight_bytes, shape)
+
+
+def load(config: RuntimeConfig, target: shard.ShardConfig, head: HeadShard) -> EagleHead:
+    """Load its weights. The target's, which come after, keep their memory."""
+    copy_budget_bytes = draft_shard.copy_budget_bytes(config, target, head)
+    return load_head(head.shape, head.folder, target.dtype, target.device, copy_budget_bytes)
+
+
+def largest_step_bytes(config: RuntimeConfig, target: shard.ShardConfig, head: HeadShard) -> int:
+    """Return the memory of its largest pass."""
+    inputs_bytes = INPUT_COPIES * config.max_num_batched_tokens * head.model_config.hidden_size * target.dtype.itemsize
+    return draft_shard.largest_step_bytes(config, target, head) + inputs_bytes
+
+
+def make_head(
+    config: RuntimeConfig,
+    target: shard.ShardConfig,
+    head: HeadShard,
+    loaded: EagleHead,
+    forward: Forward,
+    layout: KVLayout,
+    num_blocks: int,
+) -> LoadedHead:
+    """Allocate its pools, and have `forward`, the target's, keep its hidden states. `layout`: of the target's pool."""
+    num_slots, policy = num_blocks * config.block_size_tokens, target.policy
+    cache = KVCache(
+        head.model_config, num_slots, 1, target.dtype, target.device, zeros=policy.zeros, stored=config.kv_cache_dtype
+    )
+    states = HiddenStatePool(num_slots, head.model_config.hidden_size, target.dtype, policy.zeros)
+    forward.keep_states = states.write
+    # Behind the window of the target's layers, blocks may be another request's.
+    passes = HeadForward(loaded, forward.model, states, cache, policy, layout.windows[-1])
+    return LoadedHead(passes, head.context_tokens, loaded.weight_bytes, cache.num_bytes + states.num_bytes)
+
+
+def _require_same_sizes(config: RuntimeConfig, target: ModelConfig, head: ModelConfig) -> None:
+    """It reads the target's hidden states and embeddings, and the target's output head reads what it gives."""
+    for name in ("hidden_size", "vocab_size"):
+        of_head, of_target = getattr(head, name), getattr(target, name)
+        if of_head != of_target:
+            raise InvalidConfigError(
+                f"--draft-model is {config.draft_model!r}, whose {name} is {of_head}, and that of {config.model} is "
+                f"{of_target}: an EAGLE head serves only the model that it was trained with; name a head of this one."
+            )

@@ -1,0 +1,40 @@
+"""The target's hidden states of all tokens in its KV pool, by slot: an EAGLE head reads them in place of the layers.
+
+They stand under the block tables of the keys, so whatever happens to those happens to them: a prefix that the cache
+knows has its states, what is preempted is written again, and a draft that fell is overwritten by the token that came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from millstream_runtime.engine.transfer import on_device
+
+
+class HiddenStatePool:
+    """`[slots, hidden]`: the residual stream behind the last layer, before the final norm."""
+
+    def __init__(
+        self,
+        num_slots: int,
+        hidden_size: int,
+        dtype: torch.dtype,
+        zeros: Callable[[tuple[int, ...], torch.dtype], Tensor],
+    ) -> None:
+        """`zeros(shape, dtype)` allocates a tensor."""
+        self._states = zeros((num_slots, hidden_size), dtype)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._states.numel() * self._states.element_size()
+
+    def write(self, slots: Tensor, residual: Tensor) -> None:
+        """Keep `residual` `[T, hidden]` at `slots` `[T]` int64."""
+        self._states.index_copy_(0, slots, residual)
+
+    def read(self, slots: list[int]) -> Tensor:
+        """`[len(slots), hidden]`, a copy."""
+        return self._states.index_select(0, on_device(slots, self._states.device))

@@ -1,0 +1,49 @@
+"""What proposes tokens with weights of its own: a draft model, or an EAGLE head. By method; see the file of each."""
+
+from __future__ import annotations
+
+from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.engine.eagle import head_shard
+from millstream_runtime.engine.eagle.head_shard import HeadShard, LoadedHead
+from millstream_runtime.engine.execution import draft_shard, shard
+from millstream_runtime.engine.execution.draft_shard import DraftShard, LoadedDraft
+from millstream_runtime.engine.execution.forward import Forward
+from millstream_runtime.kv_layout import KVLayout
+from millstream_runtime.models.eagle.eagle_head import EagleHead
+from millstream_runtime.models.layers.decoder import Decoder
+
+
+def resolve(config: RuntimeConfig, target: shard.ShardConfig) -> DraftShard | None:
+    """Check it against the target; None without one. Raises RuntimeFailure: it cannot serve this target."""
+    return draft_shard.resolve_draft(config, target) or head_shard.resolve_head(config, target)
+
+
+def load(config: RuntimeConfig, target: shard.ShardConfig, draft: DraftShard) -> Decoder | EagleHead:
+    """Load its weights, before the target's."""
+    if isinstance(draft, HeadShard):
+        return head_shard.load(config, target, draft)
+    return draft_shard.load_draft(config, target, draft)
+
+
+def largest_step_bytes(config: RuntimeConfig, target: shard.ShardConfig, draft: DraftShard) -> int:
+    """Return the memory of its largest pass."""
+    if isinstance(draft, HeadShard):
+        return head_shard.largest_step_bytes(config, target, draft)
+    return draft_shard.largest_step_bytes(config, target, draft)
+
+
+def make(
+    config: RuntimeConfig,
+    target: shard.ShardConfig,
+    draft: DraftShard,
+    weights: Decoder | EagleHead,
+    forward: Forward,
+    layout: KVLayout,
+    num_blocks: int,
+) -> LoadedDraft | LoadedHead:
+    """Allocate its pools, of as many blocks as the target's. `forward`, `layout`: of the target."""
+    if isinstance(weights, Decoder):
+        return draft_shard.make_draft(config, target, draft, weights, layout, num_blocks)
+    if not isinstance(draft, HeadShard):
+        raise TypeError(f"an EAGLE head cannot be made of a {type(draft).__name__}")
+    return head_shard.make_head(config, target, draft, weights, forward, layout, num_blocks)

@@ -1,0 +1,100 @@
+"""What a model is given of a step: from plain data to tensors, and the plan of attention over a KV pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from millstream_runtime.engine.attention.attention_chunk import AttentionChunk
+from millstream_runtime.engine.attention.grouped_attention import GroupedAttention
+from millstream_runtime.engine.attention.paged_attention import TorchAttention
+from millstream_runtime.engine.attention.prefill import KeptMasks
+from millstream_runtime.engine.attention.within_window import WithinWindow
+from millstream_runtime.engine.device_policy import DevicePolicy
+from millstream_runtime.engine.execution.step_input import ChunkInput
+from millstream_runtime.engine.kernel_backends import Backend
+from millstream_runtime.engine.kv.kv_cache import KVCache
+from millstream_runtime.engine.transfer import on_device
+from millstream_runtime.models.layers.attention import Attention
+
+
+class StepTensors(NamedTuple):
+    """What a model is given of a step. Token ids, positions and, of its last group of layers, slots: `[T]` int64."""
+
+    token_ids: Tensor
+    positions: Tensor
+    attention: Attention
+    slots: Tensor
+
+
+class PassInput:
+    """Makes the tensors of steps over a KV pool."""
+
+    def __init__(
+        self,
+        cache: KVCache,
+        policy: DevicePolicy,
+        backend: Backend = Backend.TORCH,
+        longest_window: int | None = None,
+    ) -> None:
+        """See `Forward`."""
+        self._cache, self._policy, self._backend = cache, policy, backend
+        self._device = cache.heads[0].device
+        self._longest_window = longest_window
+
+    def of(self, token_ids: list[int], chunks: Sequence[ChunkInput]) -> StepTensors:
+        """The tokens of all chunks, one after another."""
+        positions: list[int] = []
+        for chunk in chunks:
+            rotary_row = chunk.context_len - chunk.num_tokens + chunk.rotary_offset
+            positions += range(rotary_row, rotary_row + chunk.num_tokens)
+        num_groups = self._cache.layout.num_groups
+        by_group = [[chunk.of_group(group) for chunk in chunks] for group in range(num_groups)]
+        slots = [_slots(group, self._cache.block_size_tokens) for group in by_group]
+        inputs = on_device([token_ids, positions, *slots], self._device)
+        attentions = self._attentions(inputs[2:], [[_attention_chunk(chunk) for chunk in group] for group in by_group])
+        if len(attentions) == 1:
+            attention = attentions[0]
+            if self._longest_window is not None:
+                attention = WithinWindow(attention, self._longest_window)
+        else:
+            attention = GroupedAttention(attentions, self._cache.layout.group_of)
+        return StepTensors(inputs[0], inputs[1], attention, inputs[-1])
+
+    def _attentions(self, slots: Tensor, by_group: list[list[AttentionChunk]]) -> list[Attention]:
+        """The plan of each group of layers."""
+        if self._backend is Backend.TRITON:
+            from millstream_runtime.engine.attention.triton_attention import TritonAttention
+
+            return [TritonAttention(self._cache, own, group) for own, group in zip(slots, by_group, strict=True)]
+        kv_read, kept = self._policy.kv_read(), KeptMasks()
+        return [
+            TorchAttention(self._cache, own, group, kv_read, kept) for own, group in zip(slots, by_group, strict=True)
+        ]
+
+
+def _attention_chunk(chunk: ChunkInput) -> AttentionChunk:
+    return AttentionChunk(chunk.num_tokens, chunk.context_len, chunk.block_table, chunk.is_contiguous, chunk.num_drafts)
+
+
+def _slots(chunks: Sequence[ChunkInput], block_size_tokens: int) -> list[int]:
+    """Slots in the pool of all new tokens."""
+    slots: list[int] = []
+    for chunk in chunks:
+        slots += _slot_mapping(chunk, block_size_tokens)
+    return slots
+
+
+def _slot_mapping(chunk: ChunkInput, block_size_tokens: int) -> Sequence[int]:
+    """Slots in the pool of the chunk's new tokens."""
+    start, stop = chunk.context_len - chunk.num_tokens, chunk.context_len
+    blocks = chunk.scattered_blocks
+    if blocks is None:
+        first_slot = chunk.first_block * block_size_tokens
+        return range(first_slot + start, first_slot + stop)
+    return [
+        blocks[position // block_size_tokens] * block_size_tokens + position % block_size_tokens
+        for position in range(start, stop)
+    ]

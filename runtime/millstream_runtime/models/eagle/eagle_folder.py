@@ -1,0 +1,118 @@
+"""The folder of an EAGLE-1 head, in either of its two layouts: config.json and names of tensors.
+
+    published (SafeAILab/EAGLE)          `speculators` (vllm-project)          here
+    config.json: a Llama's fields        transformer_layer_config: the same    `EagleShape.config`
+    fc.weight, fc.bias                   fusion_fc.weight, fusion_fc.bias      fc.weight, fc.bias
+    layers.0.self_attn.q_proj.weight     transformer.self_attn.q_proj.weight   model.layers.0.self_attn.q_proj.weight
+    embed_tokens.weight                  -                                     not read: the target's own
+
+Safetensors only, as for every model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.models.config.fields import Fields
+from millstream_runtime.models.config.model_config import ModelConfig, common_fields
+from millstream_runtime.models.loading.checkpoint import Checkpoint
+
+SHARED_WITH_TARGET = ("embed_tokens.weight", "lm_head.weight")
+ROTARY_BUFFER = ".rotary_emb.inv_freq"  # transformers once stored it; it follows from config.json
+# Fields of config.json that make another head of it than EAGLE-1's, unless they are false or absent.
+OTHER_HEADS = ("layernorms", "add_para_norm", "use_aux_hidden_state", "eagle_aux_hidden_state_layer_ids")
+EAGLE3_TENSORS = ("midlayer.", "d2t", "t2d")
+
+
+@dataclass(frozen=True, slots=True)
+class EagleShape:
+    """What a head's folder says of it. `config`: of its layers, with the target's vocabulary."""
+
+    config: ModelConfig
+    fusion_bias: bool
+    output_bias: bool  # of attention; `config.attention_bias` is that of queries, keys and values
+
+
+def read_eagle_folder(folder: Path) -> EagleShape:
+    """Read config.json and the headers of the weights.
+
+    Raises:
+        RuntimeFailure: CheckpointInvalid, or UnsupportedByRuntime where it is another head than EAGLE-1's.
+    """
+    path = folder / "config.json"
+    outer = Fields(path)
+    _refuse_other_heads(outer)
+    inner = outer.section("transformer_layer_config") or outer
+    output_bias = inner.flag("attention_bias")
+    biases = {"attention_bias": output_bias or inner.flag("qkv_bias")}
+    # `speculators` names no architecture of the layer; the published heads of other families have Llama's layer, too.
+    fields = Fields(path, {**inner.values, **biases, "architectures": ["LlamaForCausalLM"]})
+    config = ModelConfig(**common_fields(fields))
+    if config.quantization is not None:
+        raise fields.unsupported("quantization_config", config.quantization.method, "EAGLE heads of 16 and 32 bits")
+    with open_eagle_checkpoint(folder) as checkpoint:
+        return EagleShape(config, "fc.bias" in checkpoint, output_bias)
+
+
+def open_eagle_checkpoint(folder: Path) -> Checkpoint:
+    """Open the weights by the names of this module. Raises RuntimeFailure: as `Checkpoint`."""
+    return Checkpoint(folder, _names)
+
+
+def refuse_unknown_tensors(folder: Path, names: Iterable[str], expected: Iterable[str]) -> None:
+    """Refuse a tensor that the head has no place for: it would be another head than the one that was trained.
+
+    Raises:
+        RuntimeFailure: CheckpointInvalid, or UnsupportedByRuntime for what is known to be EAGLE-3's.
+    """
+    unknown = sorted({*names} - {*expected})
+    if not unknown:
+        return
+    if any(one.startswith(EAGLE3_TENSORS) for one in unknown):
+        raise _eagle3(folder, f"tensor {unknown[0]}")
+    raise RuntimeFailure(
+        FailureReason.CHECKPOINT_INVALID,
+        f"{folder}: tensor {unknown[0]} is no part of an EAGLE-1 head of this config.json"
+        + (f", nor are {len(unknown) - 1} others" if len(unknown) > 1 else "")
+        + "; name the folder of an EAGLE-1 head.",
+    )
+
+
+def _names(stored: Iterable[str]) -> dict[str, str]:
+    """Names here, to those in the files."""
+    names = {}
+    for name in stored:
+        if name in SHARED_WITH_TARGET or name.endswith(ROTARY_BUFFER):
+            continue
+        here = name
+        for prefix, ours in (
+            ("fusion_fc.", "fc."),
+            ("transformer.", "model.layers.0."),
+            ("layers.", "model.layers."),
+        ):
+            if name.startswith(prefix):
+                here = ours + name.removeprefix(prefix)
+        names[here] = name
+    return names
+
+
+def _refuse_other_heads(fields: Fields) -> None:
+    kind = fields.get("speculators_model_type", "eagle")
+    if kind != "eagle":
+        raise fields.unsupported("speculators_model_type", kind, "eagle")
+    architectures = fields.get("architectures")
+    if isinstance(architectures, list) and any("eagle3" in str(one).lower() for one in architectures):
+        raise _eagle3(fields.path, f"architectures {architectures!r:.80}")
+    for name in OTHER_HEADS:
+        if fields.get(name):
+            raise fields.unsupported(name, fields.get(name), "EAGLE-1 heads, which have no such field")
+
+
+def _eagle3(where: Path, found: str) -> RuntimeFailure:
+    return RuntimeFailure(
+        FailureReason.UNSUPPORTED_BY_RUNTIME,
+        f"{where}: {found} is of an EAGLE-3 head, which this version does not serve; name an EAGLE-1 head.",
+    )

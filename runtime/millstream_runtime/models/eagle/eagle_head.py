@@ -1,0 +1,93 @@
+"""An EAGLE-1 head (Li et al. 2024, arXiv 2401.15077): a token and the hidden state before it, to the next hidden state.
+
+    embedding of token t(j) ──┐
+                              ├─ fc ─ decoder layer ─► state(j) ─ the target's output head ─► token t(j+1)
+    state(j - 1) of the target ┘
+
+States are the target's behind its final norm, and so are those that the head gives: there is no norm between it and the
+output head, nor before its first layer. Embedding and output head are the target's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from millstream_runtime.models.config.model_config import ModelConfig
+from millstream_runtime.models.eagle.eagle_folder import EagleShape, open_eagle_checkpoint, refuse_unknown_tensors
+from millstream_runtime.models.layers.attention import Attention, grouped_query_attention
+from millstream_runtime.models.layers.decoder import PreNormLayer, RotarySteps, pre_norm_layer
+from millstream_runtime.models.layers.mlp import gated_mlp
+from millstream_runtime.models.layers.torch_layers import layers_of
+from millstream_runtime.models.loading.layer_kernels import TensorLayer
+from millstream_runtime.models.loading.weights import ExpectedWeights, LoadedWeights, Weights
+
+
+class EagleHead:
+    """A loaded head.
+
+    Attributes: `config`, of its layers; `weight_bytes`, second copies included.
+    """
+
+    def __init__(self, shape: EagleShape, weights: Weights) -> None:
+        self.config = config = shape.config
+        self._fusion = weights.linear({"fc": config.hidden_size}, 2 * config.hidden_size, shape.fusion_bias)
+        self._layers = [_layer(shape, weights, layer) for layer in range(config.num_layers)]
+        self._rotary_steps = RotarySteps(config, weights)
+        self.weight_bytes = weights.num_bytes
+
+    def forward(self, embedded: Tensor, states: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """Return the states of the tokens, `[T, hidden]`, as if behind the target's final norm.
+
+        Args:
+            embedded: the target's embeddings of the tokens, `[T, hidden]`.
+            states: of the tokens before them, `[T, hidden]`: the target's, or those that this has returned.
+            positions: `[T]` int64: of the tokens before them.
+        """
+        residual = self._fusion(torch.cat((embedded, states), dim=-1))
+        step = self._rotary_steps(positions, attention)
+        for layer in self._layers:
+            layer(residual, step)
+        return residual
+
+
+def expected_head_weights(shape: EagleShape, dtype: torch.dtype) -> ExpectedWeights:
+    """Every tensor that the head's checkpoint must hold, and the bytes that they will take."""
+    weights = ExpectedWeights(dtype)
+    EagleHead(shape, weights)
+    return weights
+
+
+def load_head(
+    shape: EagleShape, folder: Path, dtype: torch.dtype, device: torch.device, copy_budget_bytes: int = 0
+) -> EagleHead:
+    """Check every tensor of the folder, then load the head. `copy_budget_bytes`: as in `registry.load_model`.
+
+    Raises:
+        RuntimeFailure: CheckpointInvalid or UnsupportedByRuntime, naming file and tensor.
+    """
+    with open_eagle_checkpoint(folder) as checkpoint:
+        wanted = expected_head_weights(shape, dtype)
+        refuse_unknown_tensors(folder, checkpoint.names, wanted.expected)
+        checkpoint.check(wanted.expected.items(), wanted.dtypes)
+        return EagleHead(shape, LoadedWeights(checkpoint, dtype, device, copy_budget_bytes=copy_budget_bytes))
+
+
+def _layer(shape: EagleShape, weights: Weights, layer: int) -> PreNormLayer:
+    config, name = shape.config, f"model.layers.{layer}"
+    attention = grouped_query_attention(config, weights, layer, output_bias=shape.output_bias)
+    mlp = gated_mlp(config, weights, f"{name}.mlp", config.intermediate_size)
+    if layer:
+        return pre_norm_layer(config, weights, layer, attention, mlp)
+    return PreNormLayer(_unchanged, attention, _post_attention_norm(config, weights, name), mlp)
+
+
+def _post_attention_norm(config: ModelConfig, weights: Weights, name: str) -> TensorLayer:
+    weight = weights.tensor(f"{name}.post_attention_layernorm.weight", config.hidden_size)
+    return layers_of(weights).rms_norm(weight, config.rms_norm_eps)
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
