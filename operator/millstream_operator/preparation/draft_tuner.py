@@ -28,9 +28,9 @@ from millstream_operator.preparation.step_runner import StepRunner
 from millstream_operator.rendering.names import TUNER
 from millstream_operator.rendering.pod_defaults import PodDefaults
 from millstream_operator.rendering.preparation_job import Step, StepKind
+from millstream_operator.rendering.revision import Revision
 from millstream_operator.rendering.surroundings import Surroundings
 from millstream_operator.rendering.tuning_job import DraftPair, tuning_job, tuning_key
-from millstream_operator.rollout.revisions import PinnedRevision
 
 Manifest = dict[str, Any]
 
@@ -78,22 +78,23 @@ class DraftTuner:
         owner: LLMDeployment,
         key: OwnerKey,
         pair: DraftPair,
-        kept: PinnedRevision | None,
+        answered: Revision | None,
         inspected: Inspected,
         previous: Mapping[str, Any],
     ) -> DraftState:
-        """Return the state, and take the next step. `kept`: the pinned revision; `previous`: the status before."""
+        """Return the state, and take the next step. `answered`: the pinned revision, once it has; `previous`: the
+        status before."""
         name = tuning_key(owner, pair)
         if name is None:
             return NOT_TUNED
         step = Step(StepKind.TUNE, name)
         await self._steps.delete_others(owner, key, {name})
-        if self._steps.recorded(owner, key, step) is None and (kept is None or not kept.marks.answered):
+        if self._steps.recorded(owner, key, step) is None and answered is None:
             return DraftState(None, condition=tuning_messages.waiting())
 
         def attempt(number: int) -> Manifest:
-            assert kept is not None  # noqa: S101 - there is a record where it is None
-            return tuning_job(owner, step, kept.revision, inspected, self._pod_defaults, number)
+            assert answered is not None  # noqa: S101 - there is a record where it is None
+            return tuning_job(owner, step, answered, inspected, self._pod_defaults, number)
 
         def work_of(jobs: Sequence[Manifest]) -> JobWork:
             return tuning_messages.work_of(owner, step, jobs)

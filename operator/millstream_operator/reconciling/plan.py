@@ -67,7 +67,8 @@ class PlanStage:
             plan = self._pinning.preview(owner, inspected)
             draft_revision = plan.draft.revision if plan.draft is not None else None
             pair = DraftPair(plan.model_path, plan.model_revision, draft_revision)
-        return await self._tuner.ask(owner, key, pair, kept, inspected, context.previous)
+        answered = kept.revision if kept is not None and kept.marks.answered else None
+        return await self._tuner.ask(owner, key, pair, answered, inspected, context.previous)
 
     async def _prepared(
         self, owner: LLMDeployment, key: OwnerKey, kept: PinnedRevision | None, inspected: Inspected
