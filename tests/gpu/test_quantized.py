@@ -12,8 +12,8 @@ from millstream_runtime.config import Device, DType, GovernorMode, RuntimeConfig
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
 from millstream_runtime.models.layers.triton_layers import TritonLayers
+from millstream_runtime.quantization.gpu.kernel_check import KernelCheck
 from millstream_runtime.quantization.grouped_weight import GroupedWeight, pack_halves, runs_of
-from millstream_runtime.quantization.kernel_check import KernelCheck
 from tests.support.tiny_families import engine_answers, prompts_of
 from tests.unit.quantization.test_formats import FORMATS, SEVERAL, Folders
 

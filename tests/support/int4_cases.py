@@ -12,8 +12,8 @@ from torch import Tensor
 from millstream_kernels.linear.int4_weight import Int4Weight, repack
 from millstream_runtime.models.loading.tensor_store import DescribedTensor, TensorStore
 from millstream_runtime.models.loading.weights import LoadedWeights
+from millstream_runtime.quantization.gpu.int4_linear import int4_weight
 from millstream_runtime.quantization.grouped_weight import GroupedWeight
-from millstream_runtime.quantization.int4_linear import int4_weight
 from millstream_runtime.quantization.quantized_linear import DequantizingLinear
 from millstream_runtime.quantization.weight_layout import WeightLayout
 

@@ -13,10 +13,10 @@ from millstream_runtime.models.linear.linear import Linear
 from millstream_runtime.quantization.block_weight import BlockLinear, BlockWeight
 from millstream_runtime.quantization.cpu import code_table, int4_linear, int8_linear
 from millstream_runtime.quantization.cpu.table_linear import TableLinear
+from millstream_runtime.quantization.gpu.whole_linear import whole_linear
 from millstream_runtime.quantization.grouped_weight import GroupedWeight
 from millstream_runtime.quantization.quantized_linear import DequantizingLinear
 from millstream_runtime.quantization.weight_layout import TensorSource
-from millstream_runtime.quantization.whole_linear import whole_linear
 
 QuantizedWeight = GroupedWeight | BlockWeight
 Make = Callable[[TensorSource, QuantizedWeight, Tensor | None], Linear]

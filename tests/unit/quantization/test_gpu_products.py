@@ -14,11 +14,12 @@ from torch import Tensor
 from millstream_kernels.prebuilt.lookup import MissingKernelError
 from millstream_runtime.models.layers.triton_layers import TritonLayers
 from millstream_runtime.models.linear.linear import Linear
-from millstream_runtime.quantization import implementations, kernel_check, whole_linear
+from millstream_runtime.quantization import implementations
+from millstream_runtime.quantization.gpu import kernel_check, whole_linear
+from millstream_runtime.quantization.gpu.int4_linear import TritonInt4Linear, int4_weight
+from millstream_runtime.quantization.gpu.kernel_check import KernelCheck
 from millstream_runtime.quantization.grouped_weight import GroupedWeight
 from millstream_runtime.quantization.implementations import linear_for
-from millstream_runtime.quantization.int4_linear import TritonInt4Linear, int4_weight
-from millstream_runtime.quantization.kernel_check import KernelCheck
 from tests.support.tiny_families import model_logits, prompts_of
 from tests.support.triton_interpreter import interpreting
 from tests.unit.quantization.test_cpu_products import grouped

@@ -12,10 +12,10 @@ import torch
 
 from millstream_runtime.models.layers.triton_layers import TritonLayers
 from millstream_runtime.models.registry import load_model, load_model_config
+from millstream_runtime.quantization.gpu.int8_linear import int8_linear
+from millstream_runtime.quantization.gpu.weight_only_linear import weight_only_linear
 from millstream_runtime.quantization.grouped_weight import GroupedWeight, pack_halves, runs_of
-from millstream_runtime.quantization.int8_linear import int8_linear
 from millstream_runtime.quantization.nf4 import NF4_VALUES
-from millstream_runtime.quantization.weight_only_linear import weight_only_linear
 from tests.support.family_cases import dense
 from tests.support.kernel_launches import recording_launches
 from tests.support.quantized_checkpoints import quantized

@@ -69,7 +69,7 @@ def layer_kernels(choices: tuple[KernelChoice, ...], device: torch.device, dtype
     if not any(chosen):
         return None
     from millstream_runtime.models.layers.triton_layers import TritonLayers
-    from millstream_runtime.quantization.kernel_check import KernelCheck
+    from millstream_runtime.quantization.gpu.kernel_check import KernelCheck
 
     norm, activation, linear, rope, experts = chosen
     check = KernelCheck(dtype) if device.type == "cuda" else None

@@ -20,12 +20,12 @@ from millstream_runtime.models.layers.triton_experts import triton_experts
 from millstream_runtime.models.layers.triton_rope import TritonRopeWrite
 from millstream_runtime.models.linear.linear import ExpertLinears, Linear
 from millstream_runtime.models.loading.layer_kernels import Activation, AddExperts, RopeWrite, RouterSpec, TensorLayer
+from millstream_runtime.quantization.gpu.int4_linear import TritonInt4Linear, int4_weight
+from millstream_runtime.quantization.gpu.int8_linear import int8_linear
+from millstream_runtime.quantization.gpu.kernel_check import KernelCheck
+from millstream_runtime.quantization.gpu.nf4_linear import TritonNf4Linear, nf4_weight
+from millstream_runtime.quantization.gpu.weight_only_linear import weight_only_linear
 from millstream_runtime.quantization.grouped_weight import GroupedWeight
-from millstream_runtime.quantization.int4_linear import TritonInt4Linear, int4_weight
-from millstream_runtime.quantization.int8_linear import int8_linear
-from millstream_runtime.quantization.kernel_check import KernelCheck
-from millstream_runtime.quantization.nf4_linear import TritonNf4Linear, nf4_weight
-from millstream_runtime.quantization.weight_only_linear import weight_only_linear
 
 ACTIVATIONS = {F.silu: KernelActivation.SILU, gelu_tanh: KernelActivation.GELU_TANH}
 

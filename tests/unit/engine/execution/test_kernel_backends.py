@@ -26,7 +26,7 @@ from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
 from millstream_runtime.engine.request import Request, SamplingParams, TokenLogprobs
 from millstream_runtime.models.layers.triton_layers import TritonLayers
 from millstream_runtime.models.registry import load_model_config
-from millstream_runtime.quantization.kernel_check import KernelCheck
+from millstream_runtime.quantization.gpu.kernel_check import KernelCheck
 from millstream_runtime.quantization_config.scheme import read_scheme
 from tests.support.eager_recorder import EagerRecorder
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
