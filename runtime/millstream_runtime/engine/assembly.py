@@ -26,6 +26,7 @@ from millstream_runtime.engine.speculation.drafter import Drafter
 from millstream_runtime.engine.speculation.drafting import Drafting
 from millstream_runtime.engine.speculation.eagle import EagleDrafter
 from millstream_runtime.engine.speculation.ngram import NGramDrafter
+from millstream_runtime.logs import log
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.loading.checkpoint_digest import checkpoint_digest
 
@@ -110,6 +111,9 @@ def _drafter_with_weights(config: RuntimeConfig, loaded: LoadedModel) -> Drafter
     if isinstance(draft, LoadedHead):
         return EagleDrafter(draft.forward, policy, block, draft.context_tokens, most_tokens)
     is_drawn = config.speculation_acceptance is AcceptanceRule.DISTRIBUTION
+    if is_drawn and not policy.is_synchronous:
+        log.warning("acceptance", asked=config.speculation_acceptance.value, used=AcceptanceRule.IDENTITY.value)
+        is_drawn = False  # what drafts were drawn from is compared on the host
     choice = Drawn(loaded.shard_config.model_config.vocab_size) if is_drawn else None
     return DraftModelDrafter(draft.forward, policy, block, draft.context_tokens, most_tokens, choice=choice)
 

@@ -67,6 +67,7 @@ class SamplingRow(NamedTuple):
             and not params.logit_bias
             and not self.suppressed_ids
             and self.history is None
+            and self.proposal is None
             and not self.processors
         )
 
