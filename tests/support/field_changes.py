@@ -153,7 +153,7 @@ def tuned(dataset: dict[str, Any] | None = None, general: dict[str, Any] | None 
 
 
 BATCHING = ("engine.maxNumBatchedTokens", "engine.maxNumSeqs", "engine.gpuMemoryUtilizationPercent")
-DRAFT, DRAFTS = "speculation.draftModel", "speculation=DraftModel"
+DRAFT = "speculation.draftModel"
 POD = "podTemplate.spec"
 ENV = f"{POD}.containers[].env[]"
 RESOURCES = f"{POD}.containers[].resources"
@@ -255,7 +255,7 @@ CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts | Decides] = {
     "accelerator.products[]": Changes("L4"),
     "parallelism.tensor": Changes(4, instead={"parallelism": {"tensor": 2}}),
     "parallelism.pipeline": NotYet({"parallelism": {"pipeline": 2}}, "pipelineParallelSize=2"),
-    "quantization.method": NotYet({"quantization": {"method": "AWQ"}}, "quantization=AWQ"),
+    "quantization.method": NotYet({"quantization": {"method": "GGUF"}}, "quantization=GGUF"),
     **dataset_changes("quantization.calibration", (DEPLOYMENT, QUANTIZE_JOB, JUDGE_JOB)),
     **dataset_changes("quantization.qualityGate.dataset", (JUDGE_JOB,)),
     **{
@@ -267,7 +267,9 @@ CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts | Decides] = {
     ),
     **base_changes("quantization.qualityGate.base"),
     "quantization.kvCache": NotYet({"quantization": {"kvCache": "FP8"}}, "kvCache=FP8"),
-    "speculation.method": NotYet({"speculation": {"method": "NGram"}}, "speculation=NGram"),
+    "speculation.method": Changes(
+        "NGram", (DEPLOYMENT, "PrometheusRule"), instead={"speculation": {"method": "Disabled"}}
+    ),
     "speculation.governor.mode": Changes(
         "Enforce",
         kinds=(LIVE,),
@@ -281,28 +283,31 @@ CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts | Decides] = {
         },
     ),
     **tuning_changes(),
-    "speculation.maxDraftTokens": NotYet({"speculation": {"maxDraftTokens": 3}}, "speculation=NGram"),
-    "speculation.acceptance": NotYet(
-        {"speculation": {"draftModel": {"source": {"local": {"path": "d"}}}, "acceptance": "Distribution"}}, DRAFTS
+    "speculation.maxDraftTokens": Changes(2, instead={"speculation": {"method": "NGram", "maxDraftTokens": 3}}),
+    "speculation.acceptance": Changes(
+        "Identity",
+        instead={"speculation": {"draftModel": {"source": {"local": {"path": "d"}}}, "acceptance": "Distribution"}},
     ),
-    f"{DRAFT}.quantizationMethod": NotYet(
-        {"speculation": {"draftModel": {"source": {"local": {"path": "d"}}, "quantizationMethod": "AWQ"}}}, DRAFTS
+    f"{DRAFT}.quantizationMethod": Decides(
+        "planning/test_cpu_drafts.py::test_a_draft_that_does_not_suit_the_model_is_refused_with_the_fix"
     ),
-    f"{DRAFT}.source.local.path": NotYet(draft(), DRAFTS),
-    f"{DRAFT}.source.huggingFace.repository": NotYet(draft(huggingFace={"repository": "org/name"}), DRAFTS),
-    f"{DRAFT}.source.huggingFace.revision": NotYet(
-        draft(huggingFace={"repository": "org/name", "revision": "v1"}), DRAFTS
+    f"{DRAFT}.source.local.path": Changes("other", EVERY_POD, instead=draft()),
+    f"{DRAFT}.source.huggingFace.repository": Changes(
+        "org/other", EVERY_POD, instead=draft(huggingFace={"repository": "org/name"})
     ),
-    f"{DRAFT}.source.huggingFace.tokenSecretRef.name": NotYet(
-        draft(huggingFace={"repository": "org/name", **TOKEN}), DRAFTS
+    f"{DRAFT}.source.huggingFace.revision": Changes(
+        "v2", EVERY_POD, instead=draft(huggingFace={"repository": "org/name", "revision": "v1"})
     ),
-    f"{DRAFT}.source.huggingFace.tokenSecretRef.key": NotYet(
-        draft(huggingFace={"repository": "org/name", **TOKEN}), DRAFTS
+    f"{DRAFT}.source.huggingFace.tokenSecretRef.name": Changes(
+        "other", EVERY_POD, instead=draft(huggingFace={"repository": "org/name", **TOKEN})
     ),
-    f"{DRAFT}.source.image.reference": NotYet(draft(**IMAGE), DRAFTS),
-    f"{DRAFT}.source.image.pullPolicy": NotYet(draft(**IMAGE), DRAFTS),
-    f"{DRAFT}.source.persistentVolumeClaim.claimName": NotYet(draft(**CLAIM), DRAFTS),
-    f"{DRAFT}.source.persistentVolumeClaim.path": NotYet(draft(**CLAIM), DRAFTS),
+    f"{DRAFT}.source.huggingFace.tokenSecretRef.key": Changes(
+        "other", EVERY_POD, instead=draft(huggingFace={"repository": "org/name", **TOKEN})
+    ),
+    f"{DRAFT}.source.image.reference": Changes("registry.example.com/other:1", EVERY_POD, instead=draft(**IMAGE)),
+    f"{DRAFT}.source.image.pullPolicy": Changes("IfNotPresent", (JOB,), instead=draft(**IMAGE)),
+    f"{DRAFT}.source.persistentVolumeClaim.claimName": Changes("other", EVERY_POD, instead=draft(**CLAIM)),
+    f"{DRAFT}.source.persistentVolumeClaim.path": Changes("other", EVERY_POD, instead=draft(**CLAIM)),
     "objectives.ttft.p95": Planned({"objectives": {"ttft": {"p95": "200ms"}}}, "50ms"),
     "objectives.itl.p95": Planned({"objectives": {"itl": {"p95": "60ms"}}}, "10ms", kinds=(DEPLOYMENT, LIVE)),
     "budget.maxMonthlyUSD": Planned({"budget": {"maxMonthlyUSD": 5000}}, 100, refused="BudgetExceeded"),

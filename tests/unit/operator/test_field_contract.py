@@ -87,12 +87,15 @@ def applied(stored: Manifest, facts: Facts | None = None) -> Objects:
     """
     owner = parse(stored)
     image = (owner.spec.runtime.image if owner.spec.runtime else None) or DEFAULTS.runtime_image
-    jobs = [inspect_job(owner, subject, image, PodDefaults()) for subject in subjects(owner, DEFAULTS).values()]
-    known = Facts(read_shape(LONG)) if jobs else None
-    pin = choose(owner, DEFAULTS, PodDefaults(), [], facts or known)
+    asked = subjects(owner, DEFAULTS)
+    jobs = [inspect_job(owner, subject, image, PodDefaults()) for subject in asked.values()]
+    known = facts or (Facts(read_shape(LONG)) if jobs else Facts())
+    if "draft" in asked:
+        known = replace(known, draft_is_inspected=True)
+    pin = choose(owner, DEFAULTS, PodDefaults(), [], known)
     rendered = [*jobs, *objects(owner, pin.revision), *companions_of(owner)]
     found = {one["kind"]: one for one in rendered if not one.get("immutable")}
-    return found | prepared(owner, facts or known or Facts())
+    return found | prepared(owner, known)
 
 
 def prepared(owner: LLMDeployment, facts: Facts) -> Objects:

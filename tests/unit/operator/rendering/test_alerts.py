@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ class StillEngine:
     topology = None
     memory = None
     kernels = ()
+    kernel_lookups: Mapping[str, int] = MappingProxyType({})
 
     @property
     def stats(self) -> EngineStats:
