@@ -30,8 +30,8 @@ test: supported ## lint, types, unit tests, e2e on the local cluster, a sample o
 	printf '\nWhere the time went:\n%b' "$$times"
 
 .PHONY: unit
-unit: venv ## unit tests: no cluster, no Docker
-	$(BIN)/pytest tests/unit tests/gpu
+unit: venv ## unit tests, a process per core: no cluster, no Docker
+	$(BIN)/pytest tests/unit tests/gpu --numprocesses auto --maxprocesses 4 --dist loadfile
 
 .PHONY: faults
 faults: venv ## a seeded sample of the operator's fault and scale proofs, on a control plane without a node
@@ -39,6 +39,7 @@ faults: venv ## a seeded sample of the operator's fault and scale proofs, on a c
 
 .PHONY: soak
 soak: venv ## all of those proofs in full (about two hours on two cores); writes tests/soak/results/
+	$(BIN)/python -m tests.mutations
 	$(BIN)/python -m tests.soak
 
 .PHONY: e2e

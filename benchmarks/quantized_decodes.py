@@ -6,16 +6,21 @@ A Llama of 135 M parameters with random weights is written in bfloat16, as W8A8 
 as AWQ with groups of 64, and as W8A16 (a scale per output). Embeddings and head are in 16 bits in all. The engines take
 turns; a time is the median of the steps of all rounds, in processor time of one thread, since the machine may be
 shared. Above 1 is faster than 16 bit.
+
+Beside it stands what binds: the part of a step inside the products of the layers that are quantized. The rest (head,
+attention, norms, the step itself) is alike in all formats, so a format cannot be faster than 16 bits' step over its
+rest, however fast its products are; `limit_times_as_fast` says how fast that is.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,22 +112,87 @@ def engine_of(folder: Path) -> Engine:
     return Engine(config, lambda phase, message: None)
 
 
-def step_seconds(engine: Engine, num_requests: int, num_steps: int) -> list[float]:
-    """Processor time of steps in which all requests decode."""
+def decode_seconds(
+    engine: Engine, num_requests: int, num_steps: int, clock: Callable[[], float] = time.process_time
+) -> list[float]:
+    """What `clock` counts in each step in which all requests decode; by default processor time."""
     sampling = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
     for number in range(num_requests):
         prompt = [3 + (number * 7 + index) % 500 for index in range(PROMPT_TOKENS)]
         engine.add_request(Request(str(number), prompt, sampling))
     seconds: list[float] = []
     while len(seconds) < num_steps + 2:
-        began = time.process_time()
+        began = clock()
         outputs = engine.step()
         if len(outputs) == num_requests:
-            seconds.append(time.process_time() - began)
+            seconds.append(clock() - began)
     for number in range(num_requests):
         engine.abort(str(number))
     engine.step()
     return seconds[2:]
+
+
+class ProductTime:
+    """Processor time inside the products of layers, whatever keeps their weights."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._is_inside = False
+
+    def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*arguments: Any) -> Any:
+            if self._is_inside:  # `add_to` by `__call__`
+                return call(*arguments)
+            self._is_inside, began = True, time.process_time()
+            try:
+                return call(*arguments)
+            finally:
+                self._is_inside = False
+                self.seconds += time.process_time() - began
+
+        return wrapper
+
+
+@contextlib.contextmanager
+def timed_products(engine: Engine) -> Iterator[ProductTime]:
+    """Time the products of the layers' projections while the block runs."""
+    found = ProductTime()
+    with contextlib.ExitStack() as stack:
+        for kind in projection_types(engine):
+            for name in ("__call__", "add_to"):
+                original = getattr(kind, name)
+                setattr(kind, name, found.timed(original))
+                stack.callback(setattr, kind, name, original)
+        yield found
+
+
+def projection_types(engine: Engine) -> set[type]:
+    """The types of all projections of the model's layers."""
+    found: set[type] = set()
+    waiting: list[Any] = [*engine._runner._forward.model.layers]
+    seen: set[int] = set()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, Tensor | str | int | float | type):
+            continue
+        seen.add(id(one))
+        if isinstance(one, list | tuple):
+            waiting += one
+            continue
+        if not type(one).__module__.startswith("millstream_runtime"):
+            continue
+        if hasattr(type(one), "add_to"):
+            found.add(type(one))
+            continue
+        waiting += vars(one).values() if hasattr(one, "__dict__") else []
+        waiting += [getattr(one, name) for name in getattr(type(one), "__slots__", ()) if hasattr(one, name)]
+    return found
+
+
+def product_milliseconds(engine: Engine, num_requests: int, num_steps: int) -> float:
+    """Processor time a step inside the products of the layers."""
+    with timed_products(engine) as products:
+        return statistics.median(decode_seconds(engine, num_requests, num_steps, lambda: products.seconds)) * 1e3
 
 
 def main() -> None:
@@ -156,13 +226,22 @@ def decodes(engines: dict[str, Engine], num_requests: int, rounds: int, num_step
     times: dict[str, list[float]] = {name: [] for name in engines}
     for _ in range(rounds):
         for name, engine in engines.items():
-            times[name] += step_seconds(engine, num_requests, num_steps)
+            times[name] += decode_seconds(engine, num_requests, num_steps)
     medians = {name: statistics.median(found) * 1e3 for name, found in times.items()}
     ratios = {name: round(medians[BASE] / one, 2) for name, one in medians.items() if name != BASE}
     shown = ", ".join(f"{name} {ratio:.2f} x" for name, ratio in ratios.items())
     print(f"{num_requests:3} requests: 16 bit {medians[BASE]:.1f} ms a step; as fast: {shown}", flush=True)
-    rounded = {name: round(one, 2) for name, one in medians.items()}
-    return {"requests": num_requests, "step_milliseconds": rounded, "times_as_fast": ratios}
+    products = {name: product_milliseconds(engine, num_requests, num_steps) for name, engine in engines.items()}
+    limit = medians[BASE] / max(1e-3, medians[BASE] - products[BASE])
+    of_products = {name: round(products[BASE] / one, 2) for name, one in products.items() if name != BASE}
+    print(f"{'':13}products: {products[BASE]:.1f} ms of it; as fast: {of_products}; free products: {limit:.2f} x")
+    return {
+        "requests": num_requests,
+        "step_milliseconds": {name: round(one, 2) for name, one in medians.items()},
+        "times_as_fast": ratios,
+        "product_milliseconds": {name: round(one, 2) for name, one in products.items()},
+        "limit_times_as_fast": round(limit, 2),
+    }
 
 
 if __name__ == "__main__":

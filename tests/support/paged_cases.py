@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -99,6 +100,21 @@ def make(case: Paged, *, strided: bool = False, width_blocks: int = 0) -> Filled
         BLOCK,
     )
     return Filled(case, query, pool, requests, keys, values)
+
+
+def spread(pool: Tensor, apart: str, file: Path) -> Tensor:
+    """The same numbers with `heads` or `slots` so far apart that the place of most is no int32, in a file with holes:
+    what nothing touches takes no room."""
+    heads, slots, size = pool.shape
+    if apart == "heads":
+        strides = ((1 << 31) + size, size, 1)
+    else:
+        distance = (1 << 31) // (slots // 8) // size * size
+        strides = (size, distance, 1)
+        assert heads * size <= distance
+    numbers = 1 + sum((count - 1) * stride for count, stride in zip(pool.shape, strides, strict=True))
+    memory = torch.from_file(str(file), shared=True, size=numbers, dtype=pool.dtype)
+    return memory.as_strided(tuple(pool.shape), strides).copy_(pool)
 
 
 def attention(filled: Filled, dtype: torch.dtype) -> Tensor:

@@ -14,7 +14,7 @@ from millstream_kernels.arguments import KernelArgumentError
 from millstream_kernels.attention.decode import ROWS, SPLIT_TOKENS, paged_decode_attention, plan
 from millstream_kernels.attention.specification import Shape
 from tests.support.kernel_launches import recording_launches
-from tests.support.paged_cases import Filled, Paged, assert_as_good_as_torch, make
+from tests.support.paged_cases import Filled, Paged, assert_as_good_as_torch, make, spread
 from tests.support.triton_interpreter import interpreting
 
 pytestmark = pytest.mark.usefixtures("interpreter")
@@ -99,16 +99,19 @@ def test_a_padded_request_of_length_0_gets_zeros() -> None:
     assert not result[0].any()
 
 
-def test_scores_that_are_minus_infinity_weigh_nothing() -> None:
-    filled = make(Paged((130,), (1,), 2, 1, 64, FP32))
+@pytest.mark.parametrize(
+    ("length", "masked"), [(130, 64), (1100, 1024)], ids=["a split", "all that are combined at once"]
+)
+def test_scores_that_are_minus_infinity_weigh_nothing(length: int, masked: int) -> None:
+    filled = make(Paged((length,), (1,), 2, 1, 64, FP32))
     filled.query.abs_()
-    first = filled.requests.tables[0, :4].long()  # the whole first split
+    first = filled.requests.tables[0, : masked // 16].long()
     slots = (first[:, None] * 16 + torch.arange(16)).flatten()
     filled.pool[0, slots] = -torch.inf
     result = decode(filled)
     assert result.isfinite().all()
-    values = filled.values[0][64:, 0]
-    keys = filled.keys[0][64:, 0]
+    values = filled.values[0][masked:, 0]
+    keys = filled.keys[0][masked:, 0]
     weights = (filled.query[0] @ keys.T * filled.case.scores.scale).softmax(-1)
     torch.testing.assert_close(result[0], weights @ values, rtol=1e-5, atol=1e-6)
 
@@ -122,17 +125,13 @@ def test_a_request_with_nan_leaves_its_neighbours_alone() -> None:
     assert torch.equal(result[1], expected[1])
 
 
-def test_indices_beyond_two_to_the_31_are_computed_in_64_bits(tmp_path: Path) -> None:
-    """Heads so far apart that their distance, in numbers, is no int32. The file has holes: what nothing touches takes
-    no room. `checking_overflow` makes an error of int32 arithmetic that overflows."""
+@pytest.mark.parametrize("apart", ["heads", "slots"])
+def test_indices_beyond_two_to_the_31_are_computed_in_64_bits(tmp_path: Path, apart: str) -> None:
+    """Heads, or slots, so far apart that a distance, in numbers, is no int32. `checking_overflow` makes an error of
+    int32 arithmetic that overflows."""
     filled = make(Paged((20,), (1,), 2, 2, 64, torch.float16))
-    slots, far = filled.pool.shape[1], (1 << 31) + 64
-    file = str(tmp_path / "pool")
-    memory = torch.from_file(file, shared=True, size=3 * far + slots * 64, dtype=torch.float16)
-    pool = memory.as_strided((4, slots, 64), (far, 64, 1))
-    pool.copy_(filled.pool)
     with interpreting(checking_overflow=True):
-        result = decode(replace(filled, pool=pool))
+        result = decode(replace(filled, pool=spread(filled.pool, apart, tmp_path / "pool")))
     assert_as_good_as_torch(result, filled)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from millstream_kernels.arguments import KernelArgumentError
 from millstream_kernels.attention.prefill import paged_prefill_attention
 from tests.support.kernel_launches import recording_launches
-from tests.support.paged_cases import Filled, Paged, assert_as_good_as_torch, make
+from tests.support.paged_cases import Filled, Paged, assert_as_good_as_torch, make, spread
 from tests.support.triton_interpreter import interpreting
 
 pytestmark = pytest.mark.usefixtures("interpreter")
@@ -91,16 +91,12 @@ def test_a_request_with_nan_leaves_its_neighbours_alone() -> None:
     assert torch.equal(result[40:], expected[40:])
 
 
-def test_indices_beyond_two_to_the_31_are_computed_in_64_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("apart", ["heads", "slots"])
+def test_indices_beyond_two_to_the_31_are_computed_in_64_bits(tmp_path: Path, apart: str) -> None:
     """See `test_decode`."""
     filled = make(Paged((20,), (20,), 2, 2, 64, torch.float16))
-    slots, far = filled.pool.shape[1], (1 << 31) + 64
-    file = str(tmp_path / "pool")
-    memory = torch.from_file(file, shared=True, size=3 * far + slots * 64, dtype=torch.float16)
-    pool = memory.as_strided((4, slots, 64), (far, 64, 1))
-    pool.copy_(filled.pool)
     with interpreting(checking_overflow=True):
-        result = prefill(replace(filled, pool=pool))
+        result = prefill(replace(filled, pool=spread(filled.pool, apart, tmp_path / "pool")))
     assert_as_good_as_torch(result, filled)
 
 

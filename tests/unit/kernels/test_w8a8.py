@@ -90,8 +90,9 @@ def test_it_is_right_within_the_rounding_of_float32(
 
 
 def test_a_bias_is_added_before_the_one_rounding() -> None:
-    for num_rows in (2, 65):
-        case = make(num_rows, 24, 256, INT8)
+    assert splits_of(24, 1040).count == 2
+    for num_rows in (2, 65):  # in splits, and in one program
+        case = make(num_rows, 24, 1040, INT8)
         bias = torch.linspace(-3, 3, 24).to(BF16)
         expected = (case.product(FP32).double() + bias.double()).to(BF16)
         assert torch.equal(case.product(BF16, bias), expected)
