@@ -41,6 +41,9 @@ class ThreadRanks:
         everybody = self._meeting.exchange(self.rank, part)
         return everybody if self.rank == 0 else []
 
+    def broadcast(self, tensor: Tensor) -> None:
+        tensor.copy_(self._meeting.exchange(self.rank, tensor)[0])
+
 
 def on_ranks(size: int, work: Callable[[Ranks], Tensor]) -> Tensor:
     """Run `work` on every rank at once; the result of rank 0. The first rank that fails ends all."""

@@ -39,6 +39,7 @@ from millstream_runtime.distributed.probe import find_topology
 from millstream_runtime.distributed.process_group import DistributedRanks
 from millstream_runtime.engine.execution import shard
 from millstream_runtime.engine.execution.forward import Forward
+from millstream_runtime.engine.execution.last_tokens import LastTokens
 from millstream_runtime.engine.execution.step_input import StepInput, ZeroBlocks
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.layers.decoder import Decoder
@@ -76,6 +77,8 @@ class Follower:
                 cache = shard.make_kv_cache(_made(self._config), self._shard_config, num_blocks, self._ranks)
                 self._shard_config.policy.after_loading()
                 self._forward = Forward(self._model, cache, self._shard_config.policy)
+                most_rows = _made(self._config).max_num_seqs
+                self._last_tokens = LastTokens(most_rows, self._forward.device, self._ranks)
             case Join() | Leave():
                 raise RuntimeError(f"{type(command).__name__} comes at the beginning or the end")
 
@@ -89,9 +92,11 @@ class Follower:
     @torch.inference_mode()
     def _step(self, step: StepInput) -> None:
         forward = _made(self._forward)
-        residual = forward.residual(step)
+        residual = forward.residual(step, lambda token_ids: self._last_tokens.fill(token_ids, step))
         for rows in step.logits_rows:
             forward.logits(residual, rows)
+        if step.kept_rows:
+            self._last_tokens.receive(step.kept_rows)
 
 
 def _made(value: Made | None) -> Made:

@@ -66,6 +66,10 @@ class DistributedRanks:
             dist.gather(part.contiguous(), parts or None, dst=0, group=self._group)
         return parts
 
+    def broadcast(self, tensor: Tensor) -> None:
+        with collective_errors():
+            dist.broadcast(tensor, src=0, group=self._group)
+
     def abort(self) -> None:
         """Wake threads that wait for a lost rank. gloo needs no help: its connections are closed."""
         if self.backend == "nccl":

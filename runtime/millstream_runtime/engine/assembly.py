@@ -11,8 +11,7 @@ from millstream_runtime.engine.ending import Ending
 from millstream_runtime.engine.execution.kernel_choice import sampler_kernels
 from millstream_runtime.engine.execution.last_tokens import LastTokens
 from millstream_runtime.engine.execution.model_runner import ModelRunner
-from millstream_runtime.engine.execution.rank_group import LoadedModel
-from millstream_runtime.engine.execution.step_input import StepInput, ZeroBlocks
+from millstream_runtime.engine.execution.rank_group import LoadedModel, RankGroup
 from millstream_runtime.engine.kv.prefix_root import prefix_root
 from millstream_runtime.engine.request import EngineStats
 from millstream_runtime.engine.sampling.token_counts import TokenCounts
@@ -56,7 +55,7 @@ def make_runner(
     config: RuntimeConfig,
     loaded: LoadedModel,
     model: ModelConfig,
-    broadcast: Callable[[StepInput | ZeroBlocks], None],
+    rank_group: RankGroup,
 ) -> ModelRunner:
     """Return what computes steps, on all ranks."""
     device = loaded.forward.device
@@ -64,9 +63,9 @@ def make_runner(
         loaded.forward,
         model.eos_token_ids,
         loaded.shard_config.policy,
-        broadcast,
+        rank_group.broadcast,
         TokenCounts(config.max_num_seqs, device),
-        LastTokens(config.max_num_seqs, device) if loaded.execution.overlapped else None,
+        LastTokens(config.max_num_seqs, device, rank_group.ranks) if loaded.execution.overlapped else None,
         sampler_kernels(loaded.kernels),
     )
 

@@ -95,7 +95,7 @@ class Engine:
         num_ranks = self._rank_group.ranks.size
         self._blocks = make_blocks(config, loaded, self.model_config, num_ranks)
         self._scheduler = Scheduler(self._blocks, config.max_num_batched_tokens, config.max_num_seqs)
-        self._runner = make_runner(config, loaded, self.model_config, self._rank_group.broadcast)
+        self._runner = make_runner(config, loaded, self.model_config, self._rank_group)
         self._drafting = make_drafting(
             config,
             drafter,

@@ -34,6 +34,7 @@ def test_what_is_sent_arrives(ends: tuple[Leading, Following, socket.socket]) ->
     commands: list[Command] = [
         LoadShard(config),
         StepInput([7, 1, 2, 3], chunks, [[0, 3]]),
+        StepInput([-1, 1, 2, 3], chunks, [[0, 3]], unread_places=[0], unread_rows=[5], kept_rows=[5, 2]),
         ZeroBlocks([4, 5]),
         Leave(),
     ]

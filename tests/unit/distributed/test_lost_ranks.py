@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.distributed.leader import Leader
 from millstream_runtime.engine.engine import Engine
+from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from tests.support.tiny_model import write_tiny_model
@@ -64,13 +65,15 @@ def pid_of_rank_1(leader: Leader) -> int:
 @pytest.fixture
 def engine(folder: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Engine, int, list[RuntimeFailure]]]:
     """An engine on two ranks in the middle of an answer, the pid of rank 1, and the losses that the engine reports."""
-    leader = Leader(2, torch.device("cpu"), exchange_timeout_seconds=getattr(request, "param", PATIENCE_SECONDS))
-    engine = Engine(config(folder), quietly, rank_group=leader)
+    asked = getattr(request, "param", {})
+    leader = Leader(2, torch.device("cpu"), exchange_timeout_seconds=asked.get("timeout_seconds", PATIENCE_SECONDS))
+    execution = Execution(overlapped=asked.get("overlapped", False))
+    engine = Engine(config(folder), quietly, rank_group=leader, execution=execution)
     losses: list[RuntimeFailure] = []
     engine.when_lost(losses.append)
     engine.add_request(Request("one", [1, 2, 3], SAMPLING))
-    for _ in range(3):
-        assert engine.step()
+    for number in range(3):
+        assert engine.step() or (execution.overlapped and number == 0)
     yield engine, pid_of_rank_1(leader), losses
     engine.close()
     assert not is_alive(pid_of_rank_1(leader))
@@ -90,6 +93,7 @@ def wait_until_gone(pid: int) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.parametrize("engine", [{}, {"overlapped": True}], indirect=True, ids=["plain", "overlapped"])
 def test_a_killed_rank_fails_the_running_step_and_is_told_once(
     engine: tuple[Engine, int, list[RuntimeFailure]],
 ) -> None:
@@ -104,7 +108,7 @@ def test_a_killed_rank_fails_the_running_step_and_is_told_once(
     assert [(one.reason, one.message) for one in told] == [(FailureReason.NCCL_FAILED, caught.value.message)]
 
 
-@pytest.mark.parametrize("engine", [3.0], indirect=True)
+@pytest.mark.parametrize("engine", [{"timeout_seconds": 3.0}], indirect=True)
 def test_a_rank_that_lives_but_does_not_answer_runs_into_the_timeout(
     engine: tuple[Engine, int, list[RuntimeFailure]],
 ) -> None:

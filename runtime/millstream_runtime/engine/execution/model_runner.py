@@ -11,7 +11,7 @@ from torch import Tensor
 from millstream_runtime.engine.device_policy import DevicePolicy
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.graphs import GraphUse
-from millstream_runtime.engine.execution.last_tokens import LastTokens, UnreadInputs
+from millstream_runtime.engine.execution.last_tokens import LastTokens
 from millstream_runtime.engine.execution.step_input import BlockRun, ChunkInput, StepInput, ZeroBlocks
 from millstream_runtime.engine.request import TokenLogprobs
 from millstream_runtime.engine.sampling import logprobs
@@ -95,14 +95,14 @@ class ModelRunner:
         ordered = self._in_order(chunks)
         slabs, last_rows, sampled = _logits_rows(ordered)
         logits_rows = [*(list(slab.rows) for slab in slabs), *([last_rows] if last_rows else [])]
-        step = StepInput(_tokens(ordered), [self._chunk_input(chunk) for chunk in ordered], logits_rows)
+        step = self._step_input(ordered, logits_rows, sampled)
         self._broadcast(step)
         self._policy.before_compute(len(step.token_ids))
-        unread = _unread_inputs(ordered)
-        residual = self._forward.residual(step, lambda tokens: self._fill(tokens, unread))
+        residual = self._forward.residual(step, lambda tokens: self._fill(tokens, step))
         self._policy.before_compute(len(last_rows))
         prompts = [self._describe_prompt(slab, self._forward.logits(residual, slab.rows)) for slab in slabs]
-        sample = self._sample(self._forward.logits(residual, last_rows), sampled) if sampled else list
+        logits = self._forward.logits(residual, last_rows) if sampled else None
+        sample = list if logits is None else self._sample(logits, sampled, step.kept_rows)
         sampling = [row.sequence for row in sampled if not row.num_drafts]
 
         def read() -> list[Sampled]:
@@ -112,9 +112,15 @@ class ModelRunner:
 
         return Launched(sampling, read if prompts else sample)
 
-    def _fill(self, token_ids: Tensor, unread: UnreadInputs) -> None:
+    def _step_input(self, chunks: list[Chunk], logits_rows: list[list[int]], sampled: list[SampledRow]) -> StepInput:
+        places, rows = _unread_inputs(chunks)
+        kept = [] if self._last_tokens is None else [_row(one.sequence) for one in sampled]
+        inputs = [self._chunk_input(chunk) for chunk in chunks]
+        return StepInput(_tokens(chunks), inputs, logits_rows, places, rows, kept)
+
+    def _fill(self, token_ids: Tensor, step: StepInput) -> None:
         if self._last_tokens is not None:
-            self._last_tokens.fill(token_ids, unread)
+            self._last_tokens.fill(token_ids, step)
 
     def _chunk_input(self, chunk: Chunk) -> ChunkInput:
         sequence, num_tokens = chunk
@@ -130,13 +136,13 @@ class ModelRunner:
             len(sequence.draft_ids),
         )
 
-    def _sample(self, logits: Tensor, rows: list[SampledRow]) -> Callable[[], list[Sampled]]:
-        """Tokens for `logits` `[R, vocab]`; the result waits for them."""
+    def _sample(self, logits: Tensor, rows: list[SampledRow], kept_rows: list[int]) -> Callable[[], list[Sampled]]:
+        """Tokens for `logits` `[R, vocab]`; the result waits for them. `kept_rows`: see `StepInput`."""
         if all(row.sequence.is_plain_greedy for row in rows):
             if self._last_tokens is None:
                 tokens = greedy(logits)
                 return lambda: [Sampled(token if token >= 0 else None) for token in tokens]
-            return self._read_later(greedy_on_device(logits), rows, dict)
+            return self._read_later(greedy_on_device(logits), kept_rows, dict)
         asked = [row.sequence.request.sampling.logprobs for row in rows]
         wanted = [index for index, count in enumerate(asked) if count is not None]
         place = on_device(wanted, self.device) if 0 < len(wanted) < len(rows) else None
@@ -145,10 +151,10 @@ class ModelRunner:
         choose = None if self._kernels is None else self._kernels.choose
         sampled = sample(logits, [self._sampling_row(row) for row in rows], self._token_counts, choose)
         if raw is None:
-            return self._read_later(sampled, rows, dict)
+            return self._read_later(sampled, kept_rows, dict)
         token_ids = _select(sampled, place).clamp(min=0)
         described = Described(raw, token_ids, [asked[index] or 0 for index in wanted], self._describe)
-        return self._read_later(sampled, rows, lambda: dict(zip(wanted, described.entries(), strict=True)))
+        return self._read_later(sampled, kept_rows, lambda: dict(zip(wanted, described.entries(), strict=True)))
 
     @property
     def _describe(self) -> DescribeTokens:
@@ -161,10 +167,10 @@ class ModelRunner:
         return logits.clone() if logits.dtype == torch.float32 else logits
 
     def _read_later(
-        self, sampled: Tensor, rows: list[SampledRow], details: Callable[[], dict[int, TokenLogprobs]]
+        self, sampled: Tensor, kept_rows: list[int], details: Callable[[], dict[int, TokenLogprobs]]
     ) -> Callable[[], list[Sampled]]:
         if self._last_tokens is not None:
-            self._last_tokens.keep([_row(one.sequence) for one in rows], sampled)
+            self._last_tokens.keep(kept_rows, sampled)
         back = ReadBack(sampled)
 
         def read() -> list[Sampled]:
@@ -294,15 +300,17 @@ def _tokens(chunks: list[Chunk]) -> list[int]:
     return token_ids
 
 
-def _unread_inputs(chunks: list[Chunk]) -> UnreadInputs:
-    """Which of the chunks' tokens only the device has: those of decodes whose last step is not read."""
-    unread, num_rows = UnreadInputs([], []), 0
+def _unread_inputs(chunks: list[Chunk]) -> tuple[list[int], list[int]]:
+    """Which of the chunks' tokens only the device has, by place and row: of decodes whose last step is not read."""
+    places: list[int] = []
+    rows: list[int] = []
+    num_rows = 0
     for sequence, num_tokens in chunks:
         num_rows += num_tokens
         if sequence.num_unread_tokens and sequence.row is not None:
-            unread.places.append(num_rows - 1)
-            unread.rows.append(sequence.row)
-    return unread
+            places.append(num_rows - 1)
+            rows.append(sequence.row)
+    return places, rows
 
 
 def _logits_rows(chunks: list[Chunk]) -> tuple[list[PromptSlab], list[int], list[SampledRow]]:

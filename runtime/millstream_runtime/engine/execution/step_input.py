@@ -66,6 +66,11 @@ class StepInput(msgspec.Struct, frozen=True, array_like=True, tag=True):
     token_ids: list[int]  # of all chunks, one after another
     chunks: list[ChunkInput]  # decodes first, then checks, then prompts
     logits_rows: list[list[int]]  # for each call of the head its rows of the residual stream, ascending
+    # Where steps overlap, rows of the batch (`last_tokens`): those whose last token is only on the device, and the
+    # places of these tokens in `token_ids`; and those that the sampled tokens are for.
+    unread_places: list[int] = []
+    unread_rows: list[int] = []
+    kept_rows: list[int] = []
 
 
 class ZeroBlocks(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -37,6 +37,9 @@ class Ranks(Protocol):
     def gather(self, part: Tensor) -> list[Tensor]:
         """Return on rank 0 the `part` of every rank, in their order; elsewhere nothing. All have one shape."""
 
+    def broadcast(self, tensor: Tensor) -> None:
+        """Overwrite the `tensor` of every other rank with rank 0's. All have one shape and dtype."""
+
 
 @dataclass(frozen=True, slots=True)
 class SingleProcess:
@@ -51,6 +54,9 @@ class SingleProcess:
     def gather(self, part: Tensor) -> list[Tensor]:
         return [part]
 
+    def broadcast(self, tensor: Tensor) -> None:
+        return
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedRanks:
@@ -63,6 +69,9 @@ class PlannedRanks:
         raise NotImplementedError
 
     def gather(self, part: Tensor) -> list[Tensor]:
+        raise NotImplementedError
+
+    def broadcast(self, tensor: Tensor) -> None:
         raise NotImplementedError
 
 

@@ -148,7 +148,7 @@ def test_who_runs_how(monkeypatch: pytest.MonkeyPatch, models: Models) -> None:
     assert chosen(dense, cuda) == ("recorder", True)
     assert chosen(dense, cuda, enforce_eager=True) == (None, True)
     assert chosen(experts, cuda) == (None, True)
-    assert chosen(dense, cuda, num_ranks=2) == (None, False)
+    assert chosen(dense, cuda, num_ranks=2) == (None, True)
 
 
 @pytest.mark.parametrize(

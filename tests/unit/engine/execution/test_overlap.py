@@ -11,7 +11,9 @@ import torch
 
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
+from millstream_runtime.engine.execution.last_tokens import LastTokens
 from millstream_runtime.engine.execution.overlap import Wait, reason_to_wait
+from millstream_runtime.engine.execution.step_input import StepInput
 from millstream_runtime.engine.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
 from millstream_runtime.engine.scheduling.prefix_cache import extend_hashes
 from millstream_runtime.engine.scheduling.sequence import UNREAD, Sequence
@@ -238,10 +240,8 @@ def test_the_prefix_cache_knows_accepted_tokens_only(
 
 def test_a_token_that_went_wrong_is_looked_up_as_some_token() -> None:
     """-1 marks numbers that went wrong; the next step is under way by then, and an index of -1 would end the engine."""
-    from millstream_runtime.engine.execution.last_tokens import LastTokens, UnreadInputs
-
     last = LastTokens(4, torch.device("cpu"))
     last.keep([2, 0], torch.tensor([-1, 7]))
     token_ids = torch.tensor([UNREAD, 5, UNREAD])
-    last.fill(token_ids, UnreadInputs([0, 2], [0, 2]))
+    last.fill(token_ids, StepInput([UNREAD, 5, UNREAD], [], [], unread_places=[0, 2], unread_rows=[0, 2]))
     assert token_ids.tolist() == [7, 5, 0]
