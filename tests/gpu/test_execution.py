@@ -122,8 +122,10 @@ def test_what_graphs_take_is_measured_and_stays_within_what_was_kept(folder: Pat
     assert engine.graphs.num_graphs > 0
     assert engine.graphs.num_refused == 0
     assert engine.memory_use.graphs_bytes is not None
-    manager: Any = engine._runner._forward.graphs
-    assert 0 < engine.memory_use.graphs_bytes <= manager._budget_bytes
+    plan = engine._runner._graph_plan
+    assert plan is not None
+    assert plan.budget_bytes is not None
+    assert 0 < engine.memory_use.graphs_bytes <= plan.budget_bytes
 
 
 def test_a_failed_recording_leaves_a_device_that_works(folder: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from millstream_runtime.config import Device, DType, RuntimeConfig
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.execution import graphs
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.request import Request, SamplingParams, TokenOutput
 from tests.support.family_cases import CASES, Models
@@ -45,11 +44,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "MEETINGS_BEFORE_RECORDING", 3)
 
 
 @pytest.mark.parametrize("family", CASES)

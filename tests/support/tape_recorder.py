@@ -11,12 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from millstream_runtime.engine.execution.recorders import Recorded
+from millstream_runtime.engine.execution.recorders import CaptureError, Recorded
 
 _READS_BACK = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::is_nonzero", "aten::equal"}
+_ALL_REDUCE = "c10d::allreduce_"
 BYTES_PER_OPERATION = 1  # so that sums of bytes are not zero
 
 
@@ -35,6 +37,9 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def replay(self) -> None:
         with torch.inference_mode():
             for func, args, kwargs, recorded in self.operations:
+                if func._schema.name == _ALL_REDUCE:  # by what waits for it
+                    dist.all_reduce(args[0][0])
+                    continue
                 result = func(*args, **kwargs)
                 for new, old in zip(tree_leaves(result), tree_leaves(recorded), strict=True):
                     if isinstance(old, torch.Tensor) and new.data_ptr() != old.data_ptr():
@@ -49,11 +54,12 @@ class TapeRecorder:
         self._fail_after = fail_after
 
     def record(self, compute: Callable[[], None]) -> Recorded:
-        if self._fail_after is not None and len(self.tapes) >= self._fail_after:
-            raise torch.OutOfMemoryError("no memory for another graph")
         compute()
         tape = _Tape()
         with tape:
             compute()
+        # Unlike a capture, a tape has exchanged tensors with other ranks by now: they do the same.
+        if self._fail_after is not None and len(self.tapes) >= self._fail_after:
+            raise CaptureError("no memory for another graph")
         self.tapes.append(len(tape.operations))
         return Recorded(tape.replay, 0.25, len(tape.operations) * BYTES_PER_OPERATION)

@@ -13,8 +13,9 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import millstream_runtime.engine  # noqa: F401 - sets OpenMP's environment, which torch reads as it loads  # isort: skip
 import torch
@@ -25,13 +26,16 @@ from millstream_runtime.distributed.channel import Channel
 from millstream_runtime.distributed.messages import (
     Allocate,
     Command,
+    GraphRecorded,
     Join,
     Joined,
     Leave,
     LoadShard,
     Measure,
     Measured,
+    PrepareGraphs,
     RankFailed,
+    RecordGraph,
     Reply,
     ShardLoaded,
 )
@@ -40,19 +44,24 @@ from millstream_runtime.distributed.process_group import DistributedRanks
 from millstream_runtime.engine.execution import shard
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.last_tokens import LastTokens
+from millstream_runtime.engine.execution.recorders import CudaRecorder, Recorder
 from millstream_runtime.engine.execution.step_input import StepInput, ZeroBlocks
+from millstream_runtime.engine.kernel_backends import Backend
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.layers.decoder import Decoder
 
 Link = Channel[Reply, Command]
 Made = TypeVar("Made")
+MakeRecorder = Callable[[torch.device], Recorder]
 
 
 class Follower:
     """Executes commands; the state is what the last `LoadShard`, `Measure` and `Allocate` made."""
 
-    def __init__(self, link: Link, ranks: DistributedRanks) -> None:
+    def __init__(self, link: Link, ranks: DistributedRanks, make_recorder: MakeRecorder = CudaRecorder) -> None:
+        """`make_recorder`: of the graphs on a device, where rank 0 asks for graphs."""
         self._link = link
+        self._make_recorder = make_recorder
         self._ranks = ranks
         self._config: RuntimeConfig | None = None
         self._forward: Forward | None = None
@@ -70,15 +79,22 @@ class Follower:
                 _made(self._forward).zero_blocks(blocks)
             case LoadShard(config):
                 self._load(config)
-            case Measure():
-                budget = shard.measure_memory(_made(self._config), self._shard_config, self._model, self._ranks)
+            case Measure(with_graphs):
+                config = _made(self._config)
+                budget = shard.measure_memory(
+                    config, self._shard_config, self._model, self._ranks, with_graphs=with_graphs
+                )
                 self._link.send(Measured(budget.available_bytes))
-            case Allocate(num_blocks):
-                cache = shard.make_kv_cache(_made(self._config), self._shard_config, num_blocks, self._ranks)
-                self._shard_config.policy.after_loading()
-                self._forward = Forward(self._model, cache, self._shard_config.policy)
-                most_rows = _made(self._config).max_num_seqs
-                self._last_tokens = LastTokens(most_rows, self._forward.device, self._ranks)
+            case Allocate():
+                self._allocate(command)
+            case PrepareGraphs(buckets):
+                recorder = self._make_recorder(self._shard_config.device)
+                _made(self._forward).graphs = shard.graphed_decodes(
+                    self._model, self._cache, buckets, recorder, Backend.TORCH, self._ranks
+                )
+            case RecordGraph(bucket):
+                recorded = _made(_made(self._forward).graphs).record(bucket)
+                self._link.send(GraphRecorded(None if recorded is None else recorded.num_bytes))
             case Join() | Leave():
                 raise RuntimeError(f"{type(command).__name__} comes at the beginning or the end")
 
@@ -88,6 +104,19 @@ class Follower:
         self._shard_config = shard.resolve_shard_config(config, self._ranks)
         self._model: Decoder = shard.load(config, self._shard_config, self._ranks)
         self._link.send(ShardLoaded())
+
+    def _allocate(self, command: Allocate) -> None:
+        config, policy = _made(self._config), self._shard_config.policy
+        self._cache = shard.make_kv_cache(
+            config,
+            self._shard_config,
+            command.num_blocks,
+            self._ranks,
+            num_padding_blocks=command.num_padding_blocks,
+        )
+        policy.after_loading()
+        self._forward = Forward(self._model, self._cache, policy)
+        self._last_tokens = LastTokens(config.max_num_seqs, self._forward.device, self._ranks)
 
     @torch.inference_mode()
     def _step(self, step: StepInput) -> None:
@@ -105,8 +134,8 @@ def _made(value: Made | None) -> Made:
     return value
 
 
-def main(link_fd: int, lifeline_fd: int) -> int:
-    """Serve the leader until it sends `Leave`; return the exit code."""
+def main(link_fd: int, lifeline_fd: int, make_recorder: MakeRecorder = CudaRecorder) -> int:
+    """Serve the leader until it sends `Leave`; return the exit code. `make_recorder`: see `Follower`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches a whole terminal; the leader decides what it means
     threading.Thread(target=_exit_with_leader, args=(lifeline_fd,), name="lifeline", daemon=True).start()
     connection = socket.socket(fileno=link_fd)
@@ -118,7 +147,7 @@ def main(link_fd: int, lifeline_fd: int) -> int:
         return 1
     try:
         ranks = _join(link, join)
-        Follower(link, ranks).serve()
+        Follower(link, ranks, make_recorder).serve()
     except Exception as error:
         failure = as_failure(error, join.rank)
         link.send(RankFailed(failure.reason, failure.message))
@@ -156,7 +185,12 @@ def _exit_with_leader(lifeline_fd: int) -> None:
     os._exit(1)
 
 
-if __name__ == "__main__":
-    code = main(int(sys.argv[1]), int(sys.argv[2]))
+def run(make_recorder: MakeRecorder = CudaRecorder) -> NoReturn:
+    """Run this process as a rank, by its arguments."""
+    code = main(int(sys.argv[1]), int(sys.argv[2]), make_recorder)
     sys.stderr.flush()
     os._exit(code)  # without the interpreter's shutdown, which threads inside torch can hold up
+
+
+if __name__ == "__main__":
+    run()

@@ -29,6 +29,7 @@ from millstream_runtime.distributed import process_group
 from millstream_runtime.distributed.channel import Channel
 from millstream_runtime.distributed.messages import (
     Command,
+    GraphRecorded,
     Join,
     Joined,
     Leave,
@@ -41,21 +42,27 @@ from millstream_runtime.distributed.probe import find_topology
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 
+FOLLOWER_MODULE = "millstream_runtime.distributed.follower"
 EXCHANGE_TIMEOUT_SECONDS = 120.0
 EXIT_GRACE_SECONDS = 0.5  # between the first rank's end and the reason: the rank at fault may not end first
 NOTICE_SECONDS = 5.0  # for a death to show after an exchange has failed
 LEAVE_SECONDS = 5.0
 
-Kind = TypeVar("Kind", Joined, ShardLoaded, Measured)
+Kind = TypeVar("Kind", Joined, ShardLoaded, Measured, GraphRecorded)
 
 
 class Leader:
     """See `engine.rank_group.RankGroup`."""
 
     def __init__(
-        self, size: int, device: torch.device, *, exchange_timeout_seconds: float = EXCHANGE_TIMEOUT_SECONDS
+        self,
+        size: int,
+        device: torch.device,
+        *,
+        exchange_timeout_seconds: float = EXCHANGE_TIMEOUT_SECONDS,
+        follower_module: str = FOLLOWER_MODULE,
     ) -> None:
-        """Start ranks 1 to `size - 1` and meet them.
+        """Start ranks 1 to `size - 1` and meet them. `follower_module`: what runs them.
 
         Raises:
             RuntimeFailure: NCCLFailed, or what one of them failed with.
@@ -71,7 +78,7 @@ class Leader:
         self._was_reported = False
         self._folder = Path(tempfile.mkdtemp(prefix="millstream-ranks-"))  # for this user alone
         lifeline, self._lifeline = os.pipe()
-        self._ranks = [_Rank(number, lifeline, self._on_end) for number in range(1, size)]
+        self._ranks = [_Rank(number, lifeline, self._on_end, follower_module) for number in range(1, size)]
         os.close(lifeline)
         try:
             self._meet(size, device)
@@ -203,18 +210,12 @@ class Leader:
 class _Rank:
     """One other process, and the thread that listens to it."""
 
-    def __init__(self, number: int, lifeline: int, on_end: Callable[[_Rank], None]) -> None:
+    def __init__(self, number: int, lifeline: int, on_end: Callable[[_Rank], None], module: str) -> None:
         self.number = number
         mine, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "millstream_runtime.distributed.follower",
-                    str(theirs.fileno()),
-                    str(lifeline),
-                ],
+                [sys.executable, "-m", module, str(theirs.fileno()), str(lifeline)],
                 pass_fds=(theirs.fileno(), lifeline),
                 stdin=subprocess.DEVNULL,
             )

@@ -1,6 +1,7 @@
 """Messages between rank 0 and the other ranks: typed, msgpack, never pickle. Imports no torch.
 
-    Join ► Joined ► (LoadShard ► ShardLoaded ► Measure ► Measured ► Allocate ► (StepInput | ZeroBlocks)*)* ► Leave
+    Join ► Joined ► (LoadShard ► ShardLoaded ► Measure ► Measured ► Allocate ► (PrepareGraphs ► (RecordGraph ►
+           GraphRecorded)*)? ► (StepInput | ZeroBlocks)*)* ► Leave
                                  anywhere: RankFailed, and the process ends
 
 A step needs no reply: ranks meet in its sums. A configuration travels as itself and is checked again as it is decoded.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.engine.execution.buckets import Bucket
 from millstream_runtime.engine.execution.step_input import StepInput, ZeroBlocks
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 
@@ -32,13 +34,28 @@ class LoadShard(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Measure(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Measure what a KV pool may take on this rank."""
+    """Measure what a KV pool may take on this rank, beside graphs where there are any."""
+
+    with_graphs: bool = False
 
 
 class Allocate(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Allocate the KV pool."""
 
     num_blocks: int
+    num_padding_blocks: int = 0  # beyond them: see `KVCache`
+
+
+class PrepareGraphs(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Be ready to record these buckets, and no others."""
+
+    buckets: list[Bucket]
+
+
+class RecordGraph(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Record a bucket; all ranks do at the same time."""
+
+    bucket: Bucket
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -57,6 +74,12 @@ class Measured(msgspec.Struct, frozen=True, array_like=True, tag=True):
     available_bytes: int
 
 
+class GraphRecorded(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A bucket was recorded, and took so much; None: it could not be."""
+
+    num_bytes: int | None
+
+
 class RankFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Why a rank cannot continue; its process ends."""
 
@@ -67,5 +90,5 @@ class RankFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
         return RuntimeFailure(self.reason, self.message)
 
 
-Command = Join | LoadShard | Measure | Allocate | StepInput | ZeroBlocks | Leave
-Reply = Joined | ShardLoaded | Measured | RankFailed
+Command = Join | LoadShard | Measure | Allocate | PrepareGraphs | RecordGraph | StepInput | ZeroBlocks | Leave
+Reply = Joined | ShardLoaded | Measured | GraphRecorded | RankFailed

@@ -67,6 +67,7 @@ def make_runner(
         TokenCounts(config.max_num_seqs, device),
         LastTokens(config.max_num_seqs, device, rank_group.ranks) if loaded.execution.overlapped else None,
         sampler_kernels(loaded.kernels),
+        loaded.graph_plan,
     )
 
 

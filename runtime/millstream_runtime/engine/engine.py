@@ -18,7 +18,7 @@ from millstream_runtime.engine.assembly import engine_stats, make_blocks, make_d
 from millstream_runtime.engine.device_policy import ThreadCounts
 from millstream_runtime.engine.ending import Ending
 from millstream_runtime.engine.execution.execution_mode import Execution
-from millstream_runtime.engine.execution.graphs import GraphUse
+from millstream_runtime.engine.execution.graph_plan import GraphUse
 from millstream_runtime.engine.execution.model_runner import Sampled
 from millstream_runtime.engine.execution.overlap import StepInFlight, reasons_to_wait
 from millstream_runtime.engine.execution.rank_group import RankGroup, load_on_ranks, start_rank_group
@@ -272,7 +272,7 @@ class Engine:
         for sequence, _ in chunks:
             sequence.steps_in_flight += 1
         shape = None if self._pace is None else self._pace.step_time(chunks)
-        began, graphs = self.step_clock(), self.graphs
+        began = self.step_clock()
         try:
             with self._rank_group.computing():
                 launched = self._runner.launch(chunks)
@@ -280,12 +280,11 @@ class Engine:
             for sequence, _ in chunks:
                 sequence.steps_in_flight -= 1
             raise
-        recorded = graphs is not None and self.graphs is not None and self.graphs.num_tried > graphs.num_tried
         self._count_as_computed(chunks)
         for sequence in launched.sampling:
             sequence.expect()
             sequence.is_complete = self._ending.is_at_length(sequence, len(sequence.token_ids))
-        return StepInFlight(launched, chunks, None if recorded else shape, began)
+        return StepInFlight(launched, chunks, shape, began)
 
     def _count_as_computed(self, chunks: list[Chunk]) -> None:
         self._scheduler.advance(chunks)

@@ -16,7 +16,7 @@ from millstream_runtime.config import Device, GovernorMode, RuntimeConfig, Specu
 from millstream_runtime.distributed.leader import Leader
 from millstream_runtime.engine import engine as engine_module
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.execution import draft_shard, graphs, shard
+from millstream_runtime.engine.execution import draft_shard, shard
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.recorders import Recorder
 from millstream_runtime.engine.scheduling.sequence import Sequence
@@ -110,7 +110,6 @@ class Engines:
         """The engine of a schedule, whose longest request has `longest_tokens`. `answers`: by prompt, for drafts."""
         settings, drafts = schedule.settings, schedule.settings.max_draft_tokens
         with pytest.MonkeyPatch.context() as patch, small_pools(longest_tokens, settings.spare_blocks):
-            patch.setattr(graphs, "MEETINGS_BEFORE_RECORDING", 2)  # so that short answers reach what a load reaches
             patch.setattr(engine_module, "Sequence", CountedSequence)
             if settings.reads_in_place:
                 varlen_reference.use_reference(patch)

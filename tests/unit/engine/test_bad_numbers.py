@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.execution import graphs
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.request import FinishReason, Request, TokenOutput
 from tests.support import varlen_reference
@@ -35,11 +34,6 @@ SICK = 2
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models(tmp_path_factory.mktemp("families"))
-
-
-@pytest.fixture(autouse=True)
-def _graphs_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "MEETINGS_BEFORE_RECORDING", 2)
 
 
 def make_requests() -> list[Request]:

@@ -24,7 +24,6 @@ import torch
 from millstream_runtime.config import GovernorMode, SpeculationMethod
 from millstream_runtime.distributed.leader import Leader
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.execution import graphs
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.request import Request, SamplingParams
 from millstream_runtime.engine.speculation import catching_up
@@ -236,9 +235,8 @@ SPECULATING: dict[str, Callable[[], Execution]] = {
 
 
 @pytest.fixture(autouse=True)
-def _graphs_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that short answers reach what a load reaches."""
-    monkeypatch.setattr(graphs, "MEETINGS_BEFORE_RECORDING", 2)
+def _chunks_of_fixed_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a draft model catches up with depends on no measured time."""
     monkeypatch.setattr(catching_up, "FIRST_TOKENS", 512)
     monkeypatch.setattr(catching_up, "CHUNK_SECONDS", 1e9)
 

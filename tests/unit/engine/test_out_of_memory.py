@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.execution import graphs
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.out_of_memory import is_out_of_memory
 from millstream_runtime.engine.request import FinishReason, Request, RequestError, SamplingParams, TokenOutput
@@ -29,11 +28,6 @@ ERRORS: dict[str, Callable[[], Exception]] = {
         "allocate 1099511627776 bytes. Error code 12 (Cannot allocate memory)"
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def _graphs_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "MEETINGS_BEFORE_RECORDING", 2)
 
 
 def make_requests(sampling: SamplingParams, name: str = "") -> list[Request]:

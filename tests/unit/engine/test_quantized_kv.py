@@ -18,7 +18,7 @@ import torch
 from millstream_runtime.config import Device, DType, KVCacheDType, RuntimeConfig
 from millstream_runtime.distributed.leader import Leader
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.execution import graphs, shard
+from millstream_runtime.engine.execution import shard
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.request import FinishReason, Request, TokenOutput
 from millstream_runtime.errors import FailureReason, RuntimeFailure
@@ -61,11 +61,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         made[name] = tmp_path_factory.mktemp("quantized")
         write_family(made[name], **config)
     return made
-
-
-@pytest.fixture(autouse=True)
-def _graphs_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "MEETINGS_BEFORE_RECORDING", 2)
 
 
 def make_requests() -> list[Request]:

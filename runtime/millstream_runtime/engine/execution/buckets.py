@@ -70,19 +70,23 @@ class Buckets:
         """The copying one that names most blocks; of equal ones that of most rows."""
         return max(self, key=lambda bucket: (bucket.cells, bucket.rows), default=None)
 
-    def at_start(self) -> list[Bucket]:
-        """Those worth recording before the first request, in this order.
+    def to_record(self) -> list[Bucket]:
+        """All of them, in the order in which they are recorded at boot: the first matter most.
 
-        The largest, so that the memory which all graphs share has its final size while the boot can still tell it.
-        Then one request alone at every length: that is who feels launches most (there is nothing else for the device to
-        do meanwhile), and the first user of an idle replica is one. All others are recorded once a load has shown them.
+        The largest, so that the memory which all graphs share has its final size at once. Then one request alone at
+        every length: that is who feels launches most (there is nothing else for the device to do meanwhile), and the
+        first user of an idle replica is one. Then more and more rows, those that read in place before those that copy.
         """
-        if self.in_place:
-            alone = [self._in_place(1, width) for width in self.widths]
-        else:
-            alone = [bucket for bucket in self if bucket.rows == 1]
-        first = [self.largest] if self.largest is not None and self.largest not in alone else []
-        return [*first, *reversed(alone)]
+        largest = [] if self.largest is None else [self.largest]
+        copying = sorted(self, key=lambda bucket: (bucket.rows, -bucket.width_blocks))
+        ordered = [*largest, *self._all_in_place(), *copying]
+        alone = [bucket for bucket in ordered if bucket.rows == 1]
+        return list(dict.fromkeys([*ordered[: len(largest)], *alone, *ordered]))
+
+    def _all_in_place(self) -> list[Bucket]:
+        if not self.in_place:
+            return []
+        return list(dict.fromkeys(self._in_place(rows, width) for rows in self.rows for width in reversed(self.widths)))
 
 
 def _half_octaves(most: int) -> list[int]:

@@ -1,8 +1,7 @@
 """How an engine executes steps on its device: eagerly or by graphs, one after another or overlapped.
 
     CPU                          eager, one after another
-    CUDA, one rank               graphs unless --enforce-eager or the model waits for the device; overlapped
-    CUDA, several ranks          eager, overlapped
+    CUDA                         graphs unless --enforce-eager or the model waits for the device; overlapped
 
 The choice changes no token. Tests pass their own, and so run on a CPU what otherwise only a GPU would.
 """
@@ -30,12 +29,10 @@ class Execution:
     backend: Backend | None = None
 
 
-def choose(config: RuntimeConfig, model_config: ModelConfig, device: torch.device, num_ranks: int) -> Execution:
-    """Return how a configuration is executed on a device."""
+def choose(config: RuntimeConfig, model_config: ModelConfig, device: torch.device) -> Execution:
+    """Return how a configuration is executed on a device, by one rank or several."""
     if device.type != "cuda":
         return Execution()
-    if num_ranks > 1:
-        return Execution(overlapped=True)
     if config.enforce_eager or model_config.waits_for_device:
         reason = "--enforce-eager" if config.enforce_eager else "its experts wait for the device once a layer"
         log.info("graphs_off", reason=reason)

@@ -36,7 +36,7 @@ class Forward:
         backend: Backend = Backend.TORCH,
         longest_window: int | None = None,
     ) -> None:
-        """`graphs`: serves what steps of decodes it can. `backend`: what computes the attention of the other steps.
+        """`graphs`: replays the steps that name a bucket. `backend`: what computes the attention of the other steps.
         `longest_window`: no layer reads further back, whatever its own window is; None: no bound."""
         self.model = model
         self._cache = cache
@@ -56,8 +56,8 @@ class Forward:
 
         `fill` puts the tokens that only the device knows into those of the step's chunks, `[T]` there.
         """
-        if self.graphs is not None and (replayed := self.graphs.residual(step, fill)) is not None:
-            return replayed
+        if step.bucket is not None and self.graphs is not None:
+            return self.graphs.residual(step.bucket, step, fill)
         tensors = self._pass_input.of(step.token_ids, step.chunks)
         fill(tensors.token_ids)
         residual = self.model.forward(tensors.token_ids, tensors.positions, tensors.attention)

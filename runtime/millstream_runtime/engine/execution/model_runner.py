@@ -10,7 +10,7 @@ from torch import Tensor
 
 from millstream_runtime.engine.device_policy import DevicePolicy
 from millstream_runtime.engine.execution.forward import Forward
-from millstream_runtime.engine.execution.graphs import GraphUse
+from millstream_runtime.engine.execution.graph_plan import GraphPlan, GraphUse
 from millstream_runtime.engine.execution.last_tokens import LastTokens
 from millstream_runtime.engine.execution.step_input import BlockRun, ChunkInput, StepInput, ZeroBlocks
 from millstream_runtime.engine.request import TokenLogprobs
@@ -74,9 +74,11 @@ class ModelRunner:
         token_counts: TokenCounts,
         last_tokens: LastTokens | None = None,
         kernels: SamplerKernels | None = None,
+        graph_plan: GraphPlan | None = None,
     ) -> None:
         """`last_tokens`: where steps overlap; None: every step is read before the next is launched. `kernels`: what
-        samples; None: torch."""
+        samples; None: torch. `graph_plan`: which steps are replayed; None: every step is eager."""
+        self._graph_plan = graph_plan
         self._forward = forward
         self._kernels = kernels
         self._broadcast = broadcast
@@ -116,7 +118,8 @@ class ModelRunner:
         places, rows = _unread_inputs(chunks)
         kept = [] if self._last_tokens is None else [_row(one.sequence) for one in sampled]
         inputs = [self._chunk_input(chunk) for chunk in chunks]
-        return StepInput(_tokens(chunks), inputs, logits_rows, places, rows, kept)
+        bucket = None if self._graph_plan is None else self._graph_plan.bucket_of(inputs)
+        return StepInput(_tokens(chunks), inputs, logits_rows, places, rows, kept, bucket)
 
     def _fill(self, token_ids: Tensor, step: StepInput) -> None:
         if self._last_tokens is not None:
@@ -203,7 +206,7 @@ class ModelRunner:
     @property
     def graphs(self) -> GraphUse | None:
         """None where every step is eager."""
-        return None if self._forward.graphs is None else self._forward.graphs.use
+        return None if self._graph_plan is None else self._graph_plan.use
 
     def zero_blocks(self, blocks: list[int]) -> None:
         """Zero the KV blocks of a sequence with NaN or infinite numbers, before another request gets them."""

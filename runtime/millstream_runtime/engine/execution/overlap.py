@@ -46,7 +46,7 @@ class StepInFlight:
 
     launched: Launched
     chunks: list[Chunk]
-    shape: StepTime | None  # without its seconds; None where these say nothing about the next (it recorded a graph)
+    shape: StepTime | None  # without its seconds; None without a pace that learns from them
     began_at_seconds: float
 
 

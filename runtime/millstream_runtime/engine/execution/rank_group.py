@@ -6,6 +6,8 @@
     broadcast(Measure)     ────────────▶   the same `shard.measure_memory`
     gather(Measured)       ◀────────────   the smallest budget decides, so that every pool has the same blocks
     broadcast(Allocate)    ────────────▶
+    broadcast(RecordGraph) ────────────▶   for each bucket, where there are graphs
+    gather(GraphRecorded)  ◀────────────   a bucket that one of them cannot record is eager for all
 
 With one rank, `broadcast` and `gather` do nothing, and all else is the same.
 """
@@ -18,13 +20,26 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from millstream_runtime.config import RuntimeConfig
-from millstream_runtime.distributed.messages import Allocate, Command, LoadShard, Measure, Measured, ShardLoaded
+from millstream_runtime.distributed.messages import (
+    Allocate,
+    Command,
+    GraphRecorded,
+    LoadShard,
+    Measure,
+    Measured,
+    PrepareGraphs,
+    RecordGraph,
+    ShardLoaded,
+)
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.eagle.head_shard import LoadedHead
 from millstream_runtime.engine.execution import draft_shard, drafts, shard
+from millstream_runtime.engine.execution.buckets import Bucket
 from millstream_runtime.engine.execution.draft_shard import LoadedDraft
 from millstream_runtime.engine.execution.execution_mode import Execution, choose
 from millstream_runtime.engine.execution.forward import Forward
+from millstream_runtime.engine.execution.graph_plan import GraphCost, GraphPlan
+from millstream_runtime.engine.execution.graphs import GraphedDecodes
 from millstream_runtime.engine.execution.kernel_choice import after_loading, backend_of, choose_kernels, layer_kernels
 from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
 from millstream_runtime.engine.kv import pool_size
@@ -37,7 +52,7 @@ from millstream_runtime.models.linear.shares import rank_config
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
 from millstream_runtime.models.registry import OnRead, expected_weights
 
-Reply = TypeVar("Reply", ShardLoaded, Measured)
+Reply = TypeVar("Reply", ShardLoaded, Measured, GraphRecorded)
 OnLost = Callable[[RuntimeFailure], None]
 
 
@@ -134,6 +149,7 @@ class LoadedModel:
     kernels: tuple[KernelChoice, ...]
     kernel_lookups: Mapping[str, int]  # of variants that were compiled ahead, by result
     draft: LoadedDraft | LoadedHead | None = None
+    graph_plan: GraphPlan | None = None  # None: every step is eager
 
 
 def load_on_ranks(
@@ -155,7 +171,7 @@ def load_on_ranks(
     ranks = rank_group.ranks
     shard_config = shard.resolve_shard_config(config, ranks)
     if execution is None:
-        execution = choose(config, shard_config.model_config, shard_config.device, ranks.size)
+        execution = choose(config, shard_config.model_config, shard_config.device)
     recorder = execution.recorder
     kernels = _choose_kernels(config, shard_config, ranks, execution)
     draft = drafts.resolve(config, shard_config)
@@ -164,7 +180,7 @@ def load_on_ranks(
     model, kernels, lookups = _load(config, shard_config, ranks, on_read, kernels)
     rank_group.gather(ShardLoaded)
     on_phase("SizingKVCache", f"{pool_size.gibibytes(model.weight_bytes)} of weights are loaded.")
-    rank_group.broadcast(Measure())
+    rank_group.broadcast(Measure(with_graphs=recorder is not None))
     draft_step_bytes = 0 if draft is None else drafts.largest_step_bytes(config, shard_config, draft)
     with rank_group.computing():
         budget = shard.measure_memory(
@@ -177,18 +193,20 @@ def load_on_ranks(
         )
     available_bytes = min([budget.available_bytes, *(one.available_bytes for one in rank_group.gather(Measured))])
     pool = draft_shard.size_pools(config, shard_config, replace(budget, available_bytes=available_bytes), ranks, draft)
-    rank_group.broadcast(Allocate(pool.num_blocks))
     padding_blocks = 0 if recorder is None else KVCache.PADDING_BLOCKS
+    rank_group.broadcast(Allocate(pool.num_blocks, padding_blocks))
     cache = shard.make_kv_cache(config, shard_config, pool.num_blocks, ranks, num_padding_blocks=padding_blocks)
     shard_config.policy.after_loading()
     forward = Forward(model, cache, shard_config.policy, backend=backend_of("attention", kernels))
-    graphs_bytes = 0
+    plan = None
     if recorder is not None:
-        on_phase("WarmingUp", "Recording the first CUDA graphs.")
         backend = backend_of("static_decode", kernels)
-        forward.graphs = shard.graphed_decodes(config, model, cache, pool.max_model_len, recorder, backend)
-        if forward.graphs is not None:
-            graphs_bytes = forward.graphs.record_first().num_bytes
+        plan = shard.plan_graphs(config, model, cache, pool.max_model_len, backend)
+        if plan is not None:
+            buckets = plan.buckets.to_record()
+            forward.graphs = shard.graphed_decodes(model, cache, buckets, recorder, backend, ranks)
+            _record_graphs(rank_group, plan, forward.graphs, on_phase)
+    graphs_bytes = 0 if plan is None else plan.use.num_bytes
     use = shard.memory_use(config, model, cache, pool, budget, graphs_bytes)
     loaded_draft = None
     if draft is not None and draft_model is not None:
@@ -196,7 +214,27 @@ def load_on_ranks(
         use = replace(
             use, draft_weights_bytes=loaded_draft.weights_bytes, draft_kv_cache_bytes=loaded_draft.kv_cache_bytes
         )
-    return LoadedModel(shard_config, forward, pool, cache.layout, use, execution, kernels, lookups, loaded_draft)
+    return LoadedModel(shard_config, forward, pool, cache.layout, use, execution, kernels, lookups, loaded_draft, plan)
+
+
+def _record_graphs(
+    rank_group: RankGroup, plan: GraphPlan, graphs: GraphedDecodes, on_phase: Callable[[str, str], None]
+) -> None:
+    """Record each bucket on all ranks together; one that a rank refuses is replayed by none."""
+    rank_group.broadcast(PrepareGraphs(plan.buckets.to_record()))
+
+    def record(bucket: Bucket) -> GraphCost | None:
+        rank_group.broadcast(RecordGraph(bucket))
+        with rank_group.computing():
+            own = graphs.record(bucket)
+        others = [one.num_bytes for one in rank_group.gather(GraphRecorded)]
+        recorded = [one for one in others if one is not None]
+        if own is None or len(recorded) < len(others):
+            graphs.forget(bucket)
+            return None
+        return GraphCost(own.seconds, max([own.num_bytes, *recorded]))
+
+    plan.record_all(record, lambda message: on_phase("WarmingUp", message))
 
 
 def _choose_kernels(

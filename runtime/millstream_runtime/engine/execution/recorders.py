@@ -21,14 +21,20 @@ class Recorded:
     num_bytes: int  # of device memory, that stay taken
 
 
+class CaptureError(RuntimeError):
+    """A pass was computed and could not be recorded; nothing of it was exchanged with other ranks in the attempt."""
+
+
 class Recorder(Protocol):
     """Records passes. Their memory may be shared, so one of them runs at a time."""
 
     def record(self, compute: Callable[[], None]) -> Recorded:
-        """`compute` reads and writes the same tensors at each call. It may be called any number of times here.
+        """`compute` reads and writes the same tensors at each call. It may be called several times, as often on every
+        rank.
 
         Raises:
-            RuntimeError: it cannot be recorded, or there is no memory for it (`torch.OutOfMemoryError`).
+            CaptureError: it cannot be recorded, or there is no memory for its graph.
+            RuntimeError: it cannot be computed, or there is no memory for that (`torch.OutOfMemoryError`).
         """
 
 
@@ -57,8 +63,11 @@ class CudaRecorder:
         current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         # Errors of other threads' CUDA calls are theirs: only this one's may end the recording.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            compute()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                compute()
+        except RuntimeError as error:
+            raise CaptureError(str(error)) from error
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()  # what the warm-up runs took
         free_bytes, _ = torch.cuda.mem_get_info(self._device)

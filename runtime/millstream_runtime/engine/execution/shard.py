@@ -5,6 +5,7 @@ With one rank that is all of it. Every rank runs this same code over the same co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from millstream_runtime.config import CAPABILITIES, Device, DType, KVCacheDType,
 from millstream_runtime.engine.attention import varlen_attention
 from millstream_runtime.engine.device_policy import DevicePolicy
 from millstream_runtime.engine.devices import device_policy_for
-from millstream_runtime.engine.execution.buckets import Buckets
+from millstream_runtime.engine.execution.buckets import Bucket, Buckets
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.graph_budget import buckets_within, estimate_bytes
+from millstream_runtime.engine.execution.graph_plan import GraphPlan
 from millstream_runtime.engine.execution.graphs import GraphedDecodes
 from millstream_runtime.engine.execution.recorders import Recorder
 from millstream_runtime.engine.execution.static_decode import StaticDecode
@@ -192,17 +194,12 @@ def measure_memory(
     return _cuda_budget(config, shard_config, model, ranks, with_graphs)
 
 
-def graphed_decodes(
-    config: RuntimeConfig,
-    model: Decoder,
-    cache: KVCache,
-    max_model_len: int,
-    recorder: Recorder,
-    backend: Backend = Backend.TORCH,
-) -> GraphedDecodes | None:
-    """Return the graph manager of this rank, with nothing recorded; None where no padded step is small enough.
+def plan_graphs(
+    config: RuntimeConfig, model: Decoder, cache: KVCache, max_model_len: int, backend: Backend = Backend.TORCH
+) -> GraphPlan | None:
+    """Return which buckets rank 0 may have recorded; None where no padded step is small enough.
 
-    `backend`: what computes the attention of its steps.
+    `backend`: what computes the attention of these steps.
     """
     device = cache.heads[0].device
     on_cuda = device.type == "cuda"
@@ -214,8 +211,20 @@ def graphed_decodes(
     if buckets.largest is None:
         return None
     budget = estimate_bytes(buckets, block_bytes=block_bytes, num_layers=model.config.num_layers) if on_cuda else None
+    return GraphPlan(buckets, cache.block_size_tokens, budget)
+
+
+def graphed_decodes(
+    model: Decoder,
+    cache: KVCache,
+    buckets: Sequence[Bucket],
+    recorder: Recorder,
+    backend: Backend,
+    ranks: RankInfo = SINGLE_PROCESS,
+) -> GraphedDecodes:
+    """Return what replays steps on this rank, with nothing recorded. `buckets`: all that may be recorded."""
     decode = StaticDecode(model, cache, buckets, backend)
-    return GraphedDecodes(decode, buckets, recorder, cache.block_size_tokens, budget)
+    return GraphedDecodes(decode, recorder, is_only_rank=ranks.size == 1)
 
 
 def memory_use(

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from millstream_runtime.engine.execution.buckets import Bucket
+
 
 class BlockRun(msgspec.Struct, frozen=True, array_like=True):
     """The block table of one sequence in a group of layers beyond the first."""
@@ -71,6 +73,7 @@ class StepInput(msgspec.Struct, frozen=True, array_like=True, tag=True):
     unread_places: list[int] = []
     unread_rows: list[int] = []
     kept_rows: list[int] = []
+    bucket: Bucket | None = None  # of the graph that every rank replays; None: the step is eager
 
 
 class ZeroBlocks(msgspec.Struct, frozen=True, array_like=True, tag=True):

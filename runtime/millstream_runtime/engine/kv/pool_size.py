@@ -43,7 +43,7 @@ class MemoryUse:
 
     weights_bytes: int  # allocated for parameters: embeddings and a CPU's second copies included
     activations_bytes: int | None  # of the largest step at the longest context; on a CPU counted, not measured
-    graphs_bytes: int | None  # of the CUDA graphs that were recorded at boot; later ones are in the log
+    graphs_bytes: int | None  # of the CUDA graphs, all of which are recorded at boot
     kv_cache_bytes: int  # of the pool's tensors; on a CPU a page takes memory once a request writes to it
     kv_cache_tokens: int
     draft_weights_bytes: int | None = None  # of a draft model, on rank 0

@@ -42,7 +42,22 @@ def test_what_is_too_large_has_no_bucket() -> None:
 
 
 def test_the_largest_is_recorded_first_and_then_one_request_at_every_length() -> None:
-    buckets = Buckets(8, 20, UNBOUNDED)
-    assert buckets.at_start() == [Bucket(8, 20), Bucket(1, 20), Bucket(1, 16), Bucket(1, 8), Bucket(1, 4)]
-    assert Buckets(1, 4, UNBOUNDED).at_start() == [Bucket(1, 4)]
-    assert Buckets(4, 4, most_cells=1).at_start() == []
+    ordered = Buckets(8, 20, UNBOUNDED).to_record()
+    assert ordered[:5] == [Bucket(8, 20), Bucket(1, 20), Bucket(1, 16), Bucket(1, 8), Bucket(1, 4)]
+    assert ordered[5:7] == [Bucket(2, 20), Bucket(2, 16)]
+    assert Buckets(1, 4, UNBOUNDED).to_record() == [Bucket(1, 4)]
+    assert Buckets(4, 4, most_cells=1).to_record() == []
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_every_bucket_that_a_step_can_have_is_recorded_once(in_place: bool) -> None:
+    buckets = Buckets(48, 20, most_cells=256, in_place=in_place)
+    ordered = buckets.to_record()
+    assert len(set(ordered)) == len(ordered)
+    held = {
+        buckets.holding(rows, width, contiguous=contiguous)
+        for rows in range(1, 49)
+        for width in range(1, 21)
+        for contiguous in (False, True)
+    }
+    assert {one for one in held if one is not None} == {*ordered}

@@ -1,4 +1,4 @@
-"""The graph manager: what is recorded when, that replays give the same tokens, and that a failure harms nobody."""
+"""CUDA graphs: what is recorded when, that replays give the same tokens, and that a failure harms nobody."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import torch
 
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.execution import execution_mode, graph_budget, graphs
+from millstream_runtime.engine.execution import execution_mode, graph_budget, graph_plan
 from millstream_runtime.engine.execution.buckets import Bucket, Buckets
 from millstream_runtime.engine.execution.execution_mode import Execution
-from millstream_runtime.engine.execution.graphs import GraphUse
+from millstream_runtime.engine.execution.graph_plan import GraphCost, GraphPlan, GraphUse
 from millstream_runtime.engine.execution.recorders import Recorder
+from millstream_runtime.engine.execution.step_input import ChunkInput
 from millstream_runtime.engine.kv.pool_size import cuda_budget
 from millstream_runtime.models.registry import load_model_config
 from tests.support.eager_recorder import EagerRecorder
@@ -29,12 +30,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPTS = prompts_of(199, [1, 15, 16, 40, 70])
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that short tests reach what a load reaches."""
-    monkeypatch.setattr(graphs, "MEETINGS_BEFORE_RECORDING", 3)
-
-
 def use_of(engine: Engine) -> GraphUse:
     assert engine.graphs is not None
     return engine.graphs
@@ -47,30 +42,31 @@ def test_replays_give_the_same_tokens_and_nothing_is_recorded_twice(
     recorder = TapeRecorder()
     engine = make_engine(write_model(), execution=Execution(recorder))
     at_boot = use_of(engine)
-    assert at_boot.num_graphs == len(Buckets(8, 16, 1 << 30).at_start()) == 4
+    assert at_boot.num_graphs == len(recorder.tapes) == len(Buckets(8, 16, 1 << 30).to_record()) == 18
     assert (at_boot.replayed_steps, engine.memory_use.graphs_bytes) == (0, sum(recorder.tapes))
+    assert (at_boot.seconds, at_boot.num_bytes) == (0.25 * at_boot.num_graphs, sum(recorder.tapes))
     for _ in range(2):
         assert generate(engine, requests_for(PROMPTS, greedy(30))) == expected
     use = use_of(engine)
-    assert use.num_graphs == len(recorder.tapes) > at_boot.num_graphs
-    assert use.replayed_steps > use.eager_steps > 0, "a bucket runs eagerly until it has been met often enough"
-    assert (use.seconds, use.num_bytes) == (0.25 * use.num_graphs, sum(recorder.tapes))
+    assert len(recorder.tapes) == at_boot.num_graphs, "nothing is recorded under traffic"
+    assert (use.num_graphs, use.eager_steps) == (at_boot.num_graphs, 0)
+    assert use.replayed_steps > 40
 
 
-def test_a_bucket_is_recorded_when_it_was_met_often_enough(write_model: WriteModel, make_engine: MakeEngine) -> None:
-    engine = make_engine(write_model(), execution=Execution(TapeRecorder()))
-    two = requests_for([[5, 6], [7, 8]], greedy(20))
-    for request in two:
-        engine.add_request(request)
-    engine.step()  # the prompts
-    before = use_of(engine)
-    engine.step()
-    engine.step()
-    waiting = use_of(engine)
-    assert (waiting.num_graphs, waiting.eager_steps) == (before.num_graphs, before.eager_steps + 2)
-    engine.step()
-    after = use_of(engine)
-    assert (after.num_graphs, after.replayed_steps) == (before.num_graphs + 1, before.replayed_steps + 1)
+def test_the_boot_says_how_far_it_is(write_model: WriteModel) -> None:
+    config = RuntimeConfig(
+        model=str(write_model()),
+        served_model_name="t",
+        device=Device.CPU,
+        kv_cache_memory_bytes=1 << 20,
+        max_num_seqs=8,
+    )
+    said: list[tuple[str, str]] = []
+    Engine(config, lambda phase, message: said.append((phase, message)), execution=Execution(EagerRecorder()))
+    assert [one for one in said if one[0] == "WarmingUp"] == [
+        ("WarmingUp", "Recording CUDA graphs: 0 of 18."),
+        ("WarmingUp", "Recording CUDA graphs: 16 of 18."),
+    ]
 
 
 @pytest.mark.parametrize("fail_after", [0, 2])
@@ -82,20 +78,21 @@ def test_a_recording_that_fails_leaves_its_bucket_eager_and_every_answer_as_it_w
     for _ in range(2):
         assert generate(engine, requests_for(PROMPTS, greedy(30))) == expected
     use = use_of(engine)
-    assert use.num_graphs == fail_after
-    assert use.num_refused > 0
-    refused = use.num_refused
-    generate(engine, requests_for(PROMPTS, greedy(30)))
-    assert use_of(engine).num_refused == refused, "what failed once is not tried again"
+    assert (use.num_graphs, use.num_refused) == (fail_after, 18 - fail_after)
+    assert use.eager_steps > 0
 
 
-def test_beyond_the_budget_nothing_more_is_recorded(write_model: WriteModel, make_engine: MakeEngine) -> None:
-    engine = make_engine(write_model(), execution=Execution(TapeRecorder()))
-    manager: Any = engine._runner._forward.graphs
-    manager._budget_bytes = at_boot = use_of(engine).num_bytes
-    expected = generate(make_engine(write_model()), requests_for(PROMPTS, greedy(30)))
-    assert generate(engine, requests_for(PROMPTS, greedy(30))) == expected
-    assert use_of(engine).num_bytes == at_boot
+@pytest.mark.parametrize(("budget_bytes", "seconds"), [(25, 1000.0), (None, 0.7)])
+def test_beyond_the_budget_of_memory_or_time_buckets_are_left_eager(budget_bytes: int | None, seconds: float) -> None:
+    plan = GraphPlan(Buckets(8, 16, 1 << 30), 16, budget_bytes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph_plan, "RECORDING_SECONDS", seconds)
+        use = plan.record_all(lambda bucket: GraphCost(0.25, 10), lambda message: None)
+    assert (use.num_graphs, use.num_refused, use.num_left, use.num_bytes) == (3, 0, 15, 30)
+    assert plan.bucket_of([ChunkInput(1, 250, 0, 0, 16)]) == Bucket(1, 16)
+    assert plan.bucket_of([ChunkInput(1, 50, 0, 0, 4)]) is None, "left eager"
+    assert plan.bucket_of([ChunkInput(1, 250, 0, 0, 16), ChunkInput(5, 5, 0, 16, 1)]) is None, "a prompt"
+    assert (plan.use.replayed_steps, plan.use.eager_steps) == (1, 1)
 
 
 def test_a_recording_that_reads_numbers_back_fails_as_on_a_device() -> None:
@@ -139,16 +136,16 @@ def test_who_runs_how(monkeypatch: pytest.MonkeyPatch, models: Models) -> None:
     monkeypatch.setattr(execution_mode, "CudaRecorder", lambda device: "recorder")
     cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
 
-    def chosen(model_config: Any, device: torch.device, num_ranks: int = 1, **overrides: Any) -> tuple[Any, bool]:
+    def chosen(model_config: Any, device: torch.device, **overrides: Any) -> tuple[Any, bool]:
         config = RuntimeConfig(model="/models/x", served_model_name="x", **overrides)
-        how = execution_mode.choose(config, model_config, device, num_ranks)
+        how = execution_mode.choose(config, model_config, device)
         return how.recorder, how.overlapped
 
     assert chosen(dense, cpu) == (None, False)
     assert chosen(dense, cuda) == ("recorder", True)
     assert chosen(dense, cuda, enforce_eager=True) == (None, True)
     assert chosen(experts, cuda) == (None, True)
-    assert chosen(dense, cuda, num_ranks=2) == (None, True)
+    assert chosen(dense, cuda, tensor_parallel_size=2) == ("recorder", True)
 
 
 @pytest.mark.parametrize(

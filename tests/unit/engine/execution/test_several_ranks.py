@@ -12,8 +12,10 @@ from millstream_runtime.distributed.leader import Leader
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.request import FinishReason, Request
+from tests.support import recording_follower
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy, requests_for
 from tests.support.small_pool import shrink_pool
+from tests.support.tape_recorder import TapeRecorder
 from tests.unit.engine.test_invariants import (
     SAMPLINGS,
     Answers,
@@ -26,20 +28,30 @@ from tests.unit.engine.test_invariants import (
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 OVERLAPPED = Execution(overlapped=True)
+RECORDED_BY_RANK_1 = 12
 TWO_RANKS = {"tensor_parallel_size": 2, "kv_cache_memory_bytes": 1 << 20}
 
 
 @pytest.fixture(scope="module")
 def pair(one_thread: None) -> Iterator[Leader]:
-    leader = Leader(2, torch.device("cpu"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(recording_follower.REFUSED_AFTER, str(RECORDED_BY_RANK_1))
+        leader = Leader(2, torch.device("cpu"), follower_module=recording_follower.MODULE)
     yield leader
     leader.close()
+
+
+def replays(engine: Engine) -> bool:
+    """Rank 1 refused some buckets: rank 0 replays none of them."""
+    use = engine.graphs
+    return use is not None and use.replayed_steps > 0 and use.num_graphs == RECORDED_BY_RANK_1 and use.num_refused == 6
 
 
 @dataclass(frozen=True)
 class Way:
     run: Callable[[Engine, list[Request]], Answers]
     sampling: str
+    execution: Callable[[], Execution] = lambda: OVERLAPPED
     pool_blocks: int | None = None
     happened: Callable[[Engine], bool] = never
 
@@ -48,6 +60,13 @@ WAYS = {
     "all at once": Way(all_at_once, "greedy"),
     "among others that are cancelled": Way(joining_in_random_company, "seeded, filtered and penalised"),
     "preempted": Way(all_at_once, "greedy", pool_blocks=17, happened=preempts),
+    "replayed": Way(all_at_once, "greedy", lambda: Execution(TapeRecorder()), happened=replays),
+    "replayed and overlapped, among others that are cancelled": Way(
+        joining_in_random_company,
+        "seeded, filtered and penalised",
+        lambda: Execution(TapeRecorder(), overlapped=True),
+        happened=replays,
+    ),
 }
 
 
@@ -58,7 +77,9 @@ def test_overlapped_ranks_answer_like_one(
     how = WAYS[way]
     requests = make_requests(SAMPLINGS[how.sampling])
     expected = all_at_once(make_engine(write_model()), requests)
-    engine = make_engine(write_model(), rank_group=pair, execution=OVERLAPPED, enable_prefix_caching=False, **TWO_RANKS)
+    engine = make_engine(
+        write_model(), rank_group=pair, execution=how.execution(), enable_prefix_caching=False, **TWO_RANKS
+    )
     if how.pool_blocks is not None:
         shrink_pool(engine, how.pool_blocks, enable_prefix_caching=False)
     assert how.run(engine, requests) == expected
