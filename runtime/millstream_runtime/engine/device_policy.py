@@ -9,6 +9,7 @@ The policy of a device is made in `engine.devices`, and nothing else knows which
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from millstream_runtime.engine.attention.paged_attention import KVRead
 from millstream_runtime.engine.host_limits import usable_cpus
+from millstream_runtime.engine.request import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,13 @@ class WarmUpSteps(Protocol):
 
     def max_requests(self, num_tokens: int) -> int:
         """How many requests of that length the engine can run at once; 0 if it is longer than the engine allows."""
+
+    @property
+    def longest_step_tokens(self) -> int:
+        """The longest prompt that one step takes whole."""
+
+    def answer(self, prompt_tokens: int, samplings: Sequence[SamplingParams]) -> None:
+        """Run a request for each sampling, all at once, to the end of all. No prompt is in the prefix cache."""
 
     def decodes(self, max_tokens: list[int]) -> AbstractContextManager[None]:
         """Requests that decode `max_tokens[i]` tokens each behind a prompt of one; cancelled at the end."""
@@ -95,9 +104,12 @@ class AcceleratorPolicy:
     is_synchronous = False
     default_target_itl_milliseconds = None
 
-    def __init__(self, device: torch.device, num_ranks: int = 1) -> None:
-        """`num_ranks` processes share the container's CPUs: torch would start a thread per core of the node."""
-        self._device = device
+    def __init__(
+        self, device: torch.device, num_ranks: int = 1, warm_up: Callable[[WarmUpSteps], None] = lambda steps: None
+    ) -> None:
+        """`num_ranks` processes share the container's CPUs: torch would start a thread per core of the node.
+        `warm_up`: runs the steps that this kind of device needs beside those of every device."""
+        self._device, self._warm_up = device, warm_up
         torch.set_num_threads(max(1, usable_cpus() // num_ranks))
         self.threads = ThreadCounts(torch.get_num_threads())
 
@@ -108,7 +120,7 @@ class AcceleratorPolicy:
         return
 
     def warm_up(self, steps: WarmUpSteps, *, is_only_rank: bool) -> None:
-        return
+        self._warm_up(steps)
 
     def before_compute(self, num_tokens: int) -> None:
         return

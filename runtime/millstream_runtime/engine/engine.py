@@ -350,7 +350,7 @@ class Engine:
         """
         self._on_phase("WarmingUp", "Running the first steps.")
         self._is_warming_up = True
-        warm_up = WarmUp(self, self._max_requests, self.model_config.max_model_len)
+        warm_up = WarmUp(self, self._max_requests, self.model_config.max_model_len, self._max_step_tokens)
         warm_up.run(self._policy, is_only_rank=self._rank_group.ranks.size == 1)
         if self._drafting is not None:
             self._drafting.warm_up(warm_up.run_drafts())

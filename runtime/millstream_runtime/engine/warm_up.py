@@ -11,7 +11,7 @@ as heartbeats, through the same scheduler and pool as those of users.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -24,6 +24,7 @@ LONGEST_PROMPT = 64
 # reads with the first draft.
 DRAFT_PROMPT, SHORT_DRAFT_PROMPT = 16, 3
 CHECKS = 7  # of each length and batch size
+TOKENS_OF_ANSWERS = 8  # every vocabulary has so many
 MOST_DRAFTS_SECONDS = 1.0  # where steps are so long that this ends early, first-time work is lost in them
 
 
@@ -39,11 +40,15 @@ class WarmUpEngine(Protocol):
 class WarmUp:
     """See `device_policy.WarmUpSteps` for what the policy uses of it."""
 
-    def __init__(self, engine: WarmUpEngine, max_requests: Callable[[int], int], max_model_len: int) -> None:
-        """`max_requests(num_tokens)`: see `WarmUpSteps`."""
+    def __init__(
+        self, engine: WarmUpEngine, max_requests: Callable[[int], int], max_model_len: int, max_step_tokens: int
+    ) -> None:
+        """`max_requests(num_tokens)`: see `WarmUpSteps`. `max_step_tokens`: of one step."""
         self._engine = engine
         self.max_requests = max_requests
         self._max_model_len = max_model_len
+        self.longest_step_tokens = min(max_step_tokens, max_model_len - 1)
+        self._num_answers = 0
 
     def run(self, policy: DevicePolicy, *, is_only_rank: bool) -> None:
         """Run all of it.
@@ -86,6 +91,14 @@ class WarmUp:
 
     def has_work(self) -> bool:
         return self._engine.has_work()
+
+    def answer(self, prompt_tokens: int, samplings: Sequence[SamplingParams]) -> None:
+        self._num_answers += 1
+        token = self._num_answers % TOKENS_OF_ANSWERS  # another for each call: no prompt begins like one before it
+        for number, sampling in enumerate(samplings):
+            name = f"warm-up-answer-{self._num_answers}-{number}"
+            self._engine.add_request(Request(name, [token] * prompt_tokens, sampling, is_heartbeat=True))
+        self._finish()
 
     @contextmanager
     def decodes(self, max_tokens: list[int]) -> Iterator[None]:

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from millstream_runtime.engine import gpu_warm_up
+from millstream_runtime.engine.device_policy import AcceleratorPolicy
+from millstream_runtime.engine.execution import shard
+from millstream_runtime.engine.execution.execution_mode import Execution
+from millstream_runtime.engine.execution.model_runner import Launched
+from millstream_runtime.engine.scheduling.scheduler import Chunk
 from millstream_runtime.models.cpu import two_layouts
+from tests.support.engines import MakeEngine, WriteModel
 from tests.support.tiny_model import write_tiny_model
 
 CPU = torch.device("cpu")
@@ -57,3 +64,31 @@ def test_decodes_of_up_to_16_requests_wait_for_no_code_to_be_made(tmp_path: Path
     assert "cache_miss" in warm_up
     assert not made, "while 16 requests were served"
     assert "cache_miss" in after, "a prompt of another length: the telling works, and such a length is met once"
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [64, 2048])
+def test_a_gpu_runs_the_sampler_the_longest_and_mixed_steps_before_the_first_request(
+    max_num_batched_tokens: int, write_model: WriteModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = AcceleratorPolicy(CPU, 1, gpu_warm_up.run)
+    monkeypatch.setattr(shard, "device_policy_for", lambda device, num_ranks: policy)
+    engine = make_engine(
+        write_model(), execution=Execution(overlapped=True), max_num_batched_tokens=max_num_batched_tokens
+    )
+    monkeypatch.setattr(engine, "_time_steps", lambda: None)
+    steps: list[list[Chunk]] = []
+    launch = engine._runner.launch
+
+    def watched(chunks: list[Chunk]) -> Launched:
+        steps.append(list(chunks))
+        return launch(chunks)
+
+    monkeypatch.setattr(engine._runner, "launch", watched)
+    engine.warm_up()
+    longest = min(max_num_batched_tokens, engine.model_config.max_model_len - 1)
+    sizes = [[num_tokens for _, num_tokens in chunks] for chunks in steps]
+    assert [longest] in sizes
+    assert any(1 in step and max(step) > longest // 2 for step in sizes)
+    asked = {chunk.sequence.request.sampling for chunks in steps for chunk in chunks}
+    assert {*gpu_warm_up.SAMPLERS} <= asked
+    assert engine.stats().kv_blocks_used == 0
