@@ -1,26 +1,72 @@
-"""A rank beyond 0 on a CPU whose graphs are tapes: `python -m tests.support.recording_follower LINK LIFELINE`.
+"""A rank beyond 0 for tests on a CPU: `python -m tests.support.recording_follower LINK LIFELINE`.
 
-`REFUSED_AFTER` in the environment: recordings after which it refuses more.
+Its graphs are tapes, its Triton kernels are interpreted, and it can refuse both. By the environment:
+
+    MILLSTREAM_TEST_RECORDED   recordings after which it refuses more
+    MILLSTREAM_TEST_KERNELS    a folder: `refused` names a part whose kernel cannot start; `launched` gets what was
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from millstream_runtime.distributed.follower import run
+from millstream_runtime.distributed.follower import main
+from millstream_runtime.engine.execution import rank_kernels
+from millstream_runtime.engine.execution.rank_kernels import LoadedShard
+from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
+from tests.support.eager_recorder import EagerRecorder
 from tests.support.tape_recorder import TapeRecorder
 
 MODULE = "tests.support.recording_follower"
-REFUSED_AFTER = "MILLSTREAM_TEST_REFUSED_AFTER"
+RECORDED, KERNELS = "MILLSTREAM_TEST_RECORDED", "MILLSTREAM_TEST_KERNELS"
 
 
 def recorder(device: torch.device) -> TapeRecorder:
     """The recorder of a device."""
-    asked = os.environ.get(REFUSED_AFTER)
+    asked = os.environ.get(RECORDED)
     return TapeRecorder(None if asked is None else int(asked))
 
 
+def refuse_parts(refused: Path) -> None:
+    """A part that the file names has a kernel that cannot start here."""
+    load = rank_kernels.load
+
+    def refusing(*arguments: Any) -> LoadedShard:
+        loaded = load(*arguments)
+        part = refused.read_text() if refused.exists() else None
+        kernels = tuple(
+            KernelChoice(one.part, Backend.TORCH, "out of shared memory")
+            if one.part == part and one.backend is Backend.TRITON
+            else one
+            for one in loaded.kernels
+        )
+        return loaded._replace(kernels=kernels)
+
+    rank_kernels.load = refusing  # type: ignore[assignment]
+
+
+def serve() -> int:
+    """Serve the leader; return the exit code."""
+    link, lifeline = int(sys.argv[1]), int(sys.argv[2])
+    if KERNELS not in os.environ:
+        return main(link, lifeline, recorder)
+    from tests.support.kernel_launches import recording_launches
+    from tests.support.triton_interpreter import interpreting
+
+    folder = Path(os.environ[KERNELS])
+    refuse_parts(folder / "refused")
+    with interpreting(), recording_launches() as launches:
+        code = main(link, lifeline, lambda device: EagerRecorder())  # no tape holds what is interpreted
+    (folder / "launched").write_text(" ".join(sorted({launch.kernel for launch in launches})))
+    return code
+
+
 if __name__ == "__main__":
-    run(recorder)
+    code = serve()
+    sys.stderr.flush()
+    os._exit(code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -40,6 +41,9 @@ class ThreadRanks:
     def gather(self, part: Tensor) -> list[Tensor]:
         everybody = self._meeting.exchange(self.rank, part)
         return everybody if self.rank == 0 else []
+
+    def alone(self) -> AbstractContextManager[None]:
+        raise NotImplementedError
 
     def broadcast(self, tensor: Tensor) -> None:
         tensor.copy_(self._meeting.exchange(self.rank, tensor)[0])

@@ -15,7 +15,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import millstream_runtime.engine  # noqa: F401 - sets OpenMP's environment, which torch reads as it loads  # isort: skip
 import torch
@@ -41,12 +41,13 @@ from millstream_runtime.distributed.messages import (
 )
 from millstream_runtime.distributed.probe import find_topology
 from millstream_runtime.distributed.process_group import DistributedRanks
-from millstream_runtime.engine.execution import shard
+from millstream_runtime.engine.execution import rank_kernels, shard
 from millstream_runtime.engine.execution.forward import Forward
+from millstream_runtime.engine.execution.kernel_choice import backend_of
 from millstream_runtime.engine.execution.last_tokens import LastTokens
+from millstream_runtime.engine.execution.rank_kernels import Choices
 from millstream_runtime.engine.execution.recorders import CudaRecorder, Recorder
 from millstream_runtime.engine.execution.step_input import StepInput, ZeroBlocks
-from millstream_runtime.engine.kernel_backends import Backend
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.layers.decoder import Decoder
 
@@ -64,6 +65,7 @@ class Follower:
         self._make_recorder = make_recorder
         self._ranks = ranks
         self._config: RuntimeConfig | None = None
+        self._model: Decoder | None = None
         self._forward: Forward | None = None
 
     def serve(self) -> None:
@@ -77,20 +79,21 @@ class Follower:
                 self._step(command)
             case ZeroBlocks(blocks):
                 _made(self._forward).zero_blocks(blocks)
-            case LoadShard(config):
-                self._load(config)
+            case LoadShard(config, kernels):
+                self._load(config, tuple(kernels))
             case Measure(with_graphs):
                 config = _made(self._config)
                 budget = shard.measure_memory(
-                    config, self._shard_config, self._model, self._ranks, with_graphs=with_graphs
+                    config, self._shard_config, _made(self._model), self._ranks, with_graphs=with_graphs
                 )
                 self._link.send(Measured(budget.available_bytes))
             case Allocate():
                 self._allocate(command)
             case PrepareGraphs(buckets):
                 recorder = self._make_recorder(self._shard_config.device)
+                backend = backend_of("static_decode", self._kernels)
                 _made(self._forward).graphs = shard.graphed_decodes(
-                    self._model, self._cache, buckets, recorder, Backend.TORCH, self._ranks
+                    _made(self._model), self._cache, buckets, recorder, backend, self._ranks
                 )
             case RecordGraph(bucket):
                 recorded = _made(_made(self._forward).graphs).record(bucket)
@@ -98,12 +101,13 @@ class Follower:
             case Join() | Leave():
                 raise RuntimeError(f"{type(command).__name__} comes at the beginning or the end")
 
-    def _load(self, config: RuntimeConfig) -> None:
-        self._forward = None
+    def _load(self, config: RuntimeConfig, kernels: Choices) -> None:
+        self._forward = self._model = None  # their memory, before there are two
         self._config = config
         self._shard_config = shard.resolve_shard_config(config, self._ranks)
-        self._model: Decoder = shard.load(config, self._shard_config, self._ranks)
-        self._link.send(ShardLoaded())
+        loaded = rank_kernels.load(config, self._shard_config, self._ranks, kernels)
+        self._model = loaded.model
+        self._link.send(ShardLoaded(list(loaded.kernels)))
 
     def _allocate(self, command: Allocate) -> None:
         config, policy = _made(self._config), self._shard_config.policy
@@ -115,7 +119,9 @@ class Follower:
             num_padding_blocks=command.num_padding_blocks,
         )
         policy.after_loading()
-        self._forward = Forward(self._model, self._cache, policy)
+        self._kernels = tuple(command.kernels)
+        backend = backend_of("attention", self._kernels)
+        self._forward = Forward(_made(self._model), self._cache, policy, backend=backend)
         self._last_tokens = LastTokens(config.max_num_seqs, self._forward.device, self._ranks)
 
     @torch.inference_mode()
@@ -185,12 +191,7 @@ def _exit_with_leader(lifeline_fd: int) -> None:
     os._exit(1)
 
 
-def run(make_recorder: MakeRecorder = CudaRecorder) -> NoReturn:
-    """Run this process as a rank, by its arguments."""
-    code = main(int(sys.argv[1]), int(sys.argv[2]), make_recorder)
+if __name__ == "__main__":
+    code = main(int(sys.argv[1]), int(sys.argv[2]))
     sys.stderr.flush()
     os._exit(code)  # without the interpreter's shutdown, which threads inside torch can hold up
-
-
-if __name__ == "__main__":
-    run()

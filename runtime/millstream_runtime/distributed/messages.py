@@ -14,6 +14,7 @@ import msgspec
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.engine.execution.buckets import Bucket
 from millstream_runtime.engine.execution.step_input import StepInput, ZeroBlocks
+from millstream_runtime.engine.kernel_backends import KernelChoice
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 
 
@@ -28,9 +29,10 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class LoadShard(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Load this rank's share of a model, in place of any before."""
+    """Load this rank's share of a model, in place of any before, for these kernels."""
 
     config: RuntimeConfig
+    kernels: list[KernelChoice] = []
 
 
 class Measure(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -44,6 +46,7 @@ class Allocate(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     num_blocks: int
     num_padding_blocks: int = 0  # beyond them: see `KVCache`
+    kernels: list[KernelChoice] = []  # that all ranks use
 
 
 class PrepareGraphs(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -68,6 +71,8 @@ class Joined(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 class ShardLoaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The share is on the device."""
+
+    kernels: list[KernelChoice] = []  # as asked for, with torch and the reason where one cannot start
 
 
 class Measured(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -52,21 +52,36 @@ class DistributedRanks:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
+        self._is_alone = False
         self.rank, self.size = group.rank(), group.size()
         self.backend: str = dist.get_backend(group)
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        self._is_alone = True
+        try:
+            yield
+        finally:
+            self._is_alone = False
+
     def all_reduce(self, partial: Tensor) -> Tensor:
+        if self._is_alone:
+            return partial
         with collective_errors():
             dist.all_reduce(partial, group=self._group)
         return partial
 
     def gather(self, part: Tensor) -> list[Tensor]:
+        if self._is_alone:
+            return [part] * self.size if self.rank == 0 else []
         parts = [torch.empty_like(part) for _ in range(self.size)] if self.rank == 0 else []
         with collective_errors():
             dist.gather(part.contiguous(), parts or None, dst=0, group=self._group)
         return parts
 
     def broadcast(self, tensor: Tensor) -> None:
+        if self._is_alone:
+            return
         with collective_errors():
             dist.broadcast(tensor, src=0, group=self._group)
 

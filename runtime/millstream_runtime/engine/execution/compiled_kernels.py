@@ -33,9 +33,7 @@ from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.kernel_choice import (
     ATTENTION_PARTS,
-    EXPERTS,
-    LAYER_PARTS,
-    ROPE,
+    PARTS_OF_LAYERS,
     SAMPLER,
     backend_of,
 )
@@ -50,7 +48,6 @@ from millstream_runtime.logs import log
 from millstream_runtime.models.layers.decoder import Decoder
 
 FOLDER_VARIABLE, DEFAULT_FOLDER = "MILLSTREAM_KERNELS_DIR", "/opt/kernels"
-OF_LAYERS = (*LAYER_PARTS, ROPE, EXPERTS)  # the parts that weights are laid out for
 
 Choices = tuple[KernelChoice, ...]
 
@@ -126,7 +123,7 @@ def load_and_start(
     if reason is not None:
         _warn(f"{reason}; the weights are read again, for torch")
         loaded.clear()  # its memory, before there are two
-        loaded.append(load(_with_torch(choices, OF_LAYERS, reason)))
+        loaded.append(load(_with_torch(choices, PARTS_OF_LAYERS, reason)))
     model, choices = loaded[0]
     backend = backend_of(ATTENTION_PARTS[0], choices)
     if backend is Backend.TRITON:

@@ -20,6 +20,7 @@ ATTENTION_PARTS = ("attention", "static_decode")
 LINEAR = "linear"  # of quantized weights
 LAYER_PARTS = ("norm", "activation", LINEAR)  # taken layer by layer: what a kernel does not take is torch's
 ROPE, EXPERTS, SAMPLER = "rope_kv_write", "experts", "sampler"
+PARTS_OF_LAYERS = (*LAYER_PARTS, ROPE, EXPERTS)  # the parts that weights are laid out for
 PARTS = (*ATTENTION_PARTS, ROPE, *LAYER_PARTS, EXPERTS, SAMPLER)
 LATENT = "heads share a latent key (MLA)"
 LEAST_CAPABILITY = 80
@@ -65,7 +66,7 @@ def choose_kernels(
 
 def layer_kernels(choices: tuple[KernelChoice, ...], device: torch.device, dtype: torch.dtype) -> LayerKernels | None:
     """What makes a model's layers; None: torch. Imports triton only where it was chosen."""
-    chosen = [backend_of(part, choices) is Backend.TRITON for part in (*LAYER_PARTS, ROPE, EXPERTS)]
+    chosen = [backend_of(part, choices) is Backend.TRITON for part in PARTS_OF_LAYERS]
     if not any(chosen):
         return None
     from millstream_runtime.models.layers.triton_layers import TritonLayers

@@ -1,8 +1,8 @@
 """The ranks that compute together, as rank 0 sees them, and how they come from a configuration to a shared KV pool.
 
     rank 0 (Engine)                        the others (distributed.follower)
-    broadcast(LoadShard)   ────────────▶   the same `shard.load` on their shares
-    gather(ShardLoaded)    ◀────────────
+    broadcast(LoadShard)   ────────────▶   the same `rank_kernels.load` on their shares
+    gather(ShardLoaded)    ◀────────────   a kernel that one of them cannot start is used by none
     broadcast(Measure)     ────────────▶   the same `shard.measure_memory`
     gather(Measured)       ◀────────────   the smallest budget decides, so that every pool has the same blocks
     broadcast(Allocate)    ────────────▶
@@ -33,21 +33,21 @@ from millstream_runtime.distributed.messages import (
 )
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.eagle.head_shard import LoadedHead
-from millstream_runtime.engine.execution import draft_shard, drafts, shard
+from millstream_runtime.engine.execution import draft_shard, drafts, rank_kernels, shard
 from millstream_runtime.engine.execution.buckets import Bucket
 from millstream_runtime.engine.execution.draft_shard import LoadedDraft
 from millstream_runtime.engine.execution.execution_mode import Execution, choose
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.graph_plan import GraphCost, GraphPlan
 from millstream_runtime.engine.execution.graphs import GraphedDecodes
-from millstream_runtime.engine.execution.kernel_choice import after_loading, backend_of, choose_kernels, layer_kernels
-from millstream_runtime.engine.kernel_backends import Backend, KernelChoice
+from millstream_runtime.engine.execution.kernel_choice import SAMPLER, backend_of, choose_kernels
+from millstream_runtime.engine.execution.rank_kernels import Choices, LoadedShard
+from millstream_runtime.engine.kernel_backends import KernelChoice
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.kv_layout import KVLayout
 from millstream_runtime.logs import log
-from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.shares import rank_config
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
 from millstream_runtime.models.registry import OnRead, expected_weights
@@ -175,10 +175,9 @@ def load_on_ranks(
     recorder = execution.recorder
     kernels = _choose_kernels(config, shard_config, ranks, execution)
     draft = drafts.resolve(config, shard_config)
-    rank_group.broadcast(LoadShard(config))
+    rank_group.broadcast(LoadShard(config, _of_others(kernels)))
     draft_model = None if draft is None else drafts.load(config, shard_config, draft)
-    model, kernels, lookups = _load(config, shard_config, ranks, on_read, kernels)
-    rank_group.gather(ShardLoaded)
+    model, kernels, lookups = _load_alike(config, shard_config, rank_group, kernels, on_read)
     on_phase("SizingKVCache", f"{pool_size.gibibytes(model.weight_bytes)} of weights are loaded.")
     rank_group.broadcast(Measure(with_graphs=recorder is not None))
     draft_step_bytes = 0 if draft is None else drafts.largest_step_bytes(config, shard_config, draft)
@@ -194,7 +193,7 @@ def load_on_ranks(
     available_bytes = min([budget.available_bytes, *(one.available_bytes for one in rank_group.gather(Measured))])
     pool = draft_shard.size_pools(config, shard_config, replace(budget, available_bytes=available_bytes), ranks, draft)
     padding_blocks = 0 if recorder is None else KVCache.PADDING_BLOCKS
-    rank_group.broadcast(Allocate(pool.num_blocks, padding_blocks))
+    rank_group.broadcast(Allocate(pool.num_blocks, padding_blocks, _of_others(kernels)))
     cache = shard.make_kv_cache(config, shard_config, pool.num_blocks, ranks, num_padding_blocks=padding_blocks)
     shard_config.policy.after_loading()
     forward = Forward(model, cache, shard_config.policy, backend=backend_of("attention", kernels))
@@ -246,34 +245,34 @@ def _choose_kernels(
         shard_config.dtype,
         config.kv_cache_dtype,
         config.block_size_tokens,
-        # The other ranks compute with torch.
-        execution.backend if ranks.size == 1 else Backend.TORCH,
+        execution.backend,
     )
 
 
-def _load(
+def _of_others(kernels: Choices) -> list[KernelChoice]:
+    """What ranks beyond 0 are told: they do not sample."""
+    return [choice for choice in kernels if choice.part != SAMPLER]
+
+
+def _load_alike(
     config: RuntimeConfig,
     shard_config: shard.ShardConfig,
-    ranks: Ranks,
+    rank_group: RankGroup,
+    kernels: Choices,
     on_read: OnRead | None,
-    kernels: tuple[KernelChoice, ...],
-) -> tuple[Decoder, tuple[KernelChoice, ...], Mapping[str, int]]:
-    """The model, what computes its parts, and what was found of the kernels that were compiled ahead."""
+) -> LoadedShard:
+    """Load rank 0's share, and again on all ranks where one of them cannot start what weights lie for.
 
-    def load(choices: tuple[KernelChoice, ...]) -> tuple[Decoder, tuple[KernelChoice, ...]]:
-        layers = layer_kernels(choices, shard_config.device, shard_config.dtype)
-        model = shard.load(config, shard_config, ranks, on_read, layers)
-        return model, after_loading(choices, layers)
-
-    lookups: Mapping[str, int] = {}
-    if shard_config.device.type == "cuda" and any(choice.backend is Backend.TRITON for choice in kernels):
-        from millstream_runtime.engine.execution import compiled_kernels
-
-        probe = shard.make_kv_cache(config, shard_config, 1, ranks)
-        model, kernels = compiled_kernels.load_and_start(kernels, load, probe, config, shard_config)
-        lookups = compiled_kernels.PROCESS.counts()
-    else:
-        model, kernels = load(kernels)
-    for choice in kernels:
-        log.info("kernels", part=choice.part, backend=choice.backend.value, reason=choice.reason)
-    return model, kernels, lookups
+    The others were told to load by `kernels`. Each round has fewer kernels, so it ends.
+    """
+    while True:
+        loaded = rank_kernels.load(config, shard_config, rank_group.ranks, kernels, on_read)
+        by_rank = [loaded.kernels, *(tuple(one.kernels) for one in rank_group.gather(ShardLoaded))]
+        kernels = rank_kernels.agree(by_rank)
+        if all(rank_kernels.lies_for(kernels, choices) for choices in by_rank):
+            for choice in kernels:
+                log.info("kernels", part=choice.part, backend=choice.backend.value, reason=choice.reason)
+            return loaded._replace(kernels=kernels)
+        log.warning("kernel_problem", problem="a rank cannot start a kernel; the weights are read again, for torch")
+        del loaded  # its memory, before there are two
+        rank_group.broadcast(LoadShard(config, _of_others(kernels)))

@@ -12,6 +12,7 @@ processes; `shares` says which rank keeps which part.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,6 +41,9 @@ class Ranks(Protocol):
     def broadcast(self, tensor: Tensor) -> None:
         """Overwrite the `tensor` of every other rank with rank 0's. All have one shape and dtype."""
 
+    def alone(self) -> AbstractContextManager[None]:
+        """Exchange nothing meanwhile: a rank computes with its own part alone, for a result that nobody uses."""
+
 
 @dataclass(frozen=True, slots=True)
 class SingleProcess:
@@ -57,6 +61,9 @@ class SingleProcess:
     def broadcast(self, tensor: Tensor) -> None:
         return
 
+    def alone(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedRanks:
@@ -72,6 +79,9 @@ class PlannedRanks:
         raise NotImplementedError
 
     def broadcast(self, tensor: Tensor) -> None:
+        raise NotImplementedError
+
+    def alone(self) -> AbstractContextManager[None]:
         raise NotImplementedError
 
 

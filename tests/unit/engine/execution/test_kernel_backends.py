@@ -13,7 +13,7 @@ import torch
 from millstream_runtime.config import KVCacheDType
 from millstream_runtime.engine import assembly
 from millstream_runtime.engine.engine import Engine
-from millstream_runtime.engine.execution import kernel_choice, rank_group
+from millstream_runtime.engine.execution import kernel_choice, rank_group, rank_kernels
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.kernel_choice import (
     ATTENTION_PARTS,
@@ -57,7 +57,7 @@ def launches(interpreter: None) -> Iterator[list[Launch]]:
 @pytest.fixture
 def attention_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """All else is torch's: interpreting one program per row of a prompt takes seconds."""
-    monkeypatch.setattr(rank_group, "layer_kernels", lambda *chosen: None)
+    monkeypatch.setattr(rank_kernels, "layer_kernels", lambda *chosen: None)
     monkeypatch.setattr(assembly, "sampler_kernels", lambda choices: None)
 
 
@@ -141,7 +141,7 @@ def test_rotations_and_writes_into_the_pool_answer_alike(
     few = [Request(str(index), prompt, greedy(3)) for index, prompt in enumerate(prompts_of((1, 9, 18)))]
     expected = generate(make_engine(folder, **config), few)
     assert not launches
-    monkeypatch.setattr(rank_group, "layer_kernels", lambda *chosen: only(rotates=True))
+    monkeypatch.setattr(rank_kernels, "layer_kernels", lambda *chosen: only(rotates=True))
     monkeypatch.setattr(rank_group, "backend_of", lambda part, choices: Backend.TORCH)  # of attention
     assert generate(make_engine(folder, execution=TRITON, **config), few) == expected
     assert {launch.kernel for launch in launches} == {"rope_kv_write_heads"}
@@ -155,7 +155,7 @@ def test_experts_answer_alike_and_read_nothing_back(
     few = [Request(str(index), prompt, greedy(3)) for index, prompt in enumerate(prompts_of((1, 9)))]
     expected = generate(make_engine(folder), few)
     assert not launches
-    monkeypatch.setattr(rank_group, "layer_kernels", lambda *chosen: only(experts=True))
+    monkeypatch.setattr(rank_kernels, "layer_kernels", lambda *chosen: only(experts=True))
     engine = make_engine(folder, execution=TRITON)
     assert generate(engine, few) == expected
     kernels = {"route_token", "count_assignments", "place_assignments", "expert_product", "combine_row"}
@@ -189,7 +189,7 @@ def test_a_seed_draws_torchs_tokens(
     few = [Request(str(index), [7, 8, index], one) for index, one in enumerate(asked)]
     expected = generate(make_engine(folder), few)
     assert not launches
-    monkeypatch.setattr(rank_group, "layer_kernels", lambda *chosen: None)
+    monkeypatch.setattr(rank_kernels, "layer_kernels", lambda *chosen: None)
     monkeypatch.setattr(rank_group, "backend_of", lambda part, choices: Backend.TORCH)
     assert generate(make_engine(folder, execution=TRITON), few) == expected
     assert {launch.kernel for launch in launches} == {"sample_row"}
@@ -203,7 +203,7 @@ def test_log_probabilities_are_torchs(
     prompt = Request("0", [7, 8, 7, 9], asked)
     expected = described(make_engine(folder), prompt)
     assert not launches
-    monkeypatch.setattr(rank_group, "layer_kernels", lambda *chosen: None)
+    monkeypatch.setattr(rank_kernels, "layer_kernels", lambda *chosen: None)
     monkeypatch.setattr(rank_group, "backend_of", lambda part, choices: Backend.TORCH)
     found = described(make_engine(folder, execution=TRITON), prompt)
     assert {launch.kernel for launch in launches} == {"sample_row", "describe_row"}

@@ -35,7 +35,7 @@ TWO_RANKS = {"tensor_parallel_size": 2, "kv_cache_memory_bytes": 1 << 20}
 @pytest.fixture(scope="module")
 def pair(one_thread: None) -> Iterator[Leader]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(recording_follower.REFUSED_AFTER, str(RECORDED_BY_RANK_1))
+        patch.setenv(recording_follower.RECORDED, str(RECORDED_BY_RANK_1))
         leader = Leader(2, torch.device("cpu"), follower_module=recording_follower.MODULE)
     yield leader
     leader.close()
