@@ -22,6 +22,8 @@ from millstream_runtime.models.layers.decoder import Decoder
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
 from millstream_runtime.models.loading.layer_kernels import LayerKernels
 from millstream_runtime.models.loading.open_checkpoint import open_checkpoint
+from millstream_runtime.models.loading.placement import Placement
+from millstream_runtime.models.loading.staged_placement import placement_for
 from millstream_runtime.models.loading.weights import ExpectedWeights, LayoutOf, LoadedWeights, Weights
 from millstream_runtime.quantization.layouts import layout_for
 
@@ -119,11 +121,24 @@ def load_model(
 
         report()
         layout_of = _layout_of(config)
-        weights = LoadedWeights(checkpoint, dtype, device, ranks, report, copy_budget_bytes, layout_of, kernels)
-        model: Decoder = family_code(config.architecture).build(config, weights)
+        with placement_for(device) as placement:
+            weights = LoadedWeights(
+                checkpoint, dtype, device, ranks, report, copy_budget_bytes, layout_of, kernels, placement
+            )
+            model = _build(config, weights, placement)
         if weights.implementations and ranks.rank == 0:
             log.info("quantized_layers", computed_by=dict(weights.implementations))
         return model
+
+
+def _build(config: ModelConfig, weights: LoadedWeights, placement: Placement) -> Decoder:
+    try:
+        model: Decoder = family_code(config.architecture).build(config, weights)
+    except RuntimeFailure:
+        placement.finish()  # numbers that are not finite explain more than what followed from them
+        raise
+    placement.finish()
+    return model
 
 
 def _layout_of(config: ModelConfig) -> LayoutOf | None:

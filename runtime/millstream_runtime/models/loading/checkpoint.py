@@ -98,14 +98,24 @@ def names_of_language_model(stored: Iterable[str]) -> dict[str, str]:
 
 def check_finite(name: str, tensor: Tensor) -> None:
     """Refuse weights with NaN or infinity: every answer would be noise."""
+    flag = bad_numbers(tensor)
+    if flag is not None and bool(flag):
+        raise invalid_numbers(name, tensor.dtype)
+
+
+def bad_numbers(tensor: Tensor) -> Tensor | None:
+    """Whether `tensor` holds NaN or infinity, as one bool on its device, without waiting; None: its type has none."""
     if not tensor.dtype.is_floating_point:
-        return
+        return None
     if tensor.dtype == torch.float8_e4m3fn:  # it has no infinity, and torch does not add such numbers
-        if bool((tensor.view(torch.uint8) & 0x7F == 0x7F).any()):
-            raise _invalid(f"Tensor {name} holds NaN values; the checkpoint is damaged.")
-        return
-    if not torch.isfinite(tensor.sum(dtype=torch.float32)):
-        raise _invalid(f"Tensor {name} holds NaN or infinite values; the checkpoint is damaged.")
+        return (tensor.view(torch.uint8) & 0x7F == 0x7F).any()
+    return ~torch.isfinite(tensor.sum(dtype=torch.float32))
+
+
+def invalid_numbers(name: str, dtype: torch.dtype) -> RuntimeFailure:
+    """Return the failure for a tensor with such numbers."""
+    kind = "NaN" if dtype == torch.float8_e4m3fn else "NaN or infinite"
+    return _invalid(f"Tensor {name} holds {kind} values; the checkpoint is damaged.")
 
 
 def _cut(view: Any, ranges: Sequence[tuple[range, ...]]) -> Tensor:

@@ -31,8 +31,8 @@ from millstream_runtime.models.linear.linear import (
 from millstream_runtime.models.linear.several import LinearPerExpert, SideBySideLinear
 from millstream_runtime.models.linear.shares import Cut, Size, kept_size, total_size
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks, RowParallelLinear
-from millstream_runtime.models.loading.checkpoint import check_finite
 from millstream_runtime.models.loading.layer_kernels import LayerKernels
+from millstream_runtime.models.loading.placement import CheckedOnHost, Placement
 from millstream_runtime.models.loading.tensor_store import TensorStore
 from millstream_runtime.models.memory_layouts import memory_layout_for
 from millstream_runtime.quantization.grouped_weight import GroupedWeight
@@ -232,23 +232,25 @@ class LoadedWeights(Weights):
         copy_budget_bytes: int = 0,
         layout_of: LayoutOf | None = None,
         kernels: LayerKernels | None = None,
+        placement: Placement | None = None,
     ) -> None:
         """`on_read`: called after each tensor, whose pages are in memory then.
 
-        `copy_budget_bytes`: what second copies of linear weights may take on a device that uses them.
+        `copy_budget_bytes`: what second copies of linear weights may take on a device that uses them. `placement`: by
+        default each tensor is checked on the host and copied at once.
         """
         memory = memory_layout_for(device, dtype, copy_budget_bytes)
         super().__init__(dtype, device, ranks, memory, layout_of, kernels)
         self._checkpoint = checkpoint
         self._on_read = on_read
+        self._placement = placement or CheckedOnHost(device)
 
     def read(self, name: str, shape: tuple[Size, ...], dtypes: tuple[str, ...] = FLOATS) -> Tensor:
         cut = [size for size in shape if isinstance(size, Cut) and not size.is_whole]
         source = (
             self._checkpoint.read_cut(name, [_ranges(size) for size in shape]) if cut else self._checkpoint.read(name)
         )
-        check_finite(name, source)
-        placed = source.to(self.device)
+        placed = self._placement.place(name, source)
         self._on_read()
         return placed
 
