@@ -99,6 +99,7 @@ def test_no_launch_waits_for_the_device(how: str, dtype: DType, folder: Path) ->
     engine.add_request(Request("b", [3, 2, 1, 4], SamplingParams(20, temperature=0.8, seed=3, ignore_eos=True)))
     engine.add_request(Request("c", [3, 2, 1, 4], replace(PENALISED, prompt_logprobs=1)))
     engine.add_request(Request("d", [3, 2], SEEDED))
+    engine.add_request(Request("e", [3], replace(SEEDED, min_p=0.05, min_tokens=9, logit_bias=((3, 1.0),))))
     while engine.has_work():
         engine.step()
 

@@ -133,7 +133,7 @@ def _zero_up_to(weights: Tensor, limits: Tensor) -> None:
 
     On a CPU `masked_fill` and `where` branch on every number: 16 rows of 49,152 take 3.4 ms, and here 0.1.
     """
-    if weights.is_cuda:
+    if weights.device.type != "cpu":
         weights.masked_fill_(weights <= limits, 0.0)
         return
     for row, limit in zip(weights, limits[:, 0].tolist(), strict=True):

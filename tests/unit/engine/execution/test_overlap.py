@@ -12,9 +12,11 @@ import torch
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.execution.last_tokens import LastTokens
+from millstream_runtime.engine.execution.model_runner import PromptSlab, SampledRow
 from millstream_runtime.engine.execution.overlap import Wait, reason_to_wait
 from millstream_runtime.engine.execution.step_input import StepInput
 from millstream_runtime.engine.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
+from millstream_runtime.engine.sampling.token_counts import TokenCounts
 from millstream_runtime.engine.scheduling.prefix_cache import extend_hashes
 from millstream_runtime.engine.scheduling.sequence import UNREAD, Sequence
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy, requests_for
@@ -245,3 +247,35 @@ def test_a_token_that_went_wrong_is_looked_up_as_some_token() -> None:
     token_ids = torch.tensor([UNREAD, 5, UNREAD])
     last.fill(token_ids, StepInput([UNREAD, 5, UNREAD], [], [], unread_places=[0, 2], unread_rows=[0, 2]))
     assert token_ids.tolist() == [7, 5, 0]
+
+
+META = torch.device("meta")
+LATE = SamplingParams(
+    9, temperature=0.7, top_k=7, top_p=0.9, min_p=0.1, presence_penalty=0.5, repetition_penalty=1.2, logprobs=2
+)
+ROWS: dict[str, list[SamplingParams]] = {
+    "greedy": [greedy(9), greedy(9)],
+    "drawn": [SamplingParams(9, seed=1), SamplingParams(9, seed=2)],
+    "drawn beside greedy": [SamplingParams(9), greedy(9)],
+    "filters": [SamplingParams(9, top_k=5), SamplingParams(9, top_p=0.9), SamplingParams(9, min_p=0.1), LATE],
+    "biased and suppressed": [SAMPLED, greedy(9, logit_bias=((3, 1.0), (5, -1.0)), min_tokens=3)],
+    "penalised": [greedy(9, frequency_penalty=0.3), LATE, greedy(9)],
+    "log-probabilities": [greedy(9, logprobs=3), SamplingParams(9, logprobs=0), SamplingParams(9)],
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_nothing_is_read_from_the_device_before_the_tokens_are(name: str, engine: Engine) -> None:
+    """On torch's meta device there is nothing to read: what would wait for a GPU fails."""
+    runner = engine._runner
+    runner.device = META
+    runner._token_counts, runner._last_tokens = TokenCounts(8, META), LastTokens(8, META)
+    rows = []
+    for row, sampling in enumerate(ROWS[name]):
+        tokens = [*PROMPT, 9, 7]
+        rows.append(SampledRow(Sequence(Request("x", PROMPT, sampling), row, 0, tokens, len(PROMPT), row=row)))
+    logits = torch.empty(len(rows), 199, dtype=torch.bfloat16, device=META)
+    read = runner._sample(logits, rows, list(range(len(rows))))
+    runner._describe_prompt(PromptSlab(rows[0].sequence, 0, range(3)), logits.new_empty(3, 199))
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        read()
