@@ -48,6 +48,7 @@ from millstream_runtime.engine.execution.last_tokens import LastTokens
 from millstream_runtime.engine.execution.rank_kernels import Choices
 from millstream_runtime.engine.execution.recorders import CudaRecorder, Recorder
 from millstream_runtime.engine.execution.step_input import StepInput, ZeroBlocks
+from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.layers.decoder import Decoder
 
@@ -66,6 +67,7 @@ class Follower:
         self._ranks = ranks
         self._config: RuntimeConfig | None = None
         self._model: Decoder | None = None
+        self._cache: KVCache | None = None
         self._forward: Forward | None = None
 
     def serve(self) -> None:
@@ -93,7 +95,7 @@ class Follower:
                 recorder = self._make_recorder(self._shard_config.device)
                 backend = backend_of("static_decode", self._kernels)
                 _made(self._forward).graphs = shard_graphs.graphed_decodes(
-                    _made(self._model), self._cache, buckets, recorder, backend, self._ranks
+                    _made(self._model), _made(self._cache), buckets, recorder, backend, self._ranks
                 )
             case RecordGraph(bucket):
                 recorded = _made(_made(self._forward).graphs).record(bucket)
@@ -102,7 +104,7 @@ class Follower:
                 raise RuntimeError(f"{type(command).__name__} comes at the beginning or the end")
 
     def _load(self, config: RuntimeConfig, kernels: Choices) -> None:
-        self._forward = self._model = None  # their memory, before there are two
+        self._forward = self._cache = self._model = None  # their memory, before there are two
         self._config = config
         self._shard_config = shard.resolve_shard_config(config, self._ranks)
         loaded = rank_kernels.load(config, self._shard_config, self._ranks, kernels)
@@ -111,7 +113,7 @@ class Follower:
 
     def _allocate(self, command: Allocate) -> None:
         config, policy = _made(self._config), self._shard_config.policy
-        self._cache = shard.make_kv_cache(
+        self._cache = cache = shard.make_kv_cache(
             config,
             self._shard_config,
             command.num_blocks,
@@ -121,7 +123,7 @@ class Follower:
         policy.after_loading()
         self._kernels = tuple(command.kernels)
         backend = backend_of("attention", self._kernels)
-        self._forward = Forward(_made(self._model), self._cache, policy, backend=backend)
+        self._forward = Forward(_made(self._model), cache, policy, backend=backend)
         self._last_tokens = LastTokens(config.max_num_seqs, self._forward.device, self._ranks)
 
     @torch.inference_mode()
