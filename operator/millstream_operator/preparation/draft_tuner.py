@@ -39,7 +39,7 @@ Manifest = dict[str, Any]
 class DraftState:
     """`drafts`: those of which pods may load one, by the key of their tuning, None for the draft as it is; None: any.
 
-    `chosen`: the one that a new plan takes.
+    `chosen`: the one that a new plan takes. `waits_for_answer`: the Job begins once the pinned revision has answered.
     """
 
     drafts: frozenset[str | None] | None
@@ -47,6 +47,7 @@ class DraftState:
     condition: Condition | None = None
     decisions: tuple[Decision, ...] = ()
     recheck_seconds: float | None = None
+    waits_for_answer: bool = False
 
     def allows(self, draft: str | None) -> bool:
         return self.drafts is None or draft in self.drafts
@@ -90,7 +91,7 @@ class DraftTuner:
         step = Step(StepKind.TUNE, name)
         await self._steps.delete_others(owner, key, {name})
         if self._steps.recorded(owner, key, step) is None and answered is None:
-            return DraftState(None, condition=tuning_messages.waiting())
+            return DraftState(None, condition=tuning_messages.waiting(), waits_for_answer=True)
 
         def attempt(number: int) -> Manifest:
             assert answered is not None  # noqa: S101 - there is a record where it is None

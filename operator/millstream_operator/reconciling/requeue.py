@@ -6,13 +6,14 @@ from millstream_operator.queue.work_queue import RequeueAfter, RetryLater
 from millstream_operator.reconciling.context import ReconcileContext
 
 RECHECK_BLOCKER_SECONDS = 30.0
+ANSWERED_SECONDS = 1.0
 
 
 def requeue(context: ReconcileContext, *, probe_failed: bool) -> None:
     """Return where nothing is left to do.
 
     Raises:
-        RequeueAfter: the operator waits for another controller or a person.
+        RequeueAfter: the operator waits for another controller or a person, or has more to do at once.
         RetryLater: the model does not answer yet.
     """
     if context.problem is not None:
@@ -23,5 +24,12 @@ def requeue(context: ReconcileContext, *, probe_failed: bool) -> None:
         raise RetryLater("the model does not answer through its Service yet")
     if context.companions is not None and context.companions.problem:
         raise RequeueAfter(context.companions.problem, RECHECK_BLOCKER_SECONDS)
-    if context.draft.recheck_seconds is not None and context.draft.condition is not None:
-        raise RequeueAfter(context.draft.condition.message, context.draft.recheck_seconds)
+    draft = context.draft
+    if draft.waits_for_answer and _has_answered(context):  # its record was marked behind the stage that asks for it
+        raise RequeueAfter("the model has answered: the tuning of its draft begins", ANSWERED_SECONDS)
+    if draft.recheck_seconds is not None and draft.condition is not None:
+        raise RequeueAfter(draft.condition.message, draft.recheck_seconds)
+
+
+def _has_answered(context: ReconcileContext) -> bool:
+    return context.answer is not None and context.running is context.rollout.pin.revision

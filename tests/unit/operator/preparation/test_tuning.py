@@ -186,6 +186,24 @@ async def test_no_job_begins_before_the_model_has_answered() -> None:
     assert operator.condition("DraftTuned")["message"] == "It begins once the model has answered."
 
 
+async def test_the_job_begins_at_once_when_the_model_has_answered() -> None:
+    """No watch event follows from the mark of a record, which is the operator's own write."""
+    operator = FakeOperator(world(manifest(**TUNED)))
+    for _ in range(8):
+        await operator.turn()
+        if operator.condition("ModelReady").get("status") == "True":
+            break
+        operator.cluster.run_jobs(answer_to)
+        operator.cluster.roll_out()
+    assert operator.condition("DraftTuned")["message"] == "It begins once the model has answered."
+    assert operator.retries[-1].at_least_seconds == 1.0
+    turns = len(operator.retries)
+    await operator.turn()
+    assert commands(operator) == ["tune-draft"]
+    await operator.turn()
+    assert len(operator.retries) == turns, "it waits for the Job"
+
+
 async def test_while_it_runs_nothing_is_written() -> None:
     operator = await tuning()
     operator.client.requests.clear()
