@@ -13,15 +13,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millstream.arguments import CommandLineParser
+from millstream.making_arguments import (
+    add_output_flags,
+    add_run_flags,
+    making_parser,
+    require_ranges,
+    run_resumable,
+)
 from millstream.stage_progress import StageProgress
-from millstream.termination import unwind_on_sigterm, write_termination_message
+from millstream.termination import write_termination_message
 from millstream_runtime.errors import InvalidConfigError
+from millstream_runtime.model_output.resumable_folder import remove_leftover
 from millstream_runtime.quantize.settings import (
     FOUR_BIT,
     GGUF_TYPES,
@@ -37,12 +44,12 @@ from millstream_runtime.quantize.settings import (
 if TYPE_CHECKING:
     from millstream_runtime.quantize.make import MadeModel
 
-EXIT_MADE, EXIT_WORSE, EXIT_INTERRUPTED = 0, 3, 130
+EXIT_MADE, EXIT_WORSE = 0, 3
 ANSWER_VERSION = 1  # of the termination message
 
 
 def run(argv: Sequence[str]) -> int:
-    """Make the folder and print what it is like; EXIT_MADE, EXIT_WORSE or EXIT_INTERRUPTED.
+    """Make the folder and print what it is like; EXIT_MADE, EXIT_WORSE, or 130 after Ctrl-C.
 
     Raises:
         RuntimeFailure: bad flags, model or data, or a full disk.
@@ -51,18 +58,11 @@ def run(argv: Sequence[str]) -> int:
     settings = _settings(given)
     if settings.keeps_what_is_there():  # known without torch
         return _kept(settings)
-    unwind_on_sigterm()
-    from millstream_runtime.quantize.make import make
-
-    progress = StageProgress()
-    try:
-        made = make(settings, progress.say, progress)
-    except KeyboardInterrupt:
-        progress.close()
-        print("millstream: interrupted; run the same command again to go on from the last whole layer", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    finally:
-        progress.close()
+    made = run_resumable(
+        lambda progress: _make(settings, progress), "run the same command again to go on from the last whole layer"
+    )
+    if isinstance(made, int):
+        return made
     if made is None:
         return _kept(settings)
     print(_text(made))
@@ -70,7 +70,14 @@ def run(argv: Sequence[str]) -> int:
     return EXIT_WORSE if made.report is not None and made.report["verdict"] != "passed" else EXIT_MADE
 
 
+def _make(settings: QuantizeSettings, progress: StageProgress) -> MadeModel | None:
+    from millstream_runtime.quantize.make import make
+
+    return make(settings, progress.say, progress)
+
+
 def _kept(settings: QuantizeSettings) -> int:
+    remove_leftover(settings.out, "quantize", StageProgress().say)
     print(f"{settings.out} is there already; --keep-made takes it as it is")
     _answer(settings)
     return EXIT_MADE
@@ -101,13 +108,13 @@ def _text(made: MadeModel) -> str:
 
 
 def _settings(given: argparse.Namespace) -> QuantizeSettings:
-    for flag, value, low, high in (
-        ("--sequence-tokens", given.sequence_tokens, 32, 1 << 17),
-        ("--max-sequences", given.max_sequences, 1, 1 << 16),
-        ("--seed", given.seed, 0, (1 << 63) - 1),
-    ):
-        if not low <= value <= high:
-            raise InvalidConfigError(f"{flag} is {value}; it must be {low} to {high}.")
+    require_ranges(
+        (
+            ("--sequence-tokens", given.sequence_tokens, 32, 1 << 17),
+            ("--max-sequences", given.max_sequences, 1, 1 << 16),
+            ("--seed", given.seed, 0, (1 << 63) - 1),
+        )
+    )
     check_group_size(given.group_size)
     method = method_named(given.method)
     for flag, value, methods in (
@@ -134,16 +141,12 @@ def _settings(given: argparse.Namespace) -> QuantizeSettings:
         activation_scheme=ActivationScheme(given.activation_scheme or ActivationScheme.DYNAMIC),
         gguf_type=given.gguf_type or GGUF_TYPES[0],
         keep_made=given.keep_made,
+        discard_other_work=given.discard_other_work,
     )
 
 
 def _parser() -> CommandLineParser:
-    parser = CommandLineParser(
-        prog="millstream quantize",
-        allow_abbrev=False,
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = making_parser("quantize", __doc__)
     flag = parser.add_argument
     flag("model", type=Path, metavar="MODEL", help="folder of the model, in 16 or 32 bits")
     flag(
@@ -152,10 +155,9 @@ def _parser() -> CommandLineParser:
         metavar="METHOD",
         help="rtn, awq, gptq, int8, fp8, nf4, gguf: see docs/quantization.md",
     )
-    flag("--out", type=Path, required=True, metavar="DIR", help="folder to make; it must not exist, or be empty")
+    add_output_flags(parser, keep_made="if --out is a complete model already, leave it and succeed")
     flag("--calibration", type=Path, metavar="FILE.jsonl", help="documents like those that the model will serve")
     flag("--held-out", type=Path, metavar="FILE.jsonl", help="judge by these, and hold none of --calibration out")
-    flag("--keep-made", action="store_true", help="if --out is a complete model already, leave it and succeed")
     flag("--no-quality", action="store_true", help="do not compare the result with its base")
     flag("--group-size", type=int, metavar="N", help="weights per scale (default: 128, 64 or 32, what fits all layers)")
     flag("--act-order", choices=[*ActOrder], help="of gptq: order of rounding (default: static)")
@@ -163,6 +165,5 @@ def _parser() -> CommandLineParser:
     flag("--activation-scheme", choices=[*ActivationScheme], help="of fp8: scales of activations (default: dynamic)")
     flag("--sequence-tokens", type=int, default=512, metavar="N", help="length of a sequence (default: 512)")
     flag("--max-sequences", type=int, default=128, metavar="N", help="sequences to calibrate with (default: 128)")
-    flag("--seed", type=int, default=0, metavar="N", help="seed of what is held out and of the order (default: 0)")
-    flag("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: CUDA where there is one")
+    add_run_flags(parser, seed="seed of what is held out and of the order")
     return parser

@@ -6,36 +6,43 @@ Each line of the file is one document: {"messages": […], "slice": "chat"}, {"p
 {"text": "…"}. The target answers the prompts, and the draft learns the target's distributions on these answers. A part
 of the documents is held out, and judges the result. The output folder appears when it is complete; a run that was
 interrupted goes on where it stopped when the same command is given again. Exit code 0: made, and more drafts stand; 3:
-made, and not better; 1 and 2: not made. docs/draft-tuning.md explains the figures.
+not better, and made unless --only-better is given; 1 and 2: not made. docs/draft-tuning.md explains the figures.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.arguments import CommandLineParser
+from millstream.making_arguments import (
+    add_output_flags,
+    add_run_flags,
+    making_parser,
+    require_ranges,
+    run_resumable,
+)
 from millstream.stage_progress import StageProgress
-from millstream.termination import unwind_on_sigterm, write_termination_message
+from millstream.termination import write_termination_message
 from millstream_runtime.config import MAX_DRAFT_TOKENS_LIMIT
 from millstream_runtime.errors import InvalidConfigError
+from millstream_runtime.model_output.resumable_folder import remove_leftover
 from millstream_runtime.strict_json import read_strict_json
 from millstream_runtime.tune_draft.settings import REPORT_NAME, TuneSettings
 
 if TYPE_CHECKING:
     from millstream_runtime.tune_draft.tune import TunedDraft
 
-EXIT_BETTER, EXIT_NOT_BETTER, EXIT_INTERRUPTED = 0, 3, 130
+EXIT_BETTER, EXIT_NOT_BETTER = 0, 3
 MAX_TEMPERATURE = 2.0  # as in the API
 MAX_LEARNING_RATE = 0.1
 
 
 def run(argv: Sequence[str]) -> int:
-    """Make the folder and print what was gained; EXIT_BETTER, EXIT_NOT_BETTER or EXIT_INTERRUPTED.
+    """Make the folder and print what was gained; EXIT_BETTER, EXIT_NOT_BETTER, or 130 after Ctrl-C.
 
     Raises:
         RuntimeFailure: bad flags, models or data, or a full disk.
@@ -43,22 +50,19 @@ def run(argv: Sequence[str]) -> int:
     settings = _settings(_parser().parse_args(list(argv)))
     if settings.keeps_what_is_there():
         return _kept(settings)
-    unwind_on_sigterm()
-    from millstream_runtime.tune_draft.tune import tune
-
-    progress = StageProgress()
-    try:
-        tuned = tune(settings, progress.say, progress)
-    except KeyboardInterrupt:
-        progress.close()
-        print("millstream: interrupted; run the same command again to go on", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    finally:
-        progress.close()
+    tuned = run_resumable(lambda progress: _tune(settings, progress), "run the same command again to go on")
+    if isinstance(tuned, int):
+        return tuned
     if tuned is None:
         return _kept(settings)
     print(_text(tuned))
     return _answered(tuned.report)
+
+
+def _tune(settings: TuneSettings, progress: StageProgress) -> TunedDraft | None:
+    from millstream_runtime.tune_draft.tune import tune
+
+    return tune(settings, progress.say, progress)
 
 
 def _kept(settings: TuneSettings) -> int:
@@ -74,6 +78,7 @@ def _kept(settings: TuneSettings) -> int:
         raise InvalidConfigError(
             f"--keep-made: {path} is no report of `millstream tune-draft`; remove that folder, or give another --out."
         ) from None
+    remove_leftover(settings.out, "tune-draft", StageProgress().say)
     print(f"{settings.out} is there already; --keep-made takes it as it is")
     return code
 
@@ -88,7 +93,8 @@ def _answered(report: dict[str, Any]) -> int:
 
 def _text(tuned: TunedDraft) -> str:
     found = tuned.report
-    lines = [f"made {tuned.folder}: {found['verdict']}"]
+    made = f"made {tuned.folder}" if tuned.is_made else f"did not make {tuned.folder}"
+    lines = [f"{made}: {found['verdict']}"]
     if tuned.num_duplicates:
         lines.append(f"  {tuned.num_duplicates} lines repeat others and were left out")
     if tuned.num_cut:
@@ -114,7 +120,7 @@ def _row(one: dict[str, Any]) -> str:
 
 
 def _settings(given: argparse.Namespace) -> TuneSettings:
-    for flag, value, low, high in (
+    ranges = (
         ("--steps", given.steps, 1, 100_000),
         ("--minutes", given.minutes, 1, 10_000),
         ("--temperature", given.temperature, 0, MAX_TEMPERATURE),
@@ -124,9 +130,8 @@ def _settings(given: argparse.Namespace) -> TuneSettings:
         ("--rows", given.rows, 2, 1024),
         ("--draft-tokens", given.draft_tokens, 1, MAX_DRAFT_TOKENS_LIMIT),
         ("--seed", given.seed, 0, (1 << 62) - 1),
-    ):
-        if value is not None and not low <= value <= high:
-            raise InvalidConfigError(f"{flag} is {value}; it must be {low} to {high}.")
+    )
+    require_ranges(ranges)
     rate = given.learning_rate
     if rate is not None and not (math.isfinite(rate) and 0 < rate <= MAX_LEARNING_RATE):
         raise InvalidConfigError(f"--learning-rate is {rate}; it must be above 0 and at most {MAX_LEARNING_RATE}.")
@@ -151,22 +156,19 @@ def _settings(given: argparse.Namespace) -> TuneSettings:
         seed=given.seed,
         device=given.device,
         keep_made=given.keep_made,
+        discard_other_work=given.discard_other_work,
+        only_better=given.only_better,
     )
 
 
 def _parser() -> CommandLineParser:
-    parser = CommandLineParser(
-        prog="millstream tune-draft",
-        allow_abbrev=False,
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = making_parser("tune-draft", __doc__)
     flag = parser.add_argument
     flag("target", type=Path, metavar="TARGET", help="folder of the model that is served, in any format that is served")
     flag("draft", type=Path, metavar="DRAFT", help="folder of its draft, in 16 or 32 bits")
     flag("--data", type=Path, required=True, metavar="FILE.jsonl", help="prompts like those that are served")
-    flag("--out", type=Path, required=True, metavar="DIR", help="folder to make; it must not exist, or be empty")
-    flag("--keep-made", action="store_true", help="if --out is a tuned draft already, leave it; the exit code is its")
+    add_output_flags(parser, keep_made="if --out is a tuned draft already, leave it; the exit code is its")
+    flag("--only-better", action="store_true", help="make no folder of a draft that is not better")
     flag("--general", type=Path, metavar="FILE.jsonl", help="other work that must not get worse: a quarter of training")
     flag("--held-out", type=Path, metavar="FILE.jsonl", help="judge by these, and hold none of the others out for it")
     flag("--minutes", type=int, metavar="N", help="bound the whole run; the steps are chosen by measuring")
@@ -178,6 +180,5 @@ def _parser() -> CommandLineParser:
     flag("--rows", type=int, default=16, metavar="N", help="sequences of a step (default: 16)")
     flag("--learning-rate", type=float, metavar="X", help="peak (default: 0.25 by the draft's hidden size)")
     flag("--draft-tokens", type=int, default=5, metavar="N", help="drafts of a check, for the figures (default: 5)")
-    flag("--seed", type=int, default=0, metavar="N", help="of what is held out, drawn and trained on (default: 0)")
-    flag("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: CUDA where there is one")
+    add_run_flags(parser, seed="of what is held out, drawn and trained on")
     return parser

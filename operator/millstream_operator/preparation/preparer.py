@@ -35,7 +35,7 @@ from millstream_operator.rendering.surroundings import Surroundings
 
 Manifest = dict[str, Any]
 NOT_JUDGED = (
-    "The quality gate has not judged this revision, which served before there was the gate; it judges the next."
+    "The quality gate has not judged this revision, which served before the gate was as it is now; it judges the next."
 )
 
 

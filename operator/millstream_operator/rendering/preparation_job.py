@@ -166,6 +166,7 @@ def _quantize(owner: LLMDeployment, plan: Plan, source: InspectedModel | None) -
         f"--calibration={dataset}",
         f"--out={in_models(plan.model_path)}",
         "--keep-made",
+        "--discard-other-work",
         "--no-quality",
         "--device=cpu",
     ]

@@ -96,7 +96,8 @@ def _tune(owner: LLMDeployment, step: Step, revision: Revision, inspected: Inspe
     tuning = tuning_of(owner.spec)
     assert tuning is not None  # noqa: S101 - the step says so
     data, files = dataset_file(tuning.dataset)
-    flags = [f"--data={data}", f"--out={in_models(tuned_path(step.key))}", "--keep-made", "--device=cpu"]
+    repeatable = ["--keep-made", "--discard-other-work", "--only-better"]
+    flags = [f"--data={data}", f"--out={in_models(tuned_path(step.key))}", *repeatable, "--device=cpu"]
     if tuning.general_dataset is not None:
         general, more = dataset_file(tuning.general_dataset, GENERAL_VOLUME)
         flags, files = [*flags, f"--general={general}"], together(files, more)

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
-from millstream_runtime.sources.lock import FolderLock
+from millstream_runtime.sources.lock import LOCK_NAME, FolderLock
 
 PARTIAL = ".partial"
+JOB_NAME = "job.json"
 SPARE_BYTES = 64 << 20  # config, tokenizer, headers, report
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -61,17 +62,24 @@ class ResumableFolder:
                 return False
         return True
 
-    def open(self, job: Mapping[str, Any]) -> None:
-        """Begin, or find the folder as a run of the same job left it.
+    def open(self, job: Mapping[str, Any], say: Callable[[str], None], *, discard_other: bool = False) -> None:
+        """Begin, or find the folder as a run of the same job left it. `discard_other`: remove the work of another job.
 
         Raises:
             InvalidConfigError: another job's work is there.
             RuntimeFailure: DiskFull, it cannot be written.
         """
-        note = self.path / "job.json"
-        if note.exists():
-            self._require_same(json.loads(note.read_text(encoding="utf-8")), job)
+        note = self.path / JOB_NAME
+        differing = _differing(note, job) if note.exists() else None
+        if differing is not None and not discard_other:
+            raise InvalidConfigError(
+                f"{self.path} holds the work of another run, with another {differing}; remove that folder, or give "
+                "another --out, or --discard-other-work."
+            )
         with writing(self.path):
+            if differing is not None:
+                say(f"{self.path} held the work of a run with another {differing}: it is discarded")
+                self.discard()
             self.model.mkdir(parents=True, exist_ok=True)
             for partial in self.path.rglob(f"*{PARTIAL}"):
                 partial.unlink()
@@ -120,13 +128,37 @@ class ResumableFolder:
             self.model.replace(self.out)  # also over an empty folder
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def _require_same(self, found: Any, job: Mapping[str, Any]) -> None:
-        differing = [key for key in job if not isinstance(found, dict) or found.get(key) != job[key]]
-        if differing:
-            raise InvalidConfigError(
-                f"{self.path} holds the work of another run, with another {differing[0].replace('_', ' ')}; remove "
-                "that folder, or give another --out."
-            )
+    def discard(self, *kept: str) -> None:
+        """Remove all that is in the folder, but the files of these names and the lock that this process holds."""
+        for path in self.path.iterdir():
+            if path.name.startswith(LOCK_NAME) or path.name in kept:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def remove_leftover(out: Path, command: str, say: Callable[[str], None]) -> None:
+    """Remove the work folder of a run that made `out` and died before it removed the folder.
+
+    Raises:
+        RuntimeFailure: DiskFull, it cannot be removed.
+    """
+    folder = ResumableFolder(out, command)
+    if folder.path.is_dir():
+        with folder.locked(say), writing(folder.path):
+            folder.discard()
+
+
+def _differing(note: Path, job: Mapping[str, Any]) -> str | None:
+    """Return the first thing in which a run differs from the one that wrote the note, in words; None: in none."""
+    try:
+        found = json.loads(note.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        found = None
+    differing = (key for key in job if not isinstance(found, dict) or found.get(key) != job[key])
+    return next((key.replace("_", " ") for key in differing), None)
 
 
 def require_free(out: Path) -> None:

@@ -10,6 +10,7 @@ first token. `slice` groups documents; the default is `all`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import stat
 from collections.abc import Sequence
@@ -73,11 +74,13 @@ def read_documents(path: Path, max_documents: int = MAX_DOCUMENTS, flag: str = "
             raise InvalidConfigError(f"{flag} {path} is a pipe or a device; give a regular file.")
         if found.st_size > MAX_FILE_BYTES:
             raise InvalidConfigError(f"{flag} {path} has more than {MAX_FILE_BYTES >> 20} MiB; give a sample of it.")
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # some editors begin a file with a mark
+        content = path.read_bytes()
+        lines = content.decode("utf-8-sig").split("\n")  # some editors begin a file with a mark
     except OSError as error:
         raise InvalidConfigError(f"Cannot read {flag} {path}: {error.strerror}.") from None
     except UnicodeDecodeError as error:
-        raise InvalidConfigError(f"{flag} {path} is not UTF-8 at byte {error.start}.") from None
+        bad = content.count(b"\n", 0, error.start) + 1
+        raise InvalidConfigError(f"Line {bad} of {path} is not UTF-8, at byte {error.start} of the file.") from None
     documents: list[Document] = []
     for number, line in enumerate(lines, 1):
         if len(documents) == max_documents:
@@ -87,6 +90,18 @@ def read_documents(path: Path, max_documents: int = MAX_DOCUMENTS, flag: str = "
     if not documents:
         raise InvalidConfigError(f"{flag} {path} has no document; each line is a JSON object with {FORMS}.")
     return documents
+
+
+def documents_digest(path: Path, flag: str) -> str:
+    """Return the SHA-256 of the file, hexadecimal.
+
+    Raises:
+        InvalidConfigError: it cannot be read any more.
+    """
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise InvalidConfigError(f"Cannot read {flag} {path}: {error.strerror}.") from None
 
 
 def tokenize(

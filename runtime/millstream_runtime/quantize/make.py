@@ -8,7 +8,6 @@ same bytes as one that was not. The output folder appears whole, in one rename.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from millstream_runtime.models.loading.checkpoint_digest import checkpoint_diges
 from millstream_runtime.models.loading.open_checkpoint import open_checkpoint
 from millstream_runtime.models.registry import expected_weights, load_model_config
 from millstream_runtime.quality.comparison import ComparisonSettings, compare
-from millstream_runtime.quality.documents import read_documents, tokenize
+from millstream_runtime.quality.documents import documents_digest, read_documents, tokenize
 from millstream_runtime.quality.held_out_part import MAX_JUDGED_TOKENS
 from millstream_runtime.quality.verdict import check_enough
 from millstream_runtime.quantize.calibration import CalibrationData, read_calibration
@@ -93,7 +92,7 @@ def make(settings: QuantizeSettings, say: Callable[[str], None], on_progress: On
         if settings.keeps_what_is_there():  # another process may have made it meanwhile
             return None
         require_free(settings.out)
-        work.open(job)
+        work.open(job, say, discard_other=settings.discard_other_work)
         loop = LayerLoop(source, method, choice, work, _device(settings))
         needed_bytes = output_bytes(source.outline, packing, choice, source.element_bytes)
         work.require_space(needed_bytes * (2 if isinstance(packing, GgufPacking) else 1) + loop.scratch_bytes(data))
@@ -170,7 +169,7 @@ def _job(settings: QuantizeSettings, source: SourceModel, packing: Packing, choi
         "model": checkpoint_digest(settings.model).hex(),
         "method": settings.method.value,
         "quantization_config": packing.config(source.outline, choice),
-        "calibration_data": None if data is None else hashlib.sha256(data.read_bytes()).hexdigest(),
+        "calibration_data": None if data is None else documents_digest(data, "--calibration"),
         "held_out_part": settings.held_out is None,
         "sequence_tokens": settings.sequence_tokens,
         "max_sequences": settings.max_sequences,

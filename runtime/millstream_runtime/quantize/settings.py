@@ -64,6 +64,7 @@ class QuantizeSettings:
     activation_scheme: ActivationScheme = ActivationScheme.DYNAMIC
     gguf_type: str = GGUF_TYPES[0]
     keep_made: bool = False
+    discard_other_work: bool = False
 
     def keeps_what_is_there(self) -> bool:
         """Whether `out` has a model, which `keep_made` leaves as it is. The folder appears whole."""

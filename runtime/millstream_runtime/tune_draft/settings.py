@@ -30,6 +30,8 @@ class TuneSettings:
     seed: int
     device: str  # auto | cpu | cuda
     keep_made: bool = False
+    discard_other_work: bool = False
+    only_better: bool = False  # no folder of a draft that is not better
 
     def keeps_what_is_there(self) -> bool:
         """Whether `out` has a draft that was tuned, which `keep_made` leaves as it is. The folder appears whole."""

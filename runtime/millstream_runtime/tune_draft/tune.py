@@ -10,7 +10,6 @@ in one rename.
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 import math
 import random
@@ -32,6 +31,7 @@ from millstream_runtime.model_output.resumable_folder import ResumableFolder, re
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.loading.checkpoint_digest import checkpoint_digest
 from millstream_runtime.models.registry import expected_weights, load_model_config
+from millstream_runtime.quality.documents import documents_digest
 from millstream_runtime.quality.scored_model import ScoredModel
 from millstream_runtime.quantize.output.safetensors_file import TORCH_DTYPES, write_file
 from millstream_runtime.quantize.source_model import SourceModel
@@ -39,13 +39,14 @@ from millstream_runtime.tokenizing.tokenizer import Tokenizer
 from millstream_runtime.tune_draft.acceptance import Stands
 from millstream_runtime.tune_draft.answer_shards import AnswerShards
 from millstream_runtime.tune_draft.documents import TuningPrompts, read_prompts
+from millstream_runtime.tune_draft.refused_draft import RefusedDraft
 from millstream_runtime.tune_draft.run_plan import RunPlan
 from millstream_runtime.tune_draft.settings import REPORT_NAME, TuneSettings
 from millstream_runtime.tune_draft.target_answers import TargetModel
 from millstream_runtime.tune_draft.target_sequence import TargetSequence
 from millstream_runtime.tune_draft.trainable_draft import TrainableDraft
 from millstream_runtime.tune_draft.training import LEARNING_RATE_BY_HIDDEN_SIZE, Recipe, Training
-from millstream_runtime.tune_draft.tuning_report import card, report
+from millstream_runtime.tune_draft.tuning_report import BETTER, card, report
 
 JOB_VERSION = 1  # changes when the same job gives other bytes
 CARD_NAME = "README.md"
@@ -56,9 +57,10 @@ OnProgress = Callable[[str, float, float], None]  # stage, done, all
 
 @dataclass(frozen=True, slots=True)
 class TunedDraft:
-    """`report`: of `tuning_report.report`."""
+    """`report`: of `tuning_report.report`. `is_made`: there is a folder, which `only_better` may leave out."""
 
     folder: Path
+    is_made: bool
     num_duplicates: int
     num_cut: int
     report: dict[str, Any]
@@ -90,12 +92,18 @@ def tune(settings: TuneSettings, say: Callable[[str], None], on_progress: OnProg
         if settings.keeps_what_is_there():
             return None
         require_free(settings.out)  # another process may have made it meanwhile
-        work.open(_job(settings))
-        work.require_space(_disk_bytes(source, prompts, sequence_tokens))
-        run = _Run(settings, source, prompts, work, sequence_tokens, say, on_progress)
-        found = run.make()
-        work.finish()
-    return TunedDraft(settings.out, prompts.num_duplicates, prompts.num_cut, found)
+        work.open(_job(settings), say, discard_other=settings.discard_other_work)
+        refused = RefusedDraft(work)
+        found = refused.report() if settings.only_better else None
+        if found is None:
+            work.require_space(_disk_bytes(source, prompts, sequence_tokens))
+            found = _Run(settings, source, prompts, work, sequence_tokens, say, on_progress).make()
+        is_made = found["verdict"] == BETTER or not settings.only_better
+        if is_made:
+            work.finish()
+        else:
+            refused.keep(found)
+    return TunedDraft(settings.out, is_made, prompts.num_duplicates, prompts.num_cut, found)
 
 
 class _Run:
@@ -125,9 +133,7 @@ class _Run:
             gc.collect()
         best, steps = self._train(sequences["training"], sequences["watched"])
         self._write_model(best)
-        self._on_progress("judge", 0, 1)
         stands = self._judge(sequences["judged"])
-        self._on_progress("judge", 1, 1)
         settings = self._settings
         described = {"target": settings.target.name, "draft": settings.draft.name, "steps": steps} | {
             name: value
@@ -232,9 +238,11 @@ class _Run:
         """As served: by the runtime, from the folders."""
         found = []
         models = [self._scored(folder) for folder in (self._settings.draft, self._work.model)]
-        for one in judged:
+        for number, one in enumerate(judged):
+            self._on_progress("judge", number, len(judged))
             before, after = (_stands(model, one) for model in models)
             found.append(Stands(one.slice, one.is_general, one.is_answer, before, after))
+        self._on_progress("judge", len(judged), len(judged))
         return found
 
     def _scored(self, folder: Path) -> ScoredModel:
@@ -287,9 +295,10 @@ def _job(settings: TuneSettings) -> dict[str, Any]:
     values = asdict(settings)
     files = {name: values.pop(name) for name in ("data", "general", "held_out")}
     models = {name: checkpoint_digest(values.pop(name)).hex() for name in ("target", "draft")}
-    del values["out"], values["keep_made"]
+    del values["out"], values["keep_made"], values["discard_other_work"], values["only_better"]
     digests = {
-        name: None if one is None else hashlib.sha256(one.read_bytes()).hexdigest() for name, one in files.items()
+        name: None if one is None else documents_digest(one, f"--{name.replace('_', '-')}")
+        for name, one in files.items()
     }
     return {"version": JOB_VERSION} | models | digests | values | {"device": _device(settings).type}
 

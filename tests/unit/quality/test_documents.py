@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from millstream_runtime.errors import InvalidConfigError
-from millstream_runtime.quality.documents import TokenizedDocument, read_documents, tokenize
+from millstream_runtime.quality.documents import TokenizedDocument, documents_digest, read_documents, tokenize
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
 from tests.unit.quality.conftest import write_data
 
@@ -119,10 +119,12 @@ def test_a_document_that_cannot_be_judged_is_refused(
 
 
 def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match=r"Cannot read --data .*: No such file"):
+        documents_digest(tmp_path / "absent.jsonl", "--data")  # it was there when its lines were read
     with pytest.raises(InvalidConfigError, match="No such file"):
         read_documents(tmp_path / "absent.jsonl")
-    (tmp_path / "bytes.jsonl").write_bytes(b'{"text": "\xff"}')
-    with pytest.raises(InvalidConfigError, match="not UTF-8 at byte 10"):
+    (tmp_path / "bytes.jsonl").write_bytes(b'{"text": "a"}\r\n{"text": "\xff"}')
+    with pytest.raises(InvalidConfigError, match=r"Line 2 of .*bytes\.jsonl is not UTF-8, at byte 25 of the file"):
         read_documents(tmp_path / "bytes.jsonl")
     (tmp_path / "empty.jsonl").write_text("\n\n")
     with pytest.raises(InvalidConfigError, match="has no document"):

@@ -79,6 +79,11 @@ def test_another_command_does_not_go_on_with_what_is_there(
     capsys.readouterr()
     assert quantize(tiny, out, "--method=rtn", "--group-size=32", "--no-quality") == 2
     assert "holds the work of another run, with another quantization config; remove" in capsys.readouterr().err
+    note = tmp_path / ".model.quantize/job.json"
+    note.write_text(note.read_text()[:20])  # a volume that lost its end
+    assert quantize(tiny, out, "--method=rtn", "--group-size=32", "--no-quality", "--discard-other-work") == 0
+    assert "held the work of a run with another" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(

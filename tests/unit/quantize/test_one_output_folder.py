@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
 import pytest
 
+from millstream.cli import main
 from millstream_runtime.model_output.resumable_folder import ResumableFolder
 from millstream_runtime.quantize.output.work_folder import WorkFolder
 from millstream_runtime.sources.lock import FolderLock
@@ -31,7 +33,7 @@ def test_a_second_run_waits_and_finds_the_model_of_the_first(
         assert waits.wait(60)
         real(work)
 
-    monkeypatch.setattr("millstream.commands.quantize.unwind_on_sigterm", lambda: None)  # main threads alone may
+    monkeypatch.setattr("millstream.making_arguments.unwind_on_sigterm", lambda: None)  # main threads alone may
     monkeypatch.setattr(WorkFolder, "finish", finish)
     real_wait = FolderLock._wait_until_free
 
@@ -51,6 +53,23 @@ def test_a_second_run_waits_and_finds_the_model_of_the_first(
     before = contents(tmp_path / "out")
     assert quantize(wide, tmp_path / "out", f"--method={method}", "--keep-made") == 0
     assert contents(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("command", ["quantize", "tune-draft"])
+def test_what_a_run_left_that_died_after_its_rename_is_removed(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A draft's checkpoint has 12 bytes per weight, and a cache in the cluster has nobody to remove it."""
+    out, work = tmp_path / "out", tmp_path / f".out.{command}"
+    for folder in (out, work):
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"weights")
+    report = {"verdict": "better", "reasons": [], "slices": []}
+    (out / "tuning.json").write_text(json.dumps(report))
+    given = ["--method=rtn"] if command == "quantize" else ["draft", "--data=traffic.jsonl"]
+    assert main([command, "model", *given, f"--out={out}", "--keep-made"]) == 0
+    assert "is there already" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_folder_that_no_rename_can_replace_is_refused_before_anything_is_made(

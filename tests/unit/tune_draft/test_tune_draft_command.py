@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,9 @@ from millstream_operator.rendering.preparation_job import StepKind
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.quality.scored_model import ScoredModel
 from millstream_runtime.tokenizing.tokenizer import Tokenizer
+from millstream_runtime.tune_draft.documents import Prompt
+from millstream_runtime.tune_draft.target_answers import TargetModel
+from millstream_runtime.tune_draft.target_sequence import TargetSequence
 from millstream_runtime.tune_draft.tuning_report import summary
 from tests.support.tiny_families import engine_answers, make_engine, prompts_of
 from tests.support.tiny_model import write_tiny_model
@@ -117,6 +121,36 @@ def test_in_a_pod_the_verdict_is_the_termination_message_also_of_a_folder_that_i
         assert isinstance(answer, dict)
         assert (answer["verdict"], answer["reasons"]) == (report["verdict"], report["reasons"])
         assert answer["slices"][0]["after_percent"] == report["slices"][0]["after"]["percent"]
+
+
+def test_only_better_leaves_the_report_alone_and_answers_from_it_until_the_inputs_change(
+    target: Path, draft: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    log, out, work = tmp_path / "termination-log", tmp_path / "out", tmp_path / ".out.tune-draft"
+    log.touch()
+    monkeypatch.setenv(TERMINATION_LOG_VARIABLE, str(log))
+    given = ("--steps=2", "--learning-rate=1e-9", "--temperature=0", "--only-better", "--discard-other-work")
+    assert tune(target, draft, data, out, *given) == 3
+    assert f"did not make {out}: not better" in capsys.readouterr().out
+    said = log.read_text()
+    assert json.loads(said)["verdict"] == "not better"
+    assert sorted(contents(work)) == ["job.json", "not-better.json"], "no weights, no answers, no lock"
+    assert not out.exists()
+
+    monkeypatch.setattr(TargetModel, "answers", _refuse)
+    log.write_text("")
+    (work / "model").mkdir()
+    (work / "model/config.json").write_text("{}")  # a process that died while it removed them
+    assert tune(target, draft, data, out, *given) == 3
+    assert (log.read_text(), sorted(contents(work))) == (said, ["job.json", "not-better.json"])
+    with pytest.raises(AssertionError, match="the target answers"):
+        tune(target, draft, data, out, *given, "--seed=1")
+    assert "of a run with another seed: it is discarded" in capsys.readouterr().err
+
+
+def _refuse(self: TargetModel, prompts: Sequence[Prompt], seeds: Sequence[int]) -> list[TargetSequence]:
+    raise AssertionError("the target answers")
 
 
 def test_a_report_that_is_none_is_one_sentence(

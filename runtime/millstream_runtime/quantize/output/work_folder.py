@@ -13,7 +13,7 @@ A layer's file is renamed last, so it says that all of the layer is done.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,8 @@ class WorkFolder(ResumableFolder):
         self.held_out = self.path / "held_out.jsonl"
         self._num_layers = num_layers
 
-    def open(self, job: Mapping[str, Any]) -> None:
-        super().open(job)
+    def open(self, job: Mapping[str, Any], say: Callable[[str], None], *, discard_other: bool = False) -> None:
+        super().open(job, say, discard_other=discard_other)
         with writing(self.path):
             self._layers.mkdir(exist_ok=True)
 

@@ -106,6 +106,8 @@ async def test_the_job_tunes_the_models_that_serve_into_the_cache_under_the_rest
         "--data=/var/run/millstream/dataset/traffic/data.jsonl",
         f"--out={out}",
         "--keep-made",
+        "--discard-other-work",
+        "--only-better",
         "--device=cpu",
         "--general=/var/run/millstream/general-dataset/domain/general.jsonl",
         "--steps=40",
