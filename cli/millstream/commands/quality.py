@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.arguments import CommandLineParser
-from millstream.termination import write_termination_message
+from millstream.termination import unwind_on_sigterm, write_termination_message
 from millstream_runtime.config import Device, DType, KVCacheDType, RuntimeConfig
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 
@@ -49,6 +49,7 @@ def run(argv: Sequence[str]) -> int:
         if path is not None and path.is_dir():
             raise InvalidConfigError(f"Cannot write {path}: it is a folder.")
     settings = _settings(given)
+    unwind_on_sigterm()
     from millstream_runtime.quality.comparison import compare
     from millstream_runtime.quality.page import html
     from millstream_runtime.quality.summary import summary

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millstream_operator.diagnosis import conditions
-from millstream_operator.diagnosis.container_failures import container_waits, runtime_report
-from millstream_operator.diagnosis.diagnosis import Diagnosis
-from millstream_operator.diagnosis.pod_facts import Pod
+from millstream_operator.diagnosis.container_failures import KILLED, container_waits, runtime_report
+from millstream_operator.diagnosis.diagnosis import Diagnosis, sentence
+from millstream_operator.diagnosis.pod_facts import Pod, condition, is_terminating
 from millstream_operator.diagnosis.pod_failures import diagnose_node
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.diagnosis.scheduling import diagnose_scheduling
@@ -129,6 +129,8 @@ def _attempt_state(work: JobWork, job: Manifest, pods: Sequence[Manifest], now: 
     if failed := job_conditions.get("Failed"):
         if diagnosed is not None:  # an eviction, or what it waited for until its deadline
             return _Failed(diagnosed, seconds_ago)
+        if failed.get("reason") == "BackoffLimitExceeded" and not any(_is_of(pod, job) for pod in pods):
+            return _Failed(_deleted(work), seconds_ago)
         said = failed.get("message") or failed.get("reason") or "for an unknown reason"
         return _Failed(Diagnosis(work.failure, f"{work.what} failed: {said}."), seconds_ago)
     if "Complete" in job_conditions:
@@ -163,7 +165,22 @@ def _failure(work: JobWork, pod: Pod, ended: Mapping[str, Any], which: str) -> D
     if ended.get("reason") == "OOMKilled" and work.memory_fix:
         detail = f"{work.what} was stopped: the kernel killed {which} at its memory limit."
         return Diagnosis(Reason.OUT_OF_MEMORY, detail, work.memory_fix)
+    if ended.get("exitCode") in KILLED and (found := _stopped(work, pod)) is not None:
+        return found
     return Diagnosis(work.failure, f"{work.what} ended with exit code {ended.get('exitCode')}.")
+
+
+def _stopped(work: JobWork, pod: Pod) -> Diagnosis | None:
+    """Return who ended a pod that would have gone on: an eviction, as of a drain, or a person."""
+    disrupted = condition(pod, "DisruptionTarget")
+    if disrupted.get("status") == "True":
+        said = disrupted.get("message") or disrupted.get("reason") or ""
+        return Diagnosis(Reason.EVICTED, sentence(f"{work.what} was stopped, because its pod was evicted: {said}"))
+    return _deleted(work) if is_terminating(pod) else None
+
+
+def _deleted(work: JobWork) -> Diagnosis:
+    return Diagnosis(work.failure, f"{work.what} was stopped: its pod was deleted. Another attempt follows.")
 
 
 def _blocker(work: JobWork, pod: Pod) -> Diagnosis | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from millstream.cli import main
 from millstream.termination import TERMINATION_LOG_VARIABLE
 from millstream_operator.preparation.step_answers import failures_in_words, has_passed, read_step_answer
 from millstream_operator.rendering.preparation_job import StepKind
+from millstream_runtime.quality import comparison
 from millstream_runtime.quality.summary import FIGURES, summary
 from tests.support.tiny_model import write_tiny_model
 from tests.unit.quality.conftest import Change, noise, texts, write_data
@@ -44,6 +46,18 @@ def test_a_model_is_judged_with_keys_and_values_in_8_bits(stored: str, base: Pat
     for one in report["slices"]:
         assert one["figures"]["mean_kl"]["value"] > 0, "nothing was quantized"
         assert one["figures"]["perplexity_ratio"]["value"] == pytest.approx(1, abs=0.02)
+
+
+def test_a_job_that_is_deleted_ends_at_once(base: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first process of a container ignores SIGTERM where nothing handles it: its pod would end by SIGKILL."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(comparison, "compare", lambda *_: signal.raise_signal(signal.SIGTERM))
+    try:
+        with pytest.raises(SystemExit) as ended:
+            quality(base, base, data)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 143
 
 
 def test_a_model_passes_against_itself(base: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -275,6 +275,48 @@ async def test_an_evicted_job_is_one_reason_and_the_next_attempt_has_the_same_ou
     assert outs[0] == outs[1], "it goes on from the last whole layer"
 
 
+DELETED = "was stopped: its pod was deleted. Another attempt follows."
+DISRUPTED = {"type": "DisruptionTarget", "status": "True", "message": "Eviction API: evicting"}
+
+
+@pytest.mark.parametrize(
+    ("pod", "reason", "words"),
+    [
+        (None, "PreparationFailed", DELETED),
+        ({"metadata": {"deletionTimestamp": "2025-01-01T00:00:00Z"}}, "PreparationFailed", DELETED),
+        ({"status": {"conditions": [DISRUPTED]}}, "Evicted", "was evicted: Eviction API: evicting."),
+    ],
+    ids=["gone", "terminating", "drained"],
+)
+async def test_a_pod_that_a_person_or_a_drain_took_is_said_and_the_next_attempt_goes_on(
+    pod: Manifest | None, reason: str, words: str
+) -> None:
+    operator = await preparing("quantize", **ONLY_MADE)
+    job = the_job(operator)
+    if pod is not None:
+        operator.cluster.put(stopped_pod(job, pod))
+    failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "message": "backoff limit"}
+    conditions = [failed | {"lastTransitionTime": operator.now}]
+    operator.cluster.set_status(JOB, job["metadata"]["name"], {"conditions": conditions})
+    await operator.turn()
+    found = operator.condition("ModelReady")
+    assert (found["reason"], words in found["message"]) == (reason, True), found
+    operator.now = "2025-01-01T00:05:00Z"
+    await operator.settle()
+    assert operator.condition("Ready")["status"] == "True"
+
+
+def stopped_pod(job: Manifest, more: Manifest) -> Manifest:
+    """A pod of the Job whose container ended on SIGTERM."""
+    name = job["metadata"]["name"]
+    pod = pod_of(f"{name}-x", job["spec"]["template"], ready=False)
+    ended = {"name": "quantize-model", "state": {"terminated": {"exitCode": 143, "reason": "Error"}}}
+    pod["status"] |= {"phase": "Failed", "containerStatuses": [ended]} | more.get("status", {})
+    owner = {"kind": "Job", "name": name, "uid": job["metadata"]["uid"]}
+    pod["metadata"] |= {"ownerReferences": [owner]} | more.get("metadata", {})
+    return pod
+
+
 def evict(operator: FakeOperator, job: Manifest) -> None:
     name = job["metadata"]["name"]
     pod = pod_of(f"{name}-x", job["spec"]["template"], ready=False)
