@@ -17,7 +17,7 @@ from itertools import islice
 from millstream_runtime.boot import Phase
 from millstream_runtime.config import GovernorMode, RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
-from millstream_runtime.engine.kernel_backends import KernelChoice
+from millstream_runtime.engine.kernel_backends import KernelChoice, LinearChoice
 from millstream_runtime.engine.kv.pool_size import MemoryUse
 from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill, Request, TokenLogprobs, TokenOutput
 from millstream_runtime.engine.step_times import TimedStep
@@ -59,6 +59,7 @@ class ScriptedEngine:
     )
     kernels: tuple[KernelChoice, ...] = ()
     kernel_lookups: Mapping[str, int] = field(default_factory=dict)
+    linears: tuple[LinearChoice, ...] = ()
     threads: ScriptedThreads = ScriptedThreads()
     step_times: tuple[TimedStep, ...] = ()
     step_seconds: float = 0.0

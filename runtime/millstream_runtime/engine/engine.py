@@ -22,7 +22,7 @@ from millstream_runtime.engine.execution.graph_plan import GraphUse
 from millstream_runtime.engine.execution.model_runner import Sampled
 from millstream_runtime.engine.execution.overlap import StepInFlight, reasons_to_wait
 from millstream_runtime.engine.execution.rank_group import RankGroup, load_on_ranks, start_rank_group
-from millstream_runtime.engine.kernel_backends import KernelChoice
+from millstream_runtime.engine.kernel_backends import KernelChoice, LinearChoice
 from millstream_runtime.engine.kv.pool_size import MemoryUse
 from millstream_runtime.engine.out_of_memory import is_out_of_memory
 from millstream_runtime.engine.request import EngineStats, FinishReason, Request, RequestError, TokenOutput
@@ -48,6 +48,7 @@ class Engine:
     Attributes:
         model_config: the model's shape; `max_model_len` and `eos_token_ids` as this engine applies them.
         kernels: which parts of the model Triton kernels compute, and why.
+        linears: by which arithmetic quantized layers are computed, and why.
         kernel_lookups: variants that were looked up among those compiled ahead, by result; empty where none was.
         memory_use: bytes that weights and pool take on this device, as far as measured.
         step_times: steps that the warm-up timed; empty before it.
@@ -87,6 +88,7 @@ class Engine:
         self.memory_use: MemoryUse = loaded.memory_use
         self.kernels: tuple[KernelChoice, ...] = loaded.kernels
         self.kernel_lookups: Mapping[str, int] = loaded.kernel_lookups
+        self.linears: tuple[LinearChoice, ...] = loaded.linears
         self.model_config: ModelConfig = replace(
             loaded.shard_config.model_config, max_model_len=loaded.pool.max_model_len
         )

@@ -22,3 +22,11 @@ class KernelChoice(msgspec.Struct, frozen=True):
     part: str
     backend: Backend
     reason: str
+
+
+class LinearChoice(msgspec.Struct, frozen=True):
+    """By which arithmetic so many quantized layers are computed, and why; `/ready` shows it."""
+
+    computed_by: str
+    reason: str
+    layers: int

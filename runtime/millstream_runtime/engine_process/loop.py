@@ -19,7 +19,7 @@ from typing import Protocol
 
 from millstream_runtime.config import GovernorMode, RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
-from millstream_runtime.engine.kernel_backends import KernelChoice
+from millstream_runtime.engine.kernel_backends import KernelChoice, LinearChoice
 from millstream_runtime.engine.kv.pool_size import MemoryUse
 from millstream_runtime.engine.out_of_memory import is_out_of_memory
 from millstream_runtime.engine.request import EngineStats, Request, SamplingParams, TokenOutput
@@ -79,6 +79,8 @@ class EngineLike(Protocol):
     def topology(self) -> Topology | None: ...
     @property
     def memory_use(self) -> MemoryUse: ...
+    @property
+    def linears(self) -> tuple[LinearChoice, ...]: ...
     @property
     def kernels(self) -> tuple[KernelChoice, ...]: ...
     @property
@@ -159,7 +161,8 @@ class EngineLoop:
         stack.callback(engine.close)
         engine.when_lost(self._on_rank_lost)
         limits = ModelLimits(engine.model_config.max_model_len, engine.model_config.vocab_size)
-        self._send(Loaded(limits, engine.topology, engine.memory_use, engine.kernels, dict(engine.kernel_lookups)))
+        lookups = dict(engine.kernel_lookups)
+        self._send(Loaded(limits, engine.topology, engine.memory_use, engine.kernels, lookups, engine.linears))
         began = time.monotonic()
         engine.warm_up()
         now = self._last_step_at_seconds = time.monotonic()

@@ -16,7 +16,7 @@ import msgspec
 from millstream_runtime.boot import WeightsProgress
 from millstream_runtime.config import GovernorMode, RuntimeConfig
 from millstream_runtime.distributed.topology import Topology
-from millstream_runtime.engine.kernel_backends import KernelChoice
+from millstream_runtime.engine.kernel_backends import KernelChoice, LinearChoice
 from millstream_runtime.engine.kv.pool_size import MemoryUse
 from millstream_runtime.engine.request import EngineStats, Request, TokenLogprobs, TokenOutput
 from millstream_runtime.engine.step_times import TimedStep
@@ -91,6 +91,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     memory: MemoryUse | None = None
     kernels: tuple[KernelChoice, ...] = ()
     kernel_lookups: dict[str, int] = {}  # variants that were compiled ahead, by result
+    linears: tuple[LinearChoice, ...] = ()
 
 
 class StepThreads(msgspec.Struct, frozen=True):

@@ -127,7 +127,8 @@ def load_model(
             )
             model = _build(config, weights, placement)
         if weights.implementations and ranks.rank == 0:
-            log.info("quantized_layers", computed_by=dict(weights.implementations))
+            for (words, reason), layers in weights.implementations.items():
+                log.info("quantized_layers", computed_by=words, layers=layers, reason=reason)
         return model
 
 

@@ -72,10 +72,14 @@ def _on_a_cpu(source: TensorSource, weight: QuantizedWeight, bias: Tensor | None
         return linear
     num_elements = weight.num_inputs * weight.num_outputs
     more_bytes = num_elements * source.dtype.itemsize - weight.num_bytes
-    if source.dtype.itemsize < torch.float32.itemsize or not source.memory.reserve(more_bytes):
-        return _packed_on_a_cpu(source, weight, bias)
+    kept_as = str(source.dtype).removeprefix("torch.")
+    if source.dtype.itemsize < torch.float32.itemsize:
+        return _packed_on_a_cpu(source, weight, bias, f"{kept_as} would round it once more")
+    if not source.memory.reserve(more_bytes):
+        return _packed_on_a_cpu(source, weight, bias, f"memory has no room for it in {kept_as}")
     source.count(weight.num_bytes)
-    source.note_implementation("dequantized when loaded")
+    reason = f"no quicker kernel takes its format here, and memory has room for it in {kept_as}"
+    source.note_implementation("dequantized when loaded", reason)
     dense = weight.dense(source.dtype)
     if source.memory.is_output_major(num_elements):
         dense = dense.t().contiguous().t()
@@ -89,7 +93,11 @@ def _by_int8_activations(source: TensorSource, weight: QuantizedWeight, bias: Te
         return None
     source.count(weight.num_bytes)
     is_whole = int8_linear.levels() == 127
-    source.note_implementation("8-bit activations" if is_whole else "8-bit activations, 7 bits used")
+    if is_whole:
+        source.note_implementation("8-bit activations", "the checkpoint asks for them")
+    else:
+        reason = "the checkpoint asks for 8 bits, and sums of this processor have room for 7"
+        source.note_implementation("8-bit activations, 7 bits used", reason)
     return int8_linear.int8_linear(weight, bias)
 
 
@@ -100,25 +108,27 @@ def _by_bfloat16_activations(source: TensorSource, weight: QuantizedWeight, bias
     if not source.memory.reserve(max(0, linear.num_bytes - weight.num_bytes)):
         return None
     source.count(min(weight.num_bytes, linear.num_bytes))
-    source.note_implementation("4-bit weights by bfloat16 activations")
+    reason = "torch's kernel takes its groups, and memory has room for the kernel's form"
+    source.note_implementation("4-bit weights by bfloat16 activations", reason)
     return linear
 
 
-def _packed_on_a_cpu(source: TensorSource, weight: QuantizedWeight, bias: Tensor | None) -> Linear:
+def _packed_on_a_cpu(source: TensorSource, weight: QuantizedWeight, bias: Tensor | None, reason: str) -> Linear:
+    """`reason`: why it is not dequantized when it is loaded."""
     if isinstance(weight, GroupedWeight) and source.dtype == torch.float32 and code_table.fits(weight):
         table = code_table.code_table(weight)
         source.count(table.num_bytes)
-        source.note_implementation("computed from packed codes")
+        source.note_implementation("computed from packed codes", reason)
         return TableLinear(table, bias)
     source.count(weight.num_bytes)
-    source.note_implementation("dequantized in each product")
+    source.note_implementation("dequantized in each product", f"{reason}, and no kernel here computes its packed codes")
     return BlockLinear(weight, bias) if isinstance(weight, BlockWeight) else DequantizingLinear(weight, bias)
 
 
 def _on_a_gpu(source: TensorSource, weight: QuantizedWeight, bias: Tensor | None) -> Linear:
     """Where no kernel took the weight: see `models.layers.triton_layers`."""
     source.count(weight.num_bytes)
-    source.note_implementation("dequantized in each product")
+    source.note_implementation("dequantized in each product", "no kernel was chosen for it")
     return BlockLinear(weight, bias) if isinstance(weight, BlockWeight) else whole_linear(weight, bias)
 
 

@@ -58,8 +58,8 @@ class TensorSource(Protocol):
     def count(self, num_bytes: int) -> None:
         """Add to the bytes that the model's weights take."""
 
-    def note_implementation(self, name: str) -> None:
-        """Count a quantized layer by what computes it, for the log."""
+    def note_implementation(self, name: str, reason: str) -> None:
+        """Count a quantized layer by what computes it and why, for the log and `/ready`."""
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """An uninitialised tensor of the model's dtype for a weight; its bytes are counted."""

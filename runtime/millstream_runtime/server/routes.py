@@ -75,6 +75,7 @@ def _add_probes(app: FastAPI, service: Service) -> None:
             topology=engine.topology,
             memory=engine.memory,
             kernels=engine.kernels,
+            linears=engine.linears,
             threads=engine.threads,
             step_times=engine.step_times,
             speculation=engine.stats.speculation if engine.stats is not None else None,

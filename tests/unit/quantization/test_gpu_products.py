@@ -76,18 +76,18 @@ def test_every_format_computes_what_its_dequantized_weights_compute(
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
 def test_a_gpu_without_a_kernel_dequantizes(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    notes: list[str] = []
+    notes: list[tuple[str, str]] = []
     counted: list[int] = []
     source = SimpleNamespace(
         device=torch.device("cuda", 0),
         packed_linear=lambda weight, bias: None,
         count=counted.append,
-        note_implementation=notes.append,
+        note_implementation=lambda name, reason: notes.append((name, reason)),
     )
     weight, _ = grouped(4, (64, 32), 32)
     linear = linear_for(source, weight, None)
     assert isinstance(linear, whole_linear.WholeDequantizingLinear)
-    assert (notes, counted) == (["dequantized in each product"], [weight.num_bytes])
+    assert (notes, counted) == ([("dequantized in each product", "no kernel was chosen for it")], [weight.num_bytes])
 
 
 @pytest.fixture

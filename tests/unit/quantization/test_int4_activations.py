@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from millstream_runtime.boot import BootLedger
+from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.models.linear.shares import rank_config
 from millstream_runtime.models.linear.tensor_parallel import SINGLE_PROCESS, Ranks
 from millstream_runtime.models.loading.checkpoint import Checkpoint
@@ -16,10 +18,12 @@ from millstream_runtime.models.registry import load_model, load_model_config
 from millstream_runtime.quantization.cpu.int4_linear import OUTPUTS_PACKED_AT_ONCE, Int4Linear, fits, int4_linear
 from millstream_runtime.quantization.grouped_weight import GroupedWeight, pack_halves, runs_of
 from millstream_runtime.quantization.layouts import layout_for
+from millstream_runtime.server.openai.response_schemas import Readiness
+from millstream_runtime.server.operations.readiness import ready_body
 from tests.support.family_cases import dense
 from tests.support.quantized_checkpoints import awq, quantized
 from tests.support.thread_ranks import on_ranks
-from tests.support.tiny_families import logits_of, model_logits, prompts_of, write_family
+from tests.support.tiny_families import logits_of, make_engine, model_logits, prompts_of, write_family
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(
@@ -150,6 +154,26 @@ def test_a_checkpoint_is_computed_so_where_memory_has_room(folders: tuple[Path, 
     assert _implementation(folders[0], 1 << 20, torch.float64) == "dequantized when loaded"
 
 
+def test_ready_lists_by_which_arithmetic_the_layers_are_computed_and_why(folders: tuple[Path, Path]) -> None:
+    linears = make_engine(folders[0]).linears
+    body = ready_body(
+        RuntimeConfig(model=str(folders[0]), served_model_name="tiny"),
+        BootLedger().snapshot(),
+        topology=None,
+        memory=None,
+        linears=linears,
+        now_seconds=0.0,
+    )
+    config = load_model_config(folders[0])
+    (found,) = body["linears"]
+    assert found == {
+        "computed_by": "4-bit weights by bfloat16 activations",
+        "layers": 4 * config.num_layers,  # queries, keys and values side by side, gates and ups too
+        "reason": "torch's kernel takes its groups, and memory has room for the kernel's form",
+    }
+    Readiness.model_validate(body)
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_model_stays_close_to_its_dequantized_weights(num_ranks: int, folders: tuple[Path, Path]) -> None:
     """A share of two ranks (96 of 192 inputs) ends within a group: its blocks have 32 inputs."""
@@ -175,5 +199,5 @@ def _implementation(folder: Path, room_bytes: int, dtype: torch.dtype = torch.fl
         linear = layout_for(config.quantization.format).linear(weights, {"model.layers.0.mlp.down_proj": 64}, 192, None)
     if isinstance(linear, Int4Linear):
         assert weights.num_bytes == linear.num_bytes
-    [name] = weights.implementations
+    [(name, _)] = weights.implementations
     return name

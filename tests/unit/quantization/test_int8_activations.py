@@ -189,7 +189,7 @@ def implementations(folder: Path, room_bytes: int) -> dict[str, int]:
         weights = LoadedWeights(checkpoint, torch.float32, CPU, copy_budget_bytes=room_bytes)
         layout = layout_for(config.quantization.format)
         layout.linear(weights, {"model.layers.0.mlp.down_proj": 64}, 96, None)
-    return dict(weights.implementations)
+    return {name: layers for (name, _), layers in weights.implementations.items()}
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ from millstream_runtime.engine.execution.graph_plan import GraphCost, GraphPlan
 from millstream_runtime.engine.execution.graphs import GraphedDecodes
 from millstream_runtime.engine.execution.kernel_choice import SAMPLER, backend_of, choose_kernels
 from millstream_runtime.engine.execution.rank_kernels import Choices, LoadedShard
-from millstream_runtime.engine.kernel_backends import KernelChoice
+from millstream_runtime.engine.kernel_backends import KernelChoice, LinearChoice
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.errors import RuntimeFailure
@@ -148,6 +148,7 @@ class LoadedModel:
     execution: Execution
     kernels: tuple[KernelChoice, ...]
     kernel_lookups: Mapping[str, int]  # of variants that were compiled ahead, by result
+    linears: tuple[LinearChoice, ...]  # of quantized layers, of rank 0's
     draft: LoadedDraft | LoadedHead | None = None
     graph_plan: GraphPlan | None = None  # None: every step is eager
 
@@ -213,7 +214,10 @@ def load_on_ranks(
         use = replace(
             use, draft_weights_bytes=loaded_draft.weights_bytes, draft_kv_cache_bytes=loaded_draft.kv_cache_bytes
         )
-    return LoadedModel(shard_config, forward, pool, cache.layout, use, execution, kernels, lookups, loaded_draft, plan)
+    linears = tuple(LinearChoice(words, why, count) for (words, why), count in model.implementations.items())
+    return LoadedModel(
+        shard_config, forward, pool, cache.layout, use, execution, kernels, lookups, linears, loaded_draft, plan
+    )
 
 
 def _record_graphs(

@@ -49,7 +49,7 @@ class Weights(ABC):
 
     Attributes: `ranks`, among whom the model is shared; `dtype` and `device` of the tensors; `memory`, the layout
     of dense linear weights; `kernels`, what makes norms, gates and packed linears; `implementations`, quantized
-    layers by the name of what computes them.
+    layers by what computes them, and why.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Weights(ABC):
         self.ranks = ranks
         self.memory: MemoryLayout = memory if memory is not None else PlainLayout()
         self._layout_of = layout_of or (lambda module: UNQUANTIZED)
-        self.implementations: Counter[str] = Counter()
+        self.implementations: Counter[tuple[str, str]] = Counter()
         self._tensor_bytes = 0
 
     @property
@@ -96,9 +96,9 @@ class Weights(ABC):
         """Add bytes of weights that were not made by `empty` to `num_bytes`."""
         self._tensor_bytes += num_bytes
 
-    def note_implementation(self, name: str) -> None:
-        """Count a quantized layer by what computes it."""
-        self.implementations[name] += 1
+    def note_implementation(self, name: str, reason: str) -> None:
+        """Count a quantized layer by what computes it, and why."""
+        self.implementations[name, reason] += 1
 
     def packed_linear(self, weight: GroupedWeight, bias: Tensor | None) -> Linear | None:
         """See `TensorSource`."""
@@ -107,7 +107,7 @@ class Weights(ABC):
             return None
         linear, num_bytes = made
         self.count(num_bytes)
-        self.note_implementation("computed by a Triton kernel")
+        self.note_implementation("computed by a Triton kernel", "the kernel takes its format")
         return linear
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:

@@ -19,7 +19,7 @@ from typing import Protocol
 from millstream_runtime.boot import BootLedger, Phase
 from millstream_runtime.config import GovernorMode
 from millstream_runtime.distributed.topology import Topology
-from millstream_runtime.engine.kernel_backends import KernelChoice
+from millstream_runtime.engine.kernel_backends import KernelChoice, LinearChoice
 from millstream_runtime.engine.kv.pool_size import MemoryUse
 from millstream_runtime.engine.request import EngineStats, Request
 from millstream_runtime.engine.step_times import TimedStep
@@ -123,6 +123,7 @@ class EngineClient:
         self.stats: EngineStats | None = None
         self.kernel_lookups: dict[str, int] = {}  # see `messages.Loaded`
         self.kernels: tuple[KernelChoice, ...] = ()  # what computes the parts of the model, once it is loaded
+        self.linears: tuple[LinearChoice, ...] = ()  # what computes its quantized layers
         self.topology: Topology | None = None  # the links between ranks; None for one rank
         self.model_limits: ModelLimits | None = None  # known once an engine has sized its KV cache
         self.memory: MemoryUse | None = None  # likewise
@@ -241,6 +242,7 @@ class EngineClient:
     def _on_loaded(self, loaded: Loaded) -> None:
         self.model_limits, self.topology, self.memory = loaded.limits, loaded.topology, loaded.memory
         self.kernels, self.kernel_lookups = loaded.kernels, loaded.kernel_lookups
+        self.linears = loaded.linears
         if self.topology is not None:
             log.info("topology", **asdict(self.topology))
         if self.memory is not None:

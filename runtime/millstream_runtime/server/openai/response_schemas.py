@@ -240,6 +240,14 @@ class Kernel(_Closed):
     reason: str
 
 
+class LinearArithmetic(_Closed):
+    """By which arithmetic quantized layers are computed, how many, and why."""
+
+    computed_by: str
+    layers: int
+    reason: str
+
+
 class Speculation(_Closed):
     """What proposes tokens, and totals since the engine started: decodes that drafted (`checks`), and decodes that did
     not, by reason (`skipped`). With a governor its mode, and the drafts per decode that it chose last."""
@@ -272,6 +280,7 @@ class Readiness(_Closed):
     kv_cache_dtype: str = ""
     speculation: Speculation = Speculation(method="", maxDraftTokens=0)
     kernels: dict[str, Kernel] = Field(default_factory=dict)
+    linears: list[LinearArithmetic] = Field(default_factory=list)
     threads: list[Threads] = Field(default_factory=list)
     api_keys_problem: str = ""
     step_times: list[MeasuredStep] = Field(default_factory=list)

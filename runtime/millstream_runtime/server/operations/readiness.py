@@ -1,8 +1,9 @@
 """The body of `/ready`, which the operator's `boot_report.py` and people read. Pure.
 
 Unknown values are left out: `progress` and `eta_seconds` are there while the weights load, `kernels` once they are
-chosen, `memory`, `threads` and `step_times` once they are measured, `api_keys_problem` while some key of the file
-cannot be used, `kv_cache_dtype` where keys and values are quantized, `speculation` where drafts are proposed.
+chosen, `linears` where weights are quantized, `memory`, `threads` and `step_times` once they are measured,
+`api_keys_problem` while some key of the file cannot be used, `kv_cache_dtype` where keys and values are quantized,
+`speculation` where drafts are proposed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from millstream_runtime.boot import BootSnapshot, Phase
 from millstream_runtime.boot_eta import eta_seconds
 from millstream_runtime.config import KVCacheDType, RuntimeConfig, SpeculationMethod
 from millstream_runtime.distributed.topology import Topology
-from millstream_runtime.engine.kernel_backends import KernelChoice
+from millstream_runtime.engine.kernel_backends import KernelChoice, LinearChoice
 from millstream_runtime.engine.kv.pool_size import MemoryUse
 from millstream_runtime.engine.request import SpeculationStats
 from millstream_runtime.engine.step_times import TimedStep
@@ -29,6 +30,7 @@ def ready_body(
     topology: Topology | None,
     memory: MemoryUse | None,
     kernels: Sequence[KernelChoice] = (),
+    linears: Sequence[LinearChoice] = (),
     threads: Sequence[StepThreads] = (),
     step_times: Sequence[TimedStep] = (),
     speculation: SpeculationStats | None = None,
@@ -61,6 +63,10 @@ def ready_body(
         body["speculation"] = named | (_measured(speculation) if speculation is not None else {})
     if kernels:
         body["kernels"] = {one.part: {"backend": one.backend.value, "reason": one.reason} for one in kernels}
+    if linears:
+        body["linears"] = [
+            {"computed_by": one.computed_by, "layers": one.layers, "reason": one.reason} for one in linears
+        ]
     if threads:
         body["threads"] = [{"most_tokens": one.most_tokens, "threads": one.threads} for one in threads]
     if api_keys_problem:
