@@ -46,6 +46,10 @@ soak: venv ## all of those proofs in full (about two hours on two cores); writes
 e2e: cluster-up images ## end-to-end tests on the local cluster
 	$(BIN)/pytest e2e --kubeconfig .tools/kubeconfig --images .tools/images.json
 
+.PHONY: e2e-long
+e2e-long: cluster-up images ## end-to-end tests that take minutes each, which `make test` skips
+	$(BIN)/pytest e2e --long -m long --kubeconfig .tools/kubeconfig --images .tools/images.json
+
 .PHONY: lint
 lint: venv ## ruff, mypy --strict, import contracts, shellcheck
 	$(BIN)/ruff check .

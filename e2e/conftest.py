@@ -26,6 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("e2e")
     group.addoption("--kubeconfig", type=Path, default=TOOLS / "kubeconfig", help="cluster to test against")
     group.addoption("--images", type=Path, default=TOOLS / "images.json", help='{"operator": ref, "runtime": ref}')
+    group.addoption("--long", action="store_true", help="run the tests that take minutes each, too")
     group.addoption("--keep-namespaces", action="store_true", help="leave the tests' namespaces for a look at them")
 
 
@@ -34,8 +35,10 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(without_proxy(os.environ))  # forwarded ports are on 127.0.0.1
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
+        if item.get_closest_marker("long") is not None and not config.getoption("--long"):
+            item.add_marker(pytest.mark.skip(reason="takes minutes: `make e2e-long`"))
         item.add_marker(pytest.mark.e2e)
         item.add_marker(pytest.mark.flaky(reruns=1))  # as in tests/conftest.py
         if item.get_closest_marker("timeout") is None:  # the first test of a run also waits for the pull
