@@ -12,6 +12,7 @@ import pytest
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.request import Request
+from millstream_runtime.engine.scheduling.waiting_order import delay_arrivals
 from tests.support.crowded import PROMPT_TOKENS, crowd
 from tests.support.engines import MakeEngine, WriteModel, greedy
 from tests.support.tape_recorder import TapeRecorder
@@ -93,11 +94,19 @@ def test_a_long_prompt_is_not_starved_by_an_endless_stream_of_short_ones(engine:
 
 @dataclass
 class Waiting:
-    """A request without a first token: after which step it must have come."""
+    """A request without a first token."""
 
     request_id: str
     num_tokens: int
-    latest_step: int
+    order: int
+    began_step: int
+    work_before: int  # tokens of those before it in order, and its own
+    num_passed_by: int = 0  # later arrivals that come before it
+
+    @property
+    def latest_step(self) -> int:
+        """After which its first token must have come."""
+        return self.began_step + -(-self.work_before // LEAST_SHARE_TOKENS) + 3
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -105,7 +114,8 @@ def test_every_prompt_has_its_first_token_within_steps_that_follow_from_the_work
     engine: Engine, seed: int
 ) -> None:
     """Arrivals and cancels at random, prompts short and long. A step computes at least LEAST_SHARE_TOKENS of those
-    before a prompt and of itself, so their sum bounds the steps; cancels only make it less."""
+    before a prompt and of itself, so their sum bounds the steps; cancels only make it less. A long prompt lets few
+    later ones pass."""
     rng = random.Random(seed)
     waiting: dict[str, Waiting] = {}
     for step in range(250):
@@ -114,10 +124,15 @@ def test_every_prompt_has_its_first_token_within_steps_that_follow_from_the_work
                 break  # rows are never what a prompt waits for
             num_tokens = rng.choice((1, 3, 4, 5, 9, 17, 40, 120))
             work_before = sum(one.num_tokens for one in waiting.values()) + num_tokens
-            latest = step + -(-work_before // LEAST_SHARE_TOKENS) + 3
             name = f"{step}-{index}"
             engine.add_request(Request(name, prompt(rng, num_tokens), greedy(rng.randint(1, 8))))
-            waiting[name] = Waiting(name, num_tokens, latest)
+            order = engine._sequences[name].order
+            for one in waiting.values():
+                if order < one.order:
+                    one.work_before += num_tokens
+                    one.num_passed_by += 1
+                    assert one.num_passed_by <= delay_arrivals(one.num_tokens)
+            waiting[name] = Waiting(name, num_tokens, order, step, work_before)
         if rng.random() < 0.4:  # mostly prompts that are under way: one that has begun is the first in order
             cancelled = next(iter(waiting), None) if rng.random() < 0.5 else rng.choice([*waiting, None])
             if cancelled is not None:

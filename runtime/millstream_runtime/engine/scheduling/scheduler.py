@@ -11,9 +11,9 @@ starts again, and a prefix-cache hit starts further on.
 queues and applies the plan.
 
 No deadlock: the pool holds at least one sequence of the greatest length, and the first running sequence in order is
-never preempted, so it always ends. No starvation: the order is the arrival plus the priority's head start (see
-`Sequence.order`), room in the pool is given in that order, `prompt_budget` divides each step so that long and short
-prompts do not block each other, and after finitely many arrivals every newcomer comes behind.
+never preempted, so it always ends. No starvation: the order is the arrival plus the priority's head start and a bounded
+delay of long prompts (see `waiting_order`), room in the pool is given in that order, `prompt_budget` divides each step
+so that long and short prompts do not block each other, and after finitely many arrivals every newcomer comes behind.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from millstream_runtime.engine.scheduling.block_manager import BlockManager
 from millstream_runtime.engine.scheduling.prompt_budget import PromptBudget, PromptNeed, StepLoad, divide
 from millstream_runtime.engine.scheduling.rows import Rows
 from millstream_runtime.engine.scheduling.sequence import Sequence
+from millstream_runtime.engine.scheduling.waiting_order import queue_order
 
 # Blocks that an admission leaves free for running sequences: without them each admission soon costs a preemption.
 WATERMARK_PERCENT = 1
@@ -281,7 +282,10 @@ class Scheduler:
         return bool(self.running or self._waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence in order."""
+        """Queue a newcomer in order: by what it has to compute, so what is cached of its prompt does not delay it."""
+        cached_tokens = len(self._blocks.match_prefix(sequence)) * self._blocks.block_size_tokens
+        uncached_tokens = len(sequence.token_ids) - cached_tokens
+        sequence.order = queue_order(sequence.arrival, sequence.request.priority, uncached_tokens)
         bisect.insort(self._waiting, sequence, key=_order)
 
     def remove(self, sequence: Sequence) -> None:
@@ -406,12 +410,12 @@ class Scheduler:
         return min(num_tokens, sequence.num_uncomputed_tokens)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Move a running sequence back to waiting: it keeps its tokens and loses its blocks."""
+        """Move a running sequence back to waiting: it keeps its tokens and its order, and loses its blocks."""
         self._release(sequence)
         sequence.num_lost_tokens = sequence.num_computed_tokens
         sequence.num_computed_tokens = 0
         self.num_preemptions_total += 1
-        self.add(sequence)
+        bisect.insort(self._waiting, sequence, key=_order)
 
     def _release(self, sequence: Sequence) -> None:
         if sequence.row is None:

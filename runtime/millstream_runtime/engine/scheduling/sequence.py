@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from millstream_runtime.engine.request import Prefill, Request, TokenLogprobs
+from millstream_runtime.engine.scheduling.waiting_order import queue_order
 
 if TYPE_CHECKING:  # the protocol names tensors
     from millstream_runtime.engine.sampling.logits_processors import LogitsProcessor
     from millstream_runtime.engine.sampling.rejection import Proposal
 
-PRIORITY_STRIDE_ARRIVALS = 64
 UNREAD = -1  # no token: one that was sampled and not read yet
 
 
@@ -49,7 +49,7 @@ class Sequence:
     """
 
     request: Request
-    arrival: int  # ascending; among equal priorities, the first to arrive is served first
+    arrival: int  # ascending; among equal orders, the first to arrive is served first
     seed: int  # of the request, or drawn once by the engine
     token_ids: list[int]
     num_prompt_tokens: int
@@ -77,12 +77,11 @@ class Sequence:
     is_complete: bool = False  # no more tokens of it are computed
     has_ended: bool = False  # its last output was returned, or it was aborted: what is still in flight is dropped
     has_bad_numbers: bool = False  # its logits were not finite: its blocks are zeroed before another request gets them
-    order: int = field(init=False)
+    order: int = field(init=False)  # see `waiting_order`; the scheduler counts what is cached, and then keeps it
 
     def __post_init__(self) -> None:
         params = self.request.sampling
-        # A priority is a head start counted in arrivals, not a class of its own: so it cannot starve others.
-        self.order = self.arrival + PRIORITY_STRIDE_ARRIVALS * self.request.priority
+        self.order = queue_order(self.arrival, self.request.priority, self.num_prompt_tokens)
         self.is_plain_greedy = params.is_plain_greedy and not self.processors
 
     def expect(self) -> None:
