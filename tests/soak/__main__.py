@@ -123,6 +123,7 @@ def _prove_schedules(options: argparse.Namespace) -> list[str]:
     result = prove(
         count=options.schedules,
         seed=options.seed,
+        first=options.first,
         processes=options.processes,
         state=state,
         version=results.commit(results.RUNTIME),
@@ -159,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--outage", type=float, default=300.0, help="seconds without an API server")
     parser.add_argument("--rounds", type=int, default=5, help="of each way to lose a leader")
     parser.add_argument("--transitions", type=int, default=500)
-    parser.add_argument("--first", type=int, default=0, help="number of the first transition: one can be run again")
+    parser.add_argument("--first", type=int, default=0, help="number of the first transition or schedule")
     parser.add_argument("--objects", type=int, default=1000, help="LLMDeployments of the scale run")
     parser.add_argument("--nodes", type=int, help="simulated GPU nodes, instead of what the proof wants")
     parser.add_argument("--samples", type=int, default=200, help="timed changes of each kind in the scale run")

@@ -65,7 +65,7 @@ def prove(
             interrupted = True
         except BrokenProcessPool as error:
             crashes.append(f"a process of the schedules ended: {error}")
-    return _result(total, seed) | {"crashes": crashes, "interrupted": interrupted}
+    return _result(total, seed, first) | {"crashes": crashes, "interrupted": interrupted}
 
 
 class _Progress:
@@ -91,10 +91,11 @@ class _Progress:
         )
 
 
-def _result(total: Tally, seed: int) -> Result:
+def _result(total: Tally, seed: int, first: int) -> Result:
     memory = total.resident_mib
     return {
         "runs": total.runs,
+        "first": first,
         "seed": seed,
         "equal": total.runs - len(total.failures),
         "wrong": dict(total.wrong.most_common()),
