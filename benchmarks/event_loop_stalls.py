@@ -2,6 +2,7 @@
 
 streams    32 streams of 64k tokens each, from an engine that computes nothing (`scripted_engine`).
 logprobs   4 whole answers of 64k tokens with log-probabilities, together with 8 such streams.
+prompts    the log-probabilities of 4 prompts of 8k tokens with 20 alternatives, together with 8 such streams.
 
 The clients read raw sockets in this process and count what comes.
 """
@@ -21,25 +22,33 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks import machine
+from benchmarks.scripted_engine import TOKEN_IDS
 from benchmarks.stalling_server import NICENESS
 from tests.support.tiny_model import write_tiny_model
 
 RESULT = Path(__file__).parent / "results" / "event_loop_stalls.json"
 BUDGET_MILLISECONDS = 20.0
 TOKENS = 1 << 16
+PROMPT_TOKENS, ALTERNATIVES = 1 << 13, 20
 
 
-def request(*, tokens: int, stream: bool, logprobs: bool) -> bytes:
+def chat(*, tokens: int, stream: bool, logprobs: bool) -> bytes:
     """A chat completion on a connection of its own."""
-    body = {
-        "model": "bench",
-        "messages": [{"role": "user", "content": "hi"}],
-        "max_tokens": tokens,
-        "stream": stream,
-        "logprobs": logprobs,
-    }
-    payload = json.dumps(body).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(payload)}\r\n"
+    messages = [{"role": "user", "content": "hi"}]
+    body = {"messages": messages, "max_tokens": tokens, "stream": stream, "logprobs": logprobs}
+    return request("/v1/chat/completions", body)
+
+
+def scored_prompt() -> bytes:
+    """A completion of one token, with the log-probabilities of its long prompt."""
+    body = {"prompt": [TOKEN_IDS[0]] * PROMPT_TOKENS, "max_tokens": 1, "prompt_logprobs": ALTERNATIVES}
+    return request("/v1/completions", body)
+
+
+def request(route: str, body: dict[str, Any]) -> bytes:
+    """A request that closes its connection."""
+    payload = json.dumps({"model": "bench", **body}).encode()
+    head = f"POST {route} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(payload)}\r\n"
     return head.encode() + b"Content-Type: application/json\r\n\r\n" + payload
 
 
@@ -57,26 +66,26 @@ async def answer(address: str, asked: bytes) -> tuple[int, bytes]:
     return received, end
 
 
-async def load(address: str, streams: int, wholes: int, tokens: int) -> int:
+async def load(address: str, streams: int, wholes: int, prompts: int, tokens: int) -> int:
     """Send all at once; bytes received in all."""
-    asked = [request(tokens=tokens, stream=True, logprobs=False)] * streams
-    asked += [request(tokens=tokens, stream=False, logprobs=True)] * wholes
-    answers = await asyncio.gather(*(answer(address, one) for one in asked))
-    for number, (_, end) in enumerate(answers):
-        expected = b"data: [DONE]" if number < streams else b'"completion_tokens":%d' % tokens
+    asked = [(chat(tokens=tokens, stream=True, logprobs=False), b"data: [DONE]")] * streams
+    asked += [(chat(tokens=tokens, stream=False, logprobs=True), b'"completion_tokens":%d' % tokens)] * wholes
+    asked += [(scored_prompt(), b'"completion_tokens":1')] * prompts
+    answers = await asyncio.gather(*(answer(address, one) for one, _ in asked))
+    for (_, expected), (_, end) in zip(asked, answers, strict=True):
         if expected not in end:
             raise RuntimeError(f"an answer is not complete: {end!r}")
     return sum(received for received, _ in answers)
 
 
-def measure(folder: Path, streams: int, wholes: int, tokens: int) -> dict[str, Any]:
+def measure(folder: Path, streams: int, wholes: int, prompts: int, tokens: int) -> dict[str, Any]:
     """One server, one load."""
     command = [sys.executable, "-m", "benchmarks.stalling_server", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         address = server.stdout.readline().strip()
         began = time.monotonic()
-        received = asyncio.run(load(address, streams, wholes, tokens))
+        received = asyncio.run(load(address, streams, wholes, prompts, tokens))
         seconds = time.monotonic() - began
         server.send_signal(signal.SIGINT)
         lags = json.loads(server.stdout.read().splitlines()[-1])
@@ -84,6 +93,7 @@ def measure(folder: Path, streams: int, wholes: int, tokens: int) -> dict[str, A
     return {
         "streams": streams,
         "whole_answers": wholes,
+        "scored_prompts": prompts,
         "tokens_each": tokens,
         "seconds": round(seconds, 1),
         "tokens_per_second": round(answers * tokens / seconds),
@@ -101,8 +111,8 @@ def main(arguments: list[str] | None = None) -> None:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_tiny_model(Path(scratch) / "tiny")
-        for name, streams, wholes in (("streams", 32, 0), ("logprobs", 8, 4)):
-            results[name] = one = measure(folder, streams, wholes, options.tokens)
+        for name, counts in (("streams", (32, 0, 0)), ("logprobs", (8, 4, 0)), ("prompts", (8, 0, 4))):
+            results[name] = one = measure(folder, *counts, options.tokens)
             print(
                 f"{name:9} {one['tokens_per_second']:>7} tokens/s   lag p99.9 {one['lag_p99.9_milliseconds']:.1f} ms, "
                 f"max {one['lag_max_milliseconds']:.1f} ms   own work p99.9 {one['work_p99.9_milliseconds']:.1f} ms, "

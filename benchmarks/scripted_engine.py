@@ -115,8 +115,17 @@ class ScriptedEngine:
             token_id,
             FinishReason.LENGTH if is_last else None,
             TokenLogprobs(token_id, -0.5, 1, top) if alternatives is not None else None,
-            Prefill(time.monotonic(), 0) if count == 0 else None,
+            Prefill(time.monotonic(), 0, _prompt_logprobs(request)) if count == 0 else None,
         )
+
+
+def _prompt_logprobs(request: Request) -> tuple[TokenLogprobs | None, ...] | None:
+    """Of each prompt token but the first, with alternatives that are always the same; None: not requested."""
+    alternatives = request.sampling.prompt_logprobs
+    if alternatives is None:
+        return None
+    top = tuple((token, -1.0) for token in TOKEN_IDS[:alternatives])
+    return (None, *(TokenLogprobs(token_id, -0.5, 1, top) for token_id in request.prompt_token_ids[1:]))
 
 
 def make_scripted_engine(config: RuntimeConfig, on_phase: OnPhase) -> EngineLike:

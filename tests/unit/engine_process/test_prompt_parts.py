@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from millstream_runtime.engine.request import EngineStats, FinishReason, Prefill, TokenLogprobs, TokenOutput
@@ -54,3 +56,18 @@ def test_a_step_arrives_as_it_was_sent(lengths: list[int | None]) -> None:
 
 def test_other_events_are_sent_as_they_are() -> None:
     assert [*in_parts(Refused("a", "no"))] == [Refused("a", "no")]
+
+
+def test_what_arrives_of_a_long_prompt_is_nothing_that_the_garbage_collector_looks_at() -> None:
+    """Each of its full collections would hold the event loop for longer, the longer the prompt."""
+    messages = [decode_event(encode(message)) for message in in_parts(StepDone((output_of("0", 1000),), STATS, 1.5))]
+    (step,) = received(messages)
+    del messages
+    for _ in range(2):  # each stops looking at tuples of what it does not look at
+        gc.collect()
+    assert isinstance(step, StepDone)
+    prefill = step.outputs[0].prefill
+    assert prefill is not None
+    entries = [entry for entry in prefill.prompt_logprobs or () if entry is not None]
+    assert len(entries) == 999
+    assert not any(gc.is_tracked(one) for entry in entries for one in (entry, entry.top))
