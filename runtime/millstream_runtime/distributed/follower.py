@@ -41,7 +41,7 @@ from millstream_runtime.distributed.messages import (
 )
 from millstream_runtime.distributed.probe import find_topology
 from millstream_runtime.distributed.process_group import DistributedRanks
-from millstream_runtime.engine.execution import rank_kernels, shard, shard_graphs
+from millstream_runtime.engine.execution import rank_kernels, shard
 from millstream_runtime.engine.execution.forward import Forward
 from millstream_runtime.engine.execution.kernel_choice import backend_of
 from millstream_runtime.engine.execution.last_tokens import LastTokens
@@ -94,7 +94,7 @@ class Follower:
             case PrepareGraphs(buckets):
                 recorder = self._make_recorder(self._shard_config.device)
                 backend = backend_of("static_decode", self._kernels)
-                _made(self._forward).graphs = shard_graphs.graphed_decodes(
+                _made(self._forward).graphs = shard.graphed_decodes(
                     _made(self._model), _made(self._cache), buckets, recorder, backend, self._ranks
                 )
             case RecordGraph(bucket):

@@ -18,7 +18,7 @@ from millstream_runtime.engine.assembly import engine_stats, make_blocks, make_d
 from millstream_runtime.engine.device_policy import ThreadCounts
 from millstream_runtime.engine.ending import Ending
 from millstream_runtime.engine.execution.execution_mode import Execution
-from millstream_runtime.engine.execution.graph_plan import GraphUse
+from millstream_runtime.engine.execution.graphs import GraphUse
 from millstream_runtime.engine.execution.model_runner import Sampled
 from millstream_runtime.engine.execution.overlap import StepInFlight, reasons_to_wait
 from millstream_runtime.engine.execution.rank_group import RankGroup, load_on_ranks, start_rank_group

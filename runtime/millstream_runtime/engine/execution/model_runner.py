@@ -10,7 +10,7 @@ from torch import Tensor
 
 from millstream_runtime.engine.device_policy import DevicePolicy
 from millstream_runtime.engine.execution.forward import Forward
-from millstream_runtime.engine.execution.graph_plan import GraphPlan, GraphUse
+from millstream_runtime.engine.execution.graphs import GraphPlan, GraphUse
 from millstream_runtime.engine.execution.last_tokens import LastTokens
 from millstream_runtime.engine.execution.step_input import BlockRun, ChunkInput, StepInput, ZeroBlocks
 from millstream_runtime.engine.request import TokenLogprobs

@@ -33,13 +33,12 @@ from millstream_runtime.distributed.messages import (
 )
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.engine.eagle.head_shard import LoadedHead
-from millstream_runtime.engine.execution import draft_shard, drafts, rank_kernels, shard, shard_graphs
+from millstream_runtime.engine.execution import draft_shard, drafts, rank_kernels, shard
 from millstream_runtime.engine.execution.buckets import Bucket
 from millstream_runtime.engine.execution.draft_shard import LoadedDraft
 from millstream_runtime.engine.execution.execution_mode import Execution, choose
 from millstream_runtime.engine.execution.forward import Forward
-from millstream_runtime.engine.execution.graph_plan import GraphCost, GraphPlan
-from millstream_runtime.engine.execution.graphs import GraphedDecodes
+from millstream_runtime.engine.execution.graphs import GraphCost, GraphedDecodes, GraphPlan
 from millstream_runtime.engine.execution.kernel_choice import SAMPLER, backend_of, choose_kernels
 from millstream_runtime.engine.execution.rank_kernels import Choices, LoadedShard
 from millstream_runtime.engine.kernel_backends import KernelChoice, LinearChoice
@@ -201,10 +200,10 @@ def load_on_ranks(
     plan = None
     if recorder is not None:
         backend = backend_of("static_decode", kernels)
-        plan = shard_graphs.plan_graphs(config, model, cache, pool.max_model_len, backend)
+        plan = shard.plan_graphs(config, model, cache, pool.max_model_len, backend)
         if plan is not None:
             buckets = plan.buckets.to_record()
-            forward.graphs = shard_graphs.graphed_decodes(model, cache, buckets, recorder, backend, ranks)
+            forward.graphs = shard.graphed_decodes(model, cache, buckets, recorder, backend, ranks)
             _record_graphs(rank_group, plan, forward.graphs, on_phase)
     graphs_bytes = 0 if plan is None else plan.use.num_bytes
     use = shard.memory_use(config, model, cache, pool, budget, graphs_bytes)

@@ -5,19 +5,26 @@ With one rank that is all of it. Every rank runs this same code over the same co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from millstream_runtime.config import CAPABILITIES, Device, DType, KVCacheDType, RuntimeConfig
+from millstream_runtime.engine.attention import varlen_attention
 from millstream_runtime.engine.device_policy import DevicePolicy
 from millstream_runtime.engine.devices import device_policy_for
-from millstream_runtime.engine.execution import shard_graphs
+from millstream_runtime.engine.execution.buckets import Bucket, Buckets
 from millstream_runtime.engine.execution.forward import Forward
+from millstream_runtime.engine.execution.graph_budget import buckets_within, estimate_bytes
+from millstream_runtime.engine.execution.graphs import GraphedDecodes, GraphPlan
+from millstream_runtime.engine.execution.recorders import Recorder
+from millstream_runtime.engine.execution.static_decode import StaticDecode
 from millstream_runtime.engine.execution.step_input import BlockRun, ChunkInput, StepInput
 from millstream_runtime.engine.execution.step_memory import worst_step_bytes
 from millstream_runtime.engine.host_limits import container_limit_bytes, memory_limit_bytes, resident_bytes
+from millstream_runtime.engine.kernel_backends import Backend
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
 from millstream_runtime.engine.scheduling.scheduler import MOST_STEP_DRAFTS
@@ -186,6 +193,39 @@ def measure_memory(
     return _cuda_budget(config, shard_config, model, ranks, with_graphs)
 
 
+def plan_graphs(
+    config: RuntimeConfig, model: Decoder, cache: KVCache, max_model_len: int, backend: Backend = Backend.TORCH
+) -> GraphPlan | None:
+    """Return which buckets rank 0 may have recorded; None where no padded step is small enough.
+
+    `backend`: what computes the attention of these steps.
+    """
+    device = cache.heads[0].device
+    on_cuda = device.type == "cuda"
+    total_bytes = torch.cuda.mem_get_info(device)[1] if on_cuda else memory_limit_bytes()
+    limit_bytes = total_bytes * config.gpu_memory_utilization_percent // 100
+    block_bytes = cache.token_bytes * config.block_size_tokens * model.config.num_layers  # as graphs copy them
+    in_place = backend is Backend.TORCH and varlen_attention.can_serve(model.config, cache.heads[0])
+    buckets = _buckets(config, model.config, block_bytes, max_model_len, limit_bytes, in_place=in_place)
+    if buckets.largest is None:
+        return None
+    budget = estimate_bytes(buckets, block_bytes=block_bytes, num_layers=model.config.num_layers) if on_cuda else None
+    return GraphPlan(buckets, cache.block_size_tokens, budget)
+
+
+def graphed_decodes(
+    model: Decoder,
+    cache: KVCache,
+    buckets: Sequence[Bucket],
+    recorder: Recorder,
+    backend: Backend,
+    ranks: RankInfo = SINGLE_PROCESS,
+) -> GraphedDecodes:
+    """Return what replays steps on this rank, with nothing recorded. `buckets`: all that may be recorded."""
+    decode = StaticDecode(model, cache, buckets, backend)
+    return GraphedDecodes(decode, recorder, is_only_rank=ranks.size == 1)
+
+
 def memory_use(
     config: RuntimeConfig,
     model: Decoder,
@@ -275,10 +315,7 @@ def _cuda_budget(
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     limit_bytes = total_bytes * config.gpu_memory_utilization_percent // 100
     used_bytes = total_bytes - free_bytes
-    shape = rank_config(shard_config.model_config, ranks)
-    graphs_bytes = (
-        shard_graphs.estimated_bytes(config, shape, shard_config.dtype.itemsize, limit_bytes) if with_graphs else 0
-    )
+    graphs_bytes = _graphs_estimate_bytes(config, shard_config, ranks, limit_bytes) if with_graphs else 0
     return pool_size.cuda_budget(limit_bytes, used_bytes, activation_bytes, graphs_bytes)
 
 
@@ -317,6 +354,35 @@ def _scattered_chunk(num_tokens: int, context_len: int, block_size_tokens: int, 
     num_blocks = -(-context_len // block_size_tokens)
     other_tables = [BlockRun(0, num_blocks, [0] * num_blocks)] * (num_groups - 1)
     return ChunkInput(num_tokens, context_len, 0, 0, num_blocks, [0] * num_blocks, other_tables)
+
+
+def _graphs_estimate_bytes(config: RuntimeConfig, shard_config: ShardConfig, ranks: RankInfo, limit_bytes: int) -> int:
+    """What graphs and their padding blocks will take: on the full side, since nothing is recorded yet."""
+    shape = rank_config(shard_config.model_config, ranks)
+    block_bytes = shape.kv_bytes_per_token(shard_config.dtype.itemsize) * config.block_size_tokens
+    buckets = _buckets(config, shape, block_bytes, shape.max_model_len, limit_bytes)
+    graphs_bytes = estimate_bytes(buckets, block_bytes=block_bytes, num_layers=shape.num_layers)
+    return graphs_bytes + KVCache.PADDING_BLOCKS * block_bytes
+
+
+def _buckets(
+    config: RuntimeConfig,
+    model_config: ModelConfig,
+    block_bytes: int,
+    max_model_len: int,
+    limit_bytes: int,
+    *,
+    in_place: bool = False,
+) -> Buckets:
+    return buckets_within(
+        limit_bytes,
+        block_bytes=block_bytes,
+        num_layers=model_config.num_layers,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+        block_size_tokens=config.block_size_tokens,
+        in_place=in_place,
+    )
 
 
 def _with_max_model_len(model_config: ModelConfig, config: RuntimeConfig) -> ModelConfig:
