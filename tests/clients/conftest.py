@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,16 @@ DEMO_MODEL = ROOT / "models" / "demo-chat"
 TOOLS = Path(os.environ.get("MILLSTREAM_CLIENTS", ROOT / ".tools"))
 PROGRAMS = TOOLS / "clients" / "bin"
 NODE_MODULES = TOOLS / "clients-node" / "node_modules"
-PATIENCE_SECONDS = 600  # lm-eval reads ten thousand task files before it begins
+# lm-eval reads ten thousand task files before it begins. A program that loops is ended by its own processor time, since
+# a busy machine may give it little of each second; one that waits for ever, by the limit of its test.
+MOST_PROCESSOR_SECONDS = 600
+MOST_TEST_SECONDS = 3600
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(MOST_TEST_SECONDS))
 
 
 @pytest.fixture(scope="session")
@@ -55,10 +65,14 @@ def run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=PATIENCE_SECONDS,
+        preexec_fn=_limit_processor_time,
     )
     assert done.returncode == 0, done.stdout[-8000:]
     return done.stdout
+
+
+def _limit_processor_time() -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_PROCESSOR_SECONDS, MOST_PROCESSOR_SECONDS))
 
 
 @pytest.fixture
