@@ -23,6 +23,7 @@ from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.server.engine.subprocess import EngineProcessLauncher
 from millstream_runtime.server.http.sockets import bind
 from millstream_runtime.server.model_server import ModelServer
+from millstream_runtime.server.operations.garbage_collector import freeze_gc
 
 PERIOD_SECONDS = 0.005
 NICENESS = -5  # the machine does other things; this process goes first where that is allowed
@@ -73,6 +74,7 @@ async def serve(folder: str) -> None:
             meters.append(LagMeter())
             print(address, flush=True)
 
+    ledger.subscribe(freeze_gc)  # as `millstream serve` does
     ledger.subscribe(on_phase)
     launcher = EngineProcessLauncher(config, "benchmarks.scripted_engine")
     await ModelServer(config, listener, ledger, launcher).run()

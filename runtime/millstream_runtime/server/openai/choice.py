@@ -13,8 +13,9 @@ from millstream_runtime.server.openai.logprob_entry import LogprobEntry, TokenBy
 from millstream_runtime.server.openai.stop_strings import StopStrings
 from millstream_runtime.tokenizing.detokenizer import Detokenizer
 
-# Of a long echo: what is made and encoded before other clients have a turn.
-ECHO_PART_TOKENS = 128
+# Of a long echo: what is made and encoded before other clients have a turn. With 20 alternatives 128 tokens take 3 to
+# 8 ms, and several clients may each have such a part in one iteration of the event loop.
+ECHO_PART_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)

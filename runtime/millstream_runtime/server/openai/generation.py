@@ -37,6 +37,9 @@ from millstream_runtime.tokenizing.tokenizer import Tokenizer
 # The task that collects a complete response need not wake for every token.
 TOKENS_PER_WAKEUP = 16
 
+# To free the log-probabilities of a prompt of 8,192 tokens with 20 alternatives takes 15 ms.
+ENTRIES_FREED_PER_TURN = 256
+
 GIVEN_UP = "The engine gave the request up."
 
 _serial_numbers = itertools.count(1)  # of this process's generations; never sent to a client
@@ -221,7 +224,7 @@ class Generation:
             self._engine_failed = True
             raise engine_failed() from failure
         finally:
-            self.close()
+            self._abort_unfinished()
 
     def keep_alive(self) -> None:
         """Make `deltas` yield [] now, as if no token had come for long."""
@@ -232,7 +235,13 @@ class Generation:
         self._queue.fail(ClientDisconnectedError())
 
     def close(self) -> None:
-        """Abort what has not ended. Safe to call twice."""
+        """Abort what has not ended, and free what was known of the prompts. Safe to call twice."""
+        self._abort_unfinished()
+        for state in self._states:
+            free_in_turns([*state.prompt_logprobs])
+            state.prompt_logprobs = ()
+
+    def _abort_unfinished(self) -> None:
         now = time.monotonic()
         unfinished = FinishReason.ERROR if self._engine_failed else FinishReason.ABORT
         for request_id, index in self._running.items():
@@ -291,3 +300,10 @@ class Generation:
             self._metrics.first_token(state.times, at_seconds, output.prefill)
         else:
             self._metrics.next_token(state.times, at_seconds)
+
+
+def free_in_turns(entries: list[TokenLogprobs | None]) -> None:
+    """Empty the list, the last entries first: a part now, and one in each further iteration of the event loop."""
+    del entries[-ENTRIES_FREED_PER_TURN:]
+    if entries:
+        asyncio.get_running_loop().call_soon(free_in_turns, entries)

@@ -13,8 +13,10 @@ GROUP_SIZE = 1024
 class Pieces(Generic[AnyStr]):
     """Pieces in order, with a separator between any two."""
 
-    def __init__(self, separator: AnyStr) -> None:
+    def __init__(self, separator: AnyStr, group_size: int = GROUP_SIZE) -> None:
+        """`group_size`: items of a group, or a few more."""
         self._separator: AnyStr = separator
+        self._group_size = group_size
         self._groups: list[AnyStr] = []
         self._recent: list[AnyStr] = []
         self._num_recent_items = 0
@@ -23,7 +25,7 @@ class Pieces(Generic[AnyStr]):
         """Add one at the end. `num_items`: how many are joined in it already."""
         self._recent.append(piece)
         self._num_recent_items += num_items
-        if self._num_recent_items >= GROUP_SIZE:
+        if self._num_recent_items >= self._group_size:
             self._groups.append(self._separator.join(self._recent))
             self._recent, self._num_recent_items = [], 0
 

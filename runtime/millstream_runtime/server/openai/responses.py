@@ -31,6 +31,7 @@ from millstream_runtime.server.openai.requests import StreamedUsage
 json_encoder = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"  # an SSE comment: clients skip it
+PROMPT_GROUP_TOKENS = 256  # of `prompt_logprobs`: with 20 alternatives 0.3 MB, and several clients may join one at once
 
 
 class Answer:
@@ -209,7 +210,7 @@ async def _prompt_logprobs(
     entries: Sequence[TokenLogprobs | None], token_bytes: TokenBytes
 ) -> msgspec.Raw | EncodedList:
     """The list of `choices[].prompt_logprobs`, encoded; a long one in turns with all other clients."""
-    pieces = Pieces(b",")
+    pieces = Pieces(b",", PROMPT_GROUP_TOKENS)
     for first in range(0, len(entries), ECHO_PART_TOKENS):
         if first:
             await asyncio.sleep(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from millstream_runtime.engine.request import (
 )
 from millstream_runtime.server.engine.output_queue import OutputQueue
 from millstream_runtime.server.openai.choice import ECHO_PART_TOKENS
-from millstream_runtime.server.openai.generation import Generation, GenerationPlan
+from millstream_runtime.server.openai.generation import ENTRIES_FREED_PER_TURN, Generation, GenerationPlan
 from millstream_runtime.server.openai.pieces import GROUP_SIZE
 from millstream_runtime.server.openai.requests import StreamedUsage
 from millstream_runtime.server.openai.responses import CompletionFormat, complete_response, sse_events
@@ -124,3 +125,21 @@ def test_the_answer_of_a_long_prompt_is_sent_in_parts() -> None:
     parts, _ = asyncio.run(answered(6 * GROUP_SIZE, Letters(), streams=False))
     assert len(parts) > 6
     assert max(map(len, parts)) < len(b"".join(parts)) / 5
+
+
+def test_what_was_known_of_a_long_prompt_is_freed_in_turns() -> None:
+    """Whatever ends the request: to free all at once would hold the event loop."""
+
+    async def held_after_each_turn() -> list[int]:
+        generation = generation_of(3 * ENTRIES_FREED_PER_TURN, Letters(), streams=False)
+        await complete_response(generation, CompletionFormat("tiny"))
+        known = list(generation.prompt_logprobs(0) or ())[1:]
+        before = sys.getrefcount(known[0])
+        generation.close()
+        held = []
+        for _ in range(4):
+            held.append(sum(sys.getrefcount(known[index]) == before for index in range(len(known))))
+            await asyncio.sleep(0)
+        return held
+
+    assert asyncio.run(held_after_each_turn()) == [2 * ENTRIES_FREED_PER_TURN - 1, ENTRIES_FREED_PER_TURN - 1, 0, 0]
