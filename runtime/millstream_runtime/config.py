@@ -89,11 +89,12 @@ class SpeculationMethod(StrEnum):
     N_GRAM = "NGram"
     DRAFT_MODEL = "DraftModel"
     EAGLE = "EAGLE"
+    MEDUSA = "Medusa"
 
     @property
     def has_weights(self) -> bool:
         """Whether a folder of weights proposes them."""
-        return self in (SpeculationMethod.DRAFT_MODEL, SpeculationMethod.EAGLE)
+        return self in (SpeculationMethod.DRAFT_MODEL, SpeculationMethod.EAGLE, SpeculationMethod.MEDUSA)
 
 
 class AcceptanceRule(StrEnum):
@@ -155,8 +156,8 @@ CAPABILITIES = Capabilities(
     max_pipeline_parallel_size=1,
     kv_layouts=frozenset({"OneTable", "TablePerGroup"}),
     cpu_kv_cache_methods=frozenset({"None", "FP8", "INT8"}),
-    # No plan counts an EAGLE head's memory yet, so it is served by hand alone.
-    cpu_speculation_methods=frozenset(SpeculationMethod) - {SpeculationMethod.EAGLE},
+    # No plan counts the memory of heads yet, so they are served by hand alone.
+    cpu_speculation_methods=frozenset(SpeculationMethod) - {SpeculationMethod.EAGLE, SpeculationMethod.MEDUSA},
 )
 
 
@@ -280,7 +281,7 @@ class BootConfig:
         if not method.has_weights and self.draft_model is not None:
             raise InvalidConfigError(
                 f"--draft-model is {self.draft_model!r}, but --speculation-method is {method.value}; set it to "
-                f"{SpeculationMethod.DRAFT_MODEL.value} or {SpeculationMethod.EAGLE.value}, or leave --draft-model out."
+                f"{', '.join(one.value for one in SpeculationMethod if one.has_weights)}, or leave --draft-model out."
             )
         if method is not SpeculationMethod.DRAFT_MODEL and self.speculation_acceptance is AcceptanceRule.DISTRIBUTION:
             raise InvalidConfigError(
@@ -412,7 +413,7 @@ def argument_parser(parser: argparse.ArgumentParser | None = None) -> argparse.A
         GovernorMode,
         "whether measured gains choose how many are checked; Observe: they are only reported (default: Enforce)",
     )
-    flag("--draft-model", metavar="DIR", help="folder of the model, or the EAGLE head, that proposes tokens")
+    flag("--draft-model", metavar="DIR", help="folder of the model, or the heads, that propose tokens")
     one_of(
         "--speculation-acceptance",
         AcceptanceRule,

@@ -13,6 +13,7 @@ from millstream_runtime.engine.execution.last_tokens import LastTokens
 from millstream_runtime.engine.execution.model_runner import ModelRunner
 from millstream_runtime.engine.execution.rank_group import LoadedModel, RankGroup
 from millstream_runtime.engine.kv.prefix_root import prefix_root
+from millstream_runtime.engine.medusa.medusa_shard import LoadedMedusa
 from millstream_runtime.engine.request import EngineStats
 from millstream_runtime.engine.sampling.token_counts import TokenCounts
 from millstream_runtime.engine.scheduling.block_manager import BlockManager
@@ -24,6 +25,7 @@ from millstream_runtime.engine.speculation.draft_model import DRAFT_LAG_TOKENS, 
 from millstream_runtime.engine.speculation.drafter import Drafter
 from millstream_runtime.engine.speculation.drafting import Drafting
 from millstream_runtime.engine.speculation.eagle import EagleDrafter
+from millstream_runtime.engine.speculation.medusa import MedusaDrafter
 from millstream_runtime.engine.speculation.ngram import NGramDrafter
 from millstream_runtime.logs import log
 from millstream_runtime.models.config.model_config import ModelConfig
@@ -103,11 +105,13 @@ def make_drafting(
 
 
 def _drafter_with_weights(config: RuntimeConfig, loaded: LoadedModel) -> Drafter | None:
-    """Of the draft model or the EAGLE head that is loaded."""
+    """Of the draft model or the heads that are loaded."""
     draft, policy = loaded.draft, loaded.shard_config.policy
     block, most_tokens = config.block_size_tokens, config.max_num_batched_tokens
     if draft is None:
         return None
+    if isinstance(draft, LoadedMedusa):
+        return MedusaDrafter(draft.forward, policy, block)
     if isinstance(draft, LoadedHead):
         return EagleDrafter(draft.forward, policy, block, draft.context_tokens, most_tokens)
     is_drawn = config.speculation_acceptance is AcceptanceRule.DISTRIBUTION

@@ -11,8 +11,9 @@ from millstream_runtime.engine.eagle.hidden_state_pool import HiddenStatePool
 from millstream_runtime.engine.execution.pass_input import PassInput
 from millstream_runtime.engine.execution.step_input import ChunkInput
 from millstream_runtime.engine.kv.kv_cache import KVCache
+from millstream_runtime.engine.sampling.sampler import greedy
 from millstream_runtime.engine.transfer import on_device
-from millstream_runtime.models.eagle.eagle_head import EagleHead
+from millstream_runtime.models.eagle.heads import DraftHead
 from millstream_runtime.models.layers.decoder import Decoder
 
 
@@ -21,7 +22,7 @@ class HeadForward:
 
     def __init__(
         self,
-        head: EagleHead,
+        head: DraftHead,
         target: Decoder,
         states: HiddenStatePool,
         cache: KVCache,
@@ -34,8 +35,8 @@ class HeadForward:
         self._pass_input = PassInput(cache, policy, longest_window=longest_window)
 
     def target_states(self, slots: list[int]) -> Tensor:
-        """Of the target's tokens in these slots, behind its final norm: `[len(slots), hidden]`."""
-        return self._target.normed(self._states.read(slots))
+        """Of the target's tokens in these slots, as the head reads them: `[len(slots), hidden]`."""
+        return self.head.read_states(self._target, self._states.read(slots))
 
     def forward(self, token_ids: list[int], states: Tensor, chunks: Sequence[ChunkInput]) -> Tensor:
         """Return the states of the chunks' tokens `[T, hidden]`. `states` `[T, hidden]`: of the tokens before them."""
@@ -43,9 +44,10 @@ class HeadForward:
         embedded = self._target.embed(tensors.token_ids)
         return self.head.forward(embedded, states, tensors.positions, tensors.attention)
 
-    def logits(self, states: Tensor) -> Tensor:
-        """`[rows, hidden]` of `forward` to `[rows, vocab]`."""
-        return self._target.logits_of_normed(states)
+    def tokens(self, states: Tensor) -> list[int]:
+        """`[rows, hidden]` of `forward` to the most probable token of each; -1 where it is not finite."""
+        found, ids = greedy(self.head.logits(self._target, states)), self.head.token_ids
+        return found if ids is None else [ids[token] if token >= 0 else token for token in found]
 
     def rows(self, states: Tensor, rows: Sequence[int]) -> Tensor:
         """Some rows of `[T, hidden]`."""

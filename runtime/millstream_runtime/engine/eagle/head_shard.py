@@ -18,23 +18,30 @@ from millstream_runtime.errors import FailureReason, InvalidConfigError, Runtime
 from millstream_runtime.kv_layout import KVLayout
 from millstream_runtime.logs import log
 from millstream_runtime.models.config.model_config import ModelConfig
-from millstream_runtime.models.eagle.eagle_folder import EagleShape, read_eagle_folder
-from millstream_runtime.models.eagle.eagle_head import EagleHead, expected_head_weights, load_head
+from millstream_runtime.models.eagle import heads
+from millstream_runtime.models.eagle.eagle3_folder import Eagle3Shape
+from millstream_runtime.models.eagle.heads import DraftHead, HeadShape, read_head_folder
 
-# Of the hidden size, per token of a pass, beside what a decoder layer takes: the embedding, the target's state before
-# and behind its norm, and both side by side.
-INPUT_COPIES = 5
+# Of the hidden size, per token of a pass, beside what a decoder layer takes and the kept states: the embedding, the
+# state that the head reads, and both side by side.
+INPUT_COPIES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class HeadShard(DraftShard):
     """A head that passed all checks."""
 
-    shape: EagleShape
+    shape: HeadShape
+    state_layers: tuple[int, ...]  # of the target
 
     def token_bytes(self, config: RuntimeConfig, dtype_bytes: int) -> int:
         """What the head's keys and the target's hidden states take of one token."""
-        return self.key_bytes(config, dtype_bytes) + self.model_config.hidden_size * dtype_bytes
+        return self.key_bytes(config, dtype_bytes) + self.state_size * dtype_bytes
+
+    @property
+    def state_size(self) -> int:
+        """Elements of a token's hidden states."""
+        return len(self.state_layers) * self.model_config.hidden_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,23 @@ def resolve_head(config: RuntimeConfig, target: shard.ShardConfig) -> HeadShard 
     """
     if config.speculation_method is not SpeculationMethod.EAGLE or config.draft_model is None:
         return None
+    refuse_device_and_ranks(config, target)
+    folder = draft_shard.draft_folder(config, "*.safetensors of an EAGLE head")
+    shape = read_head_folder(folder)
+    _require_same_sizes(config, target.model_config, shape)
+    most = min(shape.config.longest_context_tokens, target.model_config.max_model_len)
+    shape = replace(shape, config=replace(shape.config, max_model_len=most))
+    state_layers = _state_layers(config, shape, target.model_config.num_layers)
+    weight_bytes = heads.expected_weights(shape, target.dtype).num_bytes
+    draft_shard.require_fit(config, target, weight_bytes)
+    context_tokens = 1 + shape.config.tokens_at_same_angles(1)
+    if context_tokens < target.model_config.max_model_len:
+        log.warning("draft_context", draft_model=config.draft_model, tokens=context_tokens)
+    return HeadShard(folder, shape.config, context_tokens, weight_bytes, shape, state_layers)
+
+
+def refuse_device_and_ranks(config: RuntimeConfig, target: shard.ShardConfig) -> None:
+    """Heads are served on one CPU. Raises RuntimeFailure: UnsupportedByRuntime, naming the flag."""
     if target.device.type != "cpu":
         raise RuntimeFailure(
             FailureReason.UNSUPPORTED_BY_RUNTIME,
@@ -65,31 +89,21 @@ def resolve_head(config: RuntimeConfig, target: shard.ShardConfig) -> HeadShard 
     if config.tensor_parallel_size > 1:
         raise RuntimeFailure(
             FailureReason.UNSUPPORTED_BY_RUNTIME,
-            "--speculation-method is EAGLE, which this version does not have with --tensor-parallel-size "
-            f"{config.tensor_parallel_size}; leave one of them out.",
+            f"--speculation-method is {config.speculation_method.value}, which this version does not have with "
+            f"--tensor-parallel-size {config.tensor_parallel_size}; leave one of them out.",
         )
-    folder = draft_shard.draft_folder(config, "*.safetensors of an EAGLE-1 head")
-    shape = read_eagle_folder(folder)
-    _require_same_sizes(config, target.model_config, shape.config)
-    most = min(shape.config.longest_context_tokens, target.model_config.max_model_len)
-    shape = replace(shape, config=replace(shape.config, max_model_len=most))
-    weight_bytes = expected_head_weights(shape, target.dtype).num_bytes
-    draft_shard.require_fit(config, target, weight_bytes)
-    context_tokens = 1 + shape.config.tokens_at_same_angles(1)
-    if context_tokens < target.model_config.max_model_len:
-        log.warning("draft_context", draft_model=config.draft_model, tokens=context_tokens)
-    return HeadShard(folder, shape.config, context_tokens, weight_bytes, shape)
 
 
-def load(config: RuntimeConfig, target: shard.ShardConfig, head: HeadShard) -> EagleHead:
+def load(config: RuntimeConfig, target: shard.ShardConfig, head: HeadShard) -> DraftHead:
     """Load its weights. The target's, which come after, keep their memory."""
     copy_budget_bytes = draft_shard.copy_budget_bytes(config, target, head)
-    return load_head(head.shape, head.folder, target.dtype, target.device, copy_budget_bytes)
+    return heads.load(head.shape, head.folder, target.dtype, target.device, copy_budget_bytes)
 
 
 def largest_step_bytes(config: RuntimeConfig, target: shard.ShardConfig, head: HeadShard) -> int:
     """Return the memory of its largest pass."""
-    inputs_bytes = INPUT_COPIES * config.max_num_batched_tokens * head.model_config.hidden_size * target.dtype.itemsize
+    elements = INPUT_COPIES * head.model_config.hidden_size + head.state_size
+    inputs_bytes = elements * config.max_num_batched_tokens * target.dtype.itemsize
     return draft_shard.largest_step_bytes(config, target, head) + inputs_bytes
 
 
@@ -97,7 +111,7 @@ def make_head(
     config: RuntimeConfig,
     target: shard.ShardConfig,
     head: HeadShard,
-    loaded: EagleHead,
+    loaded: DraftHead,
     forward: Forward,
     layout: KVLayout,
     num_blocks: int,
@@ -107,19 +121,36 @@ def make_head(
     cache = KVCache(
         head.model_config, num_slots, 1, target.dtype, target.device, zeros=policy.zeros, stored=config.kv_cache_dtype
     )
-    states = HiddenStatePool(num_slots, head.model_config.hidden_size, target.dtype, policy.zeros)
+    hidden_size, layers = head.model_config.hidden_size, head.state_layers
+    states = HiddenStatePool(num_slots, hidden_size, target.dtype, policy.zeros, layers)
     forward.keep_states = states.write
     # Behind the window of the target's layers, blocks may be another request's.
     passes = HeadForward(loaded, forward.model, states, cache, policy, layout.windows[-1])
     return LoadedHead(passes, head.context_tokens, loaded.weight_bytes, cache.num_bytes + states.num_bytes)
 
 
-def _require_same_sizes(config: RuntimeConfig, target: ModelConfig, head: ModelConfig) -> None:
+def _require_same_sizes(config: RuntimeConfig, target: ModelConfig, shape: HeadShape) -> None:
     """It reads the target's hidden states and embeddings, and the target's output head reads what it gives."""
     for name in ("hidden_size", "vocab_size"):
-        of_head, of_target = getattr(head, name), getattr(target, name)
+        of_head, of_target = getattr(shape.config, name), getattr(target, name)
         if of_head != of_target:
             raise InvalidConfigError(
                 f"--draft-model is {config.draft_model!r}, whose {name} is {of_head}, and that of {config.model} is "
                 f"{of_target}: an EAGLE head serves only the model that it was trained with; name a head of this one."
             )
+    if isinstance(shape, Eagle3Shape) and shape.target_hidden_size != target.hidden_size:
+        raise InvalidConfigError(
+            f"--draft-model is {config.draft_model!r}, whose target_hidden_size is {shape.target_hidden_size}, and the "
+            f"hidden_size of {config.model} is {target.hidden_size}; name a head of this model."
+        )
+
+
+def _state_layers(config: RuntimeConfig, shape: HeadShape, num_layers: int) -> tuple[int, ...]:
+    """The layers of the target before which the head reads the hidden states."""
+    layers = shape.state_layers(num_layers)
+    if not all(0 <= layer <= num_layers for layer in layers):
+        raise InvalidConfigError(
+            f"--draft-model is {config.draft_model!r}, which reads hidden states before the layers "
+            f"{', '.join(map(str, layers))}, and {config.model} has {num_layers}; name a head of this model."
+        )
+    return layers

@@ -15,7 +15,7 @@ from millstream_runtime.engine.transfer import on_device
 
 
 class HiddenStatePool:
-    """`[slots, hidden]`: the residual stream behind the last layer, before the final norm."""
+    """`[slots, layers * hidden]`: the residual stream before each of some layers, side by side."""
 
     def __init__(
         self,
@@ -23,18 +23,25 @@ class HiddenStatePool:
         hidden_size: int,
         dtype: torch.dtype,
         zeros: Callable[[tuple[int, ...], torch.dtype], Tensor],
+        layers: tuple[int, ...],
     ) -> None:
-        """`zeros(shape, dtype)` allocates a tensor."""
-        self._states = zeros((num_slots, hidden_size), dtype)
+        """`zeros(shape, dtype)` allocates a tensor. `layers`: by number; the number of layers: behind the last."""
+        self._states = zeros((num_slots, len(layers) * hidden_size), dtype)
+        self._columns = [
+            (layer, self._states[:, place * hidden_size : (place + 1) * hidden_size])
+            for place, layer in enumerate(layers)
+        ]
 
     @property
     def num_bytes(self) -> int:
         return self._states.numel() * self._states.element_size()
 
-    def write(self, slots: Tensor, residual: Tensor) -> None:
-        """Keep `residual` `[T, hidden]` at `slots` `[T]` int64."""
-        self._states.index_copy_(0, slots, residual)
+    def write(self, slots: Tensor, layer: int, residual: Tensor) -> None:
+        """Keep `residual` `[T, hidden]`, before `layer`, at `slots` `[T]` int64, if it is one of the layers."""
+        for kept, column in self._columns:
+            if kept == layer:
+                column.index_copy_(0, slots, residual)
 
     def read(self, slots: list[int]) -> Tensor:
-        """`[len(slots), hidden]`, a copy."""
+        """`[len(slots), layers * hidden]`, a copy."""
         return self._states.index_select(0, on_device(slots, self._states.device))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
@@ -21,11 +22,11 @@ class Forward:
     """A model (or a rank's share) and its KV pool.
 
     Attributes:
-        keep_states: is given the slots and the last layer's residual stream of all tokens of each step; None: nothing
-            needs them.
+        keep_states: is given the slots of all tokens of each step, the number of a layer and the residual stream before
+            it, and at last the number of layers and that behind them; None: nothing needs them.
     """
 
-    keep_states: Callable[[Tensor, Tensor], None] | None = None
+    keep_states: Callable[[Tensor, int, Tensor], None] | None = None
 
     def __init__(
         self,
@@ -60,10 +61,10 @@ class Forward:
             return self.graphs.residual(step.bucket, step, fill)
         tensors = self._pass_input.of(step.token_ids, step.chunks)
         fill(tensors.token_ids)
-        residual = self.model.forward(tensors.token_ids, tensors.positions, tensors.attention)
-        if self.keep_states is not None:
-            self.keep_states(tensors.slots, residual)
-        return residual
+        inputs = tensors.token_ids, tensors.positions, tensors.attention
+        if self.keep_states is None:
+            return self.model.forward(*inputs)
+        return self.model.forward(*inputs, watch=functools.partial(self.keep_states, tensors.slots))
 
     def compute_first_layers(self, token_ids: list[int], chunks: Sequence[ChunkInput], num_layers: int) -> None:
         """Compute the first layers of a step alone, to measure what they take."""

@@ -44,6 +44,7 @@ from millstream_runtime.engine.execution.rank_kernels import Choices, LoadedShar
 from millstream_runtime.engine.kernel_backends import KernelChoice, LinearChoice
 from millstream_runtime.engine.kv import pool_size
 from millstream_runtime.engine.kv.kv_cache import KVCache
+from millstream_runtime.engine.medusa.medusa_shard import LoadedMedusa
 from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.kv_layout import KVLayout
 from millstream_runtime.logs import log
@@ -148,7 +149,7 @@ class LoadedModel:
     kernels: tuple[KernelChoice, ...]
     kernel_lookups: Mapping[str, int]  # of variants that were compiled ahead, by result
     linears: tuple[LinearChoice, ...]  # of quantized layers, of rank 0's
-    draft: LoadedDraft | LoadedHead | None = None
+    draft: LoadedDraft | LoadedHead | LoadedMedusa | None = None
     graph_plan: GraphPlan | None = None  # None: every step is eager
 
 

@@ -1,4 +1,4 @@
-"""Drafts from an EAGLE-1 head (Li et al. 2024, arXiv 2401.15077): one decoder layer over the target's hidden states.
+"""Drafts from an EAGLE head (Li et al. 2024, arXiv 2401.15077): one decoder layer over the target's hidden states.
 
     token j of a sequence     t(j), and the target's state of t(j - 1)            -> a guess at its state of t(j)
     pass 1    each sequence's tokens that the head has not read, and its last one -> draft 1 of each
@@ -32,7 +32,6 @@ from millstream_runtime.config import MAX_DRAFT_TOKENS_LIMIT
 from millstream_runtime.engine.device_policy import DevicePolicy
 from millstream_runtime.engine.eagle.head_forward import HeadForward
 from millstream_runtime.engine.execution.step_input import ChunkInput
-from millstream_runtime.engine.sampling.sampler import greedy
 from millstream_runtime.engine.scheduling.sequence import Sequence
 from millstream_runtime.engine.speculation.catching_up import CatchingUp
 from millstream_runtime.engine.speculation.draft_keys import DraftKeys, ReadTokens, draft_table
@@ -202,7 +201,7 @@ class EagleDrafter:
         if not read:
             return [], None
         last_states = self._forward.rows(states, [rows[one] for one in read])
-        self._append(read, greedy(self._forward.logits(last_states)))
+        self._append(read, self._forward.tokens(last_states))
         return read, last_states
 
     def _draft(self, drafting: list[_Reading], states: Tensor | None) -> None:
@@ -215,7 +214,7 @@ class EagleDrafter:
                 drafting, states = [drafting[row] for row in kept], self._forward.rows(states, kept)
             chunks = [one.chunk(1, one.stop + len(one.drafts)) for one in drafting]
             states = self._compute([one.drafts[-1] for one in drafting], states, chunks)
-            self._append(drafting, greedy(self._forward.logits(states)))
+            self._append(drafting, self._forward.tokens(states))
 
     def _append(self, drafting: list[_Reading], tokens: list[int]) -> None:
         for one, token_id in zip(drafting, tokens, strict=True):

@@ -24,7 +24,6 @@ SHARED_WITH_TARGET = ("embed_tokens.weight", "lm_head.weight")
 ROTARY_BUFFER = ".rotary_emb.inv_freq"  # transformers once stored it; it follows from config.json
 # Fields of config.json that make another head of it than EAGLE-1's, unless they are false or absent.
 OTHER_HEADS = ("layernorms", "add_para_norm", "use_aux_hidden_state", "eagle_aux_hidden_state_layer_ids")
-EAGLE3_TENSORS = ("midlayer.", "d2t", "t2d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +33,10 @@ class EagleShape:
     config: ModelConfig
     fusion_bias: bool
     output_bias: bool  # of attention; `config.attention_bias` is that of queries, keys and values
+
+    def state_layers(self, num_layers: int) -> tuple[int, ...]:
+        """It reads a target of `num_layers` behind the last."""
+        return (num_layers,)
 
 
 def read_eagle_folder(folder: Path) -> EagleShape:
@@ -62,22 +65,19 @@ def open_eagle_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder, _names)
 
 
-def refuse_unknown_tensors(folder: Path, names: Iterable[str], expected: Iterable[str]) -> None:
+def refuse_unknown_tensors(folder: Path, names: Iterable[str], expected: Iterable[str], kind: str) -> None:
     """Refuse a tensor that the head has no place for: it would be another head than the one that was trained.
 
-    Raises:
-        RuntimeFailure: CheckpointInvalid, or UnsupportedByRuntime for what is known to be EAGLE-3's.
+    `kind`: of the head, with its article. Raises RuntimeFailure: CheckpointInvalid.
     """
     unknown = sorted({*names} - {*expected})
     if not unknown:
         return
-    if any(one.startswith(EAGLE3_TENSORS) for one in unknown):
-        raise _eagle3(folder, f"tensor {unknown[0]}")
     raise RuntimeFailure(
         FailureReason.CHECKPOINT_INVALID,
-        f"{folder}: tensor {unknown[0]} is no part of an EAGLE-1 head of this config.json"
+        f"{folder}: tensor {unknown[0]} is no part of {kind} of this config.json"
         + (f", nor are {len(unknown) - 1} others" if len(unknown) > 1 else "")
-        + "; name the folder of an EAGLE-1 head.",
+        + f"; name the folder of {kind}.",
     )
 
 
@@ -102,17 +102,7 @@ def _names(stored: Iterable[str]) -> dict[str, str]:
 def _refuse_other_heads(fields: Fields) -> None:
     kind = fields.get("speculators_model_type", "eagle")
     if kind != "eagle":
-        raise fields.unsupported("speculators_model_type", kind, "eagle")
-    architectures = fields.get("architectures")
-    if isinstance(architectures, list) and any("eagle3" in str(one).lower() for one in architectures):
-        raise _eagle3(fields.path, f"architectures {architectures!r:.80}")
+        raise fields.unsupported("speculators_model_type", kind, "eagle and eagle3")
     for name in OTHER_HEADS:
         if fields.get(name):
             raise fields.unsupported(name, fields.get(name), "EAGLE-1 heads, which have no such field")
-
-
-def _eagle3(where: Path, found: str) -> RuntimeFailure:
-    return RuntimeFailure(
-        FailureReason.UNSUPPORTED_BY_RUNTIME,
-        f"{where}: {found} is of an EAGLE-3 head, which this version does not serve; name an EAGLE-1 head.",
-    )

@@ -18,7 +18,7 @@ from torch import Tensor
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.eagle.eagle_folder import EagleShape, open_eagle_checkpoint, refuse_unknown_tensors
 from millstream_runtime.models.layers.attention import Attention, grouped_query_attention
-from millstream_runtime.models.layers.decoder import PreNormLayer, RotarySteps, pre_norm_layer
+from millstream_runtime.models.layers.decoder import Decoder, PreNormLayer, RotarySteps, pre_norm_layer
 from millstream_runtime.models.layers.mlp import gated_mlp
 from millstream_runtime.models.layers.torch_layers import layers_of
 from millstream_runtime.models.loading.layer_kernels import TensorLayer
@@ -28,8 +28,10 @@ from millstream_runtime.models.loading.weights import ExpectedWeights, LoadedWei
 class EagleHead:
     """A loaded head.
 
-    Attributes: `config`, of its layers; `weight_bytes`, second copies included.
+    Attributes: `config`, of its layers; `weight_bytes`, second copies included; `token_ids`: see `heads.DraftHead`.
     """
+
+    token_ids: list[int] | None = None
 
     def __init__(self, shape: EagleShape, weights: Weights) -> None:
         self.config = config = shape.config
@@ -37,6 +39,10 @@ class EagleHead:
         self._layers = [_layer(shape, weights, layer) for layer in range(config.num_layers)]
         self._rotary_steps = RotarySteps(config, weights)
         self.weight_bytes = weights.num_bytes
+
+    def read_states(self, target: Decoder, kept: Tensor) -> Tensor:
+        """`kept` `[T, hidden]`, behind the target's last layer, to the same behind its final norm."""
+        return target.normed(kept)
 
     def forward(self, embedded: Tensor, states: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Return the states of the tokens, `[T, hidden]`, as if behind the target's final norm.
@@ -51,6 +57,10 @@ class EagleHead:
         for layer in self._layers:
             layer(residual, step)
         return residual
+
+    def logits(self, target: Decoder, states: Tensor) -> Tensor:
+        """`[rows, hidden]` of `forward` to `[rows, vocab]`."""
+        return target.logits_of_normed(states)
 
 
 def expected_head_weights(shape: EagleShape, dtype: torch.dtype) -> ExpectedWeights:
@@ -70,7 +80,7 @@ def load_head(
     """
     with open_eagle_checkpoint(folder) as checkpoint:
         wanted = expected_head_weights(shape, dtype)
-        refuse_unknown_tensors(folder, checkpoint.names, wanted.expected)
+        refuse_unknown_tensors(folder, checkpoint.names, wanted.expected, "an EAGLE-1 head")
         checkpoint.check(wanted.expected.items(), wanted.dtypes)
         return EagleHead(shape, LoadedWeights(checkpoint, dtype, device, copy_budget_bytes=copy_budget_bytes))
 

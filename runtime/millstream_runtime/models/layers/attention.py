@@ -102,6 +102,7 @@ def grouped_query_attention(
     *,
     spec: AttentionSpec | None = None,
     output_bias: bool = False,
+    in_features: int | None = None,
     fused: bool = False,
     rotation: int = 0,
     qk_norm: Tensor | None = None,
@@ -110,6 +111,7 @@ def grouped_query_attention(
 
     Args:
         spec: where it is not the usual scale with the config's window.
+        in_features: of queries, keys and values, where it is not the hidden size.
         fused: whether the checkpoint has one `qkv_proj` instead of three.
         qk_norm: `qk_norm_of` the layer's two norm weights.
 
@@ -132,7 +134,9 @@ def grouped_query_attention(
         num_kv_heads=heads.num_kv,
         head_dim=config.head_dim,
         qkv=weights.linear(
-            {f"{prefix}.{name}": size for name, size in parts.items()}, config.hidden_size, config.attention_bias
+            {f"{prefix}.{name}": size for name, size in parts.items()},
+            in_features or config.hidden_size,
+            config.attention_bias,
         ),
         output=weights.output_linear(f"{prefix}.o_proj", config.hidden_size, Cut(query_size, (query,)), output_bias),
         rotation=rotation,

@@ -5,7 +5,7 @@ One step computes T tokens of any mix of requests, one after another; only atten
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -71,16 +71,26 @@ class Decoder:
         self.implementations = weights.implementations  # of quantized layers: what computes so many, and why
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, attention: Attention, num_layers: int | None = None
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        num_layers: int | None = None,
+        watch: Callable[[int, Tensor], None] | None = None,
     ) -> Tensor:
         """`token_ids`, `positions`: `[T]` int64; positions are shifted by `ModelConfig.rotary_offset`. `num_layers`:
-        only the first layers are computed, to measure them.
+        only the first layers are computed, to measure them. `watch` is given the number of each layer and the residual
+        stream before it, which it must copy, and at last the number of layers and what is returned.
 
         Returns the last layer's residual stream `[T, hidden]`, not normed.
         """
         residual, step = self.embed(token_ids), self.step(positions, attention)
-        for layer in self.layers[:num_layers]:
+        for number, layer in enumerate(self.layers[:num_layers]):
+            if watch is not None:
+                watch(number, residual)
             layer(residual, step)
+        if watch is not None:
+            watch(len(self.layers), residual)
         return residual
 
     def step(self, positions: Tensor, attention: Attention) -> Step:

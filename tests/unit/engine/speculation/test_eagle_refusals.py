@@ -58,7 +58,7 @@ def changed(tmp_path: Path, write_model: WriteModel, write_head: WriteHead) -> C
 def test_a_missing_folder(refuse: Refuse, tmp_path: Path) -> None:
     text = refuse(tmp_path / "none", FailureReason.INVALID_CONFIG)
     assert text.startswith("--draft-model is '")
-    assert "is no folder; name a folder with config.json, *.safetensors of an EAGLE-1 head" in text
+    assert "is no folder; name a folder with config.json, *.safetensors of an EAGLE head" in text
 
 
 def test_weights_that_are_pickled(refuse: Refuse, changed: Callable[..., Path]) -> None:
@@ -110,8 +110,7 @@ def test_what_is_the_targets_own_may_be_there(
 @pytest.mark.parametrize(
     "fields",
     [
-        {"architectures": ["LlamaForCausalLMEagle3"]},
-        {"speculators_model_type": "eagle3"},
+        {"speculators_model_type": "mtp"},
         {"layernorms": True},
         {"add_para_norm": True},
         {"hidden_act": "gelu"},
@@ -123,10 +122,17 @@ def test_other_heads(fields: dict[str, Any], refuse: Refuse, changed: Callable[.
     assert str(next(iter(fields.values())))[:10] in text
 
 
-def test_the_tensors_of_an_eagle_3_head(refuse: Refuse, changed: Callable[..., Path]) -> None:
-    head = changed(lambda tensors: tensors.update({"midlayer.hidden_norm.weight": torch.ones(48)}))
-    text = refuse(head, FailureReason.UNSUPPORTED_BY_RUNTIME)
-    assert "midlayer.hidden_norm.weight is of an EAGLE-3 head, which this version does not serve" in text
+@pytest.mark.parametrize(
+    "fields", [{"architectures": ["LlamaForCausalLMEagle3"]}, {"speculators_model_type": "eagle3"}, {}]
+)
+def test_the_tensors_of_one_kind_in_a_folder_of_another(
+    fields: dict[str, Any], refuse: Refuse, changed: Callable[..., Path]
+) -> None:
+    """By config.json, or by a tensor that EAGLE-3 heads alone have."""
+    more = {} if fields else {"midlayer.hidden_norm.weight": torch.ones(48)}
+    layers = {"eagle_aux_hidden_state_layer_ids": [0, 1, 1]}  # the target has two
+    text = refuse(changed(lambda tensors: tensors.update(more), **fields, **layers))
+    assert "tensor fc.bias is no part of an EAGLE-3 head of this config.json" in text
 
 
 def test_norms_of_speculators(tmp_path: Path, refuse: Refuse, write_model: WriteModel, write_head: WriteHead) -> None:
@@ -175,7 +181,7 @@ def test_no_memory_for_its_keys_and_states(
     ("flags", "message"),
     [
         (["--speculation-method", "EAGLE"], "is EAGLE, but --draft-model is missing; name the head's folder"),
-        (["--draft-model", "d"], "set it to DraftModel or EAGLE, or leave --draft-model out"),
+        (["--draft-model", "d"], "set it to DraftModel, EAGLE, Medusa, or leave --draft-model out"),
     ],
 )
 def test_flags_that_do_not_fit(flags: list[str], message: str) -> None:

@@ -1,0 +1,120 @@
+"""The folder of an EAGLE-3 head (Li et al. 2025, arXiv 2503.01840), in either of its layouts.
+
+published (SafeAILab/EAGLE)            `speculators` (vllm-project)             here
+config.json: a Llama's fields          transformer_layer_config: the same       `Eagle3Shape.config`
+draft_vocab_size                       draft_vocab_size                         `Eagle3Shape.draft_vocab_size`
+midlayer.self_attn.q_proj.weight       layers.0.self_attn.q_proj.weight         model.layers.0.self_attn.q_proj...
+fc.weight, norm.weight, lm_head.weight the same                                 the same
+d2t, t2d                               the same                                 d2t; t2d follows from it
+embed_tokens.weight                    the same                                 not read: the target's own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from millstream_runtime.models.config.fields import Fields
+from millstream_runtime.models.config.model_config import ModelConfig, common_fields
+from millstream_runtime.models.eagle.eagle_folder import ROTARY_BUFFER
+from millstream_runtime.models.loading.checkpoint import Checkpoint
+
+NUM_STATES = 3  # of the target, that it fuses
+NOT_READ = ("embed_tokens.weight", "t2d")
+# Fields that make another head of it, unless they are false or absent.
+OTHER_HEADS = ("norm_before_fc", "fc_norm", "norm_output", "parallel_drafting")
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Shape:
+    """What a head's folder says of it.
+
+    Attributes: `config`, of its layer, with the target's vocabulary; `draft_vocab_size`, tokens that it proposes;
+    `has_token_table`, whether `d2t` says which these are; `layer_ids`, the layers of the target before which it reads
+    the hidden state, None: by the target's depth; `norm_before_residual`, whether its residual stream begins behind the
+    norm of the hidden states; `output_bias`, of attention.
+    """
+
+    config: ModelConfig
+    draft_vocab_size: int
+    has_token_table: bool
+    layer_ids: tuple[int, ...] | None
+    norm_before_residual: bool
+    output_bias: bool
+    target_hidden_size: int
+
+    def state_layers(self, num_layers: int) -> tuple[int, ...]:
+        """The layers of a target of `num_layers` before which it reads; that number: behind the last."""
+        return self.layer_ids or (2, num_layers // 2, num_layers - 3)
+
+
+def read_eagle3_folder(folder: Path) -> Eagle3Shape:
+    """Read config.json and the headers of the weights.
+
+    Raises:
+        RuntimeFailure: CheckpointInvalid, or UnsupportedByRuntime where it is another head.
+    """
+    path = folder / "config.json"
+    outer = Fields(path)
+    inner = outer.section("transformer_layer_config") or outer
+    for name in OTHER_HEADS:
+        if outer.get(name):
+            raise outer.unsupported(name, outer.get(name), "EAGLE-3 heads without it")
+    output_bias = inner.flag("attention_bias")
+    biases = {"attention_bias": output_bias or inner.flag("qkv_bias")}
+    fields = Fields(path, {**inner.values, **biases, "architectures": ["LlamaForCausalLM"]})
+    config = ModelConfig(**common_fields(fields))
+    if config.quantization is not None:
+        raise fields.unsupported("quantization_config", config.quantization.method, "EAGLE heads of 16 and 32 bits")
+    if config.num_layers != 1:
+        raise fields.unsupported("num_hidden_layers", config.num_layers, "EAGLE-3 heads of one layer")
+    draft_vocab_size = outer.integer("draft_vocab_size", config.vocab_size)
+    with open_eagle3_checkpoint(folder) as checkpoint:
+        has_table = "d2t" in checkpoint
+    if draft_vocab_size > config.vocab_size or (draft_vocab_size < config.vocab_size and not has_table):
+        raise outer.invalid(
+            "draft_vocab_size",
+            f"{draft_vocab_size}, and vocab_size is {config.vocab_size}; it must be smaller, with a tensor d2t that "
+            "says which tokens these are, or the same",
+        )
+    return Eagle3Shape(
+        config=config,
+        draft_vocab_size=draft_vocab_size,
+        has_token_table=has_table,
+        layer_ids=_layer_ids(outer),
+        norm_before_residual=outer.flag("norm_before_residual"),
+        output_bias=output_bias,
+        target_hidden_size=outer.integer("target_hidden_size", config.hidden_size),
+    )
+
+
+def open_eagle3_checkpoint(folder: Path) -> Checkpoint:
+    """Open the weights by the names of this module. Raises RuntimeFailure: as `Checkpoint`."""
+    return Checkpoint(folder, _names)
+
+
+def _layer_ids(fields: Fields) -> tuple[int, ...] | None:
+    section = fields if fields.get(LAYER_IDS) is not None else fields.section("eagle_config") or fields
+    found = section.get(LAYER_IDS)
+    if found is None:
+        return None
+    is_list = isinstance(found, list) and len(found) == NUM_STATES
+    if not is_list or not all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in found):
+        raise section.invalid(LAYER_IDS, f"{found!r:.60}; it must be a list of {NUM_STATES} numbers of layers")
+    return tuple(found)
+
+
+def _names(stored: Iterable[str]) -> dict[str, str]:
+    """Names here, to those in the files."""
+    names = {}
+    for name in stored:
+        if name in NOT_READ or name.endswith(ROTARY_BUFFER):
+            continue
+        here = name
+        for prefix in ("midlayer.", "layers.0."):
+            if name.startswith(prefix):
+                here = "model.layers.0." + name.removeprefix(prefix)
+        names[here] = name
+    return names

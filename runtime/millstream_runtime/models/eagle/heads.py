@@ -1,0 +1,79 @@
+"""Heads of all kinds behind one interface: which kind a folder holds, its shape, and its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from millstream_runtime.models.config.fields import Fields
+from millstream_runtime.models.config.model_config import ModelConfig
+from millstream_runtime.models.eagle.eagle3_folder import Eagle3Shape, open_eagle3_checkpoint, read_eagle3_folder
+from millstream_runtime.models.eagle.eagle3_head import expected_eagle3_weights, load_eagle3_head
+from millstream_runtime.models.eagle.eagle_folder import EagleShape, read_eagle_folder
+from millstream_runtime.models.eagle.eagle_head import expected_head_weights, load_head
+from millstream_runtime.models.layers.attention import Attention
+from millstream_runtime.models.layers.decoder import Decoder
+from millstream_runtime.models.loading.weights import ExpectedWeights
+
+HeadShape = EagleShape | Eagle3Shape
+
+
+class DraftHead(Protocol):
+    """A loaded head that drafts one token after another."""
+
+    config: ModelConfig  # of its layers
+    token_ids: list[int] | None  # the target's id of each token that it proposes; None: the same
+    weight_bytes: int
+
+    def read_states(self, target: Decoder, kept: Tensor) -> Tensor:
+        """What the target's pool keeps of tokens to what `forward` takes, `[T, hidden]`."""
+
+    def forward(self, embedded: Tensor, states: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """Return the states of the tokens, `[T, hidden]`; see `EagleHead.forward`."""
+
+    def logits(self, target: Decoder, states: Tensor) -> Tensor:
+        """`[rows, hidden]` of `forward` to logits of the tokens that it proposes."""
+
+
+def read_head_folder(folder: Path) -> HeadShape:
+    """Read config.json and the headers of the weights.
+
+    Raises:
+        RuntimeFailure: CheckpointInvalid, or UnsupportedByRuntime where it is no head that is served.
+    """
+    return read_eagle3_folder(folder) if _is_eagle3(folder) else read_eagle_folder(folder)
+
+
+def expected_weights(shape: HeadShape, dtype: torch.dtype) -> ExpectedWeights:
+    """Every tensor that the head's checkpoint must hold, and the bytes that they will take."""
+    if isinstance(shape, Eagle3Shape):
+        return expected_eagle3_weights(shape, dtype)
+    return expected_head_weights(shape, dtype)
+
+
+def load(
+    shape: HeadShape, folder: Path, dtype: torch.dtype, device: torch.device, copy_budget_bytes: int = 0
+) -> DraftHead:
+    """Check every tensor of the folder, then load the head. `copy_budget_bytes`: as in `registry.load_model`.
+
+    Raises:
+        RuntimeFailure: CheckpointInvalid, naming file and tensor.
+    """
+    if isinstance(shape, Eagle3Shape):
+        return load_eagle3_head(shape, folder, dtype, device, copy_budget_bytes)
+    return load_head(shape, folder, dtype, device, copy_budget_bytes)
+
+
+def _is_eagle3(folder: Path) -> bool:
+    """By what config.json says, or by a tensor that no other kind has."""
+    fields = Fields(folder / "config.json")
+    if (kind := fields.get("speculators_model_type")) is not None:
+        return bool(kind == "eagle3")
+    architectures = fields.get("architectures")
+    if isinstance(architectures, list) and any("eagle3" in str(one).lower() for one in architectures):
+        return True
+    with open_eagle3_checkpoint(folder) as checkpoint:
+        return "model.layers.0.hidden_norm.weight" in checkpoint or "d2t" in checkpoint
