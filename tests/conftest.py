@@ -8,6 +8,7 @@ reconciler get none: an answer that is wrong once is wrong.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,13 @@ WITH_PROCESSES = {
         )
     ),
 }
+
+
+@pytest.fixture(autouse=True)
+def _logs_of_a_new_process() -> None:
+    """A command that ran in this process, for a test or for a fixture of many, left levels of its own."""
+    logging.getLogger().setLevel(logging.WARNING)
+    logging.getLogger("millstream").setLevel(logging.NOTSET)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
