@@ -205,10 +205,12 @@ class Governor:
         place = bisect.bisect_left(BUCKETS, num_decodes)
         bucket = self._buckets.get(place)
         if bucket is None:
+            bucket = self._buckets[place] = _Bucket(StepCosts(self._max_draft_tokens))
+        if not bucket.costs.knows_drafts:
             # In a larger batch drafts weigh more, so it is the safer guess.
-            known = sorted(self._buckets, key=lambda one: (one < place, abs(one - place)))
-            costs = self._buckets[known[0]].costs if known else None
-            bucket = self._buckets[place] = _Bucket(StepCosts(self._max_draft_tokens, costs))
+            known = [one for one, other in self._buckets.items() if other.costs.knows_drafts]
+            nearest = min(known, key=lambda one: (one < place, abs(one - place)), default=None)
+            bucket.costs.other = None if nearest is None else self._buckets[nearest].costs
         return bucket
 
     def _usual(self, bucket: _Bucket, num_decodes: int, likeliest: list[float]) -> Goodput:

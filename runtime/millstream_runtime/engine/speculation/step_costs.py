@@ -9,8 +9,8 @@ which does so at every length. So a knot that was timed long ago stays comparabl
 Each draft costs about as much as the one before it, so knots with drafts are drawn towards the line that fits them
 best: the less a knot was timed, the more.
 
-Behind the last measured knot the line goes on. Where only steps without drafts were timed, drafts are taken to cost
-what they cost in another batch; without one, each counts as much as a step.
+Behind the last measured knot the line goes on. Where only steps without drafts were timed, drafts are taken to make a
+step as many times slower as in another batch; without one, each counts as much as a step.
 """
 
 from __future__ import annotations
@@ -26,11 +26,15 @@ MOST_WEIGHT = 50.0  # steps that a knot remembers, about 2 / OWN_RATE
 
 
 class StepCosts:
-    """See above. `max_draft_tokens`: the last knot."""
+    """See above. `max_draft_tokens`: the last knot.
+
+    Attributes:
+        other: of another batch size, for what was not timed here.
+    """
 
     def __init__(self, max_draft_tokens: int, other: StepCosts | None = None) -> None:
-        """`other`: of another batch size, for what was not timed here."""
-        self._other = other
+        """`other`: see above."""
+        self.other = other
         self._knots: list[float | None] = [None] * (max_draft_tokens + 1)
         self._weights = [0.0] * (max_draft_tokens + 1)  # steps that each knot has seen, by their share
         self._last_steps = [0] * (max_draft_tokens + 1)
@@ -40,6 +44,11 @@ class StepCosts:
     def is_timed(self, drafts_per_decode: int) -> bool:
         """Whether this knot has seen enough steps to be believed."""
         return self._weights[drafts_per_decode] >= FIRST_STEPS
+
+    @property
+    def knows_drafts(self) -> bool:
+        """Whether steps without drafts were timed, and steps with them."""
+        return self._knots[0] is not None and any(one is not None for one in self._knots[1:])
 
     def age_steps(self, drafts_per_decode: int) -> int:
         """How many steps of this bucket were timed since this knot was last seen."""
@@ -115,6 +124,9 @@ class StepCosts:
             return at_low
         if high is not None:
             return at_low + (self._at(high) - at_low) * (drafts_per_decode - low) / (high - low)
+        if not low and self.other is not None and self.other.knows_drafts:
+            line = self.other.line()
+            return at_low * min(line[drafts_per_decode] / line[0], 1.0 + drafts_per_decode)
         return at_low + self._slope_behind(low) * (drafts_per_decode - low)
 
     def _begin(self, touched: dict[int, float], drafts_per_decode: float, seconds: float) -> float:
@@ -127,13 +139,6 @@ class StepCosts:
                     part = knot / drafts_per_decode if drafts_per_decode else 0.0
                     self._knots[knot] = max(at_base + (seconds - at_base) * part, seconds * 1e-3)
         return sum(self._at(knot) * weight for knot, weight in touched.items())
-
-    def relative_slope(self) -> float:
-        """Seconds that a draft per decode adds, over those of a step without drafts, at the most."""
-        line = self.line()
-        if not line[0] or self._knots[-1] is None:
-            return 1.0
-        return min(1.0, max((one / line[0] - 1) / knot for knot, one in enumerate(line[1:], 1)))
 
     def _around(self, drafts_per_decode: float) -> tuple[int | None, int | None]:
         """The nearest measured knots: at or below, and at or above."""
@@ -151,7 +156,7 @@ class StepCosts:
     def _slope_behind(self, last: int) -> float:
         """Seconds per draft behind the last measured knot: as its segment, or as the line from the first if steeper."""
         if not last:
-            return self._at(0) * (1.0 if self._other is None else self._other.relative_slope())
+            return self._at(0)
         base = self._knots[0]
         before = [knot for knot in range(last) if self._knots[knot] is not None]
         if base is None or not before:

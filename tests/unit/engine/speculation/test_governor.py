@@ -101,6 +101,20 @@ def test_it_drafts_where_that_pays_and_not_where_it_does_not() -> None:
     assert sum(map(bool, loses)) <= 3
 
 
+def test_a_batch_size_that_was_not_timed_stands_in_for_no_other() -> None:
+    costs, rng = (
+        Costs(base_ms=10, decode_ms=0, check_ms=0, row_ms=0.5, more_checks_ms=0, noise=0, slow_share=0),
+        random.Random(1),
+    )
+    governor = Governor(MOST)
+    for size in (1, 4):
+        for length in (0, MOST, 1) * 5:
+            governor.observe_costs(size, size * length, costs.seconds(size, [length] * size, rng))
+    governor.choose(dict.fromkeys("abc", MOST), 3, is_crowded=False)  # and then one of them ends
+    run = simulate([Phase(2, [even(0.6, rng), even(0.6, rng)])], governor, costs, MOST)
+    assert sum(num_drafts > 0 for *_, num_drafts in run.timeline[8:40]) >= 28
+
+
 def test_one_that_is_hard_to_guess_stops_alone() -> None:
     governor = Governor(MOST)
     answers = {"a": 1.0, "b": 1.0, "creative": 0.0}
