@@ -93,7 +93,7 @@ def test_the_largest_prompt_of_the_step_loses_its_place(
     short = ShortOfMemory(engine, ERRORS[error])
     engine.add_request(Request("running", [4, 5, 6], SAMPLINGS["greedy"]))
     engine.step()
-    for name, length in (("short", 10), ("long", 70), ("middle", 30)):
+    for name, length in (("short", 10), ("long", 30), ("middle", 20)):
         engine.add_request(Request(name, [7] * length, SAMPLINGS["greedy"]))
     short.passes_left = 0
     (output,) = engine.step()

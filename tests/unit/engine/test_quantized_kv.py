@@ -51,7 +51,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 NO_TAPE = ("latent",)  # which rows an expert has is the host's decision: no tape holds it
 NO_CACHE = {"enable_prefix_caching": False}
-TIGHT_POOL_BLOCKS = 12  # as the five requests begin with; they end with 17. A table per group takes twice as many
+TIGHT_POOL_BLOCKS = 10  # the five requests begin with 12 and end with 17. A table per group takes twice as many
 
 
 @pytest.fixture(scope="module")
