@@ -1,6 +1,7 @@
 """What speculation gains: the same answers with drafts and without, in turns within one run.
 
-    python -m benchmarks.speculation                      # by n-grams and by a draft model, the demo pair
+    python -m benchmarks.speculation                      # by n-grams, a draft model and an EAGLE head, the demo pair
+    python -m benchmarks.speculation --only draft EAGLE   # by the draft model and the head alone
     python -m benchmarks.speculation --batch 1 8 64       # the same by several requests at once
     python -m benchmarks.speculation --oracle 0.5 0.7 0.9 # free drafts of which each stands with this probability
     python -m benchmarks.speculation --processor-time     # for a machine with other load: one thread's processor time
@@ -38,7 +39,7 @@ from millstream_runtime.tokenizing.tokenizer import Tokenizer
 
 RESULT = Path(__file__).parent / "results" / "speculation.json"
 MODELS = Path(__file__).parent.parent / "models"
-DEMO_MODEL, DEMO_DRAFT = MODELS / "demo-chat", MODELS / "demo-draft"
+DEMO_MODEL, DEMO_DRAFT, DEMO_HEAD = (MODELS / name for name in ("demo-chat", "demo-draft", "demo-eagle"))
 QUESTIONS = ("What is a KV cache?", "What is continuous batching?", "What does a readiness probe do?")
 MOST_TOKENS, ORACLE_PROMPTS, ORACLE_TOKENS = 96, 3, 64
 Prompts = Sequence[Sequence[int]]
@@ -47,7 +48,7 @@ Clock = Callable[[], float]
 
 
 class Case(NamedTuple):
-    """A workload. `oracle`: the acceptance of drafts that cost nothing. `draft`: of a draft model; else n-grams."""
+    """A workload. `oracle`: acceptance of drafts that cost nothing. `draft`: a draft model or head; None: n-grams."""
 
     name: str
     model: Path
@@ -92,7 +93,8 @@ class Side:
         max_num_seqs: int = 16,
         clock: Clock = time.perf_counter,
     ) -> None:
-        method = SpeculationMethod.N_GRAM if draft is None else SpeculationMethod.DRAFT_MODEL
+        method = SpeculationMethod.EAGLE if draft == DEMO_HEAD else SpeculationMethod.DRAFT_MODEL
+        method = SpeculationMethod.N_GRAM if draft is None else method
         config = RuntimeConfig(
             model=str(model),
             served_model_name="bench",
@@ -237,6 +239,8 @@ def main() -> None:
             Case("samples at temperature 1", DEMO_MODEL, first, is_sampled=True),
             Case("draft model, asks for the first time", DEMO_MODEL, first, draft=DEMO_DRAFT),
             Case("draft model, samples at temperature 1", DEMO_MODEL, first, draft=DEMO_DRAFT, is_sampled=True),
+            Case("EAGLE head, asks for the first time", DEMO_MODEL, first, draft=DEMO_HEAD),
+            Case("EAGLE head, samples at temperature 1", DEMO_MODEL, first, draft=DEMO_HEAD, is_sampled=True),
         ]
         if args.oracle:
             model = write_random_model(Path(scratch) / "larger", LARGER) if args.larger else DEMO_MODEL

@@ -20,6 +20,8 @@ training that was stopped goes on where it was. `--evaluate` only measures exist
     slice_evaluation.py  perplexity and draft agreement on that sample, by slice
     export.py            Hugging Face folders, 16 bit
     card.py              the model cards, from what was measured
+    eagle_head.py        the EAGLE head of the target, a command of its own
+    eagle_acceptance.py  how many of its drafts stand in the runtime
 """
 
 from __future__ import annotations

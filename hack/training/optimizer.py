@@ -17,14 +17,17 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 MOMENTUM = 0.95
 BETAS, EPSILON = (0.9, 0.95), 1e-8
+EMBEDDINGS = ("embed_tokens.", "lm_head.")  # matrices whose rows are tokens: AdamW's, like vectors
 
 
 class MuonAdamW:
     """Steps over the parameters of a model; `rate` scales both learning rates."""
 
     def __init__(self, model: nn.Module, muon_rate: float, adam_rate: float, weight_decay: float) -> None:
-        self._matrices = {name: p for name, p in model.named_parameters() if p.dim() == 2 and ".layers." in name}
-        self._others = {name: p for name, p in model.named_parameters() if name not in self._matrices}
+        parameters = dict(model.named_parameters())
+        matrices = [name for name, p in parameters.items() if p.dim() == 2 and not any(e in name for e in EMBEDDINGS)]
+        self._matrices = {name: parameters.pop(name) for name in matrices}
+        self._others = parameters
         self._muon_rate, self._adam_rate, self._weight_decay = muon_rate, adam_rate, weight_decay
         self._momentum = {name: torch.zeros_like(p) for name, p in self._matrices.items()}
         self._mean = {name: torch.zeros_like(p) for name, p in self._others.items()}
