@@ -25,7 +25,7 @@ class KernelChoice(msgspec.Struct, frozen=True):
 
 
 class LinearChoice(msgspec.Struct, frozen=True):
-    """By which arithmetic so many quantized layers are computed, and why; `/ready` shows it."""
+    """How many quantized layers are computed by which arithmetic, and why; `/ready` shows it."""
 
     computed_by: str
     reason: str

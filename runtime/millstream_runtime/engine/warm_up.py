@@ -24,7 +24,7 @@ LONGEST_PROMPT = 64
 # reads with the first draft.
 DRAFT_PROMPT, SHORT_DRAFT_PROMPT = 16, 3
 CHECKS = 7  # of each length and batch size
-TOKENS_OF_ANSWERS = 8  # every vocabulary has so many
+TOKENS_OF_ANSWERS = 8  # no vocabulary is smaller
 MOST_DRAFTS_SECONDS = 1.0  # where steps are so long that this ends early, first-time work is lost in them
 
 

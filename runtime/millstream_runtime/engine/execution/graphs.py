@@ -125,7 +125,7 @@ class GraphPlan:
 
         Args:
             record: records a bucket on all ranks; None where one of them cannot.
-            on_progress: is told how far it is, for people.
+            on_progress: receives how far the recording is, in words.
         """
         wanted = self.buckets.to_record()
         for number, bucket in enumerate(wanted):

@@ -254,7 +254,7 @@ def _choose_kernels(
 
 
 def _of_others(kernels: Choices) -> list[KernelChoice]:
-    """What ranks beyond 0 are told: they do not sample."""
+    """The choices that ranks beyond 0 receive: they do not sample."""
     return [choice for choice in kernels if choice.part != SAMPLER]
 
 
@@ -267,7 +267,7 @@ def _load_alike(
 ) -> LoadedShard:
     """Load rank 0's share, and again on all ranks where one of them cannot start what weights lie for.
 
-    The others were told to load by `kernels`. Each round has fewer kernels, so it ends.
+    The others load by `kernels` already. Each round has fewer kernels, so it ends.
     """
     while True:
         loaded = rank_kernels.load(config, shard_config, rank_group.ranks, kernels, on_read)

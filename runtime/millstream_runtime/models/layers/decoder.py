@@ -68,7 +68,7 @@ class Decoder:
         self._head = _load_head(config, weights, self._embedding.weight)
         self._rotary_steps = RotarySteps(config, weights, more_ropes)
         self.weight_bytes = weights.num_bytes
-        self.implementations = weights.implementations  # of quantized layers: what computes so many, and why
+        self.implementations = weights.implementations  # of quantized layers: number by arithmetic and reason
 
     def forward(
         self,
