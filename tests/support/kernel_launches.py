@@ -40,9 +40,9 @@ class Launch:
 
 
 @contextmanager
-def recording_launches(*, executing: bool = True) -> Iterator[list[Launch]]:
+def recording_launches(*, executing: bool = True, into: list[Launch] | None = None) -> Iterator[list[Launch]]:
     """The kernels that are started in this block, in order. Inside `interpreting`, unless nothing is to be computed."""
-    launches: list[Launch] = []
+    launches: list[Launch] = [] if into is None else into
     original = JITFunction.run
 
     def run(self: JITFunction, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:

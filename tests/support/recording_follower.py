@@ -55,15 +55,23 @@ def serve() -> int:
     link, lifeline = int(sys.argv[1]), int(sys.argv[2])
     if KERNELS not in os.environ:
         return main(link, lifeline, recorder)
-    from tests.support.kernel_launches import recording_launches
+    from tests.support.kernel_launches import Launch, recording_launches
     from tests.support.triton_interpreter import interpreting
 
     folder = Path(os.environ[KERNELS])
     refuse_parts(folder / "refused")
-    with interpreting(), recording_launches() as launches:
-        code = main(link, lifeline, lambda device: EagerRecorder())  # no tape holds what is interpreted
-    (folder / "launched").write_text(" ".join(sorted({launch.kernel for launch in launches})))
-    return code
+
+    class Written(list[Launch]):
+        """Writes each kernel's name at its first start: a busy machine's leader may kill this process at the end."""
+
+        def append(self, launch: Launch) -> None:
+            if launch.kernel not in {one.kernel for one in self}:
+                super().append(launch)
+                with (folder / "launched").open("a") as file:
+                    file.write(f"{launch.kernel}\n")
+
+    with interpreting(), recording_launches(into=Written()):
+        return main(link, lifeline, lambda device: EagerRecorder())  # no tape holds what is interpreted
 
 
 if __name__ == "__main__":
