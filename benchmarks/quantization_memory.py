@@ -6,7 +6,8 @@
 Writes a model of random weights with a few layers (hidden 4096, intermediate 14336, 32 heads, 8 for keys and values),
 quantizes it in a process of its own and reads the most resident memory above what the imports take. The goal is 1.5
 times the largest layer in float32 with the second moments of its inputs. Memory does not depend on how many sequences
-calibrate, so few are taken; the hours for 70B follow from the measured rate of arithmetic.
+calibrate, so few are taken; the hours for 70B follow from the measured rate of arithmetic. Times are processor time
+over the number of threads, since the machine may be shared.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ def worker(model: Path, data: Path, out: Path, method: str) -> None:
     before = status_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     marks: list[tuple[float, float]] = []
-    make(settings, lambda words: None, lambda stage, done, total: marks.append((time.monotonic(), done)))
+    threads = torch.get_num_threads()
+    make(settings, lambda words: None, lambda stage, done, total: marks.append((time.process_time() / threads, done)))
     print(json.dumps({"before_bytes": before, "peak_bytes": status_bytes("VmHWM"), "marks": marks}))
 
 

@@ -1,11 +1,10 @@
 """Decode steps of the whole engine with quantized weights on a CPU, against the same weights in 16 bits.
 
     python -m benchmarks.quantized_decodes
-
 A Llama of 135 M parameters with random weights is written in bfloat16, as W8A8 (a scale per output, 8-bit activations),
 as AWQ with groups of 64, and as W8A16 (a scale per output). Embeddings and head are in 16 bits in all. The engines take
-turns; a time is the median of the steps of all rounds, in processor time of one thread, since the machine may be
-shared. Above 1 is faster than 16 bit.
+turns; a time is the median of the steps of all rounds, with the threads that the warm-up chose, as the engine serves.
+Above 1 is faster than 16 bit.
 
 Beside it stands what binds: the part of a step inside the products of the layers that are quantized. The rest (head,
 attention, norms, the step itself) is alike in all formats, so a format cannot be faster than 16 bits' step over its
@@ -109,13 +108,15 @@ def engine_of(folder: Path) -> Engine:
         max_model_len=512,
         enable_prefix_caching=False,
     )
-    return Engine(config, lambda phase, message: None)
+    engine = Engine(config, lambda phase, message: None)
+    engine.warm_up()
+    return engine
 
 
 def decode_seconds(
-    engine: Engine, num_requests: int, num_steps: int, clock: Callable[[], float] = time.process_time
+    engine: Engine, num_requests: int, num_steps: int, clock: Callable[[], float] = time.perf_counter
 ) -> list[float]:
-    """What `clock` counts in each step in which all requests decode; by default processor time."""
+    """What `clock` counts in each step in which all requests decode; by default wall time."""
     sampling = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
     for number in range(num_requests):
         prompt = [3 + (number * 7 + index) % 500 for index in range(PROMPT_TOKENS)]
@@ -133,7 +134,7 @@ def decode_seconds(
 
 
 class ProductTime:
-    """Processor time inside the products of layers, whatever keeps their weights."""
+    """Seconds inside the products of layers, whatever keeps their weights."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -143,12 +144,12 @@ class ProductTime:
         def wrapper(*arguments: Any) -> Any:
             if self._is_inside:  # `add_to` by `__call__`
                 return call(*arguments)
-            self._is_inside, began = True, time.process_time()
+            self._is_inside, began = True, time.perf_counter()
             try:
                 return call(*arguments)
             finally:
                 self._is_inside = False
-                self.seconds += time.process_time() - began
+                self.seconds += time.perf_counter() - began
 
         return wrapper
 
@@ -190,7 +191,7 @@ def projection_types(engine: Engine) -> set[type]:
 
 
 def product_milliseconds(engine: Engine, num_requests: int, num_steps: int) -> float:
-    """Processor time a step inside the products of the layers."""
+    """Milliseconds of a step inside the products of the layers."""
     with timed_products(engine) as products:
         return statistics.median(decode_seconds(engine, num_requests, num_steps, lambda: products.seconds)) * 1e3
 
@@ -203,7 +204,6 @@ def main() -> None:
     parser.add_argument("--requests", type=int, nargs="+", default=REQUESTS)
     parser.add_argument("--output", type=Path, default=RESULT)
     given = parser.parse_args()
-    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as work:
         plain = write_random_model(Path(work) / "plain", LARGER, torch.bfloat16)
         engines = {BASE: engine_of(plain)}
