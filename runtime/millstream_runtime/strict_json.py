@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 CURE = "correct it in config.json"
-MAX_DIGITS = 400  # as many as the largest float; Python itself refuses 4300, in its own words
+MAX_DIGITS = 308  # any such integer fits into a float; Python itself refuses 4300, in its own words
 
 
 def read_strict_json(text: str | bytes) -> Any:

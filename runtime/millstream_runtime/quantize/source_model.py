@@ -12,7 +12,7 @@ from millstream_runtime.errors import InvalidConfigError
 from millstream_runtime.gguf.gguf_model import read_gguf_folder
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, architecture_of
-from millstream_runtime.models.loading.checkpoint import Checkpoint, check_finite, safetensors_files
+from millstream_runtime.models.loading.checkpoint import Checkpoint, check_finite, file_of_each, safetensors_files
 from millstream_runtime.models.registry import WITH_VISION, load_model_config
 from millstream_runtime.quantize.model_outline import LayerOutline, ModelOutline, outline_of
 from millstream_runtime.quantize.output.safetensors_file import ELEMENT_BYTES, TensorInFile, tensors_of
@@ -59,8 +59,9 @@ class SourceModel:
         expected = outline.expected
         with Checkpoint(folder) as checkpoint:
             checkpoint.check(expected.expected.items(), expected.dtypes, expected.optional, expected.squeezable)
-        stored = {name: one for path in safetensors_files(folder) for name, one in tensors_of(path).items()}
-        tensors = {name: stored[name] for name in expected.expected if name in stored}
+        by_file = {path: tensors_of(path) for path in safetensors_files(folder)}
+        file_of = file_of_each(by_file)
+        tensors = {name: by_file[file_of[name]][name] for name in expected.expected if name in file_of}
         return cls(folder, dict(fields.values), config, outline, tensors)
 
     @property

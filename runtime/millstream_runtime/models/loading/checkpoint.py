@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.loading.tensor_store import DescribedTensor, TensorStore
 
-INDEX_NAME = "model.safetensors.index.json"
+INDEX_NAME, SINGLE_NAME = "model.safetensors.index.json", "model.safetensors"
 LANGUAGE_MODEL_PREFIXES = (("language_model.model.", "model."), ("model.language_model.", "model."))
 HEAD_NAME = "lm_head.weight"
 
@@ -34,11 +34,7 @@ class Checkpoint(TensorStore):
         """`names`: of the tensors here, to those in the files, which it gets; `names_of_language_model` by default."""
         super().__init__(folder)
         self._files = {path: _open(path) for path in safetensors_files(folder)}
-        stored: dict[str, Path] = {
-            name: path
-            for path, file in self._files.items()
-            for name in file.keys()  # noqa: SIM118 - not a mapping
-        }
+        stored = file_of_each({path: file.keys() for path, file in self._files.items()})
         self._stored_name = (names or names_of_language_model)(stored)
         self._file_of = {name: stored[stored_name] for name, stored_name in self._stored_name.items()}
         self.num_skipped = len(stored) - len(self._file_of)
@@ -147,21 +143,49 @@ def safetensors_files(folder: Path) -> list[Path]:
     raise _invalid(f"{folder} has no *.safetensors file.")
 
 
+def file_of_each(names_in: Mapping[Path, Iterable[str]]) -> dict[str, Path]:
+    """Return the file of each tensor, of the names in each file. `model.safetensors` goes before others, as for most
+    loaders.
+
+    Raises:
+        RuntimeFailure: CheckpointInvalid, two other files have a tensor of one name: they are of two models.
+    """
+    found: dict[str, Path] = {}
+    for path in sorted(names_in, key=lambda path: path.name != SINGLE_NAME):
+        for name in names_in[path]:
+            first = found.setdefault(name, path)
+            if first is not path and first.name != SINGLE_NAME:
+                raise _invalid(
+                    f"{path}: tensor {name:.200} is in {first.name}, too; remove the file that is not meant."
+                )
+    return found
+
+
 def _indexed_files(index: Path) -> list[Path]:
     """The shard files that the index names; each must lie directly in the model folder."""
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _invalid(f"{index} is not a readable safetensors index: {error!r}.") from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise _invalid(f"{index} names {name!r}; a shard must be a *.safetensors file next to the index.")
-        if not (index.parent / name).is_file():
+        if not is_file(index.parent / name):
             raise _invalid(f"{index.parent / name} is named by {INDEX_NAME} but does not exist; fetch the shard again.")
     return sorted(index.parent / name for name in names)
 
 
+def is_file(path: Path) -> bool:
+    """Whether it is a regular file, or a link to one. No file system has one whose name is too long for it."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def _open(path: Path) -> Any:
+    if not is_file(path):  # to open a pipe would wait for ever
+        raise _invalid(f"{path} is no file, or a link to none; fetch it again, or remove it.")
     try:
         return safe_open(str(path), framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:

@@ -27,7 +27,8 @@ def checkpoint_digest(folder: Path) -> bytes:
     marker = ModelFolder(folder).marker()
     if marker is not None:
         _add(digest, json.dumps(sorted(marker.files.items())).encode())
-    for path in gguf or sorted(folder.glob("*.safetensors")):
+    # What is no file, such as a link to nothing, is no weights: if they were loaded from it, that has failed before.
+    for path in gguf or sorted(path for path in folder.glob("*.safetensors") if path.is_file()):
         status = path.stat()
         _add(digest, f"{path.name}\0{status.st_size}".encode())
         if marker is None:

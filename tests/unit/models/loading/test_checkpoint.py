@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
-from tests.support.engines import MakeEngine, WriteModel
+from tests.support.engines import MakeEngine, WriteModel, generate, greedy, requests_for
 
 Tensors = dict[str, torch.Tensor]
 GATE = "model.layers.1.mlp.gate_proj.weight"
@@ -99,6 +100,40 @@ def test_an_index_reads_only_its_own_folder(folder: Path, make_engine: MakeEngin
 
 
 @pytest.mark.parametrize(
+    ("index", "says"),
+    [
+        ("[" * 100_000, "is not a readable safetensors index: RecursionError"),
+        (json.dumps({"weight_map": {GATE: f"{'long' * 80}.safetensors"}}), "but does not exist"),
+    ],
+    ids=["nested", "a name too long for a file"],
+)
+def test_an_index_that_is_none_is_refused(folder: Path, make_engine: MakeEngine, index: str, says: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(index)
+    assert says in refusal(folder, make_engine).message
+
+
+def test_what_is_no_file_is_refused_unless_an_index_leaves_it_out(folder: Path, make_engine: MakeEngine) -> None:
+    """A pipe would never end, and a link may lead to a file that was not fetched."""
+    os.mkfifo(folder / "other.safetensors")
+    assert "other.safetensors is no file, or a link to none" in refusal(folder, make_engine).message
+    (folder / "a-link.safetensors").symlink_to("nowhere")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {GATE: "model.safetensors"}}))
+    make_engine(folder)
+
+
+def test_two_files_with_tensors_of_one_name_are_of_two_models(folder: Path, make_engine: MakeEngine) -> None:
+    """`model.safetensors` is what other loaders read; of two others nobody knows which is meant."""
+    answers = generate(make_engine(folder), requests_for([[1, 2, 3]], greedy(4)))
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {GATE: torch.ones(80, 48)}, folder / "other.safetensors")
+    assert generate(make_engine(folder), requests_for([[1, 2, 3]], greedy(4))) == answers
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    message = refusal(folder, make_engine).message
+    assert "weights.safetensors: tensor " in message
+    assert " is in other.safetensors, too" in message
+
+
+@pytest.mark.parametrize(
     ("fields", "reason", "says"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, FailureReason.UNSUPPORTED_BY_RUNTIME, "'GPT2LMHeadModel'"),
@@ -126,6 +161,11 @@ def test_config_fields_are_checked(
     failure = refusal(folder, make_engine)
     assert failure.reason is reason
     assert says in failure.message
+
+
+def test_a_number_that_no_float_holds_is_refused(folder: Path, make_engine: MakeEngine) -> None:
+    edit_config(folder, rms_norm_eps=10**308)
+    assert "config.json is not readable JSON: a number has 309 digits" in refusal(folder, make_engine).message
 
 
 def test_config_that_is_not_json_is_named(folder: Path, make_engine: MakeEngine) -> None:
