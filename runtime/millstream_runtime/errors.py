@@ -34,9 +34,10 @@ class RuntimeFailure(Exception):
     """The runtime cannot continue. `str()` is one sentence for a person; `reason` is for machines."""
 
     def __init__(self, reason: FailureReason, message: str) -> None:
-        super().__init__(message)
+        """`message`: what it quotes of a file may hold any character; those that are not printable are escaped."""
         self.reason = reason
-        self.message = message
+        self.message = _one_line(message)
+        super().__init__(self.message)
 
     def termination_message(self) -> str:
         """JSON for the pod's termination log, at most `TERMINATION_MESSAGE_LIMIT_BYTES` of UTF-8."""
@@ -54,3 +55,10 @@ class InvalidConfigError(RuntimeFailure):
 
     def __init__(self, message: str) -> None:
         super().__init__(FailureReason.INVALID_CONFIG, message)
+
+
+def _one_line(message: str) -> str:
+    """Without control characters, and without halves of UTF-16 pairs, which no UTF-8 file takes."""
+    if message.isprintable():
+        return message
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in message)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,6 +93,13 @@ def test_bad_flags_give_one_sentence_that_names_the_flag(args: list[str], named:
         from_args(args)
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_message_is_one_line_whatever_it_quotes() -> None:
+    """Names of files and of tensors may hold line ends, and bytes that are no UTF-8."""
+    failure = RuntimeFailure(FailureReason.CHECKPOINT_INVALID, "Tensor a\nb of m\udcff\x1b[31m is missing; é stays.")
+    assert str(failure) == failure.message == r"Tensor a\nb of m\udcff\x1b[31m is missing; é stays."
+    assert json.loads(failure.termination_message())["message"] == failure.message
 
 
 def test_a_termination_message_never_exceeds_what_the_kubelet_keeps() -> None:

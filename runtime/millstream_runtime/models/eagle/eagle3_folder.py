@@ -17,7 +17,7 @@ from pathlib import Path
 
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, common_fields
-from millstream_runtime.models.eagle.eagle_folder import ROTARY_BUFFER
+from millstream_runtime.models.eagle.eagle_folder import ROTARY_BUFFER, names_here
 from millstream_runtime.models.loading.checkpoint import Checkpoint
 
 NUM_STATES = 3  # of the target, that it fuses
@@ -107,14 +107,13 @@ def _layer_ids(fields: Fields) -> tuple[int, ...] | None:
 
 
 def _names(stored: Iterable[str]) -> dict[str, str]:
-    """Names here, to those in the files."""
-    names = {}
-    for name in stored:
-        if name in NOT_READ or name.endswith(ROTARY_BUFFER):
-            continue
-        here = name
-        for prefix in ("midlayer.", "layers.0."):
-            if name.startswith(prefix):
-                here = "model.layers.0." + name.removeprefix(prefix)
-        names[here] = name
-    return names
+    return names_here(stored, _name_here)
+
+
+def _name_here(name: str) -> str | None:
+    if name in NOT_READ or name.endswith(ROTARY_BUFFER):
+        return None
+    for prefix in ("midlayer.", "layers.0."):
+        if name.startswith(prefix):
+            return "model.layers.0." + name.removeprefix(prefix)
+    return name

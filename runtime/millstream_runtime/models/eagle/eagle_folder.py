@@ -11,7 +11,7 @@ Safetensors only, as for every model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,28 +75,40 @@ def refuse_unknown_tensors(folder: Path, names: Iterable[str], expected: Iterabl
         return
     raise RuntimeFailure(
         FailureReason.CHECKPOINT_INVALID,
-        f"{folder}: tensor {unknown[0]} is no part of {kind} of this config.json"
+        f"{folder}: tensor {unknown[0]:.200} is no part of {kind} of this config.json"
         + (f", nor are {len(unknown) - 1} others" if len(unknown) > 1 else "")
         + f"; name the folder of {kind}.",
     )
 
 
-def _names(stored: Iterable[str]) -> dict[str, str]:
-    """Names here, to those in the files."""
-    names = {}
-    for name in stored:
-        if name in SHARED_WITH_TARGET or name.endswith(ROTARY_BUFFER):
-            continue
-        here = name
-        for prefix, ours in (
-            ("fusion_fc.", "fc."),
-            ("transformer.", "model.layers.0."),
-            ("layers.", "model.layers."),
-        ):
-            if name.startswith(prefix):
-                here = ours + name.removeprefix(prefix)
-        names[here] = name
+def names_here(stored: Iterable[str], here_of: Callable[[str], str | None]) -> dict[str, str]:
+    """Return names here, to those in the files. `here_of`: one name, None where the tensor is not read.
+
+    A second tensor for one place keeps the name that it has in the file, which `refuse_unknown_tensors` refuses.
+    """
+    names: dict[str, str] = {}
+    for name in sorted(stored, key=lambda name: here_of(name) != name):
+        here = here_of(name)
+        if here is not None:
+            names[name if here in names else here] = name
     return names
+
+
+def _names(stored: Iterable[str]) -> dict[str, str]:
+    return names_here(stored, _name_here)
+
+
+def _name_here(name: str) -> str | None:
+    if name in SHARED_WITH_TARGET or name.endswith(ROTARY_BUFFER):
+        return None
+    for prefix, ours in (
+        ("fusion_fc.", "fc."),
+        ("transformer.", "model.layers.0."),
+        ("layers.", "model.layers."),
+    ):
+        if name.startswith(prefix):
+            return ours + name.removeprefix(prefix)
+    return name
 
 
 def _refuse_other_heads(fields: Fields) -> None:

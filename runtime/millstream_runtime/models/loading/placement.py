@@ -20,7 +20,7 @@ class Placement(Protocol):
     ) -> None: ...
 
     def place(self, name: str, source: Tensor) -> Tensor:
-        """Return `source`, which may be a mapped file, on the device.
+        """Return `source`, which may be a mapped file, on the device. `name`: for messages.
 
         Raises:
             RuntimeFailure: CheckpointInvalid, this tensor or one before it holds numbers that are not finite.

@@ -109,6 +109,11 @@ class TensorStore(ABC):
                     f"{stored.path}: tensor {name} is {stored.dtype}; it must be one of {', '.join(allowed)}."
                 )
 
+    def label(self, name: str) -> str:
+        """A tensor as messages name it: with its file, since a draft has tensors of the same names as its target."""
+        stored = self.described(name)
+        return name if stored is None else f"{name} of {stored.path}"
+
     def element_bytes(self, name: str) -> int:
         """Of one tensor that `check` has passed."""
         stored = self.described(name)

@@ -250,7 +250,7 @@ class LoadedWeights(Weights):
         source = (
             self._checkpoint.read_cut(name, [_ranges(size) for size in shape]) if cut else self._checkpoint.read(name)
         )
-        placed = self._placement.place(name, source)
+        placed = self._placement.place(self._checkpoint.label(name), source)
         self._on_read()
         return placed
 

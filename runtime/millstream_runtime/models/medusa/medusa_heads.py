@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from millstream_runtime.models.config.fields import Fields
-from millstream_runtime.models.eagle.eagle_folder import refuse_unknown_tensors
+from millstream_runtime.models.eagle.eagle_folder import names_here, refuse_unknown_tensors
 from millstream_runtime.models.linear.linear import Linear
 from millstream_runtime.models.loading.checkpoint import Checkpoint
 from millstream_runtime.models.loading.weights import ExpectedWeights, LoadedWeights, Weights
@@ -119,5 +119,4 @@ def load_medusa_heads(
 
 
 def _names(stored: Iterable[str]) -> dict[str, str]:
-    """Names here, to those in the files."""
-    return {name.removeprefix(PREFIX): name for name in stored}
+    return names_here(stored, lambda name: name.removeprefix(PREFIX))

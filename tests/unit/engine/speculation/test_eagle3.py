@@ -147,7 +147,7 @@ def refuse(tmp_path: Path, write_model: WriteModel, headed: MakeHeaded) -> Calla
         (lambda config, tensors: tensors["d2t"][5].fill_(195), "Tensor d2t maps draft token 5 to 200; vocab_size is"),
         (lambda config, tensors: tensors["d2t"][0].fill_(-1), "Tensor d2t maps draft token 0 to -1; vocab_size is 199"),
         (lambda config, tensors: tensors.update({"d2t": torch.zeros(64)}), "d2t"),
-        (lambda config, tensors: tensors["lm_head.weight"][0].fill_(torch.nan), "Tensor lm_head.weight holds NaN"),
+        (lambda config, tensors: tensors["lm_head.weight"][0].fill_(torch.nan), "model.safetensors holds NaN"),
         (
             lambda config, tensors: config.update({"draft_vocab_size": 200}),
             "draft_vocab_size is 200, and vocab_size",

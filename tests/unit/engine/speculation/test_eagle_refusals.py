@@ -89,14 +89,26 @@ def test_a_tensor_too_many(refuse: Refuse, changed: Callable[..., Path]) -> None
     assert "tensor model.layers.0.input_layernorm.weight is no part of an EAGLE-1 head of this config.json" in text
 
 
+def test_a_tensor_in_both_layouts(refuse: Refuse, changed: Callable[..., Path]) -> None:
+    """One of them is not what was trained, and nothing says which."""
+    text = refuse(changed(lambda tensors: tensors.update({"fusion_fc.weight": torch.ones(48, 96)})))
+    assert "tensor fusion_fc.weight is no part of an EAGLE-1 head of this config.json" in text
+
+
+def test_a_tensor_of_any_name(refuse: Refuse, changed: Callable[..., Path]) -> None:
+    text = refuse(changed(lambda tensors: tensors.update({"x\ny" * 1000: torch.ones(1)})))
+    assert r"tensor x\nyx\ny" in text
+    assert len(text) < 1000
+
+
 def test_a_shape_that_does_not_fit(refuse: Refuse, changed: Callable[..., Path]) -> None:
     text = refuse(changed(lambda tensors: tensors.update({"fc.weight": torch.ones(48, 48)})))
     assert "tensor fc.weight has shape [48, 48]; config.json asks for [48, 96]" in text
 
 
 def test_weights_that_are_no_numbers(refuse: Refuse, changed: Callable[..., Path]) -> None:
-    text = refuse(changed(lambda tensors: tensors["fc.weight"][3, 4].fill_(torch.nan)))
-    assert "Tensor fc.weight holds NaN" in text
+    head = changed(lambda tensors: tensors["fc.weight"][3, 4].fill_(torch.nan))
+    assert f"Tensor fc.weight of {head / 'model.safetensors'} holds NaN" in refuse(head)
 
 
 def test_what_is_the_targets_own_may_be_there(

@@ -213,12 +213,16 @@ def refuse(tmp_path: Path, write_model: WriteModel, headed: MakeHeaded) -> Calla
         (lambda config, tensors: config.update(medusa_num_heads=17), "medusa_num_heads is 17; it must be a positive"),
         (lambda config, tensors: config.update(medusa_num_heads=4), "tensor 3.0.linear.bias [48] is missing"),
         (lambda config, tensors: config.update(medusa_num_heads=2), "tensor 2.0.linear.bias is no part of the Medusa"),
+        (
+            lambda config, tensors: tensors.update({"medusa_head.0.1.weight": torch.ones(199, 48)}),
+            "tensor medusa_head.0.1.weight is no part of the Medusa",
+        ),
         (lambda config, tensors: tensors.pop("1.1.weight"), "tensor 1.1.weight [199, 48] is missing"),
         (
             lambda config, tensors: tensors.update({"0.1.weight": torch.ones(64, 48)}),
             "tensor 0.1.weight has shape [64, 48]; config.json asks for [199, 48]",
         ),
-        (lambda config, tensors: tensors["0.0.linear.bias"].fill_(torch.inf), "Tensor 0.0.linear.bias holds NaN or"),
+        (lambda config, tensors: tensors["0.0.linear.bias"].fill_(torch.inf), "model.safetensors holds NaN or"),
     ],
 )
 def test_a_folder_without_such_heads(change: Change, said: str, refuse: Callable[..., str]) -> None:

@@ -139,5 +139,5 @@ def test_a_damaged_weight_is_named_as_it_is_without_the_ring(
     tensors = load_file(write_model() / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"][70, 3] = float("nan")
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(RuntimeFailure, match=r"^Tensor model\.layers\.1\.mlp\.up_proj\.weight holds NaN or infinite"):
+    with pytest.raises(RuntimeFailure, match=r"^Tensor model\.layers\.1\.mlp\.up_proj\.weight of .* holds NaN"):
         make_engine(tmp_path)
