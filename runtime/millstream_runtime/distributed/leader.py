@@ -41,6 +41,7 @@ from millstream_runtime.distributed.messages import (
 from millstream_runtime.distributed.probe import find_topology
 from millstream_runtime.distributed.topology import Topology
 from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.exit_signal import killed_by
 
 FOLLOWER_MODULE = "millstream_runtime.distributed.follower"
 EXCHANGE_TIMEOUT_SECONDS = 120.0
@@ -115,9 +116,17 @@ class Leader:
             raise self._loss() from None
 
     def gather(self, kind: type[Kind]) -> list[Kind]:
+        # How long a share takes to load, its disk says; the rest takes others no longer than this rank, which is done.
+        timeout_seconds = None if kind in (Joined, ShardLoaded) else self._exchange_timeout_seconds
         replies: list[Kind] = []
         for rank in self._ranks:
-            reply = rank.inbox.get()
+            try:
+                reply = rank.inbox.get(timeout=timeout_seconds)
+            except queue.Empty:
+                raise RuntimeFailure(
+                    FailureReason.NCCL_FAILED,
+                    f"Rank {rank.number} did not answer in {timeout_seconds:.0f} s: it is stuck.",
+                ) from None
             if not isinstance(reply, kind):
                 raise self._loss()
             replies.append(reply)
@@ -232,8 +241,7 @@ class _Rank:
         if code is None:
             how = "closed its connection"
         elif code < 0:
-            name = signal.Signals(-code).name
-            how = f"was killed by {name}" + (" (often for want of memory)" if -code == signal.SIGKILL else "")
+            how = killed_by(code) + (" (often for want of memory)" if -code == signal.SIGKILL else "")
         else:
             how = f"ended with exit code {code}; see the log"
         return RuntimeFailure(FailureReason.NCCL_FAILED, f"Rank {self.number} {how}.")

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from millstream_runtime.config import Device, RuntimeConfig
 from millstream_runtime.distributed.leader import Leader
+from millstream_runtime.distributed.messages import Command, Measure
 from millstream_runtime.engine.engine import Engine
 from millstream_runtime.engine.execution.execution_mode import Execution
 from millstream_runtime.engine.request import Request, SamplingParams
@@ -120,6 +121,22 @@ def test_a_rank_that_lives_but_does_not_answer_runs_into_the_timeout(
     assert "\n" not in caught.value.message
 
 
+def test_a_rank_that_is_stuck_while_it_measures_memory_runs_into_the_timeout(folder: Path) -> None:
+    leader = Leader(2, torch.device("cpu"), exchange_timeout_seconds=3.0)
+    broadcast = leader.broadcast
+
+    def stop_before_it_measures(command: Command) -> None:
+        if isinstance(command, Measure):
+            os.kill(pid_of_rank_1(leader), signal.SIGSTOP)
+        broadcast(command)
+
+    leader.broadcast = stop_before_it_measures  # type: ignore[method-assign]
+    with pytest.raises(RuntimeFailure, match=r"^Rank 1 did not answer in 3 s: it is stuck\.$") as caught:
+        Engine(config(folder), quietly, rank_group=leader)
+    assert caught.value.reason is FailureReason.NCCL_FAILED
+    assert not is_alive(pid_of_rank_1(leader))
+
+
 def test_what_only_rank_one_reads_is_refused_in_its_words(folder: Path, tmp_path: Path) -> None:
     """NaN in the second half of a weight: rank 0 never sees it."""
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
@@ -142,6 +159,7 @@ def test_a_size_that_cannot_be_is_refused_before_anything_is_started(
 LEADER = """
 import os, signal, torch
 from millstream_runtime.distributed.leader import Leader
+from millstream_runtime.distributed.messages import Command, Measure
 if __name__ == "__main__":
     leader = Leader(2, torch.device("cpu"))
     print(*(rank.process.pid for rank in leader._ranks), flush=True)

@@ -178,6 +178,8 @@ def test_the_http_process_needs_no_torch(tiny_model: Path) -> None:
         (-signal.SIGKILL, True, FailureReason.OUT_OF_MEMORY, "memory limit"),
         (-signal.SIGKILL, False, FailureReason.RUNTIME_CRASHED, "SIGKILL"),
         (-signal.SIGABRT, True, FailureReason.RUNTIME_CRASHED, "SIGABRT"),
+        (-signal.SIGBUS, False, FailureReason.RUNTIME_CRASHED, "SIGBUS (often because a model's file was cut"),
+        (-40, False, FailureReason.RUNTIME_CRASHED, "was killed by signal 40."),
         (3, False, FailureReason.RUNTIME_CRASHED, "exit code 3"),
     ],
 )

@@ -31,6 +31,7 @@ from millstream_runtime.engine_process.messages import (
 )
 from millstream_runtime.engine_process.prompt_parts import PromptParts
 from millstream_runtime.errors import FailureReason, RuntimeFailure
+from millstream_runtime.exit_signal import killed_by
 from millstream_runtime.logs import log
 from millstream_runtime.server.engine.client import OnEnd, OnEvent
 
@@ -242,8 +243,7 @@ def exit_failure(exit_code: int, *, out_of_memory: bool) -> RuntimeFailure:
             "lower --max-num-seqs, --max-num-batched-tokens or --kv-cache-memory-bytes.",
         )
     if exit_code < 0:
-        name = signal.Signals(-exit_code).name
-        return RuntimeFailure(FailureReason.RUNTIME_CRASHED, f"The engine process was killed by {name}.")
+        return RuntimeFailure(FailureReason.RUNTIME_CRASHED, f"The engine process {killed_by(exit_code)}.")
     return RuntimeFailure(
         FailureReason.RUNTIME_CRASHED, f"The engine process ended with exit code {exit_code}; see the log."
     )
