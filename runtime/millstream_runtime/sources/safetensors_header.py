@@ -28,7 +28,10 @@ BITS = {
 
 @dataclass(slots=True)
 class WeightsSummary:
-    """Tensors of one or more files, counted. `elements_by_dtype`: packed quantised values count as stored elements."""
+    """Tensors of one or more files, counted.
+
+    `elements_by_dtype`: packed quantised values count as stored elements. `shapes`: of the tensors of safetensors.
+    """
 
     files: int = 0
     tensors: int = 0
@@ -36,6 +39,7 @@ class WeightsSummary:
     file_bytes: int = 0
     elements_by_dtype: Counter[str] = field(default_factory=Counter)
     names: set[str] = field(default_factory=set)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def add(self, header: dict[str, Any], header_bytes: int, size_bytes: int, where: str) -> None:
         """Count one file's header. Raises RuntimeFailure: CheckpointInvalid, it does not fit the file."""
@@ -52,6 +56,7 @@ class WeightsSummary:
             if name in self.names:
                 raise invalid(f"{where} holds tensor {name[:80]!r}, which another file holds too.")
             self.names.add(name)
+            self.shapes[name] = tuple(tensor["shape"])
             self.tensors += 1
             self.tensor_bytes += end - begin
             self.elements_by_dtype[tensor["dtype"]] += elements

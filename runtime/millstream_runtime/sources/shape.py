@@ -12,6 +12,7 @@
                  "tied_lm_head": false},                               true: no lm_head tensor is stored
      "tokenizer": {"class": …, "model_max_length": …, "has_chat_template": true},
      "generation": {"eos_token_id": [128001, 128009]},
+     "draft_head": {"kind": "EAGLE-1", …},     of draft heads alone: see `draft_heads.describe_head`
      "omitted": []}                 names that were left out to stay within 4 KiB
 
 `config` is itself a small config.json, except that a list of more than 16 words, such as the `layer_types` of a deep
@@ -29,6 +30,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from millstream_runtime.draft_heads import describe_head
 from millstream_runtime.errors import TERMINATION_MESSAGE_LIMIT_BYTES
 from millstream_runtime.sources.safetensors_header import WeightsSummary
 from millstream_runtime.sources.selection import invalid
@@ -96,6 +98,7 @@ def describe(
     kept = _pick(config, CONFIG_FIELDS)
     kept |= {name: _pick(config[name], CONFIG_FIELDS) for name in NESTED_CONFIGS if isinstance(config.get(name), dict)}
     both = {**inner, **{name: value for name, value in config.items() if value is not None}}
+    head = describe_head(config, weights.shapes)
     return {
         "version": SHAPE_VERSION,
         "source": dict(source),
@@ -120,6 +123,7 @@ def describe(
         },
         "tokenizer": _tokenizer(files),
         "generation": _pick(_optional(files, "generation_config.json"), ("eos_token_id",)),
+        **({"draft_head": _short(head)} if head is not None else {}),
         "omitted": [],
     }
 

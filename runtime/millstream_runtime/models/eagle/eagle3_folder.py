@@ -15,16 +15,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from millstream_runtime.draft_heads import (
+    D2T,
+    EAGLE3_NOT_READ,
+    EAGLE3_OTHER_HEADS,
+    LAYER_IDS,
+    LAYER_IDS_SECTION,
+    LAYER_SECTION,
+    ROTARY_BUFFER,
+)
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, common_fields
-from millstream_runtime.models.eagle.eagle_folder import ROTARY_BUFFER, names_here
+from millstream_runtime.models.eagle.eagle_folder import names_here
 from millstream_runtime.models.loading.checkpoint import Checkpoint
 
 NUM_STATES = 3  # of the target, that it fuses
-NOT_READ = ("embed_tokens.weight", "t2d")
-# Fields that make another head of it, unless they are false or absent.
-OTHER_HEADS = ("norm_before_fc", "fc_norm", "norm_output", "parallel_drafting")
-LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +63,8 @@ def read_eagle3_folder(folder: Path) -> Eagle3Shape:
     """
     path = folder / "config.json"
     outer = Fields(path)
-    inner = outer.section("transformer_layer_config") or outer
-    for name in OTHER_HEADS:
+    inner = outer.section(LAYER_SECTION) or outer
+    for name in EAGLE3_OTHER_HEADS:
         if outer.get(name):
             raise outer.unsupported(name, outer.get(name), "EAGLE-3 heads without it")
     output_bias = inner.flag("attention_bias")
@@ -72,7 +77,7 @@ def read_eagle3_folder(folder: Path) -> Eagle3Shape:
         raise fields.unsupported("num_hidden_layers", config.num_layers, "EAGLE-3 heads of one layer")
     draft_vocab_size = outer.integer("draft_vocab_size", config.vocab_size)
     with open_eagle3_checkpoint(folder) as checkpoint:
-        has_table = "d2t" in checkpoint
+        has_table = D2T in checkpoint
     if draft_vocab_size > config.vocab_size or (draft_vocab_size < config.vocab_size and not has_table):
         raise outer.invalid(
             "draft_vocab_size",
@@ -96,7 +101,7 @@ def open_eagle3_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _layer_ids(fields: Fields) -> tuple[int, ...] | None:
-    section = fields if fields.get(LAYER_IDS) is not None else fields.section("eagle_config") or fields
+    section = fields if fields.get(LAYER_IDS) is not None else fields.section(LAYER_IDS_SECTION) or fields
     found = section.get(LAYER_IDS)
     if found is None:
         return None
@@ -111,7 +116,7 @@ def _names(stored: Iterable[str]) -> dict[str, str]:
 
 
 def _name_here(name: str) -> str | None:
-    if name in NOT_READ or name.endswith(ROTARY_BUFFER):
+    if name in EAGLE3_NOT_READ or name.endswith(ROTARY_BUFFER):
         return None
     for prefix in ("midlayer.", "layers.0."):
         if name.startswith(prefix):

@@ -15,15 +15,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from millstream_runtime.draft_heads import EAGLE1_OTHER_HEADS, EAGLE1_SHARED_WITH_TARGET, LAYER_SECTION, ROTARY_BUFFER
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, common_fields
 from millstream_runtime.models.loading.checkpoint import Checkpoint
-
-SHARED_WITH_TARGET = ("embed_tokens.weight", "lm_head.weight")
-ROTARY_BUFFER = ".rotary_emb.inv_freq"  # transformers once stored it; it follows from config.json
-# Fields of config.json that make another head of it than EAGLE-1's, unless they are false or absent.
-OTHER_HEADS = ("layernorms", "add_para_norm", "use_aux_hidden_state", "eagle_aux_hidden_state_layer_ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +44,7 @@ def read_eagle_folder(folder: Path) -> EagleShape:
     path = folder / "config.json"
     outer = Fields(path)
     _refuse_other_heads(outer)
-    inner = outer.section("transformer_layer_config") or outer
+    inner = outer.section(LAYER_SECTION) or outer
     output_bias = inner.flag("attention_bias")
     biases = {"attention_bias": output_bias or inner.flag("qkv_bias")}
     # `speculators` names no architecture of the layer; the published heads of other families have Llama's layer, too.
@@ -99,7 +95,7 @@ def _names(stored: Iterable[str]) -> dict[str, str]:
 
 
 def _name_here(name: str) -> str | None:
-    if name in SHARED_WITH_TARGET or name.endswith(ROTARY_BUFFER):
+    if name in EAGLE1_SHARED_WITH_TARGET or name.endswith(ROTARY_BUFFER):
         return None
     for prefix, ours in (
         ("fusion_fc.", "fc."),
@@ -115,6 +111,6 @@ def _refuse_other_heads(fields: Fields) -> None:
     kind = fields.get("speculators_model_type", "eagle")
     if kind != "eagle":
         raise fields.unsupported("speculators_model_type", kind, "eagle and eagle3")
-    for name in OTHER_HEADS:
+    for name in EAGLE1_OTHER_HEADS:
         if fields.get(name):
             raise fields.unsupported(name, fields.get(name), "EAGLE-1 heads, which have no such field")

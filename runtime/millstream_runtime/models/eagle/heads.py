@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from millstream_runtime.draft_heads import is_eagle3
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig
 from millstream_runtime.models.eagle.eagle3_folder import Eagle3Shape, open_eagle3_checkpoint, read_eagle3_folder
@@ -68,12 +69,6 @@ def load(
 
 
 def _is_eagle3(folder: Path) -> bool:
-    """By what config.json says, or by a tensor that no other kind has."""
-    fields = Fields(folder / "config.json")
-    if (kind := fields.get("speculators_model_type")) is not None:
-        return bool(kind == "eagle3")
-    architectures = fields.get("architectures")
-    if isinstance(architectures, list) and any("eagle3" in str(one).lower() for one in architectures):
-        return True
+    values = Fields(folder / "config.json").values
     with open_eagle3_checkpoint(folder) as checkpoint:
-        return "model.layers.0.hidden_norm.weight" in checkpoint or "d2t" in checkpoint
+        return is_eagle3(values, checkpoint.names)

@@ -23,28 +23,13 @@ from millstream_runtime.errors import FailureReason, RuntimeFailure
 from tests.support.eagle_heads import save_head
 from tests.support.engines import MakeEngine, WriteModel, generate, greedy
 from tests.support.family_cases import CASES, dense
+from tests.support.medusa_heads import HEADS, write_medusa_heads
 from tests.support.small_pool import shrink_pool
 from tests.support.tiny_families import write_family
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-HEADS = 3
 MakeHeaded = Callable[..., Engine]
 Change = Callable[[dict[str, Any], dict[str, Tensor]], Any]
-
-
-def write_heads(folder: Path, hidden: int = 48, vocabulary: int = 199, layers: int = 1, prefix: str = "") -> Path:
-    """Seeded random heads in the published layout."""
-    folder.mkdir(exist_ok=True)
-    generator = torch.Generator().manual_seed(5)
-    tensors = {}
-    for head in range(HEADS):
-        for block in range(layers):
-            tensors[f"{head}.{block}.linear.weight"] = 0.3 * torch.randn(hidden, hidden, generator=generator)
-            tensors[f"{head}.{block}.linear.bias"] = 0.3 * torch.randn(hidden, generator=generator)
-        tensors[f"{head}.{layers}.weight"] = 0.3 * torch.randn(vocabulary, hidden, generator=generator)
-    config = {"medusa_num_heads": HEADS, "medusa_num_layers": layers, "base_model_name_or_path": "org/target"}
-    save_head(folder, config, {prefix + name: tensor for name, tensor in tensors.items()})
-    return folder
 
 
 class Reference:
@@ -123,7 +108,7 @@ def test_heads_draft_what_they_are_defined_to(
     layers: int, prefix: str, tmp_path: Path, write_model: WriteModel, headed: MakeHeaded, make_engine: MakeEngine
 ) -> None:
     folder = write_model()
-    heads = write_heads(tmp_path, layers=layers, prefix=prefix)
+    heads = write_medusa_heads(tmp_path, layers=layers, prefix=prefix)
     engine = headed(folder, heads)
     wrong = watch(engine, Reference(folder, heads, prefix))
     for sampling in (greedy(20), SamplingParams(20, temperature=1.0, seed=3)):
@@ -138,7 +123,7 @@ def test_heads_draft_what_they_are_defined_to(
 def test_preemptions_and_cached_prefixes_keep_the_states(
     tmp_path: Path, write_model: WriteModel, headed: MakeHeaded
 ) -> None:
-    heads = write_heads(tmp_path)
+    heads = write_medusa_heads(tmp_path)
     engine = headed(write_model(), heads)
     shrink_pool(engine, 17, enable_prefix_caching=True)
     wrong = watch(engine, Reference(write_model(), heads))
@@ -155,7 +140,7 @@ def test_windows_and_groups_of_layers(family: str, tmp_path: Path, headed: MakeH
     config = dense("mistral", sliding_window=24, vocab_size=199) if family == "mistral" else CASES["gemma3"].config
     write_family(tmp_path, **config)
     shape = json.loads((tmp_path / "config.json").read_text())
-    heads = write_heads(tmp_path / "heads", shape["hidden_size"], shape["vocab_size"])
+    heads = write_medusa_heads(tmp_path / "heads", shape["hidden_size"], shape["vocab_size"])
     more = {"enable_hybrid_kv_cache_manager": True} if family == "gemma3" else {}
     engine = headed(tmp_path, heads, block_size_tokens=8, **more)
     asked = [Request(str(size), [3 + place % 60 for place in range(size)], greedy(30)) for size in (3, 30, 60)]
@@ -167,7 +152,7 @@ def test_the_states_are_counted_and_nan_ends_the_drafts_of_its_request(
     tmp_path: Path, write_model: WriteModel, headed: MakeHeaded, make_engine: MakeEngine
 ) -> None:
     asked = requests((21, 40), greedy(20))
-    engine = headed(write_model(), write_heads(tmp_path))
+    engine = headed(write_model(), write_medusa_heads(tmp_path))
     use, forward = engine.memory_use, drafter_of(engine)._forward
     assert use.draft_kv_cache_bytes == use.kv_cache_tokens * 48 * 4
     assert use.draft_weights_bytes is not None
@@ -193,7 +178,7 @@ def refuse(tmp_path: Path, write_model: WriteModel, headed: MakeHeaded) -> Calla
     """`refuse(change, reason)`: the message, of a folder whose config.json and tensors are changed."""
 
     def message(change: Change, reason: FailureReason = FailureReason.CHECKPOINT_INVALID, **more: Any) -> str:
-        heads = write_heads(tmp_path)
+        heads = write_medusa_heads(tmp_path)
         config, tensors = json.loads((heads / "config.json").read_text()), load_file(heads / "model.safetensors")
         change(config, tensors)
         save_head(heads, config, tensors)
@@ -233,6 +218,4 @@ def test_heads_of_another_target_and_devices_without_them(refuse: Callable[..., 
     text = refuse(lambda config, tensors: config.update(hidden_size=64), FailureReason.INVALID_CONFIG)
     assert "whose hidden_size is 64, and that of" in text
     assert "Medusa heads serve only the model that they were trained with" in text
-    assert "Medusa" not in CAPABILITIES.cpu_speculation_methods | CAPABILITIES.speculation_methods, (
-        "no plan counts them"
-    )
+    assert "Medusa" not in CAPABILITIES.speculation_methods, "a GPU has none"
