@@ -12,11 +12,12 @@ import yaml
 from millstream.manifest import model_root
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.model import ModelSource
-from millstream_operator.api.spec import Accelerator, AcceleratorType
+from millstream_operator.api.spec import Accelerator, AcceleratorType, LLMDeploymentSpec
 from millstream_operator.catalog.catalog_file import read_catalog_file
 from millstream_operator.catalog.config_fields import ConfigError
 from millstream_operator.catalog.gpu import CatalogError, GpuCatalog, load_catalog
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part, parse_island
+from millstream_operator.catalog.inspected_model import read_inspected_head
 from millstream_operator.catalog.known_models import known_shape
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.catalog.read_shape import read_shape, read_shape_file
@@ -27,11 +28,14 @@ from millstream_operator.inventory.nodes import NodesError, nodes_of, pods_of, r
 from millstream_operator.kube.index import Index
 from millstream_operator.planning.calibration import NO_CALIBRATION, Calibration
 from millstream_operator.planning.facts import Facts
+from millstream_operator.planning.requires import draft_source, head_method
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.gguf.gguf_model import read_gguf_folder
+from millstream_runtime.sources.inspect import inspect_folder
 
 MAX_FILE_BYTES = 512 << 20  # a thousand nodes print as some ten megabytes
 DEFAULT_NAMESPACE = "default"
+DRAFT_OPTION = "--draft-config"
 NOT_READ = "none read, so nothing is corrected; --kubeconfig reads what the runtimes of a cluster measured"
 
 
@@ -77,6 +81,30 @@ def shape_of(source: ModelSource, config: Path | None, option: str) -> ModelShap
             return found
         raise bad_input(f"{repository} is not in the catalogue of known models; give its config.json with {option}.")
     raise bad_input(f"The model's config.json cannot be read from a volume or image here; give it with {option}.")
+
+
+def draft_shape_of(spec: LLMDeploymentSpec, config: Path | None) -> ModelShape | None:
+    """The shape of the draft model or head; None where the spec names none. `config`: of --draft-config.
+
+    A head's tensors say what it is, so its folder must be here.
+
+    Raises:
+        RuntimeFailure: nothing says what it looks like.
+    """
+    if (source := draft_source(spec)) is None:
+        return None
+    if (method := head_method(spec)) is None:
+        return shape_of(source, config, DRAFT_OPTION)
+    if config is None and source.local is None:
+        raise bad_input(
+            f"speculation.method is {method}, and the weights of the head cannot be read from its source here; give "
+            f"the config.json in a folder of the head with {DRAFT_OPTION}."
+        )
+    folder = config.parent if config is not None else model_root() / source.local.path  # type: ignore[union-attr]
+    try:
+        return read_inspected_head(inspect_folder(folder), method).shape
+    except ConfigError as error:
+        raise bad_input(f"{folder}: {error}") from None
 
 
 def inventory_for(

@@ -156,8 +156,7 @@ CAPABILITIES = Capabilities(
     max_pipeline_parallel_size=1,
     kv_layouts=frozenset({"OneTable", "TablePerGroup"}),
     cpu_kv_cache_methods=frozenset({"None", "FP8", "INT8"}),
-    # No plan counts the memory of heads yet, so they are served by hand alone.
-    cpu_speculation_methods=frozenset(SpeculationMethod) - {SpeculationMethod.EAGLE, SpeculationMethod.MEDUSA},
+    cpu_speculation_methods=frozenset(SpeculationMethod),
 )
 
 

@@ -87,7 +87,12 @@ def _parser() -> CommandLineParser:
     add("--diff", action="store_true", help="what applying would change in the cluster of --kubeconfig")
     add("--compare", choices=AXES, help="the same deployment with other tiers, GPUs or formats")
     add("--config", type=Path, metavar="FILE", help="the model's config.json, if it cannot be found")
-    add("--draft-config", type=Path, metavar="FILE", help="the draft model's config.json")
+    add(
+        "--draft-config",
+        type=Path,
+        metavar="FILE",
+        help="the draft model's config.json, or that in a folder of the head",
+    )
     add("--catalog", type=Path, metavar="FILE", help="YAML with own prices and GPUs over the shipped catalogue")
     add("--image", help="runtime image, if the spec has none; default: that of the operator of --kubeconfig")
     add(
@@ -118,10 +123,10 @@ def _work(deployment: Any, catalog: Any, arguments: argparse.Namespace) -> Resul
 
 
 def _facts(deployment: Any, catalog: Any, cluster: Any, arguments: argparse.Namespace) -> Any:
-    from millstream.plan_inputs import inventory_for, shape_of
+    from millstream.plan_inputs import draft_shape_of, inventory_for, shape_of
     from millstream_operator.planning.facts import CHOOSABLE, EVERYTHING, Facts
 
-    draft = deployment.spec.speculation.draft_model if deployment.spec.speculation else None
+    draft = draft_shape_of(deployment.spec, arguments.draft_config)
     shape = shape_of(deployment.spec.model.source, arguments.config, "--config")
     if cluster is not None:
         facts = cluster.facts(deployment, catalog, shape)
@@ -129,7 +134,7 @@ def _facts(deployment: Any, catalog: Any, cluster: Any, arguments: argparse.Name
         facts = Facts(shape=shape, inventory=inventory_for(deployment, catalog, gpus=arguments.gpus), catalog=catalog)
     return replace(
         facts,
-        draft_shape=shape_of(draft.source, arguments.draft_config, "--draft-config") if draft else None,
+        draft_shape=draft,
         draft_is_inspected=draft is not None,  # as it will be in the cluster
         choosable=EVERYTHING if arguments.ignore_runtime_limits else CHOOSABLE,
     )

@@ -146,12 +146,18 @@ class SpeculationMethod(StrEnum):
     MEDUSA = "Medusa"
 
 
-class DraftModel(ApiModel):
-    """The small model that proposes tokens. It shares the target's GPUs and vocabulary."""
+# Whose drafts come from a head over the target's own hidden states, not from a model.
+HEAD_METHODS = frozenset({SpeculationMethod.EAGLE, SpeculationMethod.MEDUSA})
 
-    source: ModelSource = Field(description="Where the draft's weights come from: exactly one source.")
+
+class DraftModel(ApiModel):
+    """The small model, or the head, that proposes tokens. It shares the target's GPUs and vocabulary."""
+
+    source: ModelSource = Field(
+        description="Where the weights of the draft model, or of the draft head, come from: exactly one source."
+    )
     quantization_method: QuantizationMethod | None = Field(
-        None, description="Format of the draft's weights. Default: as in its checkpoint."
+        None, description="Format of the draft's weights. Default: as in its checkpoint. Heads have None."
     )
 
 
@@ -202,18 +208,21 @@ class Speculation(ApiModel):
     method: SpeculationMethod | None = Field(
         None, description="Who proposes tokens. Auto: by tier, workload and what the runtime can do. Default: Auto."
     )
-    draft_model: DraftModel | None = Field(None, description="The draft, for methods DraftModel, EAGLE and Medusa.")
+    draft_model: DraftModel | None = Field(
+        None,
+        description="The draft model, or with methods EAGLE and Medusa the draft head that was trained with the model.",
+    )
     max_draft_tokens: int | None = Field(
         None,
         ge=1,
         le=16,
-        description="Tokens proposed at a time, at most. Default: 5 with a draft model, 4 by n-grams.",
+        description="Tokens proposed at a time, at most. Default: 5 with a draft model or an EAGLE head, else 4.",
     )
     acceptance: AcceptanceRule | None = Field(
         None,
         description="Which drafts stand. Identity: those that the target draws, so no token changes. Distribution: by "
         "rejection sampling, where a request is sampled without a seed: more drafts stand, and tokens keep their "
-        "distribution. Needs draftModel. Default: Identity.",
+        "distribution. Needs a draft model; heads have Identity. Default: Identity.",
     )
     governor: Governor | None = Field(
         None, description="What chooses the number of drafts while the model serves. A change restarts nothing."

@@ -83,7 +83,7 @@ class MemoryStatus(ApiModel):
     usable_bytes: int = Field(ge=0, description="What the device has.")
     weights_bytes: int = Field(ge=0, description="Weights of the layers, scales of their groups included.")
     embeddings_bytes: int = Field(ge=0, description="Token table and output head.")
-    draft_weights_bytes: int = Field(ge=0, description="Weights of the draft model.")
+    draft_weights_bytes: int = Field(ge=0, description="Weights of the draft model or head.")
     activations_bytes: int = Field(ge=0, description="Peak of the largest step.")
     graphs_bytes: int = Field(ge=0, description="CUDA graphs.")
     nccl_bytes: int = Field(ge=0, description="Buffers between GPUs.")

@@ -46,7 +46,7 @@ class ModelStatus(ApiModel):
         None, description="Commit or image digest that all pods load, where the source has one."
     )
     resolved_draft_revision: Annotated[str, StringConstraints(max_length=128)] | None = Field(
-        None, description="The same of the draft model."
+        None, description="The same of the draft model or head."
     )
 
 
@@ -123,7 +123,7 @@ class WarmupStatus(ApiModel):
 class MemoryUse(ApiModel):
     """Bytes of one GPU (or container)."""
 
-    weights_bytes: int | None = Field(None, ge=0, description="All weights, embeddings and draft model included.")
+    weights_bytes: int | None = Field(None, ge=0, description="All weights, embeddings and draft included.")
     activations_bytes: int | None = Field(None, ge=0, description="Peak of the largest step.")
     graphs_bytes: int | None = Field(None, ge=0, description="CUDA graphs.")
     kv_cache_bytes: int | None = Field(None, ge=0, description="The KV cache.")

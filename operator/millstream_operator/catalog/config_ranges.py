@@ -61,6 +61,12 @@ RANGES = {
     "mlp_only_layers": NumberRange(0, _LAYERS),
     "num_nextn_predict_layers": NumberRange(0, 16),
     "num_ln_in_parallel_attn": NumberRange(1, 2),
+    # Draft heads.
+    "draft_vocab_size": NumberRange(1, 1 << 24),
+    "target_hidden_size": NumberRange(1, _HIDDEN),
+    "eagle_aux_hidden_state_layer_ids": NumberRange(0, _LAYERS),
+    "medusa_num_heads": NumberRange(1, 16),
+    "medusa_num_layers": NumberRange(1, 8),
     # quantization_config.
     "bits": NumberRange(2, 8),
     "w_bit": NumberRange(2, 8),

@@ -14,6 +14,7 @@ from typing import Any
 from millstream_operator.catalog.checkpoint_size import read_weights, size_problem
 from millstream_operator.catalog.config_fields import CURE, ConfigError
 from millstream_operator.catalog.config_ranges import RANGES
+from millstream_operator.catalog.draft_head import read_head, refuse_head
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.catalog.read_shape import read_shape
 from millstream_runtime.strict_json import read_strict_json
@@ -61,15 +62,32 @@ def read_inspected(answer: Mapping[str, Any]) -> InspectedModel:
             for a family or a format of weights that the catalogue does not know.
     """
     _refuse_numbers_left_out(answer)
+    refuse_head(answer)
     config = {**answer["config"], "quantization_config": answer.get("quantization_config")}
     shape = read_shape(config)
-    weights = answer.get("weights")
-    weights = weights if isinstance(weights, Mapping) else {}
-    counted = read_weights(weights)
+    counted = read_weights(_weights(answer))
     # A model with a vision tower has weights beside those of its language model.
     if counted is not None and (problem := size_problem(shape, counted, is_part="text_config" in config)) is not None:
         raise ConfigError(problem)
-    size = weights.get("file_bytes")
+    return _pinned(shape, answer)
+
+
+def read_inspected_head(answer: Mapping[str, Any], method: str) -> InspectedModel:
+    """Return the facts in an answer about a draft head. `method`: EAGLE or Medusa.
+
+    Raises:
+        ConfigError: as `draft_head.read_head`.
+    """
+    return _pinned(read_head(answer, method), answer)
+
+
+def _weights(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    weights = answer.get("weights")
+    return weights if isinstance(weights, Mapping) else {}
+
+
+def _pinned(shape: ModelShape, answer: Mapping[str, Any]) -> InspectedModel:
+    size = _weights(answer).get("file_bytes")
     revision = answer.get("revision")
     return InspectedModel(
         shape,

@@ -36,6 +36,31 @@ class Parameters:
         return self.attention + self.mlp + self.experts
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftHead:
+    """What makes a shape that of a draft head, which reads the hidden states of one target.
+
+    Attributes:
+        kind: a word of `millstream_runtime.draft_heads`.
+        vocab_size: of the target.
+        target_hidden_size: of the hidden states that it reads.
+        states: how many of them the runtime keeps per token.
+        state_layers: the layers of the target before which it reads them; None: by the target's depth.
+        drafts_per_pass: tokens that one pass over its weights drafts.
+        uses_target_head: whether each draft also reads the target's output head.
+        has_keys: whether it attends, and so keeps keys and values.
+    """
+
+    kind: str
+    vocab_size: int
+    target_hidden_size: int
+    states: int = 1
+    state_layers: tuple[int, ...] | None = None
+    drafts_per_pass: int = 1
+    uses_target_head: bool = False
+    has_keys: bool = True
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
     """One model. Sizes in elements, lengths in tokens."""
@@ -71,6 +96,7 @@ class ModelShape:
     dtype: str = field(default="BF16", repr=False)  # in which a GPU computes with weights that are not quantised
     # How many layers have which sliding window, in tokens (None: they attend to all); () where no layer has one.
     windowed_layers: tuple[tuple[int | None, int], ...] = field(default=(), repr=False)
+    draft_head: DraftHead | None = field(default=None, repr=False)  # None: the shape of a whole model
 
     @property
     def longest_context_tokens(self) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from millstream_operator.api.optimization import HEAD_METHODS
 from millstream_operator.diagnosis.diagnosis import Diagnosis, sentence
 from millstream_operator.diagnosis.memory_explanation import planned_memory
 from millstream_operator.diagnosis.pod_facts import (
@@ -47,7 +48,7 @@ def diagnose_containers(pod: Pod, plan: Mapping[str, Any], phase: str | None) ->
     for one in pod.get("status", {}).get("initContainerStatuses") or []:
         if (found := container_waits(one)) is not None:
             return found
-    if (found := _fetch_ended(fetch_status(pod)) or _draft_fetch_ended(pod)) is not None:
+    if (found := _fetch_ended(fetch_status(pod)) or _draft_fetch_ended(pod, plan)) is not None:
         return found
     container = runtime_status(pod)
     if (found := container_waits(container, runtime_container(pod).get("image", ""))) is not None:
@@ -100,11 +101,12 @@ def _fetch_ended(container: Mapping[str, Any], what: str = "model") -> Diagnosis
     )
 
 
-def _draft_fetch_ended(pod: Pod) -> Diagnosis | None:
-    """Return why the draft model's download failed last, with the field that names it."""
-    if (found := _fetch_ended(draft_fetch_status(pod), "draft model")) is None:
+def _draft_fetch_ended(pod: Pod, plan: Mapping[str, Any]) -> Diagnosis | None:
+    """Return why the download of the draft model or head failed last, with the field that names it."""
+    what = "draft head" if (plan.get("speculation") or {}).get("method") in HEAD_METHODS else "draft model"
+    if (found := _fetch_ended(draft_fetch_status(pod), what)) is None:
         return None
-    named = " ".join(filter(None, ("The draft model", draft_source_of(pod))))
+    named = " ".join(filter(None, (f"The {what}", draft_source_of(pod))))
     return replace(found, detail=f"{named} (speculation.draftModel.source) cannot be fetched: {found.detail}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
+from millstream_operator.api.optimization import HEAD_METHODS
 from millstream_operator.explaining.text import Style, bar, columns, dollars, gigabytes
 from millstream_operator.planning.fixes.patch import kubectl_patch
 from millstream_operator.planning.plan import Infeasible, Plan, Rejected
@@ -12,10 +13,11 @@ from millstream_operator.planning.sizing.memory_ledger import MemoryLedger
 
 WIDTH = 118
 MAX_REJECTED_SHOWN = 8
+DRAFT_KEY = "draftWeightsBytes"
 LEDGER_NAMES = {
     "weightsBytes": "weights",
     "embeddingsBytes": "embeddings",
-    "draftWeightsBytes": "draft model",
+    DRAFT_KEY: "draft model",
     "activationsBytes": "activations",
     "graphsBytes": "CUDA graphs",
     "ncclBytes": "NCCL",
@@ -58,7 +60,8 @@ def ledger_lines(plan: Plan, ledger: MemoryLedger, style: Style) -> list[str]:
             continue
         share = num_bytes / ledger.usable_bytes
         note = f"{share:>4.0%}" + (f"  {tokens}" if key == "kvCacheBytes" and tokens else "")
-        rows.append([LEDGER_NAMES[key], bar(share, style), f"{gigabytes(num_bytes):>9}", note])
+        name = "draft head" if key == DRAFT_KEY and plan.speculation.method in HEAD_METHODS else LEDGER_NAMES[key]
+        rows.append([name, bar(share, style), f"{gigabytes(num_bytes):>9}", note])
     return [style.bold(title), *columns(rows, indent=4)]
 
 

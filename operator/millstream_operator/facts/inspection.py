@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.spec import Accelerator, AcceleratorType
 from millstream_operator.api.workload import Workload
 from millstream_operator.catalog.config_fields import ConfigError, UnsupportedModelError
-from millstream_operator.catalog.inspected_model import UnknownAnswerError, read_answer, read_inspected
+from millstream_operator.catalog.inspected_model import (
+    InspectedModel,
+    UnknownAnswerError,
+    read_answer,
+    read_inspected,
+    read_inspected_head,
+)
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.facts.job_attempts import JobStep, JobWork, next_job_step
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.made_model import made_method
 from millstream_operator.planning.plan import PlanDefaults
-from millstream_operator.planning.requires import draft_source, source_kind
+from millstream_operator.planning.requires import draft_source, head_method, source_kind
 from millstream_operator.planning.spec_plan import plan_from_spec
 from millstream_operator.rendering.inspect_job import Subject
 from millstream_operator.rendering.names import INSPECT_CONTAINER
@@ -25,6 +32,7 @@ from millstream_runtime.config import CAPABILITIES, Capabilities
 Manifest = dict[str, Any]
 # Requirements of a plan that facts alone can meet.
 WANTS_FACTS = frozenset({"inventory", "modelShape", "configMapRef"})
+DRAFT_FIELD = "speculation.draftModel.source"
 
 
 def subjects(owner: LLMDeployment, defaults: PlanDefaults, runtime: Capabilities = CAPABILITIES) -> dict[str, Subject]:
@@ -41,7 +49,7 @@ def subjects(owner: LLMDeployment, defaults: PlanDefaults, runtime: Capabilities
     if model.config_map_ref is not None or source_kind(model.source) != "local" or _depends_on_the_model(owner):
         found["model"] = Subject(model.source, model.config_map_ref)
     if draft is not None:
-        found["draft"] = Subject(draft, field="speculation.draftModel.source")
+        found["draft"] = Subject(draft, field=DRAFT_FIELD, head_method=head_method(owner.spec))
     return found
 
 
@@ -62,16 +70,23 @@ def next_step(subject: Subject, jobs: Sequence[Manifest], pods: Sequence[Manifes
         what=f"The inspection of the {subject.what}",
         under_way=Diagnosis(Reason.INSPECTING, f"Reading the {subject.what}'s shape: {subject}."),
         failure=Reason.DOWNLOAD_FAILED,
-        read=_read,
+        read=functools.partial(_read, subject),
     )
     return next_job_step(work, jobs, pods, now)
 
 
-def _read(message: str) -> Manifest | Diagnosis:
+def read_subject(subject: Subject, answer: Mapping[str, Any]) -> InspectedModel:
+    """Return the facts in an answer about `subject`. Raises ConfigError: as `read_inspected`."""
+    if subject.head_method is not None:
+        return read_inspected_head(answer, subject.head_method)
+    return read_inspected(answer)
+
+
+def _read(subject: Subject, message: str) -> Manifest | Diagnosis:
     """Return the answer in a pod's termination message, or why it is of no use."""
     try:
         answer = read_answer(message)
-        read_inspected(answer)
+        read_subject(subject, answer)
     except UnknownAnswerError as error:
         return Diagnosis(Reason.INVALID_CONFIG, str(error))
     except UnsupportedModelError as error:

@@ -13,12 +13,12 @@ from typing import Any
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.catalog.config_fields import ConfigError, UnsupportedModelError
-from millstream_operator.catalog.inspected_model import InspectedModel, read_inspected
+from millstream_operator.catalog.inspected_model import InspectedModel
 from millstream_operator.children.children import Children
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.diagnosis.plan_refused import PlanRefused
 from millstream_operator.diagnosis.reasons import Reason
-from millstream_operator.facts.inspection import next_step, subjects
+from millstream_operator.facts.inspection import next_step, read_subject, subjects
 from millstream_operator.facts.job_attempts import attempt_of
 from millstream_operator.facts.shared_inspections import SharedInspections
 from millstream_operator.kube.index import Index, OwnerKey
@@ -87,11 +87,11 @@ class Inspector:
         for name, subject in subjects(owner, self._plan_defaults).items():
             if (answer := read_record(records, inspection_key(owner, subject))) is not None:
                 with contextlib.suppress(ConfigError):
-                    found[name] = read_inspected(answer)
+                    found[name] = read_subject(subject, answer)
         return Inspected(found.get("model"), found.get("draft"))
 
     async def _named(self, owner: LLMDeployment, key: OwnerKey, subject: Subject) -> InspectedModel:
-        """As `_inspected`. A draft model that fails is named with its field: the failure alone could be either's."""
+        """As `_inspected`. A draft that fails is named with its field: the failure alone could be either's."""
         try:
             return await self._inspected(owner, key, subject)
         except NotInspected as error:
@@ -111,7 +111,7 @@ class Inspector:
             await self._apply(owner, [inspection_record(owner, name, answer)])
         await self._children.delete(owner, jobs)
         try:
-            return read_inspected(answer)
+            return read_subject(subject, answer)
         except UnsupportedModelError as error:  # a record of another version of the operator, which knew more families
             raise NotInspected(Diagnosis(Reason.UNSUPPORTED_BY_RUNTIME, str(error)), None) from None
         except ConfigError as error:  # … or checked less

@@ -25,6 +25,8 @@ def facts_hash(facts: Facts) -> str:
 
 def _words(shape: ModelShape | None) -> str:
     """Return the text of a shape: a frozen dataclass of numbers, words and tuples, and what its `repr` leaves out."""
+    if shape is not None and shape.draft_head is not None:
+        return f"{shape!r} {shape.draft_head!r}"
     if shape is None or shape.quantization is None:
         return repr(shape)
     block, kept = shape.quantization.block_size, shape.unquantized_parameters

@@ -17,6 +17,7 @@ from dataclasses import replace
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.spec import Accelerator, AcceleratorType
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part
+from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.inventory.node_kinds import Inventory
 from millstream_operator.planning.choices.candidates import Question
 from millstream_operator.planning.choices.draft_fit import cpu_draft_problem
@@ -282,13 +283,15 @@ def _decide_cpu(deployment: LLMDeployment, defaults: PlanDefaults, facts: Facts,
     message = (
         f"A CPU replica with {memory.ledger.usable_bytes >> 20} MiB of memory has room for "
         f"{max(0, memory.kv_cache_tokens)} tokens of KV cache next to its float32 weights; {length} are wanted: "
-        f"{missing_bytes / (1 << 30):.1f} GiB are missing.{_of_draft(memory)}"
+        f"{missing_bytes / (1 << 30):.1f} GiB are missing.{_of_draft(memory, draft)}"
     )
     infeasible = Infeasible("memory", message, input_hash(deployment))
     return _with_fixes(infeasible, deployment, defaults, facts) if explain else infeasible
 
 
-def _of_draft(memory: CpuMemory) -> str:
-    """Say what the draft model takes of the memory, so that a person sees what it costs."""
-    draft_bytes = memory.ledger.draft_weights_bytes
-    return f" The draft model takes {draft_bytes / (1 << 30):.1f} GiB for its weights." if draft_bytes else ""
+def _of_draft(memory: CpuMemory, draft: ModelShape | None) -> str:
+    """Say what the draft takes of the memory, so that a person sees what it costs."""
+    if draft is None:
+        return ""
+    what, draft_bytes = "model" if draft.draft_head is None else "head", memory.ledger.draft_weights_bytes
+    return f" The draft {what} takes {draft_bytes / (1 << 30):.1f} GiB for its weights."

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.model import ModelSource
-from millstream_operator.api.optimization import DraftTuning, SpeculationMethod
+from millstream_operator.api.optimization import HEAD_METHODS, AcceptanceRule, DraftTuning, SpeculationMethod
 from millstream_operator.api.spec import Accelerator, AcceleratorType, Engine, LLMDeploymentSpec, Switch
 from millstream_operator.api.workload import Workload
 from millstream_operator.catalog.model_shape import ModelShape
@@ -25,6 +25,9 @@ _MEANINGS = {
     "kvCache": "a KV cache in {}",
     "kvLayout": "a KV cache with a {} for layers with a sliding window",
     "speculation": "speculation by {}",
+    "draftHead": "the {} head that drafts (name its source as speculation.draftModel)",
+    "headAcceptance": "acceptance {} of the drafts of a head (leave speculation.acceptance out, or name a draft model)",
+    "headTuning": "tuning of {} heads (leave speculation.tuning out, or name a draft model)",
     "tensorParallelSize": "{} GPUs that share a layer",
     "pipelineParallelSize": "{} groups of GPUs that share the layers",
     "checkpointFormat": "reading {} of this checkpoint",
@@ -34,6 +37,11 @@ _MEANINGS = {
     "modelShape": "knowing the model's config.json, without which objectives, budget and load cannot be kept",
     "configMapRef": "reading model.configMapRef",
 }
+# Where a value says more than its name.
+_HEADS_ON_A_GPU = (
+    "speculation by {} on a GPU (set speculation.method to DraftModel or NGram, or accelerator.type to CPU)"
+)
+_MEANINGS_OF_VALUES = {f"speculation={method}": _HEADS_ON_A_GPU for method in HEAD_METHODS}
 
 
 def source_kind(source: ModelSource) -> str:
@@ -51,6 +59,12 @@ def draft_source(spec: LLMDeploymentSpec) -> ModelSource | None:
     """Return the source of the draft model; None where the spec names none."""
     speculation = spec.speculation
     return speculation.draft_model.source if speculation is not None and speculation.draft_model is not None else None
+
+
+def head_method(spec: LLMDeploymentSpec) -> str | None:
+    """Return the method whose draft head `speculation.draftModel` is; None where it is a model, or there is none."""
+    method = spec.speculation.method if spec.speculation is not None else None
+    return method.value if method in HEAD_METHODS else None
 
 
 def tuning_of(spec: LLMDeploymentSpec) -> DraftTuning | None:
@@ -117,8 +131,7 @@ def requirements(
         TABLE_PER_GROUP not in runtime.kv_layouts
     ):
         found.append(f"kvLayout={TABLE_PER_GROUP}")
-    if speculation not in _speculation_methods(deployment.spec, runtime):
-        found.append(f"speculation={speculation}")
+    found += missing_for_speculation(deployment.spec, runtime, speculation)
     found += _missing_for_draft(draft, runtime, on_cpu=on_cpu) if draft is not None else ()
     if tensor > runtime.max_tensor_parallel_size:
         found.append(f"tensorParallelSize={tensor}")
@@ -127,8 +140,23 @@ def requirements(
     return tuple(dict.fromkeys(found))
 
 
+def missing_for_speculation(spec: LLMDeploymentSpec, runtime: Capabilities, method: str) -> list[str]:
+    """Return what is missing to speculate by `method`, of the runtime and of the spec; see `requirements`."""
+    if method not in _speculation_methods(spec, runtime):
+        return [f"speculation={method}"]
+    wanted = spec.speculation
+    if wanted is None or method not in HEAD_METHODS:
+        return []
+    found = [f"draftHead={method}"] if wanted.draft_model is None else []
+    if wanted.acceptance is AcceptanceRule.DISTRIBUTION:
+        found.append(f"headAcceptance={wanted.acceptance}")
+    return [*found, f"headTuning={method}"] if wanted.tuning is not None else found
+
+
 def _missing_for_draft(draft: ModelShape, runtime: Capabilities, *, on_cpu: bool) -> list[str]:
-    """What the runtime lacks to load a draft model as it is stored."""
+    """What the runtime lacks to load a draft model as it is stored. A head was checked when it was inspected."""
+    if draft.draft_head is not None:
+        return []
     found = [f"modelFamily={draft.family}"] if draft.family not in runtime.model_families else []
     if draft.quantization is None:
         return found
@@ -163,5 +191,6 @@ def refusal(requires: Sequence[str]) -> str | None:
     words = []
     for requirement in requires:
         name, _, value = requirement.partition("=")
-        words.append(f"{_MEANINGS[name].format(value)} ({requirement})")
+        meaning = _MEANINGS_OF_VALUES.get(requirement, _MEANINGS[name])
+        words.append(f"{meaning.format(value)} ({requirement})")
     return f"This version cannot run the plan: it lacks {'; '.join(words)}."

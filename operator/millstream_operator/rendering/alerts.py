@@ -12,7 +12,7 @@ from typing import Any
 
 from millstream_operator.api import duration
 from millstream_operator.api.llmdeployment import LLMDeployment
-from millstream_operator.api.optimization import Speculation, SpeculationMethod
+from millstream_operator.api.optimization import HEAD_METHODS, Speculation, SpeculationMethod
 from millstream_operator.api.rules import DEFAULT_WARMUP_TIMEOUT
 from millstream_operator.api.spec import Warmup
 from millstream_operator.rendering.queries import (
@@ -151,8 +151,12 @@ def _heartbeats(owner: LLMDeployment) -> Iterator[Alert]:
 
 def _speculation(owner: LLMDeployment) -> Iterator[Alert]:
     """Where Auto chose none, the pods have no such metric, and nothing fires."""
-    if (owner.spec.speculation or Speculation()).method is SpeculationMethod.DISABLED:
+    method = (owner.spec.speculation or Speculation()).method
+    if method is SpeculationMethod.DISABLED:
         return
+    # The cluster cannot tune a head.
+    is_head = method in HEAD_METHODS
+    other = "name another draft head" if is_head else "tune the draft"
     checks, accepted = (total(f"increase({series(owner, metric, '1h')})") for metric in (DRAFT_CHECKS, DRAFTS_ACCEPTED))
     stopped = series(owner, DECODES_WITHOUT_DRAFTS, "1h", reason="no_gain|drafter_failed")
     undrafted = total(f"increase({stopped})", "reason")
@@ -163,7 +167,7 @@ def _speculation(owner: LLMDeployment) -> Iterator[Alert]:
         f"100 * {accepted} < {ACCEPTED_PER_CHECK_PERCENT} * {checks}",
         3600,
         "drafts are checked, and hardly any stands: speculation costs more than it gains",
-        "speculation.governor.mode Enforce stops such checks. Or tune the draft, or take speculation.method Disabled.",
+        f"speculation.governor.mode Enforce stops such checks. Or {other}, or take speculation.method Disabled.",
     )
     yield Alert(
         "MillstreamSpeculationOff",
@@ -171,5 +175,6 @@ def _speculation(owner: LLMDeployment) -> Iterator[Alert]:
         f"{undrafted} > {LEAST_CHECKS_PER_HOUR} and {undrafted} > {UNDRAFTED_PER_CHECK} * {checks}",
         6 * 3600,
         "nothing was drafted for six hours, since it gains nothing or the drafter failed",
-        "Tune the draft on this traffic, name another, or take speculation.method Disabled, which frees its memory.",
+        f"{'Name another draft head' if is_head else 'Tune the draft on this traffic, name another'}, or take "
+        "speculation.method Disabled, which frees its memory.",
     )

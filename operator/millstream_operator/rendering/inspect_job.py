@@ -48,15 +48,22 @@ CONFIG_FOLDER = "/var/run/millstream/config"
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A source to be inspected. `config`: a config.json that replaces the model's own; `field`: that of the source."""
+    """A source to be inspected.
+
+    `config`: a config.json that replaces the model's own; `field`: that of the source; `head_method`: the method of
+    speculation whose draft head it must be, None: a model.
+    """
 
     source: ModelSource
     config: ObjectKey | None = None
     field: str = MODEL_FIELD
+    head_method: str | None = None
 
     @property
     def what(self) -> str:
         """The model, in words."""
+        if self.head_method is not None:
+            return "draft head"
         return "model" if self.field == MODEL_FIELD else "draft model"
 
     def __str__(self) -> str:
@@ -85,6 +92,8 @@ def inspection_key(owner: LLMDeployment, subject: Subject) -> str:
         named["spec"] = input_hash(owner)
     if source.local is not None and owner.spec.runtime is not None and owner.spec.runtime.image is not None:
         named["runtimeImage"] = owner.spec.runtime.image
+    if subject.head_method is not None:  # an older runtime's answer about the same source says nothing of heads
+        named["draftHead"] = True
     if subject.config is not None:
         named["config"] = subject.config.model_dump(mode="json", by_alias=True)
     return _digest(named)

@@ -61,7 +61,7 @@ def boot_config(
         kv_cache_dtype=_kv_cache_dtype(plan),
         speculation_method=method,
         max_draft_tokens=plan.speculation.max_draft_tokens if method is not SpeculationMethod.DISABLED else None,
-        draft_model=_draft_model(plan, model_root) if method is SpeculationMethod.DRAFT_MODEL else None,
+        draft_model=_draft_model(plan, model_root) if method.has_weights else None,
         speculation_acceptance=_acceptance(plan, method),
         drain_timeout_seconds=plan.drain_timeout_seconds,
         api_keys_file=api_keys_path(plan.api_keys),
@@ -84,7 +84,7 @@ def _speculation_method(plan: Plan) -> SpeculationMethod:
     on_cpu = plan.accelerator is AcceleratorType.CPU
     usable = CAPABILITIES.cpu_speculation_methods if on_cpu else CAPABILITIES.speculation_methods
     method = SpeculationMethod(plan.speculation.method if plan.speculation.method in usable else "Disabled")
-    if method is SpeculationMethod.DRAFT_MODEL and plan.draft is None:
+    if method.has_weights and plan.draft is None:
         return SpeculationMethod.DISABLED  # the draft was not inspected: such a plan is shown and not applied
     return method
 

@@ -1,4 +1,4 @@
-"""Whether a draft model suits its target, by their shapes. Pure.
+"""Whether a draft model or a draft head suits its target, by their shapes. Pure.
 
 The runtime compares the tokens themselves when it starts. What the shapes say already is refused before a pod exists.
 """
@@ -6,7 +6,8 @@ The runtime compares the tokens themselves when it starts. What the shapes say a
 from __future__ import annotations
 
 from millstream_operator.api.spec import LLMDeploymentSpec
-from millstream_operator.catalog.model_shape import ModelShape
+from millstream_operator.catalog.model_shape import DraftHead, ModelShape
+from millstream_operator.planning.requires import head_method
 from millstream_operator.planning.sizing.cpu_memory import cpu_weights_bytes
 
 # Embeddings are padded to different sizes in one family: 151,936 and 152,064 rows for the same tokens.
@@ -25,10 +26,54 @@ def cpu_draft_problem(spec: LLMDeploymentSpec, target: ModelShape, draft: ModelS
     """Return why a replica on a CPU cannot draft with `draft`, and what to do; None where it may."""
     if (why := _format_problem(spec, draft)) is not None:
         return why
+    if (method := head_method(spec)) is not None:
+        return head_problem(method, target, draft) or _head_size_problem(target, draft)
     why = vocabulary_problem(target, draft) or _size_problem(target, draft)
     if why is None:
         return None
     return f"{why}: name a smaller model with the target's tokenizer, or leave speculation.draftModel out"
+
+
+def head_problem(method: str, target: ModelShape, draft: ModelShape) -> str | None:
+    """Return why the head cannot draft for the target, and what to do; None where it can."""
+    head = draft.draft_head
+    if head is None:
+        return f"speculation.method is {method}, but speculation.draftModel is a model: name a head of this model"
+    sizes = (
+        ("hidden_size", draft.hidden_size, target.hidden_size),
+        ("target_hidden_size", head.target_hidden_size, target.hidden_size),
+        ("vocab_size", head.vocab_size, target.vocab_size),
+    )
+    for name, of_head, of_target in sizes:
+        if of_head != of_target:
+            return (
+                f"the {name} of the {head.kind} head (speculation.draftModel) is {of_head}, and the model's is "
+                f"{of_target}: name a head that was trained with this model, or leave speculation out"
+            )
+    return _layers_problem(head, target)
+
+
+def _layers_problem(head: DraftHead, target: ModelShape) -> str | None:
+    if head.states == 1:
+        return None
+    depth = target.num_layers
+    layers = head.state_layers or (2, depth // 2, depth - 3)
+    if all(0 <= layer <= depth for layer in layers):
+        return None
+    return (
+        f"the {head.kind} head (speculation.draftModel) reads hidden states before the layers "
+        f"{', '.join(map(str, layers))}, and the model has {depth}: name a head that was trained with this model"
+    )
+
+
+def _head_size_problem(target: ModelShape, draft: ModelShape) -> str | None:
+    draft_bytes, target_bytes = cpu_weights_bytes(draft), cpu_weights_bytes(target)
+    if draft_bytes <= target_bytes:
+        return None
+    return (
+        f"the weights of the draft head (speculation.draftModel) take {draft_bytes / 1e9:.2f} GB, more than the "
+        f"model's {target_bytes / 1e9:.2f} GB: name a smaller head, or leave speculation out"
+    )
 
 
 def _format_problem(spec: LLMDeploymentSpec, draft: ModelShape) -> str | None:
@@ -37,6 +82,8 @@ def _format_problem(spec: LLMDeploymentSpec, draft: ModelShape) -> str | None:
     stored = draft.quantization.method if draft.quantization is not None else "None"
     if asked in ("Auto", stored):
         return None
+    if draft.draft_head is not None:
+        return f"speculation.draftModel.quantizationMethod is {asked}, but draft heads have {stored}: leave it out"
     return (
         f"speculation.draftModel.quantizationMethod is {asked}, but the draft is stored as {stored}: leave it out, or "
         f"name a draft that is stored as {asked}"

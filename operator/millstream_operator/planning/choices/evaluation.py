@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from millstream_operator.api.optimization import HEAD_METHODS
 from millstream_operator.catalog.gpu import MINIMUM_SM, MINIMUM_SM_KV_CACHE
 from millstream_operator.planning.choices.candidates import Candidate, Question, correction_for
-from millstream_operator.planning.choices.draft_fit import vocabulary_problem
+from millstream_operator.planning.choices.draft_fit import head_problem, vocabulary_problem
 from millstream_operator.planning.choices.machines import draft_machine, target_machine
 from millstream_operator.planning.choices.outcome import Outcome, Problem, Stage
 from millstream_operator.planning.plan import SpeculationPlan
@@ -58,10 +59,13 @@ def _incompatibility(question: Question, candidate: Candidate) -> Problem | None
                 Stage.QUANTIZATION,
                 f"{method} needs compute capability {needed} or newer; {part.name} has {part.compute_capability}",
             )
-    draft = question.draft_shape
-    if draft is None or question.speculation.method != "DraftModel":
+    draft, speculation = question.draft_shape, question.speculation.method
+    if draft is None or speculation not in ("DraftModel", *HEAD_METHODS):
         return None
-    why = vocabulary_problem(question.shape, draft)
+    if speculation in HEAD_METHODS:
+        why = head_problem(speculation, question.shape, draft)
+    else:
+        why = vocabulary_problem(question.shape, draft)
     return Problem(Stage.SPECULATION, why) if why is not None else None
 
 

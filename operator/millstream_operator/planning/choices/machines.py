@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.planning.choices.candidates import Candidate, Question, correction_for
-from millstream_operator.planning.sizing.memory_ledger import kv_bytes_per_token
+from millstream_operator.planning.sizing.memory_ledger import draft_token_bytes, kv_bytes_per_token
 from millstream_operator.planning.sizing.roofline import Machine
 from millstream_operator.planning.sizing.tensor_parallel import tensor_parallel_problem
 from millstream_operator.planning.sizing.weights import RankWeights, rank_weights, weight_format
@@ -36,6 +36,8 @@ def draft_machine(question: Question, candidate: Candidate) -> Machine | None:
         return None
     if shape is None:  # EAGLE and Medusa without a shape: a head of about one decoder layer of the target
         shape = _one_layer(question.shape)
+    elif shape.draft_head is not None:
+        shape = replace(shape, dtype=question.shape.dtype)  # a head computes as its target does
     method = question.draft_method or (shape.quantization.method if shape.quantization else "None")
     group = weight_format(shape, method).group_size
     shared = tensor_parallel_problem(shape, candidate.tensor, group) is None
@@ -47,7 +49,7 @@ def draft_machine(question: Question, candidate: Candidate) -> Machine | None:
         method=method,
         tensor=tensor,
         pipeline=1,
-        kv_bytes=kv_bytes_per_token(shape, candidate.kv_cache, tensor),
+        kv_bytes=draft_token_bytes(shape, candidate.kv_cache, tensor),
         over_nvlink=candidate.stock.part.has_nvlink and tensor <= candidate.stock.island_size,
     )
 

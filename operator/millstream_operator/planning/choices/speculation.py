@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millstream_operator.api.optimization import Speculation
+from millstream_operator.api.optimization import HEAD_METHODS, Speculation
 from millstream_operator.api.spec import Accelerator, AcceleratorType, LLMDeploymentSpec
 from millstream_operator.api.workload import Profile
 from millstream_operator.planning.plan import PlanReason, Rejected, SpeculationPlan
@@ -45,7 +45,8 @@ def choose_speculation(spec: LLMDeploymentSpec, choosable: Capabilities) -> Spec
     if method == "Auto" and wanted.draft_model is not None:
         return _chosen("DraftModel", wanted, "spec.speculation.draftModel names a draft.")
     if method != "Auto":
-        return _chosen(method, wanted, f"spec.speculation.method asks for {method}.")
+        head = ": speculation.draftModel is a draft head" if method in HEAD_METHODS and wanted.draft_model else ""
+        return _chosen(method, wanted, f"spec.speculation.method asks for {method}{head}.")
     profile = spec.workload.profile if spec.workload else None
     if profile in WITHOUT:
         return _chosen("Disabled", wanted, WITHOUT[profile])

@@ -24,7 +24,7 @@ from millstream_operator.planning.fixes.number_changes import (
     shorter,
     smaller_steps,
 )
-from millstream_operator.planning.requires import draft_source
+from millstream_operator.planning.requires import draft_source, missing_for_speculation
 from millstream_operator.planning.sizing.tensor_parallel import sizes, tensor_parallel_problem
 from millstream_operator.planning.sizing.weights import weight_format
 
@@ -64,8 +64,7 @@ def without_unsupported(deployment: LLMDeployment, facts: Facts) -> Change | Non
         gone["quantization__kvCache"] = None
     if spec.speculation is not None:
         method = choose_speculation(spec, runtime).plan.method
-        on_cpu = (spec.accelerator or Accelerator()).type is AcceleratorType.CPU
-        if method not in (runtime.cpu_speculation_methods if on_cpu else runtime.speculation_methods):
+        if missing_for_speculation(spec, runtime, method):
             gone["speculation"] = None
     if (parallelism.pipeline or 1) > runtime.max_pipeline_parallel_size:
         gone["parallelism"] = None

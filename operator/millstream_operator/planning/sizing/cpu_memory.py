@@ -2,7 +2,7 @@
 
 The shares are the runtime's own (`engine/kv/pool_size.py`): float32 or packed weights, a reserve, and at most 30 % of
 the container's memory for the KV pool, in float32 or in the format that the spec names. A draft model's weights, keys
-and values are counted as the model's are.
+and values are counted as the model's are, and so are a draft head's, with the hidden states that it reads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.planning.sizing.kv_pool import KvPool, kv_pool
-from millstream_operator.planning.sizing.memory_ledger import MemoryLedger, kv_bytes_per_token
+from millstream_operator.planning.sizing.memory_ledger import MemoryLedger, draft_token_bytes, kv_bytes_per_token
 from millstream_operator.planning.sizing.weights import linear_bytes, weight_format
 
 CPU_MEMORY_LIMIT = "4Gi"
@@ -103,7 +103,7 @@ def cpu_memory(
     Args:
         is_grouped: see `kv_layout.choose_layout`.
         kv_cache: the format of keys and values.
-        draft: the draft model. Its pool has as many blocks as the model's, in the same format.
+        draft: the draft model or head. Its pool has as many blocks as the model's, in the same format.
     """
     limit = memory_limit_bytes(spec)
     tables = (shape.parameters.embedding + shape.parameters.head) * FLOAT32_BYTES
@@ -132,6 +132,6 @@ def cpu_memory(
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
             is_grouped=is_grouped,
-            draft_token_bytes=0 if draft is None else kv_bytes_per_token(draft, kv_cache, dtype_bytes=FLOAT32_BYTES),
+            draft_token_bytes=0 if draft is None else draft_token_bytes(draft, kv_cache, dtype_bytes=FLOAT32_BYTES),
         ),
     )

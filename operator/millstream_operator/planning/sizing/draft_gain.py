@@ -23,8 +23,12 @@ def most_speedup_percent(speculation: SpeculationSpeed, share: float) -> int:
 
 
 def draft_share(target: ModelShape, draft: ModelShape) -> float:
-    """Return the bytes that a decode of the draft reads over those of the target."""
-    return _read_bytes(draft) / _read_bytes(target)
+    """Return the bytes that one draft reads over those that a decode of the target reads."""
+    read_bytes = float(_read_bytes(draft))
+    if (head := draft.draft_head) is not None:
+        read_bytes /= head.drafts_per_pass
+        read_bytes += (target.vocab_size * target.hidden_size * FLOAT32_BYTES) if head.uses_target_head else 0
+    return read_bytes / _read_bytes(target)
 
 
 def _read_bytes(shape: ModelShape) -> int:

@@ -128,3 +128,14 @@ def kv_bytes_per_token(
     else:
         heads = elements // shape.head_size
     return kv_token_bytes(kv_cache, heads, elements // heads, dtype_bytes or shape.compute_bytes)
+
+
+def draft_token_bytes(draft: ModelShape, kv_cache: str, tensor: int = 1, *, dtype_bytes: int | None = None) -> int:
+    """Bytes that one rank keeps of one token for the draft: its keys and values, and for a head the target's hidden
+    states, which are not quantized. `dtype_bytes`: as in `kv_bytes_per_token`."""
+    head = draft.draft_head
+    keys_bytes = kv_bytes_per_token(draft, kv_cache, tensor, dtype_bytes=dtype_bytes)
+    if head is None:
+        return keys_bytes
+    states_bytes = head.states * head.target_hidden_size * (dtype_bytes or draft.compute_bytes)
+    return states_bytes + (keys_bytes if head.has_keys else 0)

@@ -14,6 +14,7 @@ from millstream_operator.planning.choices.speculation import choose_speculation
 from millstream_operator.planning.facts import Facts
 from millstream_operator.planning.plan import Plan, PlanDefaults
 from millstream_operator.planning.planner import decide
+from millstream_operator.planning.requires import refusal
 from millstream_operator.planning.sizing.draft_gain import draft_share, most_speedup_percent
 from millstream_operator.planning.sizing.roofline import SpeculationSpeed
 from millstream_operator.rendering.runtime_config import boot_config
@@ -40,10 +41,14 @@ def test_n_grams_on_a_cpu_reach_the_runtime(asked: dict[str, Any], tokens: int) 
 
 
 @pytest.mark.parametrize("method", ["EAGLE", "Medusa"])
-def test_other_methods_are_refused_on_a_cpu(method: str) -> None:
-    draft = {"draftModel": {"source": {"local": {"path": "demo-draft"}}}}
-    plan = planned(**CPU, speculation={"method": method} | draft)
+def test_a_head_is_refused_on_a_gpu_with_the_methods_that_are_there(method: str) -> None:
+    head = {"draftModel": {"source": {"local": {"path": "demo-eagle"}}}}
+    plan = planned(accelerator={"type": "GPU"}, speculation={"method": method} | head)
     assert plan.requires == (f"speculation={method}",)
+    assert (
+        refusal(plan.requires) == f"This version cannot run the plan: it lacks speculation by {method} on a GPU (set "
+        f"speculation.method to DraftModel or NGram, or accelerator.type to CPU) (speculation={method})."
+    )
     assert boot_config(plan).speculation_method is SpeculationMethod.DISABLED
 
 

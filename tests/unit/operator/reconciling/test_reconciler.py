@@ -262,10 +262,10 @@ async def test_what_the_runtime_cannot_do_is_refused_by_name_and_the_last_good_p
     await operator.turn()
     ready = operator.condition("Ready")
     assert (ready["status"], ready["reason"]) == ("False", "UnsupportedByRuntime")
-    assert "speculation=EAGLE" in ready["message"]
+    assert "draftHead=EAGLE" in ready["message"]
     assert operator.condition("Stalled")["reason"] == "UnsupportedByRuntime"
     assert operator.condition("Available")["status"] == "True"
-    assert operator.cluster.the(LLM_DEPLOYMENT)["status"]["plan"]["requires"] == ["speculation=EAGLE"]
+    assert operator.cluster.the(LLM_DEPLOYMENT)["status"]["plan"]["requires"] == ["draftHead=EAGLE"]
     assert operator.cluster.the(DEPLOYMENT) == before
     assert operator.writes == [("apply", "LLMDeployment/status")]
     await operator.turn()
