@@ -19,6 +19,7 @@ from typing import Any
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.load import parse
 from millstream_operator.api.status import AppliedStrategy
+from millstream_operator.catalog.draft_head import read_head
 from millstream_operator.catalog.gpu import GpuCatalog, GpuPart
 from millstream_operator.catalog.gpu_names import parse_island
 from millstream_operator.catalog.model_shape import ModelShape
@@ -75,6 +76,9 @@ CAPABILITIES = {
 CAPABILITIES["drafts"] = replace(
     CAPABILITIES["today"], cpu_speculation_methods=frozenset({"Disabled", "NGram", "DraftModel"})
 )
+CAPABILITIES["heads"] = replace(
+    CAPABILITIES["today"], cpu_speculation_methods=frozenset({"Disabled", "NGram", "DraftModel", "EAGLE", "Medusa"})
+)
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ class Stored:
         capabilities = CAPABILITIES[facts["capabilities"]]
         return Facts(
             shape=_shape(facts.get("config")),
-            draft_shape=_shape(facts.get("draftConfig")),
+            draft_shape=_head(facts["draftHead"]) if "draftHead" in facts else _shape(facts.get("draftConfig")),
             inventory=_inventory(facts.get("free")),
             capacity=_inventory(facts.get("capacity")),
             draft_is_inspected=facts.get("draftInspected", False),
@@ -199,6 +203,10 @@ def _sha256(text: str) -> str:
 
 def _shape(config: Manifest | None) -> ModelShape | None:
     return read_shape(config) if config is not None else None
+
+
+def _head(answer: Manifest) -> ModelShape:
+    return read_head({"draft_head": answer}, "EAGLE")
 
 
 def _inventory(islands: Sequence[str] | None) -> Inventory | None:
