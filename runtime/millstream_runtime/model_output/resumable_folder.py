@@ -35,6 +35,7 @@ class ResumableFolder:
         self.out = out
         self.path = out.parent / f".{out.name}.{command}"
         self.model = self.path / "model"
+        self._lock: FolderLock | None = None
 
     @contextmanager
     def locked(self, say: Callable[[str], None]) -> Iterator[None]:
@@ -57,10 +58,22 @@ class ResumableFolder:
         with writing(self.path):
             self.path.mkdir(exist_ok=True)
             try:
-                held.enter_context(FolderLock(self.path, say))
+                self._lock = held.enter_context(FolderLock(self.path, say))
             except FileNotFoundError:
                 return False
         return True
+
+    def _require_lock(self) -> None:
+        """A process that stood still for long, with its node, has lost the folder to the next one of another pod.
+
+        Raises:
+            RuntimeFailure: DiskFull, the lock is another's.
+        """
+        if self._lock is not None and not self._lock.is_held():
+            raise RuntimeFailure(
+                FailureReason.DISK_FULL,
+                f"Another run has taken over {self.path}, because this one stood still for too long; that one goes on.",
+            )
 
     def open(self, job: Mapping[str, Any], say: Callable[[str], None], *, discard_other: bool = False) -> None:
         """Begin, or find the folder as a run of the same job left it. `discard_other`: remove the work of another job.
@@ -89,18 +102,20 @@ class ResumableFolder:
         """Call `write` with another path, flush and rename it to `path`.
 
         Raises:
-            RuntimeFailure: DiskFull, with what to do.
+            RuntimeFailure: DiskFull, with what to do, or that another run has the folder.
         """
         partial = path.with_name(path.name + PARTIAL)
         with writing(path):
+            self._require_lock()
             try:
                 write(partial)
                 with partial.open("rb") as file:
                     os.fsync(file.fileno())
-                partial.replace(path)
             except BaseException:
                 partial.unlink(missing_ok=True)
                 raise
+            self._require_lock()  # else the partial file is the other's, who writes it under the same name
+            partial.replace(path)
 
     def write_text(self, path: Path, text: str) -> None:
         """Write a text in UTF-8, whole or not at all; as `write`."""
@@ -125,6 +140,7 @@ class ResumableFolder:
     def finish(self) -> None:
         """Rename the model to its place, and remove what is left."""
         with writing(self.out):
+            self._require_lock()
             self.model.replace(self.out)  # also over an empty folder
         shutil.rmtree(self.path, ignore_errors=True)
 

@@ -85,6 +85,10 @@ class FolderLock:
             with contextlib.suppress(OSError):
                 self._path.unlink()
 
+    def is_held(self) -> bool:
+        """Whether the lock names this process as it is read now. Raises OSError: it cannot be read."""
+        return self._is_mine(self._read())
+
     def guard(self) -> None:
         """Raises RuntimeFailure: DownloadFailed, the lock is not provably ours any more."""
         silent_seconds = time.monotonic() - self._confirmed_at
@@ -205,7 +209,7 @@ def _owner_is_dead_here(owner: dict[str, Any]) -> bool:
 def _owner_of(content: bytes | None) -> dict[str, Any]:
     try:
         owner = json.loads(content or b"{}").get("owner", {})
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return {}  # half-written: its owner is alive, or the content does not change and becomes stale
     return owner if isinstance(owner, dict) else {}
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from millstream.cli import main
+from millstream_runtime.errors import RuntimeFailure
 from millstream_runtime.model_output.resumable_folder import ResumableFolder
 from millstream_runtime.quantize.output.work_folder import WorkFolder
-from millstream_runtime.sources.lock import FolderLock
+from millstream_runtime.sources.lock import LOCK_NAME, FolderLock
 from tests.unit.quantize.conftest import contents, quantize
 
 RTN = ("--method=rtn", "--no-quality")
@@ -53,6 +54,28 @@ def test_a_second_run_waits_and_finds_the_model_of_the_first(
     before = contents(tmp_path / "out")
     assert quantize(wide, tmp_path / "out", f"--method={method}", "--keep-made") == 0
     assert contents(tmp_path / "out") == before
+
+
+def test_a_run_that_stood_still_and_lost_its_folder_to_another_writes_nothing_more(tmp_path: Path) -> None:
+    """It would cut files that the other is writing: both write them under one name."""
+    work = ResumableFolder(tmp_path / "out", "quantize")
+
+    def lose(path: Path) -> None:
+        path.write_text("half")
+        (work.path / LOCK_NAME).write_text(json.dumps({"owner": {"token": "another's"}, "beat": 3}))
+
+    with work.locked(lambda text: None):
+        work.open({"version": 1}, lambda text: None)
+        work.write_text(work.model / "before", "text")
+        with pytest.raises(RuntimeFailure, match="Another run has taken over"):
+            work.write(work.model / "meanwhile", lose)
+        with pytest.raises(RuntimeFailure, match="Another run has taken over"):
+            work.write_text(work.model / "after", "text")
+        with pytest.raises(RuntimeFailure, match="Another run has taken over"):
+            work.finish()
+    left = {path.name for path in work.model.iterdir()}
+    assert left == {"before", "meanwhile.partial"}, "the other may be writing the partial file"
+    assert not work.out.exists()
 
 
 @pytest.mark.parametrize("command", ["quantize", "tune-draft"])

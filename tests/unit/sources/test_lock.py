@@ -62,6 +62,13 @@ def test_an_owner_on_another_node_that_fell_silent_is_replaced(tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("content", ["", "{", "[" * 4096, '{"owner": 7}', "\xff"])
+def test_what_no_owner_wrote_is_waited_for_like_the_lock_of_another_node(tmp_path: Path, content: str) -> None:
+    (tmp_path / LOCK_NAME).write_bytes(content.encode("latin-1"))
+    with FolderLock(tmp_path, ignore, IMPATIENT) as lock:
+        lock.guard()
+
+
 def test_an_owner_that_beats_is_waited_for(tmp_path: Path) -> None:
     foreign_lock(tmp_path)
     stop = threading.Event()
