@@ -11,6 +11,10 @@ expected length of answers, is in Fu et al. 2024 (arXiv 2408.15792).
     order        3         1          2          3          4             with a delay of 3 for the long one
     first step   1, 2, 0, 3, 4                                            equal orders: the first to arrive is first
 
+Room in the pool is given in this order, so the bound is one of room. Of a step, short prompts have their half even
+while long ones wait (`prompt_budget`): while a long prompt is computed, any number of short ones may pass the next long
+one, which begins as soon as that one is done.
+
 A priority is a head start counted in arrivals too, and one step of it is worth more than the longest delay. So a prompt
 is never behind a less urgent one that came with it or later, however long it is. Pure: no torch, no clock.
 """
@@ -28,5 +32,5 @@ def queue_order(arrival: int, priority: int, num_tokens: int) -> int:
 
 
 def delay_arrivals(num_tokens: int) -> int:
-    """Return how many later prompts may start before one that computes `num_tokens`, at most."""
+    """Return how many later prompts may be given room before one that computes `num_tokens`, at most."""
     return min(num_tokens // TOKENS_PER_ARRIVAL, MOST_DELAY_ARRIVALS)

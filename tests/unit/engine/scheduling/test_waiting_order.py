@@ -112,6 +112,33 @@ def test_each_prompt_starts_after_a_bounded_number_of_others(
         )
 
 
+def test_a_long_prompt_starts_as_soon_as_the_one_before_it_is_computed_whoever_passes_meanwhile() -> None:
+    """Short prompts have their half of each step (`prompt_budget`), so more pass than by the order alone. But never for
+    longer than the long prompts before it take."""
+    scheduler = Scheduler(BlockManager(1000, 16, 8), 32, 8)
+    first, second = sequence(0, 960), sequence(1, 960)
+    arrivals = [first, second]
+    for one in arrivals:
+        scheduler.add(one)
+    num_passed, steps_between = 0, 0
+    while not second.num_computed_tokens:
+        steps_between += first.num_computed_tokens >= first.num_prompt_tokens
+        for _ in range(2):
+            arrivals.append(sequence(len(arrivals), 8))
+            scheduler.add(arrivals[-1])
+        plan = scheduler.plan()
+        num_passed += len(plan.admitted.keys() - {first, second})
+        chunks = scheduler.apply(plan)
+        sampling = [chunk.sequence for chunk in chunks if chunk.samples]
+        scheduler.advance(chunks)
+        for one in sampling:
+            one.append(1)
+            if one.num_generated_tokens == 2:
+                scheduler.remove(one)
+    assert num_passed > MOST_DELAY_ARRIVALS
+    assert steps_between <= 1
+
+
 def test_what_is_cached_of_a_prompt_does_not_delay_it() -> None:
     row = OneRow(prefix_caching=True)
     row.scheduler.add(sequence(0, LONG_TOKENS))
