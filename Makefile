@@ -86,6 +86,18 @@ peers: .tools/peers/vllm/.installed .tools/peers/openvino/.installed .tools/peer
 	nice -n 10 cmake --build .tools/peers/llama.cpp/build --target llama-server --parallel $(LLAMA_CPP_JOBS)
 	@touch $@
 
+.PHONY: packers
+packers: .tools/packers/gptqmodel/.installed .tools/packers/llm-compressor/.installed ## other packers (gptqmodel, llm-compressor), an environment each: 6 GB
+
+.tools/packers/%/.installed: requirements/packers-%.txt | $(UV)
+	$(UV) venv --quiet --allow-existing --python $(PYTHON) .tools/packers/$*
+	VIRTUAL_ENV=.tools/packers/$* $(UV) pip sync --quiet --require-hashes $<
+	@touch $@
+
+.PHONY: packed-checkpoints
+packed-checkpoints: .tools/packers/llm-compressor/.installed ## have llm-compressor write tests/data/packed_checkpoints anew
+	.tools/packers/llm-compressor/bin/python -m tests.packers.llm_compressor_side pack tests/data/packed_checkpoints/llm-compressor
+
 .PHONY: clients
 clients: venv .tools/clients/.installed .tools/clients-node/.installed ## outside clients (lm-eval, guidellm, …) against a server of the demo model
 	$(BIN)/pytest tests/clients
@@ -148,6 +160,9 @@ lock: $(UV) ## recompile requirements/*.txt (hashes, no addresses); LOCK_ARGS=--
 	$(UV) pip compile requirements/peers-vllm.in --override requirements/peers-vllm-overrides.in -o requirements/peers-vllm.txt $(LOCK_FLAGS)
 	@for peer in openvino transformers llama-cpp-python; do \
 	  $(UV) pip compile requirements/peers-$$peer.in -o requirements/peers-$$peer.txt $(LOCK_FLAGS); \
+	done
+	@for packer in gptqmodel llm-compressor; do \
+	  $(UV) pip compile requirements/packers-$$packer.in -o requirements/packers-$$packer.txt $(LOCK_FLAGS); \
 	done
 	$(UV) pip compile requirements/clients.in -o requirements/clients.txt $(LOCK_FLAGS)
 	@for extra in operator runtime dev; do \
