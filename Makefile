@@ -95,8 +95,10 @@ packers: .tools/packers/gptqmodel/.installed .tools/packers/llm-compressor/.inst
 	@touch $@
 
 .PHONY: packed-checkpoints
-packed-checkpoints: .tools/packers/llm-compressor/.installed ## have llm-compressor write tests/data/packed_checkpoints anew
-	.tools/packers/llm-compressor/bin/python -m tests.packers.llm_compressor_side pack tests/data/packed_checkpoints/llm-compressor
+packed-checkpoints: .tools/packers/gptqmodel/.installed .tools/packers/llm-compressor/.installed ## have those packers write tests/data/packed_checkpoints anew
+	@for packer in gptqmodel llm-compressor; do \
+	  .tools/packers/$$packer/bin/python -m tests.packers.$${packer//-/_}_side pack tests/data/packed_checkpoints/$$packer; \
+	done
 
 .PHONY: clients
 clients: venv .tools/clients/.installed .tools/clients-node/.installed ## outside clients (lm-eval, guidellm, …) against a server of the demo model
