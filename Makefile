@@ -87,7 +87,8 @@ peers: .tools/peers/vllm/.installed .tools/peers/openvino/.installed .tools/peer
 	@touch $@
 
 .PHONY: packers
-packers: .tools/packers/gptqmodel/.installed .tools/packers/llm-compressor/.installed ## other packers (gptqmodel, llm-compressor), an environment each: 6 GB
+packers: venv .tools/packers/gptqmodel/.installed .tools/packers/llm-compressor/.installed ## folders of `millstream quantize` in the libraries of other packers (gptqmodel, llm-compressor): 6 GB
+	$(BIN)/pytest tests/packers
 
 .tools/packers/%/.installed: requirements/packers-%.txt | $(UV)
 	$(UV) venv --quiet --allow-existing --python $(PYTHON) .tools/packers/$*

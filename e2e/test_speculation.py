@@ -1,4 +1,4 @@
-"""A model and its draft from two sources are served together, and the answers are those of the model alone."""
+"""A model with a draft from another source, or with an EAGLE head, gives the answers of the model alone."""
 
 from __future__ import annotations
 
@@ -83,6 +83,33 @@ def test_a_pair_from_a_hub_and_a_registry_is_pinned_and_answers_as_the_model_alo
         cluster.apply(namespace, pair(endpoint, f"{reference}:1") | {"spec": alone(endpoint)})
         wait_ready(cluster, namespace, NAME)
         plain, without = answer(cluster, namespace)
+    assert drafted == plain
+    assert without == 0
+
+
+def test_an_eagle_head_drafts_and_the_answer_is_that_of_the_model_alone(
+    cluster: Cluster, release: Release, warm_image: None, namespace: str, durations: Durations
+) -> None:
+    head = {"method": "EAGLE", "draftModel": {"source": {"local": {"path": "demo-eagle"}}}}
+    with durations.measure("model with an EAGLE head -> Ready"):
+        cluster.apply(namespace, llmd(NAME, speculation=head))
+        ready = wait_ready(cluster, namespace, NAME)
+    assert ready["status"]["plan"]["speculation"]["method"] == "EAGLE"
+    assert ready["status"]["plan"]["memory"]["draftWeightsBytes"] > 0
+    drafted, accepted = answer(cluster, namespace)
+    assert accepted > 0
+
+    cluster.apply(namespace, llmd(NAME, speculation=head | {"draftModel": {"source": {"local": {"path": MODEL}}}}))
+    refused = eventually(
+        lambda: condition(read(cluster, namespace, NAME), "Planned"),
+        lambda planned: planned["status"] == "False",
+        what="a model refused as a head",
+    )
+    assert "speculation.draftModel" in refused["message"]
+
+    cluster.apply(namespace, llmd(NAME))
+    wait_ready(cluster, namespace, NAME)
+    plain, without = answer(cluster, namespace)
     assert drafted == plain
     assert without == 0
 

@@ -77,6 +77,11 @@ def with_tokenizer(folder: Path, copy: Path) -> Path:
     return copy
 
 
+def quant_method(folder: Path) -> str:
+    """Of a packed folder, by its config.json."""
+    return str(json.loads((folder / "config.json").read_text())["quantization_config"]["quant_method"])
+
+
 def calibration() -> torch.Tensor:
     """Token ids, int64 `[NUM_SEQUENCES, SEQUENCE_TOKENS]`: each sequence walks on from a token to one of few others."""
     generator = torch.Generator().manual_seed(1)

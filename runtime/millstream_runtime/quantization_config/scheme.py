@@ -77,8 +77,7 @@ def _read_awq(settings: Settings, kept: tuple[str, ...]) -> QuantizationScheme:
     version = settings.text("version") or "gemm"
     if version != "gemm":
         raise settings.unsupported("version", version, "gemm")
-    if not settings.flag("zero_point", default=True):
-        raise settings.unsupported("zero_point", False, "true, as AutoAWQ's GEMM packing always has it")
+    settings.flag("zero_point", default=True)  # where it is false `qzeros` are there too, all 8 (gptqmodel)
     return QuantizationScheme("AWQ", AwqFormat(settings.group_size()), kept)
 
 

@@ -76,6 +76,7 @@ def compressed(packing: str, **weights: Any) -> dict[str, Any]:
 
 
 SERVED: dict[str, dict[str, Any]] = {
+    "awq, symmetric": AWQ | {"zero_point": False},
     "awq": AWQ,
     "awq, groups of 64, other spelling": {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "version": "GEMM"},
     "awq, one group": AWQ | {"group_size": -1},
@@ -124,7 +125,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "awq, gemv": AWQ | {"version": "gemv"},
     "awq, marlin": AWQ | {"version": "marlin"},
     "awq, 8 bit": AWQ | {"bits": 8},
-    "awq, no zero points": AWQ | {"zero_point": False},
     "fp8, e5m2": FP8 | {"fmt": "e5m2"},
     "fp4": NF4 | {"bnb_4bit_quant_type": "fp4"},
     "nf4 in bfloat16": NF4 | {"bnb_4bit_quant_storage": "bfloat16"},
