@@ -95,12 +95,15 @@ def draft_shape_of(spec: LLMDeploymentSpec, config: Path | None) -> ModelShape |
         return None
     if (method := head_method(spec)) is None:
         return shape_of(source, config, DRAFT_OPTION)
-    if config is None and source.local is None:
+    if config is not None:
+        folder = config.parent
+    elif source.local is not None:
+        folder = model_root() / source.local.path
+    else:
         raise bad_input(
             f"speculation.method is {method}, and the weights of the head cannot be read from its source here; give "
             f"the config.json in a folder of the head with {DRAFT_OPTION}."
         )
-    folder = config.parent if config is not None else model_root() / source.local.path  # type: ignore[union-attr]
     try:
         return read_inspected_head(inspect_folder(folder), method).shape
     except ConfigError as error:
