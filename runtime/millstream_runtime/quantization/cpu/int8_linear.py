@@ -68,7 +68,7 @@ class Int8Linear:
         steps *= np.float32(1 / self.levels)
         if not (steps.min() > 0.0 and steps.max() < np.inf):
             return None
-        inputs, quantized = _buffer(*x.shape, self.levels)
+        inputs, quantized = _buffer(x.shape[0], x.shape[1], self.levels)
         np.divide(x, steps, out=quantized.numpy())
         product = self._product(inputs)
         result = product.numpy()
