@@ -2,7 +2,7 @@
 
     LLMDeployment -> Plan -> BootConfig -> boot.json (an immutable ConfigMap) -\\
     LLMDeployment ---------> LiveConfig -> live.json (a ConfigMap, watched) ----+-> RuntimeConfig -> engine
-    a person ------------------------------------------------------> flags ----/
+    a person ------------------------------------------------------> flags ----/   (config_flags.py)
 
 Both ends import this file, so it imports neither torch nor anything that does. It has two halves. What a process
 reads once is `BootConfig`: a change of it is a rollout. What may change while it runs is `LiveConfig`: no restart.
@@ -12,14 +12,12 @@ operator can tell that an answer through the Service came from the configuration
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 from millstream_runtime.errors import InvalidConfigError
 from millstream_runtime.model_families import RUNNABLE
@@ -48,7 +46,6 @@ LATER_FIELDS = frozenset(
 )
 # Absent from live.json at their defaults.
 OPTIONAL_LIVE_FIELDS = frozenset({"probe_key_digests", "target_itl_milliseconds", "speculation_governor"})
-Value = TypeVar("Value", bound=StrEnum)
 _SHA256_HEX = re.compile("[0-9a-f]{64}")
 
 
@@ -338,116 +335,6 @@ class RuntimeConfig(BootConfig):
     @property
     def live(self) -> LiveConfig:
         return LiveConfig(**{field.name: getattr(self, field.name) for field in fields(LiveConfig)})
-
-
-def from_namespace(namespace: argparse.Namespace) -> RuntimeConfig:
-    """A config from parsed flags; a flag that was not given keeps its default."""
-    given = {
-        field.name: getattr(namespace, field.name)
-        for field in fields(RuntimeConfig)
-        if getattr(namespace, field.name, None) is not None
-    }
-    if "model" not in given:
-        raise InvalidConfigError("--model is required: a folder with config.json and safetensors weights.")
-    given.setdefault("served_model_name", given["model"].rstrip("/").rsplit("/", 1)[-1] or "model")
-    return RuntimeConfig(**given)
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse that raises one clear sentence instead of printing usage and leaving the process."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InvalidConfigError(f"{message} (see `millstream serve --help`).")
-
-
-def argument_parser(parser: argparse.ArgumentParser | None = None) -> argparse.ArgumentParser:
-    """Add every RuntimeConfig flag to `parser` (a fresh one when None). No defaults are set: absent stays None."""
-    parser = parser if parser is not None else _Parser(prog="millstream serve", allow_abbrev=False)
-    flag = parser.add_argument
-
-    def integer(name: str, help_text: str) -> None:
-        flag(name, type=_integer, metavar="N", help=help_text)
-
-    def one_of(name: str, values: type[Value], help_text: str) -> None:
-        flag(name, type=_one_of(values), metavar="|".join(values), help=help_text)
-
-    flag("--model", metavar="DIR", help="model folder: config.json, *.safetensors, tokenizer.json; or *.gguf")
-    flag("--served-model-name", metavar="NAME", help="name in /v1/models and in requests (default: the folder's name)")
-    one_of("--device", Device, "auto takes CUDA where there is one (default: auto)")
-    one_of("--dtype", DType, "auto: the checkpoint's own on CUDA, float32 on a CPU")
-    integer("--tensor-parallel-size", "GPUs, or on a CPU processes, that share every layer (default: 1)")
-    integer("--max-model-len", "tokens of prompt and answer together (default: what the model allows)")
-    integer("--max-num-batched-tokens", "tokens one step may compute (default: 2048)")
-    integer("--max-num-seqs", "requests one step may hold (default: 64)")
-    integer("--block-size-tokens", "tokens in one KV block (default: 16)")
-    integer("--gpu-memory-utilization-percent", "share of GPU memory to use (default: 90)")
-    integer("--kv-cache-memory-bytes", "size of the KV pool on a CPU (default: a share of the container's memory)")
-    one_of("--kv-cache-dtype", KVCacheDType, "how keys and values are stored; auto: as the model computes")
-    flag("--enable-prefix-caching", type=_switch, metavar="true|false", help="share KV blocks (default: true)")
-    flag(
-        "--enforce-eager",
-        type=_switch,
-        metavar="true|false",
-        nargs="?",
-        const=True,
-        help="no CUDA graphs (default: false)",
-    )
-    flag(
-        "--enable-hybrid-kv-cache-manager",
-        type=_switch,
-        metavar="true|false",
-        nargs="?",
-        const=True,
-        help="free KV blocks behind the windows of models that mix them with full layers (default: on a CPU, where "
-        "that saves memory)",
-    )
-    integer(
-        "--target-itl-milliseconds",
-        "how long a step with prompts may last beside running answers (default: 50 on a CPU, no bound on a GPU)",
-    )
-    one_of("--speculation-method", SpeculationMethod, "what proposes tokens for steps to check (default: Disabled)")
-    integer("--max-draft-tokens", "tokens proposed at a time, 1 to 16 (default: 4; of a draft model or head 5)")
-    one_of(
-        "--speculation-governor",
-        GovernorMode,
-        "whether measured gains choose how many are checked; Observe: they are only reported (default: Enforce)",
-    )
-    flag("--draft-model", metavar="DIR", help="folder of the model, or the heads, that propose tokens")
-    one_of(
-        "--speculation-acceptance",
-        AcceptanceRule,
-        "which proposed tokens stand: those that the target draws, or by rejection sampling (default: Identity)",
-    )
-    flag("--api-keys-file", metavar="FILE", help="one API key a line, read again when it changes (default: no keys)")
-    integer("--heartbeat-interval-seconds", "idle time between warm-up heartbeats, 0 = off (default: 30)")
-    one_of("--log-level", LogLevel, "default: $MILLSTREAM_LOG_LEVEL, else info")
-    integer("--drain-timeout-seconds", "how long SIGTERM waits for running requests (default: 600)")
-    flag("--host", help="address to listen on (default: 0.0.0.0)")
-    integer("--port", "port to listen on (default: 8000)")
-    return parser
-
-
-def _integer(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
-
-
-def _one_of(values: type[Value]) -> Callable[[str], Value]:
-    def convert(text: str) -> Value:
-        if text not in [*values]:
-            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(values)}")
-        return values(text)
-
-    return convert
-
-
-def _switch(text: str) -> bool:
-    """argparse shows the message of an ArgumentTypeError as it is."""
-    if text.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-    return text.lower() == "true"
 
 
 def _plain(value: object) -> object:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 
-from millstream_runtime.config import RuntimeConfig, argument_parser, from_namespace
+from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.config_flags import argument_parser, from_namespace
 
 
 def to_args(config: RuntimeConfig) -> list[str]:

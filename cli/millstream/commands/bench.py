@@ -39,7 +39,8 @@ from millstream.bench.workload import (
     plan,
     read_trace,
 )
-from millstream_runtime.config import RuntimeConfig, argument_parser, from_namespace
+from millstream_runtime.config import RuntimeConfig
+from millstream_runtime.config_flags import argument_parser, from_namespace
 from millstream_runtime.errors import InvalidConfigError
 
 EXIT_NOTHING_MEASURED, EXIT_INTERRUPTED = 1, 130

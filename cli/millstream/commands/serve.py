@@ -27,8 +27,9 @@ from millstream.arguments import CommandLineParser
 from millstream.boot_progress import BootProgress
 from millstream.manifest import config_from_manifest, model_root
 from millstream_runtime.boot import BootLedger
-from millstream_runtime.config import RuntimeConfig, argument_parser, from_namespace
+from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.config_files import read_boot
+from millstream_runtime.config_flags import argument_parser, from_namespace
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 
 if TYPE_CHECKING:

@@ -42,8 +42,10 @@ class ResumableFolder:
         """Make the folder and lock it: a context in which no other process works in it.
 
         Raises:
+            InvalidConfigError: a symbolic link is in its place.
             RuntimeFailure: DiskFull, it cannot be written.
         """
+        _require_no_link(self.path)
         with ExitStack() as held:
             held.callback(self._remove_if_empty)
             while not self._enter(held, say):
@@ -79,9 +81,10 @@ class ResumableFolder:
         """Begin, or find the folder as a run of the same job left it. `discard_other`: remove the work of another job.
 
         Raises:
-            InvalidConfigError: another job's work is there.
+            InvalidConfigError: another job's work is there, or a symbolic link in the place of the model's folder.
             RuntimeFailure: DiskFull, it cannot be written.
         """
+        _require_no_link(self.model)  # --out would become the link, and what it leads to may change
         note = self.path / JOB_NAME
         differing = _differing(note, job) if note.exists() else None
         if differing is not None and not discard_other:
@@ -175,6 +178,11 @@ def _differing(note: Path, job: Mapping[str, Any]) -> str | None:
         found = None
     differing = (key for key in job if not isinstance(found, dict) or found.get(key) != job[key])
     return next((key.replace("_", " ") for key in differing), None)
+
+
+def _require_no_link(folder: Path) -> None:
+    if folder.is_symlink():
+        raise InvalidConfigError(f"{folder} is a symbolic link, and no run of Millstream makes one; remove it.")
 
 
 def require_free(out: Path) -> None:

@@ -109,3 +109,18 @@ def test_a_folder_that_no_rename_can_replace_is_refused_before_anything_is_made(
     assert quantize(tiny, tmp_path / ("x" * 300), *RTN) == 2
     assert "cannot be used: File name too long." in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+
+
+@pytest.mark.parametrize("linked", [".out.quantize", ".out.quantize/model"])
+def test_a_link_in_the_place_of_a_work_folder_is_refused(
+    linked: str, wide: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a cache that several write to, the model would be made, and changed later, where the link leads."""
+    elsewhere, link = tmp_path / "elsewhere", tmp_path / "models" / linked
+    elsewhere.mkdir()
+    link.parent.mkdir(parents=True)
+    link.symlink_to(elsewhere)
+    assert quantize(wide, tmp_path / "models" / "out", *RTN) == 2
+    assert f"{link} is a symbolic link, and no run of Millstream makes one; remove it." in capsys.readouterr().err
+    assert not any(elsewhere.iterdir())
+    assert not (tmp_path / "models" / "out").exists()

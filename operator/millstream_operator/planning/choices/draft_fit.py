@@ -27,11 +27,13 @@ def cpu_draft_problem(spec: LLMDeploymentSpec, target: ModelShape, draft: ModelS
     if (why := _format_problem(spec, draft)) is not None:
         return why
     if (method := head_method(spec)) is not None:
-        return head_problem(method, target, draft) or _head_size_problem(target, draft)
-    why = vocabulary_problem(target, draft) or _size_problem(target, draft)
-    if why is None:
-        return None
-    return f"{why}: name a smaller model with the target's tokenizer, or leave speculation.draftModel out"
+        if (why := head_problem(method, target, draft)) is not None:
+            return why
+        why, fix = _size_problem(target, draft), "name a smaller head, or leave speculation out"
+    else:
+        why = vocabulary_problem(target, draft) or _size_problem(target, draft)
+        fix = "name a smaller model with the target's tokenizer, or leave speculation.draftModel out"
+    return None if why is None else f"{why}: {fix}"
 
 
 def head_problem(method: str, target: ModelShape, draft: ModelShape) -> str | None:
@@ -66,16 +68,6 @@ def _layers_problem(head: DraftHead, target: ModelShape) -> str | None:
     )
 
 
-def _head_size_problem(target: ModelShape, draft: ModelShape) -> str | None:
-    draft_bytes, target_bytes = cpu_weights_bytes(draft), cpu_weights_bytes(target)
-    if draft_bytes <= target_bytes:
-        return None
-    return (
-        f"the weights of the draft head (speculation.draftModel) take {draft_bytes / 1e9:.2f} GB, more than the "
-        f"model's {target_bytes / 1e9:.2f} GB: name a smaller head, or leave speculation out"
-    )
-
-
 def _format_problem(spec: LLMDeploymentSpec, draft: ModelShape) -> str | None:
     named = spec.speculation.draft_model if spec.speculation is not None else None
     asked = (named.quantization_method if named is not None else None) or "Auto"
@@ -91,8 +83,11 @@ def _format_problem(spec: LLMDeploymentSpec, draft: ModelShape) -> str | None:
 
 
 def _size_problem(target: ModelShape, draft: ModelShape) -> str | None:
-    """By the bytes of both as they are loaded: a draft that is no smaller costs more than it saves."""
+    """By the bytes of both as they are loaded: a draft, or a head, that is no smaller costs more than it saves."""
     draft_bytes, target_bytes = cpu_weights_bytes(draft), cpu_weights_bytes(target)
     if draft_bytes <= target_bytes:
         return None
-    return f"the draft's weights take {draft_bytes / 1e9:.2f} GB, more than the target's {target_bytes / 1e9:.2f} GB"
+    return (
+        f"the weights of speculation.draftModel take {draft_bytes / 1e9:.2f} GB, more than the target's "
+        f"{target_bytes / 1e9:.2f} GB"
+    )

@@ -8,6 +8,9 @@ depends on the model, the machine and the context it attends to, so it is measur
 Where the target is a default and several prompts wait, the bound grows with the prompts per answer, up to eight
 decode steps: in a burst few answers wait a little, and many first tokens come sooner.
 
+A step of prompts alone makes no answer wait, but whoever comes meanwhile: it has the same bound, by what such steps
+take themselves. They compute at another efficiency than prompts beside decodes.
+
     step       | decodes | prompts ...............|
                |<- measured ->|<- allowed work × measured seconds per work ->|
                |<---------------- target ITL ------------------------------->|
@@ -45,6 +48,25 @@ class StepTime:
     num_decodes: int
     prompt_work: float  # see `prompt_budget.work`
     seconds: float
+
+
+@dataclass(slots=True)
+class _PromptSteps:
+    """What steps of prompts alone take by their work: a least-squares line through zero, older steps less."""
+
+    seconds_work: float = 0.0
+    work_work: float = 0.0
+    largest_work: float = 0.0
+
+    def observe(self, step: StepTime) -> None:
+        self.seconds_work = DECAY * self.seconds_work + step.seconds * step.prompt_work
+        self.work_work = DECAY * self.work_work + step.prompt_work**2
+        self.largest_work = max(self.largest_work, step.prompt_work)
+
+    def work_within(self, seconds: float) -> float:
+        """FIRST_WORK at least, since a step reads all weights, however little it computes."""
+        predicted = seconds * self.work_work / self.seconds_work if self.seconds_work else 0.0
+        return max(FIRST_WORK, min(GROWTH_LIMIT * self.largest_work, predicted))
 
 
 def balance_tokens(config: ModelConfig) -> float:
@@ -86,6 +108,7 @@ class Pace:
     def reset(self, growth: float = 0.0) -> None:
         """Forget the times of the steps so far. `growth`: of decode steps with their number of rows."""
         self._decodes = DecodeTimes(growth)
+        self._prompts_alone = _PromptSteps()
         # Sums over mixed steps, older ones less, for a least-squares line through zero. So what a short prompt costs
         # beyond its tokens says little. Decodes are subtracted when the sums are read: by what they take by now.
         self._seconds_work = self._decodes_work = self._work_work = 0.0
@@ -104,8 +127,9 @@ class Pace:
         return StepTime(decodes, prompt_work, seconds=0.0)
 
     def observe(self, step: StepTime) -> None:
-        """Learn from a step that has run. Steps of prompts alone are ignored: they run at another efficiency."""
+        """Learn from a step that has run."""
         if not step.num_decodes:
+            self._prompts_alone.observe(step)
             return
         if not step.prompt_work:
             self._observe_decodes(step)
@@ -142,6 +166,9 @@ class Pace:
         return self._mixed_steps >= MIXED_STEPS_PER_DECODE_STEP or not 1 / DOUBTFUL_CHANGE < change < DOUBTFUL_CHANGE
 
     def _allowed_work(self, load: StepLoad) -> float:
+        if not load.num_decodes and self._prompts_alone.work_work:
+            bound = max(self.target_itl_seconds, LEAST_RATIO * self._decodes.seconds(0))
+            return self._prompts_alone.work_within(bound)
         most = max(FIRST_WORK, GROWTH_LIMIT * self._largest_work)
         cost = self._seconds_per_work()
         if not cost:  # nothing timed, or by a clock too coarse to see a chunk

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream_runtime.engine.scheduling.pacing import GROWTH_LIMIT, LEAST_RATIO, MOST_RATIO, Pace, StepTime
+from millstream_runtime.engine.scheduling.pacing import (
+    FIRST_WORK,
+    GROWTH_LIMIT,
+    LEAST_RATIO,
+    MOST_RATIO,
+    Pace,
+    StepTime,
+)
 from millstream_runtime.engine.scheduling.prompt_budget import LEAST_PROMPT_TOKENS, StepLoad, tokens_within, work
 
 BALANCE = 1000.0
@@ -67,6 +75,28 @@ def test_the_time_allowed_is_used() -> None:
     assert len(in_the_middle) > 0.9 * len(steps[5:-1])
     assert 0.9 * TARGET < min(in_the_middle) <= max(in_the_middle) < 1.1 * TARGET
     assert steps[6][1] > 2 * steps[-2][1]  # more context costs more, so chunks shrink
+
+
+@pytest.mark.parametrize("weights_seconds", [0.0, 0.2], ids=["small model", "large model"])
+def test_prompts_without_answers_use_the_time_allowed_from_the_start(weights_seconds: float) -> None:
+    """As when log-likelihoods are scored: each request ends with its prompt, so no step ever has a decode in it."""
+    pace, load = Pace(BALANCE, TARGET), StepLoad(MAX_TOKENS, num_decodes=0, num_prompts=32)
+    steps = []
+    for _ in range(8):
+        allowed = pace.budget(load).work
+        steps.append(StepTime(0, allowed, weights_seconds + 1e-4 * allowed))
+        pace.observe(steps[-1])
+    assert all(step.prompt_work >= FIRST_WORK for step in steps)
+    if not weights_seconds:
+        assert 0.99 * TARGET < min(step.seconds for step in steps[4:]) <= steps[-1].seconds < 1.01 * TARGET
+
+
+def test_prompts_alone_say_nothing_of_what_prompts_cost_beside_answers() -> None:
+    machine = Machine(decode=0.002, unit=1e-4)
+    pace, other = pace_for(machine), pace_for(machine)
+    for _ in range(10):
+        pace.observe(StepTime(0, 2000.0, 10.0))
+    assert pace.budget(LOAD) == other.budget(LOAD)
 
 
 def test_where_a_decode_step_takes_longer_than_the_target_prompts_still_enter() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from millstream_runtime.config import BootConfig, SpeculationMethod, argument_parser, from_namespace
+from millstream_runtime.config import BootConfig, SpeculationMethod
+from millstream_runtime.config_flags import argument_parser, from_namespace
 from millstream_runtime.engine.execution import draft_shard
 from millstream_runtime.errors import InvalidConfigError, RuntimeFailure
 from millstream_runtime.models.registry import expected_weights, load_model_config

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from millstream_runtime.config import SpeculationMethod, argument_parser, from_namespace
+from millstream_runtime.config import SpeculationMethod
+from millstream_runtime.config_flags import argument_parser, from_namespace
 from millstream_runtime.engine.eagle import head_shard
 from millstream_runtime.engine.execution import draft_shard, shard
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure

@@ -103,7 +103,12 @@ def test_a_request_of_memory_covers_both() -> None:
             "The draft's vocabulary of 32000 tokens is not the target's of 2048: name a smaller model with the "
             "target's tokenizer, or leave speculation.draftModel out.",
         ),
-        (SMALL, CHAT, {}, "The draft's weights take 0.03 GB, more than the target's 0.01 GB: name a smaller model"),
+        (
+            SMALL,
+            CHAT,
+            {},
+            "The weights of speculation.draftModel take 0.03 GB, more than the target's 0.01 GB: name a smaller model",
+        ),
         (
             CHAT,
             SMALL,
