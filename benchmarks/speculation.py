@@ -10,7 +10,8 @@ A round computes the answers with each setting in turn, each round beginning wit
 fixed number of them, and with the governor, which learns in a round that is not counted. All compute with the threads
 that the setting without drafts measured. Counted are steps without prompts. The ratio is tokens per second with drafts
 over without, the median of the rounds. At batch 1 every answer must be the one without drafts, or the run ends with an
-error; in larger batches those that differ are counted, since a batch of another size adds in another order.
+error; in larger batches those that differ are counted, since a batch of another size adds in another order. `--save`
+replaces the saved results of the cases that ran.
 """
 
 from __future__ import annotations
@@ -246,7 +247,8 @@ def main() -> None:
             model = write_random_model(Path(scratch) / "larger", LARGER) if args.larger else DEMO_MODEL
             rng = random.Random(2)
             random_prompts = [[rng.randrange(3, 1000) for _ in range(100)] for _ in range(ORACLE_PROMPTS)]
-            cases = [Case(f"oracle {one}", model, random_prompts, one) for one in args.oracle]
+            shape = "135 M, oracle" if args.larger else "oracle"
+            cases = [Case(f"{shape} {one}", model, random_prompts, one) for one in args.oracle]
         if args.only:
             cases = [case for case in cases if case.name.startswith(tuple(args.only))]
         for case in cases:
@@ -254,15 +256,29 @@ def main() -> None:
                 found = compare(case, args, batch)
                 ratio = over_best_fixed(found)
                 results.append(
-                    {"case": case.name, "batch": batch, "governor_over_best_fixed": ratio, "settings": found}
+                    {
+                        "case": case.name,
+                        "batch": batch,
+                        "rounds": args.rounds,
+                        "timed": "processor time of one thread" if args.processor_time else "wall time",
+                        "governor_over_best_fixed": ratio,
+                        "settings": found,
+                    }
                 )
                 for one in found:
                     print(f"{case.name:38} batch {batch:2}  {json.dumps(one)}", flush=True)
                 print(f"{case.name:38} batch {batch:2}  governor over the best fixed: {ratio}", flush=True)
     if args.save:
-        timed = "processor time of one thread" if args.processor_time else "wall time"
-        report = {"machine": machine.describe(), "timed": timed, "rounds": args.rounds, "results": results}
-        RESULT.write_text(json.dumps(report, indent=1) + "\n")
+        save(results)
+
+
+def save(results: list[dict[str, Any]]) -> None:
+    """Write the results, and keep those of cases that were not measured now: a case is one run on one machine."""
+    found = {"machine": machine.describe()}
+    kept = json.loads(RESULT.read_text())["results"] if RESULT.exists() else []
+    rows = {(one["case"], one["batch"]): one for one in kept}
+    rows |= {(one["case"], one["batch"]): found | one for one in results}
+    RESULT.write_text(json.dumps({"results": [*rows.values()]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
