@@ -244,7 +244,7 @@ def main() -> None:
             Case("EAGLE head, samples at temperature 1", DEMO_MODEL, first, draft=DEMO_HEAD, is_sampled=True),
         ]
         if args.oracle:
-            model = write_random_model(Path(scratch) / "larger", LARGER) if args.larger else DEMO_MODEL
+            model = write_random_model(Path(scratch) / "larger", LARGER, torch.bfloat16) if args.larger else DEMO_MODEL
             rng = random.Random(2)
             random_prompts = [[rng.randrange(3, 1000) for _ in range(100)] for _ in range(ORACLE_PROMPTS)]
             shape = "135 M, oracle" if args.larger else "oracle"
