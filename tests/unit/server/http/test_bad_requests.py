@@ -229,6 +229,14 @@ def test_a_wrong_method_and_an_unknown_route_get_the_error_object(server: Server
     assert httpx.request(method, server.url + "/v2/nothing").json()["error"]["code"] == "unknown_url"
 
 
+@pytest.mark.parametrize("path", ["/health/", "/openapi.json/", CHAT + "/", "/tokenize/"])
+def test_a_slash_behind_a_route_is_another_route(server: ServerThread, path: str) -> None:
+    """It was redirected to `http://` and whatever host the request named, also behind a proxy that speaks TLS."""
+    method = "GET" if path in ("/health/", "/openapi.json/") else "POST"
+    answer = httpx.request(method, server.url + path, headers={"Host": "evil.example"}, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
+
+
 def test_hints_and_nulls_in_a_part_are_accepted(server: ServerThread) -> None:
     answer = server.post(CHAT, GOOD_CHAT | {"messages": [parts(cache_control={"type": "ephemeral"}, annotations=None)]})
     assert answer.status_code == 200, answer.text
