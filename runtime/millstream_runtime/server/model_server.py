@@ -31,6 +31,7 @@ from millstream_runtime.server.engine.watchdog import NO_PROGRESS_SECONDS, STUCK
 from millstream_runtime.server.http import limits
 from millstream_runtime.server.http.api_errors import unavailable
 from millstream_runtime.server.http.connection_limits import ConnectionLimits
+from millstream_runtime.server.http.failure_log import keep_messages_out_of_the_log
 from millstream_runtime.server.http.protocol import CappedHttpProtocol
 from millstream_runtime.server.operations.drain import DrainCutoff
 from millstream_runtime.server.operations.live_config import LiveConfigFile
@@ -88,6 +89,7 @@ class ModelServer:
             RuntimeFailure: the engine could not load, or stopped.
         """
         loop = self._loop = asyncio.get_running_loop()
+        keep_messages_out_of_the_log()
         self._http = _Http(
             uvicorn.Config(
                 build_app(self.service),

@@ -55,6 +55,10 @@ OnEvent = Callable[[Event], None]
 OnEnd = Callable[[RuntimeFailure], None]  # after the last event; the cause, as far as it is visible from outside
 
 
+class RequestRefused(RuntimeFailure):
+    """The engine refused one request, and serves the others."""
+
+
 class EngineConnection(Protocol):
     """The connection to one engine that runs in another process, or in tests in a thread."""
 
@@ -232,7 +236,7 @@ class EngineClient:
             case Refused(request_id, message):
                 queue = self._remove(request_id)
                 if queue is not None:
-                    queue.fail(RuntimeFailure(FailureReason.RUNTIME_CRASHED, message))
+                    queue.fail(RequestRefused(FailureReason.RUNTIME_CRASHED, message))
             case PromptLogprobs():
                 raise TypeError("a connection puts the parts of a prompt back into their step")
             case Failed():

@@ -31,6 +31,12 @@ WANTED = {
     "string_type": "a string",
 }
 BOUNDS = {"greater_than_equal": "at least {ge}", "less_than_equal": "at most {le}", "less_than": "below {lt}"}
+# Errors of this package's own validators, which name the field themselves.
+NAMED_BY_VALIDATORS = {
+    "conflicting_parameters": "{msg}",
+    "unknown_parameter": "Unknown parameter: '{name}'.",
+    "unsupported_parameter": "'{name}' is supported by this server only as {accepted}; leave it out.",
+}
 Range = tuple[float, float]  # the least and the most
 MESSAGE_WANTED = 'an object such as {"role": "user", "content": "Hello"}'
 
@@ -162,6 +168,12 @@ def invalid_json(detail: str) -> ApiError:
     return ApiError(400, f"The request body is not valid JSON: {detail}.", code="invalid_json")
 
 
+def encoded_body(encoding: str) -> ApiError:
+    """400 for a body that is no JSON because it is compressed."""
+    message = f"The request body has the Content-Encoding {encoding[:80]!r}, which this server does not decode."
+    return ApiError(400, message, code="invalid_json")
+
+
 def not_an_object() -> ApiError:
     """400 for a body that is missing, not an object, or not declared as JSON."""
     message = "The request body must be a JSON object (Content-Type: application/json)."
@@ -173,11 +185,9 @@ def from_validation(errors: Sequence[Mapping[str, Any]], allowed: Range | None =
     first = errors[0]
     kind, context = str(first["type"]), first.get("ctx") or {}
     path = [str(part) for part in first["loc"][1:]]
-    if kind in ("unsupported_parameter", "conflicting_parameters"):
+    if kind in NAMED_BY_VALIDATORS:
         name = ".".join([*path, str(context["param"])[:80]])
-        message = str(first["msg"])
-        if kind == "unsupported_parameter":
-            message = f"'{name}' is supported by this server only as {context['accepted']}; leave it out."
+        message = NAMED_BY_VALIDATORS[kind].format(name=name, msg=first["msg"], **context)
         return ApiError(400, message, param=name, code=kind)
     if not path and kind == "too_many_fields":
         return ApiError(400, f"The request body: {first['msg']}.", code="invalid_value")
@@ -191,8 +201,9 @@ def from_validation(errors: Sequence[Mapping[str, Any]], allowed: Range | None =
     if kind == "missing":
         name = ".".join(path)
         return ApiError(400, f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter")
-    if kind in ("too_long", "too_short") and len(path) == 1:
-        return ApiError(400, _wrong_length(path[0], first), param=path[0], code="invalid_value")
+    if kind in ("too_long", "too_short") and (len(path) == 1 or path[0] not in EXPECTED):
+        name = ".".join(path)
+        return ApiError(400, _wrong_length(name, first), param=name, code="invalid_value")
     takes_a_string_alone = kind == "string_type" and len(path) == 1  # as /tokenize does
     if path[0] in EXPECTED and kind != "invalid_value" and not takes_a_string_alone:
         return ApiError(400, f"'{path[0]}' must be {EXPECTED[path[0]]}.", param=path[0], code="invalid_value")

@@ -1,10 +1,12 @@
 """One log line for each request that ends with a 5xx: its id and the cause, which the client is not shown.
 
-An exception's message may quote a prompt, so of an unknown exception only its type and where it was raised are logged.
+An exception's message may quote a prompt, so of an unknown exception only its type and the lines of code are logged,
+and uvicorn's own line, which has the message, is dropped.
 """
 
 from __future__ import annotations
 
+import logging
 import traceback
 
 from millstream_runtime.errors import RuntimeFailure
@@ -17,13 +19,23 @@ EXPECTED_CODES = ("model_loading", "draining")  # of every start and every end o
 def log_failure(request_id: str, error: Exception) -> None:
     """Log why a request failed, if that is a 5xx: an ApiError of another status is not logged."""
     if not isinstance(error, ApiError):
-        log.error("request_failed", request_id=request_id, status=500, code="internal_error", cause=cause_of(error))
+        fields = {"request_id": request_id, "status": 500, "code": "internal_error", "cause": cause_of(error)}
+        log.error("request_failed", **fields, traceback="".join(traceback.format_tb(error.__traceback__)))
         return
     if error.status < 500:
         return
     write = log.info if error.code in EXPECTED_CODES else log.error if error.status == 500 else log.warning
     cause = cause_of(error.__cause__) if error.__cause__ is not None else error.message
     write("request_failed", request_id=request_id, status=error.status, code=error.code, cause=cause)
+
+
+def keep_messages_out_of_the_log() -> None:
+    """Drop uvicorn's line for an exception of the application, which `log_failure` has logged."""
+    logging.getLogger("uvicorn.error").addFilter(_has_no_exception)
+
+
+def _has_no_exception(record: logging.LogRecord) -> bool:
+    return record.exc_info is None
 
 
 def cause_of(error: BaseException) -> str:

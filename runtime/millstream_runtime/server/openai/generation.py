@@ -24,7 +24,7 @@ from millstream_runtime.engine.request import (
     TokenOutput,
 )
 from millstream_runtime.errors import FailureReason, RuntimeFailure
-from millstream_runtime.server.engine.client import EngineClient
+from millstream_runtime.server.engine.client import EngineClient, RequestRefused
 from millstream_runtime.server.engine.output_queue import OutputQueue
 from millstream_runtime.server.http import limits
 from millstream_runtime.server.http.api_errors import engine_failed, internal_error, out_of_memory
@@ -203,7 +203,7 @@ class Generation:
         A stream also yields [] after SSE_KEEP_ALIVE_SECONDS without a token, and after `keep_alive`.
 
         Raises:
-            ApiError: the engine stopped, or gave a request up.
+            ApiError: the engine stopped, or refused a request, or gave it up.
             ClientDisconnectedError: `cancel` was called.
         """
         try:
@@ -222,7 +222,8 @@ class Generation:
                     yield deltas
         except RuntimeFailure as failure:
             self._engine_failed = True
-            raise engine_failed() from failure
+            error = internal_error() if isinstance(failure, RequestRefused) else engine_failed()
+            raise error from failure
         finally:
             self._abort_unfinished()
 

@@ -6,7 +6,7 @@ import json
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, FailFast, Field
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from millstream_runtime.server.http import limits
 
@@ -16,6 +16,7 @@ IGNORED_PARAMETERS = frozenset(
         *("prompt_cache_key", "prompt_cache_retention"),
     }
 )
+PART_PARAMETERS = frozenset({"type", "text", "cache_control"})  # the last is a hint for caches of other servers
 
 _OFF: tuple[object, ...] = (False, 0, [], {}, "none", "auto")
 OFF_VALUES: dict[str, tuple[object, ...]] = {
@@ -102,16 +103,22 @@ def without_unsupported(data: Any, off_values: dict[str, tuple[object, ...]]) ->
 
 
 def text_of_parts(content: Any) -> Any:
-    """Join `[{"type": "text", "text": …}, …]` to one string; the parts become lines."""
+    """Join `[{"type": "text", "text": …}, …]` to one string; the parts become lines. A further field is refused."""
     if not isinstance(content, list):
         return content
     if not 1 <= len(content) <= limits.MAX_CONTENT_PARTS:
         raise PydanticCustomError("invalid_value", "it must have 1 to {most} parts", {"most": limits.MAX_CONTENT_PARTS})
-    for part in content:
+    for number, part in enumerate(content):
         if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
             raise PydanticCustomError(
                 "invalid_value", 'it must be a string or a list of {"type": "text", "text": …} parts: text only'
             )
+        unknown = next(
+            (name for name, value in part.items() if name not in PART_PARAMETERS and value is not None), None
+        )
+        if unknown is not None:
+            name = unknown[:80].encode("ascii", "backslashreplace").decode()  # pydantic takes no lone surrogates
+            raise PydanticCustomError("unknown_parameter", "unknown", {"param": f"{number}.{name}"})
     return "\n".join(part["text"] for part in content)
 
 
@@ -148,8 +155,13 @@ def bias_by_id(bias: Any) -> Any:
 
 
 def list_of_prompts(prompt: Any) -> Any:
+    """Make one prompt a list. Too many are refused here: pydantic would first collect the errors of a million."""
     one = isinstance(prompt, str) or (isinstance(prompt, list) and prompt and isinstance(prompt[0], int))
-    return [prompt] if one else prompt
+    prompts = [prompt] if one else prompt
+    if isinstance(prompts, list) and len(prompts) > limits.MAX_PROMPTS:
+        counts = {"max_length": limits.MAX_PROMPTS, "actual_length": len(prompts)}
+        raise PydanticKnownError("too_long", {"field_type": "List", **counts})
+    return prompts
 
 
 def require_encodable(text: str) -> str:

@@ -53,10 +53,12 @@ _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class TextPart(BaseModel):
-    """One part of a message's content. Only text parts exist here."""
+    """One part of a message's content. Only text parts exist here. For /openapi.json: `text_of_parts` reads them."""
 
+    model_config = ConfigDict(extra="forbid")
     type: Literal["text"]
     text: str
+    cache_control: Annotated[Any, Field(description="a hint for caches of other servers; ignored")] = None
 
 
 class Message(BaseModel):
@@ -76,6 +78,10 @@ class Message(BaseModel):
         """The mapping that chat templates read."""
         message = {"role": "system" if self.role == "developer" else self.role, "content": self.content}
         return {**message, "name": self.name} if self.name else message
+
+
+# A wrong message has up to MAX_FIELDS errors, and one of them is shown.
+Messages = Annotated[list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)]
 
 
 class StreamOptions(BaseModel):
@@ -174,7 +180,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     off_values: ClassVar[dict[str, tuple[object, ...]]] = CHAT_OFF_VALUES
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES)]
+    messages: Messages
     max_completion_tokens: TokenCount | None = None
     logprobs: bool = False
     top_logprobs: TopLogprobs = 0
@@ -281,7 +287,7 @@ class TokenizeRequest(BaseModel):
     model_config = _STRICT
     model: Annotated[Text, Field(max_length=limits.MAX_MODEL_NAME_CHARACTERS)] | None = None
     prompt: Annotated[Text, AfterValidator(require_tokenizable), WithJsonSchema(TOKENIZE_PROMPT_SCHEMA)] | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES)] | None = None
+    messages: Messages | None = None
     add_special_tokens: Annotated[bool, Field(description="of a plain prompt; a chat template has its own")] = True
     return_token_strs: bool = False
 

@@ -17,6 +17,12 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 GOOD_CHAT = {"model": "tiny", "messages": MESSAGES, "max_tokens": 1}
 GOOD_TEXT = {"model": "tiny", "prompt": "hi", "max_tokens": 1}
 
+
+def parts(**fields: Any) -> dict[str, Any]:
+    """A message of two parts, the second with further fields."""
+    return {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "text", "text": "hi", **fields}]}
+
+
 # (route, what to change in a good request, status, param, code)
 BAD: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     (CHAT, {"model": "gpt-4"}, 404, "model", "model_not_found"),
@@ -36,6 +42,8 @@ BAD: list[tuple[str, dict[str, Any], int, str | None, str]] = [
         "invalid_value",
     ),
     (CHAT, {"messages": [{**MESSAGES[0], "mood": "good"}]}, 400, "messages.0.mood", "unknown_parameter"),
+    (CHAT, {"messages": [parts(mood="good")]}, 400, "messages.0.content.1.mood", "unknown_parameter"),
+    (CHAT, {"messages": [parts(**{"\ud800": 1})]}, 400, "messages.0.content.1.\\ud800", "unknown_parameter"),
     (CHAT, {"messages": [{**MESSAGES[0], "tool_calls": [{}]}]}, 400, "messages.0.tool_calls", "unsupported_parameter"),
     (CHAT, {"messages": [*MESSAGES, {**MESSAGES[0], "audio": {}}]}, 400, "messages.1.audio", "unsupported_parameter"),
     (CHAT, {"skip_special_tokens": False}, 400, "skip_special_tokens", "unsupported_parameter"),
@@ -219,6 +227,19 @@ def test_a_broken_body_is_refused(server: ServerThread, content: bytes, status: 
 def test_a_wrong_method_and_an_unknown_route_get_the_error_object(server: ServerThread, method: str) -> None:
     assert httpx.request(method, server.url + CHAT).json()["error"]["code"] == "method_not_allowed"
     assert httpx.request(method, server.url + "/v2/nothing").json()["error"]["code"] == "unknown_url"
+
+
+@pytest.mark.parametrize("path", ["/health/", "/openapi.json/", CHAT + "/", "/tokenize/"])
+def test_a_slash_behind_a_route_is_another_route(server: ServerThread, path: str) -> None:
+    """It was redirected to `http://` and whatever host the request named, also behind a proxy that speaks TLS."""
+    method = "GET" if path in ("/health/", "/openapi.json/") else "POST"
+    answer = httpx.request(method, server.url + path, headers={"Host": "evil.example"}, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
+
+
+def test_hints_and_nulls_in_a_part_are_accepted(server: ServerThread) -> None:
+    answer = server.post(CHAT, GOOD_CHAT | {"messages": [parts(cache_control={"type": "ephemeral"}, annotations=None)]})
+    assert answer.status_code == 200, answer.text
 
 
 def test_null_and_off_values_and_harmless_fields_are_accepted(server: ServerThread) -> None:

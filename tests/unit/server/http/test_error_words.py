@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
@@ -51,6 +52,11 @@ def test_a_value_of_another_type_is_named_in_the_words_of_json(
         (TEXT, {"prompt": []}, "Invalid 'prompt': it is empty."),
         (CHAT, {"stop": ["x"] * 17}, "Invalid 'stop': it may have at most 16 entries, and has 17."),
         (CHAT, {"messages": []}, "Invalid 'messages': it is empty."),
+        (
+            CHAT,
+            {"messages": [{**MESSAGES[0], "name": "x" * 257}]},
+            "Invalid 'messages.0.name': it may have at most 256 characters, and has 257.",
+        ),
         (CHAT, {"cache_salt": ""}, "Invalid 'cache_salt': it is empty."),
         (CHAT, {"cache_salt": "x" * 257}, "Invalid 'cache_salt': it may have at most 256 characters, and has 257."),
     ],
@@ -79,6 +85,15 @@ def error_of(server: ServerThread, body: bytes) -> Any:
 )
 def test_a_body_that_cannot_be_read_says_why(server: ServerThread, body: bytes, message: str) -> None:
     assert error_of(server, body)["message"] == f"The request body is not valid JSON: {message}."
+
+
+def test_a_compressed_body_is_called_so(server: ServerThread) -> None:
+    """It was called no UTF-8."""
+    body = gzip.compress(json.dumps(GOOD_TEXT).encode())
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    error = httpx.post(server.url + TEXT, content=body, headers=headers, timeout=60).json()["error"]
+    assert error["message"] == "The request body has the Content-Encoding 'gzip', which this server does not decode."
+    assert error["code"] == "invalid_json"
 
 
 @pytest.mark.parametrize(

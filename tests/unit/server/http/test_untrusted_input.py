@@ -108,6 +108,35 @@ def test_prompts_that_are_slow_to_tokenise_keep_no_short_chat_waiting(
         assert [one.result().status_code for one in hostile] == [200] * 3
 
 
+def test_many_empty_messages_are_no_short_chat(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four thousand have no characters, and kept every short chat waiting for 80 ms."""
+    with serving(tiny_model) as server:
+        server.wait_ready()
+        tokenizer, threads = server.server.service.prompts.tokenizer, []
+        encode_chat = tokenizer.encode_chat
+
+        def watched(messages: Any) -> list[int]:
+            threads.append(threading.current_thread().name.rpartition("_")[0])
+            return encode_chat(messages)
+
+        monkeypatch.setattr(tokenizer, "encode_chat", watched)
+        for count in (1, limits.MAX_MESSAGES):
+            server.post("/tokenize", {"model": "tiny", "messages": [{"role": "user", "content": ""}] * count})
+        assert threads == ["short-chats", "tokenizer"]
+
+
+@pytest.mark.parametrize("token_ids", [[], [1 << 20]], ids=["none", "outside the vocabulary"])
+def test_messages_that_make_no_usable_prompt_are_a_400(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, token_ids: list[int]
+) -> None:
+    """The engine refused them, and the client was told that the engine had stopped and that it should try again."""
+    with serving(tiny_model) as server:
+        server.wait_ready()
+        monkeypatch.setattr(server.server.service.prompts.tokenizer, "encode_chat", lambda messages: token_ids)
+        answer = server.post("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": ""}]})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+
+
 def test_a_token_past_the_tokenizer_is_no_crash(server: ServerThread) -> None:
     """The embedding is padded: the model can choose ids that no token has, here because a bias makes it."""
     for token_id in (259, 271):  # the vocabulary ends at 272, which is no multiple of any tile

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import httpx
 import jsonschema
 import pytest
 
+from millstream_runtime.server.openai import api_document
 from tests.support.server_thread import ServerThread, serving
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -129,6 +131,21 @@ def test_nothing_is_promised_that_never_comes(document: dict[str, Any]) -> None:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             assert "200" in operation["responses"], (method, path)
+
+
+def test_the_document_is_made_once_and_not_on_the_event_loop(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was made for each request, and held the event loop for 25 ms."""
+    make, threads = api_document._schemas, []
+
+    def watched() -> Any:
+        threads.append(threading.current_thread().name)
+        return make()
+
+    monkeypatch.setattr(api_document, "_schemas", watched)
+    with serving(tiny_model) as server:
+        assert server.get("/openapi.json").json() == server.get("/openapi.json").json()
+    assert len(threads) == 1
+    assert threads[0] != "server"  # the thread of the event loop
 
 
 def test_keys_are_in_the_document_of_a_server_that_asks_for_them(tiny_model: Path, tmp_path: Path) -> None:
