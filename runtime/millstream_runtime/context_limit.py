@@ -18,6 +18,7 @@ from collections.abc import Mapping
 
 EXTENDED_ALREADY = ("gemma3", "gemma3_text", "phi3")  # by model_type
 LIMIT_TOKENS = 1 << 28
+UNSCALED_FIELDS = ("rope_theta", "partial_rotary_factor")
 
 
 def extended_context_tokens(config: Mapping[str, object], max_position_embeddings: int) -> int | None:
@@ -25,9 +26,9 @@ def extended_context_tokens(config: Mapping[str, object], max_position_embedding
 
     `config`: the language model's fields, of which none was checked.
     """
-    scaling = config.get("rope_parameters") or config.get("rope_scaling")
-    if not isinstance(scaling, Mapping) or config.get("model_type") in EXTENDED_ALREADY:
+    if config.get("model_type") in EXTENDED_ALREADY:
         return None
+    scaling = rope_fields(config.get("rope_parameters"), config.get("rope_scaling"))
     kind = scaling.get("rope_type") or scaling.get("type")
     factor = _number(scaling.get("factor"))
     if kind == "linear":
@@ -40,6 +41,19 @@ def extended_context_tokens(config: Mapping[str, object], max_position_embedding
         return None
     tokens = int(min(factor * original, LIMIT_TOKENS))
     return tokens if tokens > max_position_embeddings else None
+
+
+def rope_fields(parameters: object, scaling: object) -> dict[str, object]:
+    """Return what `rope_parameters` and `rope_scaling` say together; what is no object says nothing.
+
+    Where a folder has both, the older `rope_scaling` says how the angles are scaled, as in transformers: the README of
+    many a model tells its users to add it for long contexts, and newer folders have `rope_parameters` already. What
+    has to do with no scaling, the base and the share of a head that turns, stays.
+    """
+    newer = dict(parameters) if isinstance(parameters, Mapping) else {}
+    if not isinstance(scaling, Mapping) or not scaling:
+        return newer
+    return {name: newer[name] for name in UNSCALED_FIELDS if name in newer} | dict(scaling)
 
 
 def _number(value: object) -> float:

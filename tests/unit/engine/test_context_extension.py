@@ -115,6 +115,9 @@ def test_models_without_a_fixed_extension_stay_at_their_length(
         ({"rope_scaling": {"type": "yarn", "factor": "four"}}, None),
         ({"rope_scaling": {"type": "yarn", "factor": float("nan")}}, None),
         ({"rope_scaling": [4.0]}, None),
+        ({"rope_parameters": rope("default"), "rope_scaling": {"type": "yarn", "factor": 4.0}}, 131072),
+        ({"rope_parameters": rope("linear", factor=8.0), "rope_scaling": {}}, 262144),
+        ({"rope_parameters": rope("linear", factor=8.0), "rope_scaling": {"type": "llama3", "factor": 8.0}}, None),
         ({}, None),
     ],
 )

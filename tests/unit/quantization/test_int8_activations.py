@@ -116,6 +116,27 @@ def test_a_bad_number_stays_in_its_row_and_is_seen(bad: float, place: int, linea
         assert torch.equal(found[others], good[others])
 
 
+@pytest.mark.parametrize("num_rows", [3, 80])
+def test_a_row_of_the_smallest_numbers_changes_no_other_row(num_rows: int, linear: Int8Linear) -> None:
+    """A step of one and a half of the smallest float is stored as one: the row was beyond its levels then, and the
+    range of the whole batch became another."""
+    x = torch.randn(num_rows, 576)
+    good = linear(x)
+    x[1] = -(levels() * 3 // 2 - 1) * 2.0**-149
+    found = linear(x)
+    others = torch.arange(num_rows) != 1
+    assert torch.equal(found[others], good[others])
+    assert torch.equal(found[1:2], linear(x[1:2]))
+    assert found[1].abs().max() < 1e-36
+
+
+@pytest.mark.filterwarnings("error")
+def test_products_beyond_float32_are_infinite_without_a_warning(linear: Int8Linear) -> None:
+    largest = torch.full((1, 576), torch.finfo(torch.float32).max)
+    assert linear(largest).isinf().any()
+    assert torch.equal(linear(largest.expand(80, 576))[:1], linear(largest))
+
+
 def test_rows_of_zeros_and_no_rows(linear: Int8Linear) -> None:
     assert torch.equal(linear(torch.zeros(3, 576)), torch.zeros(3, 96))
     assert linear(torch.empty(0, 576)).shape == (0, 96)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from millstream_runtime.context_limit import rope_fields
 from millstream_runtime.models.config.fields import Fields
 
 # What any family can have. LongRoPE needs a model that computes its keys again as it crosses: Phi names it for itself.
@@ -48,7 +49,7 @@ def read_rope(
     types: tuple[str, ...] = ROPE_TYPES,
     aliases: dict[str, str] | None = None,
 ) -> RopeConfig:
-    """From `rope_parameters` (transformers 5) or from `rope_theta` and `rope_scaling` (before).
+    """From `rope_parameters` (transformers 5), or from `rope_theta` and `rope_scaling` (before), or from all of them.
 
     Args:
         allow_partial: whether this family's model turns only a part of a head when asked to.
@@ -58,7 +59,7 @@ def read_rope(
     Raises:
         RuntimeFailure: CheckpointInvalid or UnsupportedByRuntime, naming the field.
     """
-    scaling = fields.section("rope_parameters") or fields.section("rope_scaling") or Fields(fields.path, {})
+    scaling = rope_section(fields, fields.section("rope_parameters"))
     theta = scaling.number("rope_theta", fields.number("rope_theta", default_theta))
     partial = scaling.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     rope = scaled_rope(fields, scaling, theta, head_dim, partial_rotary_factor=partial, types=types, aliases=aliases)
@@ -67,6 +68,14 @@ def read_rope(
     if partial > 1.0 or rope.rotary_dim(head_dim) % 2 or rope.rotary_dim(head_dim) < 2:
         raise fields.invalid("partial_rotary_factor", f"{partial}; it must leave an even part of head_dim {head_dim}")
     return rope
+
+
+def rope_section(fields: Fields, parameters: Fields | None) -> Fields:
+    """`parameters`, the newer object, and `rope_scaling` of `fields` in one: see `context_limit.rope_fields`."""
+    scaling = fields.section("rope_scaling")
+    if scaling is None or parameters is None:
+        return scaling or parameters or Fields(fields.path, {})
+    return Fields(fields.path, rope_fields(parameters.values, scaling.values), prefix="rope_scaling.")
 
 
 def scaled_rope(

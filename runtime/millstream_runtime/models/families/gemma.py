@@ -15,7 +15,7 @@ from torch import Tensor
 from millstream_runtime.layer_windows import FULL, SLIDING
 from millstream_runtime.models.config.fields import Fields
 from millstream_runtime.models.config.model_config import ModelConfig, architecture_of, common_fields
-from millstream_runtime.models.config.rope_config import RopeConfig, scaled_rope
+from millstream_runtime.models.config.rope_config import RopeConfig, rope_section, scaled_rope
 from millstream_runtime.models.layers.attention import (
     AttentionBlock,
     AttentionSpec,
@@ -160,12 +160,9 @@ def _read(fields: Fields, common: dict[str, object], softcaps: tuple[float | Non
 
 def _read_ropes(fields: Fields, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
     """Of full and of windowed layers: nested by layer type (transformers 5), or two bases and one scaling (before)."""
-    nested = fields.section("rope_parameters")
-    empty = Fields(fields.path, {})
-    if nested is None:
-        scaling, local = fields.section("rope_scaling") or empty, empty
-    else:
-        scaling, local = nested.section(FULL) or empty, nested.section(SLIDING) or empty
+    nested = fields.section("rope_parameters") or Fields(fields.path, {})
+    scaling = rope_section(fields, nested.section(FULL))
+    local = nested.section(SLIDING) or Fields(fields.path, {})
     theta = scaling.number("rope_theta", fields.number("rope_theta", GLOBAL_THETA))
     local_theta = local.number("rope_theta", fields.number("rope_local_base_freq", LOCAL_THETA))
     return scaled_rope(fields, scaling, theta, head_dim), scaled_rope(fields, local, local_theta, head_dim)

@@ -1,6 +1,6 @@
 """Products of 8-bit activations by 8-bit weights on a CPU, by FBGEMM's kernels, which torch brings for x86.
 
-    m[t]    = largest |x[t, :]| / levels                    of each row by itself
+    m[t]    = largest |x[t, :]| / levels                    of each row by itself, LEAST_STEP at least
     q[t, k] = round(x[t, k] / m[t])                         -levels to levels
     y[t, n] = m[t] * scale[n] * sum over k of  q[t, k] * code[k, n]
 
@@ -33,6 +33,7 @@ END_INPUTS = 2
 BLOCK_INPUTS, BLOCK_OUTPUTS = 512, 64  # at most: FBGEMM packs whole blocks
 MOST_INPUTS = 1 << 15  # 255 * 128 * inputs stays below 2 ** 31
 MOST_KEPT_ROWS = 64  # of a step's quantized inputs; more get new memory
+LEAST_STEP = torch.finfo(torch.float32).tiny  # smaller ones have too few digits: a row would exceed its levels
 OPERATORS = ("fbgemm_pack_quantized_matrix", "fbgemm_linear_int8_weight_fp32_activation")
 
 
@@ -56,24 +57,25 @@ class Int8Linear:
         product = self._of_few_rows(x.numpy()) if num_rows <= MOST_KEPT_ROWS else None
         if product is None:
             inputs, quantized = _buffer(num_rows, num_inputs, self.levels)
-            steps = x.abs().amax(1, True).mul_(1 / self.levels)
-            # A row of zeros becomes NaN here, too: its product is 0 again, that of a row with NaN or infinities is NaN.
+            steps = x.abs().amax(1, True).mul_(1 / self.levels).clamp_(min=LEAST_STEP)
+            # What is NaN here has a step of NaN or infinity, and so has its row, whose product is NaN again.
             torch.div(x, steps, out=quantized).nan_to_num_(0.0, 0.0, 0.0)
             product = self._product(inputs).mul_(steps).mul_(self.scales)
         return product if self.bias is None else product.add_(self.bias)
 
     def _of_few_rows(self, x: np.ndarray[Any, Any]) -> Tensor | None:
-        """The same in fewer microseconds, without the bias; None for rows of zeros, NaN or infinities."""
+        """The same in fewer microseconds, without the bias; None for rows of tiny numbers, NaN or infinities."""
         steps = np.abs(x).max(axis=1, keepdims=True)
         steps *= np.float32(1 / self.levels)
-        if not (steps.min() > 0.0 and steps.max() < np.inf):
+        if not (steps.min() >= LEAST_STEP and steps.max() < np.inf):
             return None
         inputs, quantized = _buffer(x.shape[0], x.shape[1], self.levels)
         np.divide(x, steps, out=quantized.numpy())
         product = self._product(inputs)
         result = product.numpy()
-        result *= steps
-        result *= self.scales.numpy()
+        with np.errstate(over="ignore"):  # infinite, as by torch, and without a warning
+            result *= steps
+            result *= self.scales.numpy()
         return product
 
     def _product(self, inputs: Tensor) -> Tensor:

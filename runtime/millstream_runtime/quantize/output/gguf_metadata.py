@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from millstream_runtime.context_limit import rope_fields
 from millstream_runtime.errors import InvalidConfigError
 from millstream_runtime.gguf.tokenizer_files import CONTROL, PRE_TOKENIZERS, USER_DEFINED
 
@@ -124,8 +125,7 @@ def head_dim_of(values: Mapping[str, Any]) -> int:
 
 
 def _rope(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    return found if isinstance(found, dict) else {}
+    return rope_fields(values.get("rope_parameters"), values.get("rope_scaling"))
 
 
 def _theta(values: Mapping[str, Any]) -> float:

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from millstream_runtime.errors import FailureReason, RuntimeFailure
 from millstream_runtime.models.registry import ARCHITECTURES, load_model, load_model_config
-from tests.support.family_cases import CASES, Models, rope
+from tests.support.family_cases import CASES, YARN, Models, rope
 from tests.support.tiny_families import model_logits, prompts_of, reference_logits, with_fields
 
 REFUSED = {name: CASES[name] for name in CASES if name.split("-")[0] != "llama" or name == "llama-biases"}
@@ -46,6 +47,26 @@ def test_logits_equal_transformers_in_float64_and_every_field_counts(name: str, 
         folder = with_fields(models.folder(name), tmp_path / field_name, **{field_name: other})
         difference = (model_logits(folder, prompt, chunk_tokens=41) - expected).abs().max()
         assert difference > 1e-2, f"{field_name} = {other} computes the same"
+
+
+@pytest.mark.parametrize(
+    ("name", "scaling"),
+    [
+        ("qwen3", {"type": "yarn"} | YARN),
+        ("llama-rope-linear", {"rope_type": "yarn"} | YARN),
+        ("gemma3", {"rope_type": "linear", "factor": 2.0}),
+    ],
+)
+def test_rope_scaling_that_is_added_to_a_newer_folder_counts_as_in_transformers(
+    name: str, scaling: dict[str, Any], models: Models, tmp_path: Path
+) -> None:
+    """As READMEs say for long contexts, though the folder has `rope_parameters`."""
+    folder = with_fields(models.folder(name), tmp_path / "extended", rope_scaling=scaling)
+    [prompt] = prompts_of([41])
+    reference = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    expected = reference_logits(reference, prompt)
+    torch.testing.assert_close(model_logits(folder, prompt, chunk_tokens=23), expected, rtol=1e-4, atol=1e-4)
+    assert (expected - reference_logits(models.reference(name), prompt)).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("name", CASES)
