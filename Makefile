@@ -9,7 +9,7 @@ UV := .tools/bin/uv
 
 .PHONY: help
 help: ## list the targets
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  %-18s %s\n", $$1, $$2}'
 
 .PHONY: supported
 supported:
@@ -30,15 +30,15 @@ test: supported ## lint, types, unit tests, e2e on the local cluster, a sample o
 	printf '\nWhere the time went:\n%b' "$$times"
 
 .PHONY: unit
-unit: venv ## unit tests, a process per core: no cluster, no Docker
+unit: venv ## unit tests, a process per core, at most four: no cluster, no Docker
 	$(BIN)/pytest tests/unit tests/gpu --numprocesses auto --maxprocesses 4 --dist loadfile
 
 .PHONY: faults
-faults: venv ## a seeded sample of the operator's fault and scale proofs, on a control plane without a node
+faults: venv ## a sample of the operator's tests under faults and load, on a control plane without nodes; another one every day
 	$(BIN)/pytest tests/soak
 
 .PHONY: soak
-soak: venv ## all of those proofs in full (about two hours on two cores); writes tests/soak/results/
+soak: venv ## all tests under faults and load, and whether known mistakes in kernels are found (two hours on two cores); writes tests/soak/results/
 	$(BIN)/python -m tests.mutations
 	$(BIN)/python -m tests.soak
 
@@ -80,6 +80,7 @@ peers: .tools/peers/vllm/.installed .tools/peers/openvino/.installed .tools/peer
 .tools/peers/llama.cpp/.installed: requirements/peers-llama-cpp-python.txt
 	@mkdir -p .tools/peers/llama.cpp
 	sed -n '/^llama-cpp-python==/,/--hash/p' $< > .tools/peers/llama.cpp/sources.txt
+	rm -f .tools/peers/llama.cpp/llama_cpp_python-*.tar.gz
 	$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --require-hashes -r .tools/peers/llama.cpp/sources.txt -d .tools/peers/llama.cpp
 	tar -xzf .tools/peers/llama.cpp/llama_cpp_python-*.tar.gz -C .tools/peers/llama.cpp --strip-components=3 --wildcards '*/vendor/llama.cpp'
 	cmake -S .tools/peers/llama.cpp -B .tools/peers/llama.cpp/build $(LLAMA_CPP_CMAKE_ARGS)
@@ -87,7 +88,7 @@ peers: .tools/peers/vllm/.installed .tools/peers/openvino/.installed .tools/peer
 	@touch $@
 
 .PHONY: packers
-packers: venv .tools/packers/gptqmodel/.installed .tools/packers/llm-compressor/.installed ## folders of `millstream quantize` in the libraries of other packers (gptqmodel, llm-compressor): 6 GB
+packers: venv .tools/packers/gptqmodel/.installed .tools/packers/llm-compressor/.installed ## load what `millstream quantize` writes with gptqmodel and llm-compressor, in environments of 6 GB
 	$(BIN)/pytest tests/packers
 
 .tools/packers/%/.installed: requirements/packers-%.txt | $(UV)
@@ -96,13 +97,13 @@ packers: venv .tools/packers/gptqmodel/.installed .tools/packers/llm-compressor/
 	@touch $@
 
 .PHONY: packed-checkpoints
-packed-checkpoints: .tools/packers/gptqmodel/.installed .tools/packers/llm-compressor/.installed ## have those packers write tests/data/packed_checkpoints anew
+packed-checkpoints: .tools/packers/gptqmodel/.installed .tools/packers/llm-compressor/.installed ## write tests/data/packed_checkpoints again with gptqmodel and llm-compressor
 	@for packer in gptqmodel llm-compressor; do \
 	  .tools/packers/$$packer/bin/python -m tests.packers.$${packer//-/_}_side pack tests/data/packed_checkpoints/$$packer; \
 	done
 
 .PHONY: clients
-clients: venv .tools/clients/.installed .tools/clients-node/.installed ## outside clients (lm-eval, guidellm, …) against a server of the demo model
+clients: venv .tools/clients/.installed .tools/clients-node/.installed ## OpenAI clients and benchmarks of others (lm-eval, guidellm, …) against a server of the demo model; needs Node 20
 	$(BIN)/pytest tests/clients
 
 .tools/clients/.installed: requirements/clients.txt | $(UV)

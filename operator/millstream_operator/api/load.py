@@ -8,7 +8,6 @@ error is one sentence that names the file, the line, the field, what stands ther
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Hashable, Sequence
@@ -17,16 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from millstream_operator.api import API_VERSION, GROUP, KIND
-from millstream_operator.api.access import CIDR_PATTERN
-from millstream_operator.api.affinity import NAMESPACE_PATTERN
-from millstream_operator.api.base import DNS_SUBDOMAIN_PATTERN, LABEL_VALUE_PATTERN, QUALIFIED_NAME_PATTERN
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.api.ratchets import new_violations
 from millstream_operator.api.rules import violations
+from millstream_operator.api.validation.field_hints import KEY_HINT, QUANTITIES, unknown_field_hint, wanted
 
 Location = tuple[int | str, ...]
 MAX_MANIFEST_BYTES = 3 << 20  # what the API server reads at most
@@ -36,37 +33,15 @@ MAX_DEPTH = 64
 _YAML = "tag:yaml.org,2002:"
 JSON_TAGS = frozenset(f"{_YAML}{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null"))
 STRING_TAGS = frozenset(f"{_YAML}{name}" for name in ("timestamp", "value", "merge"))  # JSON has none of these types
-HINTS = {  # what a pattern means, by the field's name
-    "timeout": "a duration such as 30s, 20m or 1h30m",
-    "heartbeatInterval": "a duration such as 30s or 5m, or 0s for off",
-    "progressDeadline": "a duration such as 30m or 1h",
-    "drainTimeout": "a duration such as 30s or 10m",
-    "p95": "a latency such as 200ms or 1s",
-    "repository": "a repository such as org/name, or org/name:Q4_K_M for one of its GGUF files",
-    "reference": "an image reference such as registry.example.com/model:1.0",
-    "path": "a folder below the model root or an absolute one, without '..' or segments that start with a dot",
-    "servedName": "letters, digits and . _ - : / with a letter or digit at both ends",
-    "image": "an image reference such as registry.example.com/runtime:1.0",
-    "cpu": "a quantity such as 2 or 500m (a fraction in quotes)",
-    "memory": "a quantity such as 512Mi or 4Gi",
-    "ephemeral-storage": "a quantity such as 2Gi",
-}
-KEY_HINT = "a name of at most 63 characters such as team, or with a DNS prefix of at most 253 such as example.com/team"
-PATTERN_HINTS = {  # of fields that have no name of their own, such as the values of a map
-    CIDR_PATTERN: "a block of addresses such as 192.0.2.0/24 or 2001:db8::/32",
-    LABEL_VALUE_PATTERN: "a label's value: letters, digits and - _ . with a letter or digit at both ends",
-    QUALIFIED_NAME_PATTERN: KEY_HINT,
-    NAMESPACE_PATTERN: "the name of a namespace: lower-case letters, digits and - with a letter or digit at both ends",
-    DNS_SUBDOMAIN_PATTERN: "a name of lower-case letters, digits, - and . with a letter or digit at both ends",
-}
 LENGTHS = {
     "too_short": ("min_length", "item"),
     "too_long": ("max_length", "item"),
     "string_too_short": ("min_length", "character"),
     "string_too_long": ("max_length", "character"),
 }
-QUANTITIES = ("cpu", "memory", "ephemeral-storage")
 LONGEST_SHOWN = 80
+NAME = "metadata.name"
+NO_KEY = "a key that is no string; a template with {{ … }} must be rendered first"
 _SURROGATE = re.compile("[\\ud800-\\udfff]")
 
 
@@ -98,7 +73,7 @@ def loads_manifest(text: str, source: str = "manifest") -> LLMDeployment:
         documents = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
         values = [_Constructor(source).construct(node) for node in documents]
     except yaml.YAMLError as error:
-        raise ManifestError(f"{source}: {_yaml_problem(error)}") from None
+        raise ManifestError(f"{source}: {yaml_problem(error)}") from None
     except RecursionError:
         raise ManifestError(f"{source}: nested too deep to be an LLMDeployment.") from None
     index = _find_ours(values, source)
@@ -185,7 +160,7 @@ class _Constructor:
         for key_node, value_node in node.value:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
             if key is None or key in mapping:
-                problem = "a key that is no string" if key is None else f"the key {key!r} is given twice"
+                problem = NO_KEY if key is None else f"the key {key!r} is given twice"
                 raise self._error(key_node, problem)
             self._count(key_node)
             mapping[key] = self.construct(value_node)
@@ -194,18 +169,26 @@ class _Constructor:
     def _scalar(self, node: yaml.Node) -> Any:
         if _SURROGATE.search(node.value):
             raise self._error(node, "half of a surrogate pair, which is no character")
-        if node.tag in STRING_TAGS:
+        if node.tag in STRING_TAGS or _is_sexagesimal(node):
             return node.value
         try:
             return self.scalars.construct_object(node)
-        except ValueError:  # `!!int many`, or more digits than Python converts
+        except (ValueError, LookupError):  # `!!int many`, `!!bool maybe`, or more digits than Python converts
             shown = node.value if len(node.value) <= 40 else f"{node.value[:37]}..."
             raise self._error(node, f"{shown!r} is no {node.tag.removeprefix(_YAML)}") from None
 
 
-def _yaml_problem(error: yaml.YAMLError) -> str:
+def _is_sexagesimal(node: yaml.Node) -> bool:
+    """Whether PyYAML takes `1:30` for 90; kubectl sends it as a string."""
+    return node.tag in (f"{_YAML}int", f"{_YAML}float") and ":" in node.value
+
+
+def yaml_problem(error: yaml.YAMLError) -> str:
+    """Return what is malformed and on which line, as the end of a sentence."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    if "'\\t'" in problem:
+        problem = "a tab; YAML is indented with spaces alone"
     return f"malformed YAML on line {mark.line + 1}: {problem}." if mark else f"malformed YAML: {problem}."
 
 
@@ -223,8 +206,9 @@ def _find_ours(values: Sequence[Any], source: str) -> int:
         raise ManifestError(f"{source}: holds {len(ours)} {KIND}s; give one file to each.")
     if ours:
         return ours[0]
-    kinds = sorted({str(value.get("kind")) if isinstance(value, dict) else "no object" for value in values})
-    raise ManifestError(f"{source}: expected kind {KIND} ({API_VERSION}), found {', '.join(kinds)}.")
+    kinds = sorted({str(value.get("kind", "no kind")) if isinstance(value, dict) else "no object" for value in values})
+    advice = "; give one of its items, in a file by itself" if kinds == ["List"] else ""
+    raise ManifestError(f"{source}: expected kind {KIND} ({API_VERSION}), found {', '.join(kinds)}{advice}.")
 
 
 def _validate(manifest: dict[str, Any], lines: _Lines | None) -> LLMDeployment:
@@ -237,9 +221,13 @@ def _validate(manifest: dict[str, Any], lines: _Lines | None) -> LLMDeployment:
         deployment = LLMDeployment.model_validate_json(json.dumps(manifest), by_alias=True, by_name=False)
     except ValidationError as error:
         first = field_error(error)
-        raise fail(first.location, first.sentence(_hint(first))) from None
+        hint = unknown_field_hint(first.location) if first.is_unknown_field else ""
+        raise fail(first.location, first.sentence(hint)) from None
     newly = new_violations(deployment) if lines is not None else ()  # what is stored may break them
     for violation in (*violations(deployment), *newly):
+        if violation.message.startswith(f"{NAME} "):  # the API server has no place for a rule of the name but the root
+            words = violation.message.removeprefix(NAME)
+            raise fail(NAME.split("."), f"{NAME} is {_shown(deployment.name)}; it{words}")
         steps = violation.path.replace("[", ".").replace("]", "").split(".") if violation.path else []
         raise fail([int(step) if step.isdigit() else step for step in steps], str(violation))
     return deployment
@@ -274,7 +262,7 @@ class FieldError:
             return f"{name} is empty; give it a value or leave it out."
         if length := _length(kind, context):
             return f"{name} is {shown}; it must have {length}."
-        return f"{name} is {shown}; it must be {_wanted(self.details, field, context)}."
+        return f"{name} is {shown}; it must be {wanted(self.details, field, context)}."
 
 
 def field_error(error: ValidationError) -> FieldError:
@@ -310,48 +298,3 @@ def _length(kind: str, context: dict[str, Any]) -> str:
     limit, noun = LENGTHS[kind]
     number = context[limit]
     return f"at {'least' if limit == 'min_length' else 'most'} {number} {noun}{'' if number == 1 else 's'}"
-
-
-def _wanted(details: ErrorDetails, field: str, context: dict[str, Any]) -> str:
-    if details["type"] in ("enum", "literal_error"):
-        return str(context.get("expected", "")).replace("'", "")
-    if details["type"] == "string_pattern_mismatch":
-        pattern = str(context.get("pattern"))
-        return HINTS.get(field) or PATTERN_HINTS.get(pattern) or f"of the form {pattern}"
-    if field in QUANTITIES and isinstance(details["input"], float):
-        return HINTS[field]
-    wanted = details["msg"].removeprefix("Input should be ")
-    return wanted.replace("a valid integer", "a whole number").replace("a valid ", "a ")
-
-
-def _hint(error: FieldError) -> str:
-    """What an unknown field may have been meant as; empty for any other error."""
-    if not error.is_unknown_field:
-        return ""
-    known = _fields_at(error.location[:-1])
-    close = difflib.get_close_matches(str(error.location[-1]), known, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean {close[0]}"
-    return f" (known here: {', '.join(known)})" if known else ""
-
-
-def _fields_at(location: Location) -> list[str]:
-    """YAML names of the fields of the model that stands at a location."""
-    model: Any = LLMDeployment
-    for step in location:
-        if isinstance(step, int):
-            continue
-        fields = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
-        model = next(iter(_models_in(fields.get(str(step)))), None)
-        if model is None:
-            return []
-    return [field.alias or name for name, field in model.model_fields.items()]
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    found: list[type[BaseModel]] = []
-    for argument in getattr(annotation, "__args__", ()):
-        found += _models_in(argument)
-    return found

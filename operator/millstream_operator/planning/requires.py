@@ -31,7 +31,7 @@ _MEANINGS = {
     "tensorParallelSize": "{} GPUs that share a layer",
     "pipelineParallelSize": "{} groups of GPUs that share the layers",
     "checkpointFormat": "reading {} of this checkpoint",
-    "quantizedCheckpoint": "a checkpoint that is already quantized (name one as model.source)",
+    "quantizedCheckpoint": "a quantized checkpoint (name one as model.source, or set quantization.calibration)",
     "inventory": "knowing the cluster's GPUs, without which objectives, budget and load cannot be kept",
     "cpuPrediction": "predictions for a CPU, without which objectives cannot be kept",
     "modelShape": "knowing the model's config.json, without which objectives, budget and load cannot be kept",
@@ -41,7 +41,13 @@ _MEANINGS = {
 _HEADS_ON_A_GPU = (
     "speculation by {} on a GPU (set speculation.method to DraftModel or NGram, or accelerator.type to CPU)"
 )
-_MEANINGS_OF_VALUES = {f"speculation={method}": _HEADS_ON_A_GPU for method in HEAD_METHODS}
+# The runtime loads these formats, and makes none while it loads.
+_MADE_WHILE_LOADING = (
+    "making {0} weights of a 16-bit model (name a checkpoint in {0} as model.source, or set quantization.calibration)"
+)
+_MEANINGS_OF_VALUES = {f"speculation={method}": _HEADS_ON_A_GPU for method in HEAD_METHODS} | {
+    f"quantization={method}": _MADE_WHILE_LOADING for method in ("FP8", "INT8", "NF4")
+}
 
 
 def source_kind(source: ModelSource) -> str:

@@ -26,6 +26,12 @@ def test_the_readme_gives_the_ratios_to_transformers() -> None:
     assert re.findall(r"\*\*([\d.]+) ×\*\*", text) == [f"{cases[name]['ratio_of_medians']:.1f}" for name in CASES]
 
 
+def test_the_readme_gives_the_slowest_takeover_of_a_leader_that_is_lost() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = json.loads((ROOT / "tests/soak/results/leaders.json").read_text(encoding="utf-8"))["result"]
+    assert re.findall(r"reliability\.md#found\): ([\d.]+) s", text) == [f"{found['slowest_takeover_seconds']:.1f}"]
+
+
 def test_the_benchmark_page_gives_the_ratios_to_the_peers() -> None:
     text = (ROOT / "docs/benchmarking.md").read_text(encoding="utf-8")
     cases = [cases_of(f"vs_peers_{model}")[name] for model in ("demo", "larger") for name in CASES]

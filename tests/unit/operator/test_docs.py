@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from pydantic.alias_generators import to_camel
 
 from hack.reference import api as api_reference
 from millstream_operator import settings
@@ -15,6 +17,7 @@ from millstream_operator.api.crd import custom_resource_definition
 from millstream_operator.diagnosis import conditions
 from millstream_operator.diagnosis.decisions import DecisionType
 from millstream_operator.diagnosis.reasons import NEEDS_A_PERSON, Reason
+from millstream_operator.planning.restart_fields import APPLIED_LIVE, NOT_IN_PODS
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 ROOT = DOCS.parent
@@ -98,6 +101,21 @@ def test_every_setting_is_explained() -> None:
     section = (DOCS / "operator.md").read_text(encoding="utf-8").split("## Settings")[1]
     documented = set(re.findall(r"^\| `(MILLSTREAM_\w+)`", section, flags=re.MULTILINE))
     assert documented == set(re.findall(r"MILLSTREAM_\w+", settings.__doc__ or ""))
+
+
+def test_the_fields_that_restart_nothing_are_those_of_the_hash() -> None:
+    section = (DOCS / "operator.md").read_text(encoding="utf-8").split("## Pinned")[1].split("## Ready")[0]
+    listed = section.split("not in the hash")[1].split("\n\n")[0]
+    assert set(re.findall(r"`([\w.]+)`", listed)) == {*_paths(NOT_IN_PODS), *_paths(APPLIED_LIVE)}
+
+
+def _paths(fields: dict[str, Any], parent: str = "") -> Iterator[str]:
+    for name, below in fields.items():
+        path = f"{parent}{to_camel(name)}"
+        if isinstance(below, dict):
+            yield from _paths(below, f"{path}.")
+        else:
+            yield path
 
 
 def test_every_page_is_in_the_list_of_pages() -> None:
