@@ -7,11 +7,11 @@
     python -m benchmarks.speculation --processor-time     # for a machine with other load: one thread's processor time
 
 A round computes the answers with each setting in turn, each round beginning with another: without drafts, with each
-fixed number of them, and with the governor, which learns in a round that is not counted. All compute with the threads
-that the setting without drafts measured. Counted are steps without prompts. The ratio is tokens per second with drafts
-over without, the median of the rounds. At batch 1 every answer must be the one without drafts, or the run ends with an
-error; in larger batches those that differ are counted, since a batch of another size adds in another order. `--save`
-replaces the saved results of the cases that ran.
+fixed number of them, and with the governor, which learns for five seconds before the first. All compute with the
+threads that the setting without drafts measured. Counted are steps without prompts. The ratio is tokens per second with
+drafts over without, the median of the rounds. At batch 1 every answer must be the one without drafts, or the run ends
+with an error; in larger batches those that differ are counted, since a batch of another size adds in another order.
+`--save` replaces the saved results of the cases that ran.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ MODELS = Path(__file__).parent.parent / "models"
 DEMO_MODEL, DEMO_DRAFT, DEMO_HEAD = (MODELS / name for name in ("demo-chat", "demo-draft", "demo-eagle"))
 QUESTIONS = ("What is a KV cache?", "What is continuous batching?", "What does a readiness probe do?")
 MOST_TOKENS, ORACLE_PROMPTS, ORACLE_TOKENS = 96, 3, 64
+LEARNING_SECONDS = 5.0  # in which the governor is to follow another workload
 Prompts = Sequence[Sequence[int]]
 Answers = dict[str, list[int]]
 Clock = Callable[[], float]
@@ -137,6 +138,12 @@ class Side:
         self.tokens_per_second.append(tokens / seconds)
         return answers
 
+    def learn(self, prompts: Prompts, batch: int, sampling: SamplingParams) -> None:
+        """Answer the prompts again and again, for LEARNING_SECONDS."""
+        until = time.perf_counter() + LEARNING_SECONDS
+        while time.perf_counter() < until:
+            self.answer(prompts, batch, sampling)
+
     def report(self, off: Side) -> dict[str, Any]:
         """The medians of all rounds."""
         ratios = [mine / other for mine, other in zip(self.tokens_per_second, off.tokens_per_second, strict=True)]
@@ -202,8 +209,10 @@ def compare(case: Case, args: argparse.Namespace, batch: int) -> list[Any]:
             if found != answers and batch == 1:
                 raise SystemExit(f"{one.name}: another answer than without drafts")
             one.answers_that_differ += sum(found[name] != answers[name] for name in answers)
-        if not turn:  # the first round warms up, and the governor learns
+        if not turn:  # the first round warms up
             for one in sides:
+                if one.is_governed:
+                    one.learn(prompts, batch, sampling)
                 one.tokens_per_second.clear()
     return [one.report(sides[0]) for one in sides]
 

@@ -35,6 +35,7 @@ MOST_RATIO = 8.0  # the same while several prompts wait and the target is a defa
 MIXED_STEPS_PER_DECODE_STEP = 32  # where a load never pauses: one step in 32 measures decodes
 MIXED_STEPS_THAT_AGE_DECODES = 4  # so many at least between two decode steps that are there to be timed
 DOUBTFUL_CHANGE = 1.5  # of what prompts seem to cost, since decodes were last timed
+MOST_OF_EXPECTED = 2.0  # seconds of a step of prompts alone that are believed
 DECAY = 0.8  # of what mixed steps have shown, from one to the next
 FIRST_WORK = 64.0  # before anything is known of what it costs
 GROWTH_LIMIT = 2.0  # beyond the largest work that was timed: what is only predicted is approached, not jumped at
@@ -59,7 +60,10 @@ class _PromptSteps:
     largest_work: float = 0.0
 
     def observe(self, step: StepTime) -> None:
-        self.seconds_work = DECAY * self.seconds_work + step.seconds * step.prompt_work
+        """A step that another process held up counts as one of twice the time that was expected."""
+        expected = step.prompt_work * self.seconds_work / self.work_work if self.work_work else math.inf
+        seconds = min(step.seconds, MOST_OF_EXPECTED * expected) if expected else step.seconds
+        self.seconds_work = DECAY * self.seconds_work + seconds * step.prompt_work
         self.work_work = DECAY * self.work_work + step.prompt_work**2
         self.largest_work = max(self.largest_work, step.prompt_work)
 

@@ -91,6 +91,20 @@ def test_prompts_without_answers_use_the_time_allowed_from_the_start(weights_sec
         assert 0.99 * TARGET < min(step.seconds for step in steps[4:]) <= steps[-1].seconds < 1.01 * TARGET
 
 
+def test_one_slow_step_of_prompts_alone_costs_those_behind_it_little() -> None:
+    pace, load = Pace(BALANCE, TARGET), StepLoad(MAX_TOKENS, num_decodes=0, num_prompts=32)
+    for _ in range(8):
+        allowed = pace.budget(load).work
+        pace.observe(StepTime(0, allowed, 1e-4 * allowed))
+    before = pace.budget(load).work
+    pace.observe(StepTime(0, before, 20 * TARGET))
+    assert pace.budget(load).work > 0.7 * before
+    for _ in range(20):  # if all are slower from now on, that is learned
+        allowed = pace.budget(load).work
+        pace.observe(StepTime(0, allowed, 4e-4 * allowed))
+    assert 0.9 * TARGET < 4e-4 * pace.budget(load).work < 1.1 * TARGET
+
+
 def test_prompts_alone_say_nothing_of_what_prompts_cost_beside_answers() -> None:
     machine = Machine(decode=0.002, unit=1e-4)
     pace, other = pace_for(machine), pace_for(machine)
