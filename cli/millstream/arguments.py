@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
+from enum import StrEnum
 from typing import NoReturn
 
 from millstream_runtime.errors import InvalidConfigError
@@ -13,3 +15,8 @@ class CommandLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise InvalidConfigError(f"{message} (see `{self.prog} --help`).")
+
+
+def words_of(choices: Iterable[StrEnum]) -> list[str]:
+    """The values, as argparse should show them: of the members of an enum it shows the repr."""
+    return [choice.value for choice in choices]

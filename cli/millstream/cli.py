@@ -9,11 +9,11 @@ operator reads it.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
 from millstream import __version__
+from millstream.output_streams import drop_output, output_failure, prepare_output_streams
 from millstream.termination import write_termination_message
 from millstream_runtime.errors import InvalidConfigError, RuntimeFailure
 
@@ -29,11 +29,11 @@ COMMANDS = {
     "quantize": ("millstream.commands.quantize", "make a quantized checkpoint, calibrated on data of your own"),
     "quality": (
         "millstream.commands.quality",
-        "judge a changed model by its base on held-out documents; exit 3: worse",
+        "compare a changed model with its base on held-out documents; exit code 3: worse",
     ),
     "tune-draft": (
         "millstream.commands.tune_draft",
-        "tune a draft model on its target's answers to your prompts; exit 3: not better",
+        "tune a draft model on its target's answers to your prompts; exit code 3: not better",
     ),
     "bench": ("millstream.commands.bench", "load an OpenAI endpoint or an engine and measure latency and throughput"),
 }
@@ -41,7 +41,23 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    prepare_output_streams()
+    try:
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # `millstream … | head`
+        drop_output()
+        return EXIT_FAILURE
+    except OSError as error:
+        if (failure := output_failure(error)) is None:
+            raise
+        drop_output()
+        return report(failure)
+
+
+def _run(arguments: list[str]) -> int:
     try:
         return _dispatch(arguments)
     except RuntimeFailure as failure:
@@ -49,9 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("millstream: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # `millstream … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILURE
 
 
 def report(failure: RuntimeFailure) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millstream.plan_inputs import DEFAULT_NAMESPACE, ClusterObjects, bad_input
+from millstream.plan_inputs import DEFAULT_NAMESPACE, ClusterObjects, bad_input, read_yaml
 from millstream_operator.api import GROUP, PLURAL, VERSION
 from millstream_operator.api.llmdeployment import LLMDeployment
 from millstream_operator.facts.calibration_record import config_map_name, read_entries
@@ -16,6 +18,7 @@ from millstream_operator.planning.calibration import NO_CALIBRATION, Calibration
 from millstream_runtime.errors import RuntimeFailure
 
 REQUEST_TIMEOUT_SECONDS = 30
+MAX_KUBECONFIG_BYTES = 16 << 20
 OPERATOR_CONTAINER = "operator"
 
 
@@ -128,13 +131,56 @@ def _ask(kubeconfig: Path, read: Callable[[Any, Any], Any], failure: str) -> Any
     try:
         from kubernetes import client, config
     except ModuleNotFoundError:
-        raise bad_input("--kubeconfig needs the kubernetes client: pip install 'millstream[cluster]'.") from None
+        raise bad_input("--kubeconfig needs Python's client of Kubernetes: pip install kubernetes.") from None
+    if os.pathsep not in str(kubeconfig):  # as in $KUBECONFIG, the client takes several
+        _require_kubeconfig(kubeconfig)
+    log = _ErrorsOfTheClient()
+    logging.getLogger().addHandler(log)
     try:
         return read(client, config.new_client_from_config(str(kubeconfig)))
     except client.ApiException as error:
         if error.status == 404:
             return None
-        raise bad_input(f"{kubeconfig}: {failure}: {error.status} {error.reason}.") from None
+        raise bad_input(f"{kubeconfig}: {failure}: {error.status} {error.reason}{log.sentence}.") from None
     except Exception as error:  # the client raises a dozen unrelated types: files, TLS, sockets
-        said = " ".join(str(error).split())[:200]
-        raise bad_input(f"{kubeconfig}: {failure}: {said}.") from None
+        raise bad_input(f"{kubeconfig}: {failure}: {_words(error)}{log.sentence}.") from None
+    finally:
+        logging.getLogger().removeHandler(log)
+
+
+class _ErrorsOfTheClient(logging.Handler):
+    """Keeps what the client logs and does not raise: a credential plugin that is not installed, for one.
+
+    With a handler the root logger prints none of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self._last = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._last = record.getMessage()
+
+    @property
+    def sentence(self) -> str:
+        """The last error, as the end of a sentence."""
+        return f" (before that: {_one_line(self._last)})" if self._last else ""
+
+
+def _require_kubeconfig(path: Path) -> None:
+    """Raises RuntimeFailure: the file cannot be read, or is no mapping."""
+    if not isinstance(read_yaml(path, MAX_KUBECONFIG_BYTES), dict):
+        raise bad_input(f"{path}: holds no kubeconfig; `kubectl config view --raw` prints yours.")
+
+
+def _words(error: Exception) -> str:
+    """What a person can use of an error. urllib3 wraps the cause in its own classes, addresses and retries."""
+    cause = getattr(error, "reason", None)
+    if isinstance(cause, Exception):
+        where = getattr(getattr(error, "pool", None), "host", "the API server")
+        return f"{where} does not answer: {_one_line(str(cause).rpartition(': ')[2])}"
+    return _one_line(str(error))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:200].rstrip(".")

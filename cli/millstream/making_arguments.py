@@ -58,6 +58,17 @@ def require_ranges(ranges: Iterable[tuple[str, Number | None, Number, Number]]) 
             raise InvalidConfigError(f"{flag} is {value}; it must be {low} to {high}.")
 
 
+def require_outside(out: Path, *sources: Path) -> None:
+    """Check that `out` is none of the folders that are read, and in none of them.
+
+    Raises:
+        InvalidConfigError: it is.
+    """
+    for source in sources:
+        if source.is_dir() and out.resolve().is_relative_to(source.resolve()):
+            raise InvalidConfigError(f"--out {out} is in the folder {source}, which is read; give another place.")
+
+
 def run_resumable(make: Callable[[StageProgress], Made], interrupted: str) -> Made | int:
     """Return what `make` makes, or EXIT_INTERRUPTED after Ctrl-C. `interrupted`: how to go on."""
     unwind_on_sigterm()

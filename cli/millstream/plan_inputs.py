@@ -11,9 +11,10 @@ import yaml
 
 from millstream.manifest import model_root
 from millstream_operator.api.llmdeployment import LLMDeployment
+from millstream_operator.api.load import yaml_problem
 from millstream_operator.api.model import ModelSource
 from millstream_operator.api.spec import Accelerator, AcceleratorType, LLMDeploymentSpec
-from millstream_operator.catalog.catalog_file import read_catalog_file
+from millstream_operator.catalog.catalog_file import YAML_ERRORS, read_catalog_file
 from millstream_operator.catalog.config_fields import ConfigError
 from millstream_operator.catalog.gpu import CatalogError, GpuCatalog, load_catalog
 from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part, parse_island
@@ -110,6 +111,12 @@ def draft_shape_of(spec: LLMDeploymentSpec, config: Path | None) -> ModelShape |
         raise bad_input(f"{folder}: {error}") from None
 
 
+def require_a_draft_for(config: Path | None, deployments: Sequence[LLMDeployment]) -> None:
+    """Raises RuntimeFailure: `config`, of --draft-config, and no deployment names a draft model."""
+    if config is not None and all(draft_source(one.spec) is None for one in deployments):
+        raise bad_input(f"{DRAFT_OPTION} needs a spec that names speculation.draftModel; leave the flag out.")
+
+
 def inventory_for(
     deployment: LLMDeployment,
     catalog: GpuCatalog,
@@ -164,18 +171,35 @@ def _with_uid(pod: Mapping[str, Any]) -> dict[str, Any]:
 
 def objects_of_files(nodes: Path, pods: Path | None) -> ClusterObjects:
     """The output of `kubectl get nodes -o yaml`, and of `kubectl get pods --all-namespaces -o yaml`."""
-    return ClusterObjects(_listed(nodes, nodes_of), _listed(pods, pods_of) if pods is not None else ())
+    listed_pods = _listed(pods, pods_of, lambda pod: read_pod(_with_uid(pod))) if pods is not None else ()
+    return ClusterObjects(_listed(nodes, nodes_of, read_node), listed_pods)
 
 
-def _listed(path: Path, read: Callable[[Any], list[Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
+def _listed(
+    path: Path, read: Callable[[Any], list[Mapping[str, Any]]], understand: Callable[[Mapping[str, Any]], object]
+) -> list[Mapping[str, Any]]:
+    """The objects of a file, each of which `understand` can read."""
     try:
-        return read(_yaml(path, MAX_FILE_BYTES))
+        found = read(read_yaml(path, MAX_FILE_BYTES))
     except NodesError as error:
         raise bad_input(f"{path}: {error}") from None
+    for number, one in enumerate(found, 1):
+        try:
+            understand(one)
+        except (AttributeError, TypeError, LookupError, ValueError):
+            raise bad_input(
+                f"{path}: object {number} of {len(found)} has a field of another type than Kubernetes gives it; write "
+                "the file anew with kubectl."
+            ) from None
+    return found
 
 
-def _yaml(path: Path, limit_bytes: int) -> Any:
-    """YAML or JSON. The C loader where PyYAML has it: a thousand nodes take seconds in Python."""
+def read_yaml(path: Path, limit_bytes: int) -> Any:
+    """The value of a YAML or JSON file. The C loader where PyYAML has it: a thousand nodes take seconds in Python.
+
+    Raises:
+        RuntimeFailure: the file cannot be read, is too large, or is neither.
+    """
     try:
         if path.stat().st_size > limit_bytes:
             raise bad_input(f"{path}: larger than {limit_bytes >> 20} MiB.")
@@ -183,5 +207,7 @@ def _yaml(path: Path, limit_bytes: int) -> Any:
         return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
     except OSError as error:
         raise bad_input(f"{path}: cannot be read: {error.strerror}.") from None
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError):
+    except yaml.YAMLError as error:
+        raise bad_input(f"{path}: {yaml_problem(error)}") from None
+    except YAML_ERRORS:
         raise bad_input(f"{path}: not a YAML or JSON file in UTF-8.") from None

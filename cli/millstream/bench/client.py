@@ -306,5 +306,7 @@ def _refusal(status: int, body: bytes) -> str:
 def _plain(error: BaseException) -> str:
     if isinstance(error, asyncio.IncompleteReadError):
         return "it was closed before the answer was complete"
+    if isinstance(error, ConnectionRefusedError):  # asyncio's own words are "Connect call failed ('127.0.0.1', 8000)"
+        return "the connection was refused"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return text.strip().rstrip(".")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ THROUGHPUTS = ("requests_per_second", "output_tokens_per_second", "total_tokens_
 SHOWN = ("mean", "p50", "p99")
 MAX_DOCUMENT_BYTES = 1 << 30
 PARTS = ("workload", "target", "environment", "summary")
-_METRICS = (*THROUGHPUTS, *LATENCIES, "goodput", "failed", "completion_tokens")
+WORKLOAD_FIELDS = ("description", "num_requests", "fingerprint")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -28,13 +29,26 @@ def read(path: Path) -> dict[str, Any]:
         run = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidConfigError(f"Cannot read {path}: {error.strerror}.") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         run = None
     if not isinstance(run, dict) or run.get("schema") != SCHEMA:
         raise InvalidConfigError(f"{path} is not a result of `millstream bench … --json` ({SCHEMA}).")
-    if not all(isinstance(run.get(part), dict) for part in PARTS) or not set(_METRICS) <= set(run["summary"]):
+    if not all(isinstance(run.get(part), dict) for part in PARTS) or not _has_figures(run):
         raise InvalidConfigError(f"{path} is incomplete; run `millstream bench … --json` again.")
     return run
+
+
+def _has_figures(run: dict[str, Any]) -> bool:
+    """Whether everything is there that a comparison reads, and has its type."""
+    summary, goodput = run["summary"], run["summary"].get("goodput")
+    numbers = [summary.get(name) for name in (*THROUGHPUTS, "failed", "completion_tokens")]
+    for name in LATENCIES:
+        latency = summary.get(name)
+        numbers += [latency.get(part) for part in ("count", *SHOWN)] if isinstance(latency, dict) else [None]
+    if goodput is not None:
+        numbers.append(goodput.get("requests_per_second") if isinstance(goodput, dict) else None)
+    are_numbers = all(isinstance(one, int | float) and math.isfinite(one) for one in numbers)
+    return are_numbers and set(WORKLOAD_FIELDS) <= set(run["workload"]) and "interrupted" in run
 
 
 def differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -184,6 +185,8 @@ def check_writable(flag: str, path: Path) -> None:
         raise InvalidConfigError(f"{flag} is {path}; there is no folder {path.parent}.")
     if path.is_dir():
         raise InvalidConfigError(f"{flag} is {path}; that is a folder, give a file.")
+    if not os.access(path.parent, os.W_OK):
+        raise InvalidConfigError(f"{flag} is {path}; the folder {path.parent} cannot be written, give another.")
 
 
 def write(path: Path, text: str) -> None:

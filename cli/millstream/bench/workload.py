@@ -32,6 +32,7 @@ from millstream_runtime.errors import InvalidConfigError
 MAX_REQUESTS = 1_000_000
 MAX_TOKENS = 1 << 20
 MAX_CONCURRENCY = 4096
+MAX_TIMESTAMP_SECONDS = 1e12
 WORDS = (  # noqa: SIM905 - three lines read better than fifty-five strings
     "the and that with from this have they which their would about there could other these first after water where "
     "through before little right three great still between under should house while country school never world "
@@ -194,19 +195,24 @@ def read_trace(lines: Iterable[str], name: str, num_requests: int | None = None)
 def _trace_row(line: str, where: str) -> PlannedRequest:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InvalidConfigError(f"{where} is not JSON.") from None
     if not isinstance(row, dict):
         raise InvalidConfigError(f"{where} is not a JSON object.")
     at = row.get("timestamp_seconds")
-    if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at < math.inf:
-        raise InvalidConfigError(f"{where}: timestamp_seconds is {at!r}; it must be a number from 0.")
+    if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at <= MAX_TIMESTAMP_SECONDS:
+        shown = f"{at!r}"[:40]
+        raise InvalidConfigError(
+            f"{where}: timestamp_seconds is {shown}; it must be a number from 0 to {MAX_TIMESTAMP_SECONDS:g}."
+        )
     output_tokens = _trace_tokens(row, "output_tokens", where)
     prompt = row.get("prompt")
     if prompt is None:
         return PlannedRequest(0, float(at), _trace_tokens(row, "input_tokens", where), output_tokens)
     if not isinstance(prompt, str) or not prompt:
         raise InvalidConfigError(f"{where}: prompt must be a text that is not empty.")
+    if any("\ud800" <= character <= "\udfff" for character in prompt):
+        raise InvalidConfigError(f"{where}: prompt has half of a surrogate pair, such as \\ud83d alone.")
     return PlannedRequest(0, float(at), None, output_tokens, prompt)
 
 

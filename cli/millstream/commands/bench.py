@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from millstream.arguments import CommandLineParser
+from millstream.arguments import CommandLineParser, words_of
 from millstream.bench import compare, endpoint, plot, report
 from millstream.bench.client import Endpoint, HttpClient
 from millstream.bench.environment import this_machine
@@ -75,6 +75,8 @@ def _measure(given: argparse.Namespace) -> int:
     for flag, path in (("--json", given.json), ("--plot", given.plot)):
         if path is not None:
             report.check_writable(flag, path)
+    if given.json is not None and given.json == given.plot:
+        raise InvalidConfigError(f"--json and --plot are both {given.json}; give each a file of its own.")
     spec = _spec(given)
     requests = plan(spec) if given.trace is None else _trace(given.trace, given.num_requests)
     objective = Objective.parse(given.goodput) if given.goodput is not None else None
@@ -195,7 +197,7 @@ def _trace(path: Path, num_requests: int | None) -> list[PlannedRequest]:
     try:
         if path.stat().st_size > MAX_TRACE_BYTES:
             raise InvalidConfigError(f"The trace {path} is larger than {MAX_TRACE_BYTES} bytes.")
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:  # some editors begin a file with a mark
             return read_trace(lines, str(path), num_requests)
     except OSError as error:
         raise InvalidConfigError(f"Cannot read the trace {path}: {error.strerror}.") from None
@@ -240,7 +242,12 @@ def _parser() -> CommandLineParser:
     flag = serve.add_argument
     flag("--url", required=True, metavar="URL", help="the endpoint, such as http://127.0.0.1:8000")
     flag("--model", metavar="NAME", help="model name at the endpoint (default: the one it serves)")
-    flag("--route", choices=[*Route], default=Route.COMPLETIONS.value, help="the API to call (default: completions)")
+    flag(
+        "--route",
+        choices=words_of(Route),
+        default=Route.COMPLETIONS.value,
+        help="the API to call (default: completions)",
+    )
     flag("--prompts", choices=["ids", "words"], help="exact token ids, or words (default: ids; words for chat)")
     flag("--max-connections", type=int, default=512, metavar="N", help="limit in an open loop (default: 512)")
     flag(

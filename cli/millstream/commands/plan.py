@@ -24,6 +24,7 @@ from typing import Any
 
 from millstream.arguments import CommandLineParser
 from millstream.manifest import manifest_reader
+from millstream.output_streams import is_utf_8
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 
 EXIT_FEASIBLE, EXIT_INFEASIBLE = 0, 2
@@ -42,18 +43,33 @@ def run(argv: Sequence[str]) -> int:
         arguments = _parser().parse_args(list(argv))
     except InvalidConfigError as error:  # 2 means infeasible here, so a bad command line is bad input like any other
         raise RuntimeFailure(error.reason, error.message) from None
-    if arguments.diff and arguments.kubeconfig is None:
-        raise RuntimeFailure(FailureReason.INVALID_CONFIG, "--diff needs --kubeconfig: it compares with a cluster.")
-    if arguments.pods and arguments.nodes is None:
-        raise RuntimeFailure(FailureReason.INVALID_CONFIG, "--pods needs --nodes: pods hold GPUs of nodes.")
+    _require_flags_that_go_together(arguments)
     read = manifest_reader()
     deployments = [read(path) for path in arguments.files]
-    from millstream.plan_inputs import read_catalog
+    from millstream.plan_inputs import read_catalog, require_a_draft_for
 
+    require_a_draft_for(arguments.draft_config, deployments)
     catalog = read_catalog(arguments.catalog)
     results = [_work(deployment, catalog, arguments) for deployment in deployments]
     _print(results, arguments)
     return EXIT_FEASIBLE if all(result.feasible for result in results) else EXIT_INFEASIBLE
+
+
+def _require_flags_that_go_together(arguments: argparse.Namespace) -> None:
+    """Raises RuntimeFailure: a flag would have no effect."""
+    for is_wrong, message in (
+        (arguments.diff and arguments.kubeconfig is None, "--diff needs --kubeconfig: it compares with a cluster."),
+        (arguments.pods and arguments.nodes is None, "--pods needs --nodes: pods hold GPUs of nodes."),
+        (arguments.diff and arguments.compare, "--diff and --compare exclude each other."),
+        (arguments.diff and arguments.output != "table", f"--diff has no -o {arguments.output}: it is a text."),
+        (
+            arguments.compare and arguments.output == "manifests",
+            "-o manifests and --compare exclude each other.",
+        ),
+        (arguments.image == "", "--image is empty; name an image, or leave the flag out."),
+    ):
+        if is_wrong:
+            raise RuntimeFailure(FailureReason.INVALID_CONFIG, message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +120,16 @@ def _parser() -> CommandLineParser:
 
 
 def _work(deployment: Any, catalog: Any, arguments: argparse.Namespace) -> Result:
-    from millstream.plan_inputs import DEFAULT_NAMESPACE, NOT_READ
+    from millstream.plan_inputs import DEFAULT_NAMESPACE, NOT_READ, bad_input
     from millstream_operator.explaining.comparison import compare
     from millstream_operator.planning.plan import PlanDefaults
     from millstream_operator.planning.planner import decide
     from millstream_operator.planning.scaling_cost import planned_with_scaling_cost
 
+    if _is_on_cpu(deployment) and arguments.compare == "gpus":
+        raise bad_input(f"{deployment.name}: accelerator.type is CPU, so there are no GPUs to compare.")
+    if _is_on_cpu(deployment) and arguments.gpus:
+        print(f"{deployment.name}: accelerator.type is CPU, so --gpus has no effect.", file=sys.stderr)
     cluster = _cluster(arguments, deployment.metadata.namespace or DEFAULT_NAMESPACE)
     image = arguments.image or (cluster.image if cluster is not None else None) or PLACEHOLDER_IMAGE
     facts, defaults = _facts(deployment, catalog, cluster, arguments), PlanDefaults(image)
@@ -120,6 +140,11 @@ def _work(deployment: Any, catalog: Any, arguments: argparse.Namespace) -> Resul
         print(left_out.sentence, file=sys.stderr)
     found = planned_with_scaling_cost(decide(deployment, defaults, facts), deployment.spec)
     return Result(deployment, found, calibration)
+
+
+def _is_on_cpu(deployment: Any) -> bool:
+    accelerator = deployment.spec.accelerator
+    return accelerator is not None and accelerator.type == "CPU"
 
 
 def _facts(deployment: Any, catalog: Any, cluster: Any, arguments: argparse.Namespace) -> Any:
@@ -164,11 +189,12 @@ def _print(results: list[Result], arguments: argparse.Namespace) -> None:
     else:
         documents = [_plain(result.found) for result in results]
     if arguments.output == "json":
-        print(json.dumps(documents[0] if len(documents) == 1 else documents, indent=2, ensure_ascii=False))
+        document = documents[0] if len(documents) == 1 else documents
+        print(json.dumps(document, indent=2, ensure_ascii=not is_utf_8()))
         return
     import yaml
 
-    print(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=120), end="")
+    print(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=is_utf_8(), width=120), end="")
 
 
 def _diff(deployment: Any, found: Any, kubeconfig: Path, style: Any) -> str:
@@ -177,8 +203,6 @@ def _diff(deployment: Any, found: Any, kubeconfig: Path, style: Any) -> str:
     from millstream_operator.api.load import ManifestError, parse
     from millstream_operator.explaining.plan_diff import plan_diff
 
-    if isinstance(found, list):
-        raise bad_input("--diff and --compare exclude each other.")
     stored = live_deployment(kubeconfig, deployment)
     if stored is None:
         return plan_diff(deployment, found, None, {}, style)
@@ -196,7 +220,7 @@ def _table(result: Result, arguments: argparse.Namespace) -> str:
 
     deployment, found = result.deployment, result.found
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    style = Style(colour=colour, unicode=(sys.stdout.encoding or "").lower().startswith("utf"))
+    style = Style(colour=colour, unicode=is_utf_8())
     if arguments.diff:
         return _diff(deployment, found, arguments.kubeconfig, style)
     if isinstance(found, list):
@@ -217,8 +241,6 @@ def _manifests(deployment: Any, found: Any) -> list[dict[str, Any]]:
     from millstream_operator.rendering.pod_defaults import PodDefaults
     from millstream_operator.rendering.revision import render_revision
 
-    if isinstance(found, list):
-        raise bad_input("-o manifests and --compare exclude each other.")
     if not found.feasible:
         raise bad_input(f"{deployment.name}: there are no manifests, the plan is infeasible: {found.message}")
     if (missing := refusal(found.requires)) is not None:

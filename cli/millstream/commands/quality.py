@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from millstream.arguments import CommandLineParser
+from millstream.arguments import CommandLineParser, words_of
 from millstream.termination import unwind_on_sigterm, write_termination_message
 from millstream_runtime.config import Device, DType, KVCacheDType, RuntimeConfig
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
@@ -122,7 +122,8 @@ def _settings(given: argparse.Namespace) -> ComparisonSettings:
         if value is not None:
             highest = 100.0 if flag in PERCENT else math.inf
             if not 0 <= value <= highest or value == math.inf:
-                raise InvalidConfigError(f"--{flag} is {value}; it must be 0 to {highest:g}, and finite.")
+                wanted = f"0 to {highest:g}" if flag in PERCENT else "a finite number from 0"
+                raise InvalidConfigError(f"--{flag} is {value}; it must be {wanted}.")
             limits[flag.replace("-", "_")] = value
     for flag, value, low, high in (
         ("--max-tokens", given.max_tokens, 2, 1 << 20),
@@ -173,11 +174,11 @@ def _parser() -> CommandLineParser:
     flag("--max-documents", type=int, default=100_000, metavar="N", help="take the first N (default: 100000)")
     flag("--worst", type=int, default=5, metavar="N", help="answers to show side by side (default: 5)")
     flag("--seed", type=int, default=0, metavar="N", help="seed of the intervals (default: 0)")
-    flag("--device", choices=[*Device], default=Device.AUTO.value, help="default: CUDA where there is one")
-    flag("--dtype", choices=[*DType], default=DType.AUTO.value, help="arithmetic of both models (default: auto)")
+    flag("--device", choices=words_of(Device), default=Device.AUTO.value, help="default: CUDA where there is one")
+    flag("--dtype", choices=words_of(DType), default=DType.AUTO.value, help="arithmetic of both models (default: auto)")
     flag(
         "--candidate-kv-cache-dtype",
-        choices=[*KVCacheDType],
+        choices=words_of(KVCacheDType),
         default=KVCacheDType.AUTO.value,
         help="how the candidate, which may be the base itself, stores keys and values (default: auto)",
     )

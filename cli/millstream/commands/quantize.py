@@ -17,11 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from millstream.arguments import CommandLineParser
+from millstream.arguments import CommandLineParser, words_of
 from millstream.making_arguments import (
     add_output_flags,
     add_run_flags,
     making_parser,
+    require_outside,
     require_ranges,
     run_resumable,
 )
@@ -115,6 +116,7 @@ def _settings(given: argparse.Namespace) -> QuantizeSettings:
             ("--seed", given.seed, 0, (1 << 63) - 1),
         )
     )
+    require_outside(given.out, given.model)
     check_group_size(given.group_size)
     method = method_named(given.method)
     for flag, value, methods in (
@@ -160,9 +162,13 @@ def _parser() -> CommandLineParser:
     flag("--held-out", type=Path, metavar="FILE.jsonl", help="judge by these, and hold none of --calibration out")
     flag("--no-quality", action="store_true", help="do not compare the result with its base")
     flag("--group-size", type=int, metavar="N", help="weights per scale (default: 128, 64 or 32, what fits all layers)")
-    flag("--act-order", choices=[*ActOrder], help="of gptq: order of rounding (default: static)")
-    flag("--gguf-type", choices=GGUF_TYPES, help="of gguf: blocks of the layers (default: Q4_K)")
-    flag("--activation-scheme", choices=[*ActivationScheme], help="of fp8: scales of activations (default: dynamic)")
+    flag("--act-order", choices=words_of(ActOrder), help="of gptq: order in which inputs are rounded (default: static)")
+    flag("--gguf-type", choices=GGUF_TYPES, help="of gguf: type of the layers (default: Q4_K)")
+    flag(
+        "--activation-scheme",
+        choices=words_of(ActivationScheme),
+        help="of fp8: whether activations have scales from data (default: dynamic)",
+    )
     flag("--sequence-tokens", type=int, default=512, metavar="N", help="length of a sequence (default: 512)")
     flag("--max-sequences", type=int, default=128, metavar="N", help="sequences to calibrate with (default: 128)")
     add_run_flags(parser, seed="seed of what is held out and of the order")

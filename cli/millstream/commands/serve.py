@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import importlib.util
 import os
+import re
 import socket
 import sys
 import threading
@@ -39,6 +40,7 @@ LOCAL_HOST = "127.0.0.1"
 RUNTIME_PACKAGES = ("torch", "fastapi", "uvicorn", "httptools", "tokenizers", "jinja2", "msgspec", "prometheus_client")
 BUSY_THREADS = ("tokenizer",)
 HINT = "give a folder with config.json and *.safetensors, or with a *.gguf file"
+REPOSITORY_PATTERN = r"[\w-][\w.-]*/[\w.-]+(:[\w.-]+)?"
 MANIFEST_SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -150,16 +152,22 @@ def find_model_folder(target: str) -> Path:
             return folder
     if Path(target).is_file():
         raise InvalidConfigError(f"{target} is a file; give a model folder, or an LLMDeployment as .yaml or .json.")
+    advice = "set MILLSTREAM_MODELS_DIR to look elsewhere"
+    if re.fullmatch(REPOSITORY_PATTERN, target):
+        advice = f"to download it, `millstream fetch --hugging-face {target} --into FOLDER`, then serve FOLDER"
     raise RuntimeFailure(
-        FailureReason.CHECKPOINT_INVALID,
-        f"There is no model folder {target} here or in {model_root()} (set MILLSTREAM_MODELS_DIR to look elsewhere).",
+        FailureReason.CHECKPOINT_INVALID, f"There is no model folder {target} here or in {model_root()}; {advice}."
     )
 
 
 def require_model_folder(folder: Path) -> None:
     """Raises RuntimeFailure: there is none; the message names the models next to it."""
-    if folder.is_dir():
+    if folder.is_dir() and _holds_a_model(folder):
         return
+    if folder.is_dir():
+        raise RuntimeFailure(FailureReason.CHECKPOINT_INVALID, f"{folder}/config.json does not exist; {HINT}.")
+    if folder.is_file():
+        raise RuntimeFailure(FailureReason.CHECKPOINT_INVALID, f"{folder} is a file; {HINT}.")
     try:
         siblings = sorted(path.name for path in folder.parent.iterdir() if _holds_a_model(path))
     except OSError:
@@ -182,7 +190,8 @@ def require_runtime_packages() -> None:
     missing = [name for name in RUNTIME_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise InvalidConfigError(
-            f"Serving needs packages that are not installed ({', '.join(missing)}): pip install 'millstream[runtime]'."
+            f"Serving needs packages that are not installed ({', '.join(missing)}): run `make venv` in the checkout, "
+            "or pip install '.[runtime]' there."
         )
 
 

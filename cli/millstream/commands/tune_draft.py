@@ -5,8 +5,9 @@
 Each line of the file is one document: {"messages": […], "slice": "chat"}, {"prompt": "…", "completion": "…"} or
 {"text": "…"}. The target answers the prompts, and the draft learns the target's distributions on these answers. A part
 of the documents is held out, and judges the result. The output folder appears when it is complete; a run that was
-interrupted goes on where it stopped when the same command is given again. Exit code 0: made, and more drafts stand; 3:
-not better, and made unless --only-better is given; 1 and 2: not made. docs/draft-tuning.md explains the figures.
+interrupted goes on where it stopped when the same command is given again. Exit code 0: made, and the target accepts
+more of its drafts; 3: not better, and made unless --only-better is given; 1 and 2: not made. docs/draft-tuning.md
+explains the figures.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from millstream.making_arguments import (
     add_output_flags,
     add_run_flags,
     making_parser,
+    require_outside,
     require_ranges,
     run_resumable,
 )
@@ -132,6 +134,7 @@ def _settings(given: argparse.Namespace) -> TuneSettings:
         ("--seed", given.seed, 0, (1 << 62) - 1),
     )
     require_ranges(ranges)
+    require_outside(given.out, given.target, given.draft)
     rate = given.learning_rate
     if rate is not None and not (math.isfinite(rate) and 0 < rate <= MAX_LEARNING_RATE):
         raise InvalidConfigError(f"--learning-rate is {rate}; it must be above 0 and at most {MAX_LEARNING_RATE}.")
@@ -169,16 +172,51 @@ def _parser() -> CommandLineParser:
     flag("--data", type=Path, required=True, metavar="FILE.jsonl", help="prompts like those that are served")
     add_output_flags(parser, keep_made="if --out is a tuned draft already, leave it; the exit code is its")
     flag("--only-better", action="store_true", help="make no folder of a draft that is not better")
-    flag("--general", type=Path, metavar="FILE.jsonl", help="other work that must not get worse: a quarter of training")
-    flag("--held-out", type=Path, metavar="FILE.jsonl", help="judge by these, and hold none of the others out for it")
-    flag("--minutes", type=int, metavar="N", help="bound the whole run; the steps are chosen by measuring")
+    flag(
+        "--general",
+        type=Path,
+        metavar="FILE.jsonl",
+        help="documents of other work that must not get worse; a quarter of each step trains on them",
+    )
+    flag("--held-out", type=Path, metavar="FILE.jsonl", help="judge by these documents, and train on all of --data")
+    flag(
+        "--minutes",
+        type=int,
+        metavar="N",
+        help="limit of the whole run; the number of steps follows from the measured speed",
+    )
     flag("--steps", type=int, metavar="N", help="steps of training (default: each sequence is seen three times)")
-    flag("--temperature", type=float, default=1.0, metavar="T", help="of the requests; 0: greedy only (default: 1)")
+    flag(
+        "--temperature",
+        type=float,
+        default=1.0,
+        metavar="T",
+        help="temperature of the requests that are served; 0: greedy alone (default: 1)",
+    )
     flag("--max-answer-tokens", type=int, default=256, metavar="N", help="length of an answer (default: 256)")
-    flag("--sequence-tokens", type=int, default=1024, metavar="N", help="of prompt and answer (default: 1024)")
-    flag("--max-documents", type=int, default=2000, metavar="N", help="to train on, of each file (default: 2000)")
-    flag("--rows", type=int, default=16, metavar="N", help="sequences of a step (default: 16)")
-    flag("--learning-rate", type=float, metavar="X", help="peak (default: 0.25 by the draft's hidden size)")
-    flag("--draft-tokens", type=int, default=5, metavar="N", help="drafts of a check, for the figures (default: 5)")
-    add_run_flags(parser, seed="of what is held out, drawn and trained on")
+    flag(
+        "--sequence-tokens",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="limit of prompt and answer together (default: 1024)",
+    )
+    flag(
+        "--max-documents",
+        type=int,
+        default=2000,
+        metavar="N",
+        help="documents to train on, of each file (default: 2000)",
+    )
+    flag("--rows", type=int, default=16, metavar="N", help="sequences per training step (default: 16)")
+    flag(
+        "--learning-rate",
+        type=float,
+        metavar="X",
+        help="peak of the learning rate (default: 0.25 / hidden size of the draft)",
+    )
+    flag(
+        "--draft-tokens", type=int, default=5, metavar="N", help="drafts per check in the reported figures (default: 5)"
+    )
+    add_run_flags(parser, seed="seed of what is held out, of the drawn answers and of the order")
     return parser

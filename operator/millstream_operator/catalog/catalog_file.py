@@ -7,12 +7,26 @@ MyGPU-96GB: {computeCapability: "9.0", …}   # or a whole part
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from millstream_operator.catalog.gpu import CatalogError, GpuCatalog, load_catalog
 
 MAX_CATALOG_BYTES = 1 << 20
+# What PyYAML raises for a text that it cannot read: of its own, and for `!!int ''`, `!!bool maybe`, `2026-13-45`.
+YAML_ERRORS = (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError, TypeError)
+
+
+class _Loader(yaml.SafeLoader):
+    """As yaml.SafeLoader, which takes the last of two prices that are given for one GPU."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise CatalogError(f"{twice} is given twice.")
+        return super().construct_mapping(node, deep)
 
 
 def read_catalog_file(path: Path) -> GpuCatalog:
@@ -23,10 +37,16 @@ def read_catalog_file(path: Path) -> GpuCatalog:
     """
     try:
         size_bytes = path.stat().st_size
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) if size_bytes <= MAX_CATALOG_BYTES else None
+        text = path.read_text(encoding="utf-8") if size_bytes <= MAX_CATALOG_BYTES else ""
+        values = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
     except OSError as error:
         raise CatalogError(f"{path}: cannot be read: {error.strerror}.") from None
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError):
+    except CatalogError as error:
+        raise CatalogError(f"{path}: {error}") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
+        raise CatalogError(f"{path}: not a YAML or JSON file, on line {line}: {error.problem}.") from None
+    except YAML_ERRORS:
         raise CatalogError(f"{path}: not a YAML or JSON file in UTF-8.") from None
     if size_bytes > MAX_CATALOG_BYTES:
         raise CatalogError(f"{path}: larger than {MAX_CATALOG_BYTES >> 20} MiB.")

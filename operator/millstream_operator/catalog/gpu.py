@@ -7,6 +7,7 @@ An override changes single fields of a known part (usually its price) or, given 
 
 from __future__ import annotations
 
+import difflib
 import functools
 import hashlib
 import json
@@ -167,8 +168,17 @@ def _part(entry: Mapping[str, Any]) -> GpuPart:
     try:
         return GpuPart.model_validate(entry)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(step) for step in first["loc"])
-        raise CatalogError(
-            f"GPU catalogue: {entry.get('name', 'a part')}: {field}: {first['msg'].removesuffix('.')}."
-        ) from None
+        raise CatalogError(f"GPU catalogue: {entry.get('name', 'a part')}: {_sentence(error)}.") from None
+
+
+def _sentence(error: ValidationError) -> str:
+    """What is wrong with the first field that is. An unknown field is first: its right name may be missing for it."""
+    first = min(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
+    field, words = ".".join(str(step) for step in first["loc"]), first["msg"].removesuffix(".")
+    if first["type"] == "missing":
+        return f"{field} is missing; a GPU that is not in the shipped catalogue needs every field"
+    if first["type"] == "extra_forbidden":
+        known = [one.alias or name for name, one in GpuPart.model_fields.items()]
+        close = difflib.get_close_matches(field, known, n=1) or known
+        return f"{field} is no field of a GPU; did you mean {' or '.join(close)}"
+    return f"{field} is {first['input']!r:.60}; it must be {words.removeprefix('Input should be ')}"

@@ -75,10 +75,11 @@ def read_shape(config: Mapping[str, Any], source: str = "config.json") -> ModelS
     values = {**config, **text} if isinstance(text, Mapping) else dict(config)
     fields = ConfigFields(values, source)
     check_decimals(fields)
-    family = family_of(fields.text("model_type"))
+    model_type = fields.text("model_type")
+    family = family_of(model_type)
     if family is None:
         raise UnsupportedModelError(
-            f"{source}: model_type is {fields.text('model_type')[:60] or 'missing'!r}; "
+            f"{source}: model_type is {repr(model_type[:60]) if model_type else 'missing'}; "
             f"the catalogue knows {', '.join(family.model_type for family in FAMILIES)}."
         )
     quantization = read_quantization(config, source) or read_quantization(values, source)

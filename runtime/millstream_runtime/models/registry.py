@@ -60,9 +60,10 @@ def load_model_config(folder: Path) -> ModelConfig:
             UnsupportedByRuntime (another architecture, activation, rope type, or a quantised checkpoint).
     """
     if not folder.is_dir():
+        problem = "is a file" if folder.exists() else "does not exist"
         raise RuntimeFailure(
             FailureReason.CHECKPOINT_INVALID,
-            f"Model folder {folder} does not exist; name a folder with config.json and *.safetensors, or with *.gguf.",
+            f"Model folder {folder} {problem}; name a folder with config.json and *.safetensors, or with *.gguf.",
         )
     gguf = read_gguf_folder(folder)
     fields = Fields(folder / "config.json") if gguf is None else Fields(gguf.path, gguf.config())

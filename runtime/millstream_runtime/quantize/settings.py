@@ -77,14 +77,14 @@ def weights_files(folder: Path) -> list[Path]:
 
 
 def method_named(name: str) -> Method:
-    """Return the method of a name.
+    """Return the method of a name, which may be written as in a spec: AWQ.
 
     Raises:
         InvalidConfigError: it is unknown; the message says which are known.
     """
     known = ", ".join(Method)
     try:
-        return Method(name)
+        return Method(name.lower())
     except ValueError:
         raise InvalidConfigError(f"--method {name!r} is unknown; this version makes: {known}.") from None
 

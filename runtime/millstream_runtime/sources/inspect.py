@@ -85,7 +85,8 @@ def inspect_source(source: Source, config: bytes | None = None) -> dict[str, Any
 def inspect_folder(folder: Path, config: bytes | None = None) -> dict[str, Any]:
     """The shape of a folder. Raises RuntimeFailure: CheckpointInvalid."""
     if not folder.is_dir():
-        raise invalid(f"The model folder {folder} does not exist; name a folder with config.json and *.safetensors.")
+        problem = "is a file" if folder.exists() else "does not exist"
+        raise invalid(f"The model folder {folder} {problem}; name a folder with config.json and *.safetensors.")
     return _inspect(FolderFiles(folder), str(folder), {"kind": "path", "path": str(folder)}, (None, None), config)
 
 

@@ -143,6 +143,18 @@ def test_a_dead_endpoint_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> 
     code, error = complaint(capsys, "serve", f"--url=http://127.0.0.1:{free_port()}", "--concurrency=1")
     assert code == 1
     assert "No server answers at http://127.0.0.1" in error
+    assert error.endswith(": the connection was refused.\n")
+
+
+def test_results_that_could_not_be_saved_are_found_before_the_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    load = ("serve", "--url=http://127.0.0.1:1", "--concurrency=1")
+    code, error = complaint(capsys, *load, f"--json={tmp_path / 'a'}", f"--plot={tmp_path / 'a'}")
+    assert (code, "give each a file of its own" in error) == (2, True)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # tests run as root, who may write everywhere
+    code, error = complaint(capsys, *load, f"--json={tmp_path / 'a'}")
+    assert (code, "cannot be written, give another" in error) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,41 @@ def test_only_a_saved_run_can_be_compared(tmp_path: Path, content: str | None) -
         compare.read(path)
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("interrupted",), None),
+        (("workload", "description"), None),
+        (("workload", "fingerprint"), None),
+        (("summary", "requests_per_second"), "fast"),
+        (("summary", "ttft_ms"), 5),
+        (("summary", "ttft_ms", "p99"), None),
+        (("summary", "itl_ms", "mean"), float("nan")),
+        (("summary", "goodput"), 5),
+        (("summary", "failed"), None),
+    ],
+)
+def test_a_run_that_somebody_edited_is_refused(tmp_path: Path, place: tuple[str, ...], value: Any) -> None:
+    run = run_document()
+    parent = run
+    for name in place[:-1]:
+        parent = parent[name]
+    if value is None:
+        del parent[place[-1]]
+    else:
+        parent[place[-1]] = value
+    path = tmp_path / "b.json"
+    path.write_text(json.dumps(run))
+    with pytest.raises(InvalidConfigError, match=r"b\.json is incomplete"):
+        compare.read(path)
+
+
+def test_nested_lists_are_no_saved_run(tmp_path: Path) -> None:
+    (tmp_path / "b.json").write_text("[" * 100_000)
+    with pytest.raises(InvalidConfigError, match=r"b\.json is not a result"):
+        compare.read(tmp_path / "b.json")
+
+
 def test_the_command_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.json").write_text(json.dumps(run_document()))

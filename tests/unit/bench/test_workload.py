@@ -107,6 +107,9 @@ GOOD_LINE = '{"timestamp_seconds": 0, "input_tokens": 7, "output_tokens": 3}'
         ('{"timestamp_seconds": 1, "input_tokens": 7, "output_tokens": true}', "line 2: output_tokens is True"),
         ('{"timestamp_seconds": 1, "output_tokens": 3}', "(or give a prompt)"),
         ('{"timestamp_seconds": 1, "prompt": "", "output_tokens": 3}', "line 2: prompt must be"),
+        ("[" * 100_000, "t.jsonl line 2 is not JSON."),
+        (f'{{"timestamp_seconds": 1{"0" * 400}, "input_tokens": 7, "output_tokens": 3}}', "line 2: timestamp_seconds"),
+        ('{"timestamp_seconds": 1, "prompt": "\\ud83d", "output_tokens": 3}', "line 2: prompt has half of a surrogate"),
     ],
 )
 def test_a_wrong_trace_line_is_named_by_its_number(line: str, said: str) -> None:

@@ -127,6 +127,7 @@ def test_the_page_shows_verdict_plot_and_answers_and_escapes_texts(
         (["--json=/nowhere/at/all.json"], "its folder does not exist"),
         (["--page=/tmp"], "Cannot write /tmp: it is a folder."),
         (["--workload=lax"], "invalid choice"),
+        (["--dtype=half"], "choose from 'auto', 'float32', 'float16', 'bfloat16'"),
     ],
 )
 def test_a_flag_that_cannot_work_is_one_sentence(

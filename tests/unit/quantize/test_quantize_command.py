@@ -150,6 +150,7 @@ def test_the_group_size_is_chosen_to_fit_all_layers(tmp_path: Path) -> None:
         (["--method=awq", "--act-order=group"], "--act-order is for --method gptq; --method awq has none"),
         (["--method=rtn", "--activation-scheme=static"], "--activation-scheme is for --method fp8"),
         (["--method=awq"], "--method awq needs --calibration"),
+        (["--method=AWQ"], "--method awq needs --calibration"),
         (["--method=rtn", "--sequence-tokens=1"], "--sequence-tokens is 1"),
         (["--method=awq", "--calibration=x", "--max-sequences=4"], "--max-sequences 4 of 512 tokens are 2048 tokens"),
         (["--method=rtn", "--seed=-1"], "--seed is -1"),
@@ -165,6 +166,15 @@ def test_a_flag_that_cannot_work_is_one_sentence(
     assert words in error
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("below", ["", "quantized"])
+def test_an_output_folder_in_the_model_is_refused(tiny: Path, below: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Otherwise --keep-made would take the 16-bit model for a quantized one."""
+    before = sorted(tiny.rglob("*"))
+    assert quantize(tiny, tiny / below, "--method=rtn", "--keep-made", "--no-quality") == 2
+    assert "is in the folder" in capsys.readouterr().err
+    assert sorted(tiny.rglob("*")) == before
 
 
 def test_an_output_folder_that_holds_something_is_refused(

@@ -36,6 +36,7 @@ spec:
   accelerator: {type: CPU}
   engine: {maxModelLen: 512, maxNumSeqs: 4}
 """
+DEMO_CHAT = Path(__file__).resolve().parents[3] / "models/demo-chat"
 SMALL = ("--kv-cache-memory-bytes=8388608", "--device=cpu")
 
 
@@ -85,11 +86,14 @@ def test_help_and_version_need_nothing_heavy() -> None:
         (["serve", "x", "--prot=1"], 2, "--prot=1"),
         (["serve", "x", "--model=y"], 2, "not both"),
         (["serve", "no-such-folder"], 1, "no model folder no-such-folder"),
+        (["serve", "org/name"], 1, "`millstream fetch --hugging-face org/name --into FOLDER`"),
         (["serve", "no-such.yaml"], 1, "no-such.yaml"),
         (["serve", "--model=/no/such"], 1, "The model folder /no/such does not exist"),
         (["serve", "--model=/x", "--port=70000"], 2, "--port is 70000"),
         (["serve", "--model=/x", "--max-num-seqs=many"], 2, "--max-num-seqs"),
-        (["serve", "--model=.", "--host=999.0.0.1"], 2, "--host 999.0.0.1"),
+        (["serve", f"--model={DEMO_CHAT}", "--host=999.0.0.1"], 2, "--host 999.0.0.1"),
+        (["serve", str(DEMO_CHAT.parent)], 1, "config.json does not exist; give a folder with config.json"),
+        (["serve", f"--model={DEMO_CHAT / 'config.json'}"], 1, "config.json is a file; give a folder"),
         (["validate"], 2, "FILE"),
     ],
 )

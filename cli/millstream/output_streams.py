@@ -1,0 +1,71 @@
+"""Standard output and error as a user's shell gives them: closed, full, a pipe that ends early, no UTF-8.
+
+A character that the terminal's encoding lacks is written as a similar one. A stream that is closed is replaced by
+/dev/null, because Python has None in its place, and the files that are opened next would get its number.
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import io
+import os
+import sys
+
+from millstream_runtime.errors import FailureReason, RuntimeFailure
+
+SIMILAR = "millstream-similar"
+SIMILAR_CHARACTERS = {
+    "×": "x",
+    "·": "|",
+    "−": "-",
+    "–": "-",
+    "÷": "/",
+    "≤": "<=",
+    "≥": ">=",
+    "…": "...",
+    "→": "->",
+    "✓": "*",
+    "“": '"',
+    "”": '"',
+    "█": "#",
+    "░": ".",
+}
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def prepare_output_streams() -> None:
+    """Replace closed streams, and let no character of the output raise."""
+    codecs.register_error(SIMILAR, _similar)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - for the whole process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=SIMILAR)
+
+
+def is_utf_8() -> bool:
+    """Return whether standard output takes every character."""
+    return (sys.stdout.encoding or "").lower().startswith("utf")
+
+
+def drop_output() -> None:
+    """Send to /dev/null what is left in the buffer: Python would try to write it again when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def output_failure(error: OSError) -> RuntimeFailure | None:
+    """Return the failure of a standard output that cannot be written; None for an error of anything else."""
+    if error.filename is not None or error.errno not in UNWRITABLE:
+        return None
+    return RuntimeFailure(FailureReason.DISK_FULL, f"Standard output cannot be written: {error.strerror}.")
+
+
+def _similar(error: UnicodeError) -> tuple[str, int]:
+    """Replace what an encoding lacks; what has no similar character is escaped, as Python does on stderr."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    shown = (SIMILAR_CHARACTERS.get(one) or one.encode("ascii", "backslashreplace").decode() for one in lacking)
+    return "".join(shown), error.end

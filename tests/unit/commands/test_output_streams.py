@@ -1,0 +1,67 @@
+"""The command on a pipe that ends early, a full disk, a closed stream, and a terminal without UTF-8: no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+MID = ("plan", "examples/mid.yaml", "--gpus", "A100-40GB:2")
+DEMO = ("plan", "examples/demo.yaml")
+
+
+def run(*arguments: str, before: str = "", after: str = "", **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Run the command in a shell, with redirections before or after it."""
+    words = " ".join([sys.executable, "-m", "millstream", *arguments])
+    # Streams of users are buffered; a test runner may have switched that off.
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHONUNBUFFERED", "LC_ALL", "LANG")
+    }
+    shell = ["/bin/bash", "-c", f"{before}{words} {after}"]
+    return subprocess.run(shell, cwd=ROOT, env=inherited | environment, capture_output=True, check=False)
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("plan", "--help"), ("validate", "examples/demo.yaml"), MID])
+def test_a_pipe_that_ends_early_is_no_error(arguments: tuple[str, ...]) -> None:
+    done = run(*arguments, after="| (exec <&-; sleep 0.2); exit ${PIPESTATUS[0]}")
+    assert done.stderr == b""
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("plan", "--help"), ("validate", "examples/demo.yaml"), MID])
+def test_an_output_that_cannot_be_written_is_one_sentence(arguments: tuple[str, ...]) -> None:
+    done = run(*arguments, after="> /dev/full")
+    assert done.stderr == b"millstream: Standard output cannot be written: No space left on device.\n"
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&-"])
+def test_closed_streams_change_no_exit_code(closed: str) -> None:
+    done = run(*DEMO, after=closed)
+    assert done.stderr == b""
+    assert done.returncode == 0
+
+
+def test_a_failure_without_stderr_is_not_written_to_stdout() -> None:
+    done = run("validate", "missing.yaml", after="2>&-")
+    assert (done.returncode, done.stdout) == (1, b"")
+
+
+@pytest.mark.parametrize(
+    "environment", [{"LC_ALL": "C", "PYTHONUTF8": "0"}, {"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}]
+)
+def test_a_terminal_without_utf_8_gets_what_it_can_show(environment: dict[str, str]) -> None:
+    done = run(*MID, **environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    first = done.stdout.decode("latin-1").splitlines()[0]
+    assert first in ("mid: 2xA100-40GB TP2 AWQ", "mid: 2×A100-40GB TP2 AWQ")
+
+
+def test_json_keeps_every_character_without_utf_8() -> None:
+    asked = (*MID, "-o", "json")
+    assert json.loads(run(*asked, PYTHONIOENCODING="ascii").stdout) == json.loads(run(*asked).stdout)
