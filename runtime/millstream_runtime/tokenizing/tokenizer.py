@@ -7,6 +7,7 @@ cost a second of every boot; tests prove that both give the same ids.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,11 +29,19 @@ from millstream_runtime.tokenizing.detokenizer import (
 
 BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's spelling of a byte that no piece covers
 SENTENCEPIECE_SPACE = "\u2581"
+LONG_CHARACTERS = 2048  # of a text or tokens, for which the interpreter lock is released
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+# Of one text, more threads than the caller's would only take time from the engine's.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class Tokenizer:
-    """Thread-safe: `encode` and `encode_chat` keep no state and release the interpreter lock in Rust."""
+    """Thread-safe: no method keeps state. What is long is encoded and decoded without the interpreter lock.
+
+    The library releases it for batches only: a thread that calls `encode` or `decode` of a long text would keep the
+    event loop waiting all the same, and its time limit from being noticed.
+    """
 
     def __init__(self, fast: FastTokenizer, chat_template: ChatTemplate | None) -> None:
         self._fast = fast
@@ -90,11 +99,14 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a plain prompt, with the special tokens that the tokenizer puts around one (often a BOS)."""
-        return list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
+        return self._ids(text, add_special_tokens)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids by the model's own decoder, without special tokens."""
-        return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
+        if len(token_ids) < LONG_CHARACTERS:
+            return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
+        (text,) = self._fast.decode_batch([list(token_ids)], skip_special_tokens=True)
+        return str(text)
 
     def token_bytes(self, token_id: int) -> bytes:
         """One token's own bytes, which need not be whole characters; a special token's are its name.
@@ -118,7 +130,13 @@ class Tokenizer:
         """
         if self._chat_template is None:
             raise ValueError("The model has no chat template.")
-        return list(self._fast.encode(self._chat_template.render(messages), add_special_tokens=False).ids)
+        return self._ids(self._chat_template.render(messages), add_special_tokens=False)
+
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        if len(text) < LONG_CHARACTERS:
+            return list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
+        (encoded,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoded.ids)
 
     def detokenizer(self) -> Detokenizer:
         """Fresh state for one generation."""

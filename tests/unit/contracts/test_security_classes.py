@@ -42,7 +42,10 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "server/http/test_untrusted_input.py::test_a_prompt_that_is_slow_to_tokenise_delays_no_other_request_and_ends",
         "server/http/test_large_bodies.py::test_a_small_request_is_answered_while_the_largest_body_is_parsed",
         "server/http/test_large_bodies.py::test_a_million_wrong_items_are_one_error",
+        "server/http/test_large_bodies.py::test_wrong_messages_have_the_errors_of_one",
+        "server/http/test_protocol.py::test_a_read_is_small_so_that_what_is_costly_to_parse_takes_short_turns",
     ),
+    "memory kept per request": ("server/http/test_large_bodies.py::test_names_that_clients_make_up_are_not_kept",),
     "schema or regex crash (CVE-2025-48944)": (
         "server/http/test_bad_requests.py::test_a_bad_parameter_is_named",  # schemas are refused before the engine
         "server/openai/test_fuzz.py::test_no_request_is_answered_with_a_5xx",

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,6 +50,38 @@ def folder(request: pytest.FixtureRequest, tiny_model: Path) -> Path:
     if not (demo / "tokenizer.json").is_file():
         pytest.skip("models/demo-chat is not in this checkout")
     return demo
+
+
+def test_other_threads_run_while_what_is_long_is_encoded_and_decoded(folder: Path) -> None:
+    """The library's own `encode` and `decode` hold the interpreter, and kept the event loop waiting for 0.4 s."""
+    tokenizer = Tokenizer.from_folder(folder)
+    long, ids = "hello world " * 40_000, 100_000 * tokenizer.encode("hello")
+    assert turns_during(lambda: tokenizer.encode(long)) > LEAST_TURNS
+    assert turns_during(lambda: tokenizer.encode_chat([{"role": "user", "content": long}])) > LEAST_TURNS
+    assert turns_during(lambda: tokenizer.decode(ids)) > LEAST_TURNS
+
+
+LEAST_TURNS = 4  # so many there are around a call that holds the interpreter from its beginning to its end
+
+
+def turns_during(work: Callable[[], object]) -> int:
+    """How often this thread had the interpreter while another did `work`."""
+    other, turns = threading.Thread(target=work), 0
+    other.start()
+    while other.is_alive():
+        time.sleep(0.0005)
+        turns += 1
+    return turns
+
+
+def test_what_is_long_has_the_ids_and_the_text_of_its_parts(folder: Path) -> None:
+    tokenizer, text = Tokenizer.from_folder(folder), "Grüße 🚀 <|im_end|>\n"
+    ids = tokenizer.encode(text * 200)
+    assert ids == tokenizer._fast.encode(text * 200).ids
+    assert tokenizer.decode(ids) == tokenizer._fast.decode(ids)
+    assert tokenizer.encode(text * 200, add_special_tokens=False) == 200 * tokenizer.encode(
+        text, add_special_tokens=False
+    )
 
 
 def test_chats_give_the_ids_of_apply_chat_template(folder: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from millstream_runtime.server.http import protocol
 from millstream_runtime.server.http.coalescing_transport import MAX_COALESCED_BYTES
 from millstream_runtime.server.http.disconnect import on_disconnect
 from tests.support.asgi_thread import serving_app
@@ -234,8 +235,9 @@ def test_a_disconnect_is_notified_once_and_at_once(resets: bool) -> None:
     assert notified == ["gone", "late"]
 
 
-def test_a_disconnect_after_a_body_that_paused_the_reading_is_notified() -> None:
+def test_a_disconnect_after_a_body_that_paused_the_reading_is_notified(monkeypatch: pytest.MonkeyPatch) -> None:
     """uvicorn reads no more once it holds 64 KiB, and a body that comes in one piece leaves it there."""
+    monkeypatch.setattr(protocol, "MAX_READ_BYTES", 256 << 10)  # all of it is one piece
     body = b"x" * (80 << 10)
     loop_is_held, is_sent, notified = threading.Event(), threading.Event(), threading.Event()
     paused: list[bool] = []

@@ -100,7 +100,7 @@ def test_a_large_body_that_is_no_json_is_a_400(server: ServerThread, body: bytes
     "prompt", [[1, *["x"] * 1_000_000], [[]] * 100_000, [None] * 100_000], ids=["ids", "[]", "null"]
 )
 def test_a_million_wrong_items_are_one_error(server: ServerThread, prompt: list[Any]) -> None:
-    """Each would be an object of its own, created while the interpreter is held: 8 MB of `[]` were 7 GB of errors."""
+    """Each would be an object of its own, created while the interpreter is held: 60 kB of `[]` became 56 MB."""
     body = json.dumps({**SHORT, "prompt": prompt}).encode()
     with pytest.raises(ValidationError) as refused:
         CompletionRequest.model_validate(json.loads(body))

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from millstream_runtime.server.http.protocol import MAX_HEAD_BYTES
+from millstream_runtime.server.http.protocol import MAX_HEAD_BYTES, MAX_READ_BYTES, CappedHttpProtocol
 from tests.support.server_thread import ServerThread
 
 TEXT = "/v1/completions"
@@ -53,6 +53,25 @@ def test_what_never_ends_is_cut_off(server: ServerThread, beginning: bytes, endl
     assert sent < MOST_SENT_BYTES
     assert answer == b"" or answer.startswith(b"HTTP/1.1 400 ")
     assert server.get("/health").status_code == 200
+
+
+def test_a_read_is_small_so_that_what_is_costly_to_parse_takes_short_turns(
+    server: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of one byte, and requests without a body, cost far more per byte than others."""
+    receive, sizes = CappedHttpProtocol.data_received, []
+
+    def watched(protocol: CappedHttpProtocol, data: bytes) -> None:
+        sizes.append(len(data))
+        receive(protocol, data)
+
+    monkeypatch.setattr(CappedHttpProtocol, "data_received", watched)
+    body = b'{"model": "tiny", "prompt": "hi", "max_tokens": 1, "user": "' + b"x" * 200_000 + b'"}'
+    answer = httpx.post(
+        server.url + "/v1/completions", content=body, headers={"Content-Type": "application/json"}, timeout=60
+    )
+    assert answer.status_code == 200
+    assert max(sizes) <= MAX_READ_BYTES
 
 
 def test_headers_up_to_the_cap_and_bodies_in_small_chunks_are_served(server: ServerThread) -> None:
