@@ -286,7 +286,14 @@ CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts | Decides] = {
     "speculation.maxDraftTokens": Changes(2, instead={"speculation": {"method": "NGram", "maxDraftTokens": 3}}),
     "speculation.acceptance": Changes(
         "Identity",
-        instead={"speculation": {"draftModel": {"source": {"local": {"path": "d"}}}, "acceptance": "Distribution"}},
+        instead={  # on a GPU it is refused
+            "accelerator": {"type": "CPU"},
+            "engine": {"maxModelLen": 4096},
+            "speculation": {"draftModel": {"source": {"local": {"path": "d"}}}, "acceptance": "Distribution"},
+            "podTemplate": {  # room for an 8B model in float32
+                "spec": {"containers": [{"name": "runtime", "resources": {"limits": {"memory": "64Gi"}}}]}
+            },
+        },
     ),
     f"{DRAFT}.quantizationMethod": Decides(
         "planning/test_cpu_drafts.py::test_a_draft_that_does_not_suit_the_model_is_refused_with_the_fix"
