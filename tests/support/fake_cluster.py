@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 from millstream_operator.kube.client import NO_VERSION, ApiError, ClusterClient, Page
 from millstream_operator.kube.kinds import DEPLOYMENT, JOB, OPTIONAL, POD, REPLICA_SET, Kind
+from millstream_operator.rendering.preparation_record import CACHE_UID_ANNOTATION
 from tests.support.fake_admission import defaulted, refuse, validate
 from tests.support.fake_server_side_apply import merge, take_away
 
@@ -381,6 +382,7 @@ def _comparable(live: Manifest) -> Manifest:
     live = copy.deepcopy(live)
     for varying in ("uid", "resourceVersion", "generation"):
         live["metadata"].pop(varying, None)
+    live["metadata"].get("annotations", {}).pop(CACHE_UID_ANNOTATION, None)
     for reference in live["metadata"].get("ownerReferences", ()):
         if reference["kind"] == DEPLOYMENT.kind:
             reference.pop("uid", None)

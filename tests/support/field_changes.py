@@ -79,6 +79,13 @@ class Decides:
     test: str  # below tests/unit/operator
 
 
+ON_A_CPU: dict[str, Any] = {  # with room for an 8B model in float32
+    "accelerator": {"type": "CPU"},
+    "engine": {"maxModelLen": 4096},
+    "podTemplate": {"spec": {"containers": [{"name": "runtime", "resources": {"limits": {"memory": "64Gi"}}}]}},
+}
+
+
 def hub(**fields: Any) -> dict[str, Any]:
     return {"model": {"source": {"huggingFace": {"repository": "org/name", **fields}}}}
 
@@ -273,20 +280,14 @@ CHANGES: dict[str, Changes | Refused | NotYet | Planned | Adopts | Decides] = {
     "speculation.governor.mode": Changes(
         "Enforce",
         kinds=(LIVE,),
-        instead={
-            "accelerator": {"type": "CPU"},
-            "engine": {"maxModelLen": 4096},
-            "speculation": {"method": "NGram", "governor": {"mode": "Observe"}},
-            "podTemplate": {  # room for an 8B model in float32
-                "spec": {"containers": [{"name": "runtime", "resources": {"limits": {"memory": "64Gi"}}}]}
-            },
-        },
+        instead=ON_A_CPU | {"speculation": {"method": "NGram", "governor": {"mode": "Observe"}}},
     ),
     **tuning_changes(),
     "speculation.maxDraftTokens": Changes(2, instead={"speculation": {"method": "NGram", "maxDraftTokens": 3}}),
-    "speculation.acceptance": Changes(
+    "speculation.acceptance": Changes(  # on a GPU it is refused
         "Identity",
-        instead={"speculation": {"draftModel": {"source": {"local": {"path": "d"}}}, "acceptance": "Distribution"}},
+        instead=ON_A_CPU
+        | {"speculation": {"draftModel": {"source": {"local": {"path": "d"}}}, "acceptance": "Distribution"}},
     ),
     f"{DRAFT}.quantizationMethod": Decides(
         "planning/test_cpu_drafts.py::test_a_draft_that_does_not_suit_the_model_is_refused_with_the_fix"

@@ -32,11 +32,16 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([HELM, *arguments], env=environment, capture_output=True, text=True, check=False)
 
 
-def render(*values: str, release: str = "millstream", chart: Path = CHART) -> list[Document]:
-    sets = [word for value in (*IMAGES, *values) for word in ("--set-json" if "=[" in value else "--set", value)]
-    done = helm("template", release, str(chart), "--namespace", "system", "--kube-version", "1.34.0", *sets)
+def render(*values: str, release: str = "millstream", chart: Path = CHART, namespace: str = "system") -> list[Document]:
+    """`values`: as `--set` takes them; a list or a word in quotes is JSON."""
+    sets = [word for value in (*IMAGES, *values) for word in (_flag_of(value), value)]
+    done = helm("template", release, str(chart), "--namespace", namespace, "--kube-version", "1.34.0", *sets)
     assert done.returncode == 0, done.stderr
     return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+def _flag_of(value: str) -> str:
+    return "--set-json" if "=[" in value or '="' in value else "--set"
 
 
 def of_kind(documents: list[Document], kind: str) -> list[Document]:

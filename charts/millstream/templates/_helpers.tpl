@@ -1,10 +1,16 @@
 {{/* The name of everything that this release makes: the release's own, with the chart's where it does not say it. */}}
 {{- define "millstream.name" -}}
 {{- if contains .Chart.Name .Release.Name -}}
-{{ .Release.Name | trunc 52 | trimSuffix "-" }}
+{{ .Release.Name | trunc 52 | trimSuffix "-" | trimSuffix "." }}
 {{- else -}}
-{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 52 | trimSuffix "-" }}
+{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 52 | trimSuffix "-" | trimSuffix "." }}
 {{- end -}}
+{{- end -}}
+
+{{/* A Service's name is a DNS label that begins with a letter; a release's name may have dots, and begin with a digit. */}}
+{{- define "millstream.metricsService" -}}
+{{- $name := printf "%s-metrics" (include "millstream.name" . | replace "." "-") -}}
+{{ regexMatch "^[0-9]" $name | ternary (printf "m-%s" $name) $name }}
 {{- end -}}
 
 {{/* What a selector may use: it can never change. */}}

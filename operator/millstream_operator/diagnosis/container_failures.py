@@ -33,6 +33,7 @@ PULL_FAILURES = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
 )
 CONFIG_FAILURES = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+FETCH_MEMORY_FIX = "Raise podTemplate.spec.initContainers[fetch-model].resources.limits.memory."
 KILLED = (137, 143)  # 128 + SIGKILL, 128 + SIGTERM
 # The runtime's own reasons. Another one, of a newer runtime, is a crash whose sentence is passed on.
 RUNTIME_REASONS = frozenset(reason for reason in Reason if reason.value in {one.value for one in FailureReason})
@@ -91,8 +92,7 @@ def _fetch_ended(container: Mapping[str, Any], what: str = "model") -> Diagnosis
     if ended.get("reason") == "OOMKilled":
         return Diagnosis(
             Reason.OUT_OF_MEMORY,
-            f"The kernel killed the {what}'s download at its memory limit. Raise "
-            "podTemplate.spec.initContainers[fetch-model].resources.limits.memory.",
+            f"The kernel killed the {what}'s download at its memory limit. {FETCH_MEMORY_FIX}",
         )
     return Diagnosis(
         Reason.DOWNLOAD_FAILED,
@@ -169,11 +169,11 @@ def runtime_report(message: str) -> Diagnosis | None:
     try:
         report = json.loads(message)
         reason, said = report["reason"], report["message"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
     if not isinstance(said, str):
         return None
-    known = Reason(reason) if reason in RUNTIME_REASONS else Reason.RUNTIME_CRASHED
+    known = Reason(reason) if isinstance(reason, str) and reason in RUNTIME_REASONS else Reason.RUNTIME_CRASHED
     return Diagnosis(known, sentence(said))
 
 

@@ -32,8 +32,18 @@ class Diagnosis:
 
 
 def sentence(text: str) -> str:
-    """One line with a full stop, cut where it is too long for a condition that people read."""
-    text = " ".join(text.split())
+    """One line with a full stop, cut where it is too long for a condition that people read.
+
+    A pod's words may hold anything: half a surrogate pair, which the API server stores as another character, so that
+    the status would be written again in every turn, or the control characters of a terminal.
+    """
+    text = _printable(" ".join(text.split()))
     if len(text) > MESSAGE_LIMIT_CHARACTERS:
         text = text[: MESSAGE_LIMIT_CHARACTERS - 1] + "…"
     return text if text.endswith((".", "…")) else f"{text}."
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

@@ -17,7 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millstream_operator.diagnosis import conditions
-from millstream_operator.diagnosis.container_failures import KILLED, container_waits, runtime_report
+from millstream_operator.diagnosis.container_failures import (
+    FETCH_MEMORY_FIX,
+    KILLED,
+    container_waits,
+    runtime_report,
+)
 from millstream_operator.diagnosis.diagnosis import Diagnosis, sentence
 from millstream_operator.diagnosis.pod_facts import Pod, condition, is_terminating
 from millstream_operator.diagnosis.pod_failures import diagnose_node
@@ -29,6 +34,7 @@ Manifest = dict[str, Any]
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 10.0, 300.0
 # A Job may be complete in the index before its pod is: their watches are two streams.
 ANSWER_PATIENCE_SECONDS = 30.0
+CONTAINERS = ("initContainers", "containers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,23 +154,25 @@ def _ended(work: JobWork, pod: Manifest, seconds_ago: float | None) -> _Succeede
     for init in pod.get("status", {}).get("initContainerStatuses") or []:
         ended = init.get("state", {}).get("terminated")
         if ended is not None and ended.get("exitCode") != 0:
-            return _Failed(_failure(work, pod, ended, "its download"), seconds_ago)
+            return _Failed(_failure(work, pod, ended, of_a_download=True), seconds_ago)
     ended = _container(work, pod).get("state", {}).get("terminated")
     if ended is None:
         return None
     if ended.get("exitCode") not in work.exit_codes:
-        return _Failed(_failure(work, pod, ended, "it"), seconds_ago)
+        return _Failed(_failure(work, pod, ended), seconds_ago)
     answer = work.read(ended.get("message", ""))
     return _Failed(answer, seconds_ago) if isinstance(answer, Diagnosis) else _Succeeded(answer)
 
 
-def _failure(work: JobWork, pod: Pod, ended: Mapping[str, Any], which: str) -> Diagnosis:
+def _failure(work: JobWork, pod: Pod, ended: Mapping[str, Any], *, of_a_download: bool = False) -> Diagnosis:
     """Return why a container failed, in its own words where it has some; then why its node ended it."""
     if (found := runtime_report(ended.get("message", "")) or diagnose_node(pod)) is not None:
         return found
     if ended.get("reason") == "OOMKilled" and work.memory_fix:
-        detail = f"{work.what} was stopped: the kernel killed {which} at its memory limit."
-        return Diagnosis(Reason.OUT_OF_MEMORY, detail, work.memory_fix)
+        which, fix = ("its download", FETCH_MEMORY_FIX) if of_a_download else ("it", work.memory_fix)
+        return Diagnosis(
+            Reason.OUT_OF_MEMORY, f"{work.what} was stopped: the kernel killed {which} at its memory limit.", fix
+        )
     if ended.get("exitCode") in KILLED and (found := _stopped(work, pod)) is not None:
         return found
     return Diagnosis(work.failure, f"{work.what} ended with exit code {ended.get('exitCode')}.")
@@ -184,10 +192,14 @@ def _deleted(work: JobWork) -> Diagnosis:
 
 
 def _blocker(work: JobWork, pod: Pod) -> Diagnosis | None:
-    """Return why the pod does not run: its node, the scheduler, or what its container waits for."""
-    containers = pod.get("spec", {}).get("containers") or []
-    image = next((str(one.get("image", "")) for one in containers if one.get("name") == work.container), "")
-    return diagnose_node(pod) or diagnose_scheduling(pod) or container_waits(_container(work, pod), image)
+    """Return why the pod does not run: its node, the scheduler, or what its downloads or its container wait for."""
+    if (found := diagnose_node(pod) or diagnose_scheduling(pod)) is not None:
+        return found
+    spec = pod.get("spec", {})
+    images = {one.get("name"): str(one.get("image", "")) for kind in CONTAINERS for one in spec.get(kind) or ()}
+    statuses = [*(pod.get("status", {}).get("initContainerStatuses") or ()), _container(work, pod)]
+    waiting = (container_waits(one, images.get(one.get("name"), "")) for one in statuses)
+    return next((one for one in waiting if one is not None), None)
 
 
 def _container(work: JobWork, pod: Pod) -> Manifest:

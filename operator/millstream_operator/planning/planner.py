@@ -20,7 +20,7 @@ from millstream_operator.catalog.gpu_names import UnknownGPUError, find_part
 from millstream_operator.catalog.model_shape import ModelShape
 from millstream_operator.inventory.node_kinds import Inventory
 from millstream_operator.planning.choices.candidates import Question
-from millstream_operator.planning.choices.draft_fit import cpu_draft_problem
+from millstream_operator.planning.choices.draft_fit import cpu_draft_problem, gpu_draft_problem
 from millstream_operator.planning.choices.four_bit import may_advise, with_four_bits
 from millstream_operator.planning.choices.kv_layout import is_grouped, planned_cpu_memory
 from millstream_operator.planning.choices.outcome import Outcome, Problem, Stage
@@ -79,6 +79,10 @@ def decide(
         return _with_fixes(infeasible, deployment, defaults, facts) if explain else infeasible
     if on_cpu:
         return _decide_cpu(deployment, defaults, facts, explain=explain)
+    draft = usable_draft_shape(spec, facts) if facts.draft_is_inspected else None
+    if draft is not None and (problem := gpu_draft_problem(spec, draft, facts.runtime.online_quantization_methods)):
+        infeasible = Infeasible("speculation", _sentence(problem), input_hash(deployment))
+        return _with_fixes(infeasible, deployment, defaults, facts) if explain else infeasible
     image = (spec.runtime.image if spec.runtime else None) or defaults.runtime_image
     facts = replace(facts, calibration=facts.calibration.of(image, shape))
     if facts.inventory is None:

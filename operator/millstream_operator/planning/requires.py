@@ -27,6 +27,7 @@ _MEANINGS = {
     "speculation": "speculation by {}",
     "draftHead": "the {} head that drafts (name its source as speculation.draftModel)",
     "headAcceptance": "acceptance {} of the drafts of a head (leave speculation.acceptance out, or name a draft model)",
+    "gpuAcceptance": "acceptance {} on a GPU (leave speculation.acceptance out, or set accelerator.type to CPU)",
     "headTuning": "tuning of {} heads (leave speculation.tuning out, or name a draft model)",
     "tensorParallelSize": "{} GPUs that share a layer",
     "pipelineParallelSize": "{} groups of GPUs that share the layers",
@@ -151,8 +152,12 @@ def missing_for_speculation(spec: LLMDeploymentSpec, runtime: Capabilities, meth
     if method not in _speculation_methods(spec, runtime):
         return [f"speculation={method}"]
     wanted = spec.speculation
-    if wanted is None or method not in HEAD_METHODS:
+    if wanted is None:
         return []
+    if method not in HEAD_METHODS:
+        on_cpu = (spec.accelerator or Accelerator()).type is AcceleratorType.CPU
+        is_drawn = wanted.acceptance is AcceptanceRule.DISTRIBUTION
+        return [f"gpuAcceptance={wanted.acceptance}"] if is_drawn and not on_cpu else []
     found = [f"draftHead={method}"] if wanted.draft_model is None else []
     if wanted.acceptance is AcceptanceRule.DISTRIBUTION:
         found.append(f"headAcceptance={wanted.acceptance}")

@@ -85,7 +85,7 @@ def plan_from_spec(deployment: LLMDeployment, defaults: PlanDefaults, facts: Fac
     resources, resources_reason = replica_resources(spec, facts, placement.gpus, placement.tensor)
     speculation = choose_speculation(spec, facts.choosable)
     if not placement.on_gpu:
-        speculation = _with_gain(speculation, facts)
+        speculation = _with_gain(_within_heads(speculation, facts.draft_shape), facts)
     missing = missing_capabilities(deployment, facts, placement, speculation)
     unknown = facts.unknown if placement.on_gpu else ()
     return Plan(
@@ -129,6 +129,16 @@ def weights_path(deployment: LLMDeployment, revision: str | None) -> str:
     if made_method(deployment.spec) is not None:
         return made_path(deployment, revision)
     return model_path(deployment.spec, revision)
+
+
+def _within_heads(choice: SpeculationChoice, draft: ModelShape | None) -> SpeculationChoice:
+    """The same with as many tokens as Medusa heads propose at a time: each guesses one."""
+    head, plan = draft.draft_head if draft is not None else None, choice.plan
+    if plan.method != "Medusa" or head is None or head.drafts_per_pass >= plan.max_draft_tokens:
+        return choice
+    few = f" The folder has {head.drafts_per_pass} heads, so no more than {head.drafts_per_pass} tokens are proposed."
+    reason = replace(choice.reason, reason=f"{choice.reason.reason}{few}")
+    return replace(choice, plan=replace(plan, max_draft_tokens=head.drafts_per_pass), reason=reason)
 
 
 def _with_gain(choice: SpeculationChoice, facts: Facts) -> SpeculationChoice:

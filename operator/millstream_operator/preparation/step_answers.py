@@ -36,9 +36,18 @@ def read_step_answer(kind: StepKind, text: str) -> dict[str, Any] | Diagnosis:
         return _unknown(kind)
     if kind is StepKind.QUANTIZE:
         return answer if _is_count(answer.get("weights_bytes")) else _unknown(kind)
-    slices = answer.get("slices")
-    judged = isinstance(slices, list) and all(isinstance(one, dict) for one in slices)
-    return answer if judged and answer.get("verdict") in VERDICTS[kind] else _unknown(kind)
+    verdict = answer.get("verdict")
+    is_known = isinstance(verdict, str) and verdict in VERDICTS[kind] and _is_judged(answer)
+    return answer if is_known else _unknown(kind)
+
+
+def _is_judged(answer: Mapping[str, Any]) -> bool:
+    """Whether its parts have the types that are read; another image than ours may have written it."""
+    slices, left_out = answer.get("slices"), answer.get("slices_left_out") or 0
+    if not isinstance(slices, list) or not all(isinstance(one, dict) for one in slices):
+        return False
+    lists = [answer.get("reasons"), *(one.get("failures") for one in slices)]
+    return all(one is None or isinstance(one, list) for one in lists) and (not left_out or _is_count(left_out))
 
 
 def has_passed(answer: Mapping[str, Any]) -> bool:

@@ -15,18 +15,24 @@ from millstream_operator.children.children import Children
 from millstream_operator.diagnosis.diagnosis import Diagnosis
 from millstream_operator.facts.job_attempts import JobWork, attempt_of, next_job_step
 from millstream_operator.kube.index import Index, OwnerKey
-from millstream_operator.kube.kinds import CONFIG_MAP, JOB, POD
+from millstream_operator.kube.kinds import CONFIG_MAP, JOB, PERSISTENT_VOLUME_CLAIM, POD
 from millstream_operator.preparation.step_answers import read_step_answer
-from millstream_operator.rendering.model_cache import model_cache
+from millstream_operator.rendering.model_cache import cache_claim_name, model_cache
 from millstream_operator.rendering.names import PREPARATION_LABEL, role_of
 from millstream_operator.rendering.network_policy import network_policy
-from millstream_operator.rendering.preparation_job import Step
-from millstream_operator.rendering.preparation_record import outdated_records, preparation_record, recorded_text
+from millstream_operator.rendering.preparation_job import Step, StepKind
+from millstream_operator.rendering.preparation_record import (
+    lost_records,
+    outdated_records,
+    preparation_record,
+    recorded_text,
+)
 from millstream_operator.rendering.service_account import service_account
 from millstream_operator.rendering.surroundings import Surroundings
 
 Manifest = dict[str, Any]
 RECHECK_SECONDS = 30.0
+MADE_IN_CACHE = frozenset({StepKind.QUANTIZE, StepKind.TUNE})  # the others answer, and make nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +79,9 @@ class StepRunner:
             if state.answer is None:
                 return state
             answer = state.answer
-            if (
-                problem := await self._children.apply_all(owner, [preparation_record(owner, step.key, answer)])
-            ) is not None:
+            cache_uid = self._cache_uid(owner, key) if step.kind in MADE_IN_CACHE else None
+            record = preparation_record(owner, step.key, answer, cache_uid)
+            if (problem := await self._children.apply_all(owner, [record])) is not None:
                 return StepState(None, problem, RECHECK_SECONDS, is_refused=True)
         await self._children.delete(owner, self._jobs_of(owner, key, step))
         return StepState(answer)
@@ -91,10 +97,22 @@ class StepRunner:
         await self._children.delete(owner, self._jobs(owner, key))
 
     async def delete_others(self, owner: LLMDeployment, key: OwnerKey, keys: Collection[str]) -> None:
-        """Stop what an older spec asked for, and delete its oldest records. `keys`: of the steps of today's."""
+        """Stop what an older spec asked for, and delete its oldest records and those whose volume is gone.
+
+        `keys`: of the steps of today's.
+        """
         others = [job for job in self._jobs(owner, key) if _step_key(job) not in keys]
-        records = outdated_records(self._children.list_owned(owner, key, CONFIG_MAP))
-        await self._children.delete(owner, [*others, *(dict(one) for one in records)])
+        stored = self._children.list_owned(owner, key, CONFIG_MAP)
+        found = (*outdated_records(stored), *lost_records(stored, self._cache_uid(owner, key)))
+        records = {one["metadata"]["name"]: dict(one) for one in found}
+        await self._children.delete(owner, [*others, *records.values()])
+
+    def _cache_uid(self, owner: LLMDeployment, key: OwnerKey) -> str | None:
+        """Return the uid of the claim of `model.cache`; None where there is none, or it is being deleted."""
+        claim = self._children.get_owned(owner, key, PERSISTENT_VOLUME_CLAIM, cache_claim_name(owner))
+        if claim is None or claim["metadata"].get("deletionTimestamp"):
+            return None
+        return str(claim["metadata"]["uid"])
 
     def _jobs(self, owner: LLMDeployment, key: OwnerKey) -> list[Manifest]:
         """Return the Jobs of this runner's role; others are not its own."""
@@ -117,16 +135,18 @@ class StepRunner:
         next_one = next_job_step(work, todays, self._index.children(key, POD), self._now())
         if next_one.answer is not None:
             return StepState(next_one.answer)
-        if next_one.start is not None:
-            wanted = [*self._needed(owner), attempt(next_one.start)]
-            if (problem := await self._children.apply_all(owner, wanted)) is not None:
-                return StepState(None, problem, RECHECK_SECONDS, is_refused=True)
+        started = [attempt(next_one.start)] if next_one.start is not None else []
+        if (problem := await self._children.apply_all(owner, [*self._needed(owner), *started])) is not None:
+            return StepState(None, problem, RECHECK_SECONDS, is_refused=True)
         outdated = [job for job in jobs if job not in todays]
         await self._children.delete(owner, [*outdated, *next_one.to_delete])
         return StepState(None, next_one.problem or work.under_way, next_one.recheck_seconds)
 
     def _needed(self, owner: LLMDeployment) -> list[Manifest]:
-        """Return what a pod of a Job needs: an account, a policy where the namespace denies traffic, and the cache."""
+        """Return what the pod of a Job needs: an account, a policy where the namespace denies traffic, and the cache.
+
+        Also while it waits: somebody may have deleted one of them.
+        """
         around = self._surroundings()
         policy = network_policy(owner, around.network, around.operator_namespace, around.api_servers)
         return [one for one in (service_account(owner), policy, model_cache(owner)) if one is not None]

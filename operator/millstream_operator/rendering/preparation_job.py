@@ -22,7 +22,8 @@ from millstream_operator.api.pod_template import ResourceRequirements
 from millstream_operator.catalog.inspected_model import InspectedModel
 from millstream_operator.planning.made_model import digest, made_method, named_source
 from millstream_operator.planning.model_path import BASE_FOLDER, base_path, model_path
-from millstream_operator.planning.plan import Plan, ResourcePlan
+from millstream_operator.planning.plan import GPU_RESOURCE, Plan, ResourcePlan
+from millstream_operator.planning.pod_resources import CPU_CORES_LIMIT
 from millstream_operator.rendering.container_resources import container_resources
 from millstream_operator.rendering.job_pod import job_container, job_pod_spec, overlay_of
 from millstream_operator.rendering.model_source import (
@@ -204,7 +205,7 @@ def _limits(gate: QualityGate) -> list[str]:
         "min-top1-agreement-percent": gate.min_top1_agreement_percent,
         "max-flip-percent": gate.max_flip_percent,
     }
-    return [f"--{name}={decimal(value):g}" for name, value in fractions.items() if value is not None] + [
+    return [f"--{name}={decimal(value):.12g}" for name, value in fractions.items() if value is not None] + [
         f"--{name}={value}" for name, value in percents.items() if value is not None
     ]
 
@@ -260,7 +261,7 @@ def _resources(plan: Plan, source: InspectedModel | None, kind: StepKind) -> Res
     """
     planned = plan.resources
     if source is None:
-        return planned
+        return without_gpus(planned)
     weights_bytes = 4 * source.shape.parameters.total
     if kind is StepKind.JUDGE:
         needed_bytes = PROCESS_BYTES + 2 * weights_bytes
@@ -277,6 +278,16 @@ def memory_resources(planned: ResourcePlan, needed_bytes: int) -> ResourcePlan:
     """Return the planned resources without GPUs, and with memory for so much, twice as the limit."""
     memory = f"{-(-needed_bytes // (256 * MIB)) * 256}Mi"
     double = f"{-(-2 * needed_bytes // (256 * MIB)) * 256}Mi"
-    gpus = {name for name in planned.limits if name not in ("cpu", "memory", "ephemeral-storage")}
-    limits = {name: value for name, value in planned.limits.items() if name not in gpus}
-    return ResourcePlan({**planned.requests, "memory": memory}, {**limits, "memory": double})
+    plain = without_gpus(planned)
+    return ResourcePlan({**plain.requests, "memory": memory}, {**plain.limits, "memory": double})
+
+
+def without_gpus(planned: ResourcePlan) -> ResourcePlan:
+    """Return the resources of a Job, which computes on CPUs: not those that the plan has per GPU.
+
+    Which GPUs are free changes while the Job runs, and another Job would begin in its place.
+    """
+    if GPU_RESOURCE not in planned.limits:
+        return planned
+    limits = {name: value for name, value in planned.limits.items() if name != GPU_RESOURCE}
+    return ResourcePlan({**planned.requests, "cpu": "1"}, {**limits, "cpu": str(CPU_CORES_LIMIT)})

@@ -40,6 +40,7 @@ from millstream_operator.rendering.preparation_job import (
     in_models,
     memory_resources,
     step_job,
+    without_gpus,
 )
 from millstream_operator.rendering.revision import Revision
 from millstream_runtime.draft_tuning_memory import ANSWERS_BYTES, PARAMETER_BYTES, POOL_REQUESTS, SCRATCH_BYTES
@@ -136,7 +137,7 @@ def _resources(owner: LLMDeployment, revision: Revision, inspected: Inspected) -
     """
     containers = revision.template["spec"]["containers"]
     serving = next(one["resources"] for one in containers if one["name"] == RUNTIME_CONTAINER)
-    planned = ResourcePlan(serving.get("requests") or {}, serving.get("limits") or {})
+    planned = without_gpus(ResourcePlan(serving.get("requests") or {}, serving.get("limits") or {}))
     if inspected.model is None or inspected.draft is None:
         return planned
     target, tuning = inspected.model.shape, tuning_of(owner.spec)

@@ -13,7 +13,7 @@ from millstream_operator.diagnosis.reasons import Reason
 from millstream_operator.inventory.pod_needs import read_needs
 from millstream_operator.inventory.replica_needs import ReplicaNeeds
 from millstream_operator.kube.kinds import DEPLOYMENT, Kind
-from millstream_operator.rendering.deployment import deployment, held_at
+from millstream_operator.rendering.deployment import deployment, held_at, held_of
 from millstream_operator.rendering.names import LEADER
 from millstream_operator.workloads.replica import Replica
 from millstream_operator.workloads.workload import Workload, WorkloadState
@@ -53,6 +53,7 @@ class Deployments:
             is_late=find(conditions, "Progressing").get("reason") == Reason.PROGRESS_DEADLINE_EXCEEDED,
             failure=str(failure.get("message", "")) if failure.get("status") == "True" else None,
             held=held,
+            held_of=held_of(live) if held is not None else None,
         )
 
     def templates(self, live: Manifest) -> Sequence[Manifest]:

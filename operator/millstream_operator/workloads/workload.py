@@ -39,6 +39,7 @@ class WorkloadState:
     is_late: bool = False  # no progress within `rollout.progressDeadline`
     failure: str | None = None  # why pods cannot be created, in the words of Kubernetes
     held: int | None = None  # new replicas that its rollout holds at; None: it does not hold
+    held_of: int | None = None  # of how many replicas, as it was rendered; None: not recorded
 
 
 class Workload(Protocol):

@@ -5,6 +5,8 @@ The runtime compares the tokens themselves when it starts. What the shapes say a
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from millstream_operator.api.spec import LLMDeploymentSpec
 from millstream_operator.catalog.model_shape import DraftHead, ModelShape
 from millstream_operator.planning.requires import head_method
@@ -20,6 +22,17 @@ def vocabulary_problem(target: ModelShape, draft: ModelShape) -> str | None:
     if apart * 100 <= PADDED_SHARE_PERCENT * target.vocab_size:
         return None
     return f"the draft's vocabulary of {draft.vocab_size} tokens is not the target's of {target.vocab_size}"
+
+
+def gpu_draft_problem(spec: LLMDeploymentSpec, draft: ModelShape, online_methods: Collection[str]) -> str | None:
+    """Return why a replica on GPUs cannot have the draft in the format that the spec names; None where it can.
+
+    `online_methods`: those in which the runtime stores 16-bit weights by itself. What else the shapes say of a draft is
+    compared with each GPU (`evaluation.py`).
+    """
+    named = spec.speculation.draft_model if spec.speculation is not None else None
+    is_online = named is not None and named.quantization_method in online_methods and draft.quantization is None
+    return None if is_online else _format_problem(spec, draft)
 
 
 def cpu_draft_problem(spec: LLMDeploymentSpec, target: ModelShape, draft: ModelShape) -> str | None:

@@ -63,10 +63,14 @@ def shifts(owner: LLMDeployment, pin: PinnedRevision, fallback: PinnedRevision |
 def under_way(
     owner: LLMDeployment, pin: PinnedRevision, fallback: PinnedRevision | None, state: WorkloadState | None
 ) -> Shift | None:
-    """Return the shift that the live object is in, as of the replicas that are wanted now; None where it is in none."""
+    """Return the shift that the live object is in, as of the replicas that are wanted now; None where it is in none.
+
+    Somebody else may have edited the live object, so it may hold at more than there are.
+    """
     if state is None or state.held is None or state.digest != pin.revision.digest or not shifts(owner, pin, fallback):
         return None
-    return scaled(Shift(state.held, max(1, state.wanted or 1)), owner.spec.replicas)
+    replicas = state.held_of or max(1, state.wanted or 1)
+    return scaled(Shift(min(state.held, replicas), replicas), owner.spec.replicas)
 
 
 def held_next(one: Situation, approach: Approach, now: Shift | None, *, begins: bool, passed: bool) -> Shift | None:

@@ -64,7 +64,7 @@ def test_the_ledger_counts_weights_keys_and_hidden_states() -> None:
     three = planned(head_shape("EAGLE-3", eagle_aux_hidden_state_layer_ids=[1, 2, 4]))
     assert pool_tokens(three) == pytest.approx(pool_tokens(alone) * target / (target + 256 + 3 * 256), rel=0.01)
     medusa = planned(head_shape("Medusa"), speculation=SOURCE | {"method": "Medusa"})
-    assert (medusa.speculation.method, medusa.speculation.max_draft_tokens) == ("Medusa", 4)
+    assert (medusa.speculation.method, medusa.speculation.max_draft_tokens) == ("Medusa", 3)
     assert pool_tokens(medusa) == pytest.approx(pool_tokens(alone) * target / (target + 256), rel=0.01)
 
 
@@ -190,3 +190,12 @@ def test_the_governor_of_a_head_is_applied_live() -> None:
     assert len({input_hash(deployment(speculation=EAGLE | mode)) for mode in modes}) == 1
     other = deployment(speculation=EAGLE | {"maxDraftTokens": 3})
     assert input_hash(other) != input_hash(deployment(speculation=EAGLE))
+
+
+@pytest.mark.parametrize(("asked", "planned_tokens"), [(None, 3), (2, 2), (3, 3), (16, 3)])
+def test_medusa_proposes_no_more_tokens_than_there_are_heads(asked: int | None, planned_tokens: int) -> None:
+    tokens = {"maxDraftTokens": asked} if asked is not None else {}
+    plan = planned(head_shape("Medusa"), speculation=SOURCE | {"method": "Medusa"} | tokens)
+    assert plan.speculation.max_draft_tokens == planned_tokens
+    said = next(one.reason for one in plan.reasons if one.field == "speculation")
+    assert ("The folder has 3 heads" in said) is (planned_tokens != asked)

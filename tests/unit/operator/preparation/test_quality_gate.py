@@ -53,6 +53,13 @@ async def test_what_was_made_is_compared_with_its_source_by_the_limits_of_the_sp
     ]
 
 
+async def test_a_limit_keeps_every_digit() -> None:
+    limits = {"maxPerplexityRatio": "1.000001", "maxP99KL": "123456.5"}
+    quantization = MADE["quantization"] | {"qualityGate": GATE | limits}
+    operator = await preparing("quality", model=MADE["model"], quantization=quantization)
+    assert {"--max-perplexity-ratio=1.000001", "--max-p99-kl=123456.5"} <= {*the_arguments(operator)}
+
+
 @pytest.mark.parametrize(("asked", "flags"), [("INT8", ["int8"]), ("FP8", ["fp8"]), ("None", []), ("Auto", [])])
 async def test_the_gate_judges_the_kv_cache_that_the_pods_will_have(asked: str, flags: list[str]) -> None:
     quantization = MADE["quantization"] | {"kvCache": asked}

@@ -49,7 +49,7 @@ def planned(kind: str = "EAGLE-1", **fields: Any) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("kind", "method", "tokens"), [("EAGLE-1", "EAGLE", 5), ("EAGLE-3", "EAGLE", 5), ("Medusa", "Medusa", 4)]
+    ("kind", "method", "tokens"), [("EAGLE-1", "EAGLE", 5), ("EAGLE-3", "EAGLE", 5), ("Medusa", "Medusa", 3)]
 )
 def test_the_runtime_accepts_what_is_rendered(kind: str, method: str, tokens: int) -> None:
     plan = planned(kind, **spec(HEAD_HUB, method))

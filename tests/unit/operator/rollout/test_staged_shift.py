@@ -308,3 +308,35 @@ async def test_what_serves_counts_as_available_while_the_rollout_is_held() -> No
     assert deployment["spec"]["progressDeadlineSeconds"] > deployment["spec"]["minReadySeconds"], (
         "the API server's rule"
     )
+
+
+def scale_by_hand(live: Manifest) -> None:
+    live["spec"]["replicas"] = 2
+
+
+def scaled_by_hand_of_an_older_operator(live: Manifest) -> None:
+    scale_by_hand(live)
+    live["metadata"].get("annotations", {}).clear()
+
+
+def hold_at_ten(live: Manifest) -> None:
+    live["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] = 9
+
+
+@pytest.mark.parametrize("edit", [scale_by_hand, scaled_by_hand_of_an_older_operator, hold_at_ten])
+async def test_somebody_else_edits_the_deployment_in_the_middle_and_the_rollout_goes_on(edit: Any) -> None:
+    one = await shifting(8)
+    await wait(one, 310)
+    await wait(one, 310)
+    assert new_pods(one) == 4
+    one.cluster.edit(DEPLOYMENT, "demo", edit)
+    await one.settle()
+    deployment = one.cluster.the(DEPLOYMENT)["spec"]
+    assert deployment["replicas"] == 8
+    if edit is scale_by_hand:
+        assert deployment["strategy"]["rollingUpdate"]["maxUnavailable"] == 3, "no larger share than before"
+        assert new_pods(one) == 4
+    for _ in range(3):
+        await wait(one, 310)
+    assert one.operator.condition("Ready")["status"] == "True"
+    assert not held(one)
