@@ -6,6 +6,7 @@ MyGPU-96GB: {computeCapability: "9.0", …}   # or a whole part
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,12 @@ MAX_CATALOG_BYTES = 1 << 20
 YAML_ERRORS = (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError, TypeError)
 
 
-class _Loader(yaml.SafeLoader):
+class _SafeLoaderOfUniqueKeys(yaml.SafeLoader):
     """As yaml.SafeLoader, which takes the last of two prices that are given for one GPU."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        twice = next((name for name in names if names.count(name) > 1), None)
+        names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        twice = next((name for name, count in names.items() if count > 1), None)
         if twice is not None:
             raise CatalogError(f"{twice} is given twice.")
         return super().construct_mapping(node, deep)
@@ -38,7 +39,7 @@ def read_catalog_file(path: Path) -> GpuCatalog:
     try:
         size_bytes = path.stat().st_size
         text = path.read_text(encoding="utf-8") if size_bytes <= MAX_CATALOG_BYTES else ""
-        values = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+        values = yaml.load(text, Loader=_SafeLoaderOfUniqueKeys)  # noqa: S506 - a SafeLoader
     except OSError as error:
         raise CatalogError(f"{path}: cannot be read: {error.strerror}.") from None
     except CatalogError as error:
