@@ -94,6 +94,11 @@ def too_many_connections(most: int) -> ApiError:
     )
 
 
+def too_many_large_bodies() -> ApiError:
+    """503 for a body for which there is no memory, while others are being read."""
+    return unavailable("The server reads as many large request bodies as it may; try again.", "too_many_large_bodies")
+
+
 def engine_failed() -> ApiError:
     return unavailable("The engine stopped and the server is restarting; try again.", "engine_failed")
 

@@ -29,30 +29,33 @@ from millstream_runtime.server.http.api_errors import (
     invalid_json,
     not_an_object,
 )
+from millstream_runtime.server.http.body_memory import BodyMemory, Grow
 from millstream_runtime.server.http.disconnect import ClientDisconnectedError
+from millstream_runtime.server.http.limits import LARGE_BODY_BYTES
 
-LARGE_BODY_BYTES = 64 << 10
 
-
-async def model_of_request(model: type[BaseModel], scope: Scope, receive: Receive, threads: Executor) -> BaseModel:
+async def model_of_request(
+    model: type[BaseModel], scope: Scope, receive: Receive, threads: Executor, memory: BodyMemory
+) -> BaseModel:
     """Read the body as a `model`; `threads` parse it if it is large.
 
     Raises:
-        ApiError: it is not JSON, not declared as JSON, or not a `model`.
+        ApiError: it is not JSON, not declared as JSON, or not a `model`; or `memory` has no room for it.
         ClientDisconnectedError: the client disconnected before the end of the body.
         HTTPException: 413, from a `receive` that enforces the body cap.
     """
-    body = await _whole_body(receive)
-    if not body or not _is_json(scope["headers"]):
-        raise not_an_object()
-    try:
-        if len(body) <= LARGE_BODY_BYTES:
-            return read_body(model, body)
-        return await asyncio.get_running_loop().run_in_executor(threads, read_body, model, body)
-    except ApiError as error:
-        if error.code == "invalid_json" and (encoding := _content_encoding(scope["headers"])):
-            raise encoded_body(encoding) from None
-        raise
+    with memory.of_one() as grow:
+        body = await _whole_body(receive, grow)
+        if not body or not _is_json(scope["headers"]):
+            raise not_an_object()
+        try:
+            if len(body) <= LARGE_BODY_BYTES:
+                return read_body(model, body)
+            return await asyncio.get_running_loop().run_in_executor(threads, read_body, model, body)
+        except ApiError as error:
+            if error.code == "invalid_json" and (encoding := _content_encoding(scope["headers"])):
+                raise encoded_body(encoding) from None
+            raise
 
 
 def read_body(model: type[BaseModel], body: bytes) -> BaseModel:
@@ -91,13 +94,14 @@ def ranges_of(model: type[BaseModel]) -> Mapping[str, Range]:
     }
 
 
-async def _whole_body(receive: Receive) -> bytes:
+async def _whole_body(receive: Receive, grow: Grow) -> bytes:
     pieces = []
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnectedError
         pieces.append(message.get("body", b""))
+        grow(len(pieces[-1]))
         if not message.get("more_body", False):
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 

@@ -21,7 +21,9 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
+from millstream_runtime.server.http import limits
 from millstream_runtime.server.http.api_errors import ApiError, from_status, internal_error
+from millstream_runtime.server.http.body_memory import BodyMemory
 from millstream_runtime.server.http.body_parsing import model_of_request
 from millstream_runtime.server.http.disconnect import ClientDisconnectedError
 from millstream_runtime.server.http.failure_log import log_failure
@@ -37,8 +39,9 @@ class BodyRoutes:
     def __init__(self, app: FastAPI, threads: Executor) -> None:
         """`threads` parse large bodies."""
         self._app = app
+        memory = BodyMemory(limits.MAX_LARGE_BODIES_BYTES)
         self._routes = {
-            (method, route.path): _BodyRoute(route, threads)
+            (method, route.path): _BodyRoute(route, threads, memory)
             for route in app.routes
             if isinstance(route, APIRoute) and route.body_field is not None
             for method in route.methods or ()
@@ -52,17 +55,18 @@ class BodyRoutes:
 class _BodyRoute:
     """One route as an ASGI app. Its errors become the same responses as FastAPI's (`install_error_handlers`)."""
 
-    def __init__(self, route: APIRoute, threads: Executor) -> None:
+    def __init__(self, route: APIRoute, threads: Executor, memory: BodyMemory) -> None:
         assert route.body_field is not None  # noqa: S101 - the caller looked
         self._route = route
         self._endpoint: Endpoint = route.endpoint
         self._model: type[BaseModel] = route.body_field.field_info.annotation  # type: ignore[assignment]
         self._threads = threads
+        self._memory = memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["route"] = self._route
         try:
-            body = await model_of_request(self._model, scope, receive, self._threads)
+            body = await model_of_request(self._model, scope, receive, self._threads, self._memory)
             response = await self._endpoint(body, Request(scope, receive))
         except ApiError as error:
             log_failure(scope["state"]["request_id"], error)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import os
+import socket
 import threading
+import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +19,9 @@ from pydantic import BaseModel, ValidationError
 
 from millstream_runtime.server.http import body_parsing, limits
 from millstream_runtime.server.http.api_errors import ApiError
-from millstream_runtime.server.http.body_parsing import LARGE_BODY_BYTES, read_body
+from millstream_runtime.server.http.body_memory import BodyMemory
+from millstream_runtime.server.http.body_parsing import read_body
+from millstream_runtime.server.http.limits import LARGE_BODY_BYTES
 from millstream_runtime.server.openai.requests import ChatCompletionRequest, CompletionRequest, TokenizeRequest
 from tests.support.server_thread import ServerThread, serving
 
@@ -61,6 +65,48 @@ def test_a_small_request_is_answered_while_the_largest_body_is_parsed(
         release.set()
         answer = large.result()
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def answer_of(server: ServerThread, body: bytes, status: int) -> httpx.Response:
+    """The answer once it has that status: what other connections hold changes soon after they send or leave."""
+    until = time.monotonic() + 60
+    while (answer := send(server, body)).status_code != status and time.monotonic() < until:
+        time.sleep(0.05)
+    assert answer.status_code == status, answer.text
+    return answer
+
+
+def test_half_sent_bodies_hold_bounded_memory_and_no_small_request_up(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is below the cap on a body and comes fast enough, but thousands may come."""
+    monkeypatch.setattr(limits, "MAX_LARGE_BODIES_BYTES", 4 * LARGE_BODY_BYTES)
+    head = f"POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 4000000\r\n\r\n"
+    large = json.dumps(SHORT).encode() + b" " * (2 * LARGE_BODY_BYTES)
+    with serving(tiny_model) as server:
+        server.wait_ready()
+        url = httpx.URL(server.url)
+        with socket.create_connection((url.host, url.port or 80)) as half:
+            half.sendall(head.encode() + b" " * (4 * LARGE_BODY_BYTES))
+            refused = answer_of(server, large, 503)
+            assert refused.json()["error"]["code"] == "too_many_large_bodies"
+            assert "Retry-After" in refused.headers
+            assert server.post(TEXT, SHORT).status_code == 200
+        answer_of(server, large, 200)
+
+
+def test_what_a_body_held_is_free_once_it_is_parsed_or_refused() -> None:
+    memory = BodyMemory(1000)
+    with memory.of_one() as grow:
+        grow(LARGE_BODY_BYTES + 600)
+        with memory.of_one() as grow_other:
+            grow_other(LARGE_BODY_BYTES)
+            grow_other(400)
+            with pytest.raises(ApiError, match="as many large request bodies as it may"):
+                grow_other(1)
+            assert memory.used_bytes == 1000
+        assert memory.used_bytes == 600
+    assert memory.used_bytes == 0
 
 
 def padded(body: dict[str, Any]) -> bytes:
