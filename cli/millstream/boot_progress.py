@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import suppress
 from typing import TextIO
 
 from millstream_runtime.boot import BOOT_PHASES, BootLedger, BootSnapshot, Phase
@@ -48,22 +49,19 @@ class BootProgress:
         """Clear the progress line."""
         with self._lock:
             if self._live and not self._ended.is_set():
-                self._out.write(CLEAR_LINE)
-                self._out.flush()
+                self._write(CLEAR_LINE)
             self._ended.set()
 
     def _on_change(self, boot: BootSnapshot) -> None:
         with self._lock:
             if boot.phase is Phase.DRAINING and self._live:
-                self._out.write("Finishing the running requests; press Ctrl-C again to exit at once.\n")
-                self._out.flush()
+                self._write("Finishing the running requests; press Ctrl-C again to exit at once.\n")
             if self._ended.is_set():
                 return
             if self._live:
                 self._finish_lines(boot)
             if boot.phase is Phase.READY and self._shows_example:
-                self._out.write(self._example(boot))
-                self._out.flush()
+                self._write(self._example(boot))
             if boot.phase not in BOOT_PHASES:
                 self._ended.set()
 
@@ -74,17 +72,22 @@ class BootProgress:
                 if not self._ended.is_set() and boot.phase in BOOT_PHASES:
                     detail = reading(boot) if boot.phase is Phase.LOADING_WEIGHTS else ""
                     seconds = boot.seconds[boot.phase]
-                    self._out.write(CLEAR_LINE + phase_line("…", boot.phase, seconds, detail or boot.message))
-                    self._out.flush()
+                    self._write(CLEAR_LINE + phase_line("…", boot.phase, seconds, detail or boot.message))
 
     def _finish_lines(self, boot: BootSnapshot) -> None:
-        self._out.write(CLEAR_LINE)
+        lines = CLEAR_LINE
         for phase, seconds in boot.seconds.items():
             if phase is not boot.phase and phase not in self._shown:
                 self._shown.add(phase)
                 detail = reading(boot) if phase is Phase.LOADING_WEIGHTS else ""
-                self._out.write(phase_line("✓", phase, seconds, detail) + "\n")
-        self._out.flush()
+                lines += phase_line("✓", phase, seconds, detail) + "\n"
+        self._write(lines)
+
+    def _write(self, text: str) -> None:
+        """The output may be a pipe that nobody reads any more, or a full disk: the server goes on."""
+        with suppress(OSError):
+            self._out.write(text)
+            self._out.flush()
 
     def _example(self, boot: BootSnapshot) -> str:
         host = "127.0.0.1" if self._config.host in ("0.0.0.0", "::") else self._config.host  # noqa: S104

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
+from contextlib import suppress
+
+import pytest
 
 from millstream.boot_progress import BootProgress
 from millstream_runtime.boot import BootLedger, BootSnapshot, Phase, measure_process_age_seconds
@@ -67,6 +71,24 @@ def test_the_view_ends_with_an_address_and_a_request_to_paste() -> None:
         assert '"model": "tiny"' in text
         assert ("✓ LoadingWeights" in text) is live
         assert ("\x1b" in text) is live
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_an_output_that_nobody_reads_any_more_ends_no_boot(live: bool) -> None:
+    """As of `millstream serve … 2>&1 | head`: what follows the ledger runs where the engine's events are read."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    ledger, seen = BootLedger(0.0), list[Phase]()
+    with open(writer, "w", encoding="utf-8") as out:  # noqa: PTH123 - a descriptor
+        view = BootProgress(ledger, CONFIG, 8123, out, live=live)
+        ledger.subscribe(lambda boot: seen.append(boot.phase))
+        for phase in (Phase.LOADING_WEIGHTS, Phase.READY, Phase.DRAINING):
+            ledger.enter(phase)
+        view.close()
+        with suppress(BrokenPipeError):
+            out.flush()  # what is left in the buffer
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writer)
+    assert seen == [Phase.LOADING_WEIGHTS, Phase.READY, Phase.DRAINING]
 
 
 def test_the_view_of_a_failed_boot_promises_nothing() -> None:
