@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from millstream_runtime.server.http import limits
 from millstream_runtime.server.http.api_errors import too_many_large_bodies
 
-Grow = Callable[[int], None]
+CountBytes = Callable[[int], None]
 """Is given the bytes of each further piece of a body. Raises ApiError: 503, there is no room for it."""
 
 
@@ -29,11 +29,11 @@ class BodyMemory:
         self._most_bytes = most_bytes
 
     @contextmanager
-    def of_one(self) -> Iterator[Grow]:
+    def of_one(self) -> Iterator[CountBytes]:
         """A context for one body, whose bytes count until its end."""
         size_bytes = counted_bytes = 0
 
-        def grow(num_bytes: int) -> None:
+        def count_bytes(num_bytes: int) -> None:
             nonlocal size_bytes, counted_bytes
             size_bytes += num_bytes
             more_bytes = max(0, size_bytes - limits.LARGE_BODY_BYTES) - counted_bytes
@@ -43,6 +43,6 @@ class BodyMemory:
             counted_bytes += more_bytes
 
         try:
-            yield grow
+            yield count_bytes
         finally:
             self.used_bytes -= counted_bytes

@@ -29,7 +29,7 @@ from millstream_runtime.server.http.api_errors import (
     invalid_json,
     not_an_object,
 )
-from millstream_runtime.server.http.body_memory import BodyMemory, Grow
+from millstream_runtime.server.http.body_memory import BodyMemory, CountBytes
 from millstream_runtime.server.http.disconnect import ClientDisconnectedError
 from millstream_runtime.server.http.limits import LARGE_BODY_BYTES
 
@@ -44,8 +44,8 @@ async def model_of_request(
         ClientDisconnectedError: the client disconnected before the end of the body.
         HTTPException: 413, from a `receive` that enforces the body cap.
     """
-    with memory.of_one() as grow:
-        body = await _whole_body(receive, grow)
+    with memory.of_one() as count_bytes:
+        body = await _whole_body(receive, count_bytes)
         if not body or not _is_json(scope["headers"]):
             raise not_an_object()
         try:
@@ -94,14 +94,14 @@ def ranges_of(model: type[BaseModel]) -> Mapping[str, Range]:
     }
 
 
-async def _whole_body(receive: Receive, grow: Grow) -> bytes:
+async def _whole_body(receive: Receive, count_bytes: CountBytes) -> bytes:
     pieces = []
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnectedError
         pieces.append(message.get("body", b""))
-        grow(len(pieces[-1]))
+        count_bytes(len(pieces[-1]))
         if not message.get("more_body", False):
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 

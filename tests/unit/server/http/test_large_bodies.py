@@ -97,13 +97,13 @@ def test_half_sent_bodies_hold_bounded_memory_and_no_small_request_up(
 
 def test_what_a_body_held_is_free_once_it_is_parsed_or_refused() -> None:
     memory = BodyMemory(1000)
-    with memory.of_one() as grow:
-        grow(LARGE_BODY_BYTES + 600)
-        with memory.of_one() as grow_other:
-            grow_other(LARGE_BODY_BYTES)
-            grow_other(400)
+    with memory.of_one() as count_bytes:
+        count_bytes(LARGE_BODY_BYTES + 600)
+        with memory.of_one() as count_other:
+            count_other(LARGE_BODY_BYTES)
+            count_other(400)
             with pytest.raises(ApiError, match="as many large request bodies as it may"):
-                grow_other(1)
+                count_other(1)
             assert memory.used_bytes == 1000
         assert memory.used_bytes == 600
     assert memory.used_bytes == 0
