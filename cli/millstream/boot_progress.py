@@ -84,7 +84,7 @@ class BootProgress:
         self._write(lines)
 
     def _write(self, text: str) -> None:
-        """The output may be a pipe that nobody reads any more, or a full disk: the server goes on."""
+        """The output may be a pipe without a reader, or a full disk: the server goes on."""
         with suppress(OSError):
             self._out.write(text)
             self._out.flush()
