@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import fields
 from enum import StrEnum
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from millstream_runtime.config import (
     AcceptanceRule,
@@ -43,19 +43,10 @@ def from_namespace(namespace: argparse.Namespace) -> RuntimeConfig:
     return RuntimeConfig(**given)
 
 
-def argument_parser(parser: argparse.ArgumentParser | None = None) -> argparse.ArgumentParser:
-    """Add every flag to `parser`, or to a fresh one that raises InvalidConfigError."""
-    parser = parser if parser is not None else _Parser(prog="millstream serve", allow_abbrev=False)
+def add_config_flags(parser: argparse.ArgumentParser) -> None:
+    """Add every flag to `parser`."""
     for add_flags in (_add_model_flags, _add_batch_flags, _add_memory_flags, _add_speculation_flags, _add_server_flags):
         add_flags(parser)
-    return parser
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse that raises one clear sentence instead of printing usage and leaving the process."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InvalidConfigError(f"{message} (see `millstream serve --help`).")
 
 
 def _add_model_flags(parser: argparse.ArgumentParser) -> None:

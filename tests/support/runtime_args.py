@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 
+from millstream.arguments import CommandLineParser
 from millstream_runtime.config import RuntimeConfig
-from millstream_runtime.config_flags import argument_parser, from_namespace
+from millstream_runtime.config_flags import add_config_flags, from_namespace
 
 
 def to_args(config: RuntimeConfig) -> list[str]:
@@ -20,4 +21,6 @@ def to_args(config: RuntimeConfig) -> list[str]:
 
 def from_args(argv: Sequence[str]) -> RuntimeConfig:
     """Parse flags as `millstream serve` does; raises InvalidConfigError for a bad one."""
-    return from_namespace(argument_parser().parse_args(list(argv)))
+    parser = CommandLineParser(prog="millstream serve", allow_abbrev=False)
+    add_config_flags(parser)
+    return from_namespace(parser.parse_args(list(argv)))

@@ -40,7 +40,7 @@ from millstream.bench.workload import (
     read_trace,
 )
 from millstream_runtime.config import RuntimeConfig
-from millstream_runtime.config_flags import argument_parser, from_namespace
+from millstream_runtime.config_flags import add_config_flags, from_namespace
 from millstream_runtime.errors import InvalidConfigError
 
 EXIT_NOTHING_MEASURED, EXIT_INTERRUPTED = 1, 130
@@ -259,7 +259,7 @@ def _parser() -> CommandLineParser:
     )
     _workload_flags(serve)
     offline = modes.add_parser("offline", allow_abbrev=False, help="load an engine in this process")
-    argument_parser(offline)
+    add_config_flags(offline)
     _workload_flags(offline)
     return parser
 

@@ -30,7 +30,7 @@ from millstream.manifest import config_from_manifest, model_root
 from millstream_runtime.boot import BootLedger
 from millstream_runtime.config import RuntimeConfig
 from millstream_runtime.config_files import read_boot
-from millstream_runtime.config_flags import argument_parser, from_namespace
+from millstream_runtime.config_flags import add_config_flags, from_namespace
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--live-config", type=Path, metavar="FILE", help="the live half as JSON: watched while the server runs"
     )
-    argument_parser(parser)
+    add_config_flags(parser)
     return parser.parse_args(list(argv))
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from millstream_runtime.config import BootConfig, SpeculationMethod
-from millstream_runtime.config_flags import argument_parser, from_namespace
 from millstream_runtime.engine.execution import draft_shard
 from millstream_runtime.errors import InvalidConfigError, RuntimeFailure
 from millstream_runtime.models.registry import expected_weights, load_model_config
 from tests.support.engines import MakeEngine, WriteModel
+from tests.support.runtime_args import from_args
 from tests.support.word_tokenizer import write_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -113,14 +113,12 @@ def test_an_architecture_that_the_runtime_does_not_run(refuse: Refuse, write_mod
 )
 def test_flags_that_do_not_fit(flags: list[str], message: str) -> None:
     with pytest.raises(InvalidConfigError) as found:
-        from_namespace(argument_parser().parse_args(["--model", "m", *flags]))
+        from_args(["--model", "m", *flags])
     assert message in found.value.message
 
 
 def test_flags_and_what_is_left_out_of_the_boot_file() -> None:
-    config = from_namespace(
-        argument_parser().parse_args(["--model", "m", "--speculation-method", "DraftModel", "--draft-model", "d"])
-    )
+    config = from_args(["--model", "m", "--speculation-method", "DraftModel", "--draft-model", "d"])
     assert (config.draft_tokens, config.draft_model) == (5, "d")
     assert config.boot.as_dict()["draft_model"] == "d"
     assert "draft_model" not in BootConfig(model="m", served_model_name="m").as_dict()

@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from millstream_runtime.config import SpeculationMethod
-from millstream_runtime.config_flags import argument_parser, from_namespace
 from millstream_runtime.engine.eagle import head_shard
 from millstream_runtime.engine.execution import draft_shard, shard
 from millstream_runtime.errors import FailureReason, InvalidConfigError, RuntimeFailure
 from tests.support.eagle_heads import WriteHead, to_speculators
 from tests.support.engines import MakeEngine, WriteModel
+from tests.support.runtime_args import from_args
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Refuse = Callable[..., str]
@@ -157,10 +157,8 @@ def test_norms_of_speculators(tmp_path: Path, refuse: Refuse, write_model: Write
 
 def test_several_ranks(changed: Callable[..., Path]) -> None:
     head = changed()
-    config = from_namespace(
-        argument_parser().parse_args(
-            ["--model", "m", "--speculation-method", "EAGLE", "--draft-model", str(head), "--tensor-parallel-size", "2"]
-        )
+    config = from_args(
+        ["--model", "m", "--speculation-method", "EAGLE", "--draft-model", str(head), "--tensor-parallel-size", "2"]
     )
     target = shard.ShardConfig(None, torch.device("cpu"), torch.float32, None)  # type: ignore[arg-type]
     with pytest.raises(RuntimeFailure) as found:
@@ -199,10 +197,10 @@ def test_no_memory_for_its_keys_and_states(
 )
 def test_flags_that_do_not_fit(flags: list[str], message: str) -> None:
     with pytest.raises(InvalidConfigError) as found:
-        from_namespace(argument_parser().parse_args(["--model", "m", *flags]))
+        from_args(["--model", "m", *flags])
     assert message in found.value.message
 
 
 def test_five_tokens_by_default() -> None:
     flags = ["--model", "m", "--speculation-method", "EAGLE", "--draft-model", "d"]
-    assert from_namespace(argument_parser().parse_args(flags)).draft_tokens == 5
+    assert from_args(flags).draft_tokens == 5
