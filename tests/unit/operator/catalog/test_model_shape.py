@@ -132,7 +132,7 @@ def test_the_language_model_of_a_model_with_a_vision_tower_is_read() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({}, "model_type is 'missing'"),
+        ({}, "model_type is missing"),
         ({"model_type": "mamba"}, "'mamba'"),
         ({"model_type": "llama"}, "hidden_size is missing"),
         ({"hidden_size": -1}, "hidden_size is -1"),
