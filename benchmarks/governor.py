@@ -4,21 +4,35 @@
     python -m benchmarks.governor --save    # also to results/governor.json
 
 Regret is the time with the governor over the time with the best fixed length, less one. The best is known only
-afterwards, so a governor that chooses per request may be below zero. The times of steps are a model of what was
-measured (see `governor_simulator.Costs`); no model runs.
+afterwards, so a governor that chooses per request may be below zero. No model runs: the times of steps are a model of
+what was measured (see `governor_simulator.Costs`), or were recorded (see `recorded_steps`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 from pathlib import Path
+from typing import Any
 
-from benchmarks.governor_simulator import DEMO_DRAFT, DEMO_NGRAM, ONE_CALL, Costs, Fixed, Phase, scenarios, simulate
+from benchmarks.governor_simulator import (
+    DEMO_DRAFT,
+    DEMO_NGRAM,
+    ONE_CALL,
+    Fixed,
+    Phase,
+    StepSeconds,
+    even,
+    scenarios,
+    simulate,
+)
+from benchmarks.recorded_steps import RecordedSteps, read
 from millstream_runtime.engine.speculation.governor import Governor
 
 RESULT = Path(__file__).parent / "results" / "governor.json"
-MOST = 4
+MOST, MOST_RECORDED = 4, 8
+RECORDED_ANSWERS, RECORDED_TOKENS = 100, 90  # per request at once: half a minute of decoding
 # Costs of steps, and whether drafts that are not checked can be compared with what comes, as those of n-grams are.
 SETTINGS = {
     "demo pair, n-grams": (DEMO_NGRAM, True),
@@ -27,19 +41,32 @@ SETTINGS = {
 }
 
 
-def measure(phases: list[Phase], costs: Costs, *, compares_unchecked: bool) -> dict[str, float]:
+def measure(
+    phases: list[Phase], costs: StepSeconds, governor: Governor, lengths: list[int], *, compares_unchecked: bool
+) -> dict[str, float]:
     """Return the seconds of each fixed length and of the governor, and what it lost to trials."""
-    fixed = [simulate(phases, Fixed(length), costs, MOST).seconds for length in range(MOST + 1)]
-    governor = Governor(MOST, compares_unchecked=compares_unchecked)
-    run = simulate(phases, governor, costs, MOST, compares_unchecked=compares_unchecked)
-    found = {f"fixed_{length}_seconds": round(seconds, 2) for length, seconds in enumerate(fixed)}
+    most = max(lengths)
+    fixed = {length: simulate(phases, Fixed(length), costs, most).seconds for length in lengths}
+    run = simulate(phases, governor, costs, most, compares_unchecked=compares_unchecked)
+    found = {f"fixed_{length}_seconds": round(seconds, 2) for length, seconds in fixed.items()}
     return found | {
         "governor_seconds": round(run.seconds, 2),
-        "regret": round(run.seconds / min(fixed) - 1, 4),
+        "regret": round(run.seconds / min(fixed.values()) - 1, 4),
         "speedup_over_off": round(fixed[0] / run.seconds, 3),
         "exploration_share": round(governor.stats().exploration_seconds / run.seconds, 4),
         "flips": governor.stats().flips,
     }
+
+
+def measure_recorded(recorded: RecordedSteps, seed: int = 1) -> dict[str, float]:
+    """The same with recorded steps, behind the warm-up that an engine gives its governor."""
+    rng, size = random.Random(seed), recorded.num_requests
+    answers = [even(recorded.acceptance, rng, RECORDED_TOKENS) for _ in range(RECORDED_ANSWERS * size)]
+    governor = Governor(MOST_RECORDED, compares_unchecked=recorded.is_free)
+    for length in (0, MOST_RECORDED, 1) * 5:
+        governor.observe_costs(size, size * length, recorded.at(length, rng))
+    lengths = [0, 1, 2, 4, MOST_RECORDED]
+    return measure([Phase(size, answers)], recorded, governor, lengths, compares_unchecked=recorded.is_free)
 
 
 def main() -> None:
@@ -47,19 +74,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
-    results = []
+    results: list[dict[str, Any]] = []
     for setting, (costs, compares_unchecked) in SETTINGS.items():
         for scenario, phases in scenarios().items():
-            found = measure(phases, costs, compares_unchecked=compares_unchecked)
-            results.append({"setting": setting, "scenario": scenario, **found})
-            regret, trials = 100 * found["regret"], 100 * found["exploration_share"]
-            gain = found["speedup_over_off"]
-            print(
-                f"{setting:40}{scenario:28}regret {regret:6.1f} %  over off {gain:5.2f}  trials {trials:4.2f} %",
-                flush=True,
-            )
+            governor, lengths = Governor(MOST, compares_unchecked=compares_unchecked), [*range(MOST + 1)]
+            found = measure(phases, costs, governor, lengths, compares_unchecked=compares_unchecked)
+            results.append({"setting": setting, "scenario": scenario, "max_draft_tokens": MOST, **found})
+            _print(results[-1])
+    for recorded in read():
+        found = measure_recorded(recorded)
+        results.append(
+            {"setting": "recorded steps", "scenario": recorded.name, "max_draft_tokens": MOST_RECORDED, **found}
+        )
+        _print(results[-1])
     if args.save:
-        RESULT.write_text(json.dumps({"max_draft_tokens": MOST, "results": results}, indent=1) + "\n")
+        RESULT.write_text(json.dumps({"results": results}, indent=1) + "\n")
+
+
+def _print(found: dict[str, Any]) -> None:
+    regret, trials, gain = 100 * found["regret"], 100 * found["exploration_share"], found["speedup_over_off"]
+    print(
+        f"{found['setting']:40}{found['scenario']:28}"
+        f"regret {regret:6.1f} %  over off {gain:5.2f}  trials {trials:4.2f} %",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

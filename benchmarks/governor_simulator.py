@@ -10,13 +10,20 @@ import random
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from millstream_runtime.engine.scheduling.scheduler import MOST_STEP_DRAFTS
 from millstream_runtime.engine.speculation.governor import DraftLengths
 
 Answer = Seq[bool]
 K = TypeVar("K", bound=Hashable)
+
+
+class StepSeconds(Protocol):
+    """What steps take."""
+
+    def seconds(self, num_decodes: int, lengths: Seq[int], rng: random.Random) -> float:
+        """Return what one step takes. `lengths`: of its checks."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,7 @@ class Costs:
     slow_share: float = 0.01  # steps that another process makes three times as long
 
     def seconds(self, num_decodes: int, lengths: Seq[int], rng: random.Random) -> float:
-        """Return what one step takes. `lengths`: of its checks."""
+        """See `StepSeconds.seconds`."""
         rows = sum(lengths)
         exact = self.base_ms + self.decode_ms * num_decodes + self.draft_ms * max(lengths, default=0)
         others = min(max(len(lengths) - 1, 0), 3)
@@ -110,7 +117,7 @@ class _Live:
 def simulate(
     phases: Iterable[Phase],
     choice: DraftLengths,
-    costs: Costs,
+    costs: StepSeconds,
     max_draft_tokens: int,
     *,
     compares_unchecked: bool = True,
@@ -135,7 +142,7 @@ def _step(
     run: Run,
     live: dict[int, _Live],
     choice: DraftLengths,
-    costs: Costs,
+    costs: StepSeconds,
     most: int,
     compares_unchecked: bool,
     rng: random.Random,

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from benchmarks.governor import measure_recorded
 from benchmarks.governor_simulator import (
     BUSY_DRAFT,
     DEMO_DRAFT,
@@ -18,6 +19,7 @@ from benchmarks.governor_simulator import (
     scenarios,
     simulate,
 )
+from benchmarks.recorded_steps import RecordedSteps, read
 from millstream_runtime.engine.scheduling.scheduler import MOST_STEP_DRAFTS
 from millstream_runtime.engine.speculation.governor import Governor
 
@@ -66,6 +68,13 @@ def test_it_finds_long_drafts_though_steps_vary_by_a_third(batch: int) -> None:
         took, best = took + run.seconds, best + min(fixed)
         assert governor.stats().exploration_seconds <= 0.01 * run.seconds
     assert best >= 0.9 * took
+
+
+@pytest.mark.parametrize("recorded", read(), ids=lambda one: one.name)
+def test_with_recorded_steps_of_a_machine_with_other_work_it_is_near_the_best_length(recorded: RecordedSteps) -> None:
+    found = [measure_recorded(recorded, seed) for seed in (1, 2, 3)]
+    assert sum(one["regret"] for one in found) / len(found) <= MOST_REGRET
+    assert all(one["exploration_share"] <= 0.012 for one in found)
 
 
 @pytest.mark.parametrize("first", ["creative", "own text"])
