@@ -13,6 +13,7 @@ training that was stopped goes on where it was. `--evaluate` only measures exist
     batches.py           rows of token ids and labels, mixed from the streams
     recipe.py            the two shapes and every hyper-parameter
     optimizer.py         Muon and AdamW
+    layer_dropping.py    a start with fewer layers than it was trained with
     train.py             the loop
     checkpoints.py       how it goes on after a stop
     evaluate.py          exact answers and draft agreement on questions that training never saw
@@ -29,9 +30,10 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -42,6 +44,7 @@ from hack.training.corpus.documents import Corpus
 from hack.training.corpus.sources import SOURCES
 from hack.training.evaluate import evaluate, load
 from hack.training.export import export
+from hack.training.layer_dropping import drop_layers
 from hack.training.recipe import DRAFT, ROW_TOKENS, TARGET, Recipe
 from hack.training.slice_evaluation import evaluate_slices
 from hack.training.train import Run, train
@@ -60,30 +63,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--target-steps", type=int, default=TARGET.steps, help="instead of the recipe's, to try out")
     parser.add_argument("--draft-steps", type=int, default=DRAFT.steps, help="instead of the recipe's, to try out")
     parser.add_argument("--start", type=Path, help="folder with a pair to go on from, with its tokenizer")
+    parser.add_argument(
+        "--draft-only", action="store_true", help="train the draft for the target that is in --out, which stays"
+    )
     options = parser.parse_args(arguments)
     if not options.evaluate:
         steps = {TARGET.name: options.target_steps, DRAFT.name: options.draft_steps}
-        _train(options.out, options.checkpoints, options.start, steps)
+        _train(
+            options.out, options.checkpoints, options.start, steps, (DRAFT,) if options.draft_only else (TARGET, DRAFT)
+        )
     _evaluate(options.out)
 
 
-def _train(out: Path, folder: Path, start: Path | None, steps: dict[str, int]) -> None:
+def _train(out: Path, folder: Path, start: Path | None, steps: dict[str, int], recipes: Sequence[Recipe]) -> None:
     torch.set_flush_denormal(True)  # averages of rare gradients fade into denormal numbers, which are slow
     text = read_training_text(None if start is None else load(start / TARGET.name)[1])
     held_out.write(out / held_out.NAME, text.corpus.held_out)
-    for recipe in (TARGET, DRAFT):
+    for recipe in recipes:
         teacher = load(out / TARGET.name)[0] if recipe is DRAFT else None
         run = Run(
             steps=steps[recipe.name],
             checkpoint=folder / f"{recipe.name}.safetensors",
             fingerprint=text.fingerprint(recipe) + _sha256(start, recipe),
-            start=None if start is None else load(start / recipe.name)[0],
+            start=None if start is None else drop_layers(load(start / recipe.name)[0], recipe.num_hidden_layers),
             teacher=teacher,
             watch=partial(_watch, teacher, text.tokenizer, out),
         )
         model, seconds = train(recipe, text.batches(recipe, run.steps), run)
         export(model, text.tokenizer, out / recipe.name)
-        _record(out, recipe, run.steps, seconds, text.corpus, _sha256(start, recipe))
+        _record(out, recipe, run.steps, seconds, text.corpus, _began_with(start, recipe))
 
 
 def _watch(teacher: LlamaForCausalLM | None, tokenizer: Tokenizer, out: Path, model: LlamaForCausalLM) -> str:
@@ -108,7 +116,17 @@ def _sha256(start: Path | None, recipe: Recipe) -> str:
     return hashlib.sha256((start / recipe.name / "model.safetensors").read_bytes()).hexdigest()
 
 
-def _record(out: Path, recipe: Recipe, steps: int, seconds: float, corpus: Corpus, start_sha256: str) -> None:
+def _began_with(start: Path | None, recipe: Recipe) -> dict[str, Any]:
+    """What `training.json` says of the weights that a training begins with."""
+    found: dict[str, Any] = {"start_sha256": _sha256(start, recipe)}
+    if start is not None:
+        found["start_layers"] = json.loads((start / recipe.name / "config.json").read_text())["num_hidden_layers"]
+    return found
+
+
+def _record(
+    out: Path, recipe: Recipe, steps: int, seconds: float, corpus: Corpus, began_with: Mapping[str, Any]
+) -> None:
     record = {
         "steps": steps,
         "rows": recipe.rows,
@@ -117,7 +135,7 @@ def _record(out: Path, recipe: Recipe, steps: int, seconds: float, corpus: Corpu
         "adam_rate": recipe.adam_rate,
         "seconds": round(seconds),
         "device": card.device_name(),
-        "start_sha256": start_sha256,
+        **began_with,
         "corpus_sha256": corpus.sha256,
         "sources": [
             {

@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
@@ -60,7 +61,7 @@ def write(
     (out / DRAFT.name / "README.md").write_text(
         _head(
             DRAFT,
-            f"The draft of {TARGET.name}: the same tokenizer, a quarter of its size, and no code in its training.",
+            f"The draft of {TARGET.name}: the same tokenizer, a sixth of its size, and no code in its training.",
         )
         + _training(out, DRAFT, draft)
         + _measured(evaluation.draft_perplexity, evaluation.draft_exact_percent, evaluation)
@@ -128,11 +129,13 @@ def _distilled(recipe: Recipe) -> str:
     return f" From {recipe.distil_from:.0%} of the steps on it learns the distributions of {TARGET.name}."
 
 
-def _start(record: Mapping[str, str], recipe: Recipe) -> str:
+def _start(record: Mapping[str, Any], recipe: Recipe) -> str:
     if not record["start_sha256"]:
         return ""
+    dropped = record.get("start_layers", recipe.num_hidden_layers) != recipe.num_hidden_layers
+    layers = f"{recipe.num_hidden_layers} of the {record['start_layers']} layers" if dropped else "the weights"
     return (
-        " It began with the weights of an earlier training (sha256 "
+        f" It began with {layers} of an earlier training (sha256 "
         f"`{record['start_sha256'][:16]}…`) and its tokenizer, at {recipe.continued_rate:g} of these rates."
     )
 
