@@ -101,6 +101,9 @@ def _size_problem(target: ModelShape, draft: ModelShape) -> str | None:
     if draft_bytes <= target_bytes:
         return None
     return (
-        f"the weights of speculation.draftModel take {draft_bytes / 1e9:.2f} GB, more than the target's "
-        f"{target_bytes / 1e9:.2f} GB"
+        f"the weights of speculation.draftModel take {_size(draft_bytes)}, more than the target's {_size(target_bytes)}"
     )
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"

@@ -107,7 +107,7 @@ def test_a_request_of_memory_covers_both() -> None:
             SMALL,
             CHAT,
             {},
-            "The weights of speculation.draftModel take 0.03 GB, more than the target's 0.01 GB: name a smaller model",
+            "The weights of speculation.draftModel take 25.7 MB, more than the target's 4.2 MB: name a smaller model",
         ),
         (
             CHAT,
